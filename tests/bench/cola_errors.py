@@ -92,9 +92,7 @@ class Watched(TorchCarrier):
         fit = models.fit
 
         def fit_all(
-            pairs: Mapping[str, torch.Tensor],
-            rows: Sequence[RowsOfUser] = (),
-            blocks: Collection[int] | None = None,
+            pairs: Mapping[str, torch.Tensor], rows: Sequence[RowsOfUser] = (), blocks: Collection[int] | None = None
         ) -> None:
             fit(pairs, rows, blocks)
             for shadow in self.shadows.values():

@@ -137,14 +137,7 @@ class Step:
         self._nodes = {node: NodeExecutor(self.plan, node, job, model, None) for node in nodes}
         self._nodes[HOST].offloading.keep_on_disk(folder, {"node": HOST})
         turn = Turn(
-            index=0,
-            kind=StepKind.TRAIN,
-            owner=OWNER,
-            round=0,
-            first_seq=0,
-            num_items=2,
-            first_step=0,
-            first_batch=0,
+            index=0, kind=StepKind.TRAIN, owner=OWNER, round=0, first_seq=0, num_items=2, first_step=0, first_batch=0
         )
         for executor in self._nodes.values():
             executor.grant(turn)

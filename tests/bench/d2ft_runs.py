@@ -189,10 +189,7 @@ def hetero_busy_spread(folder: Path, *, model: Path, train: Path, sizes: Sizes) 
     # a run that gathers gradient scores keeps whole graphs of all micro-batches
     boards = tuple(dataclasses.replace(board, memory_bytes=3 << 30) for board in layout.boards)
     layout = dataclasses.replace(layout, boards=boards)
-    jobs = [
-        BoardJob("balanced", 10, {**AT_60, "balance": True}, turns=2),
-        BoardJob("equal-counts", 10, AT_60, turns=2),
-    ]
+    jobs = [BoardJob("balanced", 10, {**AT_60, "balance": True}, turns=2), BoardJob("equal-counts", 10, AT_60, turns=2)]
     small = sizes._replace(rows=max(1, sizes.rows // 2))
     balanced, equal = on_layout(layout, folder, jobs, model=model, train=train, sizes=small)
     return {

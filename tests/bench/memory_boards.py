@@ -126,12 +126,7 @@ def _written(folder: Path, text: str) -> Path:
 
 @contextmanager
 def boards(
-    case: Case,
-    folder: Path,
-    sizes: Mapping[str, int] | None = None,
-    *,
-    are_told: bool = True,
-    count: int = NUM_BOARDS,
+    case: Case, folder: Path, sizes: Mapping[str, int] | None = None, *, are_told: bool = True, count: int = NUM_BOARDS
 ) -> Iterator[tuple[Testbed, MemoryWatch]]:
     """Boards with fresh, idle agents, which are watched.
 

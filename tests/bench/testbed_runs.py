@@ -293,8 +293,7 @@ def planner_over_even(folder: Path, *, model: Path, train: Path, steps: int = 16
             like = profile.nodes[0]
             nodes = tuple(
                 dataclasses.replace(
-                    node,
-                    **{name: getattr(like, name) for name in ("hardware", "work_times", *BLOCK_TIMES)},
+                    node, **{name: getattr(like, name) for name in ("hardware", "work_times", *BLOCK_TIMES)}
                 )
                 for node in profile.nodes
             )

@@ -21,7 +21,7 @@ IN_ORDER: Final[list[Feature]] = [
 IN_FLIGHT: Final[list[Feature]] = [*PIPEADAPTER, *SUBNETS_IN_FLIGHT, *INITIAL_IN_FLIGHT]
 """What trains with several items in flight: the reference depends on the split."""
 WITHOUT_REFERENCE: Final[list[Feature]] = [
-    *(*FROZEN_WAYS, *VELORA_IN_FLIGHT, *OVERLAP_AND_INTERVAL, *USERS_IN_ANY_TIMING),
+    *(*FROZEN_WAYS, *VELORA_IN_FLIGHT, *OVERLAP_AND_INTERVAL, *USERS_IN_ANY_TIMING)
 ]
 """What is only compared with itself: other splits, timings, checkpoints, blocks that run again."""
 ALL: Final[list[Feature]] = [*IN_ORDER, *IN_FLIGHT, *WITHOUT_REFERENCE]

@@ -111,10 +111,7 @@ INITIAL = [
     ),
     Feature(
         **initial(
-            "initial/velora",
-            changes={"owners": ("a", "b")},
-            plan=planned(velora=ADAPTER_DOWN),
-            reference=literally,
+            "initial/velora", changes={"owners": ("a", "b")}, plan=planned(velora=ADAPTER_DOWN), reference=literally
         )
     ),
     Feature(

@@ -14,18 +14,7 @@ from ringtune.schedule.placement import ActivationCacheSettings
 from ringtune.schedule.saved_activations import INITS, Velora
 from ringtune.schedule.turns import StartPoint
 from ringtune.schedule.units import Range
-from tests.features.feature import (
-    ONE,
-    PRIVATE,
-    SPLITS,
-    Feature,
-    Run,
-    Wanted,
-    carry_out,
-    inputs,
-    on_one_node,
-    planned,
-)
+from tests.features.feature import ONE, PRIVATE, SPLITS, Feature, Run, Wanted, carry_out, inputs, on_one_node, planned
 from tests.features.models import of_family
 from tests.support import reference
 from tests.support.literal_velora import every_layer, make_literal

@@ -201,13 +201,7 @@ FUSED = (
     "linear[attn_matrices=['q']]|mlp[attn_matrices=['v'],hidden=8]|mlp[selfattn_lora=False,output_lora=True,hidden=4]"
 )
 BY_BLOCK = "seq_bn|linear[leave_out=[0]]|mlp[leave_out=[1,2,3],hidden=8]"
-MIXTURES = [
-    ("bert", LINEAR_MLP),
-    ("bert", LORA_LINEAR),
-    ("gpt2", FUSED),
-    ("gpt2", LORA_LINEAR),
-    ("llama", BY_BLOCK),
-]
+MIXTURES = [("bert", LINEAR_MLP), ("bert", LORA_LINEAR), ("gpt2", FUSED), ("gpt2", LORA_LINEAR), ("llama", BY_BLOCK)]
 TASK_OF_ADAPTERS = {
     "bert": "sequence-classification",
     "gpt2": "causal-lm",

@@ -386,11 +386,7 @@ USERS = [
 USERS_IN_ANY_TIMING = [
     users("-timing/overlap", ON_THEIR_OWN | {"overlap": True}, {}, local_iterations=4),
     users(
-        "-timing/rounded",
-        ON_THEIR_OWN | {"interval": 3, "pairs": "bfloat16"},
-        {},
-        method="ringada",
-        dtype="float32",
+        "-timing/rounded", ON_THEIR_OWN | {"interval": 3, "pairs": "bfloat16"}, {}, method="ringada", dtype="float32"
     ),
     users(
         "-timing/velora",

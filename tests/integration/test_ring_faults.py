@@ -68,11 +68,7 @@ def forged_at(seq: int) -> Callable[[ring_pb2.FrameHeader], list[bytes]]:
         if header.seq != seq or forged:
             return []
         good = Hello(
-            run_id=header.run_id,
-            placement_number=header.placement_number,
-            source="a",
-            digest="",
-            wire_dtype="float64",
+            run_id=header.run_id, placement_number=header.placement_number, source="a", digest="", wire_dtype="float64"
         )
         for forger in (good, replace(good, run_id=OTHER_RUN), replace(good, source="b")):
             forged.extend(forged_tensor(forger))

@@ -18,14 +18,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Range
 from ringtune.techniques.offload import helped
 from sim.prediction import predict
-from sim.what_if import (
-    add_node,
-    change_all,
-    drop_from_plan,
-    drop_from_profile,
-    split_change,
-    with_speed,
-)
+from sim.what_if import add_node, change_all, drop_from_plan, drop_from_profile, split_change, with_speed
 from tests.support import plans
 from tests.support.cases import cases
 from tests.support.moves import moving, moving_at_random

@@ -20,14 +20,7 @@ from tests.support.moves import slices_of
 from tests.support.plans import changed
 from tests.support.recovering_ring import RecoveringRing
 from tests.support.resumed import holder_of, rebuilt, run, same_bits
-from tests.support.torch_ring import (
-    Case,
-    TorchCarrier,
-    distance,
-    make_executor,
-    reference_of,
-    write_inputs,
-)
+from tests.support.torch_ring import Case, TorchCarrier, distance, make_executor, reference_of, write_inputs
 
 RING = (("c", 0, 1), ("e", 1, 3), ("f", 3, 4))
 REPLICAS = (("c", 0, 1), ("e", 1, 3, 1), ("f", 1, 3, 1), ("g", 3, 4))

@@ -159,10 +159,7 @@ def test_new_operation_is_traced_and_replayed(tmp_path: Path, half: Op, lowered:
     assert {event["cat"] for event in events if event["name"].startswith("partial forward ")} == {"partial forward"}
     recording = read_trace(path, 4)
     again = predict(
-        plan,
-        profile_of(plan, links=all_pairs(plan.nodes, 1e5, 0.01)),
-        samples=recording.samples,
-        same_run=True,
+        plan, profile_of(plan, links=all_pairs(plan.nodes, 1e5, 0.01)), samples=recording.samples, same_run=True
     )
     assert again.wall_s == pytest.approx(run.wall_s, rel=1e-5)
 

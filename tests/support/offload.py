@@ -80,12 +80,7 @@ def side(folder: Path, job: Job, *, offloads: bool, with_signs: bool = False) ->
         skeleton = build_skeleton(folder, job)
     with SafetensorsFiles(folder) as files:
         materialise(
-            skeleton,
-            files,
-            blocks=range(NUM_BLOCKS),
-            with_embedding=False,
-            dtype=DTYPES[job.model.dtype],
-            device=CPU,
+            skeleton, files, blocks=range(NUM_BLOCKS), with_embedding=False, dtype=DTYPES[job.model.dtype], device=CPU
         )
     if offloads:
         check_config(job.adapter.config, skeleton, dropout=job.train.dropout)

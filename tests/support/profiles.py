@@ -67,12 +67,7 @@ def model_of(plan: Plan, *, digest: str = "d" * 64) -> ModelFacts:
 
 
 def node(
-    plan: Plan,
-    name: str,
-    *,
-    times: Mapping[Work, float] = TIMES,
-    memory_bytes: int = 10**9,
-    tokens: float = 0.0,
+    plan: Plan, name: str, *, times: Mapping[Work, float] = TIMES, memory_bytes: int = 10**9, tokens: float = 0.0
 ) -> NodeFacts:
     """A node with constant times, and the rows that the plan says."""
     owner = plan.owner(name)

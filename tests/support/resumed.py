@@ -15,13 +15,7 @@ from sim.ring import RingResult, VirtualRing
 from tests.support.torch_ring import Case, TorchCarrier, make_carrier, shard_metadata
 
 
-def run(
-    plan: Plan,
-    carrier: TorchCarrier,
-    seed: int,
-    *,
-    start: StartPoint | None = None,
-) -> RingResult:
+def run(plan: Plan, carrier: TorchCarrier, seed: int, *, start: StartPoint | None = None) -> RingResult:
     """Run with random delays."""
     rng = random.Random(seed)
     return VirtualRing(

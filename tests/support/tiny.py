@@ -30,13 +30,7 @@ def vocabulary() -> tuple[str, ...]:
 
 
 def write_model(
-    folder: Path,
-    *,
-    num_blocks: int = 4,
-    hidden_size: int = 32,
-    num_heads: int = 4,
-    seed: int = 0,
-    prefix: bool = False,
+    folder: Path, *, num_blocks: int = 4, hidden_size: int = 32, num_heads: int = 4, seed: int = 0, prefix: bool = False
 ) -> Path:
     """Write a random BERT (config, safetensors, tokenizer) that ``AutoModel`` and ``AutoTokenizer`` load.
 

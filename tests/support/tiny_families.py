@@ -28,13 +28,7 @@ _BERT = {
     "initializer_range": 0.3,
     "pad_token_id": 0,
 }
-_LLAMA = {
-    **_BERT,
-    "num_key_value_heads": 2,
-    "tie_word_embeddings": True,
-    "bos_token_id": 2,
-    "eos_token_id": 3,
-}
+_LLAMA = {**_BERT, "num_key_value_heads": 2, "tie_word_embeddings": True, "bos_token_id": 2, "eos_token_id": 3}
 # model_type -> (class prefix of transformers, key of the number of blocks, configuration)
 _SPECS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("Bert", "num_hidden_layers", _BERT),

@@ -13,13 +13,7 @@ from ringtune.schedule.course import ALONE, COLLABORATION, JOINT, Course, Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner, UserRows
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
-from ringtune.techniques.offload import (
-    UserRowUse,
-    helped,
-    rows_by_user,
-    rows_of_users,
-    uses_of_users,
-)
+from ringtune.techniques.offload import UserRowUse, helped, rows_by_user, rows_of_users, uses_of_users
 from tests.support.cases import cases
 from tests.support.plans import changed, make_plan
 

@@ -141,14 +141,7 @@ def test_evaluation_of_a_busy_coordinator_starts_nothing(tmp_path: Path) -> None
         cluster.server.coordinator.run(RunRequest(job=job(), plan_only=False, num_nodes=1, join_s=5.0))
         assert cluster.agents["a"].granted.wait(CALL_S)
         with pytest.raises(BusyError, match=r"drives run .* \(training\)"):
-            evaluate_on_ring(
-                run,
-                tmp_path / "rows.csv",
-                cluster.server.address,
-                join_s=1.0,
-                model=None,
-                insecure=False,
-            )
+            evaluate_on_ring(run, tmp_path / "rows.csv", cluster.server.address, join_s=1.0, model=None, insecure=False)
         assert [member.node for member in cluster.server.coordinator.living()] == ["a"]
 
 

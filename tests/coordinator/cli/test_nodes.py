@@ -59,9 +59,7 @@ def ask(server: CoordinatorServer, *words: str, code: int = 0, trust: Path | Non
     """What ``ringtune nodes`` with further words prints."""
     with speaking_as(None):
         asked = CliRunner().invoke(
-            cli.app,
-            ["nodes", *words, "--coordinator", server.address],
-            env={VARIABLE: str(trust) if trust else ""},
+            cli.app, ["nodes", *words, "--coordinator", server.address], env={VARIABLE: str(trust) if trust else ""}
         )
     assert asked.exit_code == code, asked.output
     return asked.output

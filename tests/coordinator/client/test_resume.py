@@ -171,10 +171,7 @@ def test_run_whose_shards_are_all_damaged_does_not_begin_anew(stopped: Path) -> 
 
 def test_run_names_the_nodes_that_it_can_not_go_on_without(stopped: Path) -> None:
     """Others can't stand in for them: the shards are on their disks."""
-    with (
-        FakeCluster("a", "c") as cluster,
-        pytest.raises(DeadlineError, match="for node b: the run needs its nodes"),
-    ):
+    with FakeCluster("a", "c") as cluster, pytest.raises(DeadlineError, match="for node b: the run needs its nodes"):
         run(cluster, stopped, resume=find_resume(stopped, JOB, print), join_s=0.5)
 
 

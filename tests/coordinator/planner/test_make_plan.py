@@ -230,11 +230,7 @@ def test_initiators_follow_the_best_links() -> None:
 
 BF16, INT8 = FrozenWeights(dtype="bfloat16"), FrozenWeights(dtype="int8")
 LARGE = dataclasses.replace(
-    MODEL,
-    block_bytes=4_000_000,
-    block_matrix_params=990_000,
-    block_matrix_rows=1_000,
-    largest_matrix_params=10_000,
+    MODEL, block_bytes=4_000_000, block_matrix_params=990_000, block_matrix_rows=1_000, largest_matrix_params=10_000
 )
 
 

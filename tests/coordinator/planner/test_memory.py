@@ -374,10 +374,7 @@ def test_refusals_name_auto_where_it_would_fit() -> None:
 def test_velora_that_does_not_fit_the_model_is_refused() -> None:
     """Layers that the model lacks, and more parts than an input has values."""
     rows: list[tuple[dict[str, Any], str]] = [
-        (
-            {"velora__layers": ["gate"]},
-            "velora.layers has 'gate', which does not train in this model with adapter",
-        ),
+        ({"velora__layers": ["gate"]}, "velora.layers has 'gate', which does not train in this model with adapter"),
         (
             {"velora__parts": 99999},
             f"velora.parts is 99999, but an input of query, key, value, down has {MODEL.hidden_size}",

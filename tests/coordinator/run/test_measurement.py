@@ -160,14 +160,7 @@ def test_measuring_stops_at_its_budget_and_says_what_it_assumes() -> None:
     now_s, answers = [0.0], list[measurement.LinkAnswer]()
     calls: Any = {name: Calls(name, answers) for name in names}
     measuring = measurement.LinkMeasurement(
-        members,
-        calls,
-        job(),
-        MODEL,
-        cache=LinkCache(),
-        put=answers.append,
-        budget_s=3.5,
-        now_s=lambda: now_s[0],
+        members, calls, job(), MODEL, cache=LinkCache(), put=answers.append, budget_s=3.5, now_s=lambda: now_s[0]
     )
     measuring.go_on()
     while not measuring.is_done:

@@ -19,12 +19,7 @@ from coordinator.screen.listing import status_json, status_lines
 from coordinator.screen.progress import Progress
 from coordinator.server.server import CoordinatorServer
 from ringtune import __version__, cli
-from ringtune.errors import (
-    BusyError,
-    InterruptedRunError,
-    PlanError,
-    RingTuneError,
-)
+from ringtune.errors import BusyError, InterruptedRunError, PlanError, RingTuneError
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.offload import helped
 from ringtune.v1 import control_pb2

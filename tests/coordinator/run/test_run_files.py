@@ -22,10 +22,7 @@ from coordinator.planner.make_plan import make_plan
 from coordinator.run.requests import RunRequest
 from coordinator.screen.progress import PlainProgress, Progress, report_lines
 from ringtune.costs.profile import Profile, Work
-from ringtune.errors import (
-    DataError,
-    IntegrityError,
-)
+from ringtune.errors import DataError, IntegrityError
 from ringtune.job.job import Job
 from ringtune.schedule.turns import Turn
 from ringtune.techniques.offload import helped

@@ -23,12 +23,7 @@ def to_shard(own: Parameters, optimizer: UnitOptimizers | None, head: bytes | No
 
 
 def load_shard(
-    data: bytes,
-    own: Parameters,
-    optimizer: UnitOptimizers | None,
-    metadata: dict[str, str],
-    *,
-    with_head: bool,
+    data: bytes, own: Parameters, optimizer: UnitOptimizers | None, metadata: dict[str, str], *, with_head: bool
 ) -> bytes | None:
     """Load the content of a shard's file; return the head in it."""
     head = shard_file.load_shard(Pieces.of(data), own, optimizer, metadata, with_head=with_head)

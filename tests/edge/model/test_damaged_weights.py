@@ -50,12 +50,7 @@ def _embed_all(folder: Path, job: Job) -> None:
     head = task.add(skeleton.model, ())
     with SafetensorsFiles(folder) as weights:
         materialise(
-            skeleton,
-            weights,
-            blocks=range(2),
-            with_embedding=True,
-            dtype=torch.float32,
-            device=torch.device("cpu"),
+            skeleton, weights, blocks=range(2), with_embedding=True, dtype=torch.float32, device=torch.device("cpu")
         )
         task.connect(skeleton, head, weights)
     owner = OwnerParts(skeleton, head, task, job.train)

@@ -48,8 +48,7 @@ def _saving(model_folder: Path, folder: Path, adapter: str) -> tuple[ring.HandRi
 
 
 @pytest.mark.parametrize(
-    ("adapter", "is_taken_away"),
-    [("seq_bn[ln_before=True]", False), ("mlp[hidden=4]", False), ("lora[r=2]", True)],
+    ("adapter", "is_taken_away"), [("seq_bn[ln_before=True]", False), ("mlp[hidden=4]", False), ("lora[r=2]", True)]
 )
 def test_each_user_gets_a_file_with_their_set_and_what_is_the_same_for_all(
     model_folder: Path, tmp_path: Path, adapter: str, is_taken_away: bool

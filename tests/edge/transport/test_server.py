@@ -14,11 +14,7 @@ import pytest
 from edge.transport import frames
 from edge.transport import server as ring_server
 from edge.transport.server import RingServicer
-from ringtune.errors import (
-    ConnectionFailedError,
-    DeadlineError,
-    RingTuneError,
-)
+from ringtune.errors import ConnectionFailedError, DeadlineError, RingTuneError
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.turns import turn_sequence
 from ringtune.transport.channels import Server

@@ -22,11 +22,7 @@ from tests.support.weights_parts import write_bert
 
 CONTENT = bytes(range(200))
 ENTRY = TensorEntry(
-    name="block.weight",
-    dtype="F32",
-    shape=(5, 10),
-    sha256=hashlib.sha256(CONTENT).hexdigest(),
-    sample=CONTENT[68:132],
+    name="block.weight", dtype="F32", shape=(5, 10), sha256=hashlib.sha256(CONTENT).hexdigest(), sample=CONTENT[68:132]
 )
 CONFIG = FileEntry(name="config.json", nbytes=2, sha256=hashlib.sha256(b"{}").hexdigest())
 MANIFEST = ModelManifest(tensors=(ENTRY,), files=(CONFIG,))

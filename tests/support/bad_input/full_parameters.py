@@ -16,11 +16,7 @@ def _hift(name: str, keys: str, *says: str, more: str = "") -> Case:
     """A job of HiFT with these keys in its section, and other sections."""
     text = BASE_JOB.replace("rounds = 1\n", _METHOD) + f"[hift]\n{keys}\n{more}"
     return Case(
-        name=f"hift: {name}",
-        arguments=PLAN,
-        code=5,
-        says=says,
-        prepare=lambda place: place.write("job.toml", text),
+        name=f"hift: {name}", arguments=PLAN, code=5, says=says, prepare=lambda place: place.write("job.toml", text)
     )
 
 

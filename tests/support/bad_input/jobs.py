@@ -11,13 +11,7 @@ from tests.support.job_keys import KEYS, Key
 HUGE = "1" + "0" * 22
 OF_NO_RULE: dict[str, tuple[str, ...]] = {
     "train.microbatches": ("9",),
-    "model.path": (
-        '""',
-        '" "',
-        '"no-such-model"',
-        '"train.csv"',
-        '"bert-base-uncased"',
-    ),
+    "model.path": ('""', '" "', '"no-such-model"', '"train.csv"', '"bert-base-uncased"'),
     "data.train": ('"no-such.csv"', '"model"', '"train.txt.gz"'),
     "data.eval": ('"no-such.csv"', '"model"'),
     "data.text": ('""', '"label"'),

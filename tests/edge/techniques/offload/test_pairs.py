@@ -18,14 +18,7 @@ from edge.techniques.offload.helper import AuxiliaryModels
 from edge.techniques.offload.pairs import Capture, Pairs, PairWire, from_file, to_file
 from edge.techniques.offload.sites import AuxiliarySite, install, pack, unpack
 from edge.techniques.velora import subtokens
-from ringtune.costs.offload_costs import (
-    LOSSY,
-    WIRES,
-    PairWidths,
-    pair_token_bytes,
-    pair_widths,
-    weight_bytes,
-)
+from ringtune.costs.offload_costs import LOSSY, WIRES, PairWidths, pair_token_bytes, pair_widths, weight_bytes
 from ringtune.errors import DivergedError, IntegrityError, JobError, PlanError
 from ringtune.models.adapter_support import offload_refusal
 from ringtune.models.families import family_named
