@@ -18,6 +18,7 @@ this node was granted.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -231,9 +232,9 @@ def copy_rights(
 
 def copied_blocks(placement: Placement, node: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the nodes of which a node keeps copies, with the blocks that they train."""
+    blocks = range(placement.private_blocks, placement.stop)
     for source in copied_from(placement, node):
-        piece = placement.slice_of(source)
-        yield source, tuple(range(piece.start, piece.stop))
+        yield source, tuple(block for block in blocks if placement.trainer_of(block) == source)
 
 
 def fetch_rights(
@@ -271,8 +272,10 @@ def fetch_rights(
 
 
 def _held(placement: Placement, node: str) -> tuple[int, ...]:
-    piece = placement.slice_of(node)
-    return tuple(range(piece.start, piece.stop))
+    """Return the blocks with adapters at a node: of its slice, and those that it helps with."""
+    piece, helped = placement.slice_of(node), placement.helped_by(node)
+    ranges = (range(piece.start, piece.stop), *(range(one.start, one.stop) for one in helped))
+    return tuple(sorted({*itertools.chain(*ranges)}))
 
 
 def copy_limit(sizes: CopyBytes, num_blocks: int, *, has_head: bool = False, on_disk: bool = False) -> int:
