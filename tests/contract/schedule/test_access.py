@@ -24,6 +24,7 @@ from ringtune.schedule.access import (
 )
 from ringtune.schedule.lowering import links
 from ringtune.schedule.methods.hift import Hift
+from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
 from tests.support.cases import cases
@@ -79,11 +80,18 @@ def test_access_of_a_ring_of_two() -> None:
 
 
 def test_access_of_runs_that_keep_other_copies() -> None:
-    """None without copies; of checkpoints on disks where all parameters train, and no head; none of replicas."""
+    """None without copies; of checkpoints on disks where all parameters train, and no head; none of replicas.
+
+    A helper trains blocks of a host, so that the host sends no copies of them, and takes them over.
+    """
     assert copy_rights("r", PLAN.with_copies(False), "b", None) == ()
     full = Plan(dataclasses.replace(PLAN.course, method=Hift()), PLAN.placements)
     (only,) = copy_rights("r", full, "b", START)
     assert (only.state, only.node, only.steps) == (State.DISK, "a", range(15, 41, 5))
+    helper = Helper(node="z", start=1, stop=2)
+    helped = Plan(PLAN.course, (dataclasses.replace(PLAN.placement, helpers=(helper,)),))
+    assert copy_rights("r", helped, "b", None)[0].blocks == (0, 2)  # what a trains itself
+    assert [one.blocks for one in fetch_rights("r", helped, START, 3, None)] == [(0, 1, 2), (3, 4, 5), (1,)]
     alike = make_plan([("a", 0, 6), ("b", 0, 6)], ["a"], num_blocks=6).with_copies(True)
     assert copy_rights("r", alike, "b", None) == ()
 
