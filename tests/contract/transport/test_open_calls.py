@@ -145,7 +145,7 @@ class Node(control_pb2_grpc.CoordinatorServicer):
 
 
 @contextlib.contextmanager
-def serving(max_workers: int = 1024) -> Iterator[tuple[Server, Speaker, Node]]:
+def serving(max_workers: int = 1024, max_calls: int | None = None) -> Iterator[tuple[Server, Speaker, Node]]:
     """An encrypted server, the speaker that refuses who was removed, and what it serves."""
     node, who = Node(), Speaker(COORDINATOR.identity)
 
@@ -153,7 +153,7 @@ def serving(max_workers: int = 1024) -> Iterator[tuple[Server, Speaker, Node]]:
         control_pb2_grpc.add_CoordinatorServicer_to_server(node, server)
 
     with speaking_as(who):
-        server = Server("127.0.0.1:0", add, max_workers=max_workers)
+        server = Server("127.0.0.1:0", add, max_workers=max_workers, max_calls=max_calls)
     try:
         yield server, who, node
     finally:
@@ -219,6 +219,18 @@ def test_calls_without_end_leave_heartbeats_alone() -> None:
         assert all(node.begun.acquire(timeout=WAIT_S) for _ in range(4))
         assert heartbeat(server, "a") is None
         assert not any(call.done() for call in calls[:4])
+
+
+def test_calls_beyond_those_of_a_server_are_told_so() -> None:
+    """GRPC refuses them with the status of a message that is too long."""
+    with serving(max_calls=1) as (server, _, node), silent(server, "evil", "Nodes", 2) as calls:
+        assert wait_for(1, calls) == 1
+        refused = error_of_call(next(call for call in calls if call.done()).exception(), peer="the coordinator")
+        assert (type(refused), str(refused)) == (
+            BusyError,
+            "the coordinator has more calls open than it takes; try again later",
+        )
+        node.over.set()
 
 
 def test_silent_calls_of_a_removed_certificate_are_refused_at_once() -> None:
