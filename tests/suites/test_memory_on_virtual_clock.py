@@ -14,13 +14,13 @@ import pytest
 from ringtune.costs.memory_estimate import node_memory
 from ringtune.costs.profile import Profile
 from ringtune.run_control import events as rd
-from ringtune.schedule.methods import Hift
+from ringtune.schedule.methods import Everything, Hift, RingAda
 from ringtune.schedule.operation_tables import BlockCapacity, Choice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Range
 from sim.prediction import predict
 from sim.ring import VirtualRing
-from tests.features.plans import AnyRun, PlanKind, helped_plan, hift_plan
+from tests.features.plans import AnyRun, PlanKind, helped_plan, hift_plan, invertible_plan
 from tests.suites.test_any_plan_on_virtual_clock import peak_waiting
 from tests.support.model_facts import WEIGHTLESS
 from tests.support.plans import changed, make_plan, random_operations, random_plan, random_replicas
@@ -87,6 +87,19 @@ def of_full_parameters(seed: int, rng: random.Random) -> tuple[Plan, Profile]:
     return plan, full_parameters_of(random_profile(plan, rng))
 
 
+def of_invertible(seed: int, rng: random.Random) -> tuple[Plan, Profile]:
+    """Weights, gradients and moments of an adapter at the embedding, larger than all else."""
+    plan = recomputing(
+        changed(invertible_plan(seed), method=rng.choice([Everything(), RingAda(every_steps=1)])), rng, 0.3
+    )
+    profile = random_profile(plan, rng)
+    nodes = (
+        dataclasses.replace(node, model=dataclasses.replace(node.model, embedding_train_bytes=10**7))
+        for node in profile.nodes
+    )
+    return plan, dataclasses.replace(profile, nodes=tuple(nodes))
+
+
 def of_replicas(seed: int, rng: random.Random) -> tuple[Plan, Profile]:
     """Gradients of the other hosts of a stage too."""
     plan = random_replicas(rng, with_operations=seed % 2 == 1)
@@ -106,6 +119,7 @@ def of_helpers(sizes: tuple[int, int, float]) -> Callable[[int, random.Random], 
 PREDICTED: dict[str, Callable[[int, random.Random], tuple[Plan, Profile]]] = {
     "operations": of_operations,
     "full-parameters": of_full_parameters,
+    "invertible": of_invertible,
     "replicas": of_replicas,
     "helpers-large-adapters": of_helpers((10**8, 1, 1.0)),
     "helpers-large-pairs": of_helpers((1, 10**6, 1.0)),
