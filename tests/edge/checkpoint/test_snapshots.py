@@ -7,13 +7,14 @@ import itertools
 import pytest
 
 from edge.checkpoint.snapshot_servicer import SnapshotServicer
-from edge.checkpoint.snapshots import FILE, SnapshotFile, SnapshotShelf, TurnSnapshots
+from edge.checkpoint.snapshots import FILE, SnapshotFile, SnapshotShelf, TurnSnapshots, block_of
 from ringtune.errors import FrameError, IntegrityError, RingTuneError, StorageError
 from ringtune.schedule.migration import TURNS_KEPT
 from ringtune.storage.chunks import cut_pieces
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
 from ringtune.v1 import control_pb2
+from tests.support.cases import cases
 
 
 def file_of(*blocks: int) -> bytes:
@@ -153,3 +154,21 @@ def test_full_disk_loses_the_copy_of_a_checkpoint_and_not_the_run(kept: TurnSnap
     with pytest.raises(FrameError, match="no copy of step 4 of a"):
         SnapshotServicer(SnapshotShelf("b"), kept, may_save=refuse)._keep(itertools.chain([first], unread), None)
     assert len(list(unread)) == len(chunks)
+
+
+@cases(
+    ("name", "block"),
+    [
+        ("adapter/3.output.weight", 3),
+        ("adapter/4.a/3.output.weight", 3),
+        ("moments/anna/12.output.weight/exp_avg", 12),
+        ("sums/0.output.weight", 0),
+        ("velora/3.output/count", 3),
+        ("pairs/lora[alpha=2.0]/3.output", 3),
+        ("head", -1),
+        ("adapter/embeddings.weight", -1),
+    ],
+)
+def test_block_of_a_tensor_is_in_its_name(name: str, block: int) -> None:
+    """Users may have names like blocks, and kinds of adapters have dots."""
+    assert block_of(name) == block
