@@ -275,6 +275,9 @@ METADATA: Final = "ringtune"
 STATE: Final = "moments"
 """Prefix of the names of optimizer state."""
 
+COUNT: Final = "/count"
+"""Suffix of the number of micro-batches of a running average."""
+
 HEAD: Final = "head"
 """Name of the tensor of a shard with the bytes of the head."""
 
@@ -311,10 +314,10 @@ def block_of(name: str) -> int:
     """Block index of a tensor; -1 for other tensors.
 
     Example: 3 for ``adapter/3.output.weight``, a user's ``adapter/anna/3.output.weight``, its optimizer state
-    ``moments/3.output.weight/step`` and the gradient sums ``sums/3.output.weight``.
+    ``moments/anna/3.output.weight/step``, the gradient sums ``sums/3.output.weight`` and ``velora/3.output/count``.
     """
     prefix, _, rest = name.partition("/")
-    if prefix == STATE:
+    if prefix == STATE or rest.endswith(COUNT):
         rest = rest.rpartition("/")[0]
     number = rest.rpartition("/")[2].partition(".")[0]
     return int(number) if number.isdecimal() else -1

@@ -46,6 +46,7 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from edge.checkpoint.snapshots import COUNT
 from edge.model.auxiliary import FUSED_PARTS, LinearDelta, MlpDelta
 from edge.model.layouts import LAYOUTS, BlockLayout
 from edge.model.skeleton import ADAPTER, Skeleton, unit_seed
@@ -297,12 +298,9 @@ def _added_to_bias(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
     return torch.addmm(bias, x, weight.t()) if bias is not None else x @ weight.t()
 
 
-_COUNT: Final = "/count"
-
-
 def block_of(layer: str) -> int:
-    """Block index of a layer, named with or without its kind of adapters."""
-    return int(layer.removesuffix(_COUNT).rpartition("/")[2].partition(".")[0])
+    """Block index of a layer or its count, named with or without its kind of adapters."""
+    return int(layer.removesuffix(COUNT).rpartition("/")[2].partition(".")[0])
 
 
 class Vectors:
@@ -354,7 +352,7 @@ class Vectors:
         """Return the vector of every layer for a checkpoint, empty before the first micro-batch."""
         found = {layer: self._found.get(layer, torch.zeros(0)) for layer in sorted(self._sizes)}
         if self._init == "running":
-            found |= {f"{layer}{_COUNT}": torch.tensor(self._counts.get(layer, 0)) for layer in sorted(self._sizes)}
+            found |= {f"{layer}{COUNT}": torch.tensor(self._counts.get(layer, 0)) for layer in sorted(self._sizes)}
         return found
 
     def check(self, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
@@ -374,7 +372,7 @@ class Vectors:
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Replace all vectors by checked ones."""
         self._found = {layer: tensors[layer] for layer in self._sizes if tensors[layer].numel()}
-        counts = {layer: tensors.get(f"{layer}{_COUNT}") for layer in self._found}
+        counts = {layer: tensors.get(f"{layer}{COUNT}") for layer in self._found}
         self._counts = {layer: int(count) for layer, count in counts.items() if count is not None}
 
     def load_blocks(self, tensors: Mapping[str, torch.Tensor], blocks: Collection[int], *, where: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from edge.checkpoint.snapshot_servicer import SnapshotServicer
-from edge.checkpoint.snapshots import FILE, SnapshotFile, SnapshotShelf, TurnSnapshots, block_digests
+from edge.checkpoint.snapshots import FILE, SnapshotFile, SnapshotShelf, TurnSnapshots, block_digests, block_of
 from edge.checkpoint.turn_snapshots import TurnSnapshotter
 from edge.transport.access import RunAccess
 from ringtune.errors import FrameError, IntegrityError, StorageError, TrustError
@@ -26,6 +26,7 @@ from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
 from ringtune.transport.parties import Party, node_party
 from ringtune.v1 import control_pb2
+from tests.support.cases import cases
 from tests.support.plans import make_plan
 
 
@@ -276,3 +277,21 @@ def test_what_others_keep_is_told_with_its_digests() -> None:
     assert blocks == (2,)
     head = {PLAN.course.head: hashlib.sha256(b"a head").hexdigest()}
     assert told == [{**head, **block_digests(Pieces.of(file_of(*blocks)))}, {}]
+
+
+@cases(
+    ("name", "block"),
+    [
+        ("adapter/3.output.weight", 3),
+        ("adapter/4.a/3.output.weight", 3),
+        ("moments/anna/12.output.weight/exp_avg", 12),
+        ("sums/0.output.weight", 0),
+        ("velora/3.output/count", 3),
+        ("pairs/lora[alpha=2.0]/3.output", 3),
+        ("head", -1),
+        ("adapter/embeddings.weight", -1),
+    ],
+)
+def test_block_of_a_tensor_is_in_its_name(name: str, block: int) -> None:
+    """Users may have names like blocks, and kinds of adapters have dots."""
+    assert block_of(name) == block
