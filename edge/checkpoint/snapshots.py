@@ -311,10 +311,11 @@ def block_of(name: str) -> int:
     """Block index of a tensor; -1 for other tensors.
 
     Example: 3 for ``adapter/3.output.weight``, a user's ``adapter/anna/3.output.weight``, its optimizer state
-    ``moments/3.output.weight/step`` and the gradient sums ``sums/3.output.weight``.
+    ``moments/3.output.weight/step``, the gradient sums ``sums/3.output.weight`` and the number of micro-batches in a
+    vector ``velora/3.output/count``.
     """
-    prefix, _, rest = name.partition("/")
-    if prefix == STATE:
-        rest = rest.rpartition("/")[0]
-    number = rest.rpartition("/")[2].partition(".")[0]
-    return int(number) if number.isdecimal() else -1
+    for part in reversed(name.split("/")[1:]):
+        number, dot, _ = part.partition(".")
+        if dot and number.isdecimal():
+            return int(number)
+    return -1
