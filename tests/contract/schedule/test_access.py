@@ -133,7 +133,7 @@ def test_access_to_copies_ends_some_turns_beyond_the_newest_granted_one() -> Non
     """A sender may have a grant earlier, or send later, but no turn of a long run that nobody can have begun."""
     course = dataclasses.replace(PLAN.course, num_steps=100_000)
     rights = copy_rights("r", Plan(course, PLAN.placements), "b", None)
-    for step, fits in ((500 + 5 * AHEAD, True), (505 + 5 * AHEAD, False), (500 - 5 * AHEAD, True), (5, False)):
+    for step, fits in ((500 + 5 * AHEAD, True), (505 + 5 * AHEAD, False), (5, True)):
         asked = GOOD._replace(step=step)
         if fits:
             require_right(rights, asked, node="b", granted_step=500)
