@@ -239,10 +239,11 @@ class AgreedModel:
         self, holders: Mapping[str, Callable[[float], ModelManifest]], deadline_s: float
     ) -> dict[str, ModelManifest]:
         """Return the manifests of all copies; a node that is lost meanwhile counts no more."""
-        own = self._own()
-        found = {} if own is None else {"of the coordinator": own}
-        with ThreadPoolExecutor(max_workers=max(1, len(holders)), thread_name_prefix="manifests") as workers:
+        with ThreadPoolExecutor(max_workers=1 + len(holders), thread_name_prefix="manifests") as workers:
+            own = workers.submit(self._own)
             asked = {node: workers.submit(ask, deadline_s - time.monotonic()) for node, ask in holders.items()}
+        mine = own.result()
+        found = {} if mine is None else {"of the coordinator": mine}
         for node, answer in asked.items():
             try:
                 found[node] = answer.result()

@@ -62,7 +62,7 @@ class CopyBytes(NamedTuple):
 
 NOT_PLANNED: Final = CopyBytes()
 MAX_COPY_BYTES: Final = 1 << 30
-"""Most bytes of state that is received into memory; adapters with their moments have some megabytes."""
+"""Most bytes of state that is received into memory where nothing is planned; adapters have some megabytes."""
 _MAX_DISK_BYTES: Final = 1 << 38
 HEADER_BYTES: Final = 1 << 16
 """Room for names, shapes and step counts of one block, of one user, or of the head in a file."""
@@ -264,6 +264,6 @@ def fetch_rights(
 
 def copy_limit(sizes: CopyBytes, num_blocks: int, *, has_head: bool = False, on_disk: bool = False) -> int:
     """Return the most bytes of a file with the state of some blocks, or the head."""
-    planned = sizes.head if has_head else num_blocks * sizes.block
-    most = _MAX_DISK_BYTES if on_disk else MAX_COPY_BYTES
-    return min(most, planned + (num_blocks + 1) * HEADER_BYTES) if planned else most
+    if planned := sizes.head if has_head else num_blocks * sizes.block:
+        return min(_MAX_DISK_BYTES, planned + (num_blocks + 1) * HEADER_BYTES)
+    return _MAX_DISK_BYTES if on_disk else MAX_COPY_BYTES
