@@ -80,7 +80,7 @@ def _plan(*helpers: Helper) -> Plan:
         owners=tuple(Owner(node=node, train_rows=8, eval_rows=0) for node in ("owner", "owner-2")),
     )
     slices = (Slice(node="host", start=0, stop=2), Slice(node="host-2", start=2, stop=4))
-    return Plan(course, (Placement(slices=slices, helpers=helpers, copies=not helpers),))
+    return Plan(course, (Placement(slices=slices, helpers=helpers, copies=True),))
 
 
 def rights() -> list[AccessRight]:
@@ -91,8 +91,7 @@ def rights() -> list[AccessRight]:
         for node in plan.nodes:
             found += link_rights("r", plan, node, None) + copy_rights("r", plan, node, None)
             found += inspected_rights("r", plan.nodes, shards_run="r")
-        if plan.placement.copies:
-            found += fetch_rights("r", plan, start, 0, None) + fetch_rights("r", plan, start, 0, 2)
+        found += fetch_rights("r", plan, start, 0, None) + fetch_rights("r", plan, start, 0, 2)
     return found
 
 

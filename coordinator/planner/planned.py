@@ -25,7 +25,7 @@ from ringtune.errors import CapacityError, PlanError, StorageError
 from ringtune.job.job import Job
 from ringtune.models.adapter_config import auxiliary_of, trains_own_weights
 from ringtune.quantities import format_bytes, format_seconds
-from ringtune.schedule.access import CopyBytes
+from ringtune.schedule.access import HEADER_BYTES, CopyBytes
 from ringtune.schedule.course import Course
 from ringtune.schedule.migration import copy_holder, stay_reason
 from ringtune.schedule.plan import Plan
@@ -245,9 +245,11 @@ def copy_bytes(course: Course, node: NodeFacts, job: Job) -> CopyBytes:
     Where all parameters train, a file with the head has the embedding too.
     """
     sizes = Sizes.at(course, node, optimizer=job.train.optimizer, dtype=job.model.dtype)
-    units = (EMBEDDING, course.head) if course.method.full_parameters else (course.head,)
-    head_bytes = sum(sizes.trained_bytes(unit) + sizes.state_bytes(unit) for unit in units)
-    return CopyBytes(math.ceil(sizes.snapshot_bytes), math.ceil(head_bytes))
+    head_bytes = sizes.handed_over_bytes
+    if course.method.full_parameters:
+        head_bytes += sizes.trained_bytes(EMBEDDING) + sizes.state_bytes(EMBEDDING)
+    names = len(course.user_sets) * HEADER_BYTES
+    return CopyBytes(math.ceil(sizes.snapshot_bytes) + names, math.ceil(head_bytes))
 
 
 def _copying_time(planned: Planned, sizes: Sizes) -> str:

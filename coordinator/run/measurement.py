@@ -241,9 +241,13 @@ class MeasureDriver(Driver):
         return [found[node] for node in sorted(found)]
 
     def _frozen(self) -> FrozenWeights | None:
-        """The type of frozen weights that a run of the job would have on these nodes; they are timed with it."""
+        """The type of frozen weights that a run of the job would have on these nodes; they are timed with it.
+
+        Nodes that are timed one by one are all asked before: one of the last may be the only one with the model.
+        """
         job = self._request.job
-        if job.runtime.frozen == AS_COMPUTED:
+        is_computed = job.runtime.frozen == AS_COMPUTED
+        if is_computed and len(self._groups()) == 1:
             return None
         self._models.expect(member.node for member in self._chosen)
         for member in self._chosen:
@@ -251,6 +255,8 @@ class MeasureDriver(Driver):
                 job.to_toml(), measure=False, timeout_s=job.runtime.wait_s, on_result=self._answer_to(member.node)
             )
         facts = self._facts_of(self._chosen, "to report their facts")
+        if is_computed:
+            return None
         try:
             return make_plan(job, facts).plan.course.frozen
         except CapacityError:  # as small as the job allows

@@ -239,15 +239,18 @@ class AgreedModel:
         self, holders: Mapping[str, Callable[[float], ModelManifest]], deadline_s: float
     ) -> dict[str, ModelManifest]:
         """Return the manifests of all copies; a node that is lost meanwhile counts no more."""
-        own = self._own()
-        found = {} if own is None else {"of the coordinator": own}
-        with ThreadPoolExecutor(max_workers=max(1, len(holders)), thread_name_prefix="manifests") as workers:
+        with ThreadPoolExecutor(max_workers=1 + len(holders), thread_name_prefix="manifests") as workers:
+            own = workers.submit(self._own)
             asked = {node: workers.submit(ask, deadline_s - time.monotonic()) for node, ask in holders.items()}
+        mine = own.result()
+        found = {} if mine is None else {"of the coordinator": mine}
         for node, answer in asked.items():
             try:
                 found[node] = answer.result()
             except grpc.RpcError as error:
                 _LOG.warning("node %s does not say which model it has: %s", node, error_of_call(error, peer=node))
+            except PeerLostError as error:
+                _LOG.info("the model of node %s does not count: %s", node, error)
         if not found:
             raise ModelError("no node has a copy of the model (model.path); start one with --model DIR")
         return found
@@ -288,6 +291,7 @@ class AgentCalls:
         self._num_moves = 0
         self._channel = open_channel(address, peer=node_party(node))
         self._stub = control_pb2_grpc.AgentStub(self._channel)
+        self._weights = weights_pb2_grpc.WeightsStub(self._channel)  # made of a closed channel it ends the process
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"calls-{node}")
         self._lock = threading.Lock()
         self._call: Any = None
@@ -327,9 +331,10 @@ class AgentCalls:
         return reply
 
     def _manifest(self, timeout_s: float) -> ModelManifest:
+        if self._cancelled.is_set():
+            raise PeerLostError(f"node {self.node} takes no part in run {self._run_id}; let it join again")
         request = weights_pb2.ManifestRequest(run_id=self._run_id)
-        stub = weights_pb2_grpc.WeightsStub(self._channel)
-        return manifest_from_proto(stub.Manifest(request, timeout=max(0.1, timeout_s)))
+        return manifest_from_proto(self._weights.Manifest(request, timeout=max(0.1, timeout_s)))
 
     def measure_link(
         self,

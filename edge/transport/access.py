@@ -44,7 +44,7 @@ _MAX_WAITING: Final = 2
 
 
 _MAX_DIGESTS: Final = 4096
-"""Most copies that are compared with later ones; copies of older steps are refused anyway."""
+"""Most copies that are compared with later ones, those of the newest steps."""
 
 
 class RunAccess:

@@ -140,7 +140,7 @@ def test_run_that_waits_for_an_owner_equals_the_undisturbed_one(feature: Feature
 
 @pytest.mark.promise("7 bounded memory")
 @each_technique(
-    [*OPTIMIZERS[:2], *(one for one in VELORA if one.name == "velora-adapter/bert-lora[r=4]"), INTERVALS[0], USERS[0]]
+    [*OPTIMIZERS[:2], *(one for one in VELORA if one.name == "velora-adapter/running"), INTERVALS[0], USERS[0]]
 )
 def test_files_of_the_ends_of_turns_have_the_bytes_that_were_planned(feature: Feature) -> None:
     """Tensors of a node's own file of a turn: weights, moments, sums and vectors of what trained, and a count each."""

@@ -12,8 +12,8 @@ and once the run moves to placement 4, with a host c of the blocks [4, 6)::
 
     Snapshots.Fetch   c   the pause, placement 3, blocks 4 and 5
 
-Of the steps of copies only those count that may have been granted: at most ``AHEAD`` turns from the newest turn that
-this node was granted.
+Of the steps of copies only those count that may have been granted: at most ``AHEAD`` turns beyond the newest turn that
+this node was granted. The copy of a checkpoint may arrive any number of turns later.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class CopyBytes(NamedTuple):
 
 NOT_PLANNED: Final = CopyBytes()
 MAX_COPY_BYTES: Final = 1 << 30
-"""Most bytes of state that is received into memory; adapters with their moments have some megabytes."""
+"""Most bytes of state that is received into memory where nothing is planned; adapters have some megabytes."""
 _MAX_DISK_BYTES: Final = 1 << 38
-_HEADER_BYTES: Final = 1 << 16
-"""Room for names, shapes and step counts of one block or head in a file."""
+HEADER_BYTES: Final = 1 << 16
+"""Room for names, shapes and step counts of one block, of one user, or of the head in a file."""
 AHEAD: Final = TURNS_KEPT + ITEMS_AHEAD
-"""Train turns between the newest grants of two nodes, at most: grants arrive at one node before another."""
+"""Train turns of the newest grant of one node beyond that of another, at most: grants arrive at one before another."""
 
 
 class Asked(NamedTuple):
@@ -109,7 +109,7 @@ class AccessRight:
         blocks: that the state may have; None = any.
         is_head: whether the state may be the head; with ``blocks`` None it may be both.
         steps: ends of turns, the last one is ``steps.stop - 1``; None = any.
-        within: most steps between such an end and the newest granted one; 0 = no limit.
+        within: most steps of such an end beyond the newest granted one; 0 = no limit.
         max_bytes: size limit of the state.
     """
 
@@ -137,7 +137,7 @@ class AccessRight:
         if self.steps is not None and not self._has_end(self.steps, asked.step):
             after = self.steps.start - self.steps.step
             return f"its part is at ends of turns after step {after}, up to step {self.steps.stop - 1}"
-        if self.within and abs(asked.step - granted_step) > self.within:
+        if self.within and asked.step - granted_step > self.within:
             return f"the newest turn that was granted here ends with step {granted_step}"
         return ""
 
@@ -264,6 +264,6 @@ def fetch_rights(
 
 def copy_limit(sizes: CopyBytes, num_blocks: int, *, has_head: bool = False, on_disk: bool = False) -> int:
     """Return the most bytes of a file with the state of some blocks, or the head."""
-    planned = sizes.head if has_head else num_blocks * sizes.block
-    most = _MAX_DISK_BYTES if on_disk else MAX_COPY_BYTES
-    return min(most, planned + (num_blocks + 1) * _HEADER_BYTES) if planned else most
+    if planned := sizes.head if has_head else num_blocks * sizes.block:
+        return min(_MAX_DISK_BYTES, planned + (num_blocks + 1) * HEADER_BYTES)
+    return _MAX_DISK_BYTES if on_disk else MAX_COPY_BYTES

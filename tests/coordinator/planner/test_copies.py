@@ -15,12 +15,16 @@ from coordinator.planner.explain import explain
 from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import keep_plan, make_plan
 from coordinator.planner.memory import MemoryCaps
-from coordinator.planner.planned import Planned, copies_line
+from coordinator.planner.planned import Planned, copies_line, copy_bytes
 from ringtune.costs.profile import LinkFacts, NodeFacts
 from ringtune.errors import CapacityError, PlanError, StorageError
 from ringtune.job.job import Job, parse_job
+from ringtune.schedule.access import HEADER_BYTES
+from ringtune.schedule.course import ALONE, Offload
 from ringtune.schedule.placement import ActivationCacheSettings
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.run_shape import Owner, UserRows
+from ringtune.schedule.units import Range
 from ringtune.techniques.activation_cache import cache_lines, max_kept_bytes
 from tests.support.planner_rings import MIB, QUICK, device
 
@@ -54,6 +58,20 @@ def test_plan_has_copies_and_says_their_bytes() -> None:
     why = explain(found.choice, relative=True, plan=found.plan, profile=found.profile) if found.choice else None
     assert why is not None and {node.node: node.needed_bytes for node in why.nodes} == found.memory_bytes
     assert (copies_line(without.plan, without.memory), without.note) == ([], "")
+
+
+def test_limits_of_copies_count_an_invertible_adapter_and_the_names_of_each_user() -> None:
+    """A head is copied with the invertible adapter; a block with a set of tensors of each user."""
+    node, course, job = facts()["a"], planned("auto").plan.course, wanted()
+    plain = copy_bytes(course, node, job)
+    more = copy_bytes(dataclasses.replace(course, invertible=True), node, job)
+    assert more == plain._replace(head=plain.head + 3 * node.model.embedding_train_bytes)  # AdamW has two moments
+    owner = course.owners[0].node
+    users = tuple(UserRows(name=f"user{number}", train_rows=8) for number in range(40))
+    owners = (Owner(node=owner, train_rows=320, users=users),)
+    offload = Offload(blocks=(Range(0, 12),), users=ALONE)
+    of_users = dataclasses.replace(course, owners=owners, offload=offload)
+    assert copy_bytes(of_users, node, job).block >= 40 * (plain.block + HEADER_BYTES)
 
 
 def test_plan_goes_without_copies_where_there_is_no_room_and_says_so() -> None:

@@ -219,7 +219,10 @@ def test_measurement_gives_every_node_and_every_directed_link() -> None:
 
 
 def test_measurement_asks_all_nodes_at_once_or_those_of_a_machine_one_by_one() -> None:
-    """All three are on this machine: each has two busy neighbours, or none while it is its turn."""
+    """All three are on this machine: each has two busy neighbours, or none while it is its turn.
+
+    Before the turns all are asked what they have: one of the last may be the only one with the model.
+    """
     barrier, order = threading.Barrier(3), list[str]()
     with FakeCluster("a", "b", "c") as cluster:
         for agent in cluster.agents.values():
@@ -230,7 +233,7 @@ def test_measurement_asks_all_nodes_at_once_or_those_of_a_machine_one_by_one() -
             agent.on_inspect = partial(order.append, name)
         measure(cluster, with_links=False, one_by_one=True, is_fresh=True)
         asked = [agent.inspected for agent in cluster.agents.values()]
-    assert order == ["a", "b", "c"]
+    assert (sorted(order[:3]), order[3:]) == (["a", "b", "c"], ["a", "b", "c"])
     assert [(one.neighbours, one.fresh, one.measure, one.measure_s > 1) for one in asked] == [(0, True, True, True)] * 3
 
 

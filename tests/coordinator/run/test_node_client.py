@@ -442,18 +442,29 @@ class Inspected(control_pb2_grpc.AgentServicer):
         weights_pb2_grpc.add_WeightsServicer_to_server(WeightsServicer(self.offers), server)
 
 
-def inspect_all(nodes: dict[str, Inspected], own: ModelManifest | None = None) -> list[RingTuneError]:
-    """Inspect nodes at once, and return the failures."""
+def inspect_all(
+    nodes: dict[str, Inspected], own: ModelManifest | None = None, refused: Inspected | None = None
+) -> list[RingTuneError]:
+    """Inspect nodes at once, after one that takes no part in the run, and return the failures."""
     models, answers = AgreedModel(lambda: own), queue.SimpleQueue[RingTuneError | None]()
     models.expect(nodes)
     with ExitStack() as stack:
-        for name, node in nodes.items():
+
+        def inspect(name: str, node: Inspected) -> AgentCalls:
             server = Server("127.0.0.1:0", node.add_to)
             stack.callback(server.stop, 0.0)
             failed = lambda _, error: answers.put(error)  # noqa: E731
             calls = AgentCalls(name, server.address, "r", lease_s=60.0, on_failure=failed, nodes=nodes, models=models)
             stack.callback(calls.close)
             calls.inspect("", measure=False, timeout_s=WAIT_S, on_result=lambda _: answers.put(None))
+            return calls
+
+        if refused is not None:
+            calls = inspect("refused", refused)
+            assert answers.get(timeout=WAIT_S) is None
+            calls.close()
+        for name, node in nodes.items():
+            inspect(name, node)
         return [error for error in (answers.get(timeout=WAIT_S) for _ in nodes) if error is not None]
 
 
@@ -479,3 +490,4 @@ def test_run_whose_nodes_have_different_models_is_refused_with_both(tmp_path: Pa
     assert isinstance(error, ModelError) and nodes["c"].told == [""]
     for part in ("nodes a and b have different models: tensor ", "put the same folder on both"):
         assert part in str(error)
+    assert inspect_all({"a": Inspected(folder), "c": Inspected(None)}, refused=Inspected(evil)) == []
