@@ -397,7 +397,7 @@ _PLAIN = UsageError("this coordinator gives no certificates; start it with a tru
 _MAX_CALLS = 4096
 _STOP_RUN_S = 8.0
 _GRACE_S = 1.0
-_MAX_JOINING = 16
+_MAX_JOINING = 64
 """Threads for callers without a certificate, apart from those of members, whom they must not delay."""
 _JOINING_CALLS = 256
 _WRONG_TOKENS = 20
