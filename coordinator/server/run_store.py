@@ -25,7 +25,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -402,10 +402,14 @@ class RunStore:
                 "--keep-size, and were not fetched: fetch them ('ringtune runs' lists them), or allow more"
             )
         folder = self.folder / _RUNS / record.run_id
-        run = StoredRun.begun(record, folder / _RECORD, folder / _EVENTS, on_saved=on_saved)
-        write_durably(folder / _REQUEST, request)
-        if initial is not None:
-            write_pieces_durably(self.initial_file(record.run_id), initial)
+        with ExitStack() as undo:  # else the next start would find it, and resume it in place of another run
+            undo.callback(shutil.rmtree, folder, ignore_errors=True)
+            run = StoredRun.begun(record, folder / _RECORD, folder / _EVENTS, on_saved=on_saved)
+            undo.callback(run.close)
+            write_durably(folder / _REQUEST, request)
+            if initial is not None:
+                write_pieces_durably(self.initial_file(record.run_id), initial)
+            undo.pop_all()
         with self._lock:
             self._runs[record.run_id] = run
         return run
@@ -501,9 +505,11 @@ class RunStore:
         """Return the records with the bytes of all files of a run, the initial values included."""
         records = []
         for record in self.records().values():
-            others = (self.initial_file(record.run_id), self.folder / _RUNS / record.run_id / _REQUEST)
-            others_bytes = sum(path.stat().st_size for path in others if path.is_file())
-            records.append(replace(record, size_bytes=record.size_bytes + others_bytes))
+            size_bytes = record.size_bytes
+            for path in (self.initial_file(record.run_id), self.folder / _RUNS / record.run_id / _REQUEST):
+                with suppress(OSError):  # most runs have no initial values, and another call may delete the run
+                    size_bytes += path.stat().st_size
+            records.append(replace(record, size_bytes=size_bytes))
         return records
 
     def prune(self) -> tuple[str, ...]:
@@ -512,7 +518,7 @@ class RunStore:
         sized = self._sized()
         with self._lock:
             busy = {name for name, count in self._readers.items() if count}
-            names = to_drop(
+            chosen = to_drop(
                 sized,
                 now_unix_s=time.time(),
                 keep_days=self._keep_days,
@@ -520,6 +526,7 @@ class RunStore:
                 keep_unfetched_days=self._keep_unfetched_days,
                 busy=busy,
             )
+            names = tuple(name for name in chosen if name in self._runs)  # another call may have deleted some
             for name in names:
                 self._runs.pop(name).close()
         for name in names:

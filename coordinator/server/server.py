@@ -144,13 +144,15 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         return control_pb2.NodesReply(nodes=[entry_of(*member) for member in members])
 
     def Status(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.StatusReply:
-        """Return the state of the run, and the members."""
+        """Return the state of the run, without its course for a user who has no part in it, and the members."""
         members = answer(context, self._coordinator.members)
+        run = answer(context, self._coordinator.run_status)
+        if run is not None and not self._is_own(context, run.run_id):
+            run = control_pb2.RunStatus(
+                run_id=run.run_id, is_over=run.is_over, phase=run.phase, phase_s=run.phase_s, run_s=run.run_s
+            )
         return control_pb2.StatusReply(
-            version=__version__,
-            now_unix_s=time.time(),
-            run=answer(context, self._coordinator.run_status),
-            nodes=[entry_of(*member) for member in members],
+            version=__version__, now_unix_s=time.time(), run=run, nodes=[entry_of(*member) for member in members]
         )
 
     def Run(
@@ -186,10 +188,18 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
 
     def _require_own(self, context: grpc.ServicerContext, run_id: str) -> None:
         """End the call of a user with own runs only if the run, stored or driven here, is of another one."""
+        if not self._is_own(context, run_id):
+            owner = self._owner_of(run_id) or "another user"
+            abort(context, TrustError(f"run {run_id} is of {owner}; ask them, or an administrator"))
+
+    def _is_own(self, context: grpc.ServicerContext, run_id: str) -> bool:
+        """Whether a caller has a part in a run; also if the run is not known here."""
+        owner = self._owner_of(run_id)
+        return owner is None or _is_for(caller_of(context), owner)
+
+    def _owner_of(self, run_id: str) -> str | None:
         record = self._coordinator.kept.records().get(run_id) if self._coordinator.kept is not None else None
-        owner = record.owner if record is not None else self._owners.get(run_id)
-        if owner is not None and not _is_for(caller_of(context), owner):
-            abort(context, TrustError(f"run {run_id} is of {owner or 'another user'}; ask them, or an administrator"))
+        return record.owner if record is not None else self._owners.get(run_id)
 
     def Follow(
         self, request: control_pb2.FollowRequest, context: grpc.ServicerContext
@@ -397,7 +407,7 @@ _PLAIN = UsageError("this coordinator gives no certificates; start it with a tru
 _MAX_CALLS = 4096
 _STOP_RUN_S = 8.0
 _GRACE_S = 1.0
-_MAX_JOINING = 16
+_MAX_JOINING = 64
 """Threads for callers without a certificate, apart from those of members, whom they must not delay."""
 _JOINING_CALLS = 256
 _WRONG_TOKENS = 20

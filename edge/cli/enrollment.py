@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.options import all_states, default_name
-from ringtune.errors import ConnectionFailedError, TokenError, TrustError, UsageError
+from ringtune.errors import BusyError, ConnectionFailedError, TokenError, TrustError, UsageError
 from ringtune.hints import hint_to_install
 from ringtune.ids import check_node_name
 from ringtune.options import DEFAULT_COORDINATOR
@@ -117,9 +117,10 @@ def choose_trust(
 def join_as(
     party: Party, token_file: Path, folder: Path, coordinator: str, join_s: float, *, token: Token | None = None
 ) -> None:
-    """Exchange a token of this party for a certificate; retry an unreachable coordinator for ``join_s`` seconds.
+    """Exchange a token of this party for a certificate; retry an unreachable or busy one for ``join_s`` seconds.
 
     Raises:
+        BusyError: too many calls came from this address.
         TrustError: the token can't be used, or is for another party.
         ConnectionFailedError: nothing answers at the coordinator's host.
     """
@@ -131,7 +132,7 @@ def join_as(
         try:
             join(coordinator, token, folder)
             return
-        except ConnectionFailedError as error:
+        except (BusyError, ConnectionFailedError) as error:
             if time.monotonic() + _RETRY_S > deadline_s:
                 raise
             _LOG.info("%s can't join yet: %s", party, error)

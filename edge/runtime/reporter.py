@@ -39,7 +39,7 @@ import grpc
 
 from ringtune.engine import events as ev
 from ringtune.engine.events import Handled, Span
-from ringtune.errors import internal_error
+from ringtune.errors import BusyError, internal_error
 from ringtune.machine.resources import machine_load
 from ringtune.run_control.checkpoint import Shard
 from ringtune.schedule.actions import Op, format_action
@@ -47,10 +47,11 @@ from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn
 from ringtune.transport.codecs import numbers_to_proto
+from ringtune.transport.retry import is_silence
+from ringtune.transport.status import error_of_call
 from ringtune.v1 import control_pb2
 
 _LOG = logging.getLogger(__name__)
-_RETRYABLE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 _RETRY_S = 0.5
 _IDLE_S = 60.0
 # Entries of one report; keeps a message far below the limit of a channel.
@@ -255,8 +256,9 @@ class Reporter:
                     self._send(request)
                     break
                 except grpc.RpcError as error:
+                    failure = error_of_call(error, peer="the coordinator")
                     code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
-                    if code not in _RETRYABLE:
+                    if not is_silence(error) and not isinstance(failure, BusyError):  # calls of others crowd it out
                         self._on_refused(f"the coordinator refused a report: {code.name}")
                         return False
                     _LOG.debug("report not delivered (%s), trying again", code.name)

@@ -230,8 +230,8 @@ def _facts(pem: bytes) -> CertificateFacts:
 
 _MOST_OPEN: Final = {COORDINATOR_ROLE: 64, NODE_ROLE: 32, SUBMITTER_ROLE: 64}
 """Open calls of one certificate's party at a server, by role, and as many urgent ones; a node needs a handful."""
-_MOST_PUBLIC: Final = 4
-"""Open calls of one address where no certificate is needed."""
+_MOST_PUBLIC: Final = 16
+"""Open calls of one address where no certificate is needed; several boards may have one address."""
 _PUBLIC_FIRST_S: Final = 5.0
 
 

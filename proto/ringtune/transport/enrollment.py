@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import grpc
 
-from ringtune.errors import ConnectionFailedError, DeadlineError, RingTuneError, TrustError
+from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, RingTuneError, TrustError
 from ringtune.transport.endpoints import CLIENT_OPTIONS, join_address, split_address
 from ringtune.transport.identity import (
     Identity,
@@ -40,6 +40,8 @@ _RENEW_S: Final = 3.0
 _RENEW_AGAIN_S: Final = 600.0
 _TRIES: Final = 3
 """Attempts with a token and one key: an answer may be lost, and the same key gets the same certificate."""
+_BUSY_S: Final = 1.0
+"""Pause after an attempt for which the coordinator had too many other calls."""
 _SERVES_OTHERS: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED)
 """Of a port that wants a certificate, or has other services."""
 Reply = TypeVar("Reply", trust_pb2.AuthorityReply, trust_pb2.CertifyReply)
@@ -119,8 +121,10 @@ def _repeated(call: Callable[[], Reply], address: str) -> Reply:
                     f"at {address} no coordinator gives certificates; check that it runs with a trust folder, and ask "
                     "for a new token: it has the port"
                 ) from error
-            if not left or not isinstance(failure, (ConnectionFailedError, DeadlineError)):
+            if not left or not isinstance(failure, (BusyError, ConnectionFailedError, DeadlineError)):
                 raise failure from error
+            if isinstance(failure, BusyError):
+                time.sleep(_BUSY_S)
     raise AssertionError("the last try returns or raises")  # pragma: no cover
 
 

@@ -34,6 +34,7 @@ from coordinator.server.coordinator import Coordinator
 from coordinator.server.server import CoordinatorServer
 from ringtune import __version__
 from ringtune.errors import BusyError, ConnectionFailedError, StorageError, TokenError, TrustError, UsageError
+from ringtune.transport import enrollment
 from ringtune.transport.channels import Server, open_channel
 from ringtune.transport.codecs import removals_from_proto
 from ringtune.transport.endpoints import CLIENT_OPTIONS
@@ -527,9 +528,25 @@ def test_joining_again_after_a_lost_answer_gives_the_same_certificate(
     assert issued == [identity.certificate_pem] * 2
 
 
-def test_joining_past_silent_strangers_and_wrong_tokens(tmp_path: Path) -> None:
+def test_joining_of_boards_behind_one_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight that start at the same time are all asked for their tokens before the first one has its certificate."""
+    trust, together = tmp_path / "trust", threading.Barrier(8)
+    with running(trust) as (keeper, address), ThreadPoolExecutor(8) as boards:
+        parties, real = [node_party(f"pi-{number}") for number in range(8)], keeper.certify
+
+        def certify(secret: str, request_pem: bytes) -> bytes:
+            together.wait(30)
+            return real(secret, request_pem)
+
+        monkeypatch.setattr(keeper, "certify", certify)
+        joined = [boards.submit(join, address, invited(trust, each), tmp_path / each.name) for each in parties]
+        assert [each.result(60).party for each in joined] == parties
+
+
+def test_joining_past_silent_strangers_and_wrong_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Strangers hold 60 calls that say nothing: a token is taken at once. After 20 wrong tokens their address waits."""
     trust = tmp_path / "trust"
+    monkeypatch.setattr(enrollment, "_BUSY_S", 0.0)
     with running(trust) as (_, address), contextlib.ExitStack() as stack:
         token = invited(trust)
         there = f"127.0.0.1:{token.port}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -322,6 +323,39 @@ def test_books_that_nobody_fetches_have_a_limit_with_their_initial_values(tmp_pa
     kept.begin(record(run_id(3)), on_saved=nobody)
     assert list(kept.records()) == [run_id(3)]
     kept.close()
+
+
+def test_run_that_has_no_room_to_begin_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next coordinator would take it for one that was interrupted."""
+
+    def write(path: Path, content: Pieces) -> None:
+        raise StorageError(f"no room for {path.name}")
+
+    monkeypatch.setattr(run_store, "write_pieces_durably", write)
+    with contextlib.closing(RunStore(tmp_path)) as kept:
+        with pytest.raises(StorageError, match="no room"):
+            kept.begin(record(ONE), initial=Pieces.of(b"values"), on_saved=nobody)
+        assert not list((tmp_path / "runs").iterdir())
+
+
+def test_run_is_deleted_by_one_of_two_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one had chosen it too, or was about to ask for its size."""
+    with contextlib.closing(RunStore(tmp_path, keep_days=0.0)) as kept:
+        for run in [kept.begin(record(each, first_run=ONE), on_saved=nobody) for each in (ONE, TWO)]:
+            run(PLAN)
+            run(DONE)
+            run.fetched()
+        sized, chosen = kept._sized, list[str]()
+
+        def meanwhile() -> list[RunRecord]:
+            monkeypatch.setattr(kept, "_sized", sized)
+            found = sized()
+            chosen.extend(kept.prune())
+            return found
+
+        monkeypatch.setattr(kept, "_sized", meanwhile)
+        assert kept.prune() == ()
+        assert chosen == [ONE, TWO]
 
 
 def test_folder_has_one_coordinator_at_a_time(tmp_path: Path) -> None:

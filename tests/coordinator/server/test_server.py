@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import queue
 import re
@@ -302,6 +303,11 @@ def test_service_shows_and_gives_users_their_own_runs(tmp_path: Path, monkeypatc
         for run_id in (OF_BOB, planned):
             told = refusals(stubs["alice"], run_id)
             assert told == [f"run {run_id} is of bob; ask them, or an administrator"] * 5
+        driver = server.coordinator._driver
+        assert driver is not None
+        driver.board.awaits(["pi"], "it has the rows", math.inf)
+        courses = [stubs[name].Status(control_pb2.Empty(), timeout=CALL_S).run for name in users]
+        assert [(run.run_id, list(run.awaited)) for run in courses] == [(planned, []), *[(planned, ["pi"])] * 2]
         for name, run_id in (("alice", RUN), ("root", OF_BOB), ("bob", planned)):
             assert not [why for why in refusals(stubs[name], run_id) if " is of " in why]
 

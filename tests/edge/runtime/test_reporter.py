@@ -161,10 +161,10 @@ def test_recorder_replay_notices_whatever_differs() -> None:
 
 
 class CallError(DroppedCallError):
-    """A failed call with a status and nothing more."""
+    """A failed call with a status."""
 
     def __init__(self, status: grpc.StatusCode) -> None:
-        super().__init__("")
+        super().__init__("Concurrent RPC limit exceeded!" if status is grpc.StatusCode.RESOURCE_EXHAUSTED else "")
         self._status = status
 
     def code(self) -> grpc.StatusCode:
@@ -215,10 +215,18 @@ def test_reporter_batches_what_gathers() -> None:
     assert first.spans[0].end_unix_s - first.spans[0].start_unix_s == pytest.approx(0.5, abs=1e-6)
 
 
-def test_reporter_sends_the_same_again_after_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A report that did not get through is repeated before any later one, under its old number."""
+@pytest.mark.parametrize(
+    "failures",
+    [
+        (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED),
+        (grpc.StatusCode.CANCELLED, grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    ],
+    ids=["silence", "crowded"],
+)
+def test_reporter_sends_the_same_again(failures: tuple[grpc.StatusCode, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report that did not get through, or that others' calls crowded out, is repeated before any later one."""
     monkeypatch.setattr(rp, "_RETRY_S", 0.0)
-    sender = ReportCalls(grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    sender = ReportCalls(*failures)
     reporter = make_reporter(sender)
     reporter.put(rp.TurnDone(1))
     assert reporter.flush(WAIT_S)
@@ -226,7 +234,7 @@ def test_reporter_sends_the_same_again_after_silence(monkeypatch: pytest.MonkeyP
     assert reporter.flush(WAIT_S)
     reporter.close()
     assert [request.number for request in sender.requests] == list(range(1, len(sender.requests) + 1))
-    assert len({request.number for request in sender.tries[:3]}) == 1
+    assert len({request.number for request in sender.tries[: len(failures) + 1]}) == 1
     assert [turn for request in sender.requests for turn in request.turns_done] == [1, 2]
 
 
