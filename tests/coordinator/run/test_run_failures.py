@@ -22,12 +22,14 @@ from coordinator.run.node_client import Reported
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_driver import RunDriver
 from coordinator.screen.progress import Progress
+from coordinator.server.coordinator import Coordinator
 from coordinator.server.run_store import RunStore
 from ringtune.errors import (
     CapacityError,
     DataError,
     DeadlineError,
     IntegrityError,
+    InterruptedRunError,
     JobError,
     ModelError,
     PeerLostError,
@@ -352,6 +354,29 @@ def test_run_of_all_parameters_that_can_not_go_back_says_why(changes: dict[str, 
     """With the remedy."""
     with losing_host(**changes) as (cluster, wanted), pytest.raises(PeerLostError, match=message):
         follow(cluster, wanted)
+
+
+@pytest.mark.parametrize("is_drained", [False, True])
+def test_run_that_can_not_begin_again_or_is_drained_while_it_does_ends(
+    is_drained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug on the way back leaves the coordinator free, and a drain is that of the run that begins."""
+    begin = Coordinator.run
+
+    def on_the_way(coordinator: Coordinator, request: RunRequest, **how: Any) -> RunDriver:
+        if (before := how.get("replaces")) is not None:
+            before.drain("stopped by the user")
+            if not is_drained:
+                raise KeyError("no such thing")
+        return begin(coordinator, request, **how)
+
+    monkeypatch.setattr(Coordinator, "run", on_the_way)
+    error, message = (InterruptedRunError, "stopped by") if is_drained else (PeerLostError, "lost; going back .* failed")
+    with losing_host(recovery__copies="next") as (cluster, wanted):
+        with pytest.raises(error, match=message):
+            follow(cluster, wanted)
+        assert cluster.server.coordinator.stop("the test ends", CALL_S)
+        assert not cluster.server.coordinator.driven()
 
 
 def test_run_is_refused_on_nodes_of_a_build_that_would_pass_over_a_part_of_it() -> None:
