@@ -312,18 +312,24 @@ _PIECE_BYTES = 1 << 16
 def show_events(client: Connection, run_id: str, *, follow: bool, progress: Progress) -> Outcome | None:
     """Show the events of a run as its own command does; return the outcome so far, None if it has not begun.
 
-    ``follow``: until the end of the run; else the present events.
+    ``follow``: until the end of the run, or of that which takes it up; else the present events.
 
     Raises:
         RingTuneError: unknown run, or the connection is lost.
     """
     outcome: Outcome | None = None
-    for event in client.events(run_id, wait=follow, whole=False, with_files=False):
-        if event.WhichOneof("event") == "job_toml":
-            outcome = Outcome(parse_job(event.job_toml, source=f"run {run_id}"))
-        if outcome is not None:
-            outcome(event)
-            ShownEvents(progress, outcome)(event)
+    after = run_id
+    while after:
+        for event in client.events(after, wait=follow, whole=False, with_files=False):
+            if event.WhichOneof("event") == "job_toml":
+                outcome = Outcome(parse_job(event.job_toml, source=f"run {after}"))
+            if outcome is not None:
+                outcome(event)
+                ShownEvents(progress, outcome)(event)
+        is_over = outcome is not None and (outcome.is_done or outcome.error is not None)
+        records = {} if is_over or not follow else {record.run_id: record for record in client.runs()}
+        found = resumed_by(records, after)
+        after = found.run_id if found is not None else ""
     if outcome is not None and outcome.error is not None:
         progress.note(f"the run ended: {outcome.error}")
     return outcome

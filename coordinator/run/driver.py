@@ -200,7 +200,7 @@ class Driver(abc.ABC):
         self.run_id = run_id
         self.without: Mapping[str, str] = {}
         self.after: Driver | None = None
-        self._stop_reason = ""
+        self._stop_reason = self._drain_reason = ""
         self.board = StatusBoard(run_id)
         self._members = members
         self._lease_s = lease_s
@@ -305,9 +305,12 @@ class Driver(abc.ABC):
         finally:
             try:
                 if outcome is not None:
-                    self.after = self._begin_after(outcome)
+                    after = self._begin_after(outcome)
+                    drained, self.after = self._drain_reason, after  # from here on ``drain`` reaches it
                 if self.after is not None and self._stop_reason:
                     self.after.stop(self._stop_reason)
+                elif self.after is not None and drained:
+                    self.after.drain(drained)
                 self._on_end()  # before the last event: its reader may submit the next run
                 if self.after is None:
                     self._log_outcome(outcome)

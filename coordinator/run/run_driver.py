@@ -137,7 +137,7 @@ class RunDriver(Driver):
             self._initial_metadata = TensorFile(request.initial, where=INITIAL_FILE).metadata
         self._rounds = state_machine_of(request, awaits_nodes=awaits_nodes)
         self._policy = recovery_policy(request, awaits_nodes=awaits_nodes)
-        self._lost, self._is_drained = "", False
+        self._lost = ""
         self._checkpoints = CheckpointManager(run_id, request.job, request.resume)
         self._run_planner = RunPlanner(
             request, self._checkpoints, members.links, put=self._queue.put, emit=self._emit, enter=self._enter
@@ -175,7 +175,9 @@ class RunDriver(Driver):
 
     def drain(self, reason: str) -> None:
         """Ask for the end of the run after the granted turns, with a checkpoint; a second call ends it at once."""
-        self._is_drained = True
+        self._drain_reason = reason
+        if self.after is not None:
+            self.after.drain(reason)
         self._queue.put(rd.DrainRequested(reason))
 
     def joined(self, member: Member) -> None:
@@ -491,7 +493,7 @@ class RunDriver(Driver):
         plan = self._planned.plan if self._planned else resumed
         if plan is None or not plan.course.method.full_parameters or not isinstance(failed, PeerLostError):
             return None
-        if self._is_drained or self._stop_reason or not self._request.is_training or self._lost not in plan.nodes:
+        if self._drain_reason or self._stop_reason or not self._request.is_training or self._lost not in plan.nodes:
             return None
         step = self._checkpoints.saved_step
         if why := checkpoint_reason(self._lost, plan, step, self._policy):
@@ -503,8 +505,9 @@ class RunDriver(Driver):
             self._note(f"the run goes back to the checkpoint of step {step}: {failed}")
             self._finish_files()
             return self.go_back(self._lost, self._instances[self._lost], self._policy.awaits_s)
-        except RingTuneError as error:
-            failed.args = (f"{failed}; going back to the checkpoint of step {step} failed: {error}",)
+        except Exception as error:  # also by a bug: the coordinator is busy until this run has ended
+            why = str(error) if isinstance(error, RingTuneError) else str(self._bug(error))
+            failed.args = (f"{failed}; going back to the checkpoint of step {step} failed: {why}",)
             return None
 
     def _stopped(self, reason: str) -> str:

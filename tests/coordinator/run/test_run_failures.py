@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.client.follow import show_events
 from coordinator.client.submit import Client
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.planner.make_plan import make_plan
@@ -22,12 +23,14 @@ from coordinator.run.node_client import Reported
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_driver import RunDriver
 from coordinator.screen.progress import Progress
+from coordinator.server.coordinator import Coordinator
 from coordinator.server.run_store import RunStore
 from ringtune.errors import (
     CapacityError,
     DataError,
     DeadlineError,
     IntegrityError,
+    InterruptedRunError,
     JobError,
     ModelError,
     PeerLostError,
@@ -328,17 +331,20 @@ def follow(cluster: FakeCluster, wanted: Job) -> None:
 
 
 def test_run_of_all_parameters_goes_back_by_itself_where_it_is_stored_too(tmp_path: Path) -> None:
-    """Its submitter follows the run that takes it up; the records say which one that is, and where it began."""
+    """Whoever follows it follows the run that takes it up; the records say which one that is, and where it began."""
     with losing_host(recovery__copies="next") as (cluster, wanted):
         cluster.server.coordinator.kept = kept = RunStore(tmp_path)
         with pytest.raises(ModelError, match="collected"):
             follow(cluster, wanted)
         first, second = kept.records().values()
+        with Client(cluster.server.address) as client:
+            shown = show_events(client, first.run_id, follow=True, progress=Progress())
         kept.close()
         began = {name: cluster.agents[name].prepared.saved.step for name in "ab"}
     assert (first.state, first.message, first.saved_step) == ("interrupted", "a node was lost", 4)
     assert (second.takes_up, second.first_run, second.saved_step) == (first.run_id, first.run_id, 8)
     assert began == {"a": 4, "b": 4}
+    assert shown is not None and isinstance(shown.error, ModelError)
 
 
 @pytest.mark.parametrize(
@@ -352,6 +358,29 @@ def test_run_of_all_parameters_that_can_not_go_back_says_why(changes: dict[str, 
     """With the remedy."""
     with losing_host(**changes) as (cluster, wanted), pytest.raises(PeerLostError, match=message):
         follow(cluster, wanted)
+
+
+@pytest.mark.parametrize("is_drained", [False, True])
+def test_run_that_can_not_begin_again_or_is_drained_while_it_does_ends(
+    is_drained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug on the way back leaves the coordinator free, and a drain is that of the run that begins."""
+    begin = Coordinator.run
+
+    def on_the_way(coordinator: Coordinator, request: RunRequest, **how: Any) -> RunDriver:
+        if (before := how.get("replaces")) is not None:
+            before.drain("stopped by the user")
+            if not is_drained:
+                raise KeyError("no such thing")
+        return begin(coordinator, request, **how)
+
+    monkeypatch.setattr(Coordinator, "run", on_the_way)
+    ends = {True: (InterruptedRunError, "stopped by"), False: (PeerLostError, "lost; going back .* failed")}
+    with losing_host(recovery__copies="next") as (cluster, wanted):
+        with pytest.raises(ends[is_drained][0], match=ends[is_drained][1]):
+            follow(cluster, wanted)
+        assert cluster.server.coordinator.stop("the test ends", CALL_S)
+        assert not cluster.server.coordinator.driven()
 
 
 def test_run_is_refused_on_nodes_of_a_build_that_would_pass_over_a_part_of_it() -> None:
