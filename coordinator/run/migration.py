@@ -78,7 +78,7 @@ class MigrationDriver:
         self._calls[node].prepare(
             plan.to_wire(),
             self._job_toml,
-            {name: self._addresses[name] for name in plan.nodes},
+            self._addresses,  # a node that the plan leaves out may have the blocks of a resumed run on its disk
             timeout_s=self._wait_s,
             on_result=lambda hosted: self._put(NodePrepared(node, hosted)),
             on_progress=lambda: self._put(rd.Progressed(node)),

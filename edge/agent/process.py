@@ -105,6 +105,7 @@ class CoordinatorCalls:
     def _open(self) -> None:
         self._channel = self._channels.enter_context(open_channel(self._options.coordinator, peer=COORDINATOR))
         self.stub = control_pb2_grpc.CoordinatorStub(self._channel)
+        self._membership = trust_pb2_grpc.MembershipStub(self._channel)  # made of a closed channel it ends the process
 
     def hear(self, removed: Removals) -> None:
         """Refuse peers with removed certificates, and renew the own certificate if it ends soon."""
@@ -114,7 +115,7 @@ class CoordinatorCalls:
         from ringtune.transport.enrollment import renew_if_due
 
         who.removed = removed
-        if folder is not None and renew_if_due(trust_pb2_grpc.MembershipStub(self._channel), who, folder, time.time()):
+        if folder is not None and renew_if_due(self._membership, who, folder, time.time()):
             self._open()
 
 

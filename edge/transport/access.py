@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from ringtune.errors import TrustError
+from ringtune.errors import FrameError, TrustError
 from ringtune.schedule.access import (
     NOT_PLANNED,
     AccessRight,
@@ -62,6 +62,7 @@ class RunAccess:
         self._inspected: tuple[AccessRight, ...] = ()
         self._placed: tuple[AccessRight, ...] = ()
         self._fetches: tuple[AccessRight, ...] = ()
+        self._moves = False
         self._granted_step = 0
         self._digests: dict[tuple[int, str, bool], str] = {}  # step, node, is_head -> digest
         self._waiting = Counter[str]()
@@ -84,7 +85,7 @@ class RunAccess:
                 *link_rights(run_id, plan, self._node, start),
                 *copy_rights(run_id, plan, self._node, start, sizes),
             )
-            self._granted_step, self._digests = start.step if start else 0, {}
+            self._granted_step, self._digests, self._moves = start.step if start else 0, {}, False
             self._changed.notify_all()
 
     def move(
@@ -93,7 +94,7 @@ class RunAccess:
         """Replace the rows of a move or recovery, when this node is told of it."""
         with self._changed:
             self._begin(run_id)
-            self._placed = ()
+            self._placed, self._moves = (), True
             self._fetches = fetch_rights(run_id, plan, start, from_placement_number, from_step)
             self._changed.notify_all()
 
@@ -125,6 +126,7 @@ class RunAccess:
 
         Raises:
             TrustError: there is no such row, or the caller speaks as another node.
+            FrameError: it opens a link while this node moves; it may try again.
         """
         try:
             if caller is not None:
@@ -132,6 +134,8 @@ class RunAccess:
             with self._changed:
                 if asked.call is NodeCall.FETCH:
                     self._wait_for(asked)
+                if asked.call is NodeCall.LINK and self._moves:  # another node may have gone back already
+                    raise FrameError(f"node {self._node} moves and takes no links yet; try again")
                 return self._row(asked)
         except TrustError as error:
             count = self._refused.told((asked.call, asked.node))

@@ -16,15 +16,17 @@ from coordinator.planner.limits import Choices
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import Planned
 from coordinator.run import planning
-from coordinator.run.planning import FirstInspection, FirstInspectionDone, check_waits
+from coordinator.run.planning import FirstInspection, FirstInspectionDone, check_waits, wire_problem
 from coordinator.run.requests import RunRequest
 from coordinator.screen.progress import Progress
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import CapacityError, DeadlineError, PeerLostError, PlanError
 from ringtune.job.job import Job
+from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from tests.coordinator.planner.test_replicas import boards, job_of
 from tests.support.fake_agents import CALL_S, NO_TIMES, FakeCluster, facts, job
+from tests.support.plans import make_plan as ring
 
 WHOLE: Any = {"train__batch_size": 8, "train__microbatches": 1}
 
@@ -194,3 +196,14 @@ def test_waits_that_a_message_outlasts_are_refused() -> None:
     job, plan, profile = planned(1e3)
     links = tuple(dataclasses.replace(link, is_assumed=True) for link in profile.links)
     check_waits(job, plan, dataclasses.replace(profile, links=links))
+
+
+def test_helper_of_an_older_build_makes_no_copies() -> None:
+    """Where the plan counts on them it is refused; without copies it helps."""
+    plan = ring([("a", 0, 2), ("b", 2, 4)], ["a"])
+    helped = dataclasses.replace(plan.placement, helpers=(Helper(node="z", start=2, stop=4),))
+    without = Plan(plan.course, (helped,))
+    wires = {"a": 1, "b": 1, "z": 0}
+    assert wire_problem(job(), without, wires) == ""
+    problem = wire_problem(job(), without.with_copies(True), wires)
+    assert "node z has an older build" in problem and "what helpers train (recovery.copies); install" in problem

@@ -27,7 +27,7 @@ from edge.weights.weight_fetch import ModelFetcher
 from ringtune.errors import FrameError, IntegrityError, InterruptedRunError, ModelError, PlanError, TrustError
 from ringtune.job.job import Job, Model, parse_job
 from ringtune.models.folder import read_headers
-from ringtune.run_control.events import Move
+from ringtune.run_control.events import Move, Prepare
 from ringtune.schedule.access import CopyBytes
 from ringtune.schedule.migration import Source
 from ringtune.schedule.plan import Plan
@@ -406,24 +406,34 @@ def test_recovery_ends_where_nobody_has_what_was_trained(source: str, other: str
 
 
 def test_move_arrives_as_the_coordinator_said_it() -> None:
-    """Sources, digests, other nodes and planned bytes: through the request, into what the node works with."""
+    """Sources, digests, other nodes and planned bytes: through the request, into what the node works with.
+
+    Also a preparation has the address of a node that the plan leaves out: the blocks of a resumed run may be there.
+    """
     told: list[control_pb2.MoveRequest] = []
+    prepared: list[dict[str, str]] = []
     part = moving(TWO_AGENTS_PLAN, (1, (("b", 0, 4),))).at(1)
-    call: Any = SimpleNamespace(place=lambda number: None, move=lambda request, **_: told.append(request))
-    calls = dict.fromkeys(part.nodes, call)
+    call: Any = SimpleNamespace(
+        place=lambda number: None,
+        move=lambda request, **_: told.append(request),
+        prepare=lambda plan, job, addresses, **_: prepared.append(addresses),
+    )
+    calls, addresses = dict.fromkeys(part.nodes, call), {**ADDRESSES, "c": "127.0.0.1:3"}
     checkpoints: Any = SimpleNamespace(shards_run="first")
     driver = MigrationDriver(
-        part, parse_job(TWO_AGENTS_JOB, source="it"), checkpoints, ADDRESSES, calls, print, CopyBytes(1000, 50)
+        part, parse_job(TWO_AGENTS_JOB, source="it"), checkpoints, addresses, calls, print, CopyBytes(1000, 50)
     )
     digests = (CopyDigest(2, "22"), CopyDigest(HEAD_UNIT, "44"))
     driver.tell(Move("b", part, START, 1, (Source("a", 0, 3),), 2, "a", digests, (Source("c", 1, 2),), "c"))
+    driver.prepare(Prepare("b", part), None)
+    assert prepared == [addresses]
     (request,) = told
     assert _next_placement(request) == NextPlacement(
         run_id="",
         placement_number=1,
         plan_json=part.to_wire(),
         job_toml=TWO_AGENTS_JOB,
-        addresses=ADDRESSES,
+        addresses=addresses,
         shards_run="first",
         start=START,
         from_placement_number=1,

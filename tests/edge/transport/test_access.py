@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from edge.transport.access import RunAccess
-from ringtune.errors import TrustError
+from ringtune.errors import FrameError, TrustError
 from ringtune.schedule.access import Asked, NodeCall, State
 from ringtune.schedule.turns import StartPoint
 from ringtune.transport.parties import node_party
@@ -51,6 +51,18 @@ def test_access_follows_the_run() -> None:
     assert allowed(access) == {"disk"}
     access.inspect("s", [])
     assert allowed(access) == set()
+
+
+def test_links_are_opened_again_where_a_node_is_behind_in_a_move() -> None:
+    """A node that has gone back to the placement before the move opens its links once the others are back, too."""
+    access, link = RunAccess("b"), Asked(NodeCall.LINK, "a", "r")
+    access.place("r", PLAN, None)
+    access.require(link, node_party("a"))
+    access.move("r", PLAN, START, 0, None)
+    with pytest.raises(FrameError, match="node b moves and takes no links yet; try again"):
+        access.require(link, node_party("a"))
+    access.place("r", PLAN, START)
+    access.require(link, node_party("a"))
 
 
 def test_refusals_are_logged_once_with_the_caller(caplog: pytest.LogCaptureFixture) -> None:
