@@ -578,6 +578,8 @@ _GUEST_DAYS: Final = 1.0
 _RENEWALS: Final = 6
 """Most renewals of a party in ``_RENEWALS_S``. A node tries every ten minutes, and does so only while it fails."""
 _RENEWALS_S: Final = 3600.0
+_INVITATIONS: Final = 60
+"""Most invitations of a user within a minute: each is a row of the register for a day."""
 
 
 class TrustKeeper:
@@ -602,6 +604,7 @@ class TrustKeeper:
         self._folder, self._clock = folder, clock
         self._lock = threading.Lock()
         self._renewals = RateLimit(_RENEWALS, _RENEWALS_S, now_s=clock)
+        self._invitations = RateLimit(_INVITATIONS, 60.0, now_s=clock)
         self._authority = Authority.read(folder)
         self._register = Register(folder)
         self.removed_serials: tuple[Removal, ...] = ()
@@ -682,18 +685,20 @@ class TrustKeeper:
             raise BusyError(f"{caller.party} has renewed its certificate {_RENEWALS} times within an hour; try later")
         return self._register.renew(caller, now_unix_s, issue)
 
-    def invite(self, node: str) -> str:
-        """Make a token for a node that joins for one evaluation.
+    def invite(self, node: str, *, user: str) -> str:
+        """Make a token for a node of a user that joins for one evaluation.
 
         Raises:
             TrustError: the name is not one of such nodes (``GUEST``).
-            BusyError: another guest has the name.
+            BusyError: another guest has the name, or the user invites too often.
         """
         party = node_party(node)
         if not party.is_guest:
             raise TrustError(f"{party} is no guest; make its token with 'ringtune coordinator token {node}'")
         if self._register.has_certificate(party, self._clock()):  # joining would end that of another user's guest
             raise BusyError(f"a guest {node} has joined already; take another name")
+        if not self._invitations.count(user):
+            raise BusyError(f"{user} has invited {_INVITATIONS} nodes within a minute; try in a minute")
         return str(make_token(self._folder, party, self._clock() + _GUEST_TTL_S))
 
     def remove(self, party: Party, reason: str) -> int:

@@ -376,7 +376,8 @@ class MembershipServicer(trust_pb2_grpc.MembershipServicer):
 
     def Invite(self, request: trust_pb2.InviteRequest, context: grpc.ServicerContext) -> trust_pb2.InviteReply:
         """Make a token for a node that evaluates once."""
-        return trust_pb2.InviteReply(token=answer(context, lambda: self._required().invite(request.node)))
+        user = _user(context)
+        return trust_pb2.InviteReply(token=answer(context, lambda: self._required().invite(request.node, user=user)))
 
     def Remove(self, request: trust_pb2.RemoveRequest, context: grpc.ServicerContext) -> trust_pb2.RemoveReply:
         """Remove a node or user: its certificates are revoked, or without encryption its name is refused."""

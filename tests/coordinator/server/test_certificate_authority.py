@@ -725,11 +725,16 @@ def test_joining_of_guests_is_by_invitation_of_a_user(tmp_path: Path) -> None:
     with running(trust) as (keeper, address):
         guest = node_party("eval-0123abcd")
         with pytest.raises(TrustError, match="node pi is no guest"):
-            keeper.invite("pi")
-        identity = join(address, parse_token(keeper.invite(guest.name)), tmp_path / "guest")
+            keeper.invite("pi", user="alice")
+        identity = join(address, parse_token(keeper.invite(guest.name, user="alice")), tmp_path / "guest")
         assert identity.party == guest
         with pytest.raises(BusyError, match="take another name"):  # its certificate would end with the next one's
-            keeper.invite(guest.name)
+            keeper.invite(guest.name, user="alice")
+        while keeper._invitations.count("alice"):
+            pass
+        with pytest.raises(BusyError, match="alice has invited 60 nodes within a minute"):
+            keeper.invite("eval-00000000", user="alice")
+        keeper.invite("eval-00000000", user="bob")
         assert identity.facts.ends_unix_s - time.time() == pytest.approx(DAY_S, abs=60)
         speaker = Speaker(identity)
         assert identity.facts.renew_at_unix_s == identity.facts.ends_unix_s
