@@ -250,7 +250,7 @@ class Client(Connection):
         try:
             self._follow(call, outcome, *sinks)
         except ConnectionFailedError as error:
-            if not (wait_s and following.may_continue):
+            if not (following.may_continue and (wait_s or outcome.is_kept)):
                 raise
             _LOG.info("the connection with the coordinator broke: %s", error)
             try:

@@ -73,7 +73,7 @@ def _num_in_vain(records: Mapping[str, RunRecord], last: RunRecord) -> int:
 
 
 class RunHistory:
-    """The events of a run from which it may be resumed; an event sink.
+    """The events of a run of all parameters, which has no operations, from which it may be resumed; an event sink.
 
     Args:
         request: began the run.
@@ -92,7 +92,7 @@ class RunHistory:
             saved = [one for one in self._events if one.WhichOneof("event") == kind]
             self._events = [one for one in self._events if one not in saved[: 1 - KEPT]]
             self.num_in_vain = 0
-        if kind in ("plan_json", "resumed_json", "operations_json", "checkpoint_json"):
+        if kind in ("plan_json", "resumed_json", "checkpoint_json"):
             self._events.append(event)
 
     def resumption(self, record: RunRecord, join_s: float) -> RunRequest:

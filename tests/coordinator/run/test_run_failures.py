@@ -325,9 +325,9 @@ def of_all_parameters(**changes: Any) -> Job:
 
 
 def follow(cluster: FakeCluster, wanted: Job) -> None:
-    """Submit a run on all nodes, and follow it to its end."""
+    """Submit a run on all nodes, and follow it to its end; the coordinator is there, so that nothing is waited for."""
     with Client(cluster.server.address) as client:
-        client.run(RunRequest(wanted), progress=Progress(), folder=None, coordinator_wait_s=CALL_S)
+        client.run(RunRequest(wanted), progress=Progress(), folder=None)
 
 
 def test_run_of_all_parameters_goes_back_by_itself_where_it_is_stored_too(tmp_path: Path) -> None:
