@@ -80,6 +80,7 @@ def wire_problem(job: Job, plan: Plan, wires: Mapping[str, int], *, names_heads:
     needs = {
         "adapter.from": bool(plan.course.initial),
         "recovery.copies = 'next'": is_full and any(one.copies for one in plan.placements),
+        "copies of what helpers fit (recovery.copies)": any(one.copies and one.helpers for one in plan.placements),
         "train.keep_best": job.keeps_best_on_disk,
         "blocks and heads from other disks": names_heads,
     }

@@ -16,14 +16,16 @@ from coordinator.planner.limits import Choices
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import Planned
 from coordinator.run import planning
-from coordinator.run.planning import FirstInspection, FirstInspectionDone, check_waits
+from coordinator.run.planning import FirstInspection, FirstInspectionDone, check_waits, wire_problem
 from coordinator.run.requests import RunRequest
 from coordinator.screen.progress import Progress
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import CapacityError, DeadlineError, PeerLostError, PlanError
 from ringtune.job.job import Job
+from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from tests.coordinator.planner.test_replicas import boards, job_of
+from tests.support import plans
 from tests.support.fake_agents import CALL_S, NO_TIMES, FakeCluster, facts, job
 
 WHOLE: Any = {"train__batch_size": 8, "train__microbatches": 1}
@@ -194,3 +196,11 @@ def test_waits_that_a_message_outlasts_are_refused() -> None:
     job, plan, profile = planned(1e3)
     links = tuple(dataclasses.replace(link, is_assumed=True) for link in profile.links)
     check_waits(job, plan, dataclasses.replace(profile, links=links))
+
+
+def test_copies_of_helpers_need_nodes_that_know_them() -> None:
+    """An older host would refuse them, and count as lost; without copies it trains as before."""
+    plan = plans.changed(plans.make_plan([("a", 0, 4)], ["a"]), helpers=(Helper(node="z", start=0, stop=4),))
+    why = wire_problem(job(), plan.with_copies(True), {"a": 0, "z": 1})
+    assert why.startswith("node a has an older build") and "recovery.copies" in why
+    assert not wire_problem(job(), plan.with_copies(False), {"a": 0, "z": 1})
