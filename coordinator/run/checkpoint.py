@@ -35,7 +35,7 @@ from ringtune.run_control import events as rd
 from ringtune.run_control.checkpoint import CheckpointHolders, CheckpointManifest, Resume, SavedPart, SavedSource, Shard
 from ringtune.run_control.continuation import job_digest
 from ringtune.schedule.course import Course
-from ringtune.schedule.migration import stay_reason, wait_reason, without_owner
+from ringtune.schedule.migration import rows_reason, stay_reason, without_owner
 from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Evaluations, StartPoint, Unfreezing
@@ -167,7 +167,7 @@ class ResumeChooser:
         for owner in [one.node for one in course.owners if one.node not in self._facts]:
             if self._job.recovery.owners != SKIP_OWNER:
                 return f"node {owner} has not joined, and no other node has its rows"
-            if why := wait_reason(course, owner):
+            if why := rows_reason(course, owner, manifest.step, manifest.unfreezing.unfreeze_at):
                 return f"node {owner} has not joined, and its rows can't be left out: {why}"
             course = without_owner(course, owner, turns)
         return course

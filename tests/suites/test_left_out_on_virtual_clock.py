@@ -9,10 +9,12 @@ import pytest
 
 from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
-from ringtune.schedule.course import Course
+from ringtune.schedule.course import Course, Offload
 from ringtune.schedule.migration import stay_reason
+from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import NOTHING_KNOWN, StepKind, Turn, items, turn_sequence
+from ringtune.schedule.units import Range
 from sim.ring import RingResult
 from tests.features.plans import Losses, loss_at, moving_plan
 from tests.suites.test_recovery_on_virtual_clock import SEEDS, recoveries, ring_of
@@ -208,3 +210,24 @@ def test_losses_of_a_lost_owner_are_forgotten_where_losses_decide(turns: str) ->
         assert left_out(result)
         decided += len(known.unfreeze_at)
     assert decided > after > 0, "some decisions before the loss, some after it"
+
+
+@pytest.mark.parametrize("awaits_s", [0.0, 1e3])
+def test_owner_of_all_turns_that_are_left_is_not_left_out_while_gradients_are_added_up(awaits_s: float) -> None:
+    """Its last turn ends with the update of an interval that began before it: the run waits, or ends resumable."""
+    plan = make_plan([("x", 0, 4)], ["a", "b"], num_steps=10, local_iterations=2, microbatches=1, method="all")
+    plan = changed(
+        plan, helpers=(Helper(node="z", start=0, stop=4),), offload=Offload(blocks=(Range(0, 4),), interval=3)
+    )
+    policy = RecoveryPolicy(leaves_out=True, awaits_s=awaits_s)
+    ring = RecoveringRing(plan, place=lambda command: None, recovery=policy, back_s=lambda node: 5.0)
+
+    def when(what: str, node: str) -> str | None:
+        ended = [entry.turn.end_step for entry in ring.result.logged if isinstance(entry, rd.LogTurn)]
+        return "a" if ended and ended[-1] == 8 and not ring.came else None
+
+    ring.when = when
+    result = ring.run()
+    assert result.finish is not None and ring.moments and not left_out(result)
+    assert [entry.step for entry in recoveries(result)] == ([8] if awaits_s else [])
+    assert ("gradients are added up" in result.finish.message) == (not awaits_s)

@@ -57,7 +57,7 @@ from ringtune.run_control.events import (
     ShowStep,
 )
 from ringtune.schedule.course import Course
-from ringtune.schedule.migration import CopyHolders, Source, wait_reason
+from ringtune.schedule.migration import CopyHolders, Source, rows_reason
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn
@@ -81,13 +81,15 @@ class RecoveryPolicy:
     awaits_s: float = 0.0
 
 
-def _rows_reason(lost: str, course: Course, policy: RecoveryPolicy) -> str:
+def _rows_reason(
+    lost: str, course: Course, policy: RecoveryPolicy, step: int = 0, decided: tuple[int, ...] = ()
+) -> str:
     """Say why the run ends with the loss of an owner of rows; empty if it waits for it, or leaves its rows out."""
     if course.owner(lost) is None or policy.awaits_s:
         return ""
     if not policy.leaves_out:
         return f"{lost} owns rows, which no other node has; {RESUME}, or set recovery.owners = 'skip'"
-    why = wait_reason(course, lost)
+    why = rows_reason(course, lost, step, decided)
     return f"the run can't leave out the rows of {lost}: {why}; {RESUME}" if why else ""
 
 
@@ -108,7 +110,7 @@ def end_reason(lost: str, course: Course, kept: CopyHolders, policy: RecoveryPol
 
     ``kept`` must already be without the tensors of the lost node.
     """
-    if why := _rows_reason(lost, course, policy):
+    if why := _rows_reason(lost, course, policy, kept.step or 0, kept.decided):
         return why
     if kept.step is None:
         return f"no turn has ended since the run was resumed or loaded, so nothing is kept yet; {RESUME}"

@@ -55,7 +55,7 @@ from ringtune.run_control.recovery import (
 )
 from ringtune.run_control.turns import EvaluationSums, OpenTurn, TurnGrants
 from ringtune.schedule.course import Course
-from ringtune.schedule.migration import CopyHolders, stay_reason, wait_reason, without_owner
+from ringtune.schedule.migration import CopyHolders, rows_reason, stay_reason, without_owner
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import ITEMS_AHEAD, Evaluations, StartPoint, StepKind, Turn
 from ringtune.schedule.versions import unfreezing_steps
@@ -483,8 +483,9 @@ class RunStateMachine:
         commands.append(rd.Release(lost, message))
         course = self._recovery.course if self._recovery else None
         if self._course.owner(lost) is not None:
-            if self._policy.leaves_out and not wait_reason(self._course, lost):
-                course = without_owner(self._course, lost, self._course.turns_of(self._kept.step or 0))
+            step = self._kept.step or 0
+            if self._policy.leaves_out and not rows_reason(self._course, lost, step, self._kept.decided):
+                course = without_owner(self._course, lost, self._course.turns_of(step))
             else:
                 self.awaited.for_owner(lost, now_s)
         recovery = self._rewind((lost,), "", now_s, commands, course)

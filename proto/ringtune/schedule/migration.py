@@ -41,7 +41,7 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.run_shape import DroppedOwner, Owner, next_owner, turn_counts, weights
 from ringtune.schedule.turns import StepKind, Turn
-from ringtune.schedule.versions import may_be_stale, was_trained
+from ringtune.schedule.versions import adds_up, may_be_stale, was_trained
 
 TURNS_KEPT: Final = 3
 """Train turns with kept ends at a node: the committed one, and two that may be granted since."""
@@ -112,6 +112,19 @@ def without_owner(course: Course, node: str, num_turns: int) -> Course:
         left_out=(*course.left_out, DroppedOwner(owner=course.owners[at], at=at, turns=had)),
         num_steps=course.num_steps - steps,
     )
+
+
+def rows_reason(course: Course, owner: str, step: int, decided: tuple[int, ...] = ()) -> str:
+    """Say why a run can't leave out an owner's rows after ``step`` steps; empty if it can.
+
+    ``decided`` are the unfreezing decisions of the run until then.
+    """
+    if why := wait_reason(course, owner):
+        return why
+    ends = without_owner(course, owner, course.turns_of(step)).num_steps == step
+    if ends and adds_up(course.decided(decided), step):
+        return "all turns that are left are its own, and gradients are added up for an update that ends them"
+    return ""
 
 
 def all_owners(course: Course) -> tuple[Owner, ...]:

@@ -65,6 +65,14 @@ def was_trained(course: Course, unit: int, step: int) -> bool:
     return course.method.updates(course, unit, step) > 0
 
 
+def adds_up(course: Course, step: int) -> bool:
+    """Whether gradients of steps before ``step`` wait for an update: a helped block's interval has not ended."""
+    if course.offload is None or step >= course.num_steps:
+        return False
+    steps = (course.method.updates(course, block, step) for one in course.offload.blocks for block in range(*one))
+    return any(count % course.offload.interval for count in steps)
+
+
 def rate_at(course: Course, unit: int, step: int) -> tuple[int, int]:
     """Position of a unit's learning rate: updates before that of ``step``, and updates of the whole schedule."""
     if course.offload is not None and course.offload.has_block(unit):

@@ -187,7 +187,8 @@ SERVER_OPTIONS: Final[Options] = (
 WIRE: Final = 1
 """Number of the messages that this build knows: one more with each field that an older one would pass over in silence.
 
-1: ``adapter.from``; checkpoints' copies, best results on disks, and heads from other disks, where all parameters train.
+1: ``adapter.from``; checkpoints' copies, best results on disks, and heads from other disks, where all parameters train;
+copies of what helpers fit.
 """
 
 

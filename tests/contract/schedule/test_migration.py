@@ -13,7 +13,7 @@ import pytest
 from ringtune.errors import PlanError
 from ringtune.run_control.events import Move
 from ringtune.run_control.recovery import Recovery
-from ringtune.schedule.course import Course
+from ringtune.schedule.course import Course, Offload
 from ringtune.schedule.migration import (
     CopyHolders,
     Source,
@@ -22,6 +22,7 @@ from ringtune.schedule.migration import (
     copies_of,
     head_holder,
     reduced_num_steps,
+    rows_reason,
     sources,
     with_owner_back,
     without_owner,
@@ -137,6 +138,17 @@ def test_course_without_an_owner_survives_json_and_has_its_owners_again() -> Non
     changed = Plan(course, plan.placements)
     assert Plan.from_json(json.loads(json.dumps(changed.to_json()))) == changed
     assert changed.digest != plan.digest
+
+
+def test_owner_whose_turns_end_the_run_is_not_left_out_while_gradients_are_added_up() -> None:
+    """Turns a b a b a of two steps: after step 8 only a is left, two steps into an interval of three."""
+    course = make_plan([("a", 0, 4)], ["a", "b"], num_steps=10, local_iterations=2, method="all").course
+    adds = dataclasses.replace(course, offload=Offload(blocks=(Range(0, 4),), interval=3))
+    assert "gradients are added up" in rows_reason(adds, "a", 8)
+    assert not rows_reason(adds, "b", 8) and not rows_reason(adds, "a", 6) and not rows_reason(course, "a", 8)
+    even = dataclasses.replace(adds, offload=Offload(blocks=(Range(0, 4),), interval=4))
+    assert not rows_reason(even, "a", 8)
+    assert "no other node than a" in rows_reason(without_owner(course, "b", 1), "a", 2)
 
 
 def test_owner_that_can_not_be_left_out_is_refused() -> None:
