@@ -428,9 +428,12 @@ class ReadyQueue:
             return not state.heads and self.exchange.copies.may_send(self._head_unit)
         if update.start == EMBEDDING:
             return not state.goes_backward and self.exchange.copies.may_send(EMBEDDING)
-        if update in state.lagging and any(it.backwards and it.item.seq == state.item.seq + 1 for it in self.states):
-            return False  # a host that does not wait for its helper
-        return not state.backwards and state.awaited_seq < upward_seq and self.exchange.may_update(update)
+        awaited_seq = state.awaited_seq
+        if update in state.lagging:  # a host that does not wait for its helper; the next item may only pass forward
+            awaited_seq += 1
+            if any(it.backwards and it.item.seq == awaited_seq for it in self.states):
+                return False
+        return not state.backwards and awaited_seq < upward_seq and self.exchange.may_update(update)
 
     def _ready_head(self) -> MicroBatchState | None:
         """The oldest own micro-batch before its head, if the head can run."""
