@@ -22,6 +22,7 @@ from ringtune.schedule.units import Range
 from ringtune.techniques.offload import helped
 from tests.features.feature import ONE, TWO, Feature, Run, Tensors, Wanted, plan_of
 from tests.features.models import FUSED, LINEAR_MLP, LORA_LINEAR, of_family
+from tests.features.operations import StaleWithMasks, random_table, with_idle
 from tests.support import reference, users_reference
 from tests.support.moves import Slices
 from tests.support.plans import changed, train_items
@@ -135,6 +136,20 @@ def lagging(case: Case, run: Run) -> Wanted:
     return Wanted(tensors=reference.adapter_of(model) | reference.Trained(model=model).head())
 
 
+class LaggingWithMasks(StaleWithMasks):
+    """The same rule with an operation table; versions of blocks are kept in a list."""
+
+    def seen(self, block: int, first_step: int, k: int) -> Tensors:
+        """One update of the turn less, where a helper trains the block."""
+        return self.past[block][first_step + max(0, k - (block in _helped_blocks(self.plan)))]
+
+
+def lagging_with_masks(case: Case, run: Run) -> Wanted:
+    """Linear adapters of helped blocks in one process, one step behind, with what the table leaves out masked."""
+    done = LaggingWithMasks(case.job, run.plan, case.folder / "model", case.datasets()).train()
+    return Wanted(tensors=done.tensors(), losses=done.losses)
+
+
 def _put(parameters: list[torch.nn.Parameter], values: list[torch.Tensor]) -> None:
     with torch.no_grad():
         for parameter, value in zip(parameters, values, strict=True):
@@ -228,7 +243,24 @@ OVERLAP = [
     )
     for way in ("some-of-several-hosts", "one-idle-helper")
 ]
-
+OVERLAP += [
+    with_helpers(
+        "-overlap/table",
+        "some-of-several-hosts",
+        {"overlap": True},
+        changes={
+            "method": "all",
+            "adapter": "linear[alpha=2.0]",
+            "local_iterations": 4,
+            "num_steps": 8,
+            "microbatches": 4,
+            "checkpoint_every": 4,
+            "owners": ("a", "b"),
+            "operations": with_idle(random_table(3, ("a", "b"), "12233")),
+        },
+        reference=lagging_with_masks,
+    )
+]
 
 OVERLAP_AND_INTERVAL = [
     with_helpers(

@@ -26,7 +26,7 @@ from ringtune.techniques.activation_cache import entry_bytes
 from sim.ring import RingResult, VirtualRing
 from tests.support.choosing import DrawnTables, random_choice
 from tests.support.moves import granted, moving_at_random
-from tests.support.plans import changed, random_plan, random_replicas
+from tests.support.plans import changed, random_operations, random_plan, random_replicas
 
 # ---- methods that are harder than any known one ----------------------------------------------------------
 
@@ -153,12 +153,16 @@ def with_helpers(plan: Plan, rng: random.Random, *, interval: int = 1, overlap: 
 
 
 def helped_plan(seed: int) -> Plan:
-    """With helpers; some update helped blocks every few steps only, in some the hosts do not wait."""
+    """With helpers; some update helped blocks every few steps only, in some the hosts do not wait.
+
+    Every second one has operations.
+    """
     rng = random.Random(seed)
     plan = random_plan(rng)
     while plan.course.method.name == "pipeadapter":
         plan = random_plan(rng)
-    return with_helpers(plan, rng, interval=rng.choice([1, 1, rng.randint(2, 5)]), overlap=rng.random() < 0.4)
+    plan = with_helpers(plan, rng, interval=rng.choice([1, 1, rng.randint(2, 5)]), overlap=rng.random() < 0.4)
+    return changed(plan, operations=random_operations(rng, plan.course)) if seed % 2 else plan
 
 
 def replica_plan(seed: int) -> Plan:

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from ringtune.errors import PlanError
+from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.course import Offload
 from ringtune.schedule.lowering import WAITING, max_waiting
 from ringtune.schedule.methods import Hift, PipeAdapter
+from ringtune.schedule.operation_tables import BatchOperations, Operations
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import Velora
@@ -43,6 +45,19 @@ def test_helpers_update_once_an_interval_and_at_the_end(steps: int, interval: in
     assert at_helper == at_host
     assert len(at_helper) == updates
     assert len([action for action in order["b"] if action.op is Op.UPDATE]) == steps
+
+
+@pytest.mark.promise("2 right version")
+def test_update_of_a_helper_waits_for_a_forward_that_must_not_see_it() -> None:
+    """Some steps have a forward at the host and no backward, long after the weights of the step before are there."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["c"], num_steps=8, local_iterations=4, method="all", train_rows=32)
+    free = "2211"
+    batches = tuple(BatchOperations(owner="c", batch_id=at, rows=(free if at % 2 else "1111", free)) for at in range(8))
+    offload, helpers = Offload(blocks=(Range(0, 2),), overlap=True), (Helper(node="z", start=0, stop=2),)
+    plan = changed(plan, operations=Operations(batches=batches), offload=offload, helpers=helpers)
+    found = run(plan, random.Random(1), action_s=lambda node, action: 100.0 if action.op is Op.EMBED else 0.1)
+    assert found.finish == rd.Finish("", "")
+    validate_table(plan, tuple(turn_sequence(plan.course)), found.order)
 
 
 def test_helpers_score_nothing_and_evaluate_nothing() -> None:

@@ -23,7 +23,8 @@ every other host.
 
 Helpers (``schedule.placement``): gradients are added up in the order of items and micro-batches. A range of blocks is
 updated when all its pairs of an item are fitted, even if those of blocks below are missing. The next item's pairs
-follow after all updates of an item.
+follow after all updates of an item. An item may have no pairs, where an operation table skips the blocks; so an update
+also waits until the link to the host has room for its weights. The host never waits for later weights than those.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ringtune.engine import events as ev
 from ringtune.engine.failure_texts import awaited_copy, awaited_grads, awaited_weights
-from ringtune.engine.paths import ItemState, MicroBatchState
+from ringtune.engine.paths import Channel, Credits, ItemState, MicroBatchState
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.course import Course
-from ringtune.schedule.lowering import credit_boundary, is_replicated, replica_grad_key, weights_key
+from ringtune.schedule.lowering import credit_boundary, is_replicated, max_waiting, replica_grad_key, weights_key
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import other_owners, replicas, replicated_units, unit_grad_key
@@ -195,8 +196,12 @@ class ReplicaSums:
 class HelperItems:
     """Items with pairs for this helper, and the pairs that have arrived."""
 
-    def __init__(self, placement: Placement) -> None:
-        self._placement = placement
+    def __init__(self, plan: Plan, node: str, room: Credits) -> None:
+        self._placement, boundary = plan.placement, credit_boundary(plan.course, Payload.WEIGHTS)
+        hosts = {plan.placement.host_of(helper.start) for helper in plan.placement.helped_by(node)}
+        self._room = {
+            host: room.channel(host, boundary, max_waiting(plan, Payload.WEIGHTS, node, host)) for host in hosts
+        }
         self._queue: deque[ItemState] = deque()
         self._arrived: dict[TensorKey, ev.ParcelArrived] = {}
 
@@ -215,13 +220,15 @@ class HelperItems:
         return not self._queue or self._queue[0].item.seq > seq
 
     def next_update(self) -> tuple[Action, ItemState] | None:
-        """Choose the update of a range of blocks for the oldest item, with all pairs of the range fitted."""
+        """Choose the update of a range for the oldest item: its pairs are fitted, and its host has room for weights."""
         self._drop_done()
         if not self._queue:
             return None
         state = self._queue[0]
-        update = next((one for one in state.helped if not any(_has_fit(flow, one) for flow in state.fits)), None)
-        return None if update is None else (update, state)
+        for update in state.helped:
+            if self._room_for(update).left > 0 and not any(_has_fit(flow, update) for flow in state.fits):
+                return update, state
+        return None
 
     def next_fit(self) -> MicroBatchState | None:
         """Choose the oldest micro-batch, if its pairs are here."""
@@ -248,7 +255,12 @@ class HelperItems:
     def updated(self, update: Action, state: ItemState) -> list[ev.Command]:
         """Note an update; send the weights to their host."""
         state.helped.remove(update)
-        return [ev.SendParcel(weights_key(update), self._placement.host_of(update.start))]
+        room = self._room_for(update)
+        room.left -= 1
+        return [ev.SendParcel(weights_key(update), room.target)]
+
+    def _room_for(self, update: Action) -> Channel:
+        return self._room[self._placement.host_of(update.start)]
 
     def _drop_done(self) -> None:
         while self._queue and not self._queue[0].fits and not self._queue[0].helped:
@@ -295,16 +307,19 @@ class PendingInstalls:
 class Exchange:
     """All parcels of one node for updates.
 
+    Args:
+        room: channels of this node.
+
     Attributes:
         copies: updates of embedding and head.
         helping: pairs that this node fits for hosts.
         sums: gradients among the replicas of its stage.
     """
 
-    def __init__(self, plan: Plan, node: str) -> None:
+    def __init__(self, plan: Plan, node: str, room: Credits) -> None:
         self._course = plan.course
         self.copies = Copies(plan.course, node)
-        self.helping = HelperItems(plan.placement)
+        self.helping = HelperItems(plan, node, room)
         self._installs = PendingInstalls(plan.placement, node)
         self.sums = ReplicaSums(plan, node)
 

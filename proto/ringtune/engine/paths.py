@@ -285,7 +285,7 @@ class ItemState:
         forward_versions: hosted unit -> version that a forward needs; empty if all are 0. A unit never has a higher
             version then: no update precedes the last forward that must not see it.
         backward_versions: the same for a backward.
-        lagging: updates that wait for the backward of the next item.
+        lagging: updates that wait for forward and backward of the next item.
         values: numbers for the report, summed over micro-batches.
     """
 

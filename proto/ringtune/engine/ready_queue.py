@@ -171,8 +171,10 @@ class ReadyQueue:
         course, placement, piece = plan.course, plan.placement, plan.slice_of(node)
         is_owner = plan.owner(node) is not None
         self._node, self._course, self._head, self._head_unit = node, course, head, course.head
-        self.exchange = Exchange(plan, node)
+        self._credits = Credits(placement.credits)
+        self.exchange = Exchange(plan, node, self._credits)
         self._pairs_boundary = credit_boundary(course, Payload.PAIRS)
+        self._weights_boundary = credit_boundary(course, Payload.WEIGHTS)
         self._private_blocks = placement.private_blocks
         self.is_host = piece.num_blocks > 0
         self._floor = 0 if is_owner and placement.private_blocks else piece.start
@@ -191,7 +193,6 @@ class ReadyQueue:
         self._max_updating = max_open_items(course, piece.start, piece.stop)
         self._flows: dict[tuple[int, int], MicroBatchState] = {}
         self._early: dict[tuple[int, int], list[TensorArrived]] = {}
-        self._credits = Credits(placement.credits)
         self._paths: dict[Legs, Path] = {}
         self._going_on: MicroBatchState | None = None
         # what may have become possible since it was last looked for
@@ -279,6 +280,9 @@ class ReadyQueue:
         channel.return_credit()
         if boundary == self._pairs_boundary:
             self._may_go_down = True
+            return True
+        if boundary == self._weights_boundary:
+            self._may_update = True
             return True
         is_awaited, self._is_starved = self._is_starved, False
         return is_awaited
@@ -428,9 +432,12 @@ class ReadyQueue:
             return not state.heads and self.exchange.copies.may_send(self._head_unit)
         if update.start == EMBEDDING:
             return not state.goes_backward and self.exchange.copies.may_send(EMBEDDING)
-        if update in state.lagging and any(it.backwards and it.item.seq == state.item.seq + 1 for it in self.states):
-            return False  # a host that does not wait for its helper
-        return not state.backwards and state.awaited_seq < upward_seq and self.exchange.may_update(update)
+        awaited_seq = state.awaited_seq
+        if update in state.lagging:  # a host that does not wait for its helper; the next item may only pass forward
+            awaited_seq += 1
+            if any(it.backwards and it.item.seq == awaited_seq for it in self.states):
+                return False
+        return not state.backwards and awaited_seq < upward_seq and self.exchange.may_update(update)
 
     def _ready_head(self) -> MicroBatchState | None:
         """The oldest own micro-batch before its head, if the head can run."""

@@ -143,7 +143,7 @@ def max_open_items(course: Course, start: int, stop: int) -> int:
 
 
 def awaits_next_backward(course: Course, unit: int, item: Item) -> bool:
-    """Whether the update of ``item`` is installed only after the backward of the next item of its turn."""
+    """Whether the update of ``item`` is installed only after the next item of its turn, forward and backward."""
     is_last = (item.step + 1) % course.local_iterations == 0 or item.step + 1 == course.num_steps
     return item.kind.has_update and not is_last and bool(lag(course, unit))
 
