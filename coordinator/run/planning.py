@@ -42,6 +42,7 @@ from ringtune.quantities import format_bytes, format_seconds
 from ringtune.run_control import events as rd
 from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.lowering import links
+from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.plan import Plan
 from ringtune.v1 import control_pb2
 
@@ -80,7 +81,7 @@ def wire_problem(job: Job, plan: Plan, wires: Mapping[str, int], *, names_heads:
     needs = {
         "adapter.from": bool(plan.course.initial),
         "recovery.copies = 'next'": is_full and any(one.copies for one in plan.placements),
-        "copies of what helpers train (recovery.copies)": any(one.copies and one.helpers for one in plan.placements),
+        "who may fetch in moves and recoveries": len(plan.nodes) > 1 and not stay_reason(plan.course, plan.placements),
         "train.keep_best": job.keeps_best_on_disk,
         "blocks and heads from other disks": names_heads,
     }

@@ -22,7 +22,7 @@ from coordinator.screen.progress import Progress
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import CapacityError, DeadlineError, PeerLostError, PlanError
 from ringtune.job.job import Job
-from ringtune.schedule.placement import Helper
+from ringtune.schedule.methods.pipeadapter import PipeAdapter
 from ringtune.schedule.plan import Plan
 from tests.coordinator.planner.test_replicas import boards, job_of
 from tests.support.fake_agents import CALL_S, NO_TIMES, FakeCluster, facts, job
@@ -198,12 +198,13 @@ def test_waits_that_a_message_outlasts_are_refused() -> None:
     check_waits(job, plan, dataclasses.replace(profile, links=links))
 
 
-def test_helper_of_an_older_build_makes_no_copies() -> None:
-    """Where the plan counts on them it is refused; without copies it helps."""
-    plan = ring([("a", 0, 2), ("b", 2, 4)], ["a"])
-    helped = dataclasses.replace(plan.placement, helpers=(Helper(node="z", start=2, stop=4),))
-    without = Plan(plan.course, (helped,))
-    wires = {"a": 1, "b": 1, "z": 0}
-    assert wire_problem(job(), without, wires) == ""
-    problem = wire_problem(job(), without.with_copies(True), wires)
-    assert "node z has an older build" in problem and "what helpers train (recovery.copies); install" in problem
+def test_node_of_an_older_build_takes_no_part_where_state_moves() -> None:
+    """It would be refused in the middle of the run, as it does not say who fetches; alone, or staying, it trains."""
+    alone, both = ring([("a", 0, 4)], ["a"]), ring([("a", 0, 2), ("b", 2, 4)], ["a"])
+    staying = dataclasses.replace(
+        both, course=dataclasses.replace(both.course, method=PipeAdapter(hosts_above=(2, 2, 1, 1)))
+    )
+    refused = [plan for plan in (alone, both, staying) if wire_problem(job(), plan, {"a": 1, "b": 0})]
+    assert refused == [both]
+    problem = wire_problem(job(), both, {"a": 1, "b": 0})
+    assert "node b has an older build" in problem and "moves and recoveries; install" in problem
