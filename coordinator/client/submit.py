@@ -256,7 +256,7 @@ class Client(Connection):
             try:
                 following.go_on(wait_s, lambda events: _hear(events, outcome, sinks))
             except KeyboardInterrupt as interrupt:
-                raise InterruptedRunError("stopped while the coordinator was away") from interrupt
+                raise InterruptedRunError("stopped by the user") from interrupt
             outcome.require_end()
 
     def _stop_at_once(self, run_id: str) -> None:

@@ -423,7 +423,8 @@ class Driver(abc.ABC):
         deadline_s, is_told = self._started_s + join_s, False
         while True:
             # by the end of a lease a process that is lost is no member any more, and one that came back is
-            gone = {} if time.monotonic() >= self._started_s + self._lease_s else self.without
+            is_first_lease = time.monotonic() < self._started_s + self._lease_s
+            gone = self.without if is_first_lease else {}
             here = (one for one in self._members.living() if one.instance != gone.get(one.node))
             living = invited(tuple(here), evaluation)
             chosen = choose_named(living, named) if named else choose_members(living, wanted)
@@ -435,7 +436,9 @@ class Driver(abc.ABC):
                 is_told = True
                 self._emit(control_pb2.RunEvent(note=absent.waits(names, named, join_s)))
             is_late = time.monotonic() >= deadline_s
-            if named and absent is not None and (is_late or self.without):  # a lost host is not waited for again
+            # a lost host is not waited for again; others that are silent for a moment have a lease to come back
+            is_known = self.without and not (is_first_lease and {*named} - {*names} - self.without.keys())
+            if named and absent is not None and (is_late or is_known):
                 found = choose_named(living, absent.instead(names, named))
                 if found:
                     check_reachable(found)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from coordinator.client.submit import Client
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.planner.make_plan import make_plan
 from coordinator.run import node_client as file_calls
+from coordinator.run.members import LinkCache, Member
 from coordinator.run.node_client import Reported
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_driver import RunDriver
@@ -358,6 +360,18 @@ def test_run_of_all_parameters_that_can_not_go_back_says_why(changes: dict[str, 
     """With the remedy."""
     with losing_host(**changes) as (cluster, wanted), pytest.raises(PeerLostError, match=message):
         follow(cluster, wanted)
+
+
+def test_run_that_goes_back_waits_for_nodes_that_are_silent_for_a_moment() -> None:
+    """The lost process is not waited for, and not taken at once."""
+    a, b, c = (Member(node=name, address=f"127.0.0.1:{port}", instance=name) for port, name in enumerate("abc", 1))
+    living = iter([(a, c), (a, b, c)])
+    members: Any = SimpleNamespace(living=lambda: next(living), links=LinkCache())
+    absent: Any = SimpleNamespace(instead=lambda names, _: names)
+    driver = RunDriver("r", RunRequest(of_all_parameters()), members, lease_s=CALL_S, on_end=lambda: None)
+    driver.without = {"c": "c"}
+    found = driver._await_members(0, CALL_S, "abc", None, absent, has_given_plan=False)
+    assert found == (a, b)
 
 
 @pytest.mark.parametrize("is_drained", [False, True])
