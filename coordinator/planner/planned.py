@@ -25,7 +25,7 @@ from ringtune.errors import CapacityError, PlanError, StorageError
 from ringtune.job.job import Job
 from ringtune.models.adapter_config import auxiliary_of, trains_own_weights
 from ringtune.quantities import format_bytes, format_seconds
-from ringtune.schedule.access import CopyBytes
+from ringtune.schedule.access import HEADER_BYTES, CopyBytes
 from ringtune.schedule.course import Course
 from ringtune.schedule.migration import copy_holder, stay_reason
 from ringtune.schedule.plan import Plan
@@ -247,7 +247,8 @@ def copy_bytes(course: Course, node: NodeFacts, job: Job) -> CopyBytes:
     sizes = Sizes.at(course, node, optimizer=job.train.optimizer, dtype=job.model.dtype)
     units = (EMBEDDING, course.head) if course.method.full_parameters else (course.head,)
     head_bytes = sum(sizes.trained_bytes(unit) + sizes.state_bytes(unit) for unit in units)
-    return CopyBytes(math.ceil(sizes.snapshot_bytes), math.ceil(head_bytes))
+    names_bytes = max(0, len(course.user_sets) - 1) * HEADER_BYTES
+    return CopyBytes(math.ceil(sizes.snapshot_bytes) + names_bytes, math.ceil(head_bytes))
 
 
 def _copying_time(planned: Planned, sizes: Sizes) -> str:

@@ -54,7 +54,10 @@ class State(StrEnum):
 
 
 class CopyBytes(NamedTuple):
-    """Planned bytes of trained state with optimizer state: of one block, and of the head; 0 = not planned."""
+    """Planned bytes of trained state with optimizer state: of one block, and of the head; 0 = not planned.
+
+    With adapters of several users those of a block have the room for the names of all but one of them, too.
+    """
 
     block: int = 0
     head: int = 0
@@ -64,8 +67,8 @@ NOT_PLANNED: Final = CopyBytes()
 MAX_COPY_BYTES: Final = 1 << 30
 """Most bytes of state that is received into memory; adapters with their moments have some megabytes."""
 _MAX_DISK_BYTES: Final = 1 << 38
-_HEADER_BYTES: Final = 1 << 16
-"""Room for names, shapes and step counts of one block or head in a file."""
+HEADER_BYTES: Final = 1 << 16
+"""Room for names, shapes and step counts of one block or head in a file; of a block of each user's adapters."""
 AHEAD: Final = TURNS_KEPT + ITEMS_AHEAD
 """Train turns between the newest grants of two nodes, at most: grants arrive at one node before another."""
 
@@ -266,4 +269,4 @@ def copy_limit(sizes: CopyBytes, num_blocks: int, *, has_head: bool = False, on_
     """Return the most bytes of a file with the state of some blocks, or the head."""
     planned = sizes.head if has_head else num_blocks * sizes.block
     most = _MAX_DISK_BYTES if on_disk else MAX_COPY_BYTES
-    return min(most, planned + (num_blocks + 1) * _HEADER_BYTES) if planned else most
+    return min(most, planned + (num_blocks + 1) * HEADER_BYTES) if planned else most
