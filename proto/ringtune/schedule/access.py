@@ -54,7 +54,10 @@ class State(StrEnum):
 
 
 class CopyBytes(NamedTuple):
-    """Planned bytes of trained state with optimizer state: of one block, and of the head; 0 = not planned."""
+    """Planned bytes of trained state with optimizer state: of one block, and of the head; 0 = not planned.
+
+    With adapters of several users those of a block have the room for the names of all but one of them, too.
+    """
 
     block: int = 0
     head: int = 0

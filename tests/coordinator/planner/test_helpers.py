@@ -13,14 +13,16 @@ from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.limits import Effort
 from coordinator.planner.make_plan import keep_plan, make_plan, refuse_if_full
 from coordinator.planner.memory import MemoryCaps
-from coordinator.planner.planned import Planned, measured_time
+from coordinator.planner.planned import Planned, copy_bytes, measured_time
 from coordinator.planner.replan import placed_without
 from coordinator.planner.what_if import WhatIf
 from coordinator.screen.plan_text import plan_text
+from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import CapacityError, DataError, JobError, PlanError
 from ringtune.job.job import Job
 from ringtune.quantities import format_bytes
+from ringtune.schedule.access import copy_limit
 from ringtune.schedule.course import HelperSettings, Offload
 from ringtune.schedule.methods import Single
 from ringtune.schedule.placement import Helper
@@ -195,6 +197,16 @@ def test_users_of_nodes_are_in_the_course_and_in_the_memory() -> None:
     searched = caps.estimate_of("a", 0, 4, 0)
     assert searched.parts()["adapters"] == found.memory["a"].parts()["adapters"] == 4 * 2 * PAIRS.adapter_block_bytes
     assert not caps.fits("z", 0, 4, 0) and caps.fits_empty("z")
+
+
+def test_copies_of_many_users_have_room_for_the_names_of_their_tensors() -> None:
+    """20 tensors of 120 bytes each in a file's header, as of LoRA with AdamW at four matrices; else no turn is kept."""
+    known, wish = of_users("a", "b"), job_of(data__user="who")
+    users = tuple(UserRows(name=f"user-{number}", train_rows=1) for number in range(100))
+    known["a"] = dataclasses.replace(known["a"], train_rows=100, users=users)
+    course = make_plan(wish, known).plan.course
+    values = Sizes.at(course, known["a"], optimizer=wish.train.optimizer, dtype=wish.model.dtype).snapshot_bytes
+    assert copy_limit(copy_bytes(course, known["a"], wish), 8) >= 8 * (values + 100 * 20 * 120)
 
 
 def test_users_who_changed_are_refused_by_name() -> None:
