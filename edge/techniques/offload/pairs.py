@@ -544,10 +544,16 @@ class PairVectors:
         """Replace the vectors of some blocks by those that their helper was sent; it may not have all yet.
 
         Raises:
-            IntegrityError: sizes differ.
+            IntegrityError: sizes differ, or a block has none: a new vector would change the result.
         """
         if self._own is not None:
             names = [name for name in self._own.tensors() if block_of(name) in blocks]
+            shown = {block_of(name) for name in names if name in tensors and tensors[name].numel()}
+            if lacking := sorted({block_of(name) for name in names} - shown):
+                raise IntegrityError(
+                    f"{where} have no vector of the pairs of block {lacking[0]}, which earlier versions did not save "
+                    "at a helper; resume the run on its own nodes"
+                )
             self._own.load_blocks({name: tensors.get(name, torch.zeros(0)) for name in names}, blocks, where=where)
         for wire in self._shown:
             wire.learn(tensors)

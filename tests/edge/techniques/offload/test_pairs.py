@@ -15,7 +15,7 @@ import torch
 from edge.model.auxiliary import FusedDelta, LinearDelta
 from edge.techniques.activation_checkpointing import BlockForward, run_saving, saved_tensors, storage_bytes
 from edge.techniques.offload.helper import AuxiliaryModels
-from edge.techniques.offload.pairs import Capture, Pairs, PairWire, from_file, to_file
+from edge.techniques.offload.pairs import Capture, Pairs, PairVectors, PairWire, from_file, to_file
 from edge.techniques.offload.sites import AuxiliarySite, install, pack, unpack
 from edge.techniques.velora import subtokens
 from ringtune.costs.offload_costs import LOSSY, WIRES, PairWidths, pair_token_bytes, pair_widths, weight_bytes
@@ -523,6 +523,15 @@ def test_unknown_wire_is_refused() -> None:
     """With those that there are."""
     with pytest.raises(PlanError, match="float32, bfloat16, velora"):
         PairWire("int8", {})
+
+
+def test_state_of_a_helper_without_the_vectors_of_its_pairs_is_refused() -> None:
+    """As earlier versions saved it: the host would project on new ones. Some sites of a block may lack."""
+    host = PairVectors(PairWire("velora", {"0.a": 8, "1.a": 8, "1.b": 8}, parts=4).vectors, [])
+    host.load_blocks({"1.a": torch.ones(2)}, {1}, where="the blocks")
+    assert host.tensors()["1.a"].numel() == 2 and not host.tensors()["1.b"].numel()
+    with pytest.raises(IntegrityError, match=r"no vector of the pairs of block 0, .* resume the run on its own nodes"):
+        host.load_blocks({"1.a": torch.ones(2)}, {0, 1}, where="the blocks")
 
 
 def test_file_of_another_version_is_refused() -> None:
