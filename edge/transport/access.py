@@ -38,7 +38,8 @@ from ringtune.texts import RepeatCounter, times
 from ringtune.transport.parties import Party, require_sender
 
 _LOG = logging.getLogger(__name__)
-WAIT_S: Final = 30.0
+WAIT_S: Final = 120.0
+"""A call of the coordinator is made again for a lease, so that it reaches nodes at times so far apart."""
 _MAX_WAITING: Final = 2
 """Most calls of one node that wait for a row; each holds a thread of the server."""
 
