@@ -60,6 +60,19 @@ def test_update_of_a_helper_waits_for_a_forward_that_must_not_see_it() -> None:
     validate_table(plan, tuple(turn_sequence(plan.course)), found.order)
 
 
+@pytest.mark.promise("2 right version")
+def test_helper_without_pairs_saves_before_later_updates() -> None:
+    """Nothing but the checkpoint holds the updates of the next turn back, while its own blocks are slow."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["c"], num_steps=8, method="all", train_rows=32, checkpoint_every=2)
+    batches = tuple(BatchOperations(owner="c", batch_id=at, rows=("3311",) * 2) for at in range(8))
+    helpers = (Helper(node="b", start=0, stop=2),)
+    plan = changed(plan, operations=Operations(batches=batches), helpers=helpers)
+    times: dict[str, Any] = {"action_s": lambda node, action: 1.0, "control_s": lambda node: 0.0}
+    order = run(plan, random.Random(1), items_ahead=16, **times).order["b"]
+    done = [action.seq for action in order if action.op is Op.SAVE or (action.op is Op.UPDATE and action.start == 0)]
+    assert len(done) == 12 and done == sorted(done)
+
+
 def test_helpers_score_nothing_and_evaluate_nothing() -> None:
     """Only items with an update ship pairs."""
     plan = helped_plan(5)

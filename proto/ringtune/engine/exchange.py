@@ -206,8 +206,8 @@ class HelperItems:
         self._arrived: dict[TensorKey, ev.ParcelArrived] = {}
 
     def take_on(self, state: ItemState) -> None:
-        """Note an item that has pairs for this node."""
-        if state.fits or state.helped:
+        """Note an item that has pairs for this node, or a checkpoint, which keeps those after it waiting."""
+        if _is_open(state):
             self._queue.append(state)
 
     def arrived(self, event: ev.ParcelArrived) -> None:
@@ -217,7 +217,7 @@ class HelperItems:
     def may_save(self, seq: int) -> bool:
         """Whether everything before item ``seq`` is fitted and updated."""
         self._drop_done()
-        return not self._queue or self._queue[0].item.seq > seq
+        return not self._queue or self._queue[0].item.seq >= seq
 
     def next_update(self) -> tuple[Action, ItemState] | None:
         """Choose the update of a range for the oldest item: its pairs are fitted, and its host has room for weights."""
@@ -263,8 +263,13 @@ class HelperItems:
         return self._room[self._placement.host_of(update.start)]
 
     def _drop_done(self) -> None:
-        while self._queue and not self._queue[0].fits and not self._queue[0].helped:
+        while self._queue and not _is_open(self._queue[0]):
             self._queue.popleft()
+
+
+def _is_open(state: ItemState) -> bool:
+    """Whether pairs, updates for hosts or a save of an item are not done."""
+    return bool(state.fits or state.helped) or any(update.op is Op.SAVE for update in state.updates)
 
 
 def _has_fit(flow: MicroBatchState, update: Action) -> bool:
