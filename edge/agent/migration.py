@@ -49,7 +49,9 @@ from ringtune.errors import (
     FrameError,
     IntegrityError,
     InterruptedRunError,
+    RingTuneError,
     StorageError,
+    TrustError,
     UsageError,
 )
 from ringtune.job.job import Job, parse_job
@@ -67,6 +69,8 @@ _LOG = logging.getLogger(__name__)
 _FLUSH_S = 5.0
 # The rest of the deadline is for the answer, which names the node that did not send its part.
 _SHARE = 0.9
+# Of a source of trained state; the next one is asked at once.
+_SAYS_NO = (IntegrityError, TrustError)
 
 
 class NextPlacement(NamedTuple):
@@ -358,20 +362,23 @@ class AgentMigration:
     def _checked(
         self, to: NextPlacement, step: int, source: Source, deadline_s: float
     ) -> Iterator[tuple[Source, Pieces]]:
-        """Yield the blocks of a source, or those of other nodes where it keeps other ones than were trained."""
+        """Yield the blocks of a source, or of other nodes where it gives none, or other ones than were trained."""
         try:
             yield source, self._checked_part(to, step, source, deadline_s)
             return
-        except IntegrityError as error:
-            problem = error
+        except _SAYS_NO as error:
+            problem: RingTuneError = error
+            is_refused = isinstance(error, TrustError)
             _LOG.warning("blocks [%d, %d) are not taken: %s", source.start, source.stop, error)
         for block in range(source.start, source.stop):
-            again = Source(source.node, block, block + 1)  # its other blocks may be right
-            for other in (again, *(one for one in to.others if one.start <= block < one.stop)):
+            others = [one for one in to.others if one.start <= block < one.stop]
+            if not is_refused:
+                others.insert(0, Source(source.node, block, block + 1))  # its other blocks may be right
+            for other in others:
                 try:
                     yield other, self._checked_part(to, step, other, deadline_s)
                     break
-                except IntegrityError as error:
+                except _SAYS_NO as error:
                     problem = error
                     _LOG.warning("block %d is not taken: %s", block, error)
             else:
@@ -396,11 +403,11 @@ class AgentMigration:
     def _checked_head(self, to: NextPlacement, step: int, sha256: str | None, deadline_s: float) -> Pieces:
         """Return the head that this node keeps, or fetch and keep it."""
         nodes = [to.head_from or self._node, *filter(None, [to.other_head])]
-        problem = IntegrityError("nobody has it")
+        problem: RingTuneError = IntegrityError("nobody has it")
         for node in nodes:
             try:
                 return self._head_of(to, step, node, sha256, deadline_s)
-            except IntegrityError as error:
+            except _SAYS_NO as error:
                 problem = error
                 _LOG.warning("the head is not taken: %s", error)
         raise _not_kept(problem, "the head", step)
@@ -464,7 +471,7 @@ def _differs(node: str, what: str, step: int) -> IntegrityError:
     )
 
 
-def _not_kept(problem: IntegrityError, what: str, step: int) -> IntegrityError:
+def _not_kept(problem: RingTuneError, what: str, step: int) -> IntegrityError:
     return IntegrityError(
         f"no node has {what} after step {step} as it was trained: {problem}; resume the run from its newest checkpoint "
         "with --resume"

@@ -328,13 +328,15 @@ def test_snapshot_is_fetched_from_the_node_that_hosted_the_blocks(shelf: tuple[S
 
 
 GOOD, POISON = file_of(0, 1), file_of(0, 1).replace(bytes([0, 1]), bytes([0, 9]))
+NOTHING = b""
 HEAD_UNIT = TWO_AGENTS_PLAN.course.head
 
 
 class Keepers:
     """Node b, which recovers, and node a, which has copies of what b trained: each in memory, a at an address.
 
-    All is after step 2, with the digests that b reported; ``own`` and ``copy`` are what b and a keep.
+    All is after step 2, with the digests that b reported; ``own`` and ``copy`` are what b and a keep. Where that is
+    nothing, b keeps it no longer, and a has no row of it.
     """
 
     def __init__(self, own: bytes, copy: bytes) -> None:
@@ -344,8 +346,10 @@ class Keepers:
         self.near = AgentMigration(self.host, "b")
         for kept, file in ((self.near.kept, own), (self.far, copy)):
             kept.begin(TWO_AGENTS_RUN)
-            kept.keep(TWO_AGENTS_RUN, 2, "b", file, b"head" if file == GOOD else b"evil")
-        access.move(TWO_AGENTS_RUN, self.plan, dataclasses.replace(START, holder="b"), 1, 2)
+            if file:
+                kept.keep(TWO_AGENTS_RUN, 2, "b", file, b"head" if file == GOOD else b"evil")
+        if copy:
+            access.move(TWO_AGENTS_RUN, self.plan, dataclasses.replace(START, holder="b"), 1, 2)
 
         def add(server: grpc.Server) -> None:
             servicer = SnapshotServicer(SnapshotShelf("a"), self.far, access)
@@ -377,10 +381,17 @@ class Keepers:
 @pytest.mark.promise("2 right version")
 @pytest.mark.parametrize(
     ("own", "copy", "source", "other"),
-    [(GOOD, POISON, "b", ""), (POISON, GOOD, "b", "a"), (GOOD, POISON, "a", "b"), (POISON, GOOD, "a", "")],
+    [
+        (GOOD, POISON, "b", ""),
+        (POISON, GOOD, "b", "a"),
+        (GOOD, POISON, "a", "b"),
+        (POISON, GOOD, "a", ""),
+        (NOTHING, GOOD, "b", "a"),
+        (GOOD, NOTHING, "a", "b"),
+    ],
 )
 def test_recovery_takes_what_was_trained_wherever_it_is(own: bytes, copy: bytes, source: str, other: str) -> None:
-    """State that another node has changed is left for the next node's, blocks and head; the bits are those trained."""
+    """State that a node has changed, or does not give, is left for the next node's; the bits are those trained."""
     keepers = Keepers(own, copy)
     try:
         taken = keepers.recover(source, other)
@@ -392,11 +403,16 @@ def test_recovery_takes_what_was_trained_wherever_it_is(own: bytes, copy: bytes,
     assert taken.head is not None and bytes(taken.head) == b"head"
 
 
-@pytest.mark.parametrize(("source", "other"), [("b", "a"), ("a", "b"), ("b", ""), ("a", "")])
-def test_recovery_ends_where_nobody_has_what_was_trained(source: str, other: str) -> None:
+@pytest.mark.parametrize(
+    ("kept", "source", "other"),
+    [*((POISON, *nodes) for nodes in (("b", "a"), ("a", "b"), ("b", ""), ("a", ""))), (NOTHING, "b", "a")],
+)
+def test_recovery_ends_where_nobody_has_what_was_trained(kept: bytes, source: str, other: str) -> None:
     """At once, with the node and the step: nothing else may be trained on."""
-    keepers = Keepers(POISON, POISON)
+    keepers = Keepers(kept, kept)
     why = r"no node has block 1 after step 2 as it was trained: node [ab] keeps another state of block 1 after step 2"
+    if not kept:
+        why = "no node has block 0 after step 2 as it was trained: node a refuses"
     try:
         with pytest.raises(IntegrityError, match=why) as ended:
             keepers.recover(source, other)
