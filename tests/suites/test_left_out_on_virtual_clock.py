@@ -9,12 +9,13 @@ import pytest
 
 from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
-from ringtune.schedule.course import Course, Offload
+from ringtune.schedule.course import Course, HelperSettings, Offload
 from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import NOTHING_KNOWN, StepKind, Turn, items, turn_sequence
 from ringtune.schedule.units import Range
+from ringtune.techniques.offload import helped
 from sim.ring import RingResult
 from tests.features.plans import Losses, loss_at, moving_plan
 from tests.suites.test_recovery_on_virtual_clock import SEEDS, recoveries, ring_of
@@ -150,17 +151,23 @@ def test_owner_that_is_lost_at_every_kind_of_moment(moment: str, seed: int) -> N
 
 
 @SEEDS
-def test_run_that_has_ended_early_trains_no_more_without_a_lost_owner(seed: int) -> None:
-    """The decision to end holds: the owner is lost while results are collected, and all others only send theirs."""
+@pytest.mark.parametrize(("interval", "keeps_best", "step"), [(1, False, 12), (5, False, 20), (5, True, 12)])
+def test_run_that_has_ended_early_trains_no_more_without_a_lost_owner(
+    seed: int, interval: int, keeps_best: bool, step: int
+) -> None:
+    """The decision to end holds: the owner is lost while results are collected, and all others only send theirs.
+
+    It ends with an evaluation before which helpers have applied all gradients, unless it keeps an earlier result.
+    """
     slices, owners = [("a", 0, 2), ("b", 2, 4)], ["a", "c"]
-    plan = make_plan(slices, owners, num_blocks=4, num_steps=40, local_iterations=2, eval_every=4)
-    ring = ring_of(plan, random.Random(seed), recovery=SKIPS, rounds={"patience_evals": 2})
+    plan = make_plan(slices, owners, num_blocks=4, num_steps=40, local_iterations=2, eval_every=4, method="all")
+    plan = helped(plan, {"a": "b"}, HelperSettings(interval=interval))
+    ring = ring_of(plan, random.Random(seed), recovery=SKIPS, rounds={"patience_evals": 2, "keeps_best": keeps_best})
     ring.when = lambda what, node: "c" if what == "collect" and not ring.lost else None
     result = ring.run()
     assert result.finish == rd.Finish("", "") and ring.lost == ["c"]
     (stop,) = [entry for entry in result.logged if isinstance(entry, rd.LogStop)]
-    assert stop.step < plan.course.num_steps
-    assert max(entry.step for entry in result.logged if isinstance(entry, rd.LogStep)) == stop.step
+    assert max(entry.step for entry in result.logged if isinstance(entry, rd.LogStep)) == stop.step == step
 
 
 def test_run_waits_for_an_owner_unless_it_is_told_otherwise() -> None:

@@ -251,7 +251,8 @@ class Train:
         max_steps: optimizer steps of the whole run.
         eval_every: steps between evaluations; 0 = only at the end.
         patience_evals: the run ends after this many evaluations in a row without a loss below the best one; 0 = the run
-            has all its steps. Without evaluation rows it never ends early.
+            has all its steps. Without evaluation rows it never ends early, and with ``offload.interval`` only with an
+            evaluation before which helpers have applied all gradients, unless ``keep_best`` is set.
         keep_best: whether the result is that of the evaluation with the lowest loss instead of the last step. Training
             waits until each evaluation is judged and, if it is the best, its result is stored.
         sample_prompt: prompt that the trained language model completes after the run, by at most 40 tokens, greedily.

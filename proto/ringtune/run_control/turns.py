@@ -44,7 +44,7 @@ from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner
 from ringtune.schedule.turns import NONE_DONE, NOTHING_KNOWN, StartPoint, StepKind, Turn, checkpoint_turn, turn_sequence
-from ringtune.schedule.versions import depth
+from ringtune.schedule.versions import adds_up, depth
 from ringtune.techniques import turn_rules
 from ringtune.techniques.operations import TurnOperations
 from ringtune.techniques.replicas import CopyComparison
@@ -296,10 +296,14 @@ class EarlyStopping:
     def _is_watching(self) -> bool:
         return self._patience > 0 or self._keeps_best
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the run ends with the last judged evaluation."""
-        return self.evaluations.stops_run(self._patience)
+    def ends(self, course: Course) -> bool:
+        """Whether a run ends with the last judged evaluation; ``course`` must have its decisions (``Course.decided``).
+
+        Without a best result it does not while a helper has added up gradients: what they are for would be lost.
+        """
+        if not self.evaluations.stops_run(self._patience):
+            return False
+        return self._keeps_best or not adds_up(course, self.evaluations.step)
 
     def may_grant(self, turn: Turn) -> bool:
         """Whether no evaluation to be judged, and no best result to be sent, holds this turn back."""
@@ -313,10 +317,10 @@ class EarlyStopping:
         """Note that a turn is granted."""
         self._waits = self._is_watching and (self._waits or turn.kind is StepKind.EVALUATE)
 
-    def judge(self, step: int, values: tuple[tuple[str, float], ...]) -> bool:
-        """Take a complete evaluation; return whether the run ends with it."""
+    def judge(self, step: int, values: tuple[tuple[str, float], ...]) -> None:
+        """Take a complete evaluation."""
         if not self._is_watching:
-            return False
+            return
         sums = dict(values)
         count = sums.get("count", 0.0)
         loss = sums.get("loss_sum", math.nan) / count if count else math.nan
@@ -326,7 +330,6 @@ class EarlyStopping:
             self.best.wanted = step
         else:
             self.settled = self.evaluations
-        return self.has_ended
 
     def is_best(self, step: int) -> bool | None:
         """Whether the evaluation at ``step`` is the best so far; None where no best result is kept."""
@@ -505,10 +508,11 @@ class TurnGrants:
 
         Uncommitted turns are granted again as far as the new plan has them.
         """
+        self.is_exhausted = self._ends_early
         unfreezing = self.depths.unfreezing.without(self._plan.course, plan.course)
         start = dataclasses.replace(start, unfreezing=unfreezing)
         self._plan, self._next, self._ahead_of, self._since = plan, None, (0, 0), []
-        self._sequence, self.is_exhausted = turn_sequence(plan.course, start=start), self.stopping.has_ended
+        self._sequence = turn_sequence(plan.course, start=start)
         self.depths, self.tables = TurnDepths(plan.course, start), TurnOperations(plan, start)
         self.place(part)
 
@@ -530,9 +534,14 @@ class TurnGrants:
         is_news = [rule.lose(node, problem) for rule in self.rules]
         return [LogTechniqueFailed(node, problem)] if any(is_news) else []
 
+    @property
+    def _ends_early(self) -> bool:
+        return self.stopping.ends(self._plan.course.decided(self.depths.unfreezing.unfreeze_at))
+
     def judge(self, step: int, values: Values) -> list[Command]:
         """Take a complete evaluation; grant nothing more if the run ends with it."""
-        ends = self.stopping.judge(step, values) and step < self._plan.course.num_steps and not self.is_exhausted
+        self.stopping.judge(step, values)
+        ends = self._ends_early and step < self._plan.course.num_steps and not self.is_exhausted
         self.is_exhausted = self.is_exhausted or ends
         told = LogEvaluation(step, values, self.stopping.is_best(step))
         return [told, *([LogStop(step, self.stopping.evaluations)] if ends else [])]
