@@ -59,7 +59,7 @@ from edge.techniques.operations import ScoreCollector
 from edge.techniques.velora import Projections, Vectors
 from ringtune.config.sections import learning_rate
 from ringtune.engine.failure_texts import diverged, may_diverge
-from ringtune.errors import DivergedError, PlanError
+from ringtune.errors import DivergedError, IntegrityError, PlanError
 from ringtune.job.job import Job
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.course import COLLABORATION
@@ -692,4 +692,10 @@ def _for_node(
             found |= {f"{PREFIXES.value}{inside}": value} if inside in installed else {}
         elif block_of_tensor(name) not in blocks or kind == PAIRS or (kind == PREFIXES.value and not is_sum):
             found[name] = value
+    lacking = sorted({block_of(name) for name in installed if f"{PREFIXES.value}{name}" not in found}) if is_sum else []
+    if lacking:
+        raise IntegrityError(
+            f"{_WHERE} have no sum of users' adapters of block {lacking[0]}, which earlier versions did not save at a "
+            "helper; resume the run on its own nodes"
+        )
     return found

@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 
 from edge.agent.torch_backend import load_migrated
+from edge.checkpoint.shard_file import MERGED
 from edge.checkpoint.snapshots import MigratedState, metadata
 from edge.checkpoint.state_folder import RunShards, SavedParts
+from ringtune.errors import IntegrityError
 from ringtune.run_control import events as rd
 from ringtune.run_control.checkpoint import CheckpointHolders, CheckpointManifest, Shard
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import saves_head
 from ringtune.storage.pieces import Pieces
+from ringtune.storage.tensor_files import TensorFile, write_tensors
 from tests.features.catalog import ALL
 from tests.features.feature import Feature, Run, carry_out, each, each_technique, run_of
 from tests.features.full_parameters import HIFT
@@ -103,6 +106,27 @@ def test_run_resumed_in_another_placement_equals_the_whole(feature: Feature) -> 
     rest = carry_out(placed_anew(run, saved), Plan(plan.course, (placement,)), 2, saved=saved)
     assert distance(rest.tensors, run.tensors) < 1e-9
     assert rest.losses == pytest.approx(run.losses[saved.step :], rel=1e-9)
+
+
+def without_sums(shard: bytes) -> bytes:
+    """A shard as it was before helpers saved the sums of users in collaboration."""
+    file = TensorFile(Pieces.of(shard), where="a shard")
+    kept = {name: file.tensor(name) for name in file.infos if not name.startswith(MERGED)}
+    return bytes(write_tensors(kept, metadata=file.metadata))
+
+
+def test_run_of_users_without_their_sums_is_resumed_on_its_own_nodes_alone() -> None:
+    """Hosts load the sums, which helpers' shards of earlier versions lack: the error names block and remedy."""
+    feature = next(one for one in WITH_HELPERS if one.name.startswith("users-together"))
+    run = run_of(feature, feature.split)
+    saved = run.logged(rd.LogCheckpoint)[0]
+    shards = {node: without_sums(shard) for node, shard in run.notes.shards[saved.step].items()}
+    earlier = dataclasses.replace(run, notes=dataclasses.replace(run.notes, shards={saved.step: shards}))
+    slices = (("b", 0, 2), ("c", 2, 4))
+    placement = with_slices(random.Random(0), run.plan, slices, ("a", "c", "e"))
+    with pytest.raises(IntegrityError, match=r"have no sum of .* of block 0, .*; resume the run on its own nodes"):
+        carry_out(placed_anew(earlier, saved), Plan(run.plan.course, (placement,)), 2, saved=saved)
+    assert same_bits(continued(earlier, saved).tensors, run.tensors)
 
 
 def test_comparison_of_a_resumed_run_can_fail() -> None:
