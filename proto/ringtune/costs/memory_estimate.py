@@ -70,13 +70,8 @@ def kept_turn_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term
     if share.copies is None or not course.num_steps or course.method.full_parameters:
         return
     reach = ever_trained(course)
-    own = _trained_in(reach.ranges, share.start, share.stop)
-    own -= sum(_trained_in(reach.ranges, *one) for one in share.helped)
-    own += sum(_trained_in(reach.ranges, *one) for one in itertools.chain(*share.helps))
-    yield Term("kept", OWN_TURNS, _FILES * own, sizes.snapshot_bytes)
-    yield Term(
-        "kept", COPIES, _FILES * sum(_trained_in(reach.ranges, *one) for one in share.copies), sizes.snapshot_bytes
-    )
+    yield Term("kept", OWN_TURNS, _FILES * _fitted_here(reach.ranges, share), sizes.snapshot_bytes)
+    yield Term("kept", COPIES, _FILES * _trained_of(reach.ranges, share.copies), sizes.snapshot_bytes)
     if share.is_owner and reach.has_head:
         yield Term("kept", HEADS, _FILES, sizes.handed_over_bytes)
 
@@ -85,12 +80,14 @@ def end_of_turn_bytes(course: Course, share: Share, sizes: Sizes) -> int:
     """Bytes of weights and optimizer state that a node would copy at the end of each turn."""
     ends = (EMBEDDING, course.head) if share.is_owner else ()
     reach = ever_trained(course)
-    units = [unit for unit in (*range(share.start, share.stop), *ends) if unit in reach]
-    return sum(sizes.trained_bytes(unit) + sizes.state_bytes(unit) for unit in units)
+    ends_bytes = sum(sizes.trained_bytes(unit) + sizes.state_bytes(unit) for unit in ends if unit in reach)
+    return ends_bytes + _fitted_here(reach.ranges, share) * math.ceil(sizes.snapshot_bytes)
 
 
-def _trained_in(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> int:
-    return sum(max(0, min(stop, last) - max(start, first)) for first, last in ranges)
+def _fitted_here(trained: Sequence[Range], share: Share) -> int:
+    """Number of blocks that a node trains: its own without those of helpers, and those that it fits for others."""
+    own = _trained_of(trained, [Range(share.start, share.stop)]) - _trained_of(trained, share.helped)
+    return own + _trained_of(trained, itertools.chain(*share.helps))
 
 
 _AT_WORK = 2

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ringtune.config.optimizers import update_work_bytes
-from ringtune.costs.memory_estimate import memory_estimate, node_memory
+from ringtune.costs.memory_estimate import end_of_turn_bytes, memory_estimate, node_memory
 from ringtune.costs.memory_sizes import (
     CONTEXT_BYTES,
     DTYPE_BYTES,
@@ -32,6 +32,7 @@ from ringtune.schedule.lowering import lower, route
 from ringtune.schedule.migration import copied_from, copy_holder
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.versions import in_flight
+from ringtune.techniques.offload import helped
 from tests.support.cases import cases
 from tests.support.fake_agents import MODEL as FAKE_MODEL
 from tests.support.model_facts import MINILM, small_model
@@ -272,6 +273,16 @@ def test_hosts_keep_what_they_train_and_copies_of_the_host_before_them() -> None
     assert kept(plan, "a") == FILES * (0 + 1) * BLOCK + FILES * HEAD
     assert kept(plan, "b") == FILES * (2 + 0) * BLOCK
     assert kept(plan, "c") == FILES * (1 + 2) * BLOCK
+
+
+def test_bytes_of_a_turn_are_those_of_the_blocks_that_a_node_fits() -> None:
+    """Block 3 and those of b are fitted for their hosts; block 0 does not train, and a has the head."""
+    plan = helped(ring(), {"b": "z", "c": "a"})
+    sizes = Sizes.at(
+        plan.course, dataclasses.replace(node_facts(plan, "a"), model=MODEL), optimizer="adamw", dtype="float32"
+    )
+    found = [end_of_turn_bytes(plan.course, Share.of(plan, node), sizes) for node in "abcz"]
+    assert found == [1 * BLOCK + HEAD, 0, 0, 2 * BLOCK]
 
 
 @cases("changes", [{"copies": False}, {"num_steps": 0}])
