@@ -160,7 +160,8 @@ def replanned(
         return simulated_steps_s(one, profile, costs, optimizer=job.train.optimizer)
 
     drafts += () if now is part else drafts_of(part, has_files=True)
-    found = (one.placement for each in drafts for one in _others(each, job, profile, effort, costs))
+    shares = job.placement.replicas != NEVER and not no_replicas(part.course)
+    found = (one.placement for each in drafts for one in _others(each, job, profile, effort, costs, shares=shares))
     others = {
         one.slices: dataclasses.replace(
             placement,
@@ -179,19 +180,21 @@ def replanned(
     return PlacementProposal(best, layout_text(Plan.of(now.course, best)), seconds(now), moves_s, cost_s)
 
 
-def _others(draft: Draft, job: Job, profile: Profile, effort: Effort, rest: RingCosts) -> Iterator[Plan]:
-    """Yield the best ring and the best stages for all steps, and for stretches of the remaining ones."""
+def _others(
+    draft: Draft, job: Job, profile: Profile, effort: Effort, rest: RingCosts, *, shares: bool
+) -> Iterator[Plan]:
+    """Yield the best ring, with ``shares`` the best stages, for all steps, and for stretches of the remaining ones."""
     clock = effort.clock()
     caps = MemoryCaps(draft, profile.by_name, optimizer=job.train.optimizer, dtype=job.model.dtype)
-    is_ring = draft.course.may_skip or draft.course.method.max_hosts == 1 or bool(no_replicas(draft.course))
-    with_replicas = job.placement.replicas != NEVER and not is_ring and not draft.helper_of
+    is_ring = draft.course.may_skip or draft.course.method.max_hosts == 1
+    with_replicas = shares and not is_ring and not draft.helper_of
     yield from candidates(draft, rest, caps, with_replicas=with_replicas, clock=clock)
     choice = choose_plan([draft], profile, optimizer=job.train.optimizer, dtype=job.model.dtype, effort=effort)
     if choice is None:
         return
     ring = plan_of(choice.best.draft, choice.costs, choice.best.ring)
     yield ring
-    if job.placement.replicas != NEVER:
+    if shares:
         clock = effort.clock()
         stages, _ = choose_replicas(
             ring, [draft], profile, optimizer=job.train.optimizer, dtype=job.model.dtype, is_over=clock.is_over

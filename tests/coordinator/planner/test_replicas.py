@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.planner import phases, replicas
+from coordinator.planner import phases, replan, replicas
 from coordinator.planner.draft import drafts_of, job_draft
 from coordinator.planner.explain import explain, explanation_text
 from coordinator.planner.given_plan import GivenPlan, accept_plan
@@ -27,12 +27,13 @@ from ringtune.costs.memory_estimate import moving_memory, refuse_full_moves
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.errors import CapacityError, PlanError
 from ringtune.job.job import Job, parse_job
+from ringtune.schedule.course import Offload
 from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
-from tests.support.moves import moving
+from tests.support.moves import moving, slices_of
 from tests.support.planner_rings import MIB, QUICK, device
 from tests.support.plans import changed
 from tests.support.plans import make_plan as plan_by_hand
@@ -311,6 +312,18 @@ def test_slow_board_gets_less_to_do(replicas: str) -> None:
     after = Plan(plan.course, (dataclasses.replace(found.placement, placement_number=0, first_turn=0),))
     hosts = [piece.node for piece in after.placement.hosts]
     assert slow not in hosts or load(after) < load(plan)
+
+
+def test_run_whose_helpers_are_gone_looks_for_rings_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its course still has them, and no stage of several hosts would be taken."""
+    job, plan, profile = case(placement__replicas="auto")
+    course = dataclasses.replace(plan.course, offload=Offload(blocks=(Range(2, 4),)))
+    ring = slices_of((("n0", 0, 2), ("n1", 2, 3), ("n2", 3, 4)))
+    part = Plan(course, (dataclasses.replace(plan.placement, slices=ring),))
+    judged: list[Placement] = []
+    monkeypatch.setattr(replan, "_fits", lambda part, other, job, profile: judged.append(other))
+    assert replanned(part, job, slowed(profile, "n2", 4.0), step=30, move_s=1.5, effort=QUICK) is None
+    assert judged and all(len(stage) == 1 for one in judged for stage in one.stages)
 
 
 def test_link_that_became_slow_is_gone_around() -> None:
