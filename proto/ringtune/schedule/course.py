@@ -187,7 +187,11 @@ class Offload(HelperSettings):
         return in_ranges(unit, self.blocks)
 
     def updates(self, steps: int, *, is_over: bool) -> int:
-        """Number of updates of a block after ``steps`` steps that trained it; ``is_over`` at the end of the run."""
+        """Number of updates of a block after ``steps`` steps that trained it; ``is_over`` at the end of the run.
+
+        The last step updates what is left of an interval: a block that trains once has to train in all later steps, as
+        it does with all methods that go together with helpers, also where operations pass it by.
+        """
         whole, rest = divmod(steps, self.interval)
         return whole + (1 if is_over and rest else 0)
 
