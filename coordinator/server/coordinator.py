@@ -553,12 +553,17 @@ class Coordinator:
             return False
         try:
             with self._lock:
-                driver, drivers = self._driver, self._drivers
+                driver = self._driver
             if driver is not None:
                 driver.stop(reason)
         finally:
             self._beginning.release()
-        return all(each.join(max(0.0, deadline_s - time.monotonic())) for each in drivers)
+        ended: list[Driver] = []
+        while ended is not self._drivers:  # a run that was just going back begins one more before it ends
+            ended = self._drivers
+            if not all(each.join(max(0.0, deadline_s - time.monotonic())) for each in ended):
+                return False
+        return True
 
     def _forget(self, driver: Driver) -> None:
         with self._lock:

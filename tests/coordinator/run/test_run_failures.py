@@ -8,6 +8,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -395,6 +396,40 @@ def test_run_that_can_not_begin_again_or_is_drained_while_it_does_ends(
             follow(cluster, wanted)
         assert cluster.server.coordinator.stop("the test ends", CALL_S)
         assert not cluster.server.coordinator.driven()
+
+
+def test_stop_while_a_run_goes_back_waits_for_the_run_that_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stop comes before the coordinator knows the second run, which takes longer to end than the first."""
+    begin, drive, ask = Coordinator.run, RunDriver._drive, RunDriver.stop
+    goes_back, is_asked, may_end = (threading.Event() for _ in range(3))
+
+    def on_the_way(coordinator: Coordinator, request: RunRequest, **how: Any) -> RunDriver:
+        if how.get("replaces") is not None:
+            goes_back.set()
+            assert is_asked.wait(CALL_S)
+        return begin(coordinator, request, **how)
+
+    def ends_late(driver: RunDriver) -> RingTuneError | None:
+        try:
+            return drive(driver)
+        finally:
+            assert not driver.without or may_end.wait(CALL_S)
+
+    def asked(driver: RunDriver, reason: str) -> None:
+        ask(driver, reason)
+        is_asked.set()
+
+    monkeypatch.setattr(Coordinator, "run", on_the_way)
+    monkeypatch.setattr(RunDriver, "_drive", ends_late)
+    monkeypatch.setattr(RunDriver, "stop", asked)
+    with losing_host(recovery__copies="next") as (cluster, wanted), ThreadPoolExecutor(1) as pool:
+        followed = pool.submit(follow, cluster, wanted)
+        assert goes_back.wait(CALL_S)
+        assert not cluster.server.coordinator.stop("the test ends", 1.0)
+        may_end.set()
+        assert cluster.server.coordinator.stop("the test ends", CALL_S)
+        with pytest.raises(InterruptedRunError, match="the test ends"):
+            followed.result(CALL_S)
 
 
 def test_run_is_refused_on_nodes_of_a_build_that_would_pass_over_a_part_of_it() -> None:
