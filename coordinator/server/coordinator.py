@@ -345,6 +345,7 @@ class Coordinator:
         resumed = history.resumption(record_of(run_id, request, time.time()), join_s)
         if self.kept is not None:  # the received file went with its call
             resumed = with_initial(resumed, self.kept.initial_file(run_id))
+            owner = self.kept.require(run_id).owner  # who may have been removed meanwhile
         without, num_in_vain = {**driver.without, lost: instance}, history.num_in_vain + 1
         after = self.run(
             resumed, takes_up=run_id, owner=owner, replaces=driver, without=without, num_in_vain=num_in_vain
