@@ -149,6 +149,7 @@ class Coordinator:
         self._lines = RateLimit(_MOST_LINES, 60.0)
         self._now_s = WakingClock()
         self._driver: Driver | None = None
+        self._replaced: Driver | None = None  # by the driven one, to which it passes what is asked of it
         self._drivers: list[Driver] = []  # the driven one, and earlier ones that may still send their last event
         self._board: StatusBoard | None = None
 
@@ -475,7 +476,7 @@ class Coordinator:
             driver.listen(sink, closely=True)
         with self._lock:
             self._registry.lease_s = max(self.lease_s, job.runtime.lease_s)
-            self._driver, self._board = driver, driver.board
+            self._driver, self._replaced, self._board = driver, replaces, driver.board
             driver.start()
             ending = (other for other in self._drivers if other is replaces or not other.join(0.0))
             self._drivers = [*ending, driver]
@@ -526,10 +527,11 @@ class Coordinator:
 
     def _driver_of(self, run_id: str) -> Driver:
         with self._lock:
-            driver = self._driver
-        if driver is None or driver.run_id != run_id:
-            raise FrameError(f"run {run_id} is not driven here; it is over")
-        return driver
+            drivers = (self._driver, self._replaced) if self._driver is not None else ()
+        for driver in drivers:
+            if driver is not None and driver.run_id == run_id:
+                return driver
+        raise FrameError(f"run {run_id} is not driven here; it is over")
 
     def node_failed(self, node: str, error: RingTuneError) -> None:
         """Tell the driven run, if any, that a node has failed."""
@@ -569,7 +571,7 @@ class Coordinator:
     def _forget(self, driver: Driver) -> None:
         with self._lock:
             if self._driver is driver:
-                self._driver = None
+                self._driver = self._replaced = None
                 self._registry.lease_s = self.lease_s
             self.offers.drop(driver.run_id)
         trim_heap()  # return memory of the run, and of refused callers, to the system
