@@ -280,7 +280,7 @@ def test_invertible_adapter_that_does_not_fit_its_configuration_is_refused(tmp_p
     ):
         tensors_of(job_from(whole, folder, "seq_bn_inv"))
     _edit(ADAPTER_CONFIG, inv_adapter=None, inv_adapter_reduction_factor=None)(folder)
-    with pytest.raises(JobError, match="has 7 tensors of an invertible adapter, .* needs 0"):
+    with pytest.raises(JobError, match=r"has 7 tensors of an invertible adapter, .* needs 0"):
         tensors_of(job_from(whole, folder))
 
 
