@@ -377,14 +377,14 @@ class LocalNodes:
         return [*arguments, *self._options]
 
     def _watch(self) -> None:
-        while not self._stopping.wait(_POLL_S):
+        running = {*self._agents}
+        while running and not self._stopping.wait(_POLL_S):
             for name, agent in self._agents.items():
-                code = agent.poll()
-                if code is not None and not self._stopping.is_set():
+                if name in running and (code := agent.poll()) is not None and not self._stopping.is_set():
+                    running.remove(name)
                     log = self._logs / f"{name}.log"
                     lost = self._template.error()
                     self._on_exit(name, lost or exit_error(f"node {name}", code, self._tail(name), log=log))
-                    return
 
     def _tail(self, name: str) -> str:
         with (self._logs / f"{name}.log").open("rb") as log:

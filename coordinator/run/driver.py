@@ -85,11 +85,12 @@ class AbsentNodes:
         missing = [node for node in named if node not in living]
         return () if not living or self.need_reason(missing) else tuple(sorted(living))
 
-    def waits(self, living: Sequence[str], named: Sequence[str], join_s: float) -> str:
-        """Describe the wait: nodes, time limit, and how the run continues after it."""
+    def waits(self, living: Sequence[str], named: Sequence[str], join_s: float, *, hosts_s: float) -> str:
+        """Describe the wait: nodes, time limit (``hosts_s`` for hosts alone), and how the run continues after it."""
         missing = [node for node in named if node not in living]
-        waits = f"waiting up to {join_s:g} s for node {', '.join(missing)}"
-        if why := self.need_reason(missing):
+        why = self.need_reason(missing)
+        waits = f"waiting up to {join_s if why else hosts_s:g} s for node {', '.join(missing)}"
+        if why:
             return f"{waits}, and the run can't continue without them: {why}"
         return f"{waits}; then the run continues without them, if the disks of other nodes have their trained blocks"
 
@@ -434,7 +435,8 @@ class Driver(abc.ABC):
             names = [member.node for member in living]
             if named and absent is not None and not is_told and time.monotonic() >= self._started_s + _COMING_S:
                 is_told = True
-                self._emit(control_pb2.RunEvent(note=absent.waits(names, named, join_s)))
+                hosts_s = min(join_s, self._lease_s) if self.without else join_s
+                self._emit(control_pb2.RunEvent(note=absent.waits(names, named, join_s, hosts_s=hosts_s)))
             is_late = time.monotonic() >= deadline_s
             # a lost host is not waited for again; others that are silent for a moment have a lease to come back
             is_known = self.without and not (is_first_lease and {*named} - {*names} - self.without.keys())

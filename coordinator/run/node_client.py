@@ -334,7 +334,11 @@ class AgentCalls:
         if self._cancelled.is_set():
             raise PeerLostError(f"node {self.node} takes no part in run {self._run_id}; let it join again")
         request = weights_pb2.ManifestRequest(run_id=self._run_id)
-        return manifest_from_proto(self._weights.Manifest(request, timeout=max(0.1, timeout_s)))
+        reply = self._weights.Manifest(request, timeout=max(0.1, timeout_s))
+        try:
+            return manifest_from_proto(reply)
+        except IntegrityError as error:  # another node asked, whose failure it is not
+            raise IntegrityError(f"the model of node {self.node} can't be used: {error}") from error
 
     def measure_link(
         self,

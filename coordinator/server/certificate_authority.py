@@ -82,7 +82,7 @@ _DAY_S: Final = 86400.0
 _TABLES: Final = """
 CREATE TABLE tokens (
     secret_sha256 TEXT PRIMARY KEY, role TEXT NOT NULL, name TEXT NOT NULL, ends_unix_s REAL NOT NULL,
-    key_sha256 TEXT, certificate BLOB
+    key_sha256 TEXT, certificate BLOB, invited_by TEXT
 );
 CREATE TABLE certificates (
     serial TEXT PRIMARY KEY, role TEXT NOT NULL, name TEXT NOT NULL, ends_unix_s REAL NOT NULL, removed TEXT
@@ -126,6 +126,8 @@ class Register:
                 raise StorageError(
                     f"{self._path} is of version {version}, here is {_VERSION}; use the ringtune that wrote it"
                 )
+            elif "invited_by" not in {row[1] for row in database.execute("PRAGMA table_info(tokens)")}:
+                database.execute("ALTER TABLE tokens ADD COLUMN invited_by TEXT")  # of an earlier version
             database.execute(_GENERATIONS)
 
     @contextlib.contextmanager
@@ -144,13 +146,20 @@ class Register:
     # ---- tokens -----------------------------------------------------------------------------------
 
     def add_token(
-        self, secret_sha256: str, party: Party, ends_unix_s: float, *, is_administrator: bool = False
+        self,
+        secret_sha256: str,
+        party: Party,
+        ends_unix_s: float,
+        *,
+        is_administrator: bool = False,
+        invited_by: str = "",
     ) -> None:
-        """Store a new token: the hash of its secret, its party, and the end of its validity."""
+        """Store a new token: the hash of its secret, its party, the end of its validity, and the user of a guest."""
+        role = ADMINISTRATOR if is_administrator else party.role
         with self._transaction() as database:
             database.execute(
-                "INSERT INTO tokens (secret_sha256, role, name, ends_unix_s) VALUES (?, ?, ?, ?)",
-                (secret_sha256, ADMINISTRATOR if is_administrator else party.role, party.name, ends_unix_s),
+                "INSERT INTO tokens (secret_sha256, role, name, ends_unix_s, invited_by) VALUES (?, ?, ?, ?, ?)",
+                (secret_sha256, role, party.name, ends_unix_s, invited_by),
             )
 
     def redeem(
@@ -220,7 +229,7 @@ class Register:
         return pem
 
     def remove(self, party: Party, reason: str) -> int:
-        """Revoke all certificates and open tokens of a party; return the number of certificates.
+        """Revoke all certificates and open tokens of a party, and of a user's guests; return the number of its own.
 
         Raises:
             TrustError: it never had any.
@@ -230,6 +239,8 @@ class Register:
             database.execute(
                 "DELETE FROM tokens WHERE role IN (?, ?) AND name = ? AND key_sha256 IS NULL", (*roles, party.name)
             )
+            if party.role == SUBMITTER_ROLE:
+                _remove_guests(database, party, reason)
             number = _remove(database, party, reason)
             if not number and not _is_known(database, party):
                 raise TrustError(f"{party} has no certificate of this coordinator; 'ringtune nodes' lists the nodes")
@@ -315,6 +326,14 @@ def _remove(database: sqlite3.Connection, party: Party, reason: str) -> int:
             (_removal_of(database, party).generation + 1, reason, *_key(party)),
         )
     return number
+
+
+def _remove_guests(database: sqlite3.Connection, user: Party, reason: str) -> None:
+    """Refuse the nodes that a user has invited, and the invitations that nobody has used yet."""
+    guests = database.execute("SELECT role, name FROM tokens WHERE invited_by = ?", (user.name,)).fetchall()
+    database.execute("DELETE FROM tokens WHERE invited_by = ? AND key_sha256 IS NULL", (user.name,))
+    for role, name in guests:
+        _remove(database, Party(role, name), f"{reason}, who invited it")
 
 
 def _removal_of(database: sqlite3.Connection, party: Party) -> Removal:
@@ -551,10 +570,13 @@ def init_trust(folder: Path, now_unix_s: float) -> Authority:
     return authority
 
 
-def make_token(folder: Path, party: Party, ends_unix_s: float, *, is_administrator: bool = False) -> Token:
+def make_token(
+    folder: Path, party: Party, ends_unix_s: float, *, is_administrator: bool = False, invited_by: str = ""
+) -> Token:
     """Make a join token; the register stores only the hash of its secret.
 
-    A user without ``is_administrator`` has a part in the own runs only.
+    A user without ``is_administrator`` has a part in the own runs only; a guest is removed with the user who invited
+    it.
 
     Raises:
         TrustError: the folder has no authority.
@@ -569,7 +591,9 @@ def make_token(folder: Path, party: Party, ends_unix_s: float, *, is_administrat
         fingerprint(Authority.read(folder).certificate_pem),
         make_secret(),
     )
-    register.add_token(secret_hash(token.secret), party, ends_unix_s, is_administrator=is_administrator)
+    register.add_token(
+        secret_hash(token.secret), party, ends_unix_s, is_administrator=is_administrator, invited_by=invited_by
+    )
     return token
 
 
@@ -699,10 +723,10 @@ class TrustKeeper:
             raise BusyError(f"a guest {node} has joined already; take another name")
         if not self._invitations.count(user):
             raise BusyError(f"{user} has invited {_INVITATIONS} nodes within a minute; try in a minute")
-        return str(make_token(self._folder, party, self._clock() + _GUEST_TTL_S))
+        return str(make_token(self._folder, party, self._clock() + _GUEST_TTL_S, invited_by=user))
 
     def remove(self, party: Party, reason: str) -> int:
-        """Revoke all certificates of a party at once; return their number.
+        """Revoke all certificates of a party at once, also of a user's guests; return the number of its own.
 
         Raises:
             TrustError: it never had any.

@@ -149,6 +149,7 @@ class Coordinator:
         self._lines = RateLimit(_MOST_LINES, 60.0)
         self._now_s = WakingClock()
         self._driver: Driver | None = None
+        self._replaced: Driver | None = None  # by the driven one, to which it passes what is asked of it
         self._drivers: list[Driver] = []  # the driven one, and earlier ones that may still send their last event
         self._board: StatusBoard | None = None
 
@@ -345,6 +346,7 @@ class Coordinator:
         resumed = history.resumption(record_of(run_id, request, time.time()), join_s)
         if self.kept is not None:  # the received file went with its call
             resumed = with_initial(resumed, self.kept.initial_file(run_id))
+            owner = self.kept.require(run_id).owner  # who may have been removed meanwhile
         without, num_in_vain = {**driver.without, lost: instance}, history.num_in_vain + 1
         after = self.run(
             resumed, takes_up=run_id, owner=owner, replaces=driver, without=without, num_in_vain=num_in_vain
@@ -474,7 +476,7 @@ class Coordinator:
             driver.listen(sink, closely=True)
         with self._lock:
             self._registry.lease_s = max(self.lease_s, job.runtime.lease_s)
-            self._driver, self._board = driver, driver.board
+            self._driver, self._replaced, self._board = driver, replaces, driver.board
             driver.start()
             ending = (other for other in self._drivers if other is replaces or not other.join(0.0))
             self._drivers = [*ending, driver]
@@ -525,10 +527,11 @@ class Coordinator:
 
     def _driver_of(self, run_id: str) -> Driver:
         with self._lock:
-            driver = self._driver
-        if driver is None or driver.run_id != run_id:
-            raise FrameError(f"run {run_id} is not driven here; it is over")
-        return driver
+            drivers = (self._driver, self._replaced) if self._driver is not None else ()
+        for driver in drivers:
+            if driver is not None and driver.run_id == run_id:
+                return driver
+        raise FrameError(f"run {run_id} is not driven here; it is over")
 
     def node_failed(self, node: str, error: RingTuneError) -> None:
         """Tell the driven run, if any, that a node has failed."""
@@ -553,17 +556,22 @@ class Coordinator:
             return False
         try:
             with self._lock:
-                driver, drivers = self._driver, self._drivers
+                driver = self._driver
             if driver is not None:
                 driver.stop(reason)
         finally:
             self._beginning.release()
-        return all(each.join(max(0.0, deadline_s - time.monotonic())) for each in drivers)
+        ended: list[Driver] = []
+        while ended is not self._drivers:  # a run that was just going back begins one more before it ends
+            ended = self._drivers
+            if not all(each.join(max(0.0, deadline_s - time.monotonic())) for each in ended):
+                return False
+        return True
 
     def _forget(self, driver: Driver) -> None:
         with self._lock:
             if self._driver is driver:
-                self._driver = None
+                self._driver = self._replaced = None
                 self._registry.lease_s = self.lease_s
             self.offers.drop(driver.run_id)
         trim_heap()  # return memory of the run, and of refused callers, to the system

@@ -45,7 +45,7 @@ class RunRecord:
         nodes: that take part or were inspected for it; empty before that.
         takes_up: the interrupted run that the coordinator resumes by this one; empty = a user submitted it.
         submission: random id, by which the submitter finds the run before it has the run's id.
-        owner: user in the certificate of its submitter; empty = there was none.
+        owner: user in the certificate of its submitter; empty = there was none, or this user was removed.
     """
 
     run_id: str

@@ -267,6 +267,16 @@ class StoredRun:
             except StorageError:
                 self._is_full = True  # the only effect is that it stays longer
 
+    def disown(self) -> None:
+        """Leave the run to the administrators.
+
+        Raises:
+            StorageError: no room; a restarted coordinator would know the owner again.
+        """
+        with self._changed:
+            self.record = replace(self.record, owner="")
+            write_durably(self._record_path, self.record.to_text().encode())
+
     def close(self) -> None:
         """Close the file; a running run can write no more, and is marked as interrupted at the next start."""
         with self._changed:
@@ -452,6 +462,17 @@ class RunStore:
             UsageError: there is no such run.
         """
         self._run(run_id).interrupt(message)
+
+    def disown(self, user: str) -> None:
+        """Leave the runs of a removed user to the administrators: a later user of this name has no part in them.
+
+        Raises:
+            StorageError: no room.
+        """
+        with self._lock:
+            own = [run for run in self._runs.values() if run.record.owner == user]
+        for run in own:
+            run.disown()
 
     def fetched(self, run_id: str) -> None:
         """Note that a user has all events of a run and of those that it resumes.

@@ -387,6 +387,8 @@ class MembershipServicer(trust_pb2_grpc.MembershipServicer):
             party = Party("submitter", request.node) if is_user else node_party(request.node)
             reason = f"{party} was removed" + (f": {request.reason}" if request.reason else "")
             number = self._keeper.remove(party, reason) if self._keeper is not None else 0
+            if is_user and self._coordinator.kept is not None:
+                self._coordinator.kept.disown(request.node)
             was_member = not is_user and self._coordinator.remove(request.node, reason, forever=self._keeper is None)
             return trust_pb2.RemoveReply(certificates=number, was_member=was_member)
 

@@ -308,7 +308,7 @@ class Agent:
         if active is not None and run_id in ("", active.run_id):
             active.is_finished = active.is_finished or is_finished
             self.end(active, reason)
-        self.access.release(run_id)
+        self.access.release(run_id, is_finished=is_finished)
         self.moves.release(run_id, is_finished=is_finished)
         self._data = ("", None) if run_id in ("", self._data[0]) else self._data
 

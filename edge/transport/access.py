@@ -105,12 +105,16 @@ class RunAccess:
             ends = (turn.end_step for turn in turns if turn.kind is StepKind.TRAIN)
             self._granted_step = max((self._granted_step, *ends))
 
-    def release(self, run_id: str) -> None:
-        """Drop the rows of a run, an empty id is any run; what is on this disk may be fetched until the next one."""
+    def release(self, run_id: str, *, is_finished: bool = False) -> None:
+        """Drop the rows of a run, an empty id is any run.
+
+        What is on this disk may be fetched until the next run, unless this one ``is_finished``.
+        """
         with self._changed:
             if run_id in ("", self._run_id):
                 self._placed = self._fetches = ()
-                self._inspected = tuple(right for right in self._inspected if right.state is State.DISK)
+                kept = [] if is_finished else [right for right in self._inspected if right.state is State.DISK]
+                self._inspected = tuple(kept)
 
     def _begin(self, run_id: str) -> None:
         if run_id != self._run_id:

@@ -417,7 +417,8 @@ Our own cache of base weights, locked: names are digests, what is damaged or par
     edge/weights/weight_cache.py: ModelCache.write_outline
 A coordinator's state folder, locked: books of runs by their ids, dropped when they are fetched and old
     coordinator/server/run_store.py: EventLog.__init__, EventLog.append
-    coordinator/server/run_store.py: StoredRun._end, StoredRun.begun, StoredRun.fetched, StoredRun.found
+    coordinator/server/run_store.py: StoredRun._end, StoredRun.begun, StoredRun.disown, StoredRun.fetched
+    coordinator/server/run_store.py: StoredRun.found
     coordinator/server/run_store.py: RunStore._find, RunStore.begin, RunStore.close, RunStore.prune
 A node's state folder, locked: below the ids of runs, and what the node has measured of itself
     edge/techniques/activation_cache.py: ActivationCache._delete_above, write_hidden

@@ -38,8 +38,10 @@ from typing import Any, Final, NamedTuple
 from ringtune.errors import IntegrityError, JobError, RingTuneError
 from ringtune.models.adapter_config import (
     INVERTIBLE,
+    INVERTIBLE_TENSORS,
     auxiliary_of,
     config_of_library,
+    invertible_of,
     is_same_adapter,
     library_config,
     trains_own_weights,
@@ -149,6 +151,7 @@ def _initial_values(job: Any, unpickle: Unpickle) -> Pieces:
         raise _refused(
             folder, f"has the adapter {found.config!r}, the job says {config!r}; set adapter.config = {found.config!r}"
         )
+    _check_invertible(folder, found, config)
     _check_model(folder, found, Path(job.model.path))
     for name, tensor in (found.tensors | found.head).items():
         if tensor.dtype not in _FLOATS:
@@ -424,6 +427,18 @@ def _peft_config(
     described |= {"attn_matrices": sorted(letters, key="qkv".index)} if letters else {"selfattn_lora": False}
     described |= {"leave_out": list(left_out)} if left_out else {}
     return config_of_library(described | dict.fromkeys(places, True))
+
+
+def _check_invertible(folder: Path, found: Folder, config: str) -> None:
+    """Refuse an invertible adapter without some of its tensors, or tensors of one that the configuration lacks."""
+    ends = [name.partition(f"{INVERTIBLE}.{_NAME}.")[2] for name in found.tensors if f"{INVERTIBLE}." in name]
+    wanted = [] if invertible_of(config) is None else sorted(INVERTIBLE_TENSORS)
+    if sorted(ends) != wanted:
+        raise _refused(
+            folder,
+            f"has {len(ends)} tensors of an invertible adapter, adapter.config = {config!r} needs {len(wanted)}; copy "
+            "the folder again",
+        )
 
 
 def _check_model(folder: Path, found: Folder, model: Path) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
+import queue
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -97,6 +100,7 @@ def test_template_on_another_system_is_refused(tmp_path: Path, monkeypatch: pyte
 
 
 GIB = 2**30
+WAIT_S = 30.0
 LOG = Path("run/logs/node-1.log")
 
 
@@ -174,6 +178,34 @@ def test_local_nodes_keep_their_parts_below_the_folder_of_the_run(
     nodes = LocalNodes(setup, job(), "127.0.0.1:1", logs=tmp_path, on_exit=lambda *_: None, states=Path("run/nodes"))
     arguments = nodes._arguments(0, "node-0")
     assert arguments[arguments.index("--state") + 1] == f"{tmp_path}/run/nodes/node-0"
+
+
+def test_local_nodes_that_end_one_after_the_other_are_all_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run goes on after a loss, and would find the next one only when its lease is over; each is told once."""
+    codes: dict[str, int | None] = {"node-0": 1, "node-1": None, "node-2": None}
+    told = queue.SimpleQueue[str]()
+
+    class Template:
+        """Its agents end as ``codes`` says."""
+
+        __enter__ = __exit__ = lambda *_: None
+        error = lambda _: None  # noqa: E731
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def start(self, arguments: object, *, log: Path) -> Any:
+            """Start an agent, which ends with the first signal."""
+            end = lambda *_: codes.update({log.stem: 0})  # noqa: E731
+            return SimpleNamespace(poll=lambda: codes[log.stem], send_signal=end, wait=end, close_input=end)
+
+    monkeypatch.setattr(local_nodes, "AgentTemplate", Template)
+    setup = LocalSetup(num_nodes=3, num_owners=0, memory_bytes=GIB, threads=1)
+    with LocalNodes(setup, job(), "127.0.0.1:1", logs=tmp_path, on_exit=lambda name, _: told.put(name)):
+        first = told.get(timeout=WAIT_S)
+        codes["node-2"] = 1
+        second = told.get(timeout=WAIT_S)
+    assert (first, second, told.empty()) == ("node-0", "node-2", True)
 
 
 def test_exit_error_is_what_the_agent_printed() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from coordinator.run import node_client as file_calls
 from coordinator.run.node_client import AgentCalls, AgreedModel, node_error
-from ringtune.errors import DataError, DeadlineError, ModelError, PeerLostError, RingTuneError
+from ringtune.errors import DataError, DeadlineError, IntegrityError, ModelError, PeerLostError, RingTuneError
 from ringtune.models.weights_by_digest import ModelManifest, ModelSource, Offers
 from ringtune.schedule.turns import turn_sequence
 from ringtune.storage.chunks import CHUNK_BYTES, cut_pieces
@@ -24,7 +24,7 @@ from ringtune.transport.channels import Server
 from ringtune.transport.retry import RETRY_S
 from ringtune.transport.status import abort, status_of_error
 from ringtune.transport.weights_servicer import WeightsServicer
-from ringtune.v1 import control_pb2, control_pb2_grpc, weights_pb2_grpc
+from ringtune.v1 import control_pb2, control_pb2_grpc, weights_pb2, weights_pb2_grpc
 from tests.support import failpoints
 from tests.support.failpoints import DONE_SUFFIX
 from tests.support.plans import make_plan
@@ -491,3 +491,12 @@ def test_run_whose_nodes_have_different_models_is_refused_with_both(tmp_path: Pa
     for part in ("nodes a and b have different models: tensor ", "put the same folder on both"):
         assert part in str(error)
     assert inspect_all({"a": Inspected(folder), "c": Inspected(None)}, refused=Inspected(evil)) == []
+
+
+def test_manifest_that_can_not_be_read_is_of_its_sender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node without a copy, for which it was asked, has not sent it."""
+    broken = weights_pb2.ManifestReply(files=[weights_pb2.FileEntry(name="../config.json", size_bytes=1)])
+    monkeypatch.setattr(WeightsServicer, "Manifest", lambda *_: broken)
+    nodes = {"a": Inspected(write_bert(tmp_path / "m")), "c": Inspected(None)}
+    (error,) = inspect_all(nodes)
+    assert isinstance(error, IntegrityError) and str(error).startswith("the model of node a can't be used: ")

@@ -8,6 +8,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -362,39 +363,84 @@ def test_run_of_all_parameters_that_can_not_go_back_says_why(changes: dict[str, 
         follow(cluster, wanted)
 
 
-def test_run_that_goes_back_waits_for_nodes_that_are_silent_for_a_moment() -> None:
-    """The lost process is not waited for, and not taken at once."""
+def test_run_that_goes_back_waits_for_nodes_that_are_silent_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lost process is not waited for, and not taken at once; for hosts alone a lease is said and waited."""
+    monkeypatch.setattr("coordinator.run.driver._COMING_S", 0.0)
     a, b, c = (Member(node=name, address=f"127.0.0.1:{port}", instance=name) for port, name in enumerate("abc", 1))
     living = iter([(a, c), (a, b, c)])
     members: Any = SimpleNamespace(living=lambda: next(living), links=LinkCache())
-    absent: Any = SimpleNamespace(instead=lambda names, _: names)
+    notes = list[str]()
+    absent: Any = SimpleNamespace(instead=lambda names, _: names, waits=lambda *_, hosts_s: f"{hosts_s:g} s")
     driver = RunDriver("r", RunRequest(of_all_parameters()), members, lease_s=CALL_S, on_end=lambda: None)
     driver.without = {"c": "c"}
-    found = driver._await_members(0, CALL_S, "abc", None, absent, has_given_plan=False)
-    assert found == (a, b)
+    driver.listen(lambda event: notes.append(event.note))
+    found = driver._await_members(0, 300.0, "abc", None, absent, has_given_plan=False)
+    assert (found, notes) == ((a, b), [f"{CALL_S:g} s"])
 
 
-@pytest.mark.parametrize("is_drained", [False, True])
+@pytest.mark.parametrize("when", ["a bug", "before the next", "with the next", "at once"])
 def test_run_that_can_not_begin_again_or_is_drained_while_it_does_ends(
-    is_drained: bool, monkeypatch: pytest.MonkeyPatch
+    when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bug on the way back leaves the coordinator free, and a drain is that of the run that begins."""
     begin = Coordinator.run
 
     def on_the_way(coordinator: Coordinator, request: RunRequest, **how: Any) -> RunDriver:
-        if (before := how.get("replaces")) is not None:
-            before.drain("stopped by the user")
-            if not is_drained:
-                raise KeyError("no such thing")
-        return begin(coordinator, request, **how)
+        if (before := how.get("replaces")) is None:
+            return begin(coordinator, request, **how)
+        if when in ("a bug", "before the next"):
+            coordinator.drain(before.run_id, "stopped by the user")
+        if when == "a bug":
+            raise KeyError("no such thing")
+        after = begin(coordinator, request, **how)
+        if when == "with the next":
+            coordinator.drain(before.run_id, "stopped by the user")
+        if when == "at once":
+            coordinator.stop_run(before.run_id, "stopped by the user")
+        return after
 
     monkeypatch.setattr(Coordinator, "run", on_the_way)
-    ends = {True: (InterruptedRunError, "stopped by"), False: (PeerLostError, "lost; going back .* failed")}
+    ends = {False: (InterruptedRunError, "stopped by"), True: (PeerLostError, "lost; going back .* failed")}
     with losing_host(recovery__copies="next") as (cluster, wanted):
-        with pytest.raises(ends[is_drained][0], match=ends[is_drained][1]):
+        error, message = ends[when == "a bug"]
+        with pytest.raises(error, match=message):
             follow(cluster, wanted)
         assert cluster.server.coordinator.stop("the test ends", CALL_S)
         assert not cluster.server.coordinator.driven()
+
+
+def test_stop_while_a_run_goes_back_waits_for_the_run_that_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stop comes before the coordinator knows the second run, which takes longer to end than the first."""
+    begin, drive, ask = Coordinator.run, RunDriver._drive, RunDriver.stop
+    goes_back, is_asked, may_end = (threading.Event() for _ in range(3))
+
+    def on_the_way(coordinator: Coordinator, request: RunRequest, **how: Any) -> RunDriver:
+        if how.get("replaces") is not None:
+            goes_back.set()
+            assert is_asked.wait(CALL_S)
+        return begin(coordinator, request, **how)
+
+    def ends_late(driver: RunDriver) -> RingTuneError | None:
+        try:
+            return drive(driver)
+        finally:
+            assert not driver.without or may_end.wait(CALL_S)
+
+    def asked(driver: RunDriver, reason: str) -> None:
+        ask(driver, reason)
+        is_asked.set()
+
+    monkeypatch.setattr(Coordinator, "run", on_the_way)
+    monkeypatch.setattr(RunDriver, "_drive", ends_late)
+    monkeypatch.setattr(RunDriver, "stop", asked)
+    with losing_host(recovery__copies="next") as (cluster, wanted), ThreadPoolExecutor(1) as pool:
+        followed = pool.submit(follow, cluster, wanted)
+        assert goes_back.wait(CALL_S)
+        assert not cluster.server.coordinator.stop("the test ends", 1.0)
+        may_end.set()
+        assert cluster.server.coordinator.stop("the test ends", CALL_S)
+        with pytest.raises(InterruptedRunError, match="the test ends"):
+            followed.result(CALL_S)
 
 
 def test_run_is_refused_on_nodes_of_a_build_that_would_pass_over_a_part_of_it() -> None:

@@ -297,6 +297,27 @@ def test_register_removes_nobody_whom_it_does_not_know(register: Register) -> No
     assert [register.remove(PI_NODE, "gone"), register.remove(PI_NODE, "gone")] == [1, 0]
 
 
+@pytest.mark.parametrize("is_old", [False, True])
+def test_register_removes_a_user_with_the_guests(tmp_path: Path, is_old: bool) -> None:
+    """Those that have joined and those that have not, of this user only; registers of earlier versions go on."""
+    register = Register(tmp_path)
+    if is_old:
+        with contextlib.closing(sqlite3.connect(tmp_path / "register.sqlite")) as database:
+            database.execute("ALTER TABLE tokens DROP COLUMN invited_by")
+        register = Register(tmp_path)
+    for name, user in (("eval-00000000", "alice"), ("eval-00000001", "alice"), ("eval-00000002", "bob")):
+        register.add_token(name, node_party(name), NOW_S + HOUR_S, invited_by=user)
+    register.add_token("alice", ALICE, NOW_S + HOUR_S)
+    mine, own = (facts_of(register.redeem(token, token, NOW_S, issue)) for token in ("eval-00000000", "alice"))
+    assert register.remove(ALICE, "user alice was removed") == 1
+    removed = register.removed(NOW_S)
+    assert removed.refusal(own) == "user alice was removed"
+    assert removed.refusal(mine) == "user alice was removed, who invited it"
+    with pytest.raises(TokenError):
+        register.redeem("eval-00000001", "key", NOW_S, never)
+    assert not removed.refusal(facts_of(register.redeem("eval-00000002", "key", NOW_S, issue)))
+
+
 def test_register_ends_older_certificates_of_a_name_that_joins_anew(register: Register) -> None:
     """A board that lost its disk joins with a new token, and what was on the disk is worth nothing."""
     old = facts_of(register.redeem("t", "key", NOW_S, issue))

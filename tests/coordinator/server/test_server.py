@@ -48,7 +48,7 @@ from ringtune.transport.endpoints import CLIENT_OPTIONS
 from ringtune.transport.parties import COORDINATOR, Party
 from ringtune.transport.speaker import Speaker, speaking_as
 from ringtune.transport.status import error_of_status
-from ringtune.v1 import control_pb2, control_pb2_grpc, weights_pb2, weights_pb2_grpc
+from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc, weights_pb2, weights_pb2_grpc
 from tests.support.fake_agents import FakeCluster, job
 from tests.support.model_folder import write_model
 from tests.support.trust_parts import AUTHORITY, speaker_of
@@ -310,6 +310,10 @@ def test_service_shows_and_gives_users_their_own_runs(tmp_path: Path, monkeypatc
         assert [(run.run_id, list(run.awaited)) for run in courses] == [(planned, []), *[(planned, ["pi"])] * 2]
         for name, run_id in (("alice", RUN), ("root", OF_BOB), ("bob", planned)):
             assert not [why for why in refusals(stubs[name], run_id) if " is of " in why]
+        membership = trust_pb2_grpc.MembershipStub(channel)
+        membership.Remove(trust_pb2.RemoveRequest(node="bob", role="submitter"), timeout=CALL_S)
+        assert [listed(name) for name in users] == [[RUN], [], [RUN, OF_BOB]]  # a later user bob is another one
+        assert RunRecord.parse((tmp_path / "runs" / OF_BOB / "run.json").read_text()).owner == ""
 
 
 TIMEOUT_S = 30.0

@@ -72,14 +72,16 @@ def test_agent_goes_through_a_whole_run(ring: TwoAgents) -> None:
 
 @pytest.mark.parametrize("is_finished", [True, False])
 def test_agent_marks_shards_of_a_finished_run_only(tmp_path: Path, is_finished: bool) -> None:
-    """After a run that was stopped they are all that can be gone on from, so they carry no mark."""
+    """After a run that was stopped they are all that can be gone on from: no mark, and others may fetch them."""
     ring = TwoAgents(state=tmp_path)
     plan = make_plan([("a", 0, 4)], ["a"], num_steps=4, checkpoint_every=2)
     ring.prepare("a", plan_json=json.dumps(plan.to_json()))
     turns = tuple(turn_sequence(plan.course))
     ring.agents["a"].grant(RUN, 0, turns)
     ring.wait_for(lambda requests: {turn for r in requests for turn in r.turns_done} == {t.index for t in turns})
+    ring.agents["a"].access.inspect(RUN, ["b"], shards_run=OTHER)
     ring.agents["a"].release(RUN, "over", is_finished=is_finished)
+    assert bool(ring.agents["a"].access._inspected) is not is_finished
     ring.close()
     with StateFolder(tmp_path, timeout_s=WAIT_S) as folder:
         assert folder.run(RUN).steps() == (2, 4)

@@ -269,6 +269,21 @@ def test_folder_that_can_not_be_taken_over_is_refused(
         with_initial_digest(job_from(plain, folder, **keys))
 
 
+def test_invertible_adapter_that_does_not_fit_its_configuration_is_refused(tmp_path: Path) -> None:
+    """Before anything is started: tensors that are missing, and those of an invertible adapter that nobody needs."""
+    whole = folder_with_adapter("seq_bn_inv")
+    tensors_of(job_from(whole, whole / "from.adapter", "seq_bn_inv"))
+    folder = shutil.copytree(whole / "from.adapter", tmp_path / "mine")
+    _tensors(lambda own: own.pop(next(name for name in own if ".invertible_adapters." in name)))(folder)
+    with pytest.raises(
+        JobError, match=r"has 7 tensors of an invertible .* 'seq_bn_inv' needs 8; copy the folder again"
+    ):
+        tensors_of(job_from(whole, folder, "seq_bn_inv"))
+    _edit(ADAPTER_CONFIG, inv_adapter=None, inv_adapter_reduction_factor=None)(folder)
+    with pytest.raises(JobError, match=r"has 7 tensors of an invertible adapter, .* needs 0"):
+        tensors_of(job_from(whole, folder))
+
+
 @cases(
     ("change", "message"),
     [

@@ -49,6 +49,9 @@ def test_access_follows_the_run() -> None:
     assert len(allowed(access)) == 4
     access.release("r")  # a node that the plan leaves out is released, and others need its disk
     assert allowed(access) == {"disk"}
+    access.release("r", is_finished=True)
+    assert allowed(access) == set()
+    access.inspect("r", [], shards_run="q")
     access.inspect("s", [])
     assert allowed(access) == set()
 
