@@ -49,6 +49,7 @@ _OF_STATE: Final[Mapping[State, str]] = {
     State.PAUSE: "in a move",
     State.DISK: "of the resumed run's disks",
 }
+_ADMINISTRATOR: Final = "administrator"
 _KINDS: Final[Mapping[str, Party | None]] = {
     "coordinator": COORDINATOR,
     "host, copy holder": node_party("host"),
@@ -56,6 +57,7 @@ _KINDS: Final[Mapping[str, Party | None]] = {
     "helper": node_party("helper"),
     "member beside the run, drained": node_party("beside"),
     "submitter": Party("submitter", "user"),
+    _ADMINISTRATOR: Party("submitter", "administrator"),
     "removed, stranger": None,
 }
 
@@ -126,6 +128,8 @@ def cell(call: str, kind: str, rows: list[AccessRight]) -> str:
     try:
         require_permission(party, method)
     except TrustError:
+        return ""
+    if permission.of_administrators and kind != _ADMINISTRATOR:
         return ""
     if permission.sender:
         return "in its own name"
