@@ -58,6 +58,7 @@ class AgentOptions:
         kept: how much of finished runs stays in ``state``.
         metrics: ``host:port`` for figures for Prometheus; empty = none.
         metrics_token: file with their token; None = a new one.
+        rack: board or switch that the node shares with others; empty = its machine.
     """
 
     coordinator: str
@@ -83,6 +84,7 @@ class AgentOptions:
     kept: RetentionLimits = KEPT
     metrics: str = ""
     metrics_token: Path | None = None
+    rack: str = ""
 
     def __post_init__(self) -> None:
         """Refuse options that make no sense, and addresses that leave this machine unencrypted without ``insecure``."""

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ringtune.config.sections import NEXT
 from ringtune.costs.activation_costs import job_velora, proposed_velora
 from ringtune.costs.offload_costs import check_pairs
 from ringtune.costs.profile import ModelFacts, NodeFacts
@@ -27,7 +26,7 @@ from ringtune.models.families import family_named
 from ringtune.models.family import NAMED_TASKS, TAGGING
 from ringtune.schedule.course import IN_STEP, Course, HelperSettings
 from ringtune.schedule.migration import stay_reason
-from ringtune.schedule.placement import CREDITS, Placement, Slice
+from ringtune.schedule.placement import CREDITS, Placement, Rack, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner, users_text
 from ringtune.schedule.saved_activations import Velora
@@ -68,6 +67,8 @@ class Draft:
     keeps_best: bool = False
     has_files: bool = False
     copies: bool = False
+    num_copies: int = 0
+    racks: tuple[Rack, ...] = ()
     has_room_for_all: bool = False
     may_project: bool = False
     helper_of: Mapping[str, str] = field(default_factory=dict)
@@ -83,6 +84,8 @@ class Draft:
             credits=placement.credits,
             state_on_disk=placement.state_on_disk,
             copies=placement.copies,
+            num_copies=placement.num_copies,
+            racks=placement.racks,
         )
 
     def with_choices(self, microbatches: int, wire_dtype: str) -> Draft:
@@ -138,6 +141,8 @@ class Draft:
             recompute=recompute,
             state_on_disk=self.state_on_disk,
             copies=self.copies,
+            num_copies=self.num_copies,
+            racks=self.racks,
         )
         course = self.course
         if self.velora is not None and projected:
@@ -366,16 +371,24 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         check_warmup(train, course.num_steps, course.method.rate_at(course, course.num_steps - 1)[1])
     kinds_of(job, course.users)  # refuses an adapter of a user who is none of the run
     check_pairs(job, model)
+    has_copies = job.recovery.needs_copies and not stay_reason(course, (), from_disks=True)
     draft = Draft(
         course=course,
         private_blocks=private_blocks,
         state_on_disk=job.keeps_state_on_disk,
         keeps_best=job.keeps_best_on_disk,
-        copies=job.recovery.copies == NEXT and not stay_reason(course, (), from_disks=True),
+        copies=has_copies,
+        num_copies=job.recovery.num_copies if has_copies else 0,
+        racks=racks_of(nodes) if has_copies and job.recovery.num_copies else (),
         helper_of=named_helpers(job.offload, [node.node for node in nodes]),
         helper_settings=job.offload.helper_settings,
     )
     return with_activations(job, draft, model)
+
+
+def racks_of(nodes: Iterable[NodeFacts]) -> tuple[Rack, ...]:
+    """Return the racks of nodes, sorted, for the places of numbered copies."""
+    return tuple(sorted(Rack(one.node, one.rack) for one in nodes if one.rack))
 
 
 def _owner(job: Job, node: NodeFacts) -> Owner:

@@ -269,7 +269,8 @@ def explain(
     best, settled = choice.runs, choice.settled
     costs = settled.costs if settled is not None else choice.costs
     plan = plan_of(best.draft, costs, best.ring)
-    plan = plan if given is None else plan.with_copies(given.placement.copies)
+    if given is not None:
+        plan = plan.with_copies(given.placement.copies, given.placement.num_copies, given.placement.racks)
     times = step_times(costs, best.ring)
     has_replicas = given is not None and replicas is not None and replicas.is_taken
     carried_out = given if has_replicas and given is not None else plan

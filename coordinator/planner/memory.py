@@ -317,6 +317,7 @@ class MemoryCaps:
             state_on_disk=self.draft.state_on_disk,
             helped=self._helped(node, start, stop),
             copies=self._copies(node, start, stop),
+            keeps_heads=self.draft.copies and self.draft.num_copies > 0,
         )
         course = self._projected if saving.is_projected else self._course
         return memory_estimate(course, share, self._sizes[node])

@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from coordinator.planner.draft import racks_of
 from coordinator.planner.judge import plan_job_s, score_pass_s, score_passes
 from coordinator.planner.phases import PhasesReason
 from coordinator.planner.replicas import ReplicasReason
 from coordinator.planner.search import Choice
-from ringtune.config.sections import NEXT, NONE, SKIP_OWNER
+from ringtune.config.sections import NONE, SKIP_OWNER
 from ringtune.costs.memory_estimate import end_of_turn_bytes
 from ringtune.costs.memory_sizes import DTYPE_BYTES, Sizes
 from ringtune.costs.memory_terms import MemoryEstimate, Share
@@ -27,7 +28,7 @@ from ringtune.models.adapter_config import auxiliary_of, trains_own_weights
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.access import HEADER_BYTES, CopyBytes
 from ringtune.schedule.course import Course
-from ringtune.schedule.migration import copy_holder, stay_reason
+from ringtune.schedule.migration import copy_holders, shared_racks, stay_reason
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import EMBEDDING
 from ringtune.techniques import TECHNIQUES
@@ -208,29 +209,29 @@ def with_copies(
         PlanError: the job requires copies, and the run can't move from its placement, or has no checkpoints to copy.
         CapacityError: the job requires copies, for which a node has no memory.
     """
-    plan, wanted = planned.plan, job.recovery.copies
-    if wanted == NONE or not plan.course.num_steps:
+    plan, is_needed = planned.plan, job.recovery.needs_copies
+    if job.recovery.copies == NONE or not plan.course.num_steps:
         return _as_said(planned, fitting, copies=False)
-    if plan.course.method.full_parameters and wanted == NEXT:
+    if plan.course.method.full_parameters and is_needed:
         why = stay_reason(plan.course, plan.placements, from_disks=True)
         if why or not plan.course.checkpoint_every:
             why = why or "train.checkpoint_every = 0, so there are none"
             raise PlanError(f"checkpoints can't be copied to the next host: {why}; set recovery.copies = 'none'")
-        found = _as_said(planned, fitting, copies=True)
+        found = _numbered(job, planned, facts, fitting)
         sizes = Sizes.at(plan.course, facts[plan.nodes[0]], optimizer=job.train.optimizer, dtype=job.model.dtype)
         most = max(piece.num_blocks for piece in plan.placement.hosts) * sizes.snapshot_bytes
         said = (
-            f"at each checkpoint hosts send their blocks, {format_bytes(most)} at most, to the disk of the next host"
-            f"{_copying_time(found, sizes)}, so that the run can go back there without a lost one; predictions leave "
-            "this out"
+            f"at each checkpoint hosts send their blocks, {format_bytes(most)} at most, to the disk of "
+            f"{_number_text(job)}{_copying_time(found, sizes)}, so that the run can go back there without a "
+            "lost one; predictions leave this out"
         )
-        return dataclasses.replace(found, told=(*planned.told, said))
+        return dataclasses.replace(found, told=(*found.told, said))
     if why := stay_reason(plan.course, plan.placements):
-        if wanted == NEXT:
+        if is_needed:
             raise PlanError(f"the run can't continue without a lost node: {why}; set recovery.copies = 'none'")
         return _without(job, planned, facts, fitting, why)
-    if wanted == NEXT:
-        return _as_said(planned, fitting, copies=True)
+    if is_needed:
+        return _numbered(job, planned, facts, fitting)
     if len(plan.placement.members) == 1 and not (job.recovery.owners == SKIP_OWNER and len(plan.course.owners) > 1):
         return _as_said(planned, fitting, copies=False)
     try:
@@ -255,10 +256,15 @@ def copy_bytes(course: Course, node: NodeFacts, job: Job) -> CopyBytes:
 def _copying_time(planned: Planned, sizes: Sizes) -> str:
     """Tell the seconds in which the slowest link carries the copies of a checkpoint; empty without measured links."""
     placement, links = planned.plan.placement, planned.profile.link_by_pair if planned.profile else {}
-    ways = [(links.get((piece.node, copy_holder(placement, piece.node))), piece) for piece in placement.hosts]
+    ways = [
+        (links.get((piece.node, holder)), piece, len(holders))
+        for piece in placement.hosts
+        for holders in [copy_holders(placement, piece.node)]
+        for holder in holders
+    ]
     found = [
-        link.seconds(piece.num_blocks * sizes.snapshot_bytes)
-        for link, piece in ways
+        link.seconds(piece.num_blocks * sizes.snapshot_bytes) * count
+        for link, piece, count in ways
         if link is not None and not link.is_assumed
     ]
     return f" in {format_seconds(max(found))}" if found else ""
@@ -279,6 +285,29 @@ def _as_said(planned: Planned, fitting: Callable[[Plan], Planned], *, copies: bo
         return planned
     changed = plan.with_copies(copies)
     return dataclasses.replace(planned, plan=changed, memory=fitting(changed).memory)
+
+
+def _numbered(
+    job: Job, planned: Planned, facts: Mapping[str, NodeFacts], fitting: Callable[[Plan], Planned]
+) -> Planned:
+    """Return a plan with the copies that its job requires, and the nodes without places for so many."""
+    if not (number := job.recovery.num_copies):
+        return _as_said(planned, fitting, copies=True)
+    plan = planned.plan.with_copies(True, number, racks_of(facts[node] for node in sorted(facts)))
+    found = planned if plan == planned.plan else dataclasses.replace(planned, plan=plan, memory=fitting(plan).memory)
+    few = dict.fromkeys(node for one in plan.placements for node in shared_racks(plan.course, one))
+    if not few:
+        return found
+    said = (
+        f"what node {', '.join(few)} trains has no {number} copies on racks of their own, so that it is lost with fewer"
+        f" than {number + 1} racks (ringtune node --rack, by default its machine); add nodes on other racks"
+    )
+    return dataclasses.replace(found, told=(*found.told, said))
+
+
+def _number_text(job: Job) -> str:
+    number = job.recovery.num_copies
+    return "the next host" if number < 1 else f"{number} other host{'s' if number > 1 else ''}"
 
 
 def _copied_bytes(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> int:

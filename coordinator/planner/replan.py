@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from coordinator.planner.draft import Draft, drafts_of
+from coordinator.planner.draft import Draft, drafts_of, racks_of
 from coordinator.planner.helpers import helper_maps
 from coordinator.planner.judge import Ranking, simulated_steps_s
 from coordinator.planner.limits import Effort
@@ -29,7 +29,7 @@ from ringtune.job.job import Job
 from ringtune.quantities import format_seconds
 from ringtune.schedule.course import Course
 from ringtune.schedule.migration import sources
-from ringtune.schedule.placement import Helper, Placement
+from ringtune.schedule.placement import Helper, Placement, Rack
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import no_replicas
 from ringtune.techniques.offload import helpers_of
@@ -62,7 +62,9 @@ def placed_without(
         helpers = helpers_of(part.course, found.hosts, draft.helper_of)
         if needs_helpers and not _are_whole(part.course, helpers):
             continue
-        placed = dataclasses.replace(placement, slices=found.slices, credits=found.credits, helpers=helpers)
+        placed = dataclasses.replace(
+            placement, slices=found.slices, credits=found.credits, helpers=helpers, racks=_racks(placement, profile)
+        )
         alone = Plan.of(part.course, dataclasses.replace(placed, placement_number=0, first_turn=0))
         try:
             refuse_if_full(job, alone, living.by_name, goes_on=goes_on)
@@ -71,6 +73,13 @@ def placed_without(
         else:
             return placed
     raise error
+
+
+def _racks(placement: Placement, profile: Profile) -> tuple[Rack, ...]:
+    """Return the racks of a placement, with those of nodes that have joined since."""
+    if not placement.num_copies:
+        return ()
+    return tuple(map(Rack._make, sorted((dict(placement.racks) | dict(racks_of(profile.nodes))).items())))
 
 
 def _are_whole(course: Course, helpers: Sequence[Helper]) -> bool:
@@ -168,6 +177,7 @@ def replanned(
             slices=one.slices,
             credits=one.credits,
             helpers=helpers_of(part.course, one.hosts, drafts[0].helper_of),
+            racks=_racks(placement, profile),
         )
         for one in found
     }

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from coordinator.planner.given_plan import with_given_times
-from coordinator.run.members import Member, Members, check_reachable, lost_message, machine_of, num_neighbours
+from coordinator.run.members import Member, Members, check_reachable, lost_message, machine_of, num_neighbours, rack_of
 from coordinator.run.migration import ReplanSearch
 from coordinator.run.node_client import AgentCalls, AgreedModel, Facts, inspect_node, read_facts
 from coordinator.run.planning import wire_problem
@@ -354,7 +354,7 @@ class JoinHandler:
             release_node(candidate.calls, "the run is over")
             return
         try:
-            facts = read_facts(met.facts)
+            facts = dataclasses.replace(read_facts(met.facts), rack=rack_of(candidate.member))
             problem = refusal_reason(facts, self._known)
         except RingTuneError as error:
             problem = str(error)

@@ -115,6 +115,7 @@ class Member:
         eval_rows: the same for evaluation.
         cores: whole cores that it may use.
         wire: number of the messages that it knows; 0 = before there was one.
+        rack: board or switch that it shares with others, as it was told; empty = its machine.
         seen_at_s: monotonic seconds of the last sign of life.
         rss_bytes: resident memory at the last heartbeat.
     """
@@ -133,6 +134,7 @@ class Member:
     eval_rows: int | None = None
     cores: int = 0
     wire: int = 0
+    rack: str = ""
     seen_at_s: float = 0.0
     rss_bytes: int = 0
 
@@ -301,6 +303,11 @@ def check_reachable(members: Sequence[Member]) -> None:
 def machine_of(member: Member) -> str:
     """The machine of a member: the host of its address."""
     return split_address(member.address, option=f"node {member.node}: its address")[0]
+
+
+def rack_of(member: Member) -> str:
+    """The board or switch with which a member is lost: by its name, else its machine."""
+    return member.rack or machine_of(member)
 
 
 def num_neighbours(members: Sequence[Member]) -> dict[str, int]:

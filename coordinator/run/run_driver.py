@@ -11,6 +11,7 @@ Only the run's thread touches state machine and books. All decisions are the sta
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import logging
@@ -34,7 +35,7 @@ from coordinator.run.join import (
     KnownNodes,
 )
 from coordinator.run.measurement import LinkAnswer
-from coordinator.run.members import Member, Members, num_neighbours, unused_owners
+from coordinator.run.members import Member, Members, num_neighbours, rack_of, unused_owners
 from coordinator.run.migration import MigrationDriver, ReplanOutcome, ReplanSearch, note_figures
 from coordinator.run.node_client import (
     Answer,
@@ -131,6 +132,7 @@ class RunDriver(Driver):
         self._job = request.job
         self._addresses: dict[str, str] = {}
         self._wires: dict[str, int] = {}
+        self._racks: dict[str, str] = {}
         self._request = request
         self._initial_metadata = None
         if request.initial is not None:  # read now: the file may belong to the call that submits the run
@@ -220,6 +222,7 @@ class RunDriver(Driver):
             self._note(f"not in the given plan, so their rows are not trained on: {', '.join(unused)}")
         self._addresses |= {member.node: member.address for member in members}
         self._wires = {member.node: member.wire for member in members}
+        self._racks = {member.node: rack_of(member) for member in members}
         self._neighbours = num_neighbours(members)
         self._run_planner.begin(members, self._calls)
         self._models.expect(self._addresses)
@@ -284,7 +287,7 @@ class RunDriver(Driver):
                 self._feed(entry)
 
     def _on_facts(self, entry: Facts) -> None:
-        facts = read_facts(entry)
+        facts = dataclasses.replace(read_facts(entry), rack=self._racks[entry.node])
         if self._run_planner.is_first_inspection:
             self._run_planner.add_answer(facts)
         else:

@@ -51,6 +51,7 @@ def node_lines(members: Sequence[control_pb2.NodeEntry]) -> list[str]:
                 "memory_bytes": entry.joined.memory_bytes,
                 "rss_bytes": entry.rss_bytes,
                 "system": entry.joined.system,
+                "rack": entry.joined.rack,
                 "address": entry.joined.address,
                 "version": entry.joined.version,
             }
@@ -67,9 +68,10 @@ def node_table(members: Sequence[control_pb2.NodeEntry], coordinator: str) -> li
 
 
 def node_details(entry: control_pb2.NodeEntry) -> list[str]:
-    """Write each column of a member on a line."""
+    """Write each column of a member, and its rack, on a line."""
     width = max(map(len, _NODE_TITLES))
-    return [f"{title:<{width}}  {value}" for title, value in zip(_NODE_TITLES, _node_row(entry), strict=True)]
+    rows = [*zip(_NODE_TITLES, _node_row(entry), strict=True), ("rack", entry.joined.rack)]
+    return [f"{title:<{width}}  {value}" for title, value in rows]
 
 
 def _node_row(entry: control_pb2.NodeEntry) -> tuple[str, ...]:

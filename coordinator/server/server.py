@@ -22,7 +22,7 @@ import grpc
 import ringtune
 from coordinator.run.driver import Driver
 from coordinator.run.events import now_unix_s
-from coordinator.run.members import Member
+from coordinator.run.members import Member, rack_of
 from coordinator.run.requests import Evaluation, MeasureRequest, RunRequest, receive_run_request
 from coordinator.run.run_driver import RunDriver
 from coordinator.server.certificate_authority import TrustKeeper
@@ -73,6 +73,7 @@ def _checked(value: object) -> object:
 def entry_of(member: Member, state: str, seen_s: float) -> control_pb2.NodeEntry:
     """Make the entry of a member in a list for users, without its ``instance``."""
     joined = control_pb2.JoinRequest(**{name: getattr(member, name) for name in _TOLD})
+    joined.rack = rack_of(member)
     return control_pb2.NodeEntry(joined=joined, state=state, seen_s=seen_s, rss_bytes=member.rss_bytes)
 
 

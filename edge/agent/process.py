@@ -234,6 +234,7 @@ def _identity(options: AgentOptions, port: int) -> control_pb2.JoinRequest:
         eval_rows=None if options.watch_parent else count_rows(options.eval_data, options.share),
         cores=usable_cores(),
         wire=WIRE,
+        rack=options.rack,
     )
 
 

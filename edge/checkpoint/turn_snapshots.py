@@ -27,7 +27,7 @@ from edge.checkpoint.snapshot_servicer import push
 from edge.checkpoint.snapshots import Save, SnapshotFile, TurnSnapshots, block_digests, head_digest, metadata
 from edge.checkpoint.state_folder import SavedParts, StateFolder
 from ringtune.errors import BusyError, ConnectionFailedError, IntegrityError, RingTuneError, StorageError
-from ringtune.schedule.migration import copies_of, copy_holder, head_holder, trained_blocks
+from ringtune.schedule.migration import copies_of, copy_holders, head_holders, trained_blocks
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.storage.pieces import Piece, Pieces
@@ -154,10 +154,10 @@ def _noting(copy: _Copy, problems: list[IntegrityError]) -> Pieces:
 
 
 class CheckpointCopier:
-    """Copies a host's blocks of each checkpoint to the disk of the next host, where all parameters train.
+    """Copies a host's blocks of each checkpoint to the disks of other hosts, where all parameters train.
 
     Every owner has embedding and head in its own shard, so only blocks are copied. The checkpoint's turn is done once
-    the copy is on the other disk.
+    all copies are on other disks.
 
     Args:
         blocks: returns this node's blocks of the checkpoint of a step as a file; called on the sender's thread.
@@ -165,21 +165,23 @@ class CheckpointCopier:
     """
 
     def __init__(self, plan: Plan, node: str, blocks: Callable[[int], Pieces], sender: CopySender) -> None:
-        self._holder, self._blocks, self._sender = copy_holder(plan.placement, node), blocks, sender
-        if self._holder:
+        self._holders, self._blocks, self._sender = copy_holders(plan.placement, node), blocks, sender
+        if self._holders:
             sender.start()
 
     def copy_outgoing_head(self, index: int, turns: Iterable[Turn]) -> None:
         """Do nothing: the head is not handed over."""
 
     def end(self, turn: Turn, then: Callable[[Mapping[int, str]], None]) -> None:
-        """Copy the blocks of a checkpoint; call ``then`` after the arrival, at once for other turns."""
-        if turn.kind is not StepKind.CHECKPOINT or not self._holder:
+        """Copy the blocks of a checkpoint; call ``then`` after all arrivals, at once for other turns."""
+        if turn.kind is not StepKind.CHECKPOINT or not self._holders:
             then({})
             return
         step = turn.first_step
-        read, last = functools.partial(self._blocks, step), functools.partial(then, {})
-        self._sender.put(_Copy(step, read, self._holder, is_head=False, then=last, is_saved=True))
+        read = functools.partial(self._blocks, step)
+        for holder in self._holders:
+            last = functools.partial(then, {}) if holder == self._holders[-1] else _nothing
+            self._sender.put(_Copy(step, read, holder, is_head=False, then=last, is_saved=True))
 
     def close(self) -> None:
         """Send no more copies."""
@@ -212,10 +214,10 @@ class TurnSnapshotter:
         self._run_id, self._node, self._plan, self._executor = run_id, node, plan, executor
         self._kept, self._make_file, self._sender, self._save = kept, make_file, sender, save
         self._copies = copies_of(plan.placement, node)
-        self._head_holder = head_holder(plan.course, node)
+        self._head_holders = head_holders(plan.course, plan.placement, node)
         self._heads: dict[int, bytes] = {}
         kept.begin(run_id)
-        if self._copies or self._head_holder:
+        if self._copies or self._head_holders:
             sender.start()
 
     # ---- on the compute thread --------------------------------------------------------------------
@@ -241,36 +243,45 @@ class TurnSnapshotter:
         head = self._heads.pop(turn.index, None)
         if turn.owner == self._node and head is None:
             head = bytes(self._executor.head_blob())
-        copies: list[tuple[bytes, str, bool]] = []
-        if self._head_holder and head is not None:
-            copies.append((head, self._head_holder, True))
-        for holder, part in self._parts(blocks).items():
+        files: list[tuple[bytes, tuple[str, ...], bool]] = []
+        if self._head_holders and head is not None:
+            files.append((head, self._head_holders, True))
+        kept = set[int]()
+        for part, holders in self._parts(blocks).items():
             file = self._make_file(self._executor, part, metadata(self._run_id, step))
-            self._kept.keep(self._run_id, step, f"{self._node}/{holder}", file, head)
-            if holder and part:
-                copies.append((file, holder, False))
+            if not kept.issuperset(part) or not part:
+                self._kept.keep(self._run_id, step, f"{self._node}/{len(kept)}", file, head)
+                kept.update(part)
+            if holders and part:
+                files.append((file, holders, False))
         head_unit = self._plan.course.head
 
         def arrived() -> None:
             digests: dict[int, str] = {}
-            for content, _, is_head in copies:
+            for content, _, is_head in files:
                 digests |= {head_unit: head_digest(content)} if is_head else block_digests(Pieces.of(content))
             then(digests)
 
+        copies = [(content, holder, is_head) for content, holders, is_head in files for holder in holders]
         for number, (content, holder, is_head) in enumerate(copies, start=1):
             read, last = functools.partial(Pieces.of, content), number == len(copies)
             self._sender.put(_Copy(step, read, holder, is_head, arrived if last else _nothing))
         if not copies:
             then({})
 
-    def _parts(self, blocks: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """Divide trained blocks by the holder of their copy, so that each file is kept here and sent; one at least."""
-        holders = {block: holder for holder, wanted in self._copies.items() for block in wanted}
-        found: dict[str, tuple[int, ...]] = {}
-        for block in blocks:
-            holder = holders.get(block, "")
-            found[holder] = (*found.get(holder, ()), block)
-        return found or {"": ()}
+    def _parts(self, blocks: tuple[int, ...]) -> dict[tuple[int, ...], tuple[str, ...]]:
+        """Return the parts of trained blocks that are one file, with the holders that each is sent to; one at least.
+
+        The largest is first, so that few files have a block twice: those of a helper of several hosts, with several
+        copies.
+        """
+        found = dict[tuple[int, ...], list[str]]()
+        for holder, wanted in self._copies.items():
+            found.setdefault(tuple(block for block in blocks if block in wanted), []).append(holder)
+        if rest := tuple(block for block in blocks if not any(block in part for part in found)):
+            found[rest] = []
+        parts = sorted(found.items(), key=lambda entry: -len(entry[0]))
+        return {part: tuple(holders) for part, holders in parts if part} or {(): ()}
 
     def close(self) -> None:
         """Stop the thread that sends copies."""

@@ -81,6 +81,14 @@ def node(
             metavar="HOST:PORT", help="Serve Prometheus metrics at /metrics; beyond this machine a token is needed."
         ),
     ] = "",
+    rack: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Board or switch that this node shares with others: recovery.copies = 2 puts copies on other racks. "
+            "Default: the host of its address.",
+        ),
+    ] = "",
     web_token: options.WebToken = None,
     insecure: options.Insecure = False,
     trust: options.Trust = None,
@@ -159,6 +167,7 @@ def node(
         kept=RetentionLimits(days=keep_days, size_bytes=parse_bytes(keep_size)),
         metrics=metrics,
         metrics_token=web_token,
+        rack=rack,
     )
     if not guest:
         claim_state_folder(state)

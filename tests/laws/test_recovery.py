@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -45,6 +46,10 @@ OWNERS_OF_INVERTIBLE = [
 ]
 
 
+FOUR_HOSTS: Slices = (("w", 0, 1), ("x", 1, 2), ("y", 2, 3), ("z", 3, 4))
+"""A ring of hosts alone, beside the owners."""
+
+
 class Loss(NamedTuple):
     """A run that has lost a node, and goes on or has got it back."""
 
@@ -57,8 +62,12 @@ class Loss(NamedTuple):
     @property
     def tensors(self) -> Tensors:
         """What it trained."""
-        found = self.feature.tensors(self.carrier, self.recovery.part, self.ring.holder)
-        return {name: value.detach() for name, value in found.items()}
+        return tensors_of(self.feature, self.carrier, self.recovery, self.ring)
+
+
+def tensors_of(feature: Feature, carrier: TorchCarrier, last: rd.LogRecovery, ring: RecoveringRing) -> Tensors:
+    """What a run trained that has recovered last as ``last`` says."""
+    return {name: value.detach() for name, value in feature.tensors(carrier, last.part, ring.holder).items()}
 
 
 def plan_of_ring(feature: Feature, seed: int) -> Plan:
@@ -95,6 +104,60 @@ def test_run_that_loses_a_host_equals_the_undisturbed_one(feature: Feature, seed
     """Any host or helper at any moment; masks are drawn by step, micro-batch and unit, whoever draws them."""
     loss = losing(feature, "host", seed)
     assert distance(loss.tensors, run_of(feature, feature.split).tensors) < 1e-9
+
+
+def losing_at_once(
+    feature: Feature, seed: int, lost: Callable[[Plan], Sequence[str]], number: int, turns: int = 0, **how: Any
+) -> tuple[RecoveringRing, TorchCarrier]:
+    """Carry a run with two copies out that loses so many of these nodes at one moment, after so many turns."""
+    plan = feature.plan(feature.case, FOUR_HOSTS).with_copies(True, 2)
+    rng = random.Random(f"{number} {feature.name} {seed}")
+    carrier = make_carrier(feature.case, plan)
+    ring = ring_of(plan, rng, carrier=carrier, keeper=carrier, num_copies=2, **feature.ring(plan, carrier), **how)
+    names, moment = rng.sample(lost(plan), number), rng.randint(20, 60)
+
+    def when(what: str, node: str) -> str | None:
+        kept = sum(isinstance(entry, rd.LogKept) for entry in ring.result.logged)
+        if names and len(ring.moments) >= moment and kept >= turns:
+            while len(names) > 1:
+                ring.lose(names.pop())
+            return names.pop()
+        return None
+
+    ring.when = when
+    ring.run()
+    assert not names
+    return ring, carrier
+
+
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(1, 8))])
+@each_technique([SHAPE[0], OPTIMIZERS[0], VELORA[0]])
+def test_run_with_two_copies_that_loses_two_nodes_at_once_equals_the_undisturbed_one(
+    feature: Feature, seed: int
+) -> None:
+    """Any two hosts, neighbours too; then any two nodes: owners return with nothing, and have all from copies."""
+    wanted = run_of(feature, feature.split).tensors
+
+    def nodes(plan: Plan) -> Sequence[str]:
+        return plan.nodes if seed else [one.node for one in plan.course.owners]
+
+    back_s = dict.fromkeys("wxyz")
+    for lost, policy in ((lambda _: "wxyz", RecoveryPolicy()), (nodes, RecoveryPolicy(awaits_s=100.0))):
+        ring, carrier = losing_at_once(
+            feature, seed, lost, 2, recovery=policy, back_s=lambda node: back_s.get(node, 5.0)
+        )
+        assert ring.result.finish == rd.Finish("", "")
+        assert distance(tensors_of(feature, carrier, recoveries(ring.result)[-1], ring), wanted) < 1e-9
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(1, 8))])
+def test_run_with_two_copies_that_loses_three_hosts_says_whose_blocks_are_nowhere(seed: int) -> None:
+    """The three that have the top block, after the first turn; before its end there is nothing to lose."""
+    ring, _ = losing_at_once(SHAPE[0], seed, lambda _: "zwx", 3, turns=1)
+    found = ring.result.finish
+    assert found is not None and found.error == "PeerLostError", found
+    assert "no living node has a copy of block 3; start it again and --resume the run" in found.message
 
 
 @each_technique(OWNERS)

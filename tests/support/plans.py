@@ -27,6 +27,8 @@ _OF_PLACEMENT = (
     "helpers",
     "cache",
     "copies",
+    "num_copies",
+    "racks",
 )
 
 

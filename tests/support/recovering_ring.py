@@ -53,6 +53,7 @@ class RecoveringRing(VirtualRing):
         back_s: seconds from then on until it is back; None = it stays away.
         copy_s: seconds until a copy has come to its holder.
         copies: whether nodes keep copies.
+        num_copies: as in the placement.
         keeper: keeps real tensors.
         recovery: how the run recovers.
         rounds: further arguments of ``RunStateMachine``.
@@ -68,13 +69,14 @@ class RecoveringRing(VirtualRing):
         back_s: Callable[[str], float | None] = lambda node: None,
         copy_s: Callable[[], float] = lambda: 0.0,
         copies: bool = True,
+        num_copies: int = 0,
         keeper: KeepingCarrier | None = None,
         wait_s: float = 1e6,
         recovery: RecoveryPolicy = RecoveryPolicy(),  # noqa: B008 - it is frozen
         rounds: dict[str, Any] | None = None,
         **values: Any,
     ) -> None:
-        plan = plan.with_copies(copies)
+        plan = plan.with_copies(copies, num_copies, plan.placement.racks)
         super().__init__(plan, wait_s=wait_s, **values)
         self._rounds = RunStateMachine(
             lambda facts: plan, wait_s=wait_s, start=values.get("start"), recovery=recovery, **(rounds or {})

@@ -25,7 +25,7 @@ from ringtune.models.folder import read_config
 from ringtune.run_control.events import Move
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.course import Course, FrozenWeights
-from ringtune.schedule.migration import copies_of, head_holder, trained_blocks
+from ringtune.schedule.migration import copies_of, head_holders, trained_blocks
 from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
@@ -329,8 +329,8 @@ class TorchCarrier:
             kept = self.kept.setdefault(holder, TurnSnapshots(holder))
             kept.begin(RUN)
             kept.keep(RUN, step, node, file, head if holder == node else None)
-        holder = head_holder(part.course, node) if head is not None else ""
-        if head is not None and holder:
+        for holder in head_holders(part.course, placement, node) if head is not None else ():
+            assert head is not None
             kept = self.kept.setdefault(holder, TurnSnapshots(holder))
             kept.begin(RUN)
             kept.keep_head(RUN, step, head)

@@ -511,11 +511,12 @@ class RecoverySettings:
     """``[recovery]``: reaction to the loss of a node; it changes the result only if an owner's rows are skipped.
 
     Attributes:
-        copies: which node keeps, at the end of each turn, a copy of a host's trained state, so that the run continues
+        copies: which nodes keep, at the end of each turn, a copy of a host's trained state, so that the run continues
             without the host: next = the next host in the ring; none = no node: a lost host ends the run, which can be
-            resumed; auto = next, if the method may move and the nodes have memory for it. Where all parameters train,
-            next = the next host's disk has a copy of each checkpoint, from which the run goes on without the host; auto
-            = none.
+            resumed; auto = next, if the method may move and the nodes have memory for it; a number, such as 2 = so many
+            nodes, on other racks (ringtune node --rack) where possible: the run continues when so many nodes are lost
+            at once. Where all parameters train, copies are of checkpoints, on the nodes' disks, from which the run goes
+            on without the host; auto = none.
         owners: when an owner of rows is lost: wait = the run waits for it, for at most ``wait_s``, and continues from
             copies when it is back; skip = the run continues from copies without the owner's remaining turns.
         wait_s: longest time that the run waits for a node that it can't do without, in seconds: an owner of rows, or a
@@ -523,17 +524,31 @@ class RecoverySettings:
             ends at once, as it does without copies, and with --local, where no node is started again.
     """
 
-    copies: Annotated[str, OneOf((AUTO_COPIES, NEXT, NONE))] = AUTO_COPIES
+    copies: Annotated[int | str, InWords("auto, next, none, or a number from 1 on")] = AUTO_COPIES
     owners: Annotated[str, OneOf((WAIT, SKIP_OWNER))] = WAIT
     wait_s: Annotated[float, Bounds(ge=0.0, le=MAX_WAIT_S)] = 300.0
 
     def __post_init__(self) -> None:
-        """Refuse ``owners = "skip"`` without copies."""
+        """Refuse other copies, and ``owners = "skip"`` without copies."""
         check_fields(self, where="recovery", error=JobError)
+        if isinstance(self.copies, str):
+            OneOf((AUTO_COPIES, NEXT, NONE)).check("recovery.copies", self.copies, JobError)
+        elif self.copies < 1:
+            raise JobError(f"recovery.copies is {self.copies}, it has to be at least 1; or give 'none'")
         if self.owners == SKIP_OWNER and self.copies == NONE:
             raise JobError(
                 "recovery.owners = 'skip' goes on from copies, but recovery.copies = 'none' keeps none; leave one out"
             )
+
+    @property
+    def needs_copies(self) -> bool:
+        """Whether a plan without copies is refused."""
+        return self.copies not in (AUTO_COPIES, NONE)
+
+    @property
+    def num_copies(self) -> int:
+        """The number of copies; 0 = by the name of their place (``Placement.num_copies``)."""
+        return self.copies if isinstance(self.copies, int) else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,8 @@ Bounds by the engine's rules:
 
 Ends of turns: for recovery a node keeps files with weights and optimizer state of trained blocks, its own and those of
 another host or of its helper. A host of blocks [2, 4) that keeps copies for one of [0, 2), all trained, has four files
-(``TURNS_KEPT + 1``) of each of the four blocks, of which one is being written or received. An owner keeps its head too.
+(``TURNS_KEPT + 1``) of each of the four blocks, of which one is being written or received. An owner keeps its head too;
+a host with copies of heads as many.
 
 Helpers: a host keeps no gradients and no optimizer state of adapters that a helper trains, but pairs until they are
 sent: at most those of all micro-batches of one item (of two if the next item does not wait for an update), and one more
@@ -72,7 +73,7 @@ def kept_turn_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term
     reach = ever_trained(course)
     yield Term("kept", OWN_TURNS, _FILES * _fitted_here(reach.ranges, share), sizes.snapshot_bytes)
     yield Term("kept", COPIES, _FILES * _trained_of(reach.ranges, share.copies), sizes.snapshot_bytes)
-    if share.is_owner and reach.has_head:
+    if (share.is_owner or share.keeps_heads) and reach.has_head:
         yield Term("kept", HEADS, _FILES, sizes.handed_over_bytes)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ringtune.quantities import format_bytes
-from ringtune.schedule.migration import copied_from
+from ringtune.schedule.migration import copied_from, head_holders
 from ringtune.schedule.placement import CREDITS, Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import merged
@@ -144,6 +144,7 @@ class Share:
         helps: blocks with adapters that it trains, a tuple for each of their hosts.
         around: hosts around it where stages have several; None where each has one.
         copies: ranges of blocks that others train, of which it keeps copies; None = no ends of turns are kept.
+        keeps_heads: whether it keeps copies of owners' heads.
     """
 
     is_owner: bool
@@ -159,6 +160,7 @@ class Share:
     helps: tuple[tuple[Range, ...], ...] = ()
     around: NeighbourHosts | None = None
     copies: tuple[Range, ...] | None = None
+    keeps_heads: bool = False
 
     @staticmethod
     def of(plan: Plan, node: str) -> Share:
@@ -180,6 +182,8 @@ class Share:
             helps=_helps(placement, node),
             around=NeighbourHosts.of(placement, node, microbatches),
             copies=_copies(placement, node) if placement.copies else None,
+            keeps_heads=placement.copies
+            and any(node in head_holders(plan.course, placement, one.node) for one in plan.course.owners),
         )
 
 

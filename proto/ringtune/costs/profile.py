@@ -19,7 +19,7 @@ from ringtune.errors import InvalidInputError, PlanError
 from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.course import AS_COMPUTED
 from ringtune.schedule.run_shape import UserRows
-from ringtune.storage.strict import Bounds, check_fields, read_dataclass, to_table
+from ringtune.storage.strict import LATER, Bounds, check_fields, read_dataclass, to_table
 
 Amount = Annotated[int, Bounds(ge=0)]
 Size = Annotated[int, Bounds(ge=1)]
@@ -417,6 +417,7 @@ class NodeFacts:
         numerics: hardware and software that determine the last bits of results; see ``costs.measurement``; empty =
             unknown.
         load: runnable threads per core of its machine before it was timed; 0 = unknown.
+        rack: board or switch that it shares with other nodes, from its start or its address; empty = unknown.
     """
 
     node: str
@@ -453,6 +454,7 @@ class NodeFacts:
     load: Measured = 0.0
     left_out: tuple[SkippedRows, ...] = ()
     cut_rows: Amount = 0
+    rack: Annotated[str, LATER] = ""
 
     def __post_init__(self) -> None:
         """Refuse negative figures, and fewer than one thread."""

@@ -425,10 +425,9 @@ class Recovery:
         part = self.moved_to.parts[-1]
         if self.course is not None and self.course.checkpoint_every and self.step:
             repeats = tuple(dict.fromkeys((StepKind.CHECKPOINT, *repeats)))  # those before have an owner more
-        owns = part.owner(kept.owner) is not None and kept.owner in self._nodes
         start = StartPoint(
             step=self.step,
-            holder=kept.owner if owns else kept.holder,
+            holder=kept.head_owner([one.node for one in part.course.owners if one.node in self._nodes]),
             first_turn=last.index + 1 if last else 0,
             first_seq=last.end_seq if last else 0,
             placement_number=self.placement_number,

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 from ringtune.errors import TrustError
 from ringtune.schedule.lowering import links
-from ringtune.schedule.migration import TURNS_KEPT, copied_from, head_holder
+from ringtune.schedule.migration import TURNS_KEPT, copied_from, head_holders
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import ITEMS_AHEAD, StartPoint
 from ringtune.texts import shown
@@ -212,7 +212,7 @@ def copy_rights(
         most = copy_limit(sizes, len(blocks), on_disk=state is State.DISK)
         found.append((source, blocks, False, most))
     if plan.goes_back:
-        owners = [one.node for one in course.owners if head_holder(course, one.node) == node]
+        owners = [one.node for one in course.owners if node in head_holders(course, plan.placement, one.node)]
         found += [(owner, (), True, copy_limit(sizes, 0, has_head=True)) for owner in owners]
     return tuple(
         AccessRight(

@@ -9,7 +9,8 @@ Weights, moments, step counts and VeLoRA's vectors of trained blocks are sent. T
 weights are in the node's own folder, or fetched by digest from any node that has them.
 
 ``CopyHolders``: each host keeps a copy for the host before it in the ring, so that a run can return to the end of the
-last committed turn. A run on a [0,3), b [3,6) after a turn in which the blocks 2 to 5 have trained::
+last committed turn; with ``Placement.num_copies`` so many nodes do, on other racks.
+A run on a [0,3), b [3,6) after a turn in which the blocks 2 to 5 have trained::
 
     blocks 2        kept by a, a copy by b
     blocks 3 to 5   kept by b, a copy by a, the next host in the ring
@@ -47,29 +48,57 @@ TURNS_KEPT: Final = 3
 """Train turns with kept ends at a node: the committed one, and two that may be granted since."""
 
 
-def copy_holder(placement: Placement, node: str) -> str:
-    """Return the node that keeps a copy of a host's trained blocks; empty if none does, or a replica has them.
+def copy_holders(placement: Placement, node: str) -> tuple[str, ...]:
+    """Return the nodes that keep copies of a host's trained blocks, in the order in which they get them.
 
-    Example: on a [0,3), b [3,6) b keeps a copy for a, and a for b. For a host of all blocks a helper does, if any.
+    The next host in the ring, or ``Placement.num_copies`` nodes: first those on racks that have no copy yet, in ring
+    order, then any. Replicas of a stage count as copies of one another, and the first of them sends further ones.
+
+    Example: on a [0,3), b [3,6) b keeps a copy for a, and a for b. For a host of all blocks a helper does, if any. With
+    two copies on a, b, c, d, of which a and b share a rack, c and d keep copies for a, and c and a for b.
     """
-    hosts = placement.hosts
     own = placement.slice_of(node)
-    if not own.num_blocks or sum((piece.start, piece.stop) == (own.start, own.stop) for piece in hosts) > 1:
-        return ""
-    at = hosts.index(own)
-    others = (*(piece.node for piece in (*hosts[at + 1 :], *hosts[:at])), *placement.members)
-    return next((name for name in others if name != node), "")
+    stage = tuple(piece.node for piece in placement.hosts if (piece.start, piece.stop) == (own.start, own.stop))
+    if not own.num_blocks or stage[0] != node:
+        return ()
+    return _spread(placement, stage, _after(placement, node), max(1, placement.num_copies) - len(stage) + 1)
+
+
+def _after(placement: Placement, node: str) -> tuple[str, ...]:
+    """Return the hosts after a host in the ring, then the other nodes with adapters."""
+    hosts = [piece.node for piece in placement.hosts]
+    at = hosts.index(node)
+    return (*hosts[at + 1 :], *hosts[:at], *placement.members)
+
+
+def _spread(placement: Placement, having: tuple[str, ...], candidates: Iterable[str], number: int) -> tuple[str, ...]:
+    """Choose ``number`` candidates in their order, as far as there are any; first those on racks without a copy.
+
+    ``having`` are the nodes that have the state without a copy. A node without a named rack is on one of its own.
+    """
+    racks, found = dict(placement.racks), list[str]()
+    used = {racks.get(node, f"/{node}") for node in having}
+    left = [node for node in dict.fromkeys(candidates) if node not in having]
+    while left and len(found) < number:
+        chosen = next((node for node in left if racks.get(node, f"/{node}") not in used), left[0])
+        left.remove(chosen)
+        found.append(chosen)
+        used.add(racks.get(chosen, f"/{chosen}"))
+    return tuple(found)
 
 
 def copies_of(placement: Placement, node: str) -> dict[str, tuple[int, ...]]:
     """Return the nodes that keep copies of what a node trains, with the blocks of each copy, ascending.
 
-    Blocks that it trains for their host are copied to this host, its own ones to the ``copy_holder``.
+    Blocks that it trains for their host are copied to this host and further nodes, own ones to ``copy_holders``.
     """
-    piece, next_holder, found = placement.slice_of(node), copy_holder(placement, node), dict[str, list[int]]()
+    piece, found = placement.slice_of(node), dict[str, list[int]]()
+    own = copy_holders(placement, node)
     for block in placement.trained_at(node):
-        holder = next_holder if piece.start <= block < piece.stop else placement.host_of(block)
-        if holder:
+        host = placement.host_of(block)
+        is_own = piece.start <= block < piece.stop
+        further = () if is_own else _spread(placement, (node, host), _after(placement, host), placement.num_copies - 1)
+        for holder in own if is_own else (host, *further):
             found.setdefault(holder, []).append(block)
     return {holder: tuple(blocks) for holder, blocks in found.items()}
 
@@ -155,12 +184,38 @@ def with_owner_back(course: Course, num_steps: int) -> Course:
     return dataclasses.replace(found, num_steps=reduced_num_steps(found, num_steps))
 
 
-def head_holder(course: Course, owner: str) -> str:
-    """Return the owner that copies the head at the end of an owner's turn: the next one; empty if there is none."""
+def head_holders(course: Course, placement: Placement, owner: str) -> tuple[str, ...]:
+    """Return the nodes that copy the head at the end of an owner's turn: the next owner; none if there is no other.
+
+    With ``Placement.num_copies`` so many nodes: owners in the order of their turns, then hosts; racks without a copy
+    first.
+    """
     names = [one.node for one in course.owners]
-    if len(names) < 2 or owner not in names:
-        return ""
-    return names[(names.index(owner) + 1) % len(names)]
+    if owner not in names:
+        return ()
+    at = names.index(owner)
+    others = (*names[at + 1 :], *names[:at])
+    if not placement.num_copies:
+        return others[:1]
+    return _spread(placement, (owner,), (*others, *placement.members), placement.num_copies)
+
+
+def shared_racks(course: Course, placement: Placement) -> tuple[str, ...]:
+    """Return the nodes, in order, that have fewer copies than planned, or some that share a rack.
+
+    These are hosts with their blocks, and owners with the head.
+    """
+    found, racks = list[str](), dict(placement.racks)
+    for node in dict.fromkeys((*(piece.node for piece in placement.hosts), *(one.node for one in course.owners))):
+        own = placement.slice_of(node)
+        stage = [one.node for one in placement.hosts if (one.start, one.stop) == (own.start, own.stop)]
+        groups = [(stage[0], *stage[1:], *copy_holders(placement, stage[0]))] if own.num_blocks else []
+        if course.owner(node) is not None and not course.method.full_parameters:
+            groups.append((node, *head_holders(course, placement, node)))
+        places = [{racks.get(one, f"/{one}") for one in group} for group in groups]
+        if any(len(each) <= placement.num_copies for each in places):
+            found.append(node)
+    return tuple(found)
 
 
 _ONE = "give the plan one placement"
@@ -280,7 +335,7 @@ class CopyHolders:
     Attributes:
         step: optimizer steps done then; None = there is no turn to return to.
         owner: that had the head.
-        holder: this owner, or if it is lost the one with the copy of the head.
+        holder: this owner, or if it is lost a node with a copy of the head.
         decided: unfreezing decisions of the run until then.
         digests: of trained blocks, and of the head as unit ``Course.head``, then; as the nodes said that trained them.
     """
@@ -302,6 +357,10 @@ class CopyHolders:
     def holder(self) -> str:  # noqa: D102 - an attribute of the class
         return self._heads[0] if self._heads else ""
 
+    def head_owner(self, owners: Sequence[str]) -> str:
+        """Return the owner of ``owners`` that goes on with the head: the one that had it, else one that keeps it."""
+        return next((node for node in (self.owner, *self._heads, *owners) if node in owners), "")
+
     def note(self, node: str, turn: int, digests: Iterable[tuple[int, str]]) -> None:
         """Note the digests of units that a node has given others to keep at the end of a turn."""
         self._said.setdefault(turn, {}).update(((node, unit), sha256) for unit, sha256 in digests)
@@ -317,7 +376,7 @@ class CopyHolders:
         }
         self.step, self.decided = turn.end_step, turn.unfreeze_at
         self.owner = turn.owner
-        self._heads = tuple(filter(None, (turn.owner, head_holder(course, turn.owner))))
+        self._heads = (turn.owner, *head_holders(course, placement, turn.owner))
         self._nodes = {}
         for node in placement.members:
             copies = copies_of(placement, node)

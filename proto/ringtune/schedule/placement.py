@@ -161,6 +161,13 @@ def check_helpers(helpers: Sequence[Helper], slices: Iterable[tuple[str, int, in
 CREDITS = 8
 
 
+class Rack(NamedTuple):
+    """The board, machine or switch with which a node is lost; nodes of one ``rack`` may be lost at once."""
+
+    node: str
+    rack: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slice:
     """Blocks ``[start, stop)`` that one node hosts; empty if ``start == stop``.
@@ -204,6 +211,9 @@ class Placement:
         cache: settings of the activation cache; None = there is none.
         copies: whether hosts keep their trained state of the last ends of turns, and a copy for the host before them,
             so that the run continues without a lost host.
+        num_copies: with ``copies``, so many copies of each block and of the head, on other racks as far as there are
+            any; 0 = one, at the next host, and at the next owner, wherever they are.
+        racks: of nodes, sorted; a node that is not named shares none.
     """
 
     slices: tuple[Slice, ...]
@@ -216,6 +226,8 @@ class Placement:
     helpers: Annotated[tuple[Helper, ...], LATER] = ()
     cache: Annotated[ActivationCacheSettings | None, LATER] = None
     copies: Annotated[bool, LATER] = False
+    num_copies: Annotated[int, Bounds(ge=0), LATER] = 0
+    racks: Annotated[tuple[Rack, ...], LATER] = ()
     _hash: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from ringtune.errors import PlanError
 from ringtune.schedule.course import TABLES_AT_ONCE, Course, Offload
 from ringtune.schedule.migration import check_placements
 from ringtune.schedule.operation_tables import Operations
-from ringtune.schedule.placement import Helper, Placement, Slice
+from ringtune.schedule.placement import Helper, Placement, Rack, Slice
 from ringtune.schedule.run_shape import Owner
 from ringtune.schedule.saved_activations import in_ranges, merged, ranges_to_json
 from ringtune.schedule.stages import check_replicas
@@ -155,9 +155,12 @@ class Plan:
         """
         return self.placement.copies and not self.course.method.full_parameters
 
-    def with_copies(self, copies: bool) -> Plan:
-        """Return the plan with ``copies`` set in every placement."""
-        return Plan(self.course, tuple(dataclasses.replace(one, copies=copies) for one in self.placements))
+    def with_copies(self, copies: bool, num_copies: int = 0, racks: tuple[Rack, ...] = ()) -> Plan:
+        """Return the plan with these fields set in every placement."""
+        placements = (
+            dataclasses.replace(one, copies=copies, num_copies=num_copies, racks=racks) for one in self.placements
+        )
+        return Plan(self.course, tuple(placements))
 
     # ---- files ------------------------------------------------------------------------------------
 

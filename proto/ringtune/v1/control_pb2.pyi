@@ -11,7 +11,7 @@ class Empty(_message.Message):
     def __init__(self) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("node", "address", "version", "has_data", "memory_bytes", "device", "threads", "system", "instance", "is_guest", "train_rows", "eval_rows", "cores", "wire")
+    __slots__ = ("node", "address", "version", "has_data", "memory_bytes", "device", "threads", "system", "instance", "is_guest", "train_rows", "eval_rows", "cores", "wire", "rack")
     NODE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class JoinRequest(_message.Message):
     EVAL_ROWS_FIELD_NUMBER: _ClassVar[int]
     CORES_FIELD_NUMBER: _ClassVar[int]
     WIRE_FIELD_NUMBER: _ClassVar[int]
+    RACK_FIELD_NUMBER: _ClassVar[int]
     node: str
     address: str
     version: str
@@ -40,7 +41,8 @@ class JoinRequest(_message.Message):
     eval_rows: int
     cores: int
     wire: int
-    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[str] = ..., has_data: _Optional[bool] = ..., memory_bytes: _Optional[int] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., system: _Optional[str] = ..., instance: _Optional[str] = ..., is_guest: _Optional[bool] = ..., train_rows: _Optional[int] = ..., eval_rows: _Optional[int] = ..., cores: _Optional[int] = ..., wire: _Optional[int] = ...) -> None: ...
+    rack: str
+    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[str] = ..., has_data: _Optional[bool] = ..., memory_bytes: _Optional[int] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., system: _Optional[str] = ..., instance: _Optional[str] = ..., is_guest: _Optional[bool] = ..., train_rows: _Optional[int] = ..., eval_rows: _Optional[int] = ..., cores: _Optional[int] = ..., wire: _Optional[int] = ..., rack: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("lease_s", "coordinator_version", "now_unix_s")

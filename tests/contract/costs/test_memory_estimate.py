@@ -29,7 +29,7 @@ from ringtune.costs.model_facts import estimate_activation_token_bytes
 from ringtune.costs.profile import ModelFacts
 from ringtune.schedule.actions import Leg, Op, Payload
 from ringtune.schedule.lowering import lower, route
-from ringtune.schedule.migration import copied_from, copy_holder
+from ringtune.schedule.migration import copied_from, copy_holders
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.versions import in_flight
 from ringtune.techniques.offload import helped
@@ -295,7 +295,7 @@ def test_nothing_is_kept_without_copies_or_without_steps(changes: dict[str, obje
 def test_replicas_are_copies_of_one_another() -> None:
     """Nobody keeps b for d; a has c's."""
     plan = changed(ring(), slices=slices_of((("a", 0, 1), ("b", 1, 3, 1), ("d", 1, 3, 1), ("c", 3, 4))))
-    assert [copy_holder(plan.placement, node) for node in "abcd"] == ["b", "", "a", ""]
+    assert [copy_holders(plan.placement, node) for node in "abcd"] == [("b",), (), ("a",), ()]
     assert copied_from(plan.placement, "a") == {"c": (3,)}
     assert kept(plan, "d") == FILES * 2 * BLOCK
 

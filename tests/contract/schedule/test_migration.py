@@ -20,14 +20,16 @@ from ringtune.schedule.migration import (
     all_owners,
     copied_from,
     copies_of,
-    head_holder,
+    copy_holders,
+    head_holders,
     reduced_num_steps,
     rows_reason,
+    shared_racks,
     sources,
     with_owner_back,
     without_owner,
 )
-from ringtune.schedule.placement import Helper
+from ringtune.schedule.placement import Helper, Placement, Rack, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, hand_overs, holder_after, steps_of_owners, turn_sequence
@@ -167,9 +169,53 @@ def test_owner_that_can_not_be_left_out_is_refused() -> None:
 
 def test_next_owner_keeps_the_head() -> None:
     """In their order, around."""
-    course = make_plan([("a", 0, 4)], ["a", "b", "c"], num_steps=18).course
-    assert [head_holder(course, node) for node in ("a", "b", "c", "x")] == ["b", "c", "a", ""]
-    assert head_holder(make_plan([("a", 0, 4)], ["a"], num_steps=18).course, "a") == ""
+    plan, alone = (make_plan([("a", 0, 4)], owners, num_steps=18) for owners in (["a", "b", "c"], ["a"]))
+    found = [head_holders(plan.course, plan.placement, node) for node in ("a", "b", "c", "x")]
+    assert found == [("b",), ("c",), ("a",), ()]
+    assert head_holders(alone.course, alone.placement, "a") == ()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_copies_are_on_as_many_racks_as_there_are(seed: int) -> None:
+    """Any ring and racks: no node twice, none of the stage's own, and no choice of places has more racks."""
+    rng = random.Random(seed)
+    names = [*"abcdef"[: rng.randint(2, 6)]]
+    racks = {name: rng.choice("123") for name in names if rng.random() < 0.8}
+    stages = sorted(rng.choices(range(1, 5), k=len(names)))  # equal ones are replicas
+    slices = [Slice(node=name, start=stage, stop=stage + 1) for name, stage in zip(names, stages, strict=True)]
+    at = {stage: place for place, stage in enumerate(sorted(set(stages)))}
+    slices = [dataclasses.replace(one, start=at[one.start], stop=at[one.start] + 1) for one in slices]
+    placement = Placement(
+        slices=tuple(slices), copies=True, num_copies=rng.randint(1, 4), racks=tuple(map(Rack._make, racks.items()))
+    )
+    plan = make_plan([("a", 0, 4)], names[:2])
+    for stage in placement.stages:
+        own = [piece.node for piece in stage]
+        found = [*own, *copy_holders(placement, own[0])]
+        places = {racks.get(name, f"of {name}") for name in names}
+        number = max(len(own), placement.num_copies + 1)
+        first = {racks.get(name, f"of {name}") for name in own}
+        assert len(found) == len(set(found)) == min(len(names), number)
+        assert len({racks.get(name, f"of {name}") for name in found}) == min(
+            len(places), len(first) + len(found) - len(own)
+        )
+        assert all(copy_holders(placement, name) == () for name in own[1:])
+    heads = head_holders(plan.course, placement, "a")
+    assert len({"a", *heads}) == len(heads) + 1 == min(len(names), placement.num_copies + 1)
+
+
+def test_nodes_with_too_few_racks_are_named() -> None:
+    """Two boards with two hosts each have room for one copy of each host on another board, not for two."""
+    plan = make_plan([("a", 0, 1), ("b", 1, 2), ("c", 2, 3), ("d", 3, 4)], ["a", "c"])
+    boards = tuple(map(Rack._make, [("a", "1"), ("b", "1"), ("c", "2"), ("d", "2")]))
+    one, two = (plan.with_copies(True, number, boards) for number in (1, 2))
+    assert [copy_holders(one.placement, node) for node in "abcd"] == [("c",), ("c",), ("a",), ("a",)]
+    assert shared_racks(one.course, one.placement) == ()
+    assert shared_racks(two.course, two.placement) == ("a", "b", "c", "d")
+    apart = plan.with_copies(True, 2)
+    assert [copy_holders(apart.placement, node) for node in "ad"] == [("b", "c"), ("a", "b")]
+    assert shared_racks(apart.course, apart.placement) == ()
+    assert head_holders(apart.course, apart.placement, "a") == ("c", "b") and Plan.from_json(two.to_json()) == two
 
 
 FIRST = [("a", 0, 2), ("b", 2, 4)]
@@ -241,6 +287,9 @@ def test_copies_of_a_helper_are_at_the_hosts() -> None:
     assert copies_of(placement, "z") == {"a": (0,), "b": (3,)}
     assert copies_of(placement, "a") == {"b": (1, 2)} and copies_of(placement, "b") == {}
     assert copied_from(placement, "b") == {"a": (1, 2), "z": (3,)}
+    twice = dataclasses.replace(placement, copies=True, num_copies=2)
+    assert copies_of(twice, "z") == {"a": (0, 3), "b": (0, 3)}
+    assert copies_of(twice, "a") == {"b": (1, 2), "z": (1, 2)}
     alone = changed(make_plan([("a", 0, 4)], ["a"]), helpers=helpers[:1]).placement
     assert copies_of(alone, "a") == {"z": (1, 2, 3)} and copies_of(alone, "z") == {"a": (0,)}
 

@@ -16,7 +16,7 @@ from ringtune.schedule.course import FROZEN_DTYPES, Course, FrozenWeights, Offlo
 from ringtune.schedule.methods import Everything, Hift, PipeAdapter, RingAda, method_class
 from ringtune.schedule.methods.base import Patience
 from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, Choice, Operations
-from ringtune.schedule.placement import ActivationCacheSettings, Helper, Placement, Slice
+from ringtune.schedule.placement import ActivationCacheSettings, Helper, Placement, Rack, Slice
 from ringtune.schedule.plan import SCHEMA, Plan
 from ringtune.schedule.run_shape import DroppedOwner, Owner
 from ringtune.schedule.saved_activations import Velora
@@ -307,6 +307,8 @@ OTHER: dict[str, Any] = {
     "recompute": (Range(1, 3),),
     "state_on_disk": True,
     "copies": True,
+    "num_copies": 2,
+    "racks": (Rack("a", "left"),),
     "helpers": (Helper(node="z", start=0, stop=2),),
     "offload": Offload(blocks=(Range(0, 2),), interval=2),
     "head_tokens": 1,
