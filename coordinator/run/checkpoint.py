@@ -61,7 +61,8 @@ class ResumePoint(NamedTuple):
         planned: the plan, with another placement or without an owner where need be.
         sources: by node, of its blocks; None = each has all in its shard.
         head_sha256: of the holder's shard that has the head; empty = a file beside it, or that of ``manifest``.
-        heads: where every owner has a head: owner -> the node that has it on its disk, and the digest of its shard.
+        heads: where every owner has a head, or the one with it takes it from another node: owner -> the node that has
+            it on its disk, and the digest of its shard.
         told: what the user should know.
     """
 
@@ -152,9 +153,10 @@ class ResumeChooser:
         if problem or head is None:
             return "; ".join(filter(None, (why, problem)))
         after, part, planned = self._placed(manifest, course)
-        start = self._start(manifest, course, head[0], part.placement.placement_number)
+        holder = next((owner for owner in (head[0], manifest.holder, *owners) if owner in owners), "")
+        start = self._start(manifest, course, holder, part.placement.placement_number)
         sources = {node: where.sources(part.placement, node) for node in part.nodes}
-        heads = {}
+        heads = {holder: head} if holder != head[0] else {}
         if course.method.full_parameters:
             heads = {owner: where.head_for(owner, owners) or head for owner in owners}
         told = self._told(manifest, course, part.placement.placement_number, why)

@@ -333,17 +333,18 @@ class CheckpointHolders:
         return tuple(block for block in self._trained if not self._holders[block])
 
     def head_at(self, owners: Collection[str]) -> tuple[str, str] | None:
-        """Choose the owner that serves the head and the digest of its shard; None = no given owner has it.
+        """Choose the node that serves the head and the digest of its shard; None = no present node has it.
 
-        The manifest's holder goes first. The digest is empty where the head is in a file beside shards.
+        The manifest's holder goes first, then other ``owners``, then nodes that keep copies. The digest is empty where
+        the head is in a file beside shards.
         """
-        found = [one for one in self._heads if one.node in owners]
-        found.sort(key=lambda one: one.node != self._manifest.holder)
+        found = sorted(self._heads, key=lambda one: (one.node not in owners, one.node != self._manifest.holder))
         return (found[0].node, found[0].sha256) if found else None
 
     def head_for(self, owner: str, owners: Collection[str]) -> tuple[str, str] | None:
         """Choose the node from which an owner takes the head where every owner has one: itself if it can."""
-        return self.head_at([owner]) or self.head_at(owners)
+        own = [one for one in self._heads if one.node == owner]
+        return (owner, own[0].sha256) if own else self.head_at(owners)
 
     def sources(self, placement: Placement, node: str) -> tuple[SavedSource, ...]:
         """List the sources of a node's trained blocks in a placement: the node itself where it has them."""
@@ -370,5 +371,5 @@ class CheckpointHolders:
                 f"{', '.join(hosts)} had, or copies of them"
             )
         if self.head_at(owners) is None:
-            return f"no joined owner has the head, which node {self._manifest.holder} had, or a copy of it"
+            return f"no joined node has the head, which node {self._manifest.holder} had, or a copy of it"
         return ""

@@ -77,13 +77,15 @@ def test_other_placement_takes_blocks_from_whoever_has_them() -> None:
 
 
 def test_head_is_at_another_owner_where_its_holder_is_gone() -> None:
-    """The copy is at the next owner; one at a node that owns nothing does not count."""
+    """The copy is at the next owner, else at a host."""
     parts = {"a": [HEAD], "c": [copy(2, 3), HEAD]}
     found = where(parts, {"a": "", "c": ""})
     assert found.head_at(["a"]) == ("a", "")
     assert found.why_not(["a"]) == ""
     alone = where({"c": [copy(2, 3), HEAD]}, {"a": "", "c": ""})
-    assert alone.why_not(["a"]) == "no joined owner has the head, which node b had, or a copy of it"
+    assert (alone.why_not(["a"]), alone.head_at(["a"])) == ("", ("c", ""))
+    nobody = where({"c": [copy(2, 3)]}, {"a": "", "c": ""})
+    assert nobody.why_not(["a"]) == "no joined node has the head, which node b had, or a copy of it"
 
 
 def test_what_nobody_has_is_named_with_who_had_it() -> None:

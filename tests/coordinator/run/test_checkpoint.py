@@ -105,6 +105,13 @@ def test_run_goes_on_as_it_was_also_where_a_disk_is_lost() -> None:
     assert found.head_sha256 == "a" * 64
 
 
+def test_owner_takes_the_head_from_a_host_that_keeps_a_copy() -> None:
+    """The disk of the owner that had it is lost, and with two copies a host has one."""
+    parts = {"d": [*COPIES["d"], SavedPart(8, RUN, (0,)), SavedPart(8, RUN, has_head=True)]}
+    found = chosen("abcd", parts=parts, damaged={"a": {8: "a has no shard", 4: "a has no shard"}})
+    assert (found.start.holder, found.heads) == ("a", {"a": ("d", "")})
+
+
 FULL = {"train__method": "hift", "adapter__config": "full"}
 
 
