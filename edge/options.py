@@ -26,6 +26,7 @@ from ringtune.transport.endpoints import (
     join_address,
     require_private,
     split_address,
+    split_addresses,
 )
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -36,7 +37,7 @@ class AgentOptions:
     """The options of ``ringtune node``.
 
     Attributes:
-        coordinator: ``host:port``.
+        coordinator: ``host:port``; several with commas, of which one answers.
         bind: ``host:port`` to serve at; port 0 = any free one; empty = where the coordinator reaches this machine.
         advertise: ``host`` or ``host:port`` where peers reach this node; empty = found out.
         data: training rows; None = the node is no owner.
@@ -157,7 +158,12 @@ def bind_address(options: AgentOptions) -> str:
     """
     if options.bind:
         return options.bind
-    return join_address(address_towards(*split_address(options.coordinator, option="--coordinator")), 0)
+    return join_address(_address_towards_coordinator(options), 0)
+
+
+def _address_towards_coordinator(options: AgentOptions) -> str:
+    first = split_addresses(options.coordinator, option="--coordinator")[0]
+    return address_towards(*split_address(first, option="--coordinator"))
 
 
 def advertised_address(options: AgentOptions, port: int) -> str:
@@ -175,7 +181,7 @@ def advertised_address(options: AgentOptions, port: int) -> str:
     bound = bind_address(options)
     host, _ = split_address(bound, option="--bind")
     if is_wildcard(bound):
-        host = address_towards(*split_address(options.coordinator, option="--coordinator"))
+        host = _address_towards_coordinator(options)
     return join_address(host, port)
 
 

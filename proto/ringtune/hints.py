@@ -34,7 +34,7 @@ def hint(name: str, *words: str, coordinator: str = "") -> str:
 def hint_to_start_coordinator(address: str) -> str:
     """Write the command that starts a coordinator that is reached at ``address``."""
     if is_loopback(address):
-        return hint("coordinator", "--bind", address)
-    port = split_address(address, option="--coordinator")[1]
+        return hint("coordinator", "--bind", address.partition(",")[0])
+    port = split_address(address.partition(",")[0], option="--coordinator")[1]
     plain = [] if is_encrypted() else ["--insecure"]
     return hint("coordinator", "--bind", join_address("0.0.0.0", port), *plain)  # noqa: S104 - the user decides

@@ -41,7 +41,7 @@ def coordinator_option(*instead: str) -> Any:
         metavar="HOST:PORT",
         envvar=COORDINATOR_VARIABLE,
         callback=choose,
-        help="Where the coordinator listens.",
+        help="Where the coordinator listens; with a standby both addresses, with a comma between them.",
     )
 
 

@@ -26,7 +26,8 @@ HINT = re.compile(r"\bringtune [a-z-]+( .*)?$")
 OPTION = re.compile(r"(?<![\w>-])--[a-z][a-z-]*[a-z](?![-\w])(?!-*>)")
 PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "deploy/README.md")]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
-ADDRESSES = ("127.0.0.1:7070", "192.168.1.10:7070", "[::1]:7070", "[fd00::7]:7070", "desk.local:7070")
+ADDRESSES: tuple[str, ...] = ("127.0.0.1:7070", "192.168.1.10:7070", "[::1]:7070", "[fd00::7]:7070", "desk.local:7070")
+ADDRESSES += ("10.0.0.1:7070,10.0.0.2:7070",)
 
 
 @functools.cache

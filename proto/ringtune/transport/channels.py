@@ -35,7 +35,14 @@ import grpc
 from ringtune.errors import BusyError, ConnectionFailedError, RingTuneError, TrustError, UsageError
 from ringtune.texts import RepeatCounter, times
 from ringtune.transport import speaker as speaking
-from ringtune.transport.endpoints import CLIENT_OPTIONS, SERVER_OPTIONS, Options, join_address, split_address
+from ringtune.transport.endpoints import (
+    CLIENT_OPTIONS,
+    SERVER_OPTIONS,
+    Options,
+    join_address,
+    split_address,
+    target_of,
+)
 from ringtune.transport.open_calls import OpenCall, OpenCalls, address_of
 from ringtune.transport.parties import (
     COORDINATOR_ROLE,
@@ -370,16 +377,17 @@ def open_channel(address: str, more: Options = (), *, peer: Party | None = None)
     """Open a channel, which connects at the first call; the caller closes it.
 
     Args:
-        address: ``host:port``.
+        address: ``host:port``, or several of one party, of which the first that answers is called.
         more: further options; they override those of every channel.
         peer: expected party; None = any member. Not used in plain text.
     """
     options, speaker = (*more, *CLIENT_OPTIONS), speaking.speaker()  # of two with one name gRPC takes the first
+    target = target_of(address)
     if speaker is None:
-        return grpc.insecure_channel(address, options=options)
+        return grpc.insecure_channel(target, options=options)
     from ringtune.transport.tls import secure_channel
 
-    return secure_channel(address, options, speaker, peer)
+    return secure_channel(target, options, speaker, peer)
 
 
 class Server:

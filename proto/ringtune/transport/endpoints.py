@@ -43,9 +43,46 @@ _FAR_AWAY = ("192.0.2.1", "10.255.255.254", "192.168.255.254", "172.31.255.254")
 def split_address(address: str, *, option: str) -> tuple[str, int]:
     """Split ``host:port``, with an IPv6 host in brackets; raises ``UsageError`` for another form."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535 or set(host) & set("/ "):
+    if not host or not port.isdigit() or int(port) > 65535 or set(host) & set("/ ,"):
         raise UsageError(f"{option} {address!r} is not HOST:PORT, e.g. 127.0.0.1:7070")
     return host.strip("[]"), int(port)
+
+
+def split_addresses(addresses: str, *, option: str) -> list[str]:
+    """Split ``host:port,host:port``, the places of one party of which one answers; most parties have one place.
+
+    Raises:
+        UsageError: one of them has another form.
+    """
+    found = addresses.split(",")
+    for address in found:
+        split_address(address, option=option)
+    return found
+
+
+def target_of(addresses: str) -> str:
+    """Return gRPC's target for ``host:port`` or a list of them, of which the first that answers is called.
+
+    gRPC takes lists of numeric addresses only, so the names in a list are looked up here, once.
+
+    Raises:
+        ConnectionFailedError: no name of a list is known.
+        UsageError: IPv4 and IPv6 are mixed in a list, or an address has another form.
+    """
+    if "," not in addresses:
+        return addresses
+    found, families = list[str](), set[str]()
+    for address in split_addresses(addresses, option="--coordinator"):
+        host, port = split_address(address, option="--coordinator")
+        with contextlib.suppress(OSError):  # a name that is unknown now does not hide the others
+            family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            families.add("ipv6" if family == socket.AF_INET6 else "ipv4")
+            found.append(join_address(str(place[0]), port))
+    if not found:
+        raise ConnectionFailedError(f"no host of {addresses} is known here; check the names and the network")
+    if len(families) > 1:
+        raise UsageError(f"--coordinator {addresses} mixes IPv4 and IPv6; give addresses of one kind")
+    return f"{families.pop()}:{','.join(found)}"
 
 
 def join_address(host: str, port: int) -> str:
@@ -54,7 +91,9 @@ def join_address(host: str, port: int) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether the host of ``host:port`` is ``localhost`` or a loopback address."""
+    """Whether the host of ``host:port`` is ``localhost`` or a loopback address; of a list each of them."""
+    if "," in address:
+        return all(map(is_loopback, address.split(",")))
     host = address.rpartition(":")[0].strip("[]")
     if host == "localhost":
         return True
@@ -112,8 +151,12 @@ def is_allowed(address: str, *, insecure: bool) -> bool:
 
 
 def require_private(address: str, *, option: str, insecure: bool) -> None:
-    """Refuse an address beyond this machine in plain text, unless ``insecure``; raises ``UsageError``."""
-    split_address(address, option=option)
+    """Refuse an address beyond this machine, or a list with one, in plain text, unless ``insecure``.
+
+    Raises:
+        UsageError: such an address, or one of another form.
+    """
+    split_addresses(address, option=option)
     if not is_allowed(address, insecure=insecure):
         raise UsageError(
             f"{option} {address} reaches beyond this machine, and there is no certificate to encrypt with; begin with "

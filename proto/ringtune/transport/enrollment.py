@@ -52,6 +52,7 @@ def join(coordinator: str, token: Token, folder: Path, *, clock: Callable[[], fl
 
     Args:
         coordinator: ``host:port``; callers without a certificate use the token's port of that host, or the next port.
+            Of several the first that answers.
         token: with the party, and the hash of the coordinator's authority.
         folder: for the identity.
         clock: this machine's wall clock.
@@ -62,9 +63,7 @@ def join(coordinator: str, token: Token, folder: Path, *, clock: Callable[[], fl
         TrustError: another party answers there, or the clocks differ by more than certificates allow.
         StorageError: the folder can't be written.
     """
-    host, port = split_address(coordinator, option="--coordinator")
-    address = join_address(host, token.port or port + 1)
-    authority_pem = _authority(address, token, clock())
+    address, authority_pem = _answering(coordinator, token, clock())
     key = make_key()
     request = trust_pb2.CertifyRequest(secret=token.secret, request_pem=make_request(key))
     credentials = grpc.ssl_channel_credentials(authority_pem)
@@ -77,6 +76,19 @@ def join(coordinator: str, token: Token, folder: Path, *, clock: Callable[[], fl
     write_identity(folder, identity)
     _LOG.info("%s has a certificate in %s", identity.party, folder)
     return identity
+
+
+def _answering(coordinators: str, token: Token, now_unix_s: float) -> tuple[str, bytes]:
+    """Return the first address for callers without a certificate that answers, and the authority's certificate."""
+    coordinator, _, others = coordinators.partition(",")
+    host, port = split_address(coordinator, option="--coordinator")
+    address = join_address(host, token.port or port + 1)
+    try:
+        return address, _authority(address, token, now_unix_s)
+    except ConnectionFailedError:
+        if not others:
+            raise
+    return _answering(others, token, now_unix_s)
 
 
 def _authority(address: str, token: Token, now_unix_s: float) -> bytes:

@@ -5,6 +5,7 @@ A channel keeps the certificate with which it was opened; a server uses the newe
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -96,11 +97,16 @@ def _is_encrypted(address: str) -> bool:
 
 
 def certificate_at(address: str, *, timeout_s: float = 10.0) -> bytes:
-    """Return the certificate of the party that answers at an address, PEM, unverified.
+    """Return the certificate of the party that answers at an address, or first at several, PEM, unverified.
 
     Raises:
         ConnectionFailedError: nobody answers, or without a certificate.
     """
+    address, _, others = address.partition(",")
+    if others:
+        with contextlib.suppress(ConnectionFailedError):
+            return certificate_at(address, timeout_s=timeout_s)
+        return certificate_at(others, timeout_s=timeout_s)
     host, port = split_address(address, option="--coordinator")
     try:
         return ssl.get_server_certificate((host, port), timeout=timeout_s).encode("ascii")

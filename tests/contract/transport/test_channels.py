@@ -15,15 +15,28 @@ from typing import Any
 import grpc
 import pytest
 
-from ringtune.errors import ConnectionFailedError, DataError, DeadlineError, RingTuneError
+from ringtune.errors import ConnectionFailedError, DataError, DeadlineError, RingTuneError, UsageError
 from ringtune.transport.channels import Server, Workers, defer_accept, open_channel
-from ringtune.transport.endpoints import CLIENT_OPTIONS, MAX_MESSAGE_BYTES, MAX_STREAMS, SERVER_OPTIONS, WINDOW_BYTES
+from ringtune.transport.endpoints import (
+    CLIENT_OPTIONS,
+    MAX_MESSAGE_BYTES,
+    MAX_STREAMS,
+    SERVER_OPTIONS,
+    WINDOW_BYTES,
+    require_private,
+    target_of,
+)
+from ringtune.transport.parties import COORDINATOR
+from ringtune.transport.speaker import Speaker, speaking_as
 from ringtune.transport.status import abort, error_of_call
+from ringtune.transport.tls import certificate_at
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support.cases import cases
 from tests.support.processes import source_environment
+from tests.support.trust_parts import speaker_of
 
 WAIT_S = 30.0
+COORDINATOR_ITSELF = speaker_of("coordinator", "coordinator")
 
 
 class FailingAgent(control_pb2_grpc.AgentServicer):
@@ -106,6 +119,43 @@ def test_connections_a_server_that_ends_under_a_call_is_a_failed_connection() ->
         agent.release.set()
         channel.close()
         server.stop(grace_s=0.1)
+
+
+@pytest.mark.parametrize("who", [None, COORDINATOR_ITSELF], ids=["plain", "encrypted"])
+def test_connections_to_several_places_reach_the_one_that_answers(who: Speaker | None) -> None:
+    """The next call after the end of one of two coordinators reaches the other, over the same channel."""
+    agent = FailingAgent()
+    agent.release.set()
+    waits: dict[str, Any] = {"timeout": WAIT_S, "wait_for_ready": True}
+
+    def serve(address: str) -> Server:
+        return Server(address, lambda server: control_pb2_grpc.add_AgentServicer_to_server(agent, server))
+
+    with speaking_as(who):
+        first, second = serve("127.0.0.1:0"), serve("127.0.0.1:0")
+        places = f"{first.address.replace('127.0.0.1', 'localhost')},{second.address}"
+        with open_channel(places, peer=COORDINATOR) as channel:
+            stub = control_pb2_grpc.AgentStub(channel)
+            second.stop(grace_s=0.0)
+            stub.Release(control_pb2.ReleaseRequest(), **waits)
+            first.stop(grace_s=0.0)
+            second = serve(second.address)
+            stub.Release(control_pb2.ReleaseRequest(), **waits)
+            assert who is None or certificate_at(places) == who.identity.certificate_pem
+        second.stop(grace_s=0.0)
+
+
+def test_connections_to_several_places_refuse_what_is_no_list_of_addresses() -> None:
+    """Each address of a list is read, and each is to be on this machine in plain text."""
+    refused = {"127.0.0.1:7070,": "HOST:PORT", "127.0.0.1:7070,[::1]:7070": "one kind", "a:1, b:2": "HOST:PORT"}
+    for places, why in refused.items():
+        with pytest.raises(UsageError, match=why):
+            target_of(places)
+    with pytest.raises(ConnectionFailedError, match="no host of"):
+        target_of("a.invalid:1,b.invalid:1")
+    with pytest.raises(UsageError, match="beyond this machine"):
+        require_private("127.0.0.1:7070,192.0.2.1:7070", option="--coordinator", insecure=False)
+    require_private("127.0.0.1:7070,localhost:7071", option="--coordinator", insecure=False)
 
 
 def test_connections_a_host_of_another_machine_can_not_be_bound() -> None:
