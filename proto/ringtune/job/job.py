@@ -32,7 +32,6 @@ import tomli_w
 
 from ringtune.config.sections import (
     LENGTHS,
-    SKIP_OWNER,
     Adapter,
     Data,
     Model,
@@ -238,11 +237,6 @@ class Job:
         object.__setattr__(self, "velora", checked(self.memory, self.velora, self.adapter))
         for technique in TECHNIQUES:
             technique.check_job(self)
-        if self.train.keep_best and self.recovery.owners == SKIP_OWNER:
-            raise JobError(
-                "train.keep_best = true and recovery.owners = 'skip' can't go together: without the rows of a lost "
-                "owner evaluations can't be compared with those before; leave one out"
-            )
         if self.train.sample_prompt and self.model.task != CAUSAL_LM:
             raise JobError(
                 f"train.sample_prompt is for model.task = {CAUSAL_LM!r}, this job has {self.model.task!r}; remove it"
