@@ -12,7 +12,6 @@ rows of each class.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final

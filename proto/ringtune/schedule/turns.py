@@ -100,7 +100,7 @@ class Evaluations:
         return dataclasses.replace(self, step=step, waited=self.waited + 1)
 
     def without(self, before: Course, after: Course) -> Evaluations:
-        """Return the state with owners left out: as before the first, where evaluations have fewer rows from then on."""
+        """Return the state with owners left out: as before the first where evaluations have fewer rows then."""
         return self if num_eval_rows(before) == num_eval_rows(after) else NONE_DONE
 
     def stops_run(self, patience_evals: int) -> bool:
