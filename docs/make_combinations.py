@@ -12,7 +12,7 @@ import itertools
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -25,7 +25,7 @@ from coordinator.planner.planned import Planned
 from coordinator.planner.replicas import choose_replicas
 from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.costs.profile import NodeFacts, Profile
-from ringtune.errors import RingTuneError
+from ringtune.errors import ContradictionError, RingTuneError
 from ringtune.job.job import Job, parse_job
 from ringtune.schedule.methods import method_names
 from ringtune.schedule.migration import stay_reason, wait_reason
@@ -136,10 +136,15 @@ FEATURES: Final = (
 
 
 class Found(NamedTuple):
-    """Why a combination does not work, and whether it is refused: otherwise the run goes without."""
+    """Why a combination does not work, and how the number of its reason is marked; without a reason it works."""
 
     reason: str = ""
-    is_refused: bool = False
+    mark: str = ""
+
+
+_REFUSED: Final = "[{}]"
+_CONTRADICTION: Final = "≠{}"
+_LEFT_OUT: Final = "({})"
 
 
 def tried(*features: Feature, method: str) -> Found | None:
@@ -157,9 +162,11 @@ def tried(*features: Feature, method: str) -> Found | None:
         planned = _planned(job)
         for feature in features:
             if reason := feature.why_not(planned, job):
-                return Found(_first_words(reason))
+                return Found(_first_words(reason), _LEFT_OUT)
+    except ContradictionError as error:
+        return Found(_first_words(str(error)), _CONTRADICTION)
     except RingTuneError as error:
-        return Found(_first_words(str(error)), is_refused=True)
+        return Found(_first_words(str(error)), _REFUSED)
     return Found()
 
 
@@ -222,8 +229,9 @@ _BEGIN: Final = """\
 
 Written by `python -m docs.make_combinations` from the checks that a run asks; do not edit it here. Each cell is a job
 that was planned for two made-up nodes: **+** works; a number in brackets, **[3]**, is a refusal; a number in
-parentheses, **(3)**, is a feature that the run goes without. The numbers are those of the [reasons](#reasons):
-{refused} refusals and {left_out} others. What a node refuses because of its model or device is not asked.
+parentheses, **(3)**, is a feature that the run goes without; **≠3** is a contradiction: by their meaning the two
+exclude each other. The numbers are those of the [reasons](#reasons): {refused} refusals, {left_out} features that a run
+goes without, {contradictions} contradictions. What a node refuses because of its model or device is not asked.
 
 ## Features and methods
 
@@ -247,7 +255,7 @@ def page() -> str:
     def cell(one: Found | None) -> str:
         if one is None:
             return "·"
-        return "+" if not one.reason else f"[{numbers[one]}]" if one.is_refused else f"({numbers[one]})"
+        return one.mark.format(numbers[one]) if one.reason else "+"
 
     by_method = [
         (f"{at}. {one.name}", *(cell(alone[one.name, method]) for method in method_names()))
@@ -259,14 +267,19 @@ def page() -> str:
     ]
     columns = len(FEATURES) - 1
     return _BEGIN.format(
-        refused=sum(one.is_refused for one in found),
-        left_out=sum(not one.is_refused for one in found),
+        refused=_count(found, _REFUSED),
+        left_out=_count(found, _LEFT_OUT),
+        contradictions=_count(found, _CONTRADICTION),
         methods=_table(("", *method_names()), by_method),
         features=_table(
             ("", *map(str, range(1, columns + 1))), [(*row, *[""] * (columns + 1 - len(row))) for row in by_feature]
         ),
         reasons="".join(f"{at}. {one.reason}.\n" for one, at in numbers.items()),
     )
+
+
+def _count(found: Iterable[Found], mark: str) -> int:
+    return sum(one.mark == mark for one in found)
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -278,8 +291,8 @@ def main() -> int:
     if "--check" in sys.argv:
         return int(PAGE.read_text(encoding="utf-8") != page())
     PAGE.write_text(page(), encoding="utf-8")
-    found = {one for each in combinations() for one in each.values() if one is not None and one.is_refused}
-    sys.stdout.write(f"{len(found)} refusals\n")
+    found = {one for each in combinations() for one in each.values() if one is not None}
+    sys.stdout.write(f"{_count(found, _REFUSED)} refusals, {_count(found, _CONTRADICTION)} contradictions\n")
     return 0
 
 

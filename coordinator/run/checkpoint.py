@@ -27,6 +27,7 @@ from coordinator.planner.make_plan import keep_plan
 from coordinator.planner.planned import Planned
 from coordinator.planner.replan import placed_without
 from coordinator.run.events import EventSink
+from coordinator.run.run_text import left_out_text
 from ringtune.config.sections import SKIP_OWNER
 from ringtune.costs.profile import Profile
 from ringtune.errors import CapacityError, IntegrityError, ModelError, StorageError
@@ -198,7 +199,8 @@ class ResumeChooser:
         return tuple(node for node in nodes if node not in self._facts)
 
     def _start(self, manifest: CheckpointManifest, course: Course, holder: str, placement_number: int) -> StartPoint:
-        before, unfreezing, evaluations = self._resume.plan.course, manifest.unfreezing, manifest.evaluations
+        before, unfreezing = self._resume.plan.course, manifest.unfreezing
+        evaluations = manifest.evaluations.without(before, course)
         if self._lacks_best(manifest, placement_number):
             evaluations = dataclasses.replace(evaluations, best=None, best_step=0)
         return StartPoint.of(
@@ -243,12 +245,10 @@ class ResumeChooser:
     def _told(self, manifest: CheckpointManifest, course: Course, placement_number: int, why: str) -> str:
         if not why:
             return ""
-        out = [one.owner.node for one in course.left_out[len(self._resume.plan.course.left_out) :]]
-        rows = f"; the rows of {', '.join(out)} are left out, so that the run ends with step {course.num_steps}"
         best = self._told_best(manifest, placement_number)
         return (
             f"{why}; {manifest.name} is taken from copies on the other nodes, in placement {placement_number}"
-            + rows * bool(out)
+            + left_out_text(self._job, self._resume.plan.course, course)
             + f"; {best}" * bool(best)
         )
 

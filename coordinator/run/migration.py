@@ -25,6 +25,7 @@ from coordinator.planner.replan import PlacementProposal, placed_without, replan
 from coordinator.run.checkpoint import CheckpointManager
 from coordinator.run.node_client import AgentCalls, NodeMoved, NodePrepared, NodeRested
 from coordinator.run.report import RunLedger
+from coordinator.run.run_text import left_out_text
 from ringtune.config.sections import NEVER
 from ringtune.costs.calibration import CHANGED, PaceMonitor
 from ringtune.costs.links import RecordedLinks
@@ -67,7 +68,7 @@ class MigrationDriver:
         sizes: CopyBytes,
     ) -> None:
         self.part, self._sizes = part, sizes
-        self._job_toml, self._checkpoints, self._addresses = job.to_toml(), checkpoints, addresses
+        self._job, self._job_toml, self._checkpoints, self._addresses = job, job.to_toml(), checkpoints, addresses
         self._calls, self._put = calls, put
         self._wait_s, self._recovers = job.runtime.wait_s, part.goes_back
         self._place()
@@ -176,6 +177,7 @@ class MigrationDriver:
 
     def recovered(self, command: rd.LogRecovery) -> str:
         """Grant in the placement of a recovery from now on; return a sentence for the user."""
+        shorter = left_out_text(self._job, self.part.course, command.part.course)
         self.part = command.part
         self._place()
         if not command.lost:
@@ -184,8 +186,6 @@ class MigrationDriver:
                 f" {format_seconds(command.seconds)} and repeat the steps after it"
             )
         came = format_bytes(sum(count for _, count in command.fetched_bytes))
-        out, num_steps = ", ".join(command.left_out), self.part.course.num_steps
-        shorter = f"; the rows of {out} are left out, so that the run ends with step {num_steps}" if out else ""
         gone = [node for node in command.lost if node not in command.back]
         who = [f"node {', '.join(gone)} is lost"] if gone else []
         who += [f"node {', '.join(command.back)} is back"] if command.back else []

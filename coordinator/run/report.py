@@ -332,6 +332,7 @@ class RunLedger:
 
     def recovered(self, plan: Plan, placement_number: int, at_unix_s: float) -> None:
         """Take the plan after a recovery; the time until ``at_unix_s`` belongs to no step."""
+        self._known = self._known.without(self._plan.course, plan.course)
         self._plan, self.placement_number, self._last_end_unix_s = plan, placement_number, at_unix_s
 
     def replanned(self, plan: Plan) -> None:

@@ -12,13 +12,11 @@ rows of each class.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from ringtune.costs.profile import NodeFacts
-from ringtune.errors import JobError
 from ringtune.job.job import Job
 from ringtune.job.rows import look_alike_lines
 from ringtune.quantities import format_bytes, format_seconds
@@ -26,7 +24,7 @@ from ringtune.run_control.events import LogFetched, LogRecovery, Replanned
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import EQUAL
-from ringtune.schedule.turns import Evaluations, RowUse, row_uses
+from ringtune.schedule.turns import Evaluations, RowUse, num_eval_rows, row_uses
 from ringtune.techniques import TECHNIQUES
 from ringtune.texts import listed
 
@@ -128,6 +126,16 @@ def recovery_line(command: LogRecovery) -> dict[str, Any]:
     }
 
 
+def left_out_text(job: Job, before: Course, after: Course) -> str:
+    """Say whose rows are left out from one course to the next, and what follows; empty where nobody's are."""
+    out = ", ".join(one.owner.node for one in after.left_out[len(before.left_out) :])
+    if not out:
+        return ""
+    text = f"; the rows of {out} are left out, so that the run ends with step {after.num_steps}"
+    anew = job.train.keep_best and num_eval_rows(before) != num_eval_rows(after)
+    return text + "; the best of the evaluations from here on, which are without them, is kept" * anew
+
+
 FIGURES: Final = (
     *("accuracy", "macro_f1", "entity_f1", "mse", "mae", "pearson", "spearman"),
     *("perplexity", "f1", "exact_match", "loss"),
@@ -227,12 +235,7 @@ def rise_text(job: Job, known: Evaluations, loss: float | None, *, is_last: bool
 def _remedy(job: Job, best_step: int) -> str:
     if job.train.keep_best:
         return f"the result of step {best_step} is kept"
-    better = f"the result of step {best_step} was better"
-    try:
-        dataclasses.replace(job, train=dataclasses.replace(job.train, keep_best=True))
-    except JobError:  # this job can't keep it
-        return f"{better}; train.max_steps = {best_step} ends there"
-    return f"{better}; train.keep_best = true keeps it"
+    return f"the result of step {best_step} was better; train.keep_best = true keeps it"
 
 
 def stop_text(step: int, evaluations: Evaluations, *, keeps_best: bool = False) -> str:

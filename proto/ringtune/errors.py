@@ -10,6 +10,7 @@ The tree::
     │   └── DeadlineError        exit 4   an awaited message did not arrive in time
     ├── InvalidInputError        exit 5   job, data, model or plan is wrong
     │   ├── JobError                      a key of job.toml
+    │   │   └── ContradictionError        two keys exclude each other by their meaning: no version could do both
     │   ├── DataError                     a data file, a column, a label
     │   ├── ModelError                    a model folder, a tensor, a family
     │   └── PlanError                     a plan that breaks a rule
@@ -99,6 +100,10 @@ class InvalidInputError(RingTuneError):
 
 class JobError(InvalidInputError):
     """A key of ``job.toml`` is unknown, mistyped or out of range."""
+
+
+class ContradictionError(JobError):
+    """Two keys of a job exclude each other by their meaning: what one sets does not exist, or has two values."""
 
 
 class DataError(InvalidInputError):

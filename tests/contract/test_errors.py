@@ -30,6 +30,7 @@ ModelError            InvalidInputError   5 INVALID_ARGUMENT
 PlanError             InvalidInputError   5 INVALID_ARGUMENT
 DeadlineError         PeerLostError       4 DEADLINE_EXCEEDED
 TokenError            TrustError          3 UNAUTHENTICATED
+ContradictionError    JobError            5 INVALID_ARGUMENT
 """
 
 

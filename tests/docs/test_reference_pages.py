@@ -60,18 +60,21 @@ def test_table_of_calls_has_no_call_without_a_row(
 
 
 def test_combinations_are_found_by_the_checks() -> None:
-    """What a job refuses, what a model refuses, and what a plan goes without; two values of one key are no job."""
+    """What job, model or a key's meaning refuses, and what a plan goes without; two values of one key are no job."""
 
-    def found(keys: dict[str, object], *others: dict[str, object], why_not: str = "") -> tuple[str, bool] | None:
+    def found(keys: dict[str, object], *others: dict[str, object], why_not: str = "") -> tuple[str, str] | None:
         first = make_combinations.Feature("a", keys, lambda *_: why_not)
         return make_combinations.tried(
             first, *(make_combinations.Feature("b", other) for other in others), method="ringada"
         )
 
-    assert found({"train.dropout": 0.1}) == ("", False)
-    assert found({"train.dropout": 1.5}) == ("train.dropout is 1.5, it has to be below 1", True)
-    assert found({"privacy.private_blocks": 3}) == ("privacy.private_blocks is 3, the model has 3 blocks", True)
-    assert found({"train.dropout": 0.1}, why_not="there is no room; make room") == ("there is no room", False)
+    assert found({"train.dropout": 0.1}) == ("", "")
+    assert found({"train.dropout": 1.5}) == ("train.dropout is 1.5, it has to be below 1", "[{}]")
+    assert found({"privacy.private_blocks": 3}) == ("privacy.private_blocks is 3, the model has 3 blocks", "[{}]")
+    assert found({"train.dropout": 0.1}, why_not="there is no room; make room") == ("there is no room", "({})")
+    scores = {"adapter.config": "full", "operations.policy": "random", "operations.full": 1}
+    reason, mark = found({**scores, "operations.scores": "adapter"}) or ("", "")
+    assert (reason.partition(" has no meaning")[0], mark) == ("operations.scores = 'adapter'", "≠{}")
     assert found({"train.dropout": 0.1}, {"train.dropout": 0.2}) is None
 
 

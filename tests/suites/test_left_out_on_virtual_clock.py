@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterable
 
@@ -9,11 +10,12 @@ import pytest
 
 from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
+from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.course import Course, HelperSettings, Offload
 from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import NOTHING_KNOWN, StepKind, Turn, items, turn_sequence
+from ringtune.schedule.turns import NONE_DONE, NOTHING_KNOWN, StepKind, Turn, items, turn_sequence
 from ringtune.schedule.units import Range
 from ringtune.techniques.offload import helped
 from sim.ring import RingResult
@@ -217,6 +219,44 @@ def test_losses_of_a_lost_owner_are_forgotten_where_losses_decide(turns: str) ->
         assert left_out(result)
         decided += len(known.unfreeze_at)
     assert decided > after > 0, "some decisions before the loss, some after it"
+
+
+class AnyLosses(Losses):
+    """Gives every item any loss, which is that of its step."""
+
+    def run(self, node: str, action: Action) -> tuple[tuple[str, float], ...]:
+        """A head gives count and sum."""
+        if action.op is not Op.HEAD:
+            return ()
+        return (("count", 2.0), ("loss_sum", random.Random(f"{self._seed}/{self._steps[action.seq]}").random()))
+
+
+@pytest.mark.parametrize("eval_rows", [5, 0])
+@pytest.mark.parametrize("seed", range(4))
+def test_best_evaluation_is_that_of_the_same_rows(seed: int, eval_rows: int) -> None:
+    """Evaluations before an owner is left out count no more, unless it had no part in them."""
+    plan = make_plan(
+        [("a", 0, 2), ("b", 2, 4)], ["a", "c", "b"], num_blocks=4, num_steps=40, local_iterations=2, eval_every=4
+    )
+    owners = [dataclasses.replace(one, eval_rows=eval_rows if one.node == "c" else 5) for one in plan.course.owners]
+    plan = changed(plan, owners=tuple(owners))
+    rng = random.Random(f"best {seed}")
+    ring = ring_of(plan, rng, recovery=SKIPS, rounds={"keeps_best": True}, carrier=AnyLosses(plan, seed))
+    asks = rng.randint(2, 4)
+    moment = rng.choice(["collect best", "backward"])
+    ring.when = lambda what, node: "c" if (what, ring.best[0] >= 4 * asks) == (moment, True) else None
+    result = ring.run()
+    assert result.finish == rd.Finish("", "") and [owner for _, owner in left_out(result)] == ["c"]
+    best, found = NONE_DONE, list[tuple[bool | None, bool]]()
+    for entry in result.logged:
+        if isinstance(entry, rd.LogRecovery) and eval_rows:
+            best = NONE_DONE
+        elif isinstance(entry, rd.LogEvaluation):
+            values = dict(entry.values)
+            best = best.after(entry.step, values["loss_sum"] / values["count"])
+            found.append((entry.is_best, best.best_step == entry.step))
+    assert found and all(told == wanted for told, wanted in found)
+    assert ring.collected_best <= {best.best_step, 0}
 
 
 @pytest.mark.parametrize("awaits_s", [0.0, 1e3])

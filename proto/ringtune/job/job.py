@@ -32,7 +32,6 @@ import tomli_w
 
 from ringtune.config.sections import (
     LENGTHS,
-    SKIP_OWNER,
     Adapter,
     Data,
     Model,
@@ -45,7 +44,7 @@ from ringtune.config.sections import (
     Wire,
     with_free_microbatches,
 )
-from ringtune.errors import JobError
+from ringtune.errors import ContradictionError, JobError
 from ringtune.models.adapter_config import parse_adapter_config
 from ringtune.models.adapter_support import sum_of_kinds
 from ringtune.models.family import CAUSAL_LM, CLASS_TASKS, NAMED_TASKS, PAIR_TASKS
@@ -238,11 +237,6 @@ class Job:
         object.__setattr__(self, "velora", checked(self.memory, self.velora, self.adapter))
         for technique in TECHNIQUES:
             technique.check_job(self)
-        if self.train.keep_best and self.recovery.owners == SKIP_OWNER:
-            raise JobError(
-                "train.keep_best = true and recovery.owners = 'skip' can't go together: without the rows of a lost "
-                "owner evaluations can't be compared with those before; leave one out"
-            )
         if self.train.sample_prompt and self.model.task != CAUSAL_LM:
             raise JobError(
                 f"train.sample_prompt is for model.task = {CAUSAL_LM!r}, this job has {self.model.task!r}; remove it"
@@ -266,7 +260,7 @@ class Job:
                     object.__setattr__(self, name, make())
             elif name != section:
                 owners = [method for method in method_names() if method_class(method).section == name]
-                raise JobError(
+                raise ContradictionError(
                     f"[{name}] has settings of train.method = {' or '.join(map(repr, owners))}, but this job has "
                     f"train.method = {self.train.method!r}; remove the section or change the method"
                 )
@@ -393,7 +387,7 @@ def load_job(path: str | Path, overrides: Mapping[str, object] | None = None) ->
     except JobError as error:
         if any(name in str(error) for name in overrides):
             raise
-        raise JobError(f"{path}: {error}") from error
+        raise type(error)(f"{path}: {error}") from error
     return with_absolute_paths(job, path.parent, here=overrides)
 
 
@@ -407,7 +401,7 @@ def parse_job(text: str, *, source: str) -> Job:
     try:
         return Job.from_tables(tables)
     except JobError as error:
-        raise JobError(f"{source}: {error}") from error
+        raise type(error)(f"{source}: {error}") from error
 
 
 def with_absolute_paths(job: Job, folder: Path, *, here: Collection[str] = ()) -> Job:

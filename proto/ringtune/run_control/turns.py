@@ -341,6 +341,13 @@ class EarlyStopping:
         """Note that every node has sent the best result."""
         self.best.wanted, self.settled = None, self.evaluations
 
+    def leave_out(self, before: Course, after: Course) -> None:
+        """Begin anew where the evaluations from here on have fewer rows than those before."""
+        found = self.evaluations.without(before, after)
+        if found != self.evaluations:
+            self.evaluations = self.settled = found
+            self.best.wanted = None
+
     def forget_open(self) -> None:
         """Forget an incomplete evaluation: its open turns are repeated."""
         self._waits = False
@@ -509,6 +516,8 @@ class TurnGrants:
         Uncommitted turns are granted again as far as the new plan has them.
         """
         self.is_exhausted = self._ends_early
+        if not self.is_exhausted:
+            self.stopping.leave_out(self._plan.course, plan.course)
         unfreezing = self.depths.unfreezing.without(self._plan.course, plan.course)
         start = dataclasses.replace(start, unfreezing=unfreezing)
         self._plan, self._next, self._ahead_of, self._since = plan, None, (0, 0), []

@@ -99,12 +99,21 @@ class Evaluations:
             return Evaluations(step=step, best=loss, best_step=step)
         return dataclasses.replace(self, step=step, waited=self.waited + 1)
 
+    def without(self, before: Course, after: Course) -> Evaluations:
+        """Return the state with owners left out: as before the first where evaluations have fewer rows then."""
+        return self if num_eval_rows(before) == num_eval_rows(after) else NONE_DONE
+
     def stops_run(self, patience_evals: int) -> bool:
         """Whether a run with this patience ends now; 0 = never."""
         return 0 < patience_evals <= self.waited
 
 
 NONE_DONE: Final = Evaluations()
+
+
+def num_eval_rows(course: Course) -> int:
+    """Count the rows of an evaluation, at all owners."""
+    return sum(owner.eval_rows for owner in course.owners)
 
 
 def boundary_before(course: Course, step: int) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from ringtune.config.sections import AUTO
-from ringtune.errors import JobError, PlanError
+from ringtune.errors import ContradictionError, JobError, PlanError
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.schedule.course import (
     AS_COMPUTED,
@@ -39,15 +39,16 @@ def check_frozen(job: Any) -> None:
     """
     problem = not_small_reason(job)
     if problem and job.runtime.frozen in FROZEN_DTYPES:
-        raise JobError(f"runtime.frozen = {job.runtime.frozen!r} {problem}")
+        kind = ContradictionError if method_class(job.train.method).full_parameters else JobError
+        raise kind(f"runtime.frozen = {job.runtime.frozen!r} {problem}")
 
 
 def not_small_reason(job: Any) -> str:
     """Say why a job can't have frozen weights in a small type, and the remedy; empty if it can."""
-    if job.model.dtype != AS_COMPUTED:
-        return f"rounds weights that model.dtype = {job.model.dtype!r} wants exact; remove one of them"
     if method_class(job.train.method).full_parameters:
         return f"has no meaning with train.method = {job.train.method!r}, where no weight is frozen; remove it"
+    if job.model.dtype != AS_COMPUTED:
+        return f"rounds weights that model.dtype = {job.model.dtype!r} wants exact; remove one of them"
     score = _score_by_gradient(job.operations)
     if score and not trains_own_weights(job.adapter.config):
         return (

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from ringtune.config.sections import Adapter, Train
-from ringtune.errors import JobError
+from ringtune.errors import ContradictionError, JobError
 from ringtune.models.adapter_config import FULL, trains_own_weights
 from ringtune.models.family import MAX_BLOCKS
 from ringtune.schedule.course import Course
@@ -90,7 +90,7 @@ def check_job(job: Any) -> None:
         return
     name = f"train.method = {train.method!r}"
     if not trains_own_weights(adapter.config):
-        raise JobError(
+        raise ContradictionError(
             f"adapter.config = {adapter.config!r} and {name} can't go together: the method trains all parameters and "
             "has no adapters; remove adapter.config or change the method"
         )

@@ -51,7 +51,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
 from ringtune.config.sections import MAX_STEPS, Adapter, Privacy, Train
-from ringtune.errors import IntegrityError, JobError, PlanError
+from ringtune.errors import ContradictionError, IntegrityError, JobError, PlanError
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.models.adapter_support import head_group_refusal
 from ringtune.schedule.batches import num_batches
@@ -167,12 +167,12 @@ def check_operations(operations: OperationsSettings, *, adapter: Adapter, train:
         _check_budget(operations, train.microbatches)
     elif wanting := [name for name in operations.changed() if name in _OF_A_CHOICE]:
         value = getattr(operations, wanting[0])
-        raise JobError(
+        raise ContradictionError(
             f"operations.{wanting[0]} = {str(value).lower()} has no meaning with operations.policy = "
             f"'{operations.policy}', where everything is full; set operations.policy = 'two-stage', or remove it"
         )
     if operations.scores == ScoredWeights.ADAPTER and trains_own_weights(adapter.config):
-        raise JobError(
+        raise ContradictionError(
             f"operations.scores = {operations.scores!r} has no meaning with adapter.config = {adapter.config!r}, where "
             "no adapter is and the scored base weights train; remove it, or set adapter.config = 'lora'"
         )
@@ -189,7 +189,7 @@ def check_operations(operations: OperationsSettings, *, adapter: Adapter, train:
 def _check_table_alone(operations: OperationsSettings) -> None:
     others = [name for name in operations.changed() if name != "table"]
     if others:
-        raise JobError(
+        raise ContradictionError(
             f"operations.table has the operations of an earlier run, operations.{others[0]} would choose others; "
             "remove one of them"
         )

@@ -23,7 +23,7 @@ from ringtune.run_control.continuation import job_digest
 from ringtune.schedule.methods.hift import Hift
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Evaluations
+from ringtune.schedule.turns import NONE_DONE, Evaluations
 from ringtune.techniques.replicas import CopyDigest
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import job
@@ -216,7 +216,15 @@ def test_missing_owner_is_waited_for_or_left_out() -> None:
     course = found.planned.plan.course
     assert [owner.node for owner in course.owners] == ["b"] and course.num_steps < 20
     assert (found.start.holder, found.head_sha256) == ("b", "")
-    assert "the rows of a are left out" in found.told
+    assert "the rows of a are left out" in found.told and "the best" not in found.told
+    best = tuple(
+        dataclasses.replace(one, evaluations=Evaluations(step=4, best=0.5, best_step=4)) for one in CHECKPOINTS
+    )
+    keeps = {"recovery__owners": "skip", "train__keep_best": True, "train__eval_every": 4}
+    found = chosen("bcd", manifests=best, **keeps)
+    assert found.start.evaluations == NONE_DONE
+    assert "the best of the evaluations from here on, which are without them, is kept" in found.told
+    assert chosen("abd", manifests=best, **keeps).start.evaluations == known
 
 
 @pytest.mark.parametrize("method", ["pipeadapter", "single"])

@@ -531,19 +531,19 @@ def test_a_loss_that_rises_is_told_once_on_the_way_and_at_the_end() -> None:
 
 
 def test_a_rise_names_the_key_that_this_job_may_set() -> None:
-    """A run that keeps its best result says so; one that can't is told to end earlier; patience has its own words."""
+    """A run that keeps its best result says so, another one is told how to; patience has its own words."""
     losses: list[float | None] = [0.5, 0.8, 0.9, 1.2]
     told = {
         name: heard(losses, wanted)[1].get("risen", "").partition(": ")[2]
         for name, wanted in {
             "keeps": job(train__keep_best=True, train__eval_every=2),
-            "can't": job(train__eval_every=2, recovery__owners="skip", recovery__copies="next"),
+            "skips": job(train__eval_every=2, recovery__owners="skip", recovery__copies="next"),
             "patient": job(train__patience_evals=3, train__eval_every=2),
         }.items()
     }
     assert told == {
         "keeps": "the result of step 2 is kept",
-        "can't": "the result of step 2 was better; train.max_steps = 2 ends there",
+        "skips": "the result of step 2 was better; train.keep_best = true keeps it",
         "patient": "",
     }
 
