@@ -233,7 +233,7 @@ def with_phases(job: Job, planned: Planned, effort: Effort, check: Callable[[Pla
         optimizer=job.train.optimizer,
         dtype=job.model.dtype,
         activations=job.memory.activations,
-        with_replicas=job.placement.replicas != NEVER,
+        with_replicas=job.may_have_replicas,
         clock=effort.clock(),
     )
     if better is None:
@@ -385,7 +385,7 @@ def _placed(
 def _with_replicas(
     job: Job, planned: Planned, drafts: Sequence[Draft], facts: Mapping[str, NodeFacts], effort: Effort
 ) -> Planned:
-    if job.placement.replicas == NEVER or not effort.judged_actions:
+    if not job.may_have_replicas or not effort.judged_actions:
         return planned
     if planned.choice is None or planned.profile is None or all(link.is_assumed for link in planned.profile.links):
         return planned

@@ -21,7 +21,6 @@ from coordinator.planner.phases import candidates
 from coordinator.planner.replicas import choose_replicas, layout_text
 from coordinator.planner.ring_costs import RingCosts, depth_of, ring_costs
 from coordinator.planner.search import choose_plan, plan_of
-from ringtune.config.sections import NEVER
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.profile import Profile
 from ringtune.errors import CapacityError, PlanError, StorageError
@@ -160,7 +159,7 @@ def replanned(
         return simulated_steps_s(one, profile, costs, optimizer=job.train.optimizer)
 
     drafts += () if now is part else drafts_of(part, has_files=True)
-    shares = job.placement.replicas != NEVER and not no_replicas(part.course)
+    shares = job.may_have_replicas and not no_replicas(part.course)
     found = (one.placement for each in drafts for one in _others(each, job, profile, effort, costs, shares=shares))
     others = {
         one.slices: dataclasses.replace(
