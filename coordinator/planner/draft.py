@@ -57,6 +57,7 @@ class Draft:
         has_room_for_all: whether a host's disk has to have room for such copies of all blocks that it does not host,
             whichever host is before it in the ring.
         helper_of: host -> the helper that fits the adapters of all its trainable blocks.
+        audit: share of the cells that are drawn in an audit; 0 = none is.
     """
 
     course: Course
@@ -72,6 +73,7 @@ class Draft:
     may_project: bool = False
     helper_of: Mapping[str, str] = field(default_factory=dict)
     helper_settings: HelperSettings = IN_STEP
+    audit: float = 0.0
 
     @staticmethod
     def of(plan: Plan) -> Draft:
@@ -146,8 +148,8 @@ class Draft:
         return helped(plan, self.helper_of, self.helper_settings)
 
 
-def drafts_of(part: Plan, *, has_files: bool = False) -> tuple[Draft, ...]:
-    """Return the drafts for another placement of the rest of a run; ``has_files`` as in ``Draft``.
+def drafts_of(part: Plan, *, has_files: bool = False, audit: float = 0.0) -> tuple[Draft, ...]:
+    """Return the drafts for another placement of the rest of a run; ``has_files`` and ``audit`` as in ``Draft``.
 
     Hosts have the helpers that they have now. The first draft keeps all activations. If blocks of the present placement
     run again, a second draft recomputes all trained blocks of a slice, so that more may fit. The caller checks memory
@@ -159,6 +161,7 @@ def drafts_of(part: Plan, *, has_files: bool = False) -> tuple[Draft, ...]:
         has_files=has_files,
         helper_of=helpers_by_host(part),
         helper_settings=part.course.helper_settings,
+        audit=audit,
     )
     return (draft, dataclasses.replace(draft, activations=RECOMPUTE)) if part.placement.recompute else (draft,)
 
@@ -371,9 +374,10 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         private_blocks=private_blocks,
         state_on_disk=job.keeps_state_on_disk,
         keeps_best=job.keeps_best_on_disk,
-        copies=job.recovery.copies == NEXT and not stay_reason(course, (), from_disks=True),
+        copies=(job.recovery.copies == NEXT or job.audit is not None) and not stay_reason(course, (), from_disks=True),
         helper_of=named_helpers(job.offload, [node.node for node in nodes]),
         helper_settings=job.offload.helper_settings,
+        audit=job.audit_share,
     )
     return with_activations(job, draft, model)
 

@@ -545,11 +545,13 @@ def plan_memory(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> dict[st
     if not known:
         return {}
     here = Plan(plan.course, known)
-    return fullest(parts_memory(here, facts, optimizer=job.train.optimizer, dtype=job.model.dtype))
+    return fullest(
+        parts_memory(here, facts, optimizer=job.train.optimizer, dtype=job.model.dtype, audit=job.audit_share)
+    )
 
 
 def _caps(job: Job, draft: Draft, facts: Mapping[str, NodeFacts]) -> MemoryCaps:
-    draft = dataclasses.replace(draft, keeps_best=job.keeps_best_on_disk)
+    draft = dataclasses.replace(draft, keeps_best=job.keeps_best_on_disk, audit=job.audit_share)
     return MemoryCaps(draft, facts, optimizer=job.train.optimizer, dtype=job.model.dtype)
 
 

@@ -208,7 +208,7 @@ def with_copies(
         PlanError: the job requires copies, and the run can't move from its placement, or has no checkpoints to copy.
         CapacityError: the job requires copies, for which a node has no memory.
     """
-    plan, wanted = planned.plan, job.recovery.copies
+    plan, wanted = planned.plan, NEXT if job.audit is not None else job.recovery.copies
     if wanted == NONE or not plan.course.num_steps:
         return _as_said(planned, fitting, copies=False)
     if plan.course.method.full_parameters and wanted == NEXT:

@@ -53,7 +53,7 @@ def placed_without(
     error: CapacityError | StorageError = CapacityError(
         f"without it no ring of {', '.join(living.by_name)}{also} has memory for the model"
     )
-    for draft in _helped_again(drafts_of(part, has_files=goes_on), living):
+    for draft in _helped_again(drafts_of(part, has_files=goes_on, audit=job.audit_share), living):
         choice = choose_plan([draft], living, optimizer=job.train.optimizer, dtype=job.model.dtype, effort=effort)
         if choice is None:
             continue
@@ -150,7 +150,7 @@ def replanned(
         None if no step remains, or no other placement fits.
     """
     placement, now, effort = part.placement, part.decided(unfreeze_at), effort.begun()
-    drafts = drafts_of(now, has_files=True)
+    drafts = drafts_of(now, has_files=True, audit=job.audit_share)
     costs = _of_the_rest(ring_costs(drafts[0], profile, optimizer=job.train.optimizer), now.course, step)
     if not costs.depths:
         return None
@@ -158,7 +158,7 @@ def replanned(
     def seconds(one: Plan) -> float:
         return simulated_steps_s(one, profile, costs, optimizer=job.train.optimizer)
 
-    drafts += () if now is part else drafts_of(part, has_files=True)
+    drafts += () if now is part else drafts_of(part, has_files=True, audit=job.audit_share)
     shares = job.may_have_replicas and not no_replicas(part.course)
     found = (one.placement for each in drafts for one in _others(each, job, profile, effort, costs, shares=shares))
     others = {

@@ -464,8 +464,8 @@ class RunDriver(Driver):
             self._migration = MigrationDriver(
                 part, self._job, self._checkpoints, self._addresses, calls, self._queue.put, copies
             )
-            if self._job.audit is not None and self._request.is_training:
-                self._audit = RunAudit(self._job, self._job.audit.share, made.profile.by_name, calls, self._queue.put)
+            if self._job.audit_share and self._request.is_training:
+                self._audit = RunAudit(self._job, self._job.audit_share, made.profile.by_name, calls, self._queue.put)
             self._replanning = ReplanSearch(plan, part, self._job, made.profile, put=self._queue.put, note=self._note)
             self._recorder.pace, self._recorder.onlooker = self._replanning.pace, self._onlooker
             self._join_handler.begin(KnownNodes(plan, made.profile.by_name), self._recorder, self._replanning)

@@ -144,6 +144,8 @@ class Share:
         helps: blocks with adapters that it trains, a tuple for each of their hosts.
         around: hosts around it where stages have several; None where each has one.
         copies: ranges of blocks that others train, of which it keeps copies; None = no ends of turns are kept.
+        audit: share of the cells that are drawn in an audit; 0 = none is.
+        again: blocks of another host whose work it repeats in the audit.
     """
 
     is_owner: bool
@@ -159,6 +161,8 @@ class Share:
     helps: tuple[tuple[Range, ...], ...] = ()
     around: NeighbourHosts | None = None
     copies: tuple[Range, ...] | None = None
+    audit: float = 0.0
+    again: Range | None = None
 
     @staticmethod
     def of(plan: Plan, node: str) -> Share:

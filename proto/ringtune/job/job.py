@@ -287,6 +287,11 @@ class Job:
         return self.placement.replicas != NEVER and self.audit is None
 
     @property
+    def audit_share(self) -> float:
+        """Share of the work of hosts that is repeated; 0 without an audit."""
+        return self.audit.share if self.audit is not None else 0.0
+
+    @property
     def keeps_state_on_disk(self) -> bool:
         """Whether nodes keep the optimizer state of inactive units on their disks."""
         return self.hift is not None and self.hift.state == DISK
