@@ -177,8 +177,7 @@ class RunAudit:
     ) -> Finding | None:
         if reply.node:
             return Finding((reply.node,), f"node {reply.node} hands in nothing for the audit: {reply.problem}")
-        table = read_object(reply.results_json, f"what node {checker} has repeated")
-        results = {name: Compared(*value) for name, value in table.items()}
+        results = read_results(reply.results_json, checker)
         peers = {tensor_name(one.key): one.peer for one in exchanges(way_of(part, turn, cell), cell)}
         missing = [name for name in peers if name not in results]
         if missing:
@@ -202,3 +201,14 @@ class RunAudit:
         self._drawn = {index: drawn for index, drawn in self._drawn.items() if index > turn.index}
         self._trails = {index: trails for index, trails in self._trails.items() if index > turn.index}
         self._put(rd.TurnChecked(turn.index, *(finding or ())))
+
+
+def read_results(text: str, node: str) -> dict[str, Compared]:
+    """Parse what a host has repeated; raises ``IntegrityError``."""
+    found: dict[str, Compared] = {}
+    for name, value in read_object(text, f"what node {node} has repeated").items():
+        fields = [*value, *Compared("")[len(value) :]] if isinstance(value, list) else []
+        if [type(one) for one in fields] != [str, str, float]:
+            raise IntegrityError(f"node {node} answers {name} with no digests; use one version on all machines")
+        found[name] = Compared(*fields)
+    return found
