@@ -18,6 +18,7 @@ from ringtune.schedule.access import (
     AccessRight,
     NodeCall,
     State,
+    audit_rights,
     copy_rights,
     fetch_rights,
     inspected_rights,
@@ -48,6 +49,7 @@ _OF_STATE: Final[Mapping[State, str]] = {
     State.TURN: "in a recovery",
     State.PAUSE: "in a move",
     State.DISK: "of the resumed run's disks",
+    State.AUDIT: "what is repeated in an audit",
 }
 _ADMINISTRATOR: Final = "administrator"
 _KINDS: Final[Mapping[str, Party | None]] = {
@@ -92,6 +94,7 @@ def rights() -> list[AccessRight]:
         start = StartPoint.of(plan.course)
         for node in plan.nodes:
             found += link_rights("r", plan, node, None) + copy_rights("r", plan, node, None)
+            found += audit_rights("r", plan, node)
             found += inspected_rights("r", plan.nodes, shards_run="r")
         found += fetch_rights("r", plan, start, 0, None) + fetch_rights("r", plan, start, 0, 2)
     return found
@@ -108,7 +111,9 @@ def _of_rows(call: str, node: str, rows: list[AccessRight]) -> str:
         parts = {"the head" if row.is_head else "its blocks" for row in own}
         return " and ".join(sorted(parts)) + ", to the copy holder" if parts else ""
     taken = {_OF_STATE[row.state] for row in own if row.blocks is None or row.blocks or row.is_head}
-    return "what it takes over: " + ", ".join(sorted(taken)) if taken else ""
+    audited = {_OF_STATE[State.AUDIT]} & taken
+    moved = "what it takes over: " + ", ".join(sorted(taken - audited)) if taken - audited else ""
+    return "; ".join([*filter(None, [moved]), *audited])
 
 
 def cell(call: str, kind: str, rows: list[AccessRight]) -> str:

@@ -56,6 +56,7 @@ class Draft:
         has_room_for_all: whether a host's disk has to have room for such copies of all blocks that it does not host,
             whichever host is before it in the ring.
         helper_of: host -> the helper that fits the adapters of all its trainable blocks.
+        audit: share of the cells that are drawn in an audit; 0 = none is.
     """
 
     course: Course
@@ -73,6 +74,7 @@ class Draft:
     may_project: bool = False
     helper_of: Mapping[str, str] = field(default_factory=dict)
     helper_settings: HelperSettings = IN_STEP
+    audit: float = 0.0
 
     @staticmethod
     def of(plan: Plan) -> Draft:
@@ -151,8 +153,8 @@ class Draft:
         return helped(plan, self.helper_of, self.helper_settings)
 
 
-def drafts_of(part: Plan, *, has_files: bool = False) -> tuple[Draft, ...]:
-    """Return the drafts for another placement of the rest of a run; ``has_files`` as in ``Draft``.
+def drafts_of(part: Plan, *, has_files: bool = False, audit: float = 0.0) -> tuple[Draft, ...]:
+    """Return the drafts for another placement of the rest of a run; ``has_files`` and ``audit`` as in ``Draft``.
 
     Hosts have the helpers that they have now. The first draft keeps all activations. If blocks of the present placement
     run again, a second draft recomputes all trained blocks of a slice, so that more may fit. The caller checks memory
@@ -164,6 +166,7 @@ def drafts_of(part: Plan, *, has_files: bool = False) -> tuple[Draft, ...]:
         has_files=has_files,
         helper_of=helpers_by_host(part),
         helper_settings=part.course.helper_settings,
+        audit=audit,
     )
     return (draft, dataclasses.replace(draft, activations=RECOMPUTE)) if part.placement.recompute else (draft,)
 
@@ -371,7 +374,8 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         check_warmup(train, course.num_steps, course.method.rate_at(course, course.num_steps - 1)[1])
     kinds_of(job, course.users)  # refuses an adapter of a user who is none of the run
     check_pairs(job, model)
-    has_copies = job.recovery.needs_copies and not stay_reason(course, (), from_disks=True)
+    needs_copies = job.recovery.needs_copies or job.audit is not None
+    has_copies = needs_copies and not stay_reason(course, (), from_disks=True)
     draft = Draft(
         course=course,
         private_blocks=private_blocks,
@@ -382,6 +386,7 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         racks=racks_of(nodes) if has_copies and job.recovery.num_copies else (),
         helper_of=named_helpers(job.offload, [node.node for node in nodes]),
         helper_settings=job.offload.helper_settings,
+        audit=job.audit_share,
     )
     return with_activations(job, draft, model)
 

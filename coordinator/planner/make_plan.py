@@ -233,7 +233,7 @@ def with_phases(job: Job, planned: Planned, effort: Effort, check: Callable[[Pla
         optimizer=job.train.optimizer,
         dtype=job.model.dtype,
         activations=job.memory.activations,
-        with_replicas=job.placement.replicas != NEVER,
+        with_replicas=job.may_have_replicas,
         clock=effort.clock(),
     )
     if better is None:
@@ -385,7 +385,7 @@ def _placed(
 def _with_replicas(
     job: Job, planned: Planned, drafts: Sequence[Draft], facts: Mapping[str, NodeFacts], effort: Effort
 ) -> Planned:
-    if job.placement.replicas == NEVER or not effort.judged_actions:
+    if not job.may_have_replicas or not effort.judged_actions:
         return planned
     if planned.choice is None or planned.profile is None or all(link.is_assumed for link in planned.profile.links):
         return planned
@@ -545,11 +545,13 @@ def plan_memory(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> dict[st
     if not known:
         return {}
     here = Plan(plan.course, known)
-    return fullest(parts_memory(here, facts, optimizer=job.train.optimizer, dtype=job.model.dtype))
+    return fullest(
+        parts_memory(here, facts, optimizer=job.train.optimizer, dtype=job.model.dtype, audit=job.audit_share)
+    )
 
 
 def _caps(job: Job, draft: Draft, facts: Mapping[str, NodeFacts]) -> MemoryCaps:
-    draft = dataclasses.replace(draft, keeps_best=job.keeps_best_on_disk)
+    draft = dataclasses.replace(draft, keeps_best=job.keeps_best_on_disk, audit=job.audit_share)
     return MemoryCaps(draft, facts, optimizer=job.train.optimizer, dtype=job.model.dtype)
 
 

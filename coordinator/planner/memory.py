@@ -25,6 +25,7 @@ from ringtune.costs.memory_estimate import (
     CHECKPOINT_COPIES,
     CHECKPOINTS,
     DiskNeeds,
+    audited,
     disk_needs,
     memory_estimate,
 )
@@ -318,6 +319,8 @@ class MemoryCaps:
             helped=self._helped(node, start, stop),
             copies=self._copies(node, start, stop),
             keeps_heads=self.draft.copies and self.draft.num_copies > 0,
+            audit=self.draft.audit,
+            again=Range(start, stop) if self.draft.audit and start < stop else None,  # of a host with as many blocks
         )
         course = self._projected if saving.is_projected else self._course
         return memory_estimate(course, share, self._sizes[node])
@@ -330,16 +333,19 @@ class MemoryCaps:
 
     def estimate(self, plan: Plan, node: str) -> MemoryEstimate:
         """Estimate by terms the peak memory of ``node`` under ``plan``."""
-        return memory_estimate(plan.course, Share.of(plan, node), self._sizes[node])
+        return memory_estimate(plan.course, self._share(plan, node), self._sizes[node])
+
+    def _share(self, plan: Plan, node: str) -> Share:
+        return audited(Share.of(plan, node), plan, node, self.draft.audit)
 
     def keeping_everything(self, plan: Plan, node: str) -> MemoryEstimate:
         """Estimate the peak memory of ``node`` under ``plan`` if its blocks kept everything."""
-        share = dataclasses.replace(Share.of(plan, node), recompute=())
+        share = dataclasses.replace(self._share(plan, node), recompute=())
         return memory_estimate(dataclasses.replace(plan.course, velora=None), share, self._sizes[node])
 
     def with_velora(self, plan: Plan, node: str) -> MemoryEstimate:
         """Estimate the peak memory of ``node`` under ``plan`` with VeLoRA wherever possible and no block run again."""
-        share = dataclasses.replace(Share.of(plan, node), recompute=())
+        share = dataclasses.replace(self._share(plan, node), recompute=())
         return memory_estimate(dataclasses.replace(plan.course, velora=self.draft.velora), share, self._sizes[node])
 
     def block_bytes(self, node: str, tokens: int) -> tuple[int, int]:

@@ -21,7 +21,6 @@ from coordinator.planner.phases import candidates
 from coordinator.planner.replicas import choose_replicas, layout_text
 from coordinator.planner.ring_costs import RingCosts, depth_of, ring_costs
 from coordinator.planner.search import choose_plan, plan_of
-from ringtune.config.sections import NEVER
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.profile import Profile
 from ringtune.errors import CapacityError, PlanError, StorageError
@@ -54,7 +53,7 @@ def placed_without(
     error: CapacityError | StorageError = CapacityError(
         f"without it no ring of {', '.join(living.by_name)}{also} has memory for the model"
     )
-    for draft in _helped_again(drafts_of(part, has_files=goes_on), living):
+    for draft in _helped_again(drafts_of(part, has_files=goes_on, audit=job.audit_share), living):
         choice = choose_plan([draft], living, optimizer=job.train.optimizer, dtype=job.model.dtype, effort=effort)
         if choice is None:
             continue
@@ -160,7 +159,7 @@ def replanned(
         None if no step remains, or no other placement fits.
     """
     placement, now, effort = part.placement, part.decided(unfreeze_at), effort.begun()
-    drafts = drafts_of(now, has_files=True)
+    drafts = drafts_of(now, has_files=True, audit=job.audit_share)
     costs = _of_the_rest(ring_costs(drafts[0], profile, optimizer=job.train.optimizer), now.course, step)
     if not costs.depths:
         return None
@@ -168,8 +167,8 @@ def replanned(
     def seconds(one: Plan) -> float:
         return simulated_steps_s(one, profile, costs, optimizer=job.train.optimizer)
 
-    drafts += () if now is part else drafts_of(part, has_files=True)
-    shares = job.placement.replicas != NEVER and not no_replicas(part.course)
+    drafts += () if now is part else drafts_of(part, has_files=True, audit=job.audit_share)
+    shares = job.may_have_replicas and not no_replicas(part.course)
     found = (one.placement for each in drafts for one in _others(each, job, profile, effort, costs, shares=shares))
     others = {
         one.slices: dataclasses.replace(

@@ -314,6 +314,8 @@ class JoinHandler:
 
     def _refusal_reason(self, member: Member, needed: Set[str]) -> str:
         """Say why a member is not inspected; empty if it is."""
+        if member.node in self._machine.excluded:
+            return "it computed otherwise than another node that repeated its work"
         living = {one.node: one for one in self._members.living()}
         try:
             check_reachable([member, *(living[node] for node in sorted(needed) if node in living)])

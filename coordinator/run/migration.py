@@ -35,6 +35,7 @@ from ringtune.job.job import Job
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.run_control import events as rd
 from ringtune.schedule.access import CopyBytes
+from ringtune.schedule.actions import TensorKey
 from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
@@ -91,10 +92,11 @@ class MigrationDriver:
         request.block_bytes, request.head_bytes = self._sizes
         self._checkpoints.go_on(node, request)
 
-    def grant(self, turns: Sequence[Turn]) -> None:
-        """Grant turns to all nodes of the placement, with the step from which shards are kept."""
+    def grant(self, turns: Sequence[Turn], keep: Mapping[str, Sequence[TensorKey]] | None = None) -> None:
+        """Grant turns to all nodes of the placement, with the step from which shards are kept, and tensors to keep."""
+        keys = keep or {}
         for node in self.part.nodes:
-            self._calls[node].grant(turns, keep_from_step=self._checkpoints.keep_from_step)
+            self._calls[node].grant(turns, keep_from_step=self._checkpoints.keep_from_step, keep=keys.get(node, ()))
 
     def tell(self, command: rd.FetchAhead | rd.Rest | rd.Move | rd.Halt) -> None:
         """Call a node for a prefetch, a rest, a move or a halt; a halt gives up a move."""

@@ -35,6 +35,7 @@ from ringtune.job.job import Job
 from ringtune.models.result_files import part_files
 from ringtune.models.weights_by_digest import ModelManifest, agreed_manifest, manifest_from_proto
 from ringtune.run_control import events as rd
+from ringtune.schedule.actions import TensorKey
 from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.turns import Turn
 from ringtune.storage.chunks import cut_pieces, write_any_files
@@ -484,11 +485,29 @@ class AgentCalls:
                 self._moving.cancel()
             return self._num_moves
 
-    def grant(self, turns: Sequence[Turn], *, keep_from_step: int = 0) -> None:
-        """Grant turns to the node, and let it drop shards of steps before ``keep_from_step``."""
-        request = self._grants.request(turns, keep_from_step=keep_from_step)
+    def grant(self, turns: Sequence[Turn], *, keep_from_step: int = 0, keep: Sequence[TensorKey] = ()) -> None:
+        """Grant turns to the node, let it drop shards of steps before ``keep_from_step``, and ``keep`` some tensors."""
+        request = self._grants.request(turns, keep_from_step=keep_from_step, keep=keep)
         again = RetriedCall(self._stub.Grant, request, peer=self._peer, lease_s=self._lease_s, is_held=False)
         self._submit(lambda: self._track(again).result())
+
+    def repeat(
+        self,
+        request: control_pb2.RepeatRequest,
+        *,
+        timeout_s: float,
+        on_result: Callable[[control_pb2.RepeatReply], None],
+        on_failed: Callable[[RingTuneError], None],
+    ) -> None:
+        """Let the node repeat a part of another host's work, beside all other calls."""
+        request.run_id, request.placement_number = self._run_id, self._placement_number
+        asking = self._asking(self._stub.Repeat, request, timeout_s)
+
+        def work() -> None:
+            with contextlib.suppress(grpc.FutureCancelledError):
+                on_result(asking.result())
+
+        threading.Thread(target=self._guarded, args=(work, on_failed), name=f"audit-{self.node}", daemon=True).start()
 
     def collect(
         self,

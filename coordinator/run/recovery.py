@@ -194,6 +194,7 @@ def state_machine_of(request: RunRequest, *, awaits_nodes: bool = True) -> RunSt
         patience_evals=request.job.train.patience_evals,
         keeps_best=request.job.train.keep_best,
         recovery=recovery_policy(request, awaits_nodes=awaits_nodes),
+        audits=request.job.audit is not None and request.is_training,
     )
 
 

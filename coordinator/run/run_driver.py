@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from coordinator.planner.planned import JobTime, Planned, copy_bytes
+from coordinator.run.audit import CellRepeated, RunAudit
 from coordinator.run.checkpoint import CheckpointManager, Noted
 from coordinator.run.collect import BestFiles, ResultCollector, send_results
 from coordinator.run.driver import AbsentNodes, Driver
@@ -165,6 +166,7 @@ class RunDriver(Driver):
         self._planned: Planned | None = None
         self._recorder: RunRecorder | None = None
         self._migration: MigrationDriver | None = None
+        self._audit: RunAudit | None = None
         self._replanning: ReplanSearch | None = None
         self._predicted: JobTime | None = None
         self._timed_frozen = request.resume.plan.course.frozen if request.resume else None
@@ -254,6 +256,7 @@ class RunDriver(Driver):
         | FirstInspectionDone
         | LinkAnswer
         | ReplanOutcome
+        | CellRepeated
         | JoinEvent,
     ) -> None:
         match entry:
@@ -283,6 +286,9 @@ class RunDriver(Driver):
                 self._join_handler.take(entry, self._needed)
             case Noted(step):
                 self._drop_old_shards(step)
+            case CellRepeated() if self._audit is not None:
+                if (failed := self._audit.take(entry)) is not None:
+                    self._feed(failed)
             case _:
                 self._feed(entry)
 
@@ -307,6 +313,8 @@ class RunDriver(Driver):
     def _on_report(self, request: control_pb2.ReportRequest) -> None:
         if self._recorder is None:
             raise IntegrityError(f"node {request.node} reports before there is a plan; use one version on all machines")
+        if self._audit is not None:
+            self._audit.note(request)
         for event in self._reports.take(
             request, self._recorder, self._require_moving().part.placement.placement_number
         ):
@@ -329,6 +337,8 @@ class RunDriver(Driver):
             self._feed(TimerFired(timer))
 
     def _feed(self, event: rd.Event) -> None:
+        if isinstance(event, rd.TurnChecked) and event.problem:
+            self._note(f"the audit: {event.problem}")
         if isinstance(event, rd.NodeFailed) and event.error == PeerLostError.__name__:
             self._lost = event.lost or event.node
         for command in self._rounds.handle(event, self._now_s()):
@@ -347,7 +357,11 @@ class RunDriver(Driver):
             case rd.Prepare(node, plan):
                 self._require_moving().prepare(command, self._request.saved_for(node, plan))
             case rd.FetchAhead() | rd.Rest() | rd.Move() | rd.Halt():
+                if self._audit is not None and isinstance(command, rd.Halt):
+                    self._audit.forget()
                 self._require_moving().tell(command)
+            case rd.CheckTurn(turn) if self._audit is not None:
+                self._audit.check(self._require_moving().part, turn)
             case rd.AwaitNodes():
                 self._note(await_nodes(command, self.board, self._now_s()))
                 self._join_handler.ask_others(self._needed)
@@ -362,7 +376,8 @@ class RunDriver(Driver):
             case rd.Grant(turns):
                 if self._recorder is not None:
                     self._recorder.granted(turns)
-                self._require_moving().grant(turns)
+                moving = self._require_moving()
+                moving.grant(turns, self._audit.granted(moving.part, turns) if self._audit is not None else None)
             case rd.Collect() | rd.CollectBest() | rd.LogBest():
                 part, needed_steps = self._require_moving().part, self._checkpoints.best_steps
                 self._collector.carry_out(command, self._calls, part, needed_steps=needed_steps)
@@ -452,6 +467,8 @@ class RunDriver(Driver):
             self._migration = MigrationDriver(
                 part, self._job, self._checkpoints, self._addresses, calls, self._queue.put, copies
             )
+            if self._job.audit_share and self._request.is_training:
+                self._audit = RunAudit(self._job, self._job.audit_share, made.profile.by_name, calls, self._queue.put)
             self._replanning = ReplanSearch(plan, part, self._job, made.profile, put=self._queue.put, note=self._note)
             self._recorder.pace, self._recorder.onlooker = self._replanning.pace, self._onlooker
             self._join_handler.begin(KnownNodes(plan, made.profile.by_name), self._recorder, self._replanning)

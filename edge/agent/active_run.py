@@ -22,7 +22,7 @@ from edge.machine.libraries import ComputeThread
 from edge.machine.resources import peak_rss_bytes, release_memory
 from edge.options import AgentOptions
 from edge.profiler.timing import TimingRequest
-from edge.runtime.loop import NO_KEEPER, AgentRun, Link, TurnSnapshotSink
+from edge.runtime.loop import NO_KEEPER, NO_TRAIL, AgentRun, Link, TurnSnapshotSink
 from edge.runtime.reporter import Arrived, Reporter, SharedClock, Totals
 from edge.transport.access import RunAccess
 from ringtune.engine.events import Span
@@ -89,6 +89,9 @@ class ActiveRun:
     reporter: Reporter | None = None
     clock: SharedClock = field(default_factory=SharedClock)
     keeper: TurnSnapshotSink | None = None
+    audit: Any = None
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    lease_s: float = 0.0
     grants: GrantReader = field(init=False)
     _num_loads: int = 0
     _received_s: dict[str, float] = field(default_factory=dict)
@@ -233,6 +236,7 @@ class ActiveRun:
         if self.saver is not None:
             self.saver.close(is_finished=self.is_finished)
         self.executor = self.run = self.reporter = self.saver = self.inactive_state = self.keeper = None
+        self.audit = None
         self.links.clear()
         release_memory()
 
@@ -250,6 +254,9 @@ class TorchBackend(Protocol):
 
     def build(self, options: AgentOptions, job: Job, plan: Plan, dataset: Any) -> Any:
         """Build the executor of this node."""
+
+    def audit(self, options: AgentOptions, job: Job, plan: Plan, executor: Any) -> Any:
+        """Make what an audited run needs at a node, an ``edge.runtime.audit.NodeAudit``."""
 
     def snapshot(self, active: ActiveRun, metadata: Mapping[str, str]) -> SnapshotLike:
         """Make a snapshot of the slice's trained tensors, and at an owner of the head; on the compute thread."""
@@ -320,6 +327,8 @@ def build_slice(
         active.inactive_state.keep_on_disk(active.saver.moments(), {"run": first_run, "node": active.node})
     if active.plan.course.helper_settings.merged and active.saver is not None:
         active.executor.offloading.keep_on_disk(active.saver.moments(), {"run": first_run, "node": active.node})
+    if job.audit is not None:
+        active.audit = backend.audit(options, job, active.plan, active.executor)
     _open_techniques(active)
     if taken is not None:
         if taken.is_resumed and active.saver is not None:
@@ -384,6 +393,7 @@ def start_loop(
         start=active.start,
         saver=active.saver,
         keeper=active.keeper or NO_KEEPER,
+        trail=active.audit.recorder if active.audit is not None else NO_TRAIL,
         worked=backend.working_clock(active.executor),
         totals=totals,
     )

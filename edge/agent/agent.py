@@ -10,6 +10,7 @@ A call for another run releases the current one. Everything with torch runs on o
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import logging
@@ -19,11 +20,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from edge.agent.active_run import ActiveRun, TorchBackend, build_slice, check_private, collect, open_links, start_loop
 from edge.agent.migration import AgentMigration
 from edge.checkpoint.shard_saver import ResumeShard
+from edge.checkpoint.snapshot_servicer import fetch_audited
 from edge.checkpoint.snapshots import MigratedState
 from edge.machine import resources
 from edge.machine.libraries import ComputeThread
@@ -37,11 +39,13 @@ from edge.weights.weight_fetch import ModelFetcher
 from ringtune.errors import FrameError, RingTuneError
 from ringtune.job.job import Job, parse_job, result_of
 from ringtune.schedule.access import NOT_PLANNED, CopyBytes
+from ringtune.schedule.actions import TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn
 from ringtune.storage.chunks import write_files
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.strict import read_object
+from ringtune.techniques.audit import CellPlace
 from ringtune.v1 import control_pb2
 
 T = TypeVar("T")
@@ -213,6 +217,9 @@ class Agent:
                 self._build(active, job_here, deadline_s, goes_on, taken)
             open_links(active, self.options, self.backend(), addresses, deadline_s)
             active.keeper = self.moves.keeper(active, job, addresses)
+            active.addresses, active.lease_s = dict(addresses), job.runtime.lease_s
+            if job.audit is not None:
+                self.access.audit(run_id, plan)
             self._start(active, job)
             active.check_wanted()
         except BaseException:
@@ -253,8 +260,16 @@ class Agent:
         """
         return self.of(request.run_id, request.placement_number)[0].grants.turns(request)
 
-    def grant(self, run_id: str, placement_number: int, turns: Sequence[Turn], *, keep_from_step: int = 0) -> None:
-        """Work on these turns, and drop shards of steps before ``keep_from_step``.
+    def grant(
+        self,
+        run_id: str,
+        placement_number: int,
+        turns: Sequence[Turn],
+        *,
+        keep_from_step: int = 0,
+        keep: Iterable[control_pb2.AuditedTensor] = (),
+    ) -> None:
+        """Work on these turns, keep tensors of them for the audit, and drop shards of steps before ``keep_from_step``.
 
         Raises:
             FrameError: another run or placement is prepared here.
@@ -264,9 +279,62 @@ class Agent:
         self.access.granted(turns)
         if self._ring is not None:
             self._ring.granted(turns)
+        if active.audit is not None:
+            active.audit.recorder.keep(map(_key_of, keep))
         run.grant(turns)
         if keep_from_step:
             run.keep_shards_from(keep_from_step)
+
+    def audited(self, request: control_pb2.SnapshotRequest) -> Pieces:
+        """Return what this node keeps for the audit: a tensor that it exchanged, or what went into its own work.
+
+        Raises:
+            FrameError: another run or placement is prepared here, or it is not kept.
+        """
+        active, _ = self.of(request.run_id, request.placement_number)
+        if active.audit is None:
+            raise FrameError(f"node {self.options.name} keeps nothing for an audit of run {request.run_id}")
+        if request.HasField("cell"):
+            return cast(Pieces, active.audit.work_file(_place_of(request.cell)))
+        return cast(Pieces, active.audit.tensor_file(_key_of(request.audited)))
+
+    def repeat(self, request: control_pb2.RepeatRequest, *, timeout_s: float) -> control_pb2.RepeatReply:
+        """Repeat a cell of another host; a node that hands nothing in is named in the reply.
+
+        Raises:
+            FrameError: another run or placement is prepared here, or this node has no slice of that host.
+            IntegrityError: what was handed in is damaged.
+        """
+        deadline_s, place = time.monotonic() + timeout_s, _place_of(request.cell)
+        active, run = self.of(request.run_id, request.placement_number)
+        if active.audit is None:
+            raise FrameError(f"run {request.run_id} is not audited at node {self.options.name}")
+        asked = control_pb2.SnapshotRequest(
+            node=self.options.name, run_id=request.run_id, placement_number=request.placement_number
+        )
+
+        def fetched(source: str, **what: Any) -> Pieces:
+            wanted = control_pb2.SnapshotRequest(**what)
+            wanted.MergeFrom(asked)
+            if source == self.options.name:
+                return self.audited(wanted)
+            address, check = active.addresses.get(source, ""), functools.partial(check_private, self.options)
+            return fetch_audited(wanted, source, address, deadline_s, check, lease_s=active.lease_s)
+
+        files: dict[TensorKey, Pieces] = {}
+        source = request.node
+        try:
+            work = fetched(source, cell=request.cell)
+            for key, source in active.audit.sources(place).items():
+                files[key] = fetched(source, audited=control_pb2.AuditedTensor(**key._asdict()))
+        except RingTuneError as error:
+            return control_pb2.RepeatReply(node=source, problem=str(error))
+        results = run.call(
+            lambda: active.audit.repeat(place, files, work),
+            timeout_s=deadline_s - time.monotonic(),
+            what=f"the work of node {request.node} to be repeated",
+        )
+        return control_pb2.RepeatReply(results_json=json.dumps(results))
 
     def collect(
         self,
@@ -431,6 +499,14 @@ class Agent:
         if self.options.model is not None:
             changes["model.path"] = str(self.options.model)
         return parse_job(job_toml, source=f"the job of run {run_id}").with_overrides(changes)
+
+
+def _key_of(message: control_pb2.AuditedTensor) -> TensorKey:
+    return TensorKey(message.payload, message.seq, message.micro, message.boundary)
+
+
+def _place_of(message: control_pb2.AuditedCell) -> CellPlace:
+    return CellPlace(message.turn, message.seq, message.micro, message.before, message.last)
 
 
 class LinkMeasurement:

@@ -176,9 +176,14 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
                 request.placement_number,
                 self._agent.turns_of(request),
                 keep_from_step=request.keep_from_step,
+                keep=request.keep,
             ),
         )
         return control_pb2.Empty()
+
+    def Repeat(self, request: control_pb2.RepeatRequest, context: grpc.ServicerContext) -> control_pb2.RepeatReply:
+        """Repeat a part of another host's work."""
+        return answer(context, lambda: self._agent.repeat(request, timeout_s=_left_s(context)))
 
     def Collect(
         self, request: control_pb2.CollectRequest, context: grpc.ServicerContext
@@ -284,6 +289,7 @@ class AgentServer:
                     agent.moves.saved,
                     agent.moves.save_copy,
                     agent.options.state,
+                    agent.audited,
                 ),
                 server,
             )

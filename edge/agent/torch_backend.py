@@ -30,6 +30,7 @@ from edge.options import AgentOptions
 from edge.profiler import timing
 from edge.profiler.profile_cache import full_size_s, timings
 from edge.profiler.timing import MeasuredWork, TimingRequest
+from edge.runtime.audit import AuditRecorder, NodeAudit, WorkRepeater
 from edge.runtime.executor import NodeExecutor
 from edge.transport.frames import Hello
 from edge.transport.link import OutLink
@@ -47,6 +48,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.strict import parse_json
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
+from ringtune.techniques.audit import checked_by
 
 _LOG = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -199,6 +201,21 @@ def build(options: AgentOptions, job: Job, plan: Plan, dataset: OwnerDataset | N
     )
     with capacity_errors(options.name, device, "its part of the model"):
         return NodeExecutor(plan, options.name, job, folder, dataset, device=device)
+
+
+def audit(options: AgentOptions, job: Job, plan: Plan, executor: NodeExecutor) -> NodeAudit:
+    """Make the trail of a node, and the slice of the host whose work it repeats.
+
+    Raises:
+        ModelError: the model folder lacks weights of that slice.
+    """
+    other = checked_by(plan.placement, options.name)
+
+    def make(again: Plan, node: str) -> NodeExecutor:
+        with capacity_errors(options.name, executor.device.type, f"the blocks of node {other} for the audit"):
+            return NodeExecutor(again, node, job, Path(job.model.path), None, device=str(executor.device))
+
+    return NodeAudit(AuditRecorder(plan, options.name, executor), WorkRepeater(plan, other, make) if other else None)
 
 
 def snapshot(active: ActiveRun, metadata: Mapping[str, str]) -> Snapshot:

@@ -8,16 +8,16 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 import grpc
 
 from edge.checkpoint.snapshots import FILE, HEAD_FILE, SnapshotShelf, TurnSnapshots, block_of, part_name
 from edge.checkpoint.state_folder import SavedParts
 from edge.transport.access import RunAccess
-from ringtune.errors import IntegrityError, StorageError
+from ringtune.errors import FrameError, IntegrityError, StorageError
 from ringtune.run_control.checkpoint import SavedSource
-from ringtune.schedule.access import NOT_PLANNED, Asked, CopyBytes, NodeCall, State, copy_limit
+from ringtune.schedule.access import MAX_COPY_BYTES, NOT_PLANNED, Asked, CopyBytes, NodeCall, State, copy_limit
 from ringtune.schedule.migration import Source
 from ringtune.storage.chunks import FileJoiner, cut_pieces
 from ringtune.storage.durable import temporary_file
@@ -186,6 +186,24 @@ def _joined(
     raise IntegrityError(f"{name} from {peer} is not complete; try again")
 
 
+AUDIT_FILE: Final = "audit.safetensors"
+
+
+def fetch_audited(
+    request: control_pb2.SnapshotRequest,
+    source: str,
+    address: str,
+    deadline_s: float,
+    check: Callable[[str, str], None],
+    *,
+    lease_s: float,
+) -> Pieces:
+    """Fetch what another node keeps of a turn for the audit; arguments and errors as for ``fetch``."""
+    check(source, address)
+    request.is_audit = True
+    return _received(request, AUDIT_FILE, source, address, deadline_s, lease_s, None, MAX_COPY_BYTES)
+
+
 def push(
     run_id: str,
     step: int,
@@ -244,6 +262,16 @@ def push(
             raise error_of_call(error, peer=f"node {holder} at {address}") from error
 
 
+def _not_audited() -> Pieces:
+    raise FrameError("this node keeps nothing for an audit; prepare an audited run first")
+
+
+def _state_of(request: control_pb2.SnapshotRequest) -> State:
+    if request.is_audit:
+        return State.AUDIT
+    return State.DISK if request.is_saved else State.TURN if request.is_kept else State.PAUSE
+
+
 class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
     """Serves this node's snapshots, and receives copies of other nodes'.
 
@@ -254,6 +282,7 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         saved: returns the copies and heads of a run on this node's disk; None where it has no folder.
         save: writes a copy of a checkpoint to the disk; ``folder`` is for it while it arrives.
         folder: None = the one for temporary files.
+        audited: returns what this node keeps of a turn for the audit.
     """
 
     def __init__(
@@ -264,8 +293,9 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         saved: Callable[[str], SavedParts | None] = lambda run_id: None,
         save: Callable[[str, int, Pieces], None] = lambda run_id, step, content: None,
         folder: Path | None = None,
+        audited: Callable[[control_pb2.SnapshotRequest], Pieces] = lambda request: _not_audited(),
     ) -> None:
-        self._shelf, self._kept, self._access = shelf, kept, access
+        self._shelf, self._kept, self._access, self._audited = shelf, kept, access, audited
         self._saved, self._save, self._folder = saved, save, folder
 
     def Fetch(
@@ -275,6 +305,7 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         caller = caller_of(context)
         part = answer(context, lambda: self._part(request, caller.party if caller else None))
         name = HEAD_FILE if request.is_head else part_name(request.start, request.stop)
+        name = AUDIT_FILE if request.is_audit else name
         yield from answer_stream(context, cut_pieces(name, part))
 
     def _part(self, request: control_pb2.SnapshotRequest, caller: Party | None) -> Pieces:
@@ -292,13 +323,15 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
             NodeCall.FETCH,
             request.node,
             run_id,
-            State.DISK if request.is_saved else State.TURN if request.is_kept else State.PAUSE,
+            _state_of(request),
             request.placement_number,
             tuple(range(start, stop)),
             request.is_head,
             step,
         )
         self._access.require(asked, caller)
+        if request.is_audit:
+            return self._audited(request)
         if request.is_saved:
             saved = self._saved(run_id)
             if saved is None:

@@ -152,6 +152,11 @@ class NodeExecutor:
             "peak_version_bytes": self._versions.peak_extra_bytes,
         }
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type of weights and hidden states."""
+        return self._hosted.dtype
+
     def live_bytes(self) -> int:
         """Bytes of the batches, hidden states, gradients and graphs in memory, without weights."""
         held = [tensor for entry in self._items.values() if entry.batch for tensor in entry.batch.tensors()]

@@ -155,6 +155,42 @@ class NoTurnSnapshots:
 NO_KEEPER: Final = NoTurnSnapshots()
 
 
+class TrailSink(Protocol):
+    """The part of ``edge.runtime.audit.AuditRecorder`` that the loop needs."""
+
+    def grant(self, turn: Turn) -> None:
+        """Begin a turn."""
+
+    def exchanged(self, key: TensorKey, tensor: Any, mask: Any) -> None:
+        """Note a tensor that is sent or was received."""
+
+    def after(self, action: Action) -> None:
+        """Note what an action has changed."""
+
+    def take(self, turn: int) -> str:
+        """Return the trail of a finished turn; empty if it has none."""
+
+
+class NoTrail:
+    """A ``TrailSink`` of a run without audit."""
+
+    def grant(self, turn: Turn) -> None:
+        """Do nothing."""
+
+    def exchanged(self, key: TensorKey, tensor: Any, mask: Any) -> None:
+        """Do nothing."""
+
+    def after(self, action: Action) -> None:
+        """Do nothing."""
+
+    def take(self, turn: int) -> str:
+        """Return that there is none."""
+        return ""
+
+
+NO_TRAIL: Final = NoTrail()
+
+
 @dataclass(slots=True)
 class Inbox:
     """Received tensors, heads and parcels that the engine has not accepted yet.
@@ -220,6 +256,7 @@ class AgentRun:
         start: the item from which the run continues; None = the first.
         saver: keeps shards of checkpoints; None = this node has no folder.
         keeper: keeps the ends of turns.
+        trail: of an audited run.
         clock: monotonic seconds.
         worked: seconds of the calling thread's computing at the node's quota alone; constant without a quota.
         totals: of the run so far; None = zero.
@@ -240,6 +277,7 @@ class AgentRun:
         start: StartPoint | None = None,
         saver: ShardSink | None = None,
         keeper: TurnSnapshotSink = NO_KEEPER,
+        trail: TrailSink = NO_TRAIL,
         clock: Callable[[], float] = time.monotonic,
         worked: Callable[[], float] = lambda: 0.0,
         totals: Totals | None = None,
@@ -253,7 +291,7 @@ class AgentRun:
         self._reports = reports
         self._record = record
         self._clock, self._worked = clock, worked
-        self._saver, self._keeper = saver, keeper
+        self._saver, self._keeper, self._trail = saver, keeper, trail
         self._copies = CopyMonitor(plan, node, executor.copy_digest)
         self._engine = NodeEngine(plan, node, wait_s=wait_s, start=start)
         self._queue: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
@@ -389,6 +427,7 @@ class AgentRun:
         while action is not None and not self._stopping.is_set() and not self._failed:
             values = self._save(action) if action.op is Op.SAVE else self._executor.run(action)
             self._copies.after(action)
+            self._trail.after(action)
             end_s, total_s = self._clock(), self._worked()
             self.totals.actions += 1
             self.totals.busy_s += end_s - start_s
@@ -466,14 +505,17 @@ class AgentRun:
             self._saves_of_head.add(turn.index)
         self._copies.expect(turn)
         self._executor.grant(turn)
+        self._trail.grant(turn)
 
     def _carry_out(self, command: ev.Command) -> None:
         match command:
             case ev.SendTensor(key, target):
                 tensor, mask = self._executor.take_tensor(key)
+                self._trail.exchanged(key, tensor, mask)
                 self._count(key.seq, target, key.payload, self._links[target].send_tensor(key, tensor, mask))
             case ev.Accept(key, source):
                 tensor, mask = self._inbox.tensors.pop(key)
+                self._trail.exchanged(key, tensor, mask)
                 self._executor.put_tensor(key, tensor, mask)
                 if key.is_hidden:
                     self._ack(source, key.boundary)
@@ -505,6 +547,8 @@ class AgentRun:
                 for entry in self._copies.take(turn):
                     self._reports.put(entry)
                 done = self._turns[turn]
+                if trail := self._trail.take(turn):
+                    self._reports.put(rp.AuditTrail(turn, trail))
                 self._forget(turn)
                 self._keeper.end(done, functools.partial(self._turn_done, turn))
             case ev.Fail(error, message):

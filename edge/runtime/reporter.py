@@ -102,6 +102,13 @@ class KeptElsewhere(NamedTuple):
     sha256: str
 
 
+class AuditTrail(NamedTuple):
+    """Digests, as JSON, of what this node did in a turn; put before ``TurnDone``."""
+
+    turn: int
+    digests_json: str
+
+
 class TechniqueFailed(NamedTuple):
     """This node continues without a technique; put before ``TurnDone`` of that turn."""
 
@@ -155,6 +162,7 @@ Entry = (
     | Scored
     | CopyCompared
     | KeptElsewhere
+    | AuditTrail
     | TechniqueFailed
     | ShardSaved
     | Sent
@@ -322,6 +330,8 @@ class Reporter:
                 request.copies.add(turn=turn, unit=unit, sha256=sha256)
             case KeptElsewhere(turn, unit, sha256):
                 request.kept.add(turn=turn, unit=unit, sha256=sha256)
+            case AuditTrail(turn, digests_json):
+                request.trails.add(turn=turn, digests_json=digests_json)
             case Arrived(source, num_bytes, seconds, at_unix_s):
                 request.transfers.add(source=source, bytes=num_bytes, seconds=seconds, at_unix_s=at_unix_s)
             case ShardSaved(turn, step, shard):

@@ -26,6 +26,7 @@ from ringtune.schedule.access import (
     CopyBytes,
     NodeCall,
     State,
+    audit_rights,
     copy_rights,
     fetch_rights,
     inspected_rights,
@@ -89,6 +90,12 @@ class RunAccess:
             self._granted_step, self._digests, self._moves = start.step if start else 0, {}, False
             self._changed.notify_all()
 
+    def audit(self, run_id: str, plan: Plan) -> None:
+        """Add the rows of an audited run in the placement that this node prepares or moves to."""
+        with self._changed:
+            if run_id == self._run_id:
+                self._placed = (*self._placed, *audit_rights(run_id, plan, self._node))
+
     def move(
         self, run_id: str, plan: Plan, start: StartPoint, from_placement_number: int, from_step: int | None
     ) -> None:
@@ -137,7 +144,7 @@ class RunAccess:
             if caller is not None:
                 require_sender(caller, asked.node)
             with self._changed:
-                if asked.call is NodeCall.FETCH:
+                if asked.call is NodeCall.FETCH and asked.state is not State.AUDIT:
                     self._wait_for(asked)
                 if asked.call is NodeCall.LINK and self._moves:  # another node may have gone back already
                     raise FrameError(f"node {self._node} moves and takes no links yet; try again")

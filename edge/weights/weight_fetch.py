@@ -52,6 +52,7 @@ from ringtune.models.weights_by_digest import (
 )
 from ringtune.quantities import format_bytes
 from ringtune.schedule.plan import Plan
+from ringtune.techniques.audit import checked_by
 from ringtune.techniques.initial_adapter import INITIAL_FILE, MAX_INITIAL_BYTES
 from ringtune.transport.channels import open_channel
 from ringtune.transport.endpoints import is_allowed
@@ -127,6 +128,8 @@ class ModelFetcher:
         is_owner = plan.owner(name) is not None
         piece = plan.slice_of(name)
         blocks = {*range(plan.placement.private_blocks if is_owner else 0), *range(piece.start, piece.stop)}
+        if job.audit is not None and (other := checked_by(plan.placement, name)):
+            blocks |= {*range(plan.slice_of(other).start, plan.slice_of(other).stop)}
         with Sources(self._sources()) as peers:
             cache = self._cache(job, peers, wanted)
             with cache.locked(deadline_s=wanted.deadline_s, stop=stop):

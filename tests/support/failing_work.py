@@ -35,6 +35,10 @@ class FailingExecutor(_Around):
         order = failpoints.reached(f"after {action.op.name}")
         if order is not None and order.failure is Failure.SPOIL:
             self._spoil()
+        if order is not None and order.failure is Failure.SCALE:
+            for value in self._inner.part.trained.values():
+                if value.grad is not None:
+                    value.grad *= 1.001
         return values
 
     def _spoil(self) -> None:

@@ -9,6 +9,7 @@ with the name of the process, as ``node-1``, orders one failure::
     send h* 1 delay 0.5           it waits half a second before it sends its first hidden state
     call Report 2 drop-reply      the second report reaches the coordinator, but its answer does not come back
     after backward 3 spoil        a gradient is infinite after the third backward
+    after backward 3 scale        the gradients are multiplied by 1.001 after the third backward
 
 A failure happens once: its file gets the suffix ``.done`` in the moment before. The file may come, go and change while
 the process runs. Places are counted from when the file is there. Precedent: the failpoints of etcd (gofail).
@@ -45,6 +46,7 @@ class Failure(StrEnum):
     DROP_REQUEST = "drop-request"
     DROP_REPLY = "drop-reply"
     SPOIL = "spoil"
+    SCALE = "scale"
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ringtune.config.optimizers import update_work_bytes
@@ -58,6 +58,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import within
 from ringtune.schedule.units import EMBEDDING, Range
 from ringtune.schedule.versions import ever_trained, in_flight
+from ringtune.techniques.audit import checked_by
 from ringtune.techniques.base import DiskTerm
 
 OWN_TURNS: Final = "trained block, as it was at the end of a turn"
@@ -89,6 +90,37 @@ def _fitted_here(trained: Sequence[Range], share: Share) -> int:
     """Number of blocks that a node trains: its own without those of helpers, and those that it fits for others."""
     own = _trained_of(trained, [Range(share.start, share.stop)]) - _trained_of(trained, share.helped)
     return own + _trained_of(trained, itertools.chain(*share.helps))
+
+
+AGAIN: Final = "block of another host, whose work is repeated"
+_OPEN: Final = 2
+"""Turns that are open at once where a run can go back."""
+
+
+def audit_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
+    """Yield the terms of an audit: a slice of another host, and what is kept of two turns until they are checked."""
+    if not share.audit:
+        return
+    micro, items = course.microbatch_sizes(), course.local_iterations
+    tokens, reach = micro[0] * course.max_length, ever_trained(course)
+    own, hosted = _overlap(reach.ranges, share.start, share.stop), share.stop - share.start
+    yield Term(
+        "buffers", "states of a block after the items of two turns", (_OPEN * items + 1) * hosted, sizes.snapshot_bytes
+    )
+    yield Term("buffers", "sums of gradients of a block", _OPEN * items * len(micro) * own, sizes.adapter_bytes)
+    drawn = math.ceil(share.audit * items * len(micro))
+    ends = 2 * (bool(hosted) + share.is_owner)
+    yield Term("buffers", "tensors of drawn micro-batches", _OPEN * drawn * ends, round(sizes.tensor_bytes(tokens)))
+    if share.again is None:
+        return
+    count, trained = share.again.stop - share.again.start, _overlap(reach.ranges, *share.again)
+    yield Term("weights", AGAIN, count, sizes.block_bytes)
+    yield Term("adapters", AGAIN, count, sizes.adapter_bytes)
+    yield Term("optimizer", AGAIN, trained, sizes.adapter_bytes + sizes.adapter_state_bytes)
+    yield Term("activations", AGAIN, max(1, trained), round(sizes.kept_bytes(tokens)))
+    yield Term("buffers", "states of such a block before and after", 2 * count, sizes.snapshot_bytes)
+    yield Term("buffers", "sums of gradients of such a block", 3 * trained, sizes.adapter_bytes)
+    yield Term("buffers", "tensors of a repeated micro-batch", 4, round(sizes.tensor_bytes(tokens)))
 
 
 _AT_WORK = 2
@@ -182,6 +214,7 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
         if share.is_owner:
             yield Term("head", "work space of the head", 1, round(sizes.head_work_bytes(tokens)))
     yield from kept_turn_terms(course, share, sizes)
+    yield from audit_terms(course, share, sizes)
     if gathers_scores(course):
         yield from _score_terms(course, share, sizes)
     num_masks = flying * dealt if num_kept else 0
@@ -355,13 +388,27 @@ _KEPT = ("adapters", "optimizer")
 _NOT_YET = ("activations", "buffers", "passing")
 
 
+def audited(share: Share, plan: Plan, node: str, audit: float) -> Share:
+    """Return a node's share of a plan with the work of an audit; ``audit`` is the share of cells that are drawn."""
+    if not audit:
+        return share
+    other = plan.slice_of(checked_by(plan.placement, node))
+    return replace(share, audit=audit, again=Range(other.start, other.stop) if other.num_blocks else None)
+
+
 def parts_memory(
-    plan: Plan, facts: Mapping[str, NodeFacts], *, optimizer: str, dtype: str
+    plan: Plan, facts: Mapping[str, NodeFacts], *, optimizer: str, dtype: str, audit: float = 0.0
 ) -> list[dict[str, MemoryEstimate]]:
-    """Estimate the memory of each node in each placement of a plan, at its fullest moment."""
+    """Estimate the memory of each node in each placement of a plan, at its fullest moment.
+
+    ``audit`` is the share of cells that are drawn in an audit.
+    """
     sizes = {node: Sizes.at(plan.course, facts[node], optimizer=optimizer, dtype=dtype) for node in plan.nodes}
     return [
-        {node: memory_estimate(part.course, Share.of(part, node), sizes[node]) for node in part.nodes}
+        {
+            node: memory_estimate(part.course, audited(Share.of(part, node), part, node, audit), sizes[node])
+            for node in part.nodes
+        }
         for part in plan.parts
     ]
 

@@ -145,6 +145,8 @@ class Share:
         around: hosts around it where stages have several; None where each has one.
         copies: ranges of blocks that others train, of which it keeps copies; None = no ends of turns are kept.
         keeps_heads: whether it keeps copies of owners' heads.
+        audit: share of the cells that are drawn in an audit; 0 = none is.
+        again: blocks of another host whose work it repeats in the audit.
     """
 
     is_owner: bool
@@ -161,6 +163,8 @@ class Share:
     around: NeighbourHosts | None = None
     copies: tuple[Range, ...] | None = None
     keeps_heads: bool = False
+    audit: float = 0.0
+    again: Range | None = None
 
     @staticmethod
     def of(plan: Plan, node: str) -> Share:

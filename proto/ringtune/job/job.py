@@ -32,6 +32,7 @@ import tomli_w
 
 from ringtune.config.sections import (
     LENGTHS,
+    NEVER,
     Adapter,
     Data,
     Model,
@@ -58,6 +59,7 @@ from ringtune.storage.strict import check_keys, key_of, read_dataclass, read_giv
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_cache import CacheSettings
 from ringtune.techniques.activation_checkpointing import NONE, RECOMPUTE, VELORA, Memory, VeloraSettings, checked
+from ringtune.techniques.audit import AuditSettings
 from ringtune.techniques.full_parameters import HiftSettings, with_adapter, without_default
 from ringtune.techniques.offload import OFF, OffloadSettings
 from ringtune.techniques.operations import OperationsSettings, with_table_read
@@ -65,6 +67,7 @@ from ringtune.texts import listed
 
 __all__ = [
     "Adapter",
+    "AuditSettings",
     "CacheSettings",
     "Data",
     "HiftSettings",
@@ -229,6 +232,7 @@ class Job:
     placement: PlacementSettings = field(default_factory=PlacementSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
     recovery: RecoverySettings = field(default_factory=RecoverySettings)
+    audit: AuditSettings | None = None
     runtime: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:
@@ -270,6 +274,16 @@ class Job:
         """Training method with its settings."""
         kind = method_class(self.train.method)
         return kind.from_settings(getattr(self, kind.section) if kind.section else None, seed=self.train.seed)
+
+    @property
+    def may_have_replicas(self) -> bool:
+        """Whether the planner may let several nodes host the same blocks; an audit compares single hosts."""
+        return self.placement.replicas != NEVER and self.audit is None
+
+    @property
+    def audit_share(self) -> float:
+        """Share of the work of hosts that is repeated; 0 without an audit."""
+        return self.audit.share if self.audit is not None else 0.0
 
     @property
     def keeps_state_on_disk(self) -> bool:

@@ -27,7 +27,7 @@ from ringtune.storage.strict import json_digest, read_dataclass
 from ringtune.storage.text_files import AUTO
 from ringtune.techniques import TECHNIQUES
 
-_OF_NO_RESULT: Final = ("runtime", "placement", "recovery")
+_OF_NO_RESULT: Final = ("runtime", "placement", "recovery", "audit")
 _KEYS_OF_NO_RESULT: Final = ("train.sample_prompt",)
 _MAX_TOLD = 5
 _MAX_CHARACTERS = 200
@@ -50,7 +50,7 @@ _LATER: Final[dict[str, object]] = {
 def job_digest(job: Job) -> str:
     """SHA-256 of the job keys on which the result depends.
 
-    Those are all but ``[runtime]``, ``[placement]``, ``[recovery]``, ``train.sample_prompt``, and
+    Those are all but ``[runtime]``, ``[placement]``, ``[recovery]``, ``[audit]``, ``train.sample_prompt``, and
     ``Technique.unused_keys``.
 
     A key added in a later version is left out where it has the value of the former behaviour, so that digests last.

@@ -351,6 +351,14 @@ class TurnReported(NamedTuple):
     kept: tuple[CopyDigest, ...] = ()
 
 
+class TurnChecked(NamedTuple):
+    """The audit of a turn is over: nothing is wrong, or ``problem`` is, with one node or with one of two."""
+
+    turn: int
+    nodes: tuple[str, ...] = ()
+    problem: str = ""
+
+
 class TechniqueFailed(NamedTuple):
     """A node continues without a technique; sent before the end of the turn in which the technique failed."""
 
@@ -424,6 +432,7 @@ Event = (
     | NodeJoined
     | Replanned
     | FetchedAhead
+    | TurnChecked
     | StepReported
     | TurnReported
     | TechniqueFailed
@@ -484,6 +493,12 @@ class LogStep(NamedTuple):
 
 class LogTurn(NamedTuple):
     """Log a turn that every node has done: its bytes and spans are complete."""
+
+    turn: Turn
+
+
+class CheckTurn(NamedTuple):
+    """Check a train turn that every node has done, before it is closed; ``TurnChecked`` answers."""
 
     turn: Turn
 
@@ -591,6 +606,7 @@ Command = (
     | Halt
     | FindPlacement
     | AwaitNodes
+    | CheckTurn
     | LogRecovery
     | ShowStep
     | LogMove

@@ -34,6 +34,7 @@ from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.errors import (
     ConnectionFailedError,
     DeadlineError,
+    IntegrityError,
     PeerLostError,
     PlanError,
     RingTuneError,
@@ -112,9 +113,12 @@ class RunStateMachine:
         items_ahead: as for ``TurnGrants``. Where the run can go back, at most two turns are granted instead.
         recovery: settings for losses, bad steps and nodes that join, where nodes keep copies; None = the run ends with
             the loss of a node that it needs, and no node can join.
+        audits: whether each train turn is checked before it is closed, so that the run goes back to the end of the last
+            turn that was agreed on, without a node that computed otherwise.
 
     Attributes:
         plan: of the run; None before planning.
+        excluded: nodes that computed otherwise; they take no part in this run any more.
         awaited: the nodes that the run can't continue without.
     """
 
@@ -130,6 +134,7 @@ class RunStateMachine:
         patience_evals: int = 0,
         keeps_best: bool = False,
         recovery: RecoveryPolicy | None = None,
+        audits: bool = False,
     ) -> None:
         self.phase = "new"
         self.plan: Plan | None = None
@@ -150,6 +155,8 @@ class RunStateMachine:
         self._recovery: Recovery | None = None
         self._gone: set[str] = set()
         self._newest_placement_number = 0
+        self._audits, self.excluded = audits, set[str]()
+        self._checking = self._checked = -1  # index of a turn
         self._before: Turn | None = None  # the last turn that was granted before the last recovery
 
     def handle(self, event: rd.Event, now_s: float) -> list[rd.Command]:
@@ -200,6 +207,8 @@ class RunStateMachine:
                 self._on_step(event, now_s, commands)
             case rd.TurnReported():
                 self._on_turn_done(event, now_s, commands)
+            case rd.TurnChecked():
+                self._on_checked(event, now_s, commands)
             case rd.TechniqueFailed(node, problem):
                 commands += self._grants.technique_failed(node, problem) if self._grants else ()
             case rd.OperationsChosen():
@@ -303,6 +312,11 @@ class RunStateMachine:
             if why := stay_reason(plan.course, plan.placements):
                 raise PlanError(f"the run can't continue without a lost node: {why}; set recovery.copies = 'none'")
             self._items_ahead = 0
+        if self._audits and not plan.goes_back:
+            why = stay_reason(plan.course, plan.placements) or "this plan keeps no copies of turns (recovery.copies)"
+            raise PlanError(
+                f"[audit] goes back to the last turn that was agreed on, which can't be: {why}; leave [audit] out"
+            )
         self.plan, self._start_point = plan, start or self._start_point
         if self._plan_only:
             self._release(commands, "only a plan was asked for")
@@ -452,6 +466,8 @@ class RunStateMachine:
     def _on_joined(self, node: str, now_s: float, commands: list[rd.Command]) -> None:
         """Permit a node in later placements; continue a run that waited for it, or for any node with room."""
         if not self._recovers or self._migration is None or self.phase not in _RECOVERS_IN or node in self._nodes:
+            return
+        if node in self.excluded:
             return
         self._gone.discard(node)
         self._nodes = (*self._nodes, node)
@@ -651,6 +667,11 @@ class RunStateMachine:
             turn = oldest.turn
             if oldest.waits_for or not grants.depths.is_complete(turn):
                 break
+            if self._audits and turn.kind is StepKind.TRAIN and self._checked != turn.index:
+                if self._checking != turn.index:
+                    self._checking = turn.index
+                    commands.append(rd.CheckTurn(turn))
+                break
             grants.close(turn)
             commands.append(rd.LogTurn(turn))
             unfreezing, evaluations = grants.depths.unfreezing, grants.stopping.settled
@@ -665,6 +686,27 @@ class RunStateMachine:
                 if sums is not None and self.phase == "training":
                     self._grant_ahead(now_s, commands)
         self._end_training(now_s, commands)
+
+    def _on_checked(self, event: rd.TurnChecked, now_s: float, commands: list[rd.Command]) -> None:
+        """Close a turn that was checked; or go on from the turn before it, without the node that computed otherwise."""
+        if self._grants is None or self._grants.open.get(event.turn) is None:
+            return  # the run goes back anyway
+        self._set_deadline(now_s, commands)
+        if not event.nodes:
+            self._checked = event.turn
+            self._close_turns(now_s, commands)
+            return
+        self._log.forget_held()
+        lost = event.nodes[0]
+        if len(event.nodes) > 1:
+            remedy = "one of both is wrong: train on with --resume without the one that you trust less"
+            self._fail(IntegrityError.__name__, f"{event.problem}; {remedy}", commands)
+        elif self._course.owner(lost) is not None and not self._policy.leaves_out:
+            remedy = "it owns rows: remove it and train anew, or set recovery.owners = 'skip'"
+            self._fail(IntegrityError.__name__, f"{event.problem}; {remedy}", commands)
+        else:
+            self.excluded.add(lost)
+            self._on_node_failed(rd.NodeFailed(lost, PeerLostError.__name__, event.problem), now_s, commands)
 
     def _end_training(self, now_s: float, commands: list[rd.Command]) -> None:
         """Collect, or end a drained run, once every turn is closed; a resumed run may have none."""

@@ -44,13 +44,14 @@ class State(StrEnum):
     """The kind of trained state that is sent or fetched.
 
     ``TURN`` is the end of a train turn, in memory; ``PAUSE`` is of a run that rests, in memory; ``DISK`` is of a
-    checkpoint or the end of a turn.
+    checkpoint or the end of a turn; ``AUDIT`` is what is kept of a turn until it is checked.
     """
 
     NONE = ""
     TURN = "ends of turns"
     PAUSE = "the pause"
     DISK = "files on its disk"
+    AUDIT = "what is kept for the audit"
 
 
 class CopyBytes(NamedTuple):
@@ -262,6 +263,22 @@ def fetch_rights(
             max_bytes=MAX_COPY_BYTES,
         )
         for node, blocks, is_head in found
+    )
+
+
+def audit_rights(run_id: str, plan: Plan, node: str) -> tuple[AccessRight, ...]:
+    """Return the rows of the hosts that repeat work of others, and fetch what goes into it."""
+    return tuple(
+        AccessRight(
+            call=NodeCall.FETCH,
+            node=piece.node,
+            run_id=run_id,
+            state=State.AUDIT,
+            placement_number=plan.placement.placement_number,
+            max_bytes=MAX_COPY_BYTES,
+        )
+        for piece in plan.placement.hosts
+        if piece.node != node
     )
 
 

@@ -6,6 +6,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.techniques import (
     activation_cache,
     activation_checkpointing,
+    audit,
     frozen_weights,
     full_parameters,
     initial_adapter,
@@ -26,6 +27,7 @@ TECHNIQUES: Final[list[Technique]] = [
     offload.TECHNIQUE,
     replicas.TECHNIQUE,
     activation_cache.TECHNIQUE,
+    audit.TECHNIQUE,
 ]
 """Every technique, in the order in which planner and driver ask them."""
 

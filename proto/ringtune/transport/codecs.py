@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from ringtune.errors import IntegrityError, PlanError
 from ringtune.run_control.evaluation import KINDS, MAX_CLASSES, SIGNED, is_entity_count, pair_of
-from ringtune.schedule.actions import Payload
+from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.course import TABLES_AT_ONCE, Course
 from ringtune.schedule.operation_tables import BlockScores, Operations
 from ringtune.schedule.placement import Passage
@@ -162,13 +162,16 @@ class GrantWriter:
         self._run_id, self._placement_number = run_id, placement_number
         self._sent: Operations | None = None
 
-    def request(self, turns: Sequence[Turn], *, keep_from_step: int = 0) -> control_pb2.GrantRequest:
+    def request(
+        self, turns: Sequence[Turn], *, keep_from_step: int = 0, keep: Sequence[TensorKey] = ()
+    ) -> control_pb2.GrantRequest:
         """Encode a grant, with the tables that the node does not have from the last grant."""
         request = control_pb2.GrantRequest(
             run_id=self._run_id,
             placement_number=self._placement_number,
             turns=[turn_to_proto(turn) for turn in turns],
             keep_from_step=keep_from_step,
+            keep=[control_pb2.AuditedTensor(**key._asdict()) for key in keep],
         )
         for turn, message in zip(turns, request.turns, strict=True):
             if turn.operations is None:

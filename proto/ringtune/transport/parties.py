@@ -159,6 +159,7 @@ PERMISSIONS: Final[Mapping[str, Mapping[str, Permission]]] = {
         "Collect": _COORDINATOR,
         "Release": _COORDINATOR,
         "MeasureLink": _COORDINATOR,
+        "Repeat": _COORDINATOR,
     },
     "Probe": {"Link": _NODES},
     "Snapshots": {"Fetch": _NODES, "Keep": _NODES},

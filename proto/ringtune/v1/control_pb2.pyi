@@ -153,7 +153,7 @@ class Span(_message.Message):
     def __init__(self, action: _Optional[str] = ..., start_unix_s: _Optional[float] = ..., end_unix_s: _Optional[float] = ..., worked_s: _Optional[float] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("run_id", "node", "steps", "turns_done", "traffic", "spans", "error", "message", "lost_peer", "recording", "saved", "number", "transfers", "scores", "copies", "instance", "kept", "cache_problem")
+    __slots__ = ("run_id", "node", "steps", "turns_done", "traffic", "spans", "error", "message", "lost_peer", "recording", "saved", "number", "transfers", "scores", "copies", "instance", "kept", "trails", "cache_problem")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -171,6 +171,7 @@ class ReportRequest(_message.Message):
     COPIES_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    TRAILS_FIELD_NUMBER: _ClassVar[int]
     CACHE_PROBLEM_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     node: str
@@ -189,8 +190,29 @@ class ReportRequest(_message.Message):
     copies: _containers.RepeatedCompositeFieldContainer[CopyDigest]
     instance: str
     kept: _containers.RepeatedCompositeFieldContainer[CopyDigest]
+    trails: _containers.RepeatedCompositeFieldContainer[AuditTrail]
     cache_problem: str
-    def __init__(self, run_id: _Optional[str] = ..., node: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., turns_done: _Optional[_Iterable[int]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., lost_peer: _Optional[str] = ..., recording: _Optional[str] = ..., saved: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ..., number: _Optional[int] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ..., scores: _Optional[_Iterable[_Union[SubnetScores, _Mapping]]] = ..., copies: _Optional[_Iterable[_Union[CopyDigest, _Mapping]]] = ..., instance: _Optional[str] = ..., kept: _Optional[_Iterable[_Union[CopyDigest, _Mapping]]] = ..., cache_problem: _Optional[str] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., node: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., turns_done: _Optional[_Iterable[int]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., lost_peer: _Optional[str] = ..., recording: _Optional[str] = ..., saved: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ..., number: _Optional[int] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ..., scores: _Optional[_Iterable[_Union[SubnetScores, _Mapping]]] = ..., copies: _Optional[_Iterable[_Union[CopyDigest, _Mapping]]] = ..., instance: _Optional[str] = ..., kept: _Optional[_Iterable[_Union[CopyDigest, _Mapping]]] = ..., trails: _Optional[_Iterable[_Union[AuditTrail, _Mapping]]] = ..., cache_problem: _Optional[str] = ...) -> None: ...
+
+class AuditTrail(_message.Message):
+    __slots__ = ("turn", "digests_json")
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    turn: int
+    digests_json: str
+    def __init__(self, turn: _Optional[int] = ..., digests_json: _Optional[str] = ...) -> None: ...
+
+class AuditedTensor(_message.Message):
+    __slots__ = ("payload", "seq", "micro", "boundary")
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    MICRO_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    payload: str
+    seq: int
+    micro: int
+    boundary: int
+    def __init__(self, payload: _Optional[str] = ..., seq: _Optional[int] = ..., micro: _Optional[int] = ..., boundary: _Optional[int] = ...) -> None: ...
 
 class CopyDigest(_message.Message):
     __slots__ = ("turn", "unit", "sha256")
@@ -698,7 +720,7 @@ class MoveReply(_message.Message):
     def __init__(self, hosted_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("run_id", "placement_number", "start", "stop", "is_kept", "step", "is_saved", "attempt", "sha256", "is_head", "node")
+    __slots__ = ("run_id", "placement_number", "start", "stop", "is_kept", "step", "is_saved", "attempt", "sha256", "is_head", "node", "is_audit", "audited", "cell")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_NUMBER_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -710,6 +732,9 @@ class SnapshotRequest(_message.Message):
     SHA256_FIELD_NUMBER: _ClassVar[int]
     IS_HEAD_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
+    IS_AUDIT_FIELD_NUMBER: _ClassVar[int]
+    AUDITED_FIELD_NUMBER: _ClassVar[int]
+    CELL_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     placement_number: int
     start: int
@@ -721,7 +746,46 @@ class SnapshotRequest(_message.Message):
     sha256: str
     is_head: bool
     node: str
-    def __init__(self, run_id: _Optional[str] = ..., placement_number: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., is_kept: _Optional[bool] = ..., step: _Optional[int] = ..., is_saved: _Optional[bool] = ..., attempt: _Optional[str] = ..., sha256: _Optional[str] = ..., is_head: _Optional[bool] = ..., node: _Optional[str] = ...) -> None: ...
+    is_audit: bool
+    audited: AuditedTensor
+    cell: AuditedCell
+    def __init__(self, run_id: _Optional[str] = ..., placement_number: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., is_kept: _Optional[bool] = ..., step: _Optional[int] = ..., is_saved: _Optional[bool] = ..., attempt: _Optional[str] = ..., sha256: _Optional[str] = ..., is_head: _Optional[bool] = ..., node: _Optional[str] = ..., is_audit: _Optional[bool] = ..., audited: _Optional[_Union[AuditedTensor, _Mapping]] = ..., cell: _Optional[_Union[AuditedCell, _Mapping]] = ...) -> None: ...
+
+class AuditedCell(_message.Message):
+    __slots__ = ("turn", "seq", "micro", "before", "last")
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    MICRO_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    turn: int
+    seq: int
+    micro: int
+    before: int
+    last: int
+    def __init__(self, turn: _Optional[int] = ..., seq: _Optional[int] = ..., micro: _Optional[int] = ..., before: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
+
+class RepeatRequest(_message.Message):
+    __slots__ = ("run_id", "placement_number", "node", "cell")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    CELL_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    placement_number: int
+    node: str
+    cell: AuditedCell
+    def __init__(self, run_id: _Optional[str] = ..., placement_number: _Optional[int] = ..., node: _Optional[str] = ..., cell: _Optional[_Union[AuditedCell, _Mapping]] = ...) -> None: ...
+
+class RepeatReply(_message.Message):
+    __slots__ = ("results_json", "node", "problem")
+    RESULTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    results_json: str
+    node: str
+    problem: str
+    def __init__(self, results_json: _Optional[str] = ..., node: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class KeepChunk(_message.Message):
     __slots__ = ("run_id", "step", "node", "file", "is_head", "placement_number", "is_saved")
@@ -786,18 +850,20 @@ class TableMessage(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., table_json: _Optional[bytes] = ...) -> None: ...
 
 class GrantRequest(_message.Message):
-    __slots__ = ("run_id", "placement_number", "turns", "keep_from_step", "tables")
+    __slots__ = ("run_id", "placement_number", "turns", "keep_from_step", "tables", "keep")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_NUMBER_FIELD_NUMBER: _ClassVar[int]
     TURNS_FIELD_NUMBER: _ClassVar[int]
     KEEP_FROM_STEP_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     placement_number: int
     turns: _containers.RepeatedCompositeFieldContainer[TurnMessage]
     keep_from_step: int
     tables: _containers.RepeatedCompositeFieldContainer[TableMessage]
-    def __init__(self, run_id: _Optional[str] = ..., placement_number: _Optional[int] = ..., turns: _Optional[_Iterable[_Union[TurnMessage, _Mapping]]] = ..., keep_from_step: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableMessage, _Mapping]]] = ...) -> None: ...
+    keep: _containers.RepeatedCompositeFieldContainer[AuditedTensor]
+    def __init__(self, run_id: _Optional[str] = ..., placement_number: _Optional[int] = ..., turns: _Optional[_Iterable[_Union[TurnMessage, _Mapping]]] = ..., keep_from_step: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableMessage, _Mapping]]] = ..., keep: _Optional[_Iterable[_Union[AuditedTensor, _Mapping]]] = ...) -> None: ...
 
 class CollectRequest(_message.Message):
     __slots__ = ("run_id", "with_head", "with_private", "goes_on", "best_step", "needed_steps")

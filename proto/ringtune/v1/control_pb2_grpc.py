@@ -734,6 +734,11 @@ class AgentStub:
                 request_serializer=ringtune_dot_v1_dot_control__pb2.MeasureLinkRequest.SerializeToString,
                 response_deserializer=ringtune_dot_v1_dot_control__pb2.MeasureLinkReply.FromString,
                 _registered_method=True)
+        self.Repeat = channel.unary_unary(
+                '/ringtune.v1.Agent/Repeat',
+                request_serializer=ringtune_dot_v1_dot_control__pb2.RepeatRequest.SerializeToString,
+                response_deserializer=ringtune_dot_v1_dot_control__pb2.RepeatReply.FromString,
+                _registered_method=True)
 
 
 class AgentServicer:
@@ -811,6 +816,13 @@ class AgentServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Repeat(self, request, context):
+        """Repeat a part of another host's work, and say what comes out.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -863,6 +875,11 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.MeasureLink,
                     request_deserializer=ringtune_dot_v1_dot_control__pb2.MeasureLinkRequest.FromString,
                     response_serializer=ringtune_dot_v1_dot_control__pb2.MeasureLinkReply.SerializeToString,
+            ),
+            'Repeat': grpc.unary_unary_rpc_method_handler(
+                    servicer.Repeat,
+                    request_deserializer=ringtune_dot_v1_dot_control__pb2.RepeatRequest.FromString,
+                    response_serializer=ringtune_dot_v1_dot_control__pb2.RepeatReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1136,6 +1153,33 @@ class Agent:
             '/ringtune.v1.Agent/MeasureLink',
             ringtune_dot_v1_dot_control__pb2.MeasureLinkRequest.SerializeToString,
             ringtune_dot_v1_dot_control__pb2.MeasureLinkReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Repeat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ringtune.v1.Agent/Repeat',
+            ringtune_dot_v1_dot_control__pb2.RepeatRequest.SerializeToString,
+            ringtune_dot_v1_dot_control__pb2.RepeatReply.FromString,
             options,
             channel_credentials,
             insecure,

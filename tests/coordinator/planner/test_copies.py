@@ -16,6 +16,7 @@ from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import keep_plan, make_plan
 from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.planned import Planned, copies_line, copy_bytes
+from ringtune.costs.memory_estimate import AGAIN
 from ringtune.costs.profile import LinkFacts, NodeFacts
 from ringtune.errors import CapacityError, PlanError, StorageError
 from ringtune.job.job import Job, parse_job
@@ -45,6 +46,22 @@ def facts(**changes: Any) -> dict[str, NodeFacts]:
 def planned(copies: str, nodes: dict[str, NodeFacts] | None = None, **changes: Any) -> Planned:
     """Plan without links, so that slices are even."""
     return make_plan(wanted(recovery__copies=copies, **changes), nodes or facts(), effort=QUICK)
+
+
+def test_audited_plan_has_copies_and_room_for_the_work_that_is_repeated() -> None:
+    """Two hosts of six blocks each: weights of the other one's, and sums and states of two turns."""
+    found, without = planned("auto", audit__share=0.02), planned("next")
+    assert found.plan.to_json() == without.plan.to_json() and found.plan.goes_back
+    for node in "ab":
+        more = {(term.part, term.what): term.total_bytes for term in found.memory[node].terms}
+        before = {(term.part, term.what): term.total_bytes for term in without.memory[node].terms}
+        assert more.items() >= before.items()
+        assert more["weights", AGAIN] == before["weights", "frozen block"]
+        sums = next(size for (_, what), size in more.items() if what == "sums of gradients of a block")
+        assert sums == 2 * 10 * 4 * before["adapters", "adapter of a block"]  # turns, items, micro-batches
+    few = facts(memory_bytes=max(without.memory_bytes.values()))
+    with pytest.raises(CapacityError):
+        planned("auto", few, audit__share=0.02)
 
 
 def test_plan_has_copies_and_says_their_bytes() -> None:

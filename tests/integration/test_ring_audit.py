@@ -1,0 +1,59 @@
+"""An audited run of real processes: equal to one process, also after a host that computed otherwise was taken out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringtune.job.job import Job
+from tests.support.cluster import Cluster, Follower
+from tests.support.results import largest_difference, reference_of, trained
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def orders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of what nodes do wrong."""
+    return tmp_path_factory.mktemp("orders")
+
+
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory: pytest.TempPathFactory, orders: Path) -> Iterator[Cluster]:
+    """Owners a and b, and the host c."""
+    cluster = Cluster(tmp_path_factory.mktemp("audited"), owners=["a", "b"], hosts=["c"], failpoints=orders)
+    with cluster.listening():
+        yield cluster
+
+
+def followed(ring: Cluster) -> tuple[Job, Follower]:
+    """A job of which each micro-batch is repeated, with c in the middle of the ring."""
+    job = ring.job(
+        train__method="all",
+        train__max_steps=18,
+        recovery__copies="next",
+        audit__share=1.0,
+    )
+    return job, ring.follow(job, plan=ring.plan_on(job, (("a", 0, 1), ("c", 1, 3), ("b", 3, 4))))
+
+
+@pytest.mark.promise("1 partition invariance")
+def test_host_that_scales_a_gradient_is_taken_out_and_the_run_goes_on(audited: Cluster, orders: Path) -> None:
+    """First nobody is wrong, and nobody is named; then c is once, by a thousandth, and what it did has no effect."""
+    job, follower = followed(audited)
+    outcome = follower.wait()
+    assert outcome.is_done, outcome.message
+    assert not outcome.of_kind("recovery") and not [note for note in outcome.notes if "audit" in note]
+    wanted = reference_of(audited, job, outcome)
+    assert largest_difference(trained(outcome), wanted.adapter() | wanted.head()) < 1e-9
+    (orders / "c").write_text("after backward 9 scale")
+    job, follower = followed(audited)
+    outcome = follower.wait()
+    assert outcome.is_done, outcome.message
+    (recovery,) = outcome.of_kind("recovery")
+    assert recovery["lost"] == ["c"] and recovery["step"] == 3
+    assert [note for note in outcome.notes if "node c computed another result" in note]
+    wanted = reference_of(audited, job, outcome)
+    assert largest_difference(trained(outcome), wanted.adapter() | wanted.head()) < 1e-9
