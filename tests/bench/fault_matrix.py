@@ -62,10 +62,15 @@ RANDOM_PLACES = (
 
 
 class Case(NamedTuple):
-    """A trial: who fails, and whether the run has a second placement."""
+    """A trial: who fails, and whether the run has a second placement, and two copies of what hosts train."""
 
     faults: tuple[Fault, ...]
     moves: bool = False
+    has_two: bool = False
+
+    def __str__(self) -> str:
+        """The key of its kept trial; without ``has_two`` that of earlier versions."""
+        return f"Case(faults={self.faults}, moves={self.moves})" + ", two copies" * self.has_two
 
 
 def matrix() -> Iterator[Case]:
@@ -80,6 +85,9 @@ def matrix() -> Iterator[Case]:
         yield Case((Fault("c", f"answer Fetch 1 {failure}"),), moves=True)
         first = Fault("c", "backward 4 kill")
         yield from (Case((first, Fault("e", f"{place} {failure}"))) for place in OF_RECOVERIES)
+    for below, above in (("c", "d"), ("d", "e")):  # two neighbours at once
+        for first, second in (("backward 3", "backward 4"), ("call Keep 2", "call Keep 2")):
+            yield Case((Fault(below, f"{first} kill"), Fault(above, f"{second} kill")), has_two=True)
     for failure in ("drop-request", "drop-reply"):
         yield from (Case((Fault(victim, f"call {call} {failure}"),)) for victim in "acd" for call in CALLS_OF_NODES)
         yield from (Case((Fault(COORDINATOR, f"call {call} {failure}"),)) for call in CALLS_OF_COORDINATOR)
@@ -116,7 +124,11 @@ def carry_out(cases: Iterable[Case], *, all_fail: bool, kept: KeptTrials) -> lis
             while case is not None:
                 earlier = kept.of(str(case))
                 try:
-                    trial = _again(earlier[0]) if earlier else ring.trial(*case.faults, moves=case.moves)
+                    trial = (
+                        _again(earlier[0])
+                        if earlier
+                        else ring.trial(*case.faults, moves=case.moves, has_two=case.has_two)
+                    )
                 except AssertionError as error:  # it does not end, say: the others get a ring of their own
                     trial = _without_end(case, f"{error}; {_said_last(ring)}")
                 if not earlier:
@@ -181,10 +193,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0, help="of random faults after the matrix")
     parser.add_argument("--seed", type=int, default=0, help="of the random faults")
-    parser.add_argument("--only", default="", help="of the matrix only the orders with this text")
+    parser.add_argument("--only", default="", help="of the matrix only the orders with this text; 'two copies'")
     parser.add_argument("--go-on", action="store_true", help="with what earlier calls have carried out of the matrix")
     options = parser.parse_args()
-    cases = [case for case in matrix() if any(options.only in f"{name}: {order}" for name, order in case.faults)]
+    cases = [
+        case
+        for case in matrix()
+        if options.only in f"{case}" or any(options.only in f"{name}: {order}" for name, order in case.faults)
+    ]
     found = carry_out(cases, all_fail=True, kept=KeptTrials("fault_matrix", go_on=options.go_on))
     figures = {"matrix": summary(found)}
     if options.minutes:

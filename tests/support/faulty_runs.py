@@ -15,6 +15,7 @@ from coordinator.run.run_text import is_step
 from ringtune.errors import PeerLostError
 from ringtune.job.job import Job
 from ringtune.run_control.checkpoint import Resume
+from ringtune.schedule.plan import Plan
 from tests.support import failpoints
 from tests.support.cluster import Cluster, Follower, Outcome
 from tests.support.failpoints import DONE_SUFFIX, Failure, Order
@@ -101,13 +102,17 @@ class FaultyRing:
         self._plans = {
             moves: one.with_copies(True) for moves, one in ((False, still), (True, moving(still, (3, ELSEWHERE))))
         }
+        self._with_two = still.with_copies(True, 2)
         whole = cluster.run(self.job, plan=self._plans[False])
         self._wanted, self._books = trained(whole), _books(whole)
         reference = reference_of(cluster, self.job, whole)
         assert largest_difference(self._wanted, reference.adapter() | reference.head()) < 1e-9
 
-    def _follow(self, *, moves: bool) -> Follower:
-        return self.cluster.follow(self.job, plan=self._plans[moves])
+    def _follow(self, *, moves: bool, has_two: bool) -> Follower:
+        return self.cluster.follow(self.job, plan=self._plan(moves=moves, has_two=has_two))
+
+    def _plan(self, *, moves: bool, has_two: bool) -> Plan:
+        return self._with_two if has_two else self._plans[moves]
 
     def _order(self, fault: Fault) -> None:
         path = self._orders / fault.victim
@@ -119,12 +124,13 @@ class FaultyRing:
     def _done(self, fault: Fault) -> Path:
         return self._orders / f"{fault.victim}{DONE_SUFFIX}"
 
-    def trial(self, *faults: Fault, moves: bool = False) -> Trial:
+    def trial(self, *faults: Fault, moves: bool = False, has_two: bool = False) -> Trial:
         """Carry the job out while processes fail; start them again, and resume the run if it has ended.
 
         Args:
             faults: at most one of each process.
             moves: whether the run has a second placement.
+            has_two: whether it has two copies of what hosts train.
         """
         began_s = time.monotonic()
         for fault in faults:
@@ -133,7 +139,7 @@ class FaultyRing:
         helper = threading.Thread(target=self._let_go_on, args=(faults, over))
         helper.start()
         try:
-            follower = self._follow(moves=moves)
+            follower = self._follow(moves=moves, has_two=has_two)
             outcome = follower.wait()
             ended_unix_s = time.time()
         finally:
@@ -148,7 +154,7 @@ class FaultyRing:
         books = _books(outcome)
         self.cluster.revive()
         if not outcome.is_done:
-            outcome, books = self._resume(outcome, moves=moves)
+            outcome, books = self._resume(outcome, moves=moves, has_two=has_two)
         went_on_unix_s = follower.seen_unix_s.get("recovery", ended_unix_s if ended else failed_unix_s)
         return Trial(
             faults=faults,
@@ -172,12 +178,13 @@ class FaultyRing:
                 self.cluster.signal(fault.victim, signal.SIGCONT)
                 stopped.remove(fault)
 
-    def _resume(self, stopped: Outcome, *, moves: bool) -> tuple[Outcome, list[tuple[str, int]]]:
+    def _resume(self, stopped: Outcome, *, moves: bool, has_two: bool) -> tuple[Outcome, list[tuple[str, int]]]:
         manifests = tuple(reversed(stopped.checkpoints[-2:]))
         if not manifests or stopped.plan is None:
-            outcome = self._follow(moves=moves).wait()
+            outcome = self._follow(moves=moves, has_two=has_two).wait()
             return outcome, _books(outcome)
-        outcome = self.cluster.follow(self.job, Resume(plan=self._plans[moves], manifests=manifests)).wait()
+        plan = self._plan(moves=moves, has_two=has_two)
+        outcome = self.cluster.follow(self.job, Resume(plan=plan, manifests=manifests)).wait()
         kept = [line for line in _books(stopped) if line[1] <= outcome.resumed_at - (line[0] == "evaluation")]
         return outcome, sorted(kept + _books(outcome))
 
