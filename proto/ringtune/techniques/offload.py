@@ -178,11 +178,6 @@ def _problem(job: Any) -> str:
             both = f" and offload.users = {ALONE!r}" if settings.users == COLLABORATION else ""
             of_user = f" ({where})" if settings.chosen_adapters else ""
             return f"offload.merged: {problem}{both}{of_user}"
-    if job.operations.is_chosen:
-        return (
-            f"operations.policy = {job.operations.policy!r}, which chooses operations by scores of weights at their "
-            "host; set operations.policy = 'standard', or give operations.table"
-        )
     if job.memory.activations in (VELORA, BOTH) or job.velora is not None:
         return (
             "VeLoRA (memory.activations, [velora]), which is for weights that their host trains; keep one of them: "

@@ -217,9 +217,8 @@ def test_missing_owner_is_waited_for_or_left_out() -> None:
     assert [owner.node for owner in course.owners] == ["b"] and course.num_steps < 20
     assert (found.start.holder, found.head_sha256) == ("b", "")
     assert "the rows of a are left out" in found.told and "the best" not in found.told
-    best = tuple(
-        dataclasses.replace(one, evaluations=Evaluations(step=4, best=0.5, best_step=4)) for one in CHECKPOINTS
-    )
+    known = Evaluations(step=4, best=0.5, best_step=4)
+    best = tuple(dataclasses.replace(one, evaluations=known) for one in CHECKPOINTS)
     keeps = {"recovery__owners": "skip", "train__keep_best": True, "train__eval_every": 4}
     found = chosen("bcd", manifests=best, **keeps)
     assert found.start.evaluations == NONE_DONE
