@@ -20,7 +20,7 @@
 #   make bench-predictions  measure how long runs take against what profiles say: build/bench/predictions.json
 #   make bench-d2ft  measure what operations of subnets cost and save: build/bench/d2ft.json
 #   make bench-d2ft-accuracy  train with operations, text and images, in hours: build/bench/d2ft_accuracy.json
-#   make bench-cola  measure what helpers save and cost: build/bench/cola.json; its part accuracy takes three quarters of an hour
+#   make bench-cola  measure what helpers save and cost: build/bench/cola.json
 #   make bench-page  measure what an open page costs a run: build/bench/page.json
 #   make bench-examples  train the three examples, on the ring and in one process: build/bench/examples.json
 #

@@ -4,13 +4,10 @@ Each part is a file of this folder with ``measure(folder)``, which gives figures
 those that miss their bound. ``--only PART ...`` measures some of them::
 
     host_bytes    what a host of helped blocks holds at most in a step, by adapter, batch size, merged or not
-    errors        what pairs in 16 bits, or projected ones, change in an update and in 50 of them
-    accuracy      low rank, linear and mlp with an update every 4 steps beside LoRA, in three quarters of an hour
-    users         eight users that train together, alone, or in collaboration; in an hour and a half
     speedup       a step with a helper over one without, on boards of the testbed; as root, in five minutes
 
 Writes ``build/bench/cola.json``: a key for each part, where parts that were not asked for keep what they had, and the
-figures of a part under ``figures`` in it. Those on boards tell times; all others run in this process, and tell none.
+figures of a part under ``figures`` in it. Those on boards tell times; the bytes are counted in this process.
 """
 
 from __future__ import annotations
@@ -28,9 +25,6 @@ from ringtune.storage.durable import write_durably
 OUT: Final = Path("build/bench/cola.json")
 PARTS: Final = {
     "host_bytes": "tests.bench.cola_host_bytes",
-    "errors": "tests.bench.cola_errors",
-    "accuracy": "tests.bench.cola_accuracy",
-    "users": "tests.bench.cola_users",
     "speedup": "tests.bench.cola_speedup",
 }
 

@@ -38,11 +38,10 @@ from ringtune.schedule.lowering import item_updates, legs, weights_key
 from ringtune.schedule.methods import Everything
 from ringtune.schedule.placement import Helper, Placement, Slice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.run_shape import Owner
+from ringtune.schedule.run_shape import Owner, UserRows
 from ringtune.schedule.turns import Item, StepKind, Turn, items
 from ringtune.schedule.units import Range
 from ringtune.storage.pieces import Pieces
-from tests.bench.cola_ring import shares
 from tests.support.tiny import write_bert
 
 BLOCKS, WIDTH, HEADS, INNER, TOKENS = 4, 768, 12, 3072, 128
@@ -213,11 +212,12 @@ class Step:
 def _plan_of(ranges: tuple[Range, ...], rows: int, *, merged: bool, users: int) -> Plan:
     manner = HelperSettings(merged=merged, users=JOINT if users == 1 else COLLABORATION if merged else ALONE)
     offload = None if manner.is_exact else Offload(blocks=(Range(0, BLOCKS),), **dataclasses.asdict(manner))
-    train_rows = max(*BATCHES, users)
+    train_rows = max(BATCHES)
+    shares = tuple(UserRows(name=f"user-{index}", train_rows=train_rows // users) for index in range(users))
     course = Course(
         method=Everything(),
         num_blocks=BLOCKS,
-        owners=(Owner(node=OWNER, train_rows=train_rows, users=shares(train_rows, 0, users)),),
+        owners=(Owner(node=OWNER, train_rows=train_rows, users=shares if users > 1 else ()),),
         num_steps=2,
         local_iterations=2,
         batch_size=rows,

@@ -5,9 +5,7 @@ those that miss their bound. ``--only PART ...`` measures some of them::
 
     boards        is what the plan says what a board needs, to the end of the run?
     saved         what blocks keep under each policy for activations, and what that costs in time
-    auto          rings with little memory, where the planner chooses the policy
     hift          what the optimizer's state takes where one group of units trains at a time
-    hift-boards   all parameters of a 110-million model on four boards of 1 GiB
 
 Writes ``build/bench/memory.json``: a key for each part, where parts that were not asked for keep what they had, and the
 figures that a part has under ``figures`` beside them. Where no testbed can be built the exit code is 77.
@@ -29,9 +27,7 @@ OUT: Final = Path("build/bench/memory.json")
 PARTS: Final = {
     "boards": "tests.bench.memory_boards",
     "saved": "tests.bench.saved_activations",
-    "auto": "tests.bench.auto_activations",
     "hift": "tests.bench.hift_state",
-    "hift-boards": "tests.bench.hift_boards",
 }
 
 Figures = dict[str, Any]

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
 import sys
 import tempfile
 import time
@@ -43,7 +42,7 @@ from tests.support.tiny import write_rows
 MAX_ERROR, ROOM, TOO_LITTLE = 0.10, 1.05, 0.80
 MIB = 1 << 20
 NUM_BOARDS, CORES, FREE_BYTES = 4, 0.45, 4 << 30
-RUN_S, PLAN_S, LOAD_S, POLL_S = 1500.0, 600.0, 180.0, 0.2
+RUN_S, LOAD_S, POLL_S = 1500.0, 180.0, 0.2
 ROOM_OF_IDLE = 16 << 20
 SHORT = {"train.checkpoint_every": 8, "runtime.lease_s": 60.0, "runtime.wait_s": 900.0, "runtime.threads": 1}
 
@@ -126,7 +125,7 @@ def _written(folder: Path, text: str) -> Path:
 
 @contextmanager
 def boards(
-    case: Case, folder: Path, sizes: Mapping[str, int] | None = None, *, are_told: bool = True, count: int = NUM_BOARDS
+    case: Case, folder: Path, sizes: Mapping[str, int] | None = None, *, are_told: bool = True
 ) -> Iterator[tuple[Testbed, MemoryWatch]]:
     """Boards with fresh, idle agents, which are watched.
 
@@ -135,10 +134,9 @@ def boards(
         folder: for the testbed.
         sizes: bytes of each board in all; by default more than enough.
         are_told: whether agents are told what a run may use; otherwise they read their limits.
-        count: of boards.
     """
     budgets = {name: max(MIB, size - LIBRARY_BYTES) for name, size in (sizes or {}).items()} if are_told else {}
-    own = [case.one_owner and index == 0 for index in range(count)]
+    own = [case.one_owner and index == 0 for index in range(NUM_BOARDS)]
     layout = Layout(
         boards=tuple(
             Board(
@@ -150,7 +148,7 @@ def boards(
                 data=case.train if own[index] else None,
                 eval_data=case.evaluation if own[index] else None,
             )
-            for index in range(count)
+            for index in range(NUM_BOARDS)
         ),
         name="rtmemory",
         cpu_period_s=0.02,
@@ -190,16 +188,6 @@ def train(bed: Testbed, case: Case, out: Path) -> int:
     """Train; the exit code."""
     command = [sys.executable, "-P", "-m", "ringtune.cli", "train", str(case.job), "--out", str(out), "--replace"]
     return bed.run([*command, "--coordinator", "{coordinator}", "--insecure"], timeout_s=RUN_S)
-
-
-def refusal(bed: Testbed, job: Path, *more: str) -> Figures:
-    """How planning a job on the boards ends, and its last line; ``more`` are options of ``ringtune plan``."""
-    told = job.with_name("told.txt")
-    words = [sys.executable, "-P", "-m", "ringtune.cli", "plan", str(job), *more]
-    command = f"{shlex.join(words)} --coordinator {{coordinator}} --insecure > {shlex.quote(str(told))} 2>&1"
-    code = bed.run(["sh", "-c", command], timeout_s=PLAN_S)
-    lines = [line for line in told.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return {"exit_code": code, "says": lines[-1] if lines else ""}
 
 
 def report_of(run: Path) -> Figures:

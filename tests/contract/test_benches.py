@@ -18,7 +18,7 @@ from deploy.testbed.capabilities import MissingCapability
 from ringtune.job.job import Job, Model
 from ringtune.schedule.plan import Plan
 from ringtune.transport.channels import open_channel
-from tests.bench import channel, cola_accuracy, d2ft_accuracy, memory_accuracy, paper_table, ring, sim, stages_table
+from tests.bench import channel, d2ft_accuracy, memory_accuracy, paper_table, ring, sim, stages_table
 from tests.bench.outcomes import ROWS, UNHARMED
 from tests.support.board_ring import COORDINATOR, NAMES
 from tests.support.cases import cases
@@ -46,10 +46,8 @@ def test_bench_explains_itself(name: str, monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_jobs_of_the_accuracy_benches_are_taken() -> None:
-    """Every kind of training, policy and pair is one that a job may have; no name of a run stands for two."""
+    """Every kind of training and policy is one that a job may have; no name of a run stands for two."""
     job = Job(model=Model(path="m")).with_overrides({"train.batch_size": 20})
-    for kind in cola_accuracy.KINDS.values():
-        job.with_overrides({"adapter.config": kind.adapter})
     for name, each in memory_accuracy.KINDS.items():
         assert (job.with_overrides(each.keys).memory.activations == "velora") == ("velora" in name)
     kinds = list(d2ft_accuracy.kinds())
