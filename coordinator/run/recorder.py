@@ -22,7 +22,7 @@ from ringtune.schedule.actions import parse_action
 from ringtune.schedule.operation_tables import ScheduledTable
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
-from ringtune.texts import RepeatCounter, times
+from ringtune.texts import RepeatCounter, printable, times
 from ringtune.v1 import control_pb2
 
 _LOG = logging.getLogger(__name__)
@@ -150,6 +150,8 @@ class RunRecorder:
     def add_report(self, request: control_pb2.ReportRequest) -> None:
         """Record bytes, spans and recording of a node's report; spans of unknown actions are left out."""
         node = request.node
+        for note in request.notes:
+            self._emit(control_pb2.RunEvent(note=printable(note)))
         for traffic in request.traffic:
             self.ledger.add_traffic(node, traffic.seq, traffic.target, traffic.payload, traffic.bytes)
             self._operations.add_traffic(node, traffic.seq, traffic.payload, traffic.bytes)

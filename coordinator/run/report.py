@@ -105,6 +105,7 @@ class NodeTotals:
         peak_version_bytes: bytes of those besides the newest.
         load: threads per core of its machine that wanted to compute at the end; 0 = unknown.
         cores: of its machine.
+        links_reopened: its links to other nodes that broke and were opened again, each time.
         figures: figures of techniques, see ``Technique.totals``.
     """
 
@@ -123,6 +124,7 @@ class NodeTotals:
     peak_version_bytes: int = 0
     load: float = 0.0
     cores: int = 1
+    links_reopened: int = 0
     figures: dict[str, int] = field(default_factory=dict)
 
 
@@ -248,6 +250,8 @@ class RunLedger:
             entry.cpu_s = total_of(totals, "cpu_s")
             entry.peak_versions = max(entry.peak_versions, int(total_of(totals, "peak_versions")))
             entry.peak_version_bytes = max(entry.peak_version_bytes, int(total_of(totals, "peak_version_bytes")))
+            if "links_reopened" in totals:
+                entry.links_reopened = int(total_of(totals, "links_reopened"))
             if "load" in totals:
                 entry.load, entry.cores = total_of(totals, "load"), max(1, int(total_of(totals, "cores")))
             for technique in TECHNIQUES:
@@ -497,6 +501,7 @@ class RunLedger:
             **({"fit_s": round(totals.fit_s, 6)} if self._plan.placement.helped_by(node) else {}),
             "cpu_s": round(totals.cpu_s, 6),
             "actions": totals.num_actions,
+            **({"links_reopened": totals.links_reopened} if totals.links_reopened else {}),
             "device": totals.device,
             **(
                 {"peak_device_bytes": totals.peak_device_bytes, "device_bytes": totals.device_bytes}

@@ -23,7 +23,7 @@ from edge.machine.resources import peak_rss_bytes, release_memory
 from edge.options import AgentOptions
 from edge.profiler.timing import TimingRequest
 from edge.runtime.loop import NO_KEEPER, NO_TRAIL, AgentRun, Link, TurnSnapshotSink
-from edge.runtime.reporter import Arrived, Reporter, SharedClock, Totals
+from edge.runtime.reporter import Arrived, Note, Reporter, SharedClock, Totals
 from edge.transport.access import RunAccess
 from ringtune.engine.events import Span
 from ringtune.errors import (
@@ -84,6 +84,7 @@ class ActiveRun:
     saver: Saver | None = None
     inactive_state: Any = None
     access: RunAccess | None = None
+    lease_s: float = 0.0
     links: dict[str, Any] = field(default_factory=dict)
     run: AgentRun | None = None
     reporter: Reporter | None = None
@@ -96,6 +97,7 @@ class ActiveRun:
     _num_loads: int = 0
     _received_s: dict[str, float] = field(default_factory=dict)
     _refused: RepeatCounter = field(default_factory=RepeatCounter)
+    _reopened: RepeatCounter = field(default_factory=RepeatCounter)
 
     def __post_init__(self) -> None:
         self.grants = GrantReader(self.plan.course)
@@ -184,6 +186,17 @@ class ActiveRun:
         reporter = self.reporter
         if reporter is not None:
             reporter.put(span)
+
+    def on_link_reopened(self, target: str, seconds: float) -> None:
+        """Count a link to ``target`` that was opened again; tell it, with few lines for many."""
+        run, reporter = self._wanted(), self.reporter
+        if run is None or reporter is None:
+            return
+        run.totals.links_reopened += 1
+        if count := self._reopened.told(target):
+            text = f"the link from node {self.node} to node {target} broke, and was opened again after {seconds:.1f} s"
+            _LOG.warning("%s%s", text, times(count))
+            reporter.put(Note(f"{text}{times(count)}; the run continues"))
 
     def on_link_lost(self, peer: str, reason: str) -> None:
         """Fail the run ``_LOST_GRACE_S`` after a link with ``peer``, in or out, broke, unless the run is over by then.

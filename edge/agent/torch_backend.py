@@ -282,7 +282,9 @@ def expect(servicer: RingServicer, active: ActiveRun, job: Job) -> None:
         compute_dtype=_DTYPES[job.model.dtype],
         start=active.start,
         access=active.access,
+        reopen_s=job.runtime.lease_s,
     )
+    active.lease_s = job.runtime.lease_s
     servicer.expect(expectation, active)
 
 
@@ -302,6 +304,8 @@ def connect(active: ActiveRun, target: str, address: str) -> OutLink:
         on_ack=active.on_ack,
         on_broken=active.on_link_lost,
         on_sent=active.on_sent,
+        on_reopened=active.on_link_reopened,
+        reopen_s=active.lease_s,
         now_unix_s=active.clock.now_unix_s,
     )
 

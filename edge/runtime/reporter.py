@@ -115,6 +115,12 @@ class TechniqueFailed(NamedTuple):
     problem: str
 
 
+class Note(NamedTuple):
+    """A sentence for the user; the run continues."""
+
+    text: str
+
+
 class Sent(NamedTuple):
     """A tensor or head was queued for a peer; ``num_bytes`` of payload."""
 
@@ -164,6 +170,7 @@ Entry = (
     | KeptElsewhere
     | AuditTrail
     | TechniqueFailed
+    | Note
     | ShardSaved
     | Sent
     | Arrived
@@ -334,6 +341,8 @@ class Reporter:
                 request.trails.add(turn=turn, digests_json=digests_json)
             case Arrived(source, num_bytes, seconds, at_unix_s):
                 request.transfers.add(source=source, bytes=num_bytes, seconds=seconds, at_unix_s=at_unix_s)
+            case Note(text):
+                request.notes.append(text)
             case ShardSaved(turn, step, shard):
                 request.saved.add(turn=turn, step=step, sha256=shard.sha256, bytes=shard.size_bytes)
             case Failed(error, message, lost_peer) if not request.error:
@@ -371,6 +380,7 @@ class Totals:
         self.started_s = time.monotonic()
         self.cpu_start_s = time.process_time()
         self.sent_bytes: dict[str, int] = {}
+        self.links_reopened = 0
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of ``totals.json``; keys end in ``_s`` for seconds, ``_bytes`` for bytes.
@@ -383,6 +393,7 @@ class Totals:
             "wall_s": time.monotonic() - self.started_s,
             "cpu_s": time.process_time() - self.cpu_start_s,
             "sent_bytes": dict(sorted(self.sent_bytes.items())),
+            **({"links_reopened": self.links_reopened} if self.links_reopened else {}),
             "load": machine_load(),
             "cores": os.cpu_count() or 1,
         }

@@ -43,6 +43,7 @@ class RunExpectation:
         start: item from which the run continues; None = from its first.
         max_blob_bytes: size limit of a head or of a unit's gradient.
         access: who may open a link; None = the nodes that the plan lets send to this one.
+        reopen_s: seconds for which a broken link may be opened again; 0 = it is lost at once.
     """
 
     run_id: str
@@ -54,6 +55,7 @@ class RunExpectation:
     start: StartPoint | None = None
     max_blob_bytes: int = MAX_BLOB_BYTES
     access: RunAccess | None = None
+    reopen_s: float = 0.0
 
     def require_link(self, source: str, caller: Party | None) -> None:
         """Refuse a link of another node, or in another node's name, with ``TrustError``; see ``RunAccess.require``."""

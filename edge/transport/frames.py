@@ -84,10 +84,10 @@ class Hello:
     digest: str
     wire_dtype: str = "float32"
 
-    def message(self) -> bytes:
-        """Return the first message of a link."""
+    def message(self, link: str = "", *, is_reopened: bool = False) -> bytes:
+        """Return the first message of a call; ``link`` is the id of a link that may be opened again."""
         header = self.header(ring_pb2.FRAME_KIND_HELLO)
-        header.plan_digest = self.digest
+        header.plan_digest, header.link, header.is_reopened = self.digest, link, is_reopened
         return pack(header, ())
 
     def goodbye(self) -> bytes:

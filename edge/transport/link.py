@@ -5,19 +5,31 @@ overlaps compute. The engine's credits bound the queue. A second thread reads th
 
     compute thread --queue--> sender (encode, chunk) ==stream==> peer
     on_ack <------------------ reader <==============stream===== peer
+
+A connection that breaks is opened again for ``reopen_s`` seconds. Frames have numbers from 0 on; the sender keeps those
+that the peer has not counted yet, and sends them again after the last one that arrived. Credits travel as totals, so
+that lost acknowledgements are made up for::
+
+    sender    keeps 5, 6, 7 (counted: below 5)  --X     HELLO again --------------> 6, 7, 8 ...
+    receiver  has counted below 6                       welcome, "counted below 6", totals of credits
+
+Where nothing listens at the peer's address any more, or the peer refuses, its process or its run is gone, and the link
+is broken at once.
 """
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import logging
 import queue
+import secrets
+import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import grpc
 import torch
@@ -25,10 +37,18 @@ import torch
 from edge.transport import frames, tensors
 from edge.transport.frames import Ack, Hello
 from ringtune.engine.events import Span
-from ringtune.errors import ConnectionFailedError, PeerLostError, RingTuneError, error_from_name, internal_error
+from ringtune.errors import (
+    ConnectionFailedError,
+    PeerLostError,
+    RingTuneError,
+    TrustError,
+    error_from_name,
+    internal_error,
+)
 from ringtune.schedule.actions import Action, Op, TensorKey, message
 from ringtune.storage.pieces import Pieces
 from ringtune.transport.channels import open_channel
+from ringtune.transport.endpoints import WINDOW_BYTES, split_address
 from ringtune.transport.parties import node_party
 from ringtune.transport.status import error_of_call
 from ringtune.v1 import ring_pb2
@@ -39,6 +59,12 @@ METHOD: Final = "/ringtune.v1.Ring/Link"
 ORDERLY_END_S: Final = 2.0
 """Seconds that ``close`` waits for the peer to end the stream before it is cancelled."""
 
+KEPT_BYTES: Final = WINDOW_BYTES + 2 * frames.CHUNK_BYTES
+"""Most bytes of frames that wait to be counted by the peer: a full window, and as much while its answer travels."""
+
+_FIRST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 1.0
+_CONNECT_S: Final = 4.0
 _POLL_S: Final = 1.0
 _JOIN_S: Final = 5.0
 _CLOSE_S: Final = 1.0
@@ -85,12 +111,22 @@ class _Blob:
 _Entry = _Tensor | _Parcel | _Blob
 
 
+class _Encoding(NamedTuple):
+    """The entry that is being sent, with its remaining frames."""
+
+    entry: _Entry
+    frames: Iterator[bytes]
+    began_s: float
+
+
 class OutLink:
     """The sending end of a link to the node ``target``.
 
     Args:
         on_ack: called with (target, ack) for every credit and refusal, by the link's reader thread.
         on_broken: called with (target, reason) once if the link breaks before ``close``, by a thread of the link.
+        on_reopened: called with (target, seconds) each time that the link was opened again, by its reader thread.
+        reopen_s: seconds for which a broken connection is opened again; 0 = the link breaks with it.
         on_sent: called by the sender thread with each sent message: from the start of its encoding until the connection
             has its last byte, monotonic seconds.
         now_unix_s: the coordinator's clock, for the sending time of tensors; 0 = unknown.
@@ -105,6 +141,8 @@ class OutLink:
         on_ack: Callable[[str, Ack], None],
         on_broken: Callable[[str, str], None],
         on_sent: Callable[[Span], None] = lambda span: None,
+        on_reopened: Callable[[str, float], None] = lambda target, seconds: None,
+        reopen_s: float = 0.0,
         now_unix_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._now_unix_s = now_unix_s
@@ -114,16 +152,29 @@ class OutLink:
         self._on_ack = on_ack
         self._on_broken = on_broken
         self._on_sent = on_sent
+        self._on_reopened = on_reopened
+        self._reopen_s = reopen_s
         self._peer = f"node {target} at {address}"
-        self._queue: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
+        self._id = secrets.token_hex(8) if reopen_s else ""
         self._welcome: queue.SimpleQueue[RingTuneError | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._changed = threading.Condition()
         self._state = _State.OPENING
         self._reason = ""
         self._channel: grpc.Channel | None = None
         self._call: Any = None
         self._reader: threading.Thread | None = None
         self._sender: threading.Thread | None = None
+        # of the sender
+        self._queue: deque[_Entry] = deque()
+        self._encoding: _Encoding | None = None
+        self._is_encoding = False  # a thread takes the next frame of it
+        self._num_calls = 0
+        self._is_welcome = self._counts = False  # of the newest call
+        self._kept: deque[bytes] = deque()  # the first one has number self._first
+        self._kept_bytes = 0
+        self._first = self._next = 0  # the frame that the newest call sends next
+        self._credits: dict[int, int] = {}  # boundary -> total
 
     # ---- interface ----------------------------------------------------------------------------------
 
@@ -135,8 +186,8 @@ class OutLink:
             FrameError: the peer refuses, as it has another run or plan.
         """
         self._channel = open_channel(self.address, peer=node_party(self.target))
-        method: Any = self._channel.stream_stream(METHOD, response_deserializer=ring_pb2.Ack.FromString)
-        self._call = method(self._messages())
+        if self._begin_call() is None:
+            raise PeerLostError(f"the link to {self._peer} was closed")
         self._reader = threading.Thread(target=self._read, name=f"link-acks-{self.target}", daemon=True)
         self._reader.start()
         try:
@@ -194,12 +245,12 @@ class OutLink:
         Takes at most a few seconds. If the peer is frozen and the socket is full, gRPC keeps its connection until its
         own watchdog ends it (``ringtune.transport.endpoints``).
         """
-        with self._lock:
-            was_open, self._state = self._state is _State.OPEN, _State.CLOSED
-        with contextlib.suppress(queue.Empty):  # the sender takes from it too
-            while True:
-                self._queue.get_nowait()
-        self._queue.put(None)
+        with self._changed:
+            was_open = self._state is _State.OPEN and self._is_welcome
+            self._state = _State.CLOSED
+            self._queue.clear()
+            self._changed.notify_all()
+        self._closing.set()
         if was_open:
             _join(self._reader, ORDERLY_END_S)
         if self._call is not None:
@@ -212,34 +263,105 @@ class OutLink:
             _join(closer, _CLOSE_S)
 
     def _put(self, entry: _Entry) -> None:
-        with self._lock:
+        with self._changed:
             if self._state is not _State.OPEN:
                 lost = PeerLostError(self._reason or f"the link to {self._peer} is not open")
                 lost.peer = self.target
                 raise lost
-            self._queue.put(entry)
+            self._queue.append(entry)
+            self._changed.notify_all()
 
-    # ---- the sender: gRPC's own thread, which pulls the messages ------------------------------------
+    # ---- the sender: gRPC's own thread for each call, which pulls the messages ----------------------
 
-    def _messages(self) -> Iterator[bytes]:
+    def _begin_call(self) -> Any:
+        """Call the peer in place of the call before; return the call, or None if the link is closed."""
+        channel = self._channel
+        with self._changed:
+            if channel is None or self._state is _State.CLOSED:
+                return None
+            self._num_calls, self._is_welcome = self._num_calls + 1, False
+            self._changed.notify_all()
+            method: Any = channel.stream_stream(METHOD, response_deserializer=ring_pb2.Ack.FromString)
+            self._call = method(self._messages(self._num_calls))
+            return self._call
+
+    def _messages(self, number: int) -> Iterator[bytes]:
         self._sender = threading.current_thread()
-        yield self._hello.message()
-        while self._state is not _State.BROKEN:
-            try:
-                entry = self._queue.get(timeout=_POLL_S)
-            except queue.Empty:
-                continue
-            if entry is None:
-                yield self._hello.goodbye()
-                return
-            began_s = time.monotonic()
-            try:
-                yield from self._encode(entry)
-                self._on_sent(Span(entry.action(self.target), began_s, time.monotonic()))
-            except Exception as error:
-                _log.exception("encoding for node %s failed", self.target)
-                self._break(f"encoding for node {self.target} failed: {internal_error(error)}")
-                return
+        yield self._hello.message(self._id, is_reopened=number > 1)
+        while message := self._next_message(number):
+            yield message
+
+    def _next_message(self, number: int) -> bytes | None:
+        """Wait for the next message of a call; None if that is over, or another one has replaced it."""
+        asked_s = time.monotonic()
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._has_next(number), _POLL_S)
+                    if number != self._num_calls or self._state is _State.BROKEN:
+                        return None
+                    if not self._has_next(number):
+                        continue
+                    if self._is_welcome and self._next < self._first + len(self._kept):
+                        return self._take_kept()
+                    if not self._is_welcome or (self._encoding is None and not self._queue):
+                        self._num_calls += 1
+                        return self._hello.goodbye()
+                    self._is_encoding = True
+                    encoding = self._encoding = self._encoding or self._begin(self._queue.popleft())
+                self._encode_next(encoding, asked_s)
+        except Exception as error:
+            _log.exception("encoding for node %s failed", self.target)
+            self._break(f"encoding for node {self.target} failed: {internal_error(error)}")
+            return None
+
+    def _has_next(self, number: int) -> bool:
+        """Whether a call has something to send, or is over; the lock is held."""
+        is_closed = self._state is _State.CLOSED
+        if number != self._num_calls or self._state is _State.BROKEN:
+            return True
+        if not self._is_welcome:
+            return is_closed
+        if self._next < self._first + len(self._kept):
+            return True
+        if self._is_encoding:
+            return False
+        has_room = self._kept_bytes < KEPT_BYTES - frames.CHUNK_BYTES
+        return (self._encoding is not None or bool(self._queue) or is_closed) and (has_room or is_closed)
+
+    def _take_kept(self) -> bytes:
+        message = self._kept[self._next - self._first]
+        self._next += 1
+        if not self._counts:
+            self._forget_below(self._next)
+        return message
+
+    def _begin(self, entry: _Entry) -> _Encoding:
+        return _Encoding(entry, self._encode(entry), time.monotonic())
+
+    def _encode_next(self, encoding: _Encoding, asked_s: float) -> None:
+        """Keep the next frame of an entry; or end the entry, whose last byte had left at ``asked_s``."""
+        message = None
+        try:
+            message = next(encoding.frames, None)
+        finally:
+            with self._changed:
+                self._is_encoding = False
+                if message is None:
+                    self._encoding = None
+                else:
+                    self._kept.append(message)
+                    self._kept_bytes += len(message)
+                self._changed.notify_all()
+        if message is None:
+            span_end_s = max(asked_s, encoding.began_s)
+            self._on_sent(Span(encoding.entry.action(self.target), encoding.began_s, span_end_s))
+
+    def _forget_below(self, number: int) -> None:
+        """Forget the frames before ``number``, which the peer has; the lock is held."""
+        while self._first < number and self._kept:
+            self._kept_bytes -= len(self._kept.popleft())
+            self._first += 1
 
     def _encode(self, entry: _Entry) -> Iterator[bytes]:
         if isinstance(entry, _Blob):
@@ -256,41 +378,126 @@ class OutLink:
     # ---- the reader of acknowledgements -------------------------------------------------------------
 
     def _read(self) -> None:
-        failure: RingTuneError = PeerLostError(f"{self._peer} closed the link; see its log")
-        in_order = False
-        try:
-            for ack in self._call:
-                self._take(ack)
-            in_order = True
-        except grpc.RpcError as error:
-            failure = error_of_call(error, peer=self._peer)
-        except Exception as error:
-            _log.exception("taking an acknowledgement of node %s failed", self.target)
-            failure = PeerLostError(f"taking an acknowledgement of {self._peer} failed: {internal_error(error)}")
+        call = self._call
+        while True:
+            failure, in_order = self._follow(call)
+            with self._changed:
+                self._is_welcome = False
+                if in_order or not self._counts or self._state is not _State.OPEN:
+                    break
+            call = self._open_again(failure)
+            if isinstance(call, RingTuneError):
+                failure = call
+                break
         self._welcome.put(failure)
         self._break(str(failure), in_order=in_order)
 
+    def _follow(self, call: Any) -> tuple[RingTuneError, bool]:
+        """Take the acknowledgements of a call until it ends; return its failure, and whether it ended in order."""
+        try:
+            for ack in call:
+                self._take(ack)
+        except grpc.RpcError as error:
+            return error_of_call(error, peer=self._peer), False
+        except Exception as error:
+            _log.exception("taking an acknowledgement of node %s failed", self.target)
+            self._counts = False
+            text = f"taking an acknowledgement of {self._peer} failed: {internal_error(error)}"
+            return PeerLostError(text), False
+        return PeerLostError(f"{self._peer} closed the link; see its log"), True
+
     def _take(self, ack: ring_pb2.Ack) -> None:
         if self._state is not _State.OPENING:
-            self._on_ack(self.target, Ack(ack.credits, ack.boundary, ack.refusal, ack.error))
+            credits_ = ack.credits
+            with self._changed:
+                if ack.received:
+                    self._forget_below(ack.received)
+                    self._changed.notify_all()
+                if ack.total_credits:
+                    credits_ = max(0, ack.total_credits - self._credits.get(ack.boundary, 0))
+                    self._credits[ack.boundary] = self._credits.get(ack.boundary, 0) + credits_
+            if credits_ or ack.refusal:
+                self._on_ack(self.target, Ack(credits_, ack.boundary, ack.refusal, ack.error))
         elif ack.welcome:
-            with self._lock:
+            with self._changed:
                 if self._state is _State.OPENING:
-                    self._state = _State.OPEN
+                    self._state, self._is_welcome = _State.OPEN, True
+                    self._counts = bool(self._id) and ack.counts
+                    self._changed.notify_all()
             self._welcome.put(None)
         else:
             self._welcome.put(error_from_name(ack.error, ack.refusal))
+
+    def _open_again(self, failure: RingTuneError) -> Any:
+        """Open the link again within ``reopen_s``; return the new call, or the error with which the link ends."""
+        began_s, pause_s = time.monotonic(), _FIRST_PAUSE_S
+        _log.info("the link to node %s broke and is opened again: %s", self.target, failure)
+        while not self._closing.wait(pause_s):
+            left_s = began_s + self._reopen_s - time.monotonic()
+            if left_s <= 0:
+                break
+            try:
+                call = self._call_again(left_s)
+            except ConnectionFailedError as error:
+                _log.debug("the link to node %s is not open yet: %s", self.target, error)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                continue
+            except RingTuneError as error:
+                return error
+            self._on_reopened(self.target, time.monotonic() - began_s)
+            return call
+        return failure
+
+    def _call_again(self, left_s: float) -> Any:
+        """Make one attempt to open the link again.
+
+        Raises:
+            ConnectionFailedError: the peer can't be reached now.
+            RingTuneError: it is gone, or refuses the link.
+        """
+        host, port = split_address(self.address, option="the address of a node")
+        try:
+            socket.create_connection((host, port), timeout=min(left_s, _CONNECT_S)).close()
+        except ConnectionRefusedError as error:
+            raise PeerLostError(f"{self._peer} is gone: nothing listens there any more") from error
+        except OSError as error:
+            raise ConnectionFailedError(f"{self._peer} can't be reached: {error}") from error
+        call = self._begin_call()
+        if call is None:
+            raise PeerLostError(f"the link to {self._peer} was closed")
+        timer = threading.Timer(left_s, call.cancel)
+        timer.start()
+        try:
+            ack = next(call, None)
+        except grpc.RpcError as error:
+            found = error_of_call(error, peer=self._peer)
+            raise found if isinstance(found, TrustError) else ConnectionFailedError(str(found)) from error
+        finally:
+            timer.cancel()
+        if ack is None:
+            raise ConnectionFailedError(f"{self._peer} ended the call")
+        if not ack.welcome:
+            raise error_from_name(ack.error, ack.refusal)
+        with self._changed:
+            if not self._first <= ack.received <= self._first + len(self._kept):
+                raise PeerLostError(f"{self._peer} has counted {ack.received} frames of this link, it can't go on")
+            self._forget_below(ack.received)
+            self._next, self._is_welcome = ack.received, True
+            self._changed.notify_all()
+        return call
 
     def _break(self, reason: str, *, in_order: bool = False) -> None:
         """Note the end of the link once, and call ``on_broken`` if the link was open.
 
         A peer that ends the link in order is lost only if there is something left to send.
         """
-        with self._lock:
+        with self._changed:
             was_open = self._state is _State.OPEN
             if was_open:
                 self._state, self._reason = _State.BROKEN, reason
-        if was_open and not (in_order and self._queue.empty()):
+            is_idle = not self._queue
+            self._changed.notify_all()
+        if was_open and not (in_order and is_idle):
             self._on_broken(self.target, reason)
 
 

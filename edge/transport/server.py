@@ -6,7 +6,8 @@
     gRPC <----acks---- worker (one of the server's) <----- queue <-- credits, refusals
 
 A frame that is not in the plan is refused (sender and sink are notified) and dropped; the ring continues. A link of
-another run or plan is refused as a whole.
+another run or plan is refused as a whole. A broken connection is waited for (``RunExpectation.reopen_s``) if its sender
+can open the link again (``edge.transport.link``): frames of the link continue where they ended.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol
 
@@ -24,7 +26,7 @@ import torch
 from edge.transport import tensors
 from edge.transport.admission import FrameCheck, RunExpectation, check_hello
 from edge.transport.frames import DTYPE_NAMES, NAMES, PROBE, Assembler, Received, key_of, unpack
-from ringtune.errors import DeadlineError, DivergedError, FrameError, RingTuneError
+from ringtune.errors import ConnectionFailedError, DeadlineError, DivergedError, FrameError, RingTuneError
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.lowering import PARCELS
 from ringtune.schedule.turns import Turn
@@ -39,6 +41,9 @@ _log = logging.getLogger(__name__)
 
 HELLO_WAIT_S: Final = 30.0
 """Seconds from the start of a link to its acceptance: its HELLO must arrive, and its run must be expected."""
+
+COUNTED_BYTES: Final = 1024 * 1024
+"""Bytes after which the sender is told at the latest how many frames have arrived."""
 
 _POLL_S: Final = 0.5
 _JOIN_S: Final = 5.0
@@ -57,7 +62,7 @@ class Sink(Protocol):
         """Receive a whole parcel."""
 
     def on_link_lost(self, source: str, reason: str) -> None:
-        """Handle a broken link from ``source``; not called if ``source`` closed it in order."""
+        """Handle a link from ``source`` that broke for good; not called if ``source`` closed it in order."""
 
     def on_received(self, source: str, num_bytes: int, sent_unix_s: float) -> None:
         """Note that all bytes of a tensor have arrived, and their sending time on the coordinator's clock."""
@@ -76,8 +81,8 @@ class InLink:
 
     Args:
         messages: from gRPC; ends or raises when the call is over.
-        join: called with the link and its first frame; returns (source, admission) or raises :class:`FrameError`. May
-            block.
+        join: called with the link and its first frame; welcomes the link and returns its source, or raises
+            :class:`FrameError`. May block.
         changed: called when ``is_over`` or ``is_done`` becomes true.
         hello_wait_s: seconds from the link's start to its acceptance.
     """
@@ -86,7 +91,7 @@ class InLink:
         self,
         messages: Iterator[bytes],
         *,
-        join: Callable[[InLink, ring_pb2.FrameHeader | None], tuple[str, _Run]],
+        join: Callable[[InLink, ring_pb2.FrameHeader | None], _Source],
         changed: Callable[[InLink], None],
         hello_wait_s: float = HELLO_WAIT_S,
     ) -> None:
@@ -140,9 +145,9 @@ class InLink:
         if self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
 
-    def credit(self, boundary: int, count: int) -> None:
-        """Return ``count`` credits at ``boundary`` to the sender."""
-        self._acks.put(ring_pb2.Ack(credits=count, boundary=boundary))
+    def answer(self, ack: ring_pb2.Ack) -> None:
+        """Send an acknowledgement."""
+        self._acks.put(ack)
 
     # ---- the reader -----------------------------------------------------------------------------------
 
@@ -161,65 +166,61 @@ class InLink:
             if first is None:
                 return
             self.has_spoken = True
-            source, admission = self._join(self, unpack(first)[0])
+            source = self._join(self, unpack(first)[0])
         except grpc.RpcError:
             return
         except RingTuneError as error:
             self._acks.put(refusal(error))
             return
         self._is_welcome = True
-        self._acks.put(ring_pb2.Ack(welcome=True))
-        check = admission.check_of(source)
-        assembler = Assembler(check.admit, check.revoke)
         try:
             for message in self._messages:
                 if self._is_forgotten:
                     return
-                fed = assembler.feed(message)
+                fed = source.assembler.feed(message)
                 if fed.error is not None:
-                    self._refuse(source, admission, fed.error)
+                    self._refuse(source, fed.error)
                 if fed.received is not None:
-                    self._deliver(source, admission, check, fed.received)
+                    self._deliver(source, fed.received)
                 if fed.is_goodbye:
                     return
+                source.count(len(message))
         except grpc.RpcError:
-            _log.debug("the link from node %s ended with an error", source)
-        self._lost(source, admission)
+            _log.debug("the link from node %s ended with an error", source.name)
+        if not self._is_forgotten:
+            source.broke()
 
-    def _deliver(self, source: str, admission: _Run, check: FrameCheck, received: Received) -> None:
+    def _deliver(self, source: _Source, received: Received) -> None:
         header, payload, blob = received
-        kind = NAMES[header.kind]
+        kind, sink = NAMES[header.kind], source.run.sink
         if header.sent_unix_s:
-            admission.sink.on_received(source, header.payload_bytes, header.sent_unix_s)
+            sink.on_received(source.name, header.payload_bytes, header.sent_unix_s)
         try:
             if kind in PARCELS:
-                admission.sink.on_parcel(key_of(header), source, blob)
+                sink.on_parcel(key_of(header), source.name, blob)
                 return
             if kind in (Payload.HEAD, PROBE):
-                admission.sink.on_blob(kind, header.seq, source, blob)
+                sink.on_blob(kind, header.seq, source.name, blob)
                 return
             tensor, mask = tensors.decode(
                 payload,
                 tuple(header.shape),
                 DTYPE_NAMES[header.dtype],
                 header.mask_bytes,
-                compute_dtype=admission.expectation.compute_dtype,
+                compute_dtype=source.run.expectation.compute_dtype,
                 exponent=header.exponent,
             )
-            admission.sink.on_tensor(key_of(header), source, tensor, mask)
+            sink.on_tensor(key_of(header), source.name, tensor, mask)
         except (FrameError, DivergedError) as error:
-            check.revoke(header)
-            self._refuse(source, admission, check.explained(header, error))
+            source.check.revoke(header)
+            self._refuse(source, source.check.explained(header, error))
 
-    def _refuse(self, source: str, admission: _Run, error: RingTuneError) -> None:
-        _log.debug("node %s: %s", source, error)  # the sink logs it, once for many
-        self._acks.put(refusal(error))
+    def _refuse(self, source: _Source, error: RingTuneError) -> None:
+        _log.debug("node %s: %s", source.name, error)  # the sink logs it, once for many
+        source.refusal = refusal(error)
+        self._acks.put(source.refusal)
         if not self._is_forgotten:
-            admission.sink.on_refused(source, error)
-
-    def _lost(self, source: str, admission: _Run) -> None:
-        if not self._is_forgotten:
-            admission.sink.on_link_lost(source, f"the link from node {source} broke; see that node's log")
+            source.run.sink.on_refused(source.name, error)
 
 
 def refusal(error: RingTuneError) -> ring_pb2.Ack:
@@ -235,23 +236,117 @@ Beyond this the oldest one without a message is ended, so that silent links do n
 """
 
 
-class _Run:
-    """The links, checks, known turns and credits of one run at this node."""
+class _Source:
+    """A node that sends to this one: its link, and what is kept of it while its connection is opened again.
 
-    def __init__(self, expectation: RunExpectation, sink: Sink) -> None:
+    Attributes:
+        name: of the node.
+        link: the open one; None = none.
+        check: of all its links in the run.
+        credits: given in all on this link, by boundary.
+        refusal: the last one on this link.
+    """
+
+    def __init__(self, name: str, run: _Run, lock: threading.Condition) -> None:
+        self.name, self.run, self._lock = name, run, lock
+        self.check = FrameCheck(run.expectation, name, run.turns)
+        self.link: InLink | None = None
+        self._timer: threading.Timer | None = None
+        self._begin("")
+
+    def _begin(self, link_id: str) -> None:
+        self._id = link_id
+        self.assembler = Assembler(self.check.admit, self.check.revoke)
+        self._num_frames = self._uncounted_bytes = 0
+        self.credits = Counter[int]()
+        self.refusal: ring_pb2.Ack | None = None
+
+    def require(self, link_id: str) -> None:
+        """Refuse to open a link again that is not known here; end its old connection."""
+        if not link_id or link_id != self._id:
+            node = self.run.expectation.node
+            raise FrameError(f"node {node} does not know the link of node {self.name} that is opened again")
+        if self.link is not None:
+            self.link.forget()
+
+    def welcome(self, link: InLink, header: ring_pb2.FrameHeader) -> None:
+        """Take ``link`` as the open one, and tell its sender what has arrived of it; the lock is held."""
+        if not header.is_reopened:
+            self._begin(header.link)
+        self.stop_waiting()
+        link.answer(ring_pb2.Ack(welcome=True, counts=bool(self._id), received=self._num_frames))
+        for boundary, total in self.credits.items() if self._id else ():
+            link.answer(ring_pb2.Ack(boundary=boundary, total_credits=total))
+        if self.refusal is not None:
+            link.answer(self.refusal)
+        self.link = link
+
+    def count(self, num_bytes: int) -> None:
+        """Count a frame that was taken; tell the sender now and then."""
+        self._num_frames += 1
+        self._uncounted_bytes += num_bytes
+        link = self.link
+        if self._id and self._uncounted_bytes >= COUNTED_BYTES and link is not None:
+            link.answer(ring_pb2.Ack(received=self._counted()))
+
+    def _counted(self) -> int:
+        self._uncounted_bytes = 0
+        return self._num_frames
+
+    def credit(self, boundary: int, count: int) -> None:
+        """Return ``count`` credits at ``boundary`` to the sender; the lock is held."""
+        self.check.credit_returned(boundary, count)
+        self.credits[boundary] += count
+        if self.link is not None:
+            ack = ring_pb2.Ack(credits=count, boundary=boundary)
+            if self._id:
+                ack.total_credits, ack.received = self.credits[boundary], self._counted()
+            self.link.answer(ack)
+
+    def broke(self) -> None:
+        """Wait until the sender opens the link again, or tell the sink at the end that it is lost."""
+        wait_s = self.run.expectation.reopen_s
+        if not self._id or not wait_s:
+            self.run.sink.on_link_lost(self.name, f"the link from node {self.name} broke; see that node's log")
+            return
+        with self._lock:
+            if not self.run.is_over:
+                self._timer = threading.Timer(wait_s, self._give_up)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def stop_waiting(self) -> None:
+        """Wait no more for a broken link; the lock is held."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        with self._lock:
+            if self._timer is not threading.current_thread() or self.run.is_over:
+                return
+            self._timer, self._id = None, ""
+            wait_s = self.run.expectation.reopen_s
+            why = f"the link from node {self.name} broke, and was not opened again within {wait_s:g} s"
+            self.run.sink.on_link_lost(self.name, f"{why}; see that node's log")
+
+
+class _Run:
+    """The sources, known turns and credits of one run at this node."""
+
+    def __init__(self, expectation: RunExpectation, sink: Sink, lock: threading.Condition) -> None:
         self.expectation = expectation
         self.sink = sink
-        self.links: dict[str, InLink] = {}
-        self._checks: dict[str, FrameCheck] = {}
+        self.is_over = False
         self.turns = expectation.known_turns()
+        self.sources: dict[str, _Source] = {}
+        self._lock = lock
         self._held: dict[tuple[str, int], int] = {}
         self._batch = max(1, expectation.plan.placement.credits // 4)
 
-    def check_of(self, source: str) -> FrameCheck:
-        check = self._checks.get(source)
-        if check is None:
-            check = self._checks.setdefault(source, FrameCheck(self.expectation, source, self.turns))
-        return check
+    def source(self, name: str) -> _Source:
+        """Return the source of this name; the lock is held."""
+        return self.sources.get(name) or self.sources.setdefault(name, _Source(name, self, self._lock))
 
     def credits_due(self, source: str, boundary: int, count: int) -> int:
         """Return the number of credits to send now: all that were held back, once they are a batch, else 0.
@@ -295,7 +390,7 @@ class RingServicer:
         """Accept links of this run from now on, and forget the former run."""
         self.forget()
         with self._changed:
-            self._run = _Run(expectation, sink)
+            self._run = _Run(expectation, sink, self._changed)
             self._changed.notify_all()
 
     def forget(self, sink: Sink | None = None) -> None:
@@ -307,7 +402,12 @@ class RingServicer:
             if sink is not None and self._run is not None and self._run.sink is not sink:
                 return
             run, self._run = self._run, None
-            links = list(run.links.values()) if run else []
+            links = []
+            if run is not None:
+                run.is_over = True
+                for source in run.sources.values():
+                    source.stop_waiting()
+                links = [source.link for source in run.sources.values() if source.link is not None]
         for link in links:
             link.forget()
         for link in links:
@@ -329,26 +429,25 @@ class RingServicer:
             run.turns.done_before(index)
 
     def ack(self, source: str, boundary: int, credits: int = 1) -> None:  # noqa: A002 - the wire's word
-        """Return credits for hidden states of ``source`` at ``boundary``; ignored if its link has ended.
+        """Return credits for hidden states of ``source`` at ``boundary``; ignored if it never had a link.
 
         Credits are returned in batches of a quarter of the plan's credits, so the sender always has the rest.
         """
         with self._changed:
             run = self._run
-            link = run.links.get(source) if run else None
-            if run is None or link is None:
+            sender = run.sources.get(source) if run else None
+            if run is None or sender is None:
                 return
             due = run.credits_due(source, boundary, credits)
-        if due:
-            run.check_of(source).credit_returned(boundary, due)
-            link.credit(boundary, due)
+            if due:
+                sender.credit(boundary, due)
 
     # ---- one link -------------------------------------------------------------------------------------
 
     def _link(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[ring_pb2.Ack]:
         caller = caller_of(context)
 
-        def join(link: InLink, header: ring_pb2.FrameHeader | None) -> tuple[str, _Run]:
+        def join(link: InLink, header: ring_pb2.FrameHeader | None) -> _Source:
             return self._join(link, header, caller.party if caller else None)
 
         link = InLink(messages, join=join, changed=self._on_changed, hello_wait_s=self._hello_wait_s)
@@ -371,24 +470,32 @@ class RingServicer:
             with self._changed:
                 self._waiting.pop(link, None)
 
-    def _join(self, link: InLink, header: ring_pb2.FrameHeader | None, caller: Party | None) -> tuple[str, _Run]:
+    def _join(self, link: InLink, header: ring_pb2.FrameHeader | None, caller: Party | None) -> _Source:
+        header = header or ring_pb2.FrameHeader()
         with self._changed:
-            self._changed.wait_for(lambda: self._run is not None or link.is_over, self._hello_wait_s)
+            wait_s = 0.0 if header.is_reopened else self._hello_wait_s
+            self._changed.wait_for(lambda: self._run is not None or link.is_over, wait_s)
             run = self._run
             if run is None:
-                raise DeadlineError(f"this node expected no run within {self._hello_wait_s:g} s; start the run again")
-            source = check_hello(run.expectation, header)
-            run.expectation.require_link(source, caller)
-            if not self._changed.wait_for(lambda: source not in run.links, _OLD_LINK_WAIT_S):
-                raise FrameError(f"node {source} has a link to node {run.expectation.node} already; close it first")
+                raise DeadlineError(f"this node expected no run within {wait_s:g} s; start the run again")
+            name = check_hello(run.expectation, header)
+            run.expectation.require_link(name, caller)
+            source = run.source(name)
+            if header.is_reopened:
+                source.require(header.link)
+            if not self._changed.wait_for(lambda: source.link is None, _OLD_LINK_WAIT_S):
+                if header.is_reopened:
+                    raise ConnectionFailedError(f"the link of node {name} has not ended here yet; try again")
+                raise FrameError(f"node {name} has a link to node {run.expectation.node} already; close it first")
             if self._run is not run:
                 raise FrameError(f"run {run.expectation.run_id!r} has ended at node {run.expectation.node}")
-            run.links[source] = link
+            source.welcome(link, header)
             self._waiting.pop(link, None)
-            return source, run
+            return source
 
     def _on_changed(self, link: InLink) -> None:
         with self._changed:
-            if self._run is not None and link.is_done:
-                self._run.links = {name: other for name, other in self._run.links.items() if other is not link}
+            for source in self._run.sources.values() if self._run is not None and link.is_done else ():
+                if source.link is link:
+                    source.link = None
             self._changed.notify_all()

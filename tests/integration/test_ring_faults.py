@@ -17,6 +17,7 @@ from ringtune.schedule.actions import TensorKey
 from ringtune.v1 import ring_pb2
 from tests.support.cluster import Cluster
 from tests.support.meddler import Meddler
+from tests.support.wire_parts import wire_proxy
 
 pytestmark = pytest.mark.slow
 OTHER_RUN = "r20200101-000000-00000000"
@@ -58,6 +59,33 @@ def test_fault_forged_frames_on_an_open_link_are_refused(tmp_path: Path) -> None
         assert failed.error == "FrameError"
         assert "node b refused a frame of node a: " in failed.message
         cluster.wait_idle(*cluster.names)
+
+
+def test_fault_links_that_are_cut_again_and_again_change_nothing(tmp_path: Path) -> None:
+    """Every connection of both nodes is reset each 200,000 bytes: no recovery, equal bits, told and counted."""
+    cluster = Cluster(tmp_path, owners=["a"], hosts=["b"])
+    job = cluster.job(train__max_steps=50)
+    with contextlib.ExitStack() as stack:
+        proxies = [stack.enter_context(wire_proxy(f"127.0.0.1:{cluster.ports[name]}")) for name in cluster.names]
+        for name, proxy in zip(cluster.names, proxies, strict=True):
+            cluster.advertised[name] = int(proxy.address.rpartition(":")[2])
+        stack.enter_context(cluster.listening())
+        wanted = cluster.run(job)
+        follower = cluster.follow(job)
+        follower.wait_for_steps(2)
+        for proxy in proxies:
+            proxy.cut_every = 200_000
+        found = follower.wait()
+        for proxy in proxies:
+            proxy.cut_every = 0
+        cluster.wait_idle(*cluster.names)
+    assert found.is_done, found.message
+    for name in ("adapter/adapter.safetensors", "adapter/model_head.safetensors"):
+        assert found.files[name] == wanted.files[name]
+    assert not found.of_kind("recovery")
+    for source, target in (("a", "b"), ("b", "a")):
+        assert any(f"link from node {source} to node {target} broke, and was opened" in note for note in found.notes)
+        assert found.report["nodes"][source]["links_reopened"] >= 2
 
 
 def forged_at(seq: int) -> Callable[[ring_pb2.FrameHeader], list[bytes]]:

@@ -176,7 +176,8 @@ def receiver(expected: RunExpectation | None = None, **changes: Any) -> Iterator
 class LinkSender:
     """A link with what it was told."""
 
-    def __init__(self, address: str, by: Hello | None = None, target: str = "b") -> None:
+    def __init__(self, address: str, by: Hello | None = None, target: str = "b", reopen_s: float = 0.0) -> None:
+        self.reopened: queue.SimpleQueue[tuple[str, float]] = queue.SimpleQueue()
         self.acks: queue.SimpleQueue[tuple[str, Ack]] = queue.SimpleQueue()
         self.broken: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self.sent: queue.SimpleQueue[Span] = queue.SimpleQueue()
@@ -187,13 +188,15 @@ class LinkSender:
             on_ack=lambda source, ack: self.acks.put((source, ack)),
             on_broken=lambda target, reason: self.broken.put((target, reason)),
             on_sent=self.sent.put,
+            on_reopened=lambda target, seconds: self.reopened.put((target, seconds)),
+            reopen_s=reopen_s,
         )
 
 
 @contextlib.contextmanager
-def sender(address: str, by: Hello | None = None, target: str = "b") -> Iterator[LinkSender]:
+def sender(address: str, by: Hello | None = None, target: str = "b", reopen_s: float = 0.0) -> Iterator[LinkSender]:
     """An open link, closed at the end."""
-    made = LinkSender(address, by, target)
+    made = LinkSender(address, by, target, reopen_s)
     try:
         made.link.open(WAIT_S)
         yield made
@@ -205,12 +208,14 @@ class WireProxy:
     """A proxy on a free port that copies bytes between a client and ``target`` and keeps the client's.
 
     ``cut()`` closes all connections at once, as a dying peer does; ``freeze()`` stops copying but keeps
-    the connections, as a frozen peer does.
+    the connections, as a frozen peer does; with ``cut_every`` all are closed each time that so many bytes of clients
+    have passed.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, cut_every: int = 0) -> None:
+        self.cut_every, self.num_cuts, self._uncut_bytes = cut_every, 0, 0
         host, _, port = target.rpartition(":")
-        self._target = (host, int(port))
+        self.target = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._selector = selectors.DefaultSelector()
@@ -232,8 +237,12 @@ class WireProxy:
     def cut(self) -> None:
         """Close all connections."""
         with self._lock:
-            for side in list(self._peers):
-                self._close(side)
+            self._cut()
+
+    def _cut(self) -> None:
+        self.num_cuts += 1
+        for side in list(self._peers):
+            self._close(side)
 
     def freeze(self) -> None:
         """Copy nothing more, close nothing."""
@@ -261,7 +270,11 @@ class WireProxy:
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()
-        server = socket.create_connection(self._target, timeout=WAIT_S)
+        try:
+            server = socket.create_connection(self.target, timeout=WAIT_S)
+        except ConnectionRefusedError:
+            client.close()
+            return
         for side, other in ((client, server), (server, client)):
             side.settimeout(WAIT_S)
             self._peers[side] = other
@@ -271,6 +284,9 @@ class WireProxy:
     def _pass_on(self, side: socket.socket) -> None:
         try:
             data = side.recv(1 << 16)
+            if self.cut_every and side in self._upward:
+                data = data[: self.cut_every - self._uncut_bytes]
+                self._uncut_bytes += len(data)
             self._peers[side].sendall(data)
         except OSError:
             data = b""
@@ -278,6 +294,9 @@ class WireProxy:
             self._upward_bytes += data
         if not data:
             self._close(side)
+        elif self.cut_every and self._uncut_bytes >= self.cut_every:
+            self._uncut_bytes = 0
+            self._cut()
 
     def _close(self, side: socket.socket) -> None:
         for end in (side, self._peers.get(side)):
@@ -288,9 +307,9 @@ class WireProxy:
 
 
 @contextlib.contextmanager
-def wire_proxy(target: str) -> Iterator[WireProxy]:
+def wire_proxy(target: str, cut_every: int = 0) -> Iterator[WireProxy]:
     """A tapping proxy in front of ``target``, ended at the end."""
-    made = WireProxy(target)
+    made = WireProxy(target, cut_every)
     try:
         yield made
     finally:

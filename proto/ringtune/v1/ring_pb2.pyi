@@ -58,7 +58,7 @@ class Frame(_message.Message):
     def __init__(self, header: _Optional[_Union[FrameHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class FrameHeader(_message.Message):
-    __slots__ = ("run_id", "placement_number", "kind", "source", "seq", "micro", "boundary", "dtype", "shape", "payload_bytes", "mask_bytes", "crc32", "plan_digest", "padding", "exponent", "sent_unix_s")
+    __slots__ = ("run_id", "placement_number", "kind", "source", "seq", "micro", "boundary", "dtype", "shape", "payload_bytes", "mask_bytes", "crc32", "plan_digest", "padding", "exponent", "sent_unix_s", "link", "is_reopened")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_NUMBER_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +75,8 @@ class FrameHeader(_message.Message):
     PADDING_FIELD_NUMBER: _ClassVar[int]
     EXPONENT_FIELD_NUMBER: _ClassVar[int]
     SENT_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    IS_REOPENED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     placement_number: int
     kind: FrameKind
@@ -91,18 +93,26 @@ class FrameHeader(_message.Message):
     padding: bytes
     exponent: int
     sent_unix_s: float
-    def __init__(self, run_id: _Optional[str] = ..., placement_number: _Optional[int] = ..., kind: _Optional[_Union[FrameKind, str]] = ..., source: _Optional[str] = ..., seq: _Optional[int] = ..., micro: _Optional[int] = ..., boundary: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., payload_bytes: _Optional[int] = ..., mask_bytes: _Optional[int] = ..., crc32: _Optional[int] = ..., plan_digest: _Optional[str] = ..., padding: _Optional[bytes] = ..., exponent: _Optional[int] = ..., sent_unix_s: _Optional[float] = ...) -> None: ...
+    link: str
+    is_reopened: bool
+    def __init__(self, run_id: _Optional[str] = ..., placement_number: _Optional[int] = ..., kind: _Optional[_Union[FrameKind, str]] = ..., source: _Optional[str] = ..., seq: _Optional[int] = ..., micro: _Optional[int] = ..., boundary: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., payload_bytes: _Optional[int] = ..., mask_bytes: _Optional[int] = ..., crc32: _Optional[int] = ..., plan_digest: _Optional[str] = ..., padding: _Optional[bytes] = ..., exponent: _Optional[int] = ..., sent_unix_s: _Optional[float] = ..., link: _Optional[str] = ..., is_reopened: _Optional[bool] = ...) -> None: ...
 
 class Ack(_message.Message):
-    __slots__ = ("credits", "boundary", "refusal", "error", "welcome")
+    __slots__ = ("credits", "boundary", "refusal", "error", "welcome", "counts", "received", "total_credits")
     CREDITS_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_CREDITS_FIELD_NUMBER: _ClassVar[int]
     credits: int
     boundary: int
     refusal: str
     error: str
     welcome: bool
-    def __init__(self, credits: _Optional[int] = ..., boundary: _Optional[int] = ..., refusal: _Optional[str] = ..., error: _Optional[str] = ..., welcome: _Optional[bool] = ...) -> None: ...
+    counts: bool
+    received: int
+    total_credits: int
+    def __init__(self, credits: _Optional[int] = ..., boundary: _Optional[int] = ..., refusal: _Optional[str] = ..., error: _Optional[str] = ..., welcome: _Optional[bool] = ..., counts: _Optional[bool] = ..., received: _Optional[int] = ..., total_credits: _Optional[int] = ...) -> None: ...

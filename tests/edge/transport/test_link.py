@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import queue
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from edge.transport import frames
-from edge.transport.link import METHOD
+from edge.transport.link import KEPT_BYTES, METHOD
 from ringtune.errors import (
     ConnectionFailedError,
     DivergedError,
@@ -318,22 +318,76 @@ def test_link_close_may_come_twice_and_before_open() -> None:
         out.link.send_blob(frames.PROBE, 0, Pieces.of(b""))
 
 
-class _Racing(queue.SimpleQueue[Any]):
-    """A queue that the sender empties between a look and a take."""
+@pytest.mark.promise("5 timing changes nothing")
+@pytest.mark.parametrize(("cut_every", "blob_bytes"), [(2_300, 1_000), (3_100, 1_000), (5_000_000, 9_000_000)])
+def test_link_that_is_cut_anywhere_loses_nothing(cut_every: int, blob_bytes: int) -> None:
+    """Cut after each so many bytes, between frames and inside them: all payloads arrive once, equal in bits, in order.
 
-    def empty(self) -> bool:
-        """There was something a moment ago."""
-        return False
+    The credits that come back are as many as were given, whichever acknowledgement was lost.
+    """
+    of = plan(num_steps=400, local_iterations=1, credits=400)
+    blob = random.Random(0).randbytes(blob_bytes)
+    keys = [TensorKey(Payload.HIDDEN, seq, micro, 2) for seq in range(3) for micro in range(2)]
+    with (
+        receiver(expectation(of, reopen_s=WAIT_S)) as node,
+        wire_proxy(node.address) as proxy,
+        sender(proxy.address, hello(of), reopen_s=WAIT_S) as out,
+    ):
+        proxy.cut_every = cut_every
+        for seed, key in enumerate(keys):
+            out.link.send_tensor(key, *hidden(seed=seed))
+            out.link.send_blob(frames.PROBE, seed, Pieces.of(blob))
+            came = node.sink.next()
+            assert (came.key, came.source) == (key, "a")
+            assert torch.equal(came.tensor, hidden(seed=seed)[0])
+            node.servicer.ack("a", 2, 100)
+            assert node.sink.next() == BlobCame(frames.PROBE, seed, "a", blob)
+            assert out.link._kept_bytes <= KEPT_BYTES
+        proxy.cut_every = 0
+        given = 0
+        while given < 100 * len(keys):
+            given += out.acks.get(timeout=WAIT_S)[1].credits
+        assert given == 100 * len(keys)
+        assert proxy.num_cuts > 3
+        assert out.reopened.get(timeout=WAIT_S)[0] == "b"
+    assert out.broken.empty()
+    assert node.sink.came.empty()
 
 
-def test_link_close_while_the_sender_empties_the_queue() -> None:
-    """The sender may take the last entry at any moment; closing still ends the stream and every thread."""
-    with receiver(expectation()) as node:
-        made = LinkSender(node.address)
-        made.link._queue = _Racing()
-        made.link.open(WAIT_S)
-        made.link.close()
-        assert not [thread.name for thread in threading.enumerate() if thread.name == "link-acks-b"]
+def test_link_to_a_peer_that_is_gone_breaks_at_once() -> None:
+    """Where nothing listens any more, or the run is another one, the link is not opened again for a lease."""
+    with receiver(expectation(reopen_s=WAIT_S)) as node, wire_proxy(node.address) as proxy:
+        for changed, why in (
+            (None, "expected no run"),
+            (expectation(placement_number=2), "the current one is 2"),
+            (expectation(), "does not know the link"),
+        ):
+            node.servicer.expect(expectation(reopen_s=WAIT_S), node.sink)
+            with sender(proxy.address, reopen_s=10 * WAIT_S) as out:
+                node.servicer._run = None  # as in a new process
+                if changed is not None:
+                    node.servicer.expect(changed, node.sink)
+                proxy.cut()
+                assert why in out.broken.get(timeout=WAIT_S)[1]
+        node.servicer.expect(expectation(reopen_s=WAIT_S), node.sink)
+        with sender(proxy.address, reopen_s=10 * WAIT_S) as out:
+            proxy.stop()
+            assert "nothing listens there any more" in out.broken.get(timeout=WAIT_S)[1]
+
+
+def test_link_that_stays_broken_is_lost_after_its_time() -> None:
+    """A peer that can't be reached for ``reopen_s`` is told as lost, at both ends."""
+    with (
+        receiver(expectation(reopen_s=0.2)) as node,
+        wire_proxy(node.address) as proxy,
+        sender(proxy.address, reopen_s=0.2) as out,
+    ):
+        proxy.target = ("127.0.0.1", 1)
+        proxy.cut()
+        assert out.broken.get(timeout=WAIT_S)[0] == "b"
+        lost = node.sink.next()
+        assert isinstance(lost, Lost)
+        assert "was not opened again within 0.2 s" in lost.reason
 
 
 def _wait_until_over() -> None:
