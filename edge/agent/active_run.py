@@ -92,7 +92,6 @@ class ActiveRun:
     keeper: TurnSnapshotSink | None = None
     audit: Any = None
     addresses: Mapping[str, str] = field(default_factory=dict)
-    lease_s: float = 0.0
     grants: GrantReader = field(init=False)
     _num_loads: int = 0
     _received_s: dict[str, float] = field(default_factory=dict)

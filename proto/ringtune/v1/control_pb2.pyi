@@ -153,7 +153,7 @@ class Span(_message.Message):
     def __init__(self, action: _Optional[str] = ..., start_unix_s: _Optional[float] = ..., end_unix_s: _Optional[float] = ..., worked_s: _Optional[float] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("run_id", "node", "steps", "turns_done", "traffic", "spans", "error", "message", "lost_peer", "recording", "saved", "number", "transfers", "scores", "copies", "instance", "kept", "trails", "cache_problem")
+    __slots__ = ("run_id", "node", "steps", "turns_done", "traffic", "spans", "error", "message", "lost_peer", "recording", "saved", "number", "transfers", "scores", "copies", "instance", "kept", "trails", "notes", "cache_problem")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +172,7 @@ class ReportRequest(_message.Message):
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
     TRAILS_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     CACHE_PROBLEM_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     node: str
@@ -191,8 +192,9 @@ class ReportRequest(_message.Message):
     instance: str
     kept: _containers.RepeatedCompositeFieldContainer[CopyDigest]
     trails: _containers.RepeatedCompositeFieldContainer[AuditTrail]
+    notes: _containers.RepeatedScalarFieldContainer[str]
     cache_problem: str
-    def __init__(self, run_id: _Optional[str] = ..., node: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., turns_done: _Optional[_Iterable[int]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., lost_peer: _Optional[str] = ..., recording: _Optional[str] = ..., saved: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ..., number: _Optional[int] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ..., scores: _Optional[_Iterable[_Union[SubnetScores, _Mapping]]] = ..., copies: _Optional[_Iterable[_Union[CopyDigest, _Mapping]]] = ..., instance: _Optional[str] = ..., kept: _Optional[_Iterable[_Union[CopyDigest, _Mapping]]] = ..., trails: _Optional[_Iterable[_Union[AuditTrail, _Mapping]]] = ..., cache_problem: _Optional[str] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., node: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., turns_done: _Optional[_Iterable[int]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., lost_peer: _Optional[str] = ..., recording: _Optional[str] = ..., saved: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ..., number: _Optional[int] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ..., scores: _Optional[_Iterable[_Union[SubnetScores, _Mapping]]] = ..., copies: _Optional[_Iterable[_Union[CopyDigest, _Mapping]]] = ..., instance: _Optional[str] = ..., kept: _Optional[_Iterable[_Union[CopyDigest, _Mapping]]] = ..., trails: _Optional[_Iterable[_Union[AuditTrail, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., cache_problem: _Optional[str] = ...) -> None: ...
 
 class AuditTrail(_message.Message):
     __slots__ = ("turn", "digests_json")
