@@ -183,7 +183,7 @@ def scaled(name: str, action: Action, executor: NodeExecutor) -> None:
     if name == "b" and action.op is Op.BACKWARD:
         for parameter in executor.part.trained.values():
             if parameter.grad is not None:
-                parameter.grad *= 1.001
+                parameter.grad.mul_(1.001)
 
 
 def shifted(name: str, action: Action, executor: NodeExecutor) -> None:
