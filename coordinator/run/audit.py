@@ -207,7 +207,7 @@ def read_results(text: str, node: str) -> dict[str, Compared]:
     """Parse what a host has repeated; raises ``IntegrityError``."""
     found: dict[str, Compared] = {}
     for name, value in read_object(text, f"what node {node} has repeated").items():
-        fields = [*value, *Compared("")[len(value) :]] if isinstance(value, list) else []
+        fields = [*value, *Compared("")[len(value) :]] if isinstance(value, list) and value else []
         if [type(one) for one in fields] != [str, str, float]:
             raise IntegrityError(f"node {node} answers {name} with no digests; use one version on all machines")
         found[name] = Compared(*fields)

@@ -286,8 +286,8 @@ class RunDriver(Driver):
                 self._join_handler.take(entry, self._needed)
             case Noted(step):
                 self._drop_old_shards(step)
-            case CellRepeated() if self._audit is not None:
-                if (failed := self._audit.take(entry)) is not None:
+            case CellRepeated():
+                if self._audit is not None and (failed := self._audit.take(entry)) is not None:
                     self._feed(failed)
             case _:
                 self._feed(entry)
@@ -360,8 +360,9 @@ class RunDriver(Driver):
                 if self._audit is not None and isinstance(command, rd.Halt):
                     self._audit.forget()
                 self._require_moving().tell(command)
-            case rd.CheckTurn(turn) if self._audit is not None:
-                self._audit.check(self._require_moving().part, turn)
+            case rd.CheckTurn(turn):
+                if self._audit is not None:
+                    self._audit.check(self._require_moving().part, turn)
             case rd.AwaitNodes():
                 self._note(await_nodes(command, self.board, self._now_s()))
                 self._join_handler.ask_others(self._needed)

@@ -227,10 +227,10 @@ class Hold:
         self._grant = self._moving.grant
         self._moving.grant = self._keep  # type: ignore[method-assign]
 
-    def _keep(self, turns: Any) -> None:
+    def _keep(self, turns: Any, keep: Any = None) -> None:
         with self._lock:
             if self._is_open or not turns:
-                self._grant(turns)
+                self._grant(turns, keep)
             else:
                 self._held.append(turns)
 

@@ -122,6 +122,10 @@ class FakeWorkshop:
         self.on_build: Callable[[], None] = lambda: None
         self.executor = FakeExecutor()
 
+    def audit(self, options: AgentOptions, job: Job, plan: Plan, executor: Any) -> Any:
+        """No run of these agents is audited."""
+        raise AssertionError("a run without [audit] has nothing of it")
+
     def snapshot(self, active: ActiveRun, metadata: Mapping[str, str]) -> FakeSnapshot:
         """What it is of, and of whom."""
         return FakeSnapshot(active.node, metadata)

@@ -211,13 +211,13 @@ def micro_order(trail: Trail, seq: int) -> tuple[int, ...]:
 def read_trail(text: str, node: str) -> Trail:
     """Parse a node's trail; raises ``IntegrityError``."""
     try:
-        found = json.loads(text)
+        found: Any = json.loads(text)
     except (ValueError, RecursionError):
         found = None
     is_trail = isinstance(found, dict) and len(found) <= MAX_TRAIL
     if not is_trail or not all(isinstance(value, str) and len(value) <= 64 for value in found.values()):
         raise IntegrityError(f"node {node} reports a trail that can't be read; use one version on all machines")
-    return found
+    return dict(found)
 
 
 def ends(plan: Plan, turn: Turn, trail: Trail, node: str) -> Iterator[tuple[int, str, str]]:
@@ -337,9 +337,7 @@ def refusal(job: Any) -> str:
 def check_plan(job: Any, plan: Plan) -> None:
     """Refuse a given plan with sums of several hosts, of which the planner makes none; raises ``PlanError``."""
     if job.audit is not None and any(one.has_replicas for one in plan.placements):
-        raise PlanError(
-            f"[audit] compares the work of single hosts, and the plan has replicas; plan anew, or {_LEAVE}"
-        )
+        raise PlanError(f"[audit] compares the work of single hosts, and the plan has replicas; plan anew, or {_LEAVE}")
 
 
 TECHNIQUE: Final = Technique(name="audit", check_job=check_job, check_plan=check_plan)

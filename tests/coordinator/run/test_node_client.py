@@ -267,6 +267,7 @@ class Counting(control_pb2_grpc.AgentServicer):
         replies: dict[str, Any] = {
             "Inspect": control_pb2.InspectReply(facts_json="facts"),
             "MeasureLink": control_pb2.MeasureLinkReply(samples=3),
+            "Repeat": control_pb2.RepeatReply(results_json="{}"),
             "Prepare": control_pb2.PrepareReply(hosted_bytes=7),
             "FetchAhead": control_pb2.FetchAheadReply(fetched_bytes=9),
             "Rest": control_pb2.RestReply(totals_json="{}"),
@@ -328,6 +329,11 @@ def _move(calls: AgentCalls, say: _SAYS, _: Path) -> None:
     calls.move(request, timeout_s=WAIT_S, on_result=lambda reply: say(reply.fetched_bytes), on_failed=say)
 
 
+def _repeat(calls: AgentCalls, say: _SAYS, _: Path) -> None:
+    request = control_pb2.RepeatRequest(node="b")
+    calls.repeat(request, timeout_s=WAIT_S, on_result=lambda reply: say(reply.results_json), on_failed=say)
+
+
 def _grant(calls: AgentCalls, say: _SAYS, _: Path) -> None:
     calls.grant(TURNS[:1])
     calls.halt(timeout_s=WAIT_S, on_result=lambda: say("after it"), on_failed=say)
@@ -356,6 +362,7 @@ CASES: Final[dict[str, tuple[str, Callable[[AgentCalls, _SAYS, Path], None], obj
     "rest": ("Rest", _rest, "{}"),
     "halt": ("Rest", _halt, "halted"),
     "move": ("Move", _move, 8),
+    "repeat": ("Repeat", _repeat, "{}"),
     "grant": ("Grant", _grant, "after it"),
     "collect": ("Collect", _collect, True),
     "release": ("Release", _release, None),

@@ -183,7 +183,7 @@ def scaled(name: str, action: Action, executor: NodeExecutor) -> None:
     if name == "b" and action.op is Op.BACKWARD:
         for parameter in executor.part.trained.values():
             if parameter.grad is not None:
-                parameter.grad *= 1.001
+                parameter.grad.mul_(1.001)
 
 
 def shifted(name: str, action: Action, executor: NodeExecutor) -> None:
@@ -191,7 +191,7 @@ def shifted(name: str, action: Action, executor: NodeExecutor) -> None:
     if name == "b" and action.op is Op.UPDATE:
         with torch.no_grad():
             for parameter in executor.part.trained.values():
-                parameter *= 1.0001
+                parameter.mul_(1.0001)
 
 
 def sends_otherwise(name: str, action: Action, executor: NodeExecutor) -> None:
