@@ -182,6 +182,11 @@ class MigrationDriver:
         shorter = left_out_text(self._job, self.part.course, command.part.course)
         self.part = command.part
         self._place()
+        if command.link and not command.lost:
+            return (
+                f"{command.link}; both nodes answer the coordinator, so all nodes went back to the end of step "
+                f"{command.step} in {format_seconds(command.seconds)}, with new links"
+            )
         if not command.lost:
             return (
                 f"a bad step: {command.bad_step}; all nodes went back to the end of step {command.step} in"

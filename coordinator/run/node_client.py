@@ -467,6 +467,17 @@ class AgentCalls:
 
         self._submit(work, on_failed)
 
+    def ask_alive(self, on_answer: Callable[[bool], None]) -> None:
+        """Ask, beside all other calls, whether the node answers within ``ALIVE_S``; a node of an older build does.
+
+        ``on_answer`` is called on a thread of gRPC.
+        """
+
+        def answered(call: Any) -> None:
+            on_answer(call.code() in (grpc.StatusCode.OK, grpc.StatusCode.UNIMPLEMENTED))
+
+        self._stub.Alive.future(control_pb2.Empty(), timeout=ALIVE_S).add_done_callback(answered)
+
     def _unless_off(self, number: int, method: Any, request: Any, timeout_s: float) -> Any:
         """Let the node prepare or move; None where it stops or moves elsewhere instead, and needs no such call."""
         with self._lock:
@@ -668,6 +679,9 @@ def read_facts(facts: Facts) -> NodeFacts:
         raise IntegrityError(f"node {facts.node} sent the facts of node {found.node}; use one version on all machines")
     return found
 
+
+ALIVE_S: Final = 2.0
+"""Seconds in which a node answers that another one has reported as lost."""
 
 MEASURE_S: Final = 1.0
 """A run measures briefly as it starts; 'ringtune measure' takes longer, and nodes remember the better one."""

@@ -322,11 +322,23 @@ class RunDriver(Driver):
 
     def _check_leases(self) -> None:
         if (verdict := self._reports.verdict(self._now_s())) is not None:
-            self._feed(verdict)
+            self._judge(verdict)
         for node, message in self._silent_nodes():
             told = with_role(message, node, self._planned.plan) if self._planned else message
             self._needed -= {node}
             self._queue.put(rd.NodeFailed(node, PeerLostError.__name__, told))  # behind what it said before
+
+    def _judge(self, complaint: rd.NodeFailed) -> None:
+        """Ask the accused node whether it lives: then it is not lost, and the link to it is opened anew."""
+        if complaint.lost not in self._needed:
+            self._feed(complaint)
+            return
+        number = self._require_moving().part.placement.placement_number
+
+        def answered(is_alive: bool) -> None:
+            self._queue.put(rd.LinkFailed(complaint, number) if is_alive else complaint)
+
+        self._calls[complaint.lost].ask_alive(answered)
 
     def _fire_timers(self) -> None:
         if not self._queue.empty():

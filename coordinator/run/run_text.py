@@ -121,6 +121,7 @@ def recovery_line(command: LogRecovery) -> dict[str, Any]:
         "seconds": round(command.seconds, 6),
         "fetched_bytes": dict(command.fetched_bytes),
         **({"bad_step": command.bad_step} if command.bad_step else {}),
+        **({"link": command.link} if command.link else {}),
         **({"back": [*command.back]} if command.back else {}),
         **({"left_out": [*command.left_out], "num_steps": command.plan.course.num_steps} if command.left_out else {}),
     }

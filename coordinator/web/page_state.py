@@ -279,6 +279,8 @@ def _recovery(line: Mapping[str, Any]) -> str:
         return f"node {lost} was lost, and {there} is back; the run {back}"
     if lost:
         return f"node {lost} is lost; the run {back}"
+    if link := line.get("link"):
+        return f"{link}; both nodes live, and the run {back}"
     return f"step {line.get('bad_step')} was not finite; the run {back}"
 
 

@@ -205,6 +205,10 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         chunks = (chunk for name, content in sorted(files.items()) for chunk in cut_pieces(name, content))
         yield from answer_stream(context, chunks)
 
+    def Alive(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.Empty:
+        """Answer the coordinator, to which another node has reported a lost link."""
+        return control_pb2.Empty()
+
     def Release(self, request: control_pb2.ReleaseRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Stop and forget a run."""
         answer(

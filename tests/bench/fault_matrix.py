@@ -86,8 +86,8 @@ def matrix() -> Iterator[Case]:
         first = Fault("c", "backward 4 kill")
         yield from (Case((first, Fault("e", f"{place} {failure}"))) for place in OF_RECOVERIES)
     for below, above in (("c", "d"), ("d", "e")):  # two neighbours at once
-        for first, second in (("backward 3", "backward 4"), ("call Keep 2", "call Keep 2")):
-            yield Case((Fault(below, f"{first} kill"), Fault(above, f"{second} kill")), has_two=True)
+        for place in ("answered Grant 3", "answered Grant 5"):
+            yield Case((Fault(below, f"{place} kill"), Fault(above, f"{place} kill")), has_two=True)
     for failure in ("drop-request", "drop-reply"):
         yield from (Case((Fault(victim, f"call {call} {failure}"),)) for victim in "acd" for call in CALLS_OF_NODES)
         yield from (Case((Fault(COORDINATOR, f"call {call} {failure}"),)) for call in CALLS_OF_COORDINATOR)

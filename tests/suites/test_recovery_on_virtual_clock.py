@@ -160,6 +160,40 @@ def test_runs_that_lose_hosts_at_any_moment_log_what_undisturbed_ones_do(block: 
 
 @pytest.mark.parametrize("block", range(6))
 @pytest.mark.sampled(1)
+def test_runs_in_which_a_link_between_living_nodes_is_lost_log_what_undisturbed_ones_do(block: int) -> None:
+    """All go back with all nodes; if it is lost again before a turn is committed, without the accused one."""
+    with_all = without = 0
+    for seed in range(block * 15, block * 15 + 15):
+        rng = random.Random(seed)
+        plan = plan_of(rng)
+        wanted = ring_of(plan, random.Random(seed)).run()
+        ring, due, is_twice = ring_of(plan, rng), rng.randint(1, 300), rng.random() < 0.5
+        accused = rng.choice([node for node in plan.nodes if plan.owner(node) is None])
+        complainer = rng.choice([node for node in plan.nodes if node != accused])
+        reports = list[int]()  # committed turns at each
+
+        def when(what: str, node: str) -> None:
+            kept = sum(isinstance(entry, rd.LogKept) for entry in ring.result.logged)  # noqa: B023
+            again = is_twice and len(recoveries(ring.result)) == 1 == len(reports) and reports[0] == kept  # noqa: B023
+            if again or (not reports and len(ring.moments) >= due):  # noqa: B023
+                reports.append(kept)  # noqa: B023
+                ring.lose_link(complainer, accused)  # noqa: B023
+
+        ring.when = when
+        result = ring.run()
+        if result.finish.error:
+            assert is_twice and any(text in result.finish.message for text in ("no living node", "nothing fits")), seed
+            continue
+        assert story(result) == story(wanted), seed
+        found = recoveries(result)
+        with_all += bool(found) and found[0].lost == () and found[0].link != ""
+        without += len(found) == 2 and found[1].lost == (accused,)
+        assert ring.surprises == [], seed
+    assert with_all >= 2 and without >= 1
+
+
+@pytest.mark.parametrize("block", range(6))
+@pytest.mark.sampled(1)
 def test_runs_that_replan_and_lose_hosts_log_what_undisturbed_ones_do(block: int) -> None:
     """A recovery has a placement number of its own, also after a move found in mid-run; and the other way round."""
     both = 0

@@ -267,7 +267,7 @@ class ShowStep(NamedTuple):
 
 
 class LogRecovery(NamedTuple):
-    """Log that the run continues from the end of ``step``, after a lost node or a bad step.
+    """Log that the run continues from the end of ``step``, after a lost node, a bad step or a lost link.
 
     Attributes:
         step: the last one of the committed turn.
@@ -278,6 +278,7 @@ class LogRecovery(NamedTuple):
         bad_step: the value that was not finite; empty = no bad step.
         left_out: owners among ``lost`` without turns from here on.
         back: those of ``lost`` that have returned meanwhile.
+        link: what a node said of the lost link to a living one; empty = there is none.
     """
 
     step: int
@@ -289,6 +290,7 @@ class LogRecovery(NamedTuple):
     bad_step: str = ""
     left_out: tuple[str, ...] = ()
     back: tuple[str, ...] = ()
+    link: str = ""
 
 
 # ---- events: the run -------------------------------------------------------------------------------
@@ -405,6 +407,18 @@ class NodeFailed(NamedTuple):
     lost: str = ""
 
 
+class LinkFailed(NamedTuple):
+    """A node has reported another one as lost, which answers the coordinator.
+
+    Attributes:
+        failed: the report.
+        placement_number: of the placement that held when it came.
+    """
+
+    failed: NodeFailed
+    placement_number: int
+
+
 class RunStopRequested(NamedTuple):
     """The user stops the run at once."""
 
@@ -430,6 +444,7 @@ Event = (
     | PlacementFound
     | NoPlacementFound
     | NodeJoined
+    | LinkFailed
     | Replanned
     | FetchedAhead
     | TurnChecked

@@ -318,6 +318,7 @@ class Recovery:
         began_s: time of its start.
         step: the end of the committed turn to which the run goes back.
         bad_step: the value that was not finite; empty = no bad step.
+        link: what was said of a lost link between living nodes; empty = there is none.
         course: the course without lost owners; None = unchanged.
         before: the recovery that it replaces: it inherits the losses and the bad step.
 
@@ -340,6 +341,7 @@ class Recovery:
         began_s: float,
         step: int,
         bad_step: str = "",
+        link: str = "",
         course: Course | None = None,
         before: Recovery | None = None,
     ) -> None:
@@ -348,6 +350,7 @@ class Recovery:
         self.back: tuple[str, ...] = tuple(node for node in before.back if node not in lost) if before else ()
         self.began_s: float = before.began_s if before else began_s
         self.bad_step: str = bad_step or (before.bad_step if before else "")
+        self.link = link
         self.plan: Plan | None = None
         self.start: StartPoint | None = None
         self.sources: dict[str, tuple[Source, ...]] = {}
@@ -459,13 +462,13 @@ class Recovery:
         fetched = tuple(sorted(self._bytes.items()))
         out = tuple(one.owner.node for one in plan.course.left_out if one.owner.node in self.lost)
         part, seconds = plan.parts[-1], now_s - self.began_s
-        return LogRecovery(self.step, self.lost, plan, part, seconds, fetched, self.bad_step, out, self.back)
+        return LogRecovery(self.step, self.lost, plan, part, seconds, fetched, self.bad_step, out, self.back, self.link)
 
     def overdue(self, wait_s: float) -> str:
         """Describe the missing answers, or the missing placement, after ``wait_s``."""
         if self._waiting:
             what = "to move" if self._moves else "to stop"
-            why = "a node was lost" if self.lost else "a bad step"
+            why = "a node was lost" if self.lost else "a link was lost" if self.link else "a bad step"
             text = f"waited {wait_s:g} s for node {', '.join(sorted(self._waiting))} {what} after {why}"
         else:
             text = f"waited {wait_s:g} s for a placement without node {', '.join(self.lost)}"

@@ -157,6 +157,7 @@ class RunStateMachine:
         self._newest_placement_number = 0
         self._audits, self.excluded = audits, set[str]()
         self._checking = self._checked = -1  # index of a turn
+        self._opened_at: int | None = None  # step to which the run has gone back last because of a lost link
         self._before: Turn | None = None  # the last turn that was granted before the last recovery
 
     def handle(self, event: rd.Event, now_s: float) -> list[rd.Command]:
@@ -229,6 +230,8 @@ class RunStateMachine:
                 self._on_joined(node, now_s, commands)
             case rd.NodeFailed():
                 self._on_node_failed(event, now_s, commands)
+            case rd.LinkFailed():
+                self._on_link_failed(event, now_s, commands)
             case rd.DrainRequested(reason):
                 self._drain(reason, now_s, commands)
             case rd.RunStopRequested(reason):
@@ -446,6 +449,22 @@ class RunStateMachine:
             if self.phase == "moving":
                 self._on_moving(found, now_s, commands)
 
+    def _on_link_failed(self, event: rd.LinkFailed, now_s: float, commands: list[rd.Command]) -> None:
+        """Open all links anew: all nodes go back in the same placement.
+
+        If a link is lost again before another turn is committed, the run continues without the accused node.
+        """
+        part, step = self._required_migration.part, self._kept.step
+        if event.placement_number != part.placement.placement_number:
+            return  # all links were opened since
+        if not self._goes_back or self.phase != "training" or step in (None, self._opened_at):
+            self._on_node_failed(event.failed, now_s, commands)
+            return
+        self._opened_at = step
+        recovery = self._rewind((), "", now_s, commands, link=event.failed.message)
+        recovery.place(self._required_plan, part.placement)
+        commands += recovery.halt()
+
     def _on_bad_step(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
         """Repeat the uncommitted turns, unless they are a repetition themselves."""
         if self._recovery is not None:
@@ -515,6 +534,7 @@ class RunStateMachine:
         now_s: float,
         commands: list[rd.Command],
         course: Course | None = None,
+        link: str = "",
     ) -> Recovery:
         """Begin to bring all living nodes back to the end of the committed turn, with a new placement number."""
         self._grants = self._grants or self._new_granting()
@@ -532,6 +552,7 @@ class RunStateMachine:
             began_s=now_s,
             step=self._kept.step or 0,
             bad_step=bad_step,
+            link=link,
             course=course,
             before=self._recovery,
         )

@@ -158,6 +158,7 @@ PERMISSIONS: Final[Mapping[str, Mapping[str, Permission]]] = {
         "Grant": _COORDINATOR,
         "Collect": _COORDINATOR,
         "Release": _COORDINATOR,
+        "Alive": _COORDINATOR,
         "MeasureLink": _COORDINATOR,
         "Repeat": _COORDINATOR,
     },

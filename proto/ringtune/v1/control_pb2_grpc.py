@@ -729,6 +729,11 @@ class AgentStub:
                 request_serializer=ringtune_dot_v1_dot_control__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=ringtune_dot_v1_dot_control__pb2.Empty.FromString,
                 _registered_method=True)
+        self.Alive = channel.unary_unary(
+                '/ringtune.v1.Agent/Alive',
+                request_serializer=ringtune_dot_v1_dot_control__pb2.Empty.SerializeToString,
+                response_deserializer=ringtune_dot_v1_dot_control__pb2.Empty.FromString,
+                _registered_method=True)
         self.MeasureLink = channel.unary_unary(
                 '/ringtune.v1.Agent/MeasureLink',
                 request_serializer=ringtune_dot_v1_dot_control__pb2.MeasureLinkRequest.SerializeToString,
@@ -809,6 +814,13 @@ class AgentServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Alive(self, request, context):
+        """Answer at once, whatever the node does: another node has lost its link to this one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def MeasureLink(self, request, context):
         """Measure the link from this node to another one.
         """
@@ -869,6 +881,11 @@ def add_AgentServicer_to_server(servicer, server):
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
                     request_deserializer=ringtune_dot_v1_dot_control__pb2.ReleaseRequest.FromString,
+                    response_serializer=ringtune_dot_v1_dot_control__pb2.Empty.SerializeToString,
+            ),
+            'Alive': grpc.unary_unary_rpc_method_handler(
+                    servicer.Alive,
+                    request_deserializer=ringtune_dot_v1_dot_control__pb2.Empty.FromString,
                     response_serializer=ringtune_dot_v1_dot_control__pb2.Empty.SerializeToString,
             ),
             'MeasureLink': grpc.unary_unary_rpc_method_handler(
@@ -1125,6 +1142,33 @@ class Agent:
             target,
             '/ringtune.v1.Agent/Release',
             ringtune_dot_v1_dot_control__pb2.ReleaseRequest.SerializeToString,
+            ringtune_dot_v1_dot_control__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Alive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ringtune.v1.Agent/Alive',
+            ringtune_dot_v1_dot_control__pb2.Empty.SerializeToString,
             ringtune_dot_v1_dot_control__pb2.Empty.FromString,
             options,
             channel_credentials,

@@ -18,11 +18,11 @@ from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.planned import Planned, copies_line, copy_bytes
 from ringtune.costs.memory_estimate import AGAIN
 from ringtune.costs.profile import LinkFacts, NodeFacts
-from ringtune.errors import CapacityError, PlanError, StorageError
+from ringtune.errors import CapacityError, JobError, PlanError, StorageError
 from ringtune.job.job import Job, parse_job
 from ringtune.schedule.access import HEADER_BYTES
 from ringtune.schedule.course import ALONE, Offload
-from ringtune.schedule.placement import ActivationCacheSettings
+from ringtune.schedule.placement import ActivationCacheSettings, Rack
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner, UserRows
 from ringtune.schedule.units import Range
@@ -43,7 +43,7 @@ def facts(**changes: Any) -> dict[str, NodeFacts]:
     return {name: dataclasses.replace(node, **changes) for name, node in found.items()}
 
 
-def planned(copies: str, nodes: dict[str, NodeFacts] | None = None, **changes: Any) -> Planned:
+def planned(copies: str | int, nodes: dict[str, NodeFacts] | None = None, **changes: Any) -> Planned:
     """Plan without links, so that slices are even."""
     return make_plan(wanted(recovery__copies=copies, **changes), nodes or facts(), effort=QUICK)
 
@@ -62,6 +62,21 @@ def test_audited_plan_has_copies_and_room_for_the_work_that_is_repeated() -> Non
     few = facts(memory_bytes=max(without.memory_bytes.values()))
     with pytest.raises(CapacityError):
         planned("auto", few, audit__share=0.02)
+
+
+def test_numbered_copies_are_planned_on_other_racks_or_it_is_said() -> None:
+    """Three boards: with two of them in one rack there is no place for two copies apart; memory counts both copies."""
+    nodes = {**facts(), "c": device("c", num_blocks=12)}
+    one, two = planned(1, nodes), planned(2, nodes)
+    assert (one.plan.placement.num_copies, two.plan.placement.num_copies, two.note) == (1, 2, "")
+    assert one.plan.placement.slices == two.plan.placement.slices and one.memory_bytes["b"] < two.memory_bytes["b"]
+    nodes = {name: dataclasses.replace(node, rack="left" if name in "ab" else "") for name, node in nodes.items()}
+    near = planned(2, nodes)
+    assert near.plan.placement.racks == (Rack("a", "left"), Rack("b", "left"))
+    assert "what node a, b, c trains has no 2 copies on racks of their own" in near.note
+    assert "racks" not in planned("next", nodes).plan.placement.to_json()
+    with pytest.raises(JobError, match=r"recovery\.copies is 0, it has to be at least 1; or give 'none'"):
+        wanted(recovery__copies=0)
 
 
 def test_plan_has_copies_and_says_their_bytes() -> None:

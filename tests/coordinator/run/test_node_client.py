@@ -117,6 +117,18 @@ def calls_to(node: Node, *, lease_s: float) -> Iterator[tuple[AgentCalls, Callab
         server.stop(0.0)
 
 
+def test_node_that_answers_lives_also_one_of_an_older_build() -> None:
+    """It is asked beside the call under way; without a process there is no answer."""
+    heard: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    with calls_to(Node([]), lease_s=60.0) as (calls, _):
+        calls.ask_alive(heard.put)
+        assert heard.get(timeout=WAIT_S)
+        gone = AgentCalls("pi", "127.0.0.1:1", "r", lease_s=60.0, on_failure=lambda *_: None)
+        gone.ask_alive(heard.put)
+        assert not heard.get(timeout=WAIT_S)
+        gone.close()
+
+
 def test_result_may_take_as_long_as_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The call has no deadline of its own: whoever waits hears of each message, and gives up when none comes."""
     monkeypatch.setattr(file_calls, "_PROGRESS_S", 0.0)
@@ -382,8 +394,8 @@ def orders(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_every_call_is_tried() -> None:
-    """A new call of the service is lost in a test, too."""
-    assert {method for method, _, _ in CASES.values()} == {
+    """A new call of the service is lost in a test, too; whether a node lives is asked once."""
+    assert {"Alive", *(method for method, _, _ in CASES.values())} == {
         method.name for method in control_pb2.DESCRIPTOR.services_by_name["Agent"].methods
     }
 

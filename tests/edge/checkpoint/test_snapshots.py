@@ -279,6 +279,26 @@ def test_what_others_keep_is_told_with_its_digests() -> None:
     assert told == [{**head, **block_digests(Pieces.of(file_of(*blocks)))}, {}]
 
 
+def test_each_holder_gets_one_file_and_the_turn_is_done_with_the_last_one() -> None:
+    """Two copies of host a's blocks at b and c, of owner a's head at b, the next owner, and the host c."""
+    slices = [("a", 0, 2), ("b", 2, 3), ("c", 3, 4)]
+    plan = make_plan(slices, ["a", "b"], method="all", num_steps=40, local_iterations=4).with_copies(True, 2)
+    sent, told, kept = list[Any](), list[Mapping[int, str]](), TurnSnapshots("a")
+    sender: Any = SimpleNamespace(start=lambda: None, put=sent.append)
+    executor: Any = SimpleNamespace(head_blob=lambda: Pieces.of(b"a head"))
+    made = TurnSnapshotter(
+        "run", "a", plan, executor, kept, make_file=lambda _, blocks, of: file_of(*blocks), sender=sender
+    )
+    made.end(next(turn_sequence(plan.course)), told.append)
+    assert [(copy.holder, copy.is_head) for copy in sent] == [("b", True), ("c", True), ("b", False), ("c", False)]
+    assert [bytes(copy.content()) for copy in sent[2:]] == [file_of(0, 1)] * 2
+    for copy in sent:
+        assert told == []
+        copy.then()
+    head = {plan.course.head: hashlib.sha256(b"a head").hexdigest()}
+    assert told == [{**head, **block_digests(Pieces.of(file_of(0, 1)))}]
+
+
 @cases(
     ("name", "block"),
     [
