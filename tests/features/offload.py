@@ -13,6 +13,7 @@ import torch
 
 from ringtune.config.sections import learning_rate
 from ringtune.schedule.course import ALONE, COLLABORATION, FrozenWeights, HelperSettings, Offload
+from ringtune.schedule.operation_tables import Choice, Score
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner, UserRows
@@ -20,10 +21,11 @@ from ringtune.schedule.saved_activations import merged
 from ringtune.schedule.turns import StartPoint
 from ringtune.schedule.units import Range
 from ringtune.techniques.offload import helped
-from tests.features.feature import ONE, TWO, Feature, Run, Tensors, Wanted, plan_of
+from tests.features.feature import ONE, TWO, Feature, Run, Tensors, Wanted, on_one_node, plan_of
 from tests.features.models import FUSED, LINEAR_MLP, LORA_LINEAR, of_family
-from tests.features.operations import StaleWithMasks, random_table, with_idle
+from tests.features.operations import CHOICES, StaleWithMasks, random_table, with_idle
 from tests.support import reference, users_reference
+from tests.support.choosing import make_choice
 from tests.support.moves import Slices
 from tests.support.plans import changed, train_items
 from tests.support.torch_ring import Case, TorchCarrier
@@ -182,6 +184,24 @@ def _mixture(model_type: str, task: str, config: str, **settings: Any) -> Featur
     return with_helpers(name, "some-of-several-hosts", settings, **given)
 
 
+def _with_choice(name: str, choice: Choice) -> Feature:
+    """Hosts score their blocks, of which helpers train some; the table is that of a run without helpers."""
+    feature = CHOICES[0]
+    way = "some-of-several-hosts"
+    return dataclasses.replace(
+        feature,
+        name=f"helpers-choice/{name}",
+        changes=feature.changes | {"adapter": "lora"},
+        splits={way: SLICES[way]},
+        plan=lambda case, slices: changed(helped_plan(case, slices, way), choice=choice),
+        reference=lambda case, run: on_one_node(case, dataclasses.replace(run, plan=changed(run.plan, helpers=()))),
+    )
+
+
+WHOLE_BLOCKS = {
+    "two-stage": make_choice(subnets=1, refresh_steps=2, backward_score=Score.TAYLOR.value),
+    "random": make_choice("random", subnets=1, refresh_steps=2),
+}
 EXACT_HELPERS = [
     *(
         with_helpers(f"-way/{way}-{microbatches}", way, changes={"microbatches": microbatches})
@@ -200,6 +220,7 @@ EXACT_HELPERS = [
     _mixture("bert", "sequence-classification", LINEAR_MLP),
     _mixture("gpt2", "causal-lm", FUSED),
     _mixture("gpt2", "causal-lm", LORA_LINEAR),
+    *(_with_choice(name, choice) for name, choice in WHOLE_BLOCKS.items()),
 ]
 MERGED_HELPERS = [
     *(

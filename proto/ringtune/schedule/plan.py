@@ -15,7 +15,7 @@ from typing import Any, Final
 from ringtune.errors import PlanError
 from ringtune.schedule.course import TABLES_AT_ONCE, Course, Offload
 from ringtune.schedule.migration import check_placements
-from ringtune.schedule.operation_tables import Operations
+from ringtune.schedule.operation_tables import Operations, ScoredWeights
 from ringtune.schedule.placement import Helper, Placement, Rack, Slice
 from ringtune.schedule.run_shape import Owner
 from ringtune.schedule.saved_activations import in_ranges, merged, ranges_to_json
@@ -323,8 +323,15 @@ def _no_help(course: Course, helper: Helper) -> str:
         return f"{name} trains all parameters, and helpers fit adapters only; use an adapter"
     if may_be_stale(course):
         return f"{name} keeps several versions of adapters, and a helper sends the newest only; use ringada or all"
-    if course.choice is not None or course.subnets > 1:
-        return "pairs are of whole blocks, and the run has operations of subnets or chooses them; give whole blocks"
+    if course.subnets > 1:
+        return "pairs are of whole blocks, and the run has operations of subnets; set operations.heads = 0"
+    choice, settings = course.choice, course.helper_settings
+    of_adapters = choice is not None and choice.scored_weights == ScoredWeights.ADAPTER
+    if choice is not None and (of_adapters or settings.merged or settings.has_users):
+        return (
+            "the run chooses operations by scores, which hosts have of base weights with one set of adapters that is "
+            "not merged; give operations.table"
+        )
     if course.velora is not None and any(course.velora.has_block(one) for one in range(helper.start, helper.stop)):
         return f"velora is for weights that the host trains, not for the blocks {helper.text}; leave them out of it"
     return ""

@@ -36,6 +36,7 @@ from ringtune.schedule.course import (
     HelperSettings,
     stream_of,
 )
+from ringtune.schedule.operation_tables import ScoredWeights
 from ringtune.schedule.placement import Helper, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Extent, Owner, UserRows, check_user_name
@@ -178,6 +179,15 @@ def _problem(job: Any) -> str:
             both = f" and offload.users = {ALONE!r}" if settings.users == COLLABORATION else ""
             of_user = f" ({where})" if settings.chosen_adapters else ""
             return f"offload.merged: {problem}{both}{of_user}"
+    operations = job.operations
+    has_subnets = operations.heads > 0 and not operations.by_slice
+    of_adapters = operations.scores == ScoredWeights.ADAPTER or settings.merged or settings.users != JOINT
+    if operations.is_chosen and (has_subnets or of_adapters):
+        return (
+            f"operations.policy = {operations.policy!r}, unless it is for whole blocks (operations.heads = 0), with "
+            "scores of base weights and one set of adapters, which is not merged; set operations.policy = 'standard', "
+            "or give operations.table"
+        )
     if job.memory.activations in (VELORA, BOTH) or job.velora is not None:
         return (
             "VeLoRA (memory.activations, [velora]), which is for weights that their host trains; keep one of them: "

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
-from ringtune.errors import JobError
+from ringtune.errors import JobError, PlanError
 from ringtune.job.job import parse_job
 from ringtune.run_control.continuation import changed_keys, job_digest
-from ringtune.techniques.offload import check_fused
+from ringtune.techniques.offload import check_fused, helped
 from tests.support.cases import cases
+from tests.support.choosing import make_choice
 from tests.support.fake_agents import job
+from tests.support.plans import changed, make_plan
 
 
 def test_offload_is_read_back_as_written() -> None:
@@ -63,6 +65,26 @@ def test_offload_is_refused_where_nobody_can_help(changes: dict[str, Any], said:
     assert str(caught.value).startswith("[offload] can't go with ")
     assert said in str(caught.value)
     assert str(caught.value).endswith("or set offload.mode = 'off'")
+
+
+CHOSEN = {"operations.policy": "two-stage", "operations.compute": 0.6, "operations.heads": 0}
+
+
+def test_operations_of_whole_blocks_are_chosen_beside_helpers() -> None:
+    """Hosts score base weights, which they have; not adapters, nor weights with adapters in them or of each user."""
+    keys: dict[str, Any] = {**CHOSEN, "offload.mode": "auto"}
+    assert job().with_overrides(keys).operations.is_chosen
+    for other in (
+        {"operations.scores": "adapter"},
+        {"offload.merged": True, "adapter.config": "lora"},
+        {"offload.users": "alone"},
+    ):
+        with pytest.raises(JobError, match="unless it is for whole blocks"):
+            job().with_overrides(keys | other)
+    choice = make_choice(subnets=1, scored_weights="adapter")
+    plan = changed(make_plan([("a", 0, 2), ("b", 2, 4)], ["a"]), choice=choice)
+    with pytest.raises(PlanError, match="which hosts have of base weights"):
+        helped(plan, {"a": "b"})
 
 
 def test_offload_of_one_item_in_flight_goes_with_any_method() -> None:
