@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ from tests.support.kept_runs import content
 from tests.support.postgresql import postgresql
 from tests.support.processes import RUN_S, start_ringtune
 
-LEASE_S = 1.0
+LEASE_S = 8.0  # a coordinator whose beats a busy machine holds up for as long ends, as it has to
 JOB = job(train__checkpoint_every=2, train__eval_every=4)
 
 
@@ -49,11 +50,10 @@ class Coordinators:
         return dict(json.loads(process.stdout.readline()))
 
     def close(self) -> None:
-        """End both."""
+        """End both; what they said is shown with a failure."""
         for process in (self.first, self.second):
             process.send_signal(signal.SIGKILL)
-            with process:
-                process.wait(RUN_S)
+            sys.stdout.write("\n".join(process.communicate(timeout=RUN_S)))
 
 
 class BeatingAgent(FakeAgent):
@@ -67,7 +67,7 @@ class BeatingAgent(FakeAgent):
 
     def _beat(self) -> None:
         request = control_pb2.HeartbeatRequest(node=self.node, instance=self.address)
-        while not self._closing.wait(LEASE_S / 10):
+        while not self._closing.wait(LEASE_S / 40):
             with contextlib.suppress(grpc.RpcError):
                 if not self.stub.Heartbeat(request, timeout=CALL_S).known:
                     self.join()
@@ -141,6 +141,7 @@ def taken_over(folder: Path, url: str) -> None:
     assert [line["step"] for line in steps_of(folder / "out" / "metrics.jsonl")] == list(range(1, 9))
 
 
+@pytest.mark.slow
 @pytest.mark.promise("6 every wait ends")
 def test_run_goes_on_at_the_standby_after_the_death_of_its_coordinator(tmp_path: Path) -> None:
     """On SQLite: equal bits, each step once, and neither nodes nor the user do anything."""
