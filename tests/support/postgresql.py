@@ -38,7 +38,7 @@ class PostgreSql:
         """The URL of an empty one."""
         name = f"test_{next(self._numbers)}"
         with psycopg.connect(f"postgresql://{self._place}/postgres", autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
+            connection.execute(f"CREATE DATABASE {name}")
         return f"postgresql+psycopg://{self._place}/{name}"
 
 
