@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+import os
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,17 +14,32 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ringtune import options
+from ringtune.errors import StorageError, UsageError
+from ringtune.hints import hint_to_install
 from ringtune.transport.parties import AUTHORITY, coordinator_trust
 from ringtune.transport.speaker import refuse_both, speak_as
 
 if TYPE_CHECKING:
     from coordinator.server.certificate_authority import TrustKeeper
+    from coordinator.server.database import Database
 
 
-def keeper_of(trust: Path | None, *, insecure: bool) -> TrustKeeper | None:
+DatabaseUrl = Annotated[
+    str,
+    typer.Option(
+        "--database",
+        metavar="URL",
+        help="Database with the runs and the register of several coordinators, of which one acts and the others are "
+        "standbys: sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME.",
+    ),
+]
+
+
+def keeper_of(trust: Path | None, *, insecure: bool, shared: Database | None = None) -> TrustKeeper | None:
     """Make this process speak as the coordinator of a trust folder; without encryption if there is none.
 
-    ``trust`` = None: the default folder, if it exists. ``insecure``: the user asked for no encryption.
+    ``trust`` = None: the default folder, if it exists. ``insecure``: the user asked for no encryption. ``shared``: has
+    the register.
 
     Raises:
         TrustError: the folder has no authority, or can't be used.
@@ -34,7 +52,7 @@ def keeper_of(trust: Path | None, *, insecure: bool) -> TrustKeeper | None:
         return None
     from coordinator.server.certificate_authority import TrustKeeper
 
-    keeper = TrustKeeper(folder)
+    keeper = TrustKeeper(folder, shared=shared)
     speak_as(keeper.speaker)
     return keeper
 
@@ -84,6 +102,7 @@ def token(
         Path | None, typer.Option(metavar="FILE", help="Write the token into this new file, which only you can read.")
     ] = None,
     trust: options.Trust = None,
+    database: DatabaseUrl = "",
     json: options.Json = False,
 ) -> None:
     """Make a join token for one node or user: it can be exchanged for a certificate of that name, once.
@@ -93,7 +112,6 @@ def token(
     import json as json_module
 
     from coordinator.server.certificate_authority import make_token
-    from ringtune.errors import UsageError
     from ringtune.quantities import parse_seconds
     from ringtune.storage.durable import check_writable, require_absent, write_durably
     from ringtune.transport.parties import ADMINISTRATOR, NODE_ROLE, SUBMITTER_ROLE, Party, coordinator_trust
@@ -104,12 +122,14 @@ def token(
         require_absent(save)
         check_writable(save)
     ends_unix_s = time.time() + parse_seconds(ttl)
-    made = make_token(
-        trust or coordinator_trust(),
-        Party("node" if role == NODE_ROLE else "submitter", name),
-        ends_unix_s,
-        is_administrator=role == ADMINISTRATOR,
-    )
+    with open_database(database) if database else contextlib.nullcontext() as shared:
+        made = make_token(
+            trust or coordinator_trust(),
+            Party("node" if role == NODE_ROLE else "submitter", name),
+            ends_unix_s,
+            is_administrator=role == ADMINISTRATOR,
+            shared=shared,
+        )
     if save is not None:
         write_durably(save, f"{made}\n".encode(), mode=0o600)
     if json:
@@ -117,6 +137,27 @@ def token(
         typer.echo(json_module.dumps(told | ({"file": str(save)} if save else {"token": str(made)})))
     else:
         typer.echo(f"the token of {made.party} is in {save}" if save else str(made))
+
+
+def open_database(url: str, *, lease_s: float = 10.0) -> Database:
+    """Open the database of ``--database URL``, without its lease.
+
+    Raises:
+        UsageError: wrong URL, or a library is missing.
+        StorageError: the database does not answer.
+    """
+    try:
+        from coordinator.server.database import Database
+    except ImportError as error:
+        raise UsageError(f"--database needs a library that is missing: {hint_to_install('database')}") from error
+    return Database(url, lease_s=lease_s)
+
+
+def end_at_once(why: str) -> None:
+    """End this process without a call to its nodes: they keep the run for the coordinator that has taken over."""
+    sys.stderr.write(f"error: this coordinator has lost its lease: {why}; start it again as a standby\n")
+    sys.stderr.flush()
+    os._exit(StorageError.exit_code)
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -154,6 +195,7 @@ def coordinator(
             metavar="DIR", help="Folder for runs until they are fetched. Default: in the user's state folder."
         ),
     ] = None,
+    database: DatabaseUrl = "",
     keep_days: Annotated[
         float, typer.Option(metavar="DAYS", min=0, help="Days that a fetched run is kept after its end.")
     ] = 7.0,
@@ -199,18 +241,18 @@ def coordinator(
 
     A run continues when the command that submitted it ends. Its files are stored here until they are fetched. After a
     crash of the coordinator, the next one with the same --state resumes the run from the last turn that its nodes have
-    copies of, or from its newest checkpoint.
+    copies of, or from its newest checkpoint. With --database a standby does so when the lease (--lease) is over.
     """
     if context.invoked_subcommand is not None:
         return
     from coordinator.api.output import make_progress
     from coordinator.screen.progress import reachable_address
     from coordinator.server.coordinator import Coordinator, ShutdownSignals
-    from coordinator.server.run_store import RunStore, default_folder
+    from coordinator.server.run_store import RunStore, copy_runs, default_folder
     from coordinator.server.server import CoordinatorServer, announcing
     from coordinator.web.feeds import watch
     from coordinator.web.server import PageServer, require_web
-    from ringtune.errors import InterruptedRunError, UsageError
+    from ringtune.errors import InterruptedRunError
     from ringtune.quantities import parse_bytes
     from ringtune.storage.durable import keep_files_private
     from ringtune.transport.endpoints import machine_address
@@ -222,13 +264,13 @@ def coordinator(
     keep_bytes = parse_bytes(keep_size)
     if web:
         require_web()
-    keeper = keeper_of(trust, insecure=insecure)
     after = contextlib.ExitStack()
 
     def keep_runs(coordinator: Coordinator, address: str) -> None:
         """Open the store and resume an interrupted run, before the first call is answered."""
         kept = RunStore(
-            state or default_folder(address),
+            folder or default_folder(address),
+            database=shared,
             keep_days=keep_days,
             keep_bytes=keep_bytes,
             keep_unfetched_days=math.inf if keep_unfetched_days is None else keep_unfetched_days,
@@ -241,14 +283,29 @@ def coordinator(
         coordinator.resume_interrupted(within_s=take_up_hours * 3600)
 
     first_lines: list[str] = []
-    with (
-        ShutdownSignals() as ending,
-        after,
-        CoordinatorServer(
-            bind, lease_s=lease_s, insecure=insecure, keeper=keeper, join_port=join_port, before=keep_runs
-        ) as server,
-    ):
-        progress = make_progress(as_json=json, live=False)
+    progress = make_progress(as_json=json, live=False)
+    folder, shared = state, None
+    with ShutdownSignals() as ending, after:
+        if database:
+            shared = after.enter_context(open_database(database, lease_s=lease_s))
+        keeper = keeper_of(trust, insecure=insecure, shared=shared)
+        if shared is not None:
+            from coordinator.server.database import copy_folder, stand_by
+
+            shared.on_lost = end_at_once
+            folder = after.enter_context(copy_folder(state or default_folder(bind), shared))
+            copy = functools.partial(copy_runs, shared, folder)
+            if not stand_by(shared, copy, say=progress.note, is_over=ending.wait):
+                if ending.by_ctrl_c:
+                    raise InterruptedRunError("stopped by Ctrl-C")
+                return
+            if keeper is not None and (warning := keeper.begin_to_act()):
+                progress.note(warning)
+        server = after.enter_context(
+            CoordinatorServer(
+                bind, lease_s=lease_s, insecure=insecure, keeper=keeper, join_port=join_port, before=keep_runs
+            )
+        )
         progress.listening(server.address, reachable_address(server.address, machine_address()), trust=trust)
         server.coordinator.say = progress.note
         for line in first_lines:
@@ -258,6 +315,8 @@ def coordinator(
         )
         while not ending.wait():
             server.coordinator.report_lost_members()
+            if shared is not None:
+                shared.require_lease()
         ending.save(server.coordinator)
     if ending.by_ctrl_c:
         raise InterruptedRunError("stopped by Ctrl-C")

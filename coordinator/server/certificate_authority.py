@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -74,6 +74,9 @@ from ringtune.transport.parties import (
 )
 from ringtune.transport.speaker import Removal, Removals, Speaker
 
+if TYPE_CHECKING:
+    from coordinator.server.database import Database
+
 _LOG = logging.getLogger(__name__)
 FILE: Final = "register.sqlite"
 _VERSION: Final = 1
@@ -104,14 +107,15 @@ _MAX_SERIALS: Final = 10_000
 class Register:
     """The register of one folder; safe for threads and for several processes.
 
-    The file is made if it is missing.
+    The file is made if it is missing. With a database that coordinators share the register is there, and the file is
+    only how it begins.
 
     Raises:
         StorageError: it can't be used, or is of another version.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
+    def __init__(self, folder: Path, shared: Database | None = None) -> None:
+        self._path, self._shared = folder / FILE, shared
         self._lock = threading.Lock()  # SQLite's own wait is unfair: many renewals would starve a removal
         self._refused = RepeatCounter()
         with contextlib.suppress(FileExistsError), _storage_errors(self._path):
@@ -134,6 +138,10 @@ class Register:
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection in a transaction: committed at the end, rolled back after an exception."""
         with self._lock, _storage_errors(self._path):
+            if self._shared is not None:
+                with self._shared.small_database(FILE, self._content) as database:
+                    yield database
+                return
             database = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
             try:
                 database.execute("PRAGMA synchronous = FULL")
@@ -142,6 +150,12 @@ class Register:
                     yield database
             finally:
                 database.close()
+
+    def _content(self) -> bytes:
+        if not self._path.stat().st_size:  # just made
+            return b""
+        with contextlib.closing(sqlite3.connect(self._path, timeout=_BUSY_S)) as database:
+            return database.serialize()
 
     # ---- tokens -----------------------------------------------------------------------------------
 
@@ -537,6 +551,8 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 ADMIN: Final = Party(SUBMITTER_ROLE, parties.ADMIN)
 JOIN_PORT: Final = "join_port"
 """Key of a note in the register: last port at which callers without a certificate were served."""
+_AUTHORITY: Final = "authority_sha256"
+"""Key of a note in the register: authority of the coordinator that acts."""
 NO_AUTHORITY: Final = "{folder} has no authority; make one with 'ringtune coordinator init', or correct --trust"
 
 
@@ -571,12 +587,18 @@ def init_trust(folder: Path, now_unix_s: float) -> Authority:
 
 
 def make_token(
-    folder: Path, party: Party, ends_unix_s: float, *, is_administrator: bool = False, invited_by: str = ""
+    folder: Path,
+    party: Party,
+    ends_unix_s: float,
+    *,
+    is_administrator: bool = False,
+    invited_by: str = "",
+    shared: Database | None = None,
 ) -> Token:
     """Make a join token; the register stores only the hash of its secret.
 
     A user without ``is_administrator`` has a part in the own runs only; a guest is removed with the user who invited
-    it.
+    it. ``shared`` has the register where coordinators share a database.
 
     Raises:
         TrustError: the folder has no authority.
@@ -584,7 +606,7 @@ def make_token(
     """
     if not has_authority(folder):
         raise TrustError(NO_AUTHORITY.format(folder=folder))
-    register = Register(folder)
+    register = Register(folder, shared)
     token = Token(
         party,
         int(register.noted(JOIN_PORT) or 0),
@@ -611,6 +633,7 @@ class TrustKeeper:
 
     Args:
         folder: made by ``init_trust``.
+        shared: has the register where coordinators share a database, which have copies of one folder.
 
     Attributes:
         speaker: the coordinator's own identity, and the revoked certificates.
@@ -620,17 +643,17 @@ class TrustKeeper:
         TrustError: there is no authority, or other users of this machine can read its key.
     """
 
-    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time, shared: Database | None = None) -> None:
         if not has_authority(folder):
             raise TrustError(
                 f"{folder} has no authority; make one with 'ringtune coordinator init', or correct --trust"
             )
-        self._folder, self._clock = folder, clock
+        self._folder, self._clock, self._shared = folder, clock, shared
         self._lock = threading.Lock()
         self._renewals = RateLimit(_RENEWALS, _RENEWALS_S, now_s=clock)
         self._invitations = RateLimit(_INVITATIONS, 60.0, now_s=clock)
         self._authority = Authority.read(folder)
-        self._register = Register(folder)
+        self._register = Register(folder, shared)
         self.removed_serials: tuple[Removal, ...] = ()
         self.speaker = Speaker(self._own())
         self._look()
@@ -723,7 +746,8 @@ class TrustKeeper:
             raise BusyError(f"a guest {node} has joined already; take another name")
         if not self._invitations.count(user):
             raise BusyError(f"{user} has invited {_INVITATIONS} nodes within a minute; try in a minute")
-        return str(make_token(self._folder, party, self._clock() + _GUEST_TTL_S, invited_by=user))
+        ends_unix_s = self._clock() + _GUEST_TTL_S
+        return str(make_token(self._folder, party, ends_unix_s, invited_by=user, shared=self._shared))
 
     def remove(self, party: Party, reason: str) -> int:
         """Revoke all certificates of a party at once, also of a user's guests; return the number of its own.
@@ -734,6 +758,21 @@ class TrustKeeper:
         number = self._register.remove(party, reason)
         self._look()
         return number
+
+    def begin_to_act(self) -> str:
+        """Read the register again, which another coordinator has changed; return a warning, empty = none.
+
+        The warning is that coordinators of one database have other authorities: members refuse one of them.
+        """
+        self._look()
+        before, now = self._register.noted(_AUTHORITY), fingerprint(self.authority_pem)
+        self._register.note(_AUTHORITY, now)
+        if before in ("", now):
+            return ""
+        return (
+            f"the authority in {self._folder} is not that of the coordinator that acted before: nodes with its "
+            "certificates refuse this one; copy its trust folder, or give them new tokens"
+        )
 
     def _look(self) -> None:
         with self._lock:  # else an older list could take the place of a newer one

@@ -8,6 +8,8 @@
     STATE/runs/<run id>/initial.safetensors   initial values, of a run with ``adapter.from``
     STATE/runs/<run id>/events    its events, from which its folder can be written again
 
+With a database (``coordinator.server.database``) these are copies, written after what is there.
+
 Every follower of a run, its submitter included, reads the growing file, so a slow follower costs no memory and delays
 no other. A crash leaves at most one incomplete event at the end, which readers skip. A run that was running when the
 coordinator ended is marked as interrupted at the next start, and may be resumed.
@@ -15,6 +17,7 @@ coordinator ended is marked as interrupted at the next start, and may be resumed
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
@@ -28,7 +31,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from platformdirs import user_state_path
 
@@ -51,6 +54,9 @@ from ringtune.techniques.initial_adapter import INITIAL_FILE
 from ringtune.transport.endpoints import split_address
 from ringtune.v1 import control_pb2
 
+if TYPE_CHECKING:
+    from coordinator.server.database import Database
+
 _LOG = logging.getLogger(__name__)
 _HEAD: Final = struct.Struct(">II")
 _MAX_BYTES: Final = 1 << 30
@@ -59,12 +65,16 @@ _MAX_BYTES: Final = 1 << 30
 class EventLog:
     """Appends events to a new file; makes its folder.
 
+    Args:
+        path: of the file.
+        before: called with the position and the bytes of each event, before they are written.
+
     Raises:
         StorageError: it can't be made.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, before: Callable[[int, bytes], object] = lambda position, content: None) -> None:
+        self._path, self._before = path, before
         self.size_bytes = 0
         with storage_errors(path):
             make_folder(path.parent)
@@ -76,9 +86,11 @@ class EventLog:
 
         Raises:
             StorageError: no room.
+            InterruptedRunError: another coordinator has taken over.
         """
         content = event.SerializeToString()
         whole = _HEAD.pack(len(content), zlib.crc32(content)) + content
+        self._before(self.size_bytes, whole)
         with storage_errors(self._path):
             try:
                 self._write(whole)
@@ -147,6 +159,37 @@ def read_events(path: Path, *, start: int = 0, stop: int | None = None, to_damag
 
 _ASK_S = 0.5
 _ENDS = ("failure", "done")
+_LOCK, _RUNS, _RECORD, _REQUEST, _EVENTS = "lock", "runs", "run.json", "request", "events"
+
+
+class RunFiles:
+    """The files of a run, and the database whose copy they are; None = they are no copy."""
+
+    def __init__(self, folder: Path, database: Database | None) -> None:
+        self.record, self.events = folder / _RECORD, folder / _EVENTS
+        self._run_id, self._database = folder.name, database
+
+    def write_record(self, record: RunRecord) -> None:
+        """Replace the record.
+
+        Raises:
+            StorageError: no room.
+            InterruptedRunError: another coordinator has taken over.
+        """
+        content = record.to_text().encode()
+        if self._database is not None:
+            self._database.put(self._run_id, _RECORD, [content])
+        write_durably(self.record, content)
+
+    def open_log(self) -> EventLog:
+        """Make the file of events.
+
+        Raises:
+            StorageError: it can't be made.
+        """
+        if self._database is None:
+            return EventLog(self.events)
+        return EventLog(self.events, functools.partial(self._database.append, self._run_id))
 
 
 class StoredRun:
@@ -159,14 +202,13 @@ class StoredRun:
     def __init__(
         self,
         record: RunRecord,
-        record_path: Path,
-        events_path: Path,
+        files: RunFiles,
         *,
         log: EventLog | None,
         on_saved: Callable[[int], None] = lambda step: None,
     ) -> None:
         self.record = record
-        self._record_path, self._events_path = record_path, events_path
+        self._files = files
         self._log = log
         self._on_saved = on_saved
         self._is_full = False
@@ -174,17 +216,17 @@ class StoredRun:
         self._changed = threading.Condition()
 
     @staticmethod
-    def begun(record: RunRecord, record_path: Path, events_path: Path, *, on_saved: Callable[[int], None]) -> StoredRun:
+    def begun(record: RunRecord, files: RunFiles, *, on_saved: Callable[[int], None]) -> StoredRun:
         """Make the files of a new run.
 
         Raises:
             StorageError: no room.
         """
-        write_durably(record_path, record.to_text().encode())
-        return StoredRun(record, record_path, events_path, log=EventLog(events_path), on_saved=on_saved)
+        files.write_record(record)
+        return StoredRun(record, files, log=files.open_log(), on_saved=on_saved)
 
     @staticmethod
-    def found(record_path: Path, events_path: Path) -> StoredRun:
+    def found(files: RunFiles) -> StoredRun:
         """Read a run of an earlier coordinator process; one that was running is marked as interrupted.
 
         Events from the first damaged one on are ignored.
@@ -192,15 +234,15 @@ class StoredRun:
         Raises:
             IntegrityError: its record is damaged, or its events can't be read.
         """
-        record = RunRecord.parse(record_path.read_text(encoding="utf-8"))
+        record = RunRecord.parse(files.record.read_text(encoding="utf-8"))
         if record.state == "running":
-            record = _replayed(record, events_path)
+            record = _replayed(record, files.events)
             if record.state == "running":
-                written = events_path if events_path.exists() else record_path
+                written = files.events if files.events.exists() else files.record
                 record = record.interrupted(written.stat().st_mtime)
             with suppress(StorageError):  # the next start tries again
-                write_durably(record_path, record.to_text().encode())
-        return StoredRun(record, record_path, events_path, log=None)
+                files.write_record(record)
+        return StoredRun(record, files, log=None)
 
     # ---- writing ----------------------------------------------------------------------------------
 
@@ -244,7 +286,7 @@ class StoredRun:
         try:
             if self._log is not None:
                 self._log.force()
-            write_durably(self._record_path, self.record.to_text().encode())
+            self._files.write_record(self.record)
         except StorageError:
             self._is_full = True  # the next start marks it as interrupted
         self.close()
@@ -263,7 +305,7 @@ class StoredRun:
                 return
             self.record = replace(self.record, is_fetched=True)
             try:
-                write_durably(self._record_path, self.record.to_text().encode())
+                self._files.write_record(self.record)
             except StorageError:
                 self._is_full = True  # the only effect is that it stays longer
 
@@ -275,7 +317,7 @@ class StoredRun:
         """
         with self._changed:
             self.record = replace(self.record, owner="")
-            write_durably(self._record_path, self.record.to_text().encode())
+            self._files.write_record(self.record)
 
     def close(self) -> None:
         """Close the file; a running run can write no more, and is marked as interrupted at the next start."""
@@ -292,7 +334,7 @@ class StoredRun:
         while True:
             with self._changed:
                 size_bytes, goes_on = self._whole_bytes(), self.record.state == "running"
-            for entry in read_events(self._events_path, start=position, stop=size_bytes):
+            for entry in read_events(self._files.events, start=position, stop=size_bytes):
                 position = entry.end
                 yield entry.event
             if not goes_on or not wait:
@@ -322,7 +364,6 @@ def _replayed(record: RunRecord, events_path: Path) -> RunRecord:
 
 KEEP_DAYS = 7.0
 KEEP_BYTES = 10 << 30
-_LOCK, _RUNS, _RECORD, _REQUEST, _EVENTS = "lock", "runs", "run.json", "request", "events"
 
 
 class RunStore:
@@ -330,6 +371,7 @@ class RunStore:
 
     Args:
         folder: made if it is missing.
+        database: whose copy the folder is; None = it is no copy.
         keep_days: days for fetched runs, since their end.
         keep_bytes: limit of all runs together; runs that were not fetched are never deleted for it, but no run begins
             while they exceed it.
@@ -344,11 +386,12 @@ class RunStore:
         self,
         folder: Path,
         *,
+        database: Database | None = None,
         keep_days: float = KEEP_DAYS,
         keep_bytes: int = KEEP_BYTES,
         keep_unfetched_days: float = math.inf,
     ) -> None:
-        self.folder = folder
+        self.folder, self._database = folder, database
         self._keep_days, self._keep_bytes = keep_days, keep_bytes
         self._keep_unfetched_days = keep_unfetched_days
         self._lock = threading.Lock()
@@ -363,6 +406,8 @@ class RunStore:
             "folder with --state",
         )
         self._held.acquire()
+        if database is not None:
+            copy_runs(database, folder)
         self._find()
         self.prune()
 
@@ -380,7 +425,7 @@ class RunStore:
                 continue
             remove_partial_files(folder)
             try:
-                run = StoredRun.found(folder / _RECORD, folder / _EVENTS)
+                run = StoredRun.found(RunFiles(folder, self._database))
             except Exception as error:  # a damaged run must not hide the others
                 _LOG.warning("the run in %s can't be used, and stays as it is: %s", folder, error)
             else:
@@ -414,7 +459,11 @@ class RunStore:
         folder = self.folder / _RUNS / record.run_id
         with ExitStack() as undo:  # else the next start would find it, and resume it in place of another run
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
-            run = StoredRun.begun(record, folder / _RECORD, folder / _EVENTS, on_saved=on_saved)
+            if self._database is not None:  # before the record, with which a run counts there
+                undo.callback(self._database.remove, record.run_id)
+                self._database.put(record.run_id, _REQUEST, [request])
+                self._database.put(record.run_id, INITIAL_FILE, initial or ())
+            run = StoredRun.begun(record, RunFiles(folder, self._database), on_saved=on_saved)
             undo.callback(run.close)
             write_durably(folder / _REQUEST, request)
             if initial is not None:
@@ -551,10 +600,23 @@ class RunStore:
             for name in names:
                 self._runs.pop(name).close()
         for name in names:
+            if self._database is not None:
+                self._database.remove(name)
             shutil.rmtree(self.folder / _RUNS / name, ignore_errors=True)
             if records[name].has_books and not records[name].is_fetched:
                 _LOG.warning("run %s is deleted: it was not fetched for %g days", name, self._keep_unfetched_days)
         return names
+
+
+def copy_runs(database: Database, folder: Path) -> None:
+    """Complete the copy of a database's runs in a store's folder, which has no other runs.
+
+    Raises:
+        StorageError: the database or the disk can't be used.
+    """
+    with storage_errors(folder):
+        make_folder(folder / _RUNS)
+    database.copy_to(folder / _RUNS, record=_RECORD, log=_EVENTS)
 
 
 def default_folder(address: str) -> Path:

@@ -1,0 +1,155 @@
+"""Two coordinators of one database as processes: the first is killed, and the run ends as if nothing had been."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from coordinator.client.run_folder import RunFolder
+from coordinator.client.submit import Client
+from coordinator.run.requests import RunRequest
+from coordinator.screen.progress import Progress
+from ringtune.schedule.turns import Turn
+from ringtune.transport.endpoints import target_of
+from ringtune.v1 import control_pb2
+from tests.support.cluster import free_port
+from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, job, steps_of
+from tests.support.kept_runs import content
+from tests.support.postgresql import postgresql
+from tests.support.processes import RUN_S, start_ringtune
+
+LEASE_S = 8.0  # a coordinator whose beats a busy machine holds up for as long ends, as it has to
+JOB = job(train__checkpoint_every=2, train__eval_every=4)
+
+
+class Coordinators:
+    """Two processes; the second one is a standby."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.places = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        self.first, self.second = (
+            start_ringtune(
+                *("coordinator", "--bind", place, "--database", url, "--lease", LEASE_S, "--json"),
+                XDG_STATE_HOME=str(folder / f"home-{number}"),
+            )
+            for number, place in enumerate(self.places)
+        )
+
+    def line(self, process: subprocess.Popen[str]) -> dict[str, str]:
+        """The next line of one of them."""
+        assert process.stdout is not None
+        return dict(json.loads(process.stdout.readline()))
+
+    def close(self) -> None:
+        """End both; what they said is shown with a failure."""
+        for process in (self.first, self.second):
+            process.send_signal(signal.SIGKILL)
+            sys.stdout.write("\n".join(process.communicate(timeout=RUN_S)))
+
+
+class BeatingAgent(FakeAgent):
+    """An agent that renews its lease at whichever coordinator answers, and joins one that does not know it."""
+
+    def __init__(self, node: str, places: str, on_grant: object) -> None:
+        super().__init__(node, target_of(places), on_grant=on_grant)  # type: ignore[arg-type]
+        self.has_joined, self._closing = threading.Event(), threading.Event()
+        self._beats = threading.Thread(target=self._beat, daemon=True)
+        self._beats.start()
+
+    def _beat(self) -> None:
+        request = control_pb2.HeartbeatRequest(node=self.node, instance=self.address)
+        while not self._closing.wait(LEASE_S / 40):
+            with contextlib.suppress(grpc.RpcError):
+                if not self.stub.Heartbeat(request, timeout=CALL_S).known:
+                    self.join()
+                self.has_joined.set()
+
+    def close(self) -> None:
+        """Leave."""
+        self._closing.set()
+        self._beats.join(CALL_S)
+        super().close()
+
+
+class Killer:
+    """Does turns, and kills a process in the third grant."""
+
+    def __init__(self) -> None:
+        self.victim: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+        self._grants = 0
+
+    def __call__(self, agent: FakeAgent, turns: list[Turn]) -> None:
+        """Do them; a coordinator that was killed does not hear of it."""
+        with self._lock:
+            self._grants += 1
+            if self._grants == 3 and self.victim is not None:
+                self.victim.send_signal(signal.SIGKILL)
+        with contextlib.suppress(grpc.RpcError):
+            agent.stub.Report(agent.report(turns), timeout=CALL_S)
+
+
+@contextlib.contextmanager
+def coordinators(folder: Path, url: str) -> Iterator[Coordinators]:
+    """Two of one database."""
+    made = Coordinators(folder, url)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def undisturbed(folder: Path) -> dict[str, bytes]:
+    """The files of the run at one coordinator that nobody kills."""
+    with FakeCluster("a", "b") as cluster, Client(cluster.server.address) as client, RunFolder(folder) as files:
+        client.run(RunRequest(job=JOB, num_nodes=2, join_s=CALL_S), progress=Progress(), folder=files)
+    return content(folder)
+
+
+def taken_over(folder: Path, url: str) -> None:
+    """Kill the acting one of two coordinators in a run; see that the run ends at the other one with the same files."""
+    whole = undisturbed(folder / "whole")
+    with coordinators(folder, url) as two, contextlib.ExitStack() as stack:
+        told = [two.line(process) for process in (two.first, two.second)]
+        if told[0]["event"] == "note":  # the second one was faster
+            two.first, two.second = two.second, two.first
+            told.reverse()
+        assert told[0]["event"] == "listening"
+        assert "this one takes over a lease after its last beat" in told[1]["text"]
+        kills, places = Killer(), ",".join(two.places)
+        agents = [BeatingAgent(name, places, kills) for name in ("a", "b")]
+        for agent in agents:
+            stack.callback(agent.close)
+            assert agent.has_joined.wait(CALL_S)
+        kills.victim = two.first
+        with Client(places) as client, RunFolder(folder / "out") as files:
+            request = RunRequest(job=JOB, num_nodes=2, join_s=CALL_S)
+            client.run(request, progress=Progress(), folder=files, coordinator_wait_s=RUN_S)
+            assert two.first.wait(RUN_S) == -signal.SIGKILL
+            before, after = client.runs()
+    assert (before.state, after.state, after.takes_up) == ("interrupted", "done", before.run_id)
+    assert content(folder / "out") == whole
+    assert [line["step"] for line in steps_of(folder / "out" / "metrics.jsonl")] == list(range(1, 9))
+
+
+@pytest.mark.slow
+@pytest.mark.promise("6 every wait ends")
+def test_run_goes_on_at_the_standby_after_the_death_of_its_coordinator(tmp_path: Path) -> None:
+    """On SQLite: equal bits, each step once, and neither nodes nor the user do anything."""
+    taken_over(tmp_path, f"sqlite:///{tmp_path}/state.sqlite")
+
+
+@pytest.mark.slow
+def test_run_goes_on_at_the_standby_with_postgresql(tmp_path: Path) -> None:
+    """As on SQLite; the laws of lease and copy are in ``tests/coordinator/server/test_database.py``."""
+    with postgresql() as server:
+        taken_over(tmp_path, server.new_database())
