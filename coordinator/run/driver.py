@@ -202,6 +202,7 @@ class Driver(abc.ABC):
         self.without: Mapping[str, str] = {}
         self.after: Driver | None = None
         self._stop_reason = self._drain_reason = ""
+        self._handing_over = threading.Lock()  # a wish is passed on once, by whoever asks or by this one's thread
         self.board = StatusBoard(run_id)
         self._members = members
         self._lease_s = lease_s
@@ -228,9 +229,10 @@ class Driver(abc.ABC):
 
     def stop(self, reason: str) -> None:
         """Ask for the end of the work, or of that which goes on in its place, at once."""
-        self._stop_reason = reason
-        if self.after is not None:
-            self.after.stop(reason)
+        with self._handing_over:
+            self._stop_reason, after = reason, self.after
+        if after is not None:
+            after.stop(reason)
         self._queue.put(rd.RunStopRequested(reason))
 
     def listen(self, sink: EventSink, *, closely: bool = False) -> None:
@@ -307,11 +309,12 @@ class Driver(abc.ABC):
             try:
                 if outcome is not None:
                     after = self._begin_after(outcome)
-                    drained, self.after = self._drain_reason, after  # from here on ``drain`` reaches it
-                if self.after is not None and self._stop_reason:
-                    self.after.stop(self._stop_reason)
-                elif self.after is not None and drained:
-                    self.after.drain(drained)
+                    with self._handing_over:
+                        self.after, stopped, drained = after, self._stop_reason, self._drain_reason
+                    if after is not None and stopped:
+                        after.stop(stopped)
+                    elif after is not None and drained:
+                        after.drain(drained)
                 self._on_end()  # before the last event: its reader may submit the next run
                 if self.after is None:
                     self._log_outcome(outcome)

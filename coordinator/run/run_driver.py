@@ -179,9 +179,10 @@ class RunDriver(Driver):
 
     def drain(self, reason: str) -> None:
         """Ask for the end of the run after the granted turns, with a checkpoint; a second call ends it at once."""
-        self._drain_reason = reason
-        if self.after is not None:
-            self.after.drain(reason)
+        with self._handing_over:
+            self._drain_reason, after = reason, self.after
+        if after is not None:
+            after.drain(reason)
         self._queue.put(rd.DrainRequested(reason))
 
     def joined(self, member: Member) -> None:

@@ -25,7 +25,7 @@ import torch
 
 from edge.transport import tensors
 from edge.transport.admission import FrameCheck, RunExpectation, check_hello
-from edge.transport.frames import DTYPE_NAMES, NAMES, PROBE, Assembler, Received, key_of, unpack
+from edge.transport.frames import CHUNK_BYTES, DTYPE_NAMES, NAMES, PROBE, Assembler, Received, key_of, unpack
 from ringtune.errors import ConnectionFailedError, DeadlineError, DivergedError, FrameError, RingTuneError
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.lowering import PARCELS
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 HELLO_WAIT_S: Final = 30.0
 """Seconds from the start of a link to its acceptance: its HELLO must arrive, and its run must be expected."""
 
-COUNTED_BYTES: Final = 1024 * 1024
+COUNTED_BYTES: Final = CHUNK_BYTES
 """Bytes after which the sender is told at the latest how many frames have arrived."""
 
 _POLL_S: Final = 0.5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -271,3 +272,36 @@ def test_run_status_says_for_whom_the_run_waits() -> None:
     status = control_pb2.StatusReply(run=board.read())
     assert json.loads(status_json(status))["run"]["awaited"] is None
     assert not any("waits for" in line for line in status_lines(status, "127.0.0.1:7070"))
+
+
+def test_run_passes_on_a_drain_that_comes_while_the_next_run_takes_its_place() -> None:
+    """Between the look for earlier drains and the moment from which later ones are passed on none is lost."""
+    drained: list[str] = []
+
+    class Failing(RunDriver):
+        next_run: Any = None
+
+        @property
+        def after(self) -> Any:
+            return self.next_run
+
+        @after.setter
+        def after(self, value: Any) -> None:
+            self.asking = threading.Thread(target=self.drain, args=("Ctrl-C",))
+            if value is not None:
+                self.asking.start()
+                self.asking.join(0.1)  # it ends, unless it waits until the next run is in its place
+            self.next_run = value
+
+        def _drive(self) -> RingTuneError:
+            return PlanError("it failed")
+
+        def _begin_after(self, failed: RingTuneError) -> Any:
+            return SimpleNamespace(drain=drained.append, stop=drained.append)
+
+    with FakeCluster("a", "b") as cluster:
+        driver = Failing("r", RunRequest(job()), cluster.server.coordinator, lease_s=CALL_S, on_end=lambda: None)
+        driver.start()
+        assert driver.join(CALL_S)
+        driver.asking.join(CALL_S)
+    assert drained == ["Ctrl-C"]
