@@ -128,6 +128,32 @@ def test_copy_arrives_twice_and_another_one_does_not(kept: TurnSnapshots) -> Non
     assert kept.everything()[1] == (SnapshotFile(4, file_of(0, 1), False), SnapshotFile(4, b"a head", True))
 
 
+@pytest.mark.promise("2 right version")
+@pytest.mark.parametrize(("is_head", "is_saved"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("left_out", "why"), [(slice(2, None), "is not complete"), (slice(1, 2), "its digest differs"), (slice(None), "prepare it first")]
+)
+def test_copies_that_end_short_are_refused(
+    kept: TurnSnapshots, is_head: bool, is_saved: bool, left_out: slice, why: str
+) -> None:
+    """Their stream ends without an error, but before the last message, within the file, or before it begins."""
+    saved: list[Pieces] = []
+    method = Hift() if is_saved else PLAN.course.method
+    course = dataclasses.replace(PLAN.course, method=method)
+    servicer = servicer_of(kept, course=course, save=lambda run_id, step, content: saved.append(content))
+    content = bytes(write_tensors({"adapter/0.up": TensorPieces("U8", (5 << 19,), Pieces.of(bytes(5 << 19)))}))
+    first = {"run_id": "run", "node": "a", "step": 4, "is_head": is_head, "is_saved": is_saved}
+    messages = [
+        control_pb2.KeepChunk(file=chunk, **(first if not at else {}))
+        for at, chunk in enumerate(cut_pieces(FILE, [content]))
+    ]
+    assert len(messages) == 3
+    del messages[left_out]
+    with pytest.raises((IntegrityError, FrameError), match=why):
+        servicer._keep(iter(messages), None)
+    assert (saved, kept.everything()[1]) == ([], ())
+
+
 @pytest.mark.promise("7 bounded memory")
 def test_copies_are_as_large_as_planned_at_most(kept: TurnSnapshots) -> None:
     """A sender ends where the planned bytes and room for names are used up, before memory is."""
