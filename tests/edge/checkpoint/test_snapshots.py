@@ -131,7 +131,8 @@ def test_copy_arrives_twice_and_another_one_does_not(kept: TurnSnapshots) -> Non
 @pytest.mark.promise("2 right version")
 @pytest.mark.parametrize(("is_head", "is_saved"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize(
-    ("left_out", "why"), [(slice(2, None), "is not complete"), (slice(1, 2), "its digest differs"), (slice(None), "prepare it first")]
+    ("left_out", "why"),
+    [(slice(2, None), "is not complete"), (slice(1, 2), "its digest differs"), (slice(None), "prepare it first")],
 )
 def test_copies_that_end_short_are_refused(
     kept: TurnSnapshots, is_head: bool, is_saved: bool, left_out: slice, why: str
