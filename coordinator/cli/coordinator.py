@@ -70,9 +70,9 @@ def init(trust: options.Trust = None, json: options.Json = False) -> None:
     """Create a certificate authority (CA); from then on every connection uses mutual TLS."""
     import json as json_module
 
-    from coordinator.server.certificate_authority import ADMIN, init_trust
+    from coordinator.server.certificate_authority import ADMIN, FILE, init_trust
     from ringtune.transport.identity import fingerprint
-    from ringtune.transport.parties import coordinator_trust
+    from ringtune.transport.parties import AUTHORITY, coordinator_trust
 
     folder = trust or coordinator_trust()
     found = fingerprint(init_trust(folder, time.time()).certificate_pem)
@@ -81,7 +81,11 @@ def init(trust: options.Trust = None, json: options.Json = False) -> None:
         told = {"event": "made", "trust": str(folder), "admin": str(admin), "authority_sha256": found}
         typer.echo(json_module.dumps(told))
         return
-    typer.echo(f"the certificate authority (CA) is in {folder}; keep this folder secret, and a copy of it")
+    typer.echo(f"the certificate authority (CA) is in {folder}; keep this folder secret")
+    typer.echo(
+        f"save {AUTHORITY} and {FILE} of it elsewhere, again after each removal: without {AUTHORITY} all nodes and "
+        "users have to join anew"
+    )
     typer.echo(f"commands of this user on this machine use {admin}")
     typer.echo("next: 'ringtune coordinator', and for each node 'ringtune coordinator token NAME'")
 

@@ -43,7 +43,7 @@ from ringtune.transport.endpoints import (
     split_address,
     target_of,
 )
-from ringtune.transport.open_calls import OpenCall, OpenCalls, address_of
+from ringtune.transport.open_calls import OpenCall, OpenCalls, TokenBucket, address_of
 from ringtune.transport.parties import (
     COORDINATOR_ROLE,
     NODE_ROLE,
@@ -237,6 +237,9 @@ def _facts(pem: bytes) -> CertificateFacts:
 
 _MOST_OPEN: Final = {COORDINATOR_ROLE: 64, NODE_ROLE: 32, SUBMITTER_ROLE: 64}
 """Open calls of one certificate's party at a server, by role, and as many urgent ones; a node needs a handful."""
+_MOST_AT_ONCE: Final = 5000
+_MOST_PER_S: Final = 500.0
+"""Calls of one certificate's party at a server; a node makes a few a second, and a stream is one call."""
 _MOST_PUBLIC: Final = 16
 """Open calls of one address where no certificate is needed; several boards may have one address."""
 _PUBLIC_FIRST_S: Final = 5.0
@@ -271,6 +274,7 @@ class Guard(grpc.ServerInterceptor):
         self._general, self._urgent = general, urgent
         self._most_of_address, self._first_message_s = most_of_address, first_message_s
         self._repeats = RepeatCounter()
+        self._rate = TokenBucket(_MOST_AT_ONCE, _MOST_PER_S)
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         """Wrap the handler of a call with the checks."""
@@ -336,6 +340,8 @@ class Guard(grpc.ServerInterceptor):
             caller = caller_of(context)
             if caller is None:
                 raise TrustError("there is no certificate; join with a token first")
+            if not self._rate.take(caller.party):
+                raise BusyError(f"{caller.party} makes more than {_MOST_PER_S:.0f} calls a second here; make fewer")
             if problem := caller.problem_at(time.time()):
                 raise TrustError(f"the certificate of {caller.party} is refused: {problem}")
             if removal := refusal(caller):
@@ -345,7 +351,7 @@ class Guard(grpc.ServerInterceptor):
                 raise TrustError(
                     f"{caller.party} is no administrator; ask one, or for a token made with --role administrator"
                 )
-        except TrustError as error:
+        except (TrustError, BusyError) as error:
             self._refuse(method, context, error)
         return caller
 

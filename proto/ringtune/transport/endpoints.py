@@ -172,8 +172,11 @@ MAX_MESSAGE_BYTES: Final = 8 * 1024 * 1024
 MAX_CONNECTIONS: Final = 1024
 """Most connections to a server, equal to its concurrent calls; further ones are closed."""
 
-MAX_STREAMS: Final = 200
+MAX_STREAMS: Final = 64
 """Most calls of one connection; more wait at the caller. Two nodes need a handful."""
+
+MAX_PENDING: Final = 8192
+"""Calls of one method that wait for a look at their caller; gRPC cancels those beyond it, whoever made them."""
 
 _MESSAGES: Final[Options] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -221,6 +224,8 @@ SERVER_OPTIONS: Final[Options] = (
     ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
     ("grpc.server_handshake_timeout_ms", 20_000),
     ("grpc.max_concurrent_streams", MAX_STREAMS),
+    ("grpc.server.max_pending_requests", MAX_PENDING),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
 )

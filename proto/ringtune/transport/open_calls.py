@@ -1,4 +1,4 @@
-"""Limits of a server for each caller: open calls, the time until a call's first message, and events in a time.
+"""Limits of a server for each caller: open calls, calls a second, and the time until a call's first message.
 
 A caller is the party in its certificate, or without one its address. Each open call holds a thread, so a caller may
 have so many; beyond that, and where the threads are nearly used up by all, the oldest call without a message is ended
@@ -146,6 +146,33 @@ class OpenCalls:
 
 
 _MAX_KEYS: Final = 4096
+
+
+class TokenBucket:
+    """At most ``most`` events of a key at once, and ``per_s`` a second in the long run; safe for threads."""
+
+    def __init__(self, most: int, per_s: float, *, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._most, self._per_s, self._now_s = most, per_s, now_s
+        self._lock = threading.Lock()
+        self._levels: dict[Hashable, tuple[float, float]] = {}
+
+    def take(self, key: Hashable) -> bool:
+        """Count an event if the key has a token left; return whether it has."""
+        with self._lock:
+            now_s = self._now_s()
+            level = self._level(key, now_s)
+            if level < 1.0:
+                return False
+            if len(self._levels) >= _MAX_KEYS:
+                self._levels = {
+                    known: entry for known, entry in self._levels.items() if self._level(known, now_s) < self._most
+                }
+            self._levels[key] = level - 1.0, now_s
+            return True
+
+    def _level(self, key: Hashable, now_s: float) -> float:
+        level, at_s = self._levels.get(key, (float(self._most), now_s))
+        return min(float(self._most), level + (now_s - at_s) * self._per_s)
 
 
 class RateLimit:

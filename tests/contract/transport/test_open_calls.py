@@ -13,9 +13,10 @@ import grpc
 import pytest
 
 from ringtune.errors import BusyError, TrustError
+from ringtune.transport import channels
 from ringtune.transport.channels import _MOST_OPEN, Server, open_channel
-from ringtune.transport.open_calls import OpenCall, OpenCalls, RateLimit, address_of
-from ringtune.transport.parties import PERMISSIONS, Party, node_party
+from ringtune.transport.open_calls import OpenCall, OpenCalls, RateLimit, TokenBucket, address_of
+from ringtune.transport.parties import PERMISSIONS, Party, Permission, node_party
 from ringtune.transport.speaker import Removal, Removals, Speaker, speaking_as
 from ringtune.transport.status import error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
@@ -120,6 +121,22 @@ def test_rate_limit_is_of_each_key() -> None:
         now_s[0] += 1.0
         limit.count(number)
     assert len(limit._at_s) <= 4096
+
+
+def test_token_bucket_is_of_each_key() -> None:
+    """So many at once, then so many a second; refused ones cost nothing, full buckets are forgotten."""
+    now_s = [0.0]
+    bucket = TokenBucket(3, 2.0, now_s=lambda: now_s[0])
+    assert [bucket.take("a") for _ in range(5)] == [True, True, True, False, False]
+    assert bucket.take("b")
+    now_s[0] = 0.5
+    assert [bucket.take("a") for _ in range(2)] == [True, False]
+    now_s[0] = 100.0
+    assert [bucket.take("a") for _ in range(4)] == [True, True, True, False]
+    for number in range(10_000):
+        now_s[0] += 1.0
+        bucket.take(number)
+    assert len(bucket._levels) <= 4096
 
 
 # ---- at a server -------------------------------------------------------------------------------------
@@ -244,6 +261,40 @@ def test_silent_calls_of_a_removed_certificate_are_refused_at_once() -> None:
             assert wait_for(0, calls) == 0
             assert {type(error_of_call(call.exception(), peer="it")) for call in calls} == {TrustError}
         assert heartbeat(server, "a") is None
+
+
+def test_calls_of_a_certificate_have_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond it they are refused, before they are read; another member's are not."""
+    monkeypatch.setattr("ringtune.transport.channels._MOST_AT_ONCE", 2)
+    monkeypatch.setattr("ringtune.transport.channels._MOST_PER_S", 1e-6)
+    with serving() as (server, *_):
+        assert [type(heartbeat(server, "evil")) for _ in range(3)] == [type(None), type(None), BusyError]
+        assert heartbeat(server, "a") is None
+
+
+def test_queue_of_calls_is_longer_than_a_member_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1,920 heartbeats of one wait while no thread looks at callers; by its default gRPC cancels some beyond 1,000."""
+    looked, find = threading.Event(), channels.find_permission
+
+    def found(method: str) -> Permission | None:
+        assert looked.wait(WAIT_S)
+        return find(method)
+
+    monkeypatch.setattr(channels, "find_permission", found)
+    with serving(max_calls=4096) as (server, *_), contextlib.ExitStack() as stack:
+        calls: list[Any] = []
+        for number in range(31):
+            with speaking_as(speaker_of("a" if number == 30 else "evil")):
+                options = (("grpc.use_local_subchannel_pool", 1),)
+                channel = stack.enter_context(open_channel(server.address, options, peer=COORDINATOR.identity.party))
+            grpc.channel_ready_future(channel).result(WAIT_S)
+            stub = control_pb2_grpc.CoordinatorStub(channel)
+            beat = control_pb2.HeartbeatRequest(node="a" if number == 30 else "evil")
+            calls += [stub.Heartbeat.future(beat, timeout=WAIT_S) for _ in range(1 if number == 30 else 64)]
+        looked.set()
+        assert calls[-1].result().known
+        codes = {call.code() for call in calls}
+        assert grpc.StatusCode.CANCELLED not in codes
 
 
 def test_call_without_a_request_is_told() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import math
 import queue
+import shutil
 import sqlite3
 import threading
 import time
@@ -431,8 +433,9 @@ ALICE = Party("submitter", "alice")
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[tuple[TrustKeeper, str]]:
-    """A coordinator with a trust folder, and its address."""
-    init_trust(folder, time.time())
+    """A coordinator with a trust folder, which is made unless it exists, and its address."""
+    if not folder.exists():
+        init_trust(folder, time.time())
     keeper = TrustKeeper(folder)
     with speaking_as(keeper.speaker):
         server = CoordinatorServer("127.0.0.1:0", lease_s=10.0, keeper=keeper)
@@ -669,6 +672,26 @@ def test_joining_ends_with_a_removal(tmp_path: Path) -> None:
         with membership(address, again) as stub:
             renew(stub, again, folder)
         assert TrustKeeper(trust).speaker.removed.entries == keeper.speaker.removed.entries != ()
+
+
+def test_joining_holds_at_a_coordinator_that_is_restored_from_a_backup(tmp_path: Path) -> None:
+    """Authority and register are enough: nodes, tokens and removals go on, in another folder."""
+    trust, restored, parties = tmp_path / "trust", tmp_path / "restored", (PI_NODE, node_party("thief"))
+    with running(trust) as (keeper, address):
+        pi, thief = (Speaker(join(address, invited(trust, party), tmp_path / party.name)) for party in parties)
+        keeper.remove(thief.identity.party, "stolen")
+        token = invited(trust, ALICE)
+    restored.mkdir(mode=0o700)
+    for name in ("authority.pem", FILE):
+        shutil.copy2(trust / name, restored)
+    shutil.rmtree(trust)
+    with running(restored) as (_, address):
+        with membership(address, pi) as stub:
+            renew(stub, pi, tmp_path / "pi")
+        with membership(address, thief) as stub, pytest.raises(TrustError, match="stolen"):
+            renew(stub, thief, tmp_path / "thief")
+        token = dataclasses.replace(token, port=invited(restored).port)  # the test's ports are any free ones
+        assert join(address, token, tmp_path / "alice").party == ALICE
 
 
 def test_users_have_the_own_runs_or_all_and_the_membership(tmp_path: Path) -> None:

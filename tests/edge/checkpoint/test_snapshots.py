@@ -57,7 +57,7 @@ def servicer_of(kept: TurnSnapshots, placement_number: int = 0, **options: Any) 
 
 def send(servicer: SnapshotServicer, content: bytes, caller: Party | None = None, **changes: Any) -> None:
     """Send a copy to node b: of blocks or the head of node a after step 4, unless something is changed."""
-    first = {"run_id": "run", "node": "a", "step": 4, **changes}
+    first: dict[str, Any] = {"run_id": "run", "node": "a", "step": 4, **changes}
     chunks = cut_pieces(FILE, [content])
     messages = (control_pb2.KeepChunk(file=chunk, **(first if not at else {})) for at, chunk in enumerate(chunks))
     servicer._keep(iter(messages), caller)
@@ -143,7 +143,7 @@ def test_copies_that_end_short_are_refused(
     course = dataclasses.replace(PLAN.course, method=method)
     servicer = servicer_of(kept, course=course, save=lambda run_id, step, content: saved.append(content))
     content = bytes(write_tensors({"adapter/0.up": TensorPieces("U8", (5 << 19,), Pieces.of(bytes(5 << 19)))}))
-    first = {"run_id": "run", "node": "a", "step": 4, "is_head": is_head, "is_saved": is_saved}
+    first: dict[str, Any] = {"run_id": "run", "node": "a", "step": 4, "is_head": is_head, "is_saved": is_saved}
     messages = [
         control_pb2.KeepChunk(file=chunk, **(first if not at else {}))
         for at, chunk in enumerate(cut_pieces(FILE, [content]))
