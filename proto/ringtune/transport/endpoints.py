@@ -172,7 +172,7 @@ MAX_MESSAGE_BYTES: Final = 8 * 1024 * 1024
 MAX_CONNECTIONS: Final = 1024
 """Most connections to a server, equal to its concurrent calls; further ones are closed."""
 
-MAX_STREAMS: Final = 64
+MAX_STREAMS: Final = 200
 """Most calls of one connection; more wait at the caller. Two nodes need a handful."""
 
 MAX_PENDING: Final = 8192

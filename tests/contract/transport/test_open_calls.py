@@ -13,10 +13,9 @@ import grpc
 import pytest
 
 from ringtune.errors import BusyError, TrustError
-from ringtune.transport import channels
 from ringtune.transport.channels import _MOST_OPEN, Server, open_channel
 from ringtune.transport.open_calls import OpenCall, OpenCalls, RateLimit, TokenBucket, address_of
-from ringtune.transport.parties import PERMISSIONS, Party, Permission, node_party
+from ringtune.transport.parties import PERMISSIONS, Party, Permission, find_permission, node_party
 from ringtune.transport.speaker import Removal, Removals, Speaker, speaking_as
 from ringtune.transport.status import error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
@@ -274,13 +273,13 @@ def test_calls_of_a_certificate_have_a_rate(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_queue_of_calls_is_longer_than_a_member_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """1,920 heartbeats of one wait while no thread looks at callers; by its default gRPC cancels some beyond 1,000."""
-    looked, find = threading.Event(), channels.find_permission
+    looked, find = threading.Event(), find_permission
 
     def found(method: str) -> Permission | None:
         assert looked.wait(WAIT_S)
         return find(method)
 
-    monkeypatch.setattr(channels, "find_permission", found)
+    monkeypatch.setattr("ringtune.transport.channels.find_permission", found)
     with serving(max_calls=4096) as (server, *_), contextlib.ExitStack() as stack:
         calls: list[Any] = []
         for number in range(31):
