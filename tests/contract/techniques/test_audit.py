@@ -165,7 +165,15 @@ def test_tolerance_is_zero_within_a_class() -> None:
 def test_trail_is_read_strictly() -> None:
     """Names to digests, in their order; anything else is refused."""
     assert micro_order(read_trail('{"sum 1.1": "a", "sum 1.0": "b", "sum 11.0": "c"}', "a"), 1) == (1, 0)
-    for text in ("[", "[]", '{"a": 1}', '{"a": "' + "f" * 65 + '"}', "[" * 100_000):
+    for text in (
+        "[",
+        "[]",
+        '{"a": 1}',
+        '{"a": "' + "f" * 65 + '"}',
+        "[" * 100_000,
+        '{"sum 1.x": "a"}',
+        '{"sum 1.9999999999": "a"}',
+    ):
         with pytest.raises(IntegrityError, match="node a"):
             read_trail(text, "a")
 
