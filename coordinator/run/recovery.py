@@ -107,9 +107,9 @@ class Reports:
         """
         if request.number < 1:
             raise IntegrityError(f"a report of node {request.node} has no number; use one version on all machines")
-        last = self._num_reports.get(request.node, 0)
-        if request.number <= last:
+        if not self.is_new(request):
             return  # the node sent it again without our answer
+        last = self._num_reports.get(request.node, 0)
         check_report(request, last=last, nodes=recorder.plan.nodes, end_seq=recorder.end_seq)
         self._num_reports[request.node] = request.number
         recorder.add_report(request)
@@ -135,6 +135,10 @@ class Reports:
                 self._suspicions.add(failed, request.lost_peer, self._now_s())
             else:
                 yield failed
+
+    def is_new(self, request: control_pb2.ReportRequest) -> bool:
+        """Whether the node has not sent this report before."""
+        return request.number > self._num_reports.get(request.node, 0)
 
     def _note_scores(self, request: control_pb2.ReportRequest) -> None:
         """Keep scores, within ``_MAX_SCORES``, until the end of their turn is reported; they are checked only then."""

@@ -314,7 +314,7 @@ class RunDriver(Driver):
     def _on_report(self, request: control_pb2.ReportRequest) -> None:
         if self._recorder is None:
             raise IntegrityError(f"node {request.node} reports before there is a plan; use one version on all machines")
-        if self._audit is not None:
+        if self._audit is not None and self._reports.is_new(request):
             self._audit.note(request)
         for event in self._reports.take(
             request, self._recorder, self._require_moving().part.placement.placement_number

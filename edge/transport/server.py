@@ -26,7 +26,14 @@ import torch
 from edge.transport import tensors
 from edge.transport.admission import FrameCheck, RunExpectation, check_hello
 from edge.transport.frames import CHUNK_BYTES, DTYPE_NAMES, NAMES, PROBE, Assembler, Received, key_of, unpack
-from ringtune.errors import ConnectionFailedError, DeadlineError, DivergedError, FrameError, RingTuneError
+from ringtune.errors import (
+    ConnectionFailedError,
+    DeadlineError,
+    DivergedError,
+    FrameError,
+    RingTuneError,
+    internal_error,
+)
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.lowering import PARCELS
 from ringtune.schedule.turns import Turn
@@ -187,6 +194,11 @@ class InLink:
                 source.count(len(message))
         except grpc.RpcError:
             _log.debug("the link from node %s ended with an error", source.name)
+        except Exception as error:
+            if not source.run.is_over:
+                text = f"taking a message of node {source.name} failed: {internal_error(error)}"
+                source.run.sink.on_link_lost(source.name, text)
+            raise
         if not self._is_forgotten:
             source.broke()
 

@@ -239,6 +239,15 @@ def test_link_that_ends_without_goodbye_is_lost() -> None:
     assert node.sink.came.empty()
 
 
+def test_link_whose_receiver_fails_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure of our own at the receiver, as without memory, is told to its run with the error."""
+    with receiver(expectation()) as node, sender(node.address) as out:
+        monkeypatch.setattr(node.sink, "on_tensor", lambda *_: 1 / 0)
+        out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), *hidden())
+        lost = node.sink.next()
+        assert isinstance(lost, Lost) and "taking a message of node a failed: " in lost.reason
+
+
 def test_link_to_a_node_that_forgot_the_run_ends_in_order() -> None:
     """A peer that has ended its run is no broken link, until we still want to send to it."""
     with receiver(expectation()) as node, sender(node.address) as out:
