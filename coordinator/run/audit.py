@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from coordinator.run.node_client import AgentCalls
 from ringtune.costs.measurement import numeric_class
@@ -45,9 +45,6 @@ from ringtune.techniques.audit import (
     way_of,
 )
 from ringtune.v1 import control_pb2
-
-MAX_TURNS: Final = 64
-"""Most turns whose trails are held: two are open, and those of a recovery are granted again."""
 
 
 class CellRepeated(NamedTuple):
@@ -87,7 +84,6 @@ class RunAudit:
         self._turn: Turn | None = None
         self._part: Plan | None = None
         self._waiting: set[Cell] = set()
-        self.num_repeated = self.num_turns = 0
 
     def granted(self, part: Plan, turns: Sequence[Turn]) -> dict[str, list[TensorKey]]:
         """Draw cells of granted turns; return by node the tensors that it has to keep."""
@@ -165,7 +161,6 @@ class RunAudit:
             self.forget()
             return rd.NodeFailed(answer.checker, type(answer.error).__name__, str(answer.error))
         self._waiting.discard(answer.cell)
-        self.num_repeated += 1
         finding = self._compared(part, turn, answer.cell, answer.checker, answer.reply)
         if finding is not None or not self._waiting:
             self._end(finding)
@@ -195,7 +190,6 @@ class RunAudit:
             self._agreed |= {
                 block: end for node in part.nodes for block, _, end in ends(part, turn, trails.get(node, {}), node)
             }
-            self.num_turns += 1
         self._turn, self._waiting = None, set()
         self._drawn = {index: drawn for index, drawn in self._drawn.items() if index > turn.index}
         self._trails = {index: trails for index, trails in self._trails.items() if index > turn.index}
