@@ -175,6 +175,9 @@ class OutLink:
         self._kept_bytes = 0
         self._first = self._next = 0  # the frame that the newest call sends next
         self._credits: dict[int, int] = {}  # boundary -> total
+        # of the reader
+        self._arrived = 0  # frames that the peer had counted when the link was opened last
+        self._stuck_s = 0.0  # of opening the link again, since a frame has arrived or none was waiting
 
     # ---- interface ----------------------------------------------------------------------------------
 
@@ -429,7 +432,10 @@ class OutLink:
             self._welcome.put(error_from_name(ack.error, ack.refusal))
 
     def _open_again(self, failure: RingTuneError) -> Any:
-        """Open the link again within ``reopen_s``; return the new call, or the error with which the link ends."""
+        """Open the link again within ``reopen_s``; return the new call, or the error with which the link ends.
+
+        Times between which frames waited and none arrived count as one.
+        """
         began_s, pause_s = time.monotonic(), _FIRST_PAUSE_S
         _log.info("the link to node %s broke and is opened again: %s", self.target, failure)
         while not self._closing.wait(pause_s):
@@ -444,9 +450,21 @@ class OutLink:
                 continue
             except RingTuneError as error:
                 return error
-            self._on_reopened(self.target, time.monotonic() - began_s)
+            tried_s = time.monotonic() - began_s
+            self._stuck_s = self._stuck_s + tried_s if self._is_stuck() else 0.0
+            if self._stuck_s >= self._reopen_s:
+                return PeerLostError(
+                    f"{self._peer} gets no frame although the link is opened again and again: {failure}"
+                )
+            self._on_reopened(self.target, tried_s)
             return call
         return failure
+
+    def _is_stuck(self) -> bool:
+        """Whether frames wait, and none has arrived between the last two times that the link was opened again."""
+        with self._changed:
+            before, self._arrived = self._arrived, self._first
+            return self._first == before and bool(self._kept or self._queue)
 
     def _call_again(self, left_s: float) -> Any:
         """Make one attempt to open the link again.

@@ -399,6 +399,26 @@ def test_link_that_stays_broken_is_lost_after_its_time() -> None:
         assert "was not opened again within 0.2 s" in lost.reason
 
 
+@pytest.mark.promise("6 every wait ends")
+def test_link_that_breaks_again_and_again_without_progress_is_lost() -> None:
+    """A frame that never passes between two breaks: opening the link anew does not begin its time anew.
+
+    An idle link, or one whose frames pass, is opened again however often it breaks.
+    """
+    with (
+        receiver(expectation(reopen_s=WAIT_S)) as node,
+        wire_proxy(node.address) as proxy,
+        sender(proxy.address, reopen_s=3.0) as out,
+    ):
+        for _ in range(3):
+            proxy.cut()
+            assert out.reopened.get(timeout=WAIT_S)[0] == "b"
+        assert out.link._stuck_s == 0.0
+        proxy.cut_every = 20_000
+        out.link.send_blob(frames.PROBE, 0, Pieces.of(bytes(100_000)))
+        assert "gets no frame although" in out.broken.get(timeout=WAIT_S)[1]
+
+
 def _wait_until_over() -> None:
     """Until the reader of acknowledgements has seen the end of the stream."""
     for thread in threading.enumerate():
