@@ -330,16 +330,17 @@ class RunDriver(Driver):
             self._queue.put(rd.NodeFailed(node, PeerLostError.__name__, told))  # behind what it said before
 
     def _judge(self, complaint: rd.NodeFailed) -> None:
-        """Ask the accused node whether it lives: then it is not lost, and the link to it is opened anew."""
+        """Ask the accused node whether it lives: then it is not lost, and the link to it is opened anew.
+
+        The answer may come when all links were opened anew already.
+        """
         if complaint.lost not in self._needed:
             self._feed(complaint)
             return
         number = self._require_moving().part.placement.placement_number
-
-        def answered(is_alive: bool) -> None:
-            self._queue.put(rd.LinkFailed(complaint, number) if is_alive else complaint)
-
-        self._calls[complaint.lost].ask_alive(answered)
+        self._calls[complaint.lost].ask_alive(
+            lambda is_alive: self._queue.put(rd.LinkFailed(complaint, number, is_alive))
+        )
 
     def _fire_timers(self) -> None:
         if not self._queue.empty():
@@ -352,8 +353,9 @@ class RunDriver(Driver):
     def _feed(self, event: rd.Event) -> None:
         if isinstance(event, rd.TurnChecked) and event.problem:
             self._note(f"the audit: {event.problem}")
-        if isinstance(event, rd.NodeFailed) and event.error == PeerLostError.__name__:
-            self._lost = event.lost or event.node
+        failed = event.failed if isinstance(event, rd.LinkFailed) else event
+        if isinstance(failed, rd.NodeFailed) and failed.error == PeerLostError.__name__:
+            self._lost = failed.lost or failed.node
         for command in self._rounds.handle(event, self._now_s()):
             self._carry_out(command)
 

@@ -114,14 +114,12 @@ class RecoveringRing(VirtualRing):
         if back_s is not None:
             self.clock.at(self.clock.now_s + back_s, self.come, failed.node)
 
-    def lose_link(self, node: str, peer: str) -> None:
+    def lose_link(self, node: str, peer: str) -> rd.LinkFailed:
         """Lose the link of two living nodes: the one reports the other, which answers the coordinator."""
-
-        def report() -> None:
-            failed = rd.NodeFailed(node, "PeerLostError", f"node {node} has lost node {peer}", peer)
-            self._tell_rounds(rd.LinkFailed(failed, self._part.placement.placement_number))
-
-        self.clock.at(self.clock.now_s, report)
+        failed = rd.NodeFailed(node, "PeerLostError", f"node {node} has lost node {peer}", peer)
+        told = rd.LinkFailed(failed, self._part.placement.placement_number)
+        self.clock.at(self.clock.now_s, self._tell_rounds, told)
+        return told
 
     def come(self, node: str) -> None:
         """A node is there that was lost, or a new one; the coordinator knows all of it."""

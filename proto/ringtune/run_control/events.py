@@ -408,15 +408,17 @@ class NodeFailed(NamedTuple):
 
 
 class LinkFailed(NamedTuple):
-    """A node has reported another one as lost, which answers the coordinator.
+    """A node has reported another one as lost, and the coordinator has asked that one.
 
     Attributes:
         failed: the report.
         placement_number: of the placement that held when it came.
+        answers: whether the accused node has answered.
     """
 
     failed: NodeFailed
     placement_number: int
+    answers: bool = True
 
 
 class RunStopRequested(NamedTuple):

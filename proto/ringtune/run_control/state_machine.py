@@ -452,12 +452,13 @@ class RunStateMachine:
     def _on_link_failed(self, event: rd.LinkFailed, now_s: float, commands: list[rd.Command]) -> None:
         """Open all links anew: all nodes go back in the same placement.
 
-        If a link is lost again before another turn is committed, the run continues without the accused node.
+        If the accused node did not answer, or a link is lost again before another turn is committed, the run continues
+        without it.
         """
         part, step = self._required_migration.part, self._kept.step
         if event.placement_number != part.placement.placement_number:
             return  # all links were opened since
-        if not self._goes_back or self.phase != "training" or step in (None, self._opened_at):
+        if not (event.answers and self._goes_back and self.phase == "training") or step in (None, self._opened_at):
             self._on_node_failed(event.failed, now_s, commands)
             return
         self._opened_at = step

@@ -298,8 +298,11 @@ def test_run_ends_with_an_error_that_says_why(why: str) -> None:
 
 
 @contextmanager
-def losing_host(**changes: Any) -> Iterator[tuple[FakeCluster, Job]]:
-    """Owners a and b, and host c, which stops at step 4 and is lost after the checkpoint there, or without one."""
+def losing_host(*, is_alive: bool = False, **changes: Any) -> Iterator[tuple[FakeCluster, Job]]:
+    """Owners a and b, and host c, which stops at step 4 and is lost after the checkpoint there, or without one.
+
+    With ``is_alive`` it answers the coordinator, but a has lost its link with it.
+    """
 
     def stop(agent: FakeAgent, turns: list[Turn]) -> None:
         agent.stub.Report(agent.report([turn for turn in turns if turn.end_step <= 4]), timeout=CALL_S)
@@ -312,7 +315,11 @@ def losing_host(**changes: Any) -> Iterator[tuple[FakeCluster, Job]]:
             lose()
 
     def lose() -> None:
-        cluster.server.coordinator.node_failed("c", PeerLostError("node c is lost"))
+        coordinator, driver = cluster.server.coordinator, cluster.server.coordinator._driver
+        if is_alive and driver is not None and len(begun) == 1:
+            driver._queue.put(rd.LinkFailed(rd.NodeFailed("a", "PeerLostError", "a link is lost", "c"), 0))
+        else:
+            coordinator.node_failed("c", PeerLostError("node c is lost"))
 
     wanted, begun = of_all_parameters(**changes), list[str]()
     stays = {"has_copies": True, "fails_at": {"collect": ModelError("collected")}}
@@ -333,9 +340,10 @@ def follow(cluster: FakeCluster, wanted: Job) -> None:
         client.run(RunRequest(wanted), progress=Progress(), folder=None)
 
 
-def test_run_of_all_parameters_goes_back_by_itself_where_it_is_stored_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_alive", [False, True])
+def test_run_of_all_parameters_goes_back_by_itself_where_it_is_stored_too(tmp_path: Path, is_alive: bool) -> None:
     """Whoever follows it follows the run that takes it up; the records say which one that is, and where it began."""
-    with losing_host(recovery__copies="next") as (cluster, wanted):
+    with losing_host(is_alive=is_alive, recovery__copies="next") as (cluster, wanted):
         cluster.server.coordinator.kept = kept = RunStore(tmp_path)
         with pytest.raises(ModelError, match="collected"):
             follow(cluster, wanted)
