@@ -373,21 +373,22 @@ class Database:
                 .order_by(_EVENTS.c.position.desc())
                 .limit(1)
             ).first()
-            size_bytes = path.stat().st_size if path.exists() else 0
+            if not path.exists():
+                with storage_errors(path):
+                    path.touch()
+            size_bytes = path.stat().st_size
             if last is None or size_bytes == last[0] + last[2]:
                 return
             is_before = is_run & (_EVENTS.c.position <= size_bytes)
             start = database.execute(sql.select(sql.func.max(_EVENTS.c.position)).where(is_before)).scalar_one()
         chosen = sql.select(_EVENTS.c.content, _EVENTS.c.position).where(is_run & (_EVENTS.c.position >= start))
-        with storage_errors(path):
-            path.touch()
-            with path.open("r+b") as file:
-                file.truncate(start)
-                file.seek(start)
-                for content in self._contents(chosen.order_by(_EVENTS.c.position)):
-                    file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+        with storage_errors(path), path.open("r+b") as file:
+            file.truncate(start)
+            file.seek(start)
+            for content in self._contents(chosen.order_by(_EVENTS.c.position)):
+                file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
             os.utime(path, (last[1], last[1]))  # when it was written says when the run was interrupted
 
     def _contents(self, chosen: sql.Select[Any]) -> Iterator[bytes]:

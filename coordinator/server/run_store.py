@@ -216,16 +216,6 @@ class StoredRun:
         self._changed = threading.Condition()
 
     @staticmethod
-    def begun(record: RunRecord, files: RunFiles, *, on_saved: Callable[[int], None]) -> StoredRun:
-        """Make the files of a new run.
-
-        Raises:
-            StorageError: no room.
-        """
-        files.write_record(record)
-        return StoredRun(record, files, log=files.open_log(), on_saved=on_saved)
-
-    @staticmethod
     def found(files: RunFiles) -> StoredRun:
         """Read a run of an earlier coordinator process; one that was running is marked as interrupted.
 
@@ -353,6 +343,12 @@ class StoredRun:
         return self.record.state != "running" or (self._log is not None and self._log.size_bytes > position)
 
 
+def _never_began(folder: Path) -> bool:
+    """Whether a crash has left a folder of a run without its record, which is written last, and without events."""
+    events = folder / _EVENTS
+    return not (folder / _RECORD).exists() and not (events.exists() and events.stat().st_size)
+
+
 def _replayed(record: RunRecord, events_path: Path) -> RunRecord:
     size_bytes = 0
     if events_path.exists():
@@ -424,6 +420,9 @@ class RunStore:
             if not RUN_ID.fullmatch(folder.name):
                 continue
             remove_partial_files(folder)
+            if _never_began(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                continue
             try:
                 run = StoredRun.found(RunFiles(folder, self._database))
             except Exception as error:  # a damaged run must not hide the others
@@ -457,18 +456,21 @@ class RunStore:
                 "--keep-size, and were not fetched: fetch them ('ringtune runs' lists them), or allow more"
             )
         folder = self.folder / _RUNS / record.run_id
+        files = RunFiles(folder, self._database)
         with ExitStack() as undo:  # else the next start would find it, and resume it in place of another run
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
-            if self._database is not None:  # before the record, with which a run counts there
+            if self._database is not None:
                 undo.callback(self._database.remove, record.run_id)
                 self._database.put(record.run_id, _REQUEST, [request])
                 self._database.put(record.run_id, INITIAL_FILE, initial or ())
-            run = StoredRun.begun(record, RunFiles(folder, self._database), on_saved=on_saved)
-            undo.callback(run.close)
+            log = files.open_log()
+            undo.callback(log.close)
             write_durably(folder / _REQUEST, request)
             if initial is not None:
                 write_pieces_durably(self.initial_file(record.run_id), initial)
+            files.write_record(record)  # the last one: with it the run counts
             undo.pop_all()
+        run = StoredRun(record, files, log=log, on_saved=on_saved)
         with self._lock:
             self._runs[record.run_id] = run
         return run

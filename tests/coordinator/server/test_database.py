@@ -20,7 +20,7 @@ from ringtune.techniques.initial_adapter import INITIAL_FILE
 from ringtune.transport.identity import facts_of, make_key, make_request
 from ringtune.transport.parties import node_party
 from ringtune.v1 import control_pb2
-from tests.coordinator.server.test_run_record import ONE, TWO, record
+from tests.coordinator.server.test_run_record import ONE, THREE, TWO, record
 from tests.support.cases import cases
 from tests.support.postgresql import PostgreSql, postgresql
 
@@ -143,6 +143,7 @@ def test_runs_of_a_database_are_found_by_the_next_holder(pair: Pair, tmp_path: P
     a, b = tmp_path / "a", tmp_path / "b"
     with contextlib.closing(RunStore(a, database=pair.a)) as kept:
         done = kept.begin(record(TWO), request=b"two", on_saved=lambda step: None)
+        kept.begin(record(THREE), request=b"three", on_saved=lambda step: None)
         run = kept.begin(record(), request=b"how it began", initial=initial, on_saved=lambda step: None)
         run(note("first"))
         copy_runs(pair.b, b)
@@ -162,7 +163,12 @@ def test_runs_of_a_database_are_found_by_the_next_holder(pair: Pair, tmp_path: P
         with pytest.raises(InterruptedRunError):
             run(note("too late"))
         with contextlib.closing(RunStore(b, database=pair.b)) as found:
-            assert {run_id: one.state for run_id, one in found.records().items()} == {ONE: "interrupted", TWO: "done"}
+            assert {run_id: one.state for run_id, one in found.records().items()} == {
+                ONE: "interrupted",
+                TWO: "done",
+                THREE: "interrupted",
+            }
+            assert list(found.events(THREE, wait=False)) == []
             assert found.request(ONE) == b"how it began"
             assert [event.note for event in found.events(ONE, wait=False)][-1] == "further 39"
             assert files_of(b) == files_of(a)

@@ -7,6 +7,7 @@ import errno
 import json
 import math
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +27,7 @@ from ringtune.errors import BusyError, IntegrityError, InterruptedRunError, Stor
 from ringtune.run_control.checkpoint import CheckpointManifest, Resume, Shard
 from ringtune.run_control.continuation import Length, job_digest
 from ringtune.schedule.operation_tables import Operations, ScheduledTable
+from ringtune.storage import durable
 from ringtune.storage.pieces import Pieces
 from ringtune.v1 import control_pb2
 from tests.support.choosing import table_of
@@ -323,6 +325,32 @@ def test_books_that_nobody_fetches_have_a_limit_with_their_initial_values(tmp_pa
     kept.begin(record(run_id(3)), on_saved=nobody)
     assert list(kept.records()) == [run_id(3)]
     kept.close()
+
+
+def test_run_whose_coordinator_crashes_while_it_begins_is_whole_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each write: the next coordinator can resume it from its request, or finds nothing and takes the rest away."""
+    crashed = list[Path]()
+
+    def crash(place: str) -> None:
+        crashed.append(tmp_path / f"{len(crashed)} {place}")
+        shutil.copytree(tmp_path / "state", crashed[-1])
+
+    with contextlib.closing(RunStore(tmp_path / "state")) as kept:
+        monkeypatch.setattr(durable, "failpoint", crash)
+        kept.begin(record(), request=b"request", initial=Pieces.of(b"values"), on_saved=nobody)
+        monkeypatch.undo()
+        crash("begun")
+    found = list[bool]()
+    for folder in crashed:
+        with contextlib.closing(RunStore(folder)) as again:
+            found.append(ONE in again.records())
+            assert (folder / "runs" / ONE).exists() == found[-1]
+            if found[-1]:
+                assert (again.request(ONE), list(again.events(ONE, wait=False))) == (b"request", [])
+                assert again.initial_file(ONE).read_bytes() == b"values"
+    assert found[0] < found[-1] and found == sorted(found)
 
 
 def test_run_that_has_no_room_to_begin_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
