@@ -17,7 +17,6 @@ from ringtune.costs.measurement import job_shape
 from ringtune.costs.profile import Profile, TimedShape
 from ringtune.errors import IntegrityError, InvalidInputError, PlanError, UsageError
 from ringtune.job.job import Job, load_job
-from ringtune.schedule.migration import first_step
 from ringtune.schedule.operation_tables import ScheduledTable, table_before
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, holder_after
@@ -239,7 +238,7 @@ def _resumed_at(plan: Plan, step: int, tables: Sequence[ScheduledTable]) -> Star
     """Return the point where a run resumed; its trace lacks the first ``step`` steps of the plan."""
     course = plan.course
     operations = table_before(tables, step) or (expected_table(course) if course.choice is not None else None)
-    placement_number = max(one.placement_number for one in plan.placements if first_step(course, one) <= step)
+    placement_number = plan.after(step).placement.placement_number
     return StartPoint.of(
         course, step=step, holder=holder_after(course, step), operations=operations, placement_number=placement_number
     )

@@ -137,7 +137,12 @@ class ShownEvents:
     def _show_resumed(self, resumed: dict[str, Any]) -> None:
         for reason in resumed["passed_over"]:
             self._progress.note(str(reason))
-        self._progress.note(f"resuming after step {int(resumed['step'])}")
+        step, plan = int(resumed["step"]), self._outcome.plan
+        if plan is not None and (part := plan.after(step)).placement != plan.placement:
+            self._progress.note(f"resuming after step {step}, in placement {part.placement.placement_number}:")
+            self._progress.plan(part, self._outcome.memory)
+        else:
+            self._progress.note(f"resuming after step {step}")
 
 
 def show_step(progress: Progress, step: Mapping[str, Any]) -> None:

@@ -409,6 +409,9 @@ class PageState:
                 self.tell(EventLine("checkpoint", f"saved after step {step}", at_unix_s))
             case "resumed_json":
                 step = int(read_object(event.resumed_json, "the step where the run continues").get("step", 0))
+                if self.plan is not None:
+                    self._placement_number = self.plan.after(step).placement.placement_number
+                    self._show_plan()
                 self.tell(EventLine("note", f"goes on after step {step}", at_unix_s))
             case "note":
                 self.tell(EventLine("note", event.note, at_unix_s))

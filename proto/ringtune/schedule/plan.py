@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ringtune.errors import PlanError
 from ringtune.schedule.course import TABLES_AT_ONCE, Course, Offload
-from ringtune.schedule.migration import check_placements
+from ringtune.schedule.migration import check_placements, first_step
 from ringtune.schedule.operation_tables import Operations, ScoredWeights
 from ringtune.schedule.placement import Helper, Placement, Rack, Slice
 from ringtune.schedule.run_shape import Owner
@@ -84,6 +84,11 @@ class Plan:
     def parts(self) -> tuple[Plan, ...]:
         """The part of every placement, in order."""
         return tuple(self.at(one.placement_number) for one in self.placements)
+
+    def after(self, step: int) -> Plan:
+        """Return the part in which a run goes on after ``step`` steps."""
+        held = [one for one in self.placements if first_step(self.course, one) <= step]
+        return self.at((held or self.placements[:1])[-1].placement_number)
 
     def extended(self, placement: Placement, first_turn: int, *, placement_number: int = 0) -> Plan:
         """Return the plan with one more placement from a train turn on, in place of later ones.

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.client.follow import FollowerState, Outcome, RehearsalLimit
+from coordinator.client.follow import FollowerState, Outcome, RehearsalLimit, ShownEvents
 from coordinator.client.run_folder import RunFolder
 from coordinator.client.submit import Client, Interrupts
 from coordinator.run.requests import RunRequest
@@ -30,6 +30,7 @@ from ringtune.v1 import control_pb2
 from tests.coordinator.server.test_run_record import ONE, TWO, record
 from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, facts, job, steps_of
 from tests.support.kept_runs import JOB, Gate, content, ended, keeping
+from tests.support.plans import make_plan
 from tests.support.processes import RUN_S, source_environment
 from tests.support.tap import Tap
 
@@ -44,6 +45,25 @@ class Notes(Progress):
     def note(self, text: str) -> None:
         """Remember it."""
         self.texts.append(text)
+
+
+@pytest.mark.parametrize(("step", "shown"), [(4, "c"), (3, "b")])
+def test_run_that_is_resumed_on_other_nodes_is_shown_as_they_host_it(step: int, shown: str) -> None:
+    """The plan of the whole run has its first nodes; before the move they are those of the run."""
+    before, after = (make_plan([("a", 0, 2), (last, 2, 4)], ["a"]) for last in "bc")
+    plan = before.extended(after.placement, 2, placement_number=5)
+    outcome, lines = Outcome(job()), io.StringIO()
+    show = ShownEvents(PlainProgress(lines), outcome)
+    resumed = {"step": step, "passed_over": []}
+    for event in (
+        control_pb2.RunEvent(plan_json=json.dumps(plan.to_json())),
+        control_pb2.RunEvent(resumed_json=json.dumps(resumed)),
+    ):
+        outcome(event)
+        show(event)
+    hosts = [line.split()[0] for line in lines.getvalue().splitlines() if "blocks [2, 4)" in line]
+    assert hosts[-1] == shown
+    assert (f"resuming after step {step}, in placement 5:" in lines.getvalue()) == (shown == "c")
 
 
 def test_submitter_whose_connection_breaks_hears_the_rest(tmp_path: Path) -> None:

@@ -115,6 +115,15 @@ def test_page_state_has_the_plans_slices() -> None:
     assert {one["budget_bytes"] for one in plan["nodes"]} == {1 << 30}
     assert all(one["needed_bytes"] > 0 for one in plan["nodes"])
     assert (plan["num_blocks"], plan["num_steps"], plan["microbatches"]) == (4, 8, 2)
+    # A run that was resumed on other nodes is shown as they host it
+    moved = PLAN.extended(make_plan([("b", 0, 4)], ["a", "b"]).placement, 1, placement_number=3)
+    state = state_of(
+        [
+            control_pb2.RunEvent(plan_json=json.dumps(moved.to_json())),
+            control_pb2.RunEvent(resumed_json=json.dumps({"step": moved.course.local_iterations})),
+        ]
+    )
+    assert ("b", 0, 4) in [(one["node"], one["start"], one["stop"]) for one in state.section("plan")["nodes"]]
     # A plan alone is shown, too
     state = state_of([control_pb2.RunEvent(run_id=RUN_ID), control_pb2.RunEvent(plan_json=json.dumps(PLAN.to_json()))])
     assert {one["needed_bytes"] for one in state.section("plan")["nodes"]} == {0}
