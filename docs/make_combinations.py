@@ -122,7 +122,7 @@ FEATURES: Final = (
     Feature("operations given", {"operations.table": json.dumps(_TABLE.to_json())}),
     Feature("helpers", {"offload.mode": _HELPED}),
     Feature("adapters of each user", {"offload.mode": _HELPED, "offload.users": "alone", "data.user": "user"}),
-    Feature("frozen weights in int8", {"runtime.frozen": "int8"}),
+    Feature("frozen weights in int8", {"runtime.frozen": "int8"}, _left_out("scores of adapters")),
     Feature("private blocks", {"privacy.private_blocks": 1}),
     Feature("VeLoRA", {"memory.activations": "velora"}),
     Feature("recomputation", {"memory.activations": "recompute"}),
