@@ -124,7 +124,7 @@ FEATURES: Final = (
     Feature("adapters of each user", {"offload.mode": _HELPED, "offload.users": "alone", "data.user": "user"}),
     Feature("frozen weights in int8", {"runtime.frozen": "int8"}, _left_out("scores of adapters")),
     Feature("private blocks", {"privacy.private_blocks": 1}),
-    Feature("VeLoRA", {"memory.activations": "velora"}),
+    Feature("VeLoRA", {"memory.activations": "velora"}, _left_out("projects nothing")),
     Feature("recomputation", {"memory.activations": "recompute"}),
     Feature("number of micro-batches by the planner", {"placement.microbatches": "auto"}),
     Feature("unfreezing by the loss", {"unfreeze.every_steps": None, "unfreeze.at": "auto"}),

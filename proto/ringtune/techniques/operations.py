@@ -154,7 +154,7 @@ class OperationsSettings:
 
 
 def needs_base_gradients(operations: OperationsSettings, adapter: Adapter) -> bool:
-    """Whether operations are chosen by a score of base weights that has to be computed from gradients of frozen ones."""
+    """Whether operations are chosen by a score of base weights that needs gradients of frozen ones."""
     if operations.scores == ScoredWeights.ADAPTER or trains_own_weights(adapter.config):
         return False
     match operations.policy:
