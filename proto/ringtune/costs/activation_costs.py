@@ -76,12 +76,12 @@ def unprojected_reason(settings: VeloraSettings | None, adapter: str, model: Mod
         return ""
     if not any(kept.is_adapter and not kept.always_kept for kept in inputs):
         return (
-            f"VeLoRA projects nothing with adapter.config = {adapter!r}: no linear layer that trains keeps its input for "
-            "itself; memory.activations = 'recompute' saves memory"
+            f"VeLoRA projects nothing with adapter.config = {adapter!r}: no linear layer that trains keeps its input "
+            "for itself; memory.activations = 'recompute' saves memory"
         )
     return (
-        "VeLoRA projects nothing: without velora.layers it projects LoRA, linear and mlp at down, and at value where no "
-        f"other module reads its input, but adapter.config = {adapter!r} has neither"
+        "VeLoRA projects nothing: without velora.layers it projects LoRA, linear and mlp at down, and at value where "
+        f"no other module reads its input, but adapter.config = {adapter!r} has neither"
         + (
             ", as the activation function keeps the input of down anyway"
             if any(kept.always_kept for kept in inputs)
