@@ -45,6 +45,7 @@ from coordinator.planner.search import (
 )
 from ringtune.config.sections import NEVER
 from ringtune.costs.action_costs import CourseCosts
+from ringtune.costs.activation_costs import unprojected_reason
 from ringtune.costs.links import check_blobs, check_parcels
 from ringtune.costs.measurement import check_profile, job_shape, refuse_differing_copies
 from ringtune.costs.memory_estimate import (
@@ -377,8 +378,9 @@ def _placed(
     kept = refuse_if_full(job, plan, facts)
     if plan != drafted:
         choice = dataclasses.replace(choice, settled=_judged_again(job, choice, drafted, model, profile, effort))
-    unhelped = unhelped_note(job, plan)
-    left_out = (*left_out, unhelped) if unhelped else left_out
+    velora = job.velora if plan.course.num_steps else None
+    unprojected = unprojected_reason(velora, job.adapter.config, model, has_dropout=job.train.dropout > 0)
+    left_out = (*left_out, *filter(None, (unhelped_note(job, plan), unprojected)))
     return dataclasses.replace(kept, choice=choice, profile=profile, left_out=left_out)
 
 

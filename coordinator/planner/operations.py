@@ -25,11 +25,18 @@ from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.actions import Op
 from ringtune.schedule.batches import num_batches
 from ringtune.schedule.course import Course
-from ringtune.schedule.operation_tables import BlockCapacity, Choice, Policy, packed_length
+from ringtune.schedule.operation_tables import BlockCapacity, Choice, Policy, ScoredWeights, packed_length
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, items
-from ringtune.techniques.operations import choosers_of, expected_table, given_tables, kept_subnets, whole
+from ringtune.techniques.operations import (
+    choosers_of,
+    expected_table,
+    given_tables,
+    kept_subnets,
+    operations_of,
+    whole,
+)
 from ringtune.transport.endpoints import MAX_MESSAGE_BYTES
 
 _MEAN = "mean"
@@ -62,7 +69,7 @@ def with_fitting_operations(
     """Give drafts the operations of their job; drop those with a number of micro-batches that does not fit.
 
     Returns:
-        The drafts, and the reason for each dropped number of micro-batches.
+        The drafts, the reason for each dropped number of micro-batches, and of other scores than the job's.
 
     Raises:
         JobError: no draft is left, because of the counts.
@@ -76,7 +83,13 @@ def with_fitting_operations(
             errors.setdefault(draft.course.microbatches, error)
     if not found:
         raise next(iter(errors.values()))
-    return found, tuple(f"{count} micro-batches were not tried: {error}" for count, error in errors.items())
+    notes = [f"{count} micro-batches were not tried: {error}" for count, error in errors.items()]
+    if found[0].course.choice is not None and operations_of(job) != job.operations:
+        notes.append(
+            f"operations are chosen by scores of adapters (operations.scores = {ScoredWeights.ADAPTER.value!r}): base "
+            f"weights in {job.runtime.frozen} (runtime.frozen) have no gradients"
+        )
+    return found, tuple(notes)
 
 
 def settled(job: Job, plan: Plan, model: ModelFacts, profile: Profile) -> Plan:
@@ -184,7 +197,7 @@ def check_given_operations(job: Job, plan: Plan, model: ModelFacts) -> None:
 
 
 def _check_same_choice(job: Job, choice: Choice, subnets: int, anew: str) -> None:
-    settings = job.operations
+    settings = operations_of(job)
     for name, has, says in (
         ("heads", choice.subnets, 1 if settings.by_slice else subnets),
         ("by_slice", choice.by_slice, settings.by_slice),
@@ -223,7 +236,7 @@ def _choice(
     from ringtune.techniques.operation_capacities import choice_of
 
     return choice_of(
-        job.operations,
+        operations_of(job),
         subnets=job_subnets(job, model).count,
         microbatch_sizes=course.microbatch_sizes(),
         hosts=hosts,

@@ -45,7 +45,7 @@ from ringtune.techniques.activation_checkpointing import VeloraSettings
 def job_velora(
     settings: VeloraSettings | None, adapter: str, extent: Extent, model: ModelFacts, *, has_dropout: bool
 ) -> Velora | None:
-    """Return VeLoRA as set in a job, for all blocks that may train; None without settings or such blocks.
+    """Return VeLoRA as set in a job, for all blocks that may train; None without settings, such blocks or layers.
 
     Raises:
         JobError: no such layer trains in this model, or an input has fewer values than ``velora.parts`` or ``values``.
@@ -54,25 +54,9 @@ def job_velora(
         return None
     inputs = model.kept_inputs
     check_layers(settings.layers, inputs, adapter)
-    layers = with_shared_inputs(settings.layers, inputs) or paper_layers(inputs, has_dropout=has_dropout)
-    if not layers and any(kept.is_adapter and not kept.always_kept for kept in inputs):
-        is_there = any(kept.always_kept for kept in inputs)
-        raise JobError(
-            "without velora.layers VeLoRA projects LoRA, linear and mlp at down, and at value where no other module "
-            f"reads its input; with adapter.config = {adapter!r} there is neither"
-            + (
-                ", as the activation function keeps the input of down anyway: "
-                if is_there
-                else ": add output_lora=True to it (in a Llama or Mistral intermediate_lora=True), "
-            )
-            + "set memory.activations = 'recompute', or project all that it has, at a loss of accuracy: "
-            f"velora.layers = ['{ADAPTER_DOWN}']"
-        )
+    layers = _projected_layers(settings, inputs, has_dropout=has_dropout)
     if not layers:
-        raise JobError(
-            f"VeLoRA has nothing to do with adapter.config = {adapter!r}: no linear layer that trains keeps "
-            "its input for itself; set memory.activations = 'recompute' or 'none'"
-        )
+        return None
     blocks = trained_blocks(extent, adapter)
     if not blocks:
         return None
@@ -83,6 +67,32 @@ def job_velora(
     if problem := velora.misfit(narrowest, f"an input of {', '.join(layers)}"):
         raise JobError(problem)
     return velora
+
+
+def unprojected_reason(settings: VeloraSettings | None, adapter: str, model: ModelFacts, *, has_dropout: bool) -> str:
+    """Say why a job's VeLoRA projects nothing, and what would save memory; empty if it projects, or is not set."""
+    inputs = model.kept_inputs
+    if settings is None or _projected_layers(settings, inputs, has_dropout=has_dropout):
+        return ""
+    if not any(kept.is_adapter and not kept.always_kept for kept in inputs):
+        return (
+            f"VeLoRA projects nothing with adapter.config = {adapter!r}: no linear layer that trains keeps its input "
+            "for itself; memory.activations = 'recompute' saves memory"
+        )
+    return (
+        "VeLoRA projects nothing: without velora.layers it projects LoRA, linear and mlp at down, and at value where "
+        f"no other module reads its input, but adapter.config = {adapter!r} has neither"
+        + (
+            ", as the activation function keeps the input of down anyway"
+            if any(kept.always_kept for kept in inputs)
+            else "; output_lora=True adds it (in a Llama or Mistral intermediate_lora=True)"
+        )
+        + f"; velora.layers = ['{ADAPTER_DOWN}'] projects all that is there, at a loss of accuracy"
+    )
+
+
+def _projected_layers(settings: VeloraSettings, inputs: Sequence[KeptInput], *, has_dropout: bool) -> tuple[str, ...]:
+    return with_shared_inputs(settings.layers, inputs) or paper_layers(inputs, has_dropout=has_dropout)
 
 
 def proposed_velora(adapter: str, extent: Extent, model: ModelFacts, *, has_dropout: bool) -> Velora | None:

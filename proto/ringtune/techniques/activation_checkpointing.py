@@ -112,7 +112,8 @@ class VeloraSettings:
             own weights train, all that read the same input being taken with one of them; ``adapter_down`` where an
             adapter does, or of single LoRAs ``adapter_down:down`` and the like, also for ``query``, ``key``, ``value``
             and ``up``. Empty: ``value`` and ``down`` of own weights, ``adapter_down`` of bottlenecks; with LoRA alone
-            that at ``down``, and at ``value`` if no other module reads the same tensor.
+            that at ``down``, and at ``value`` if no other module reads the same tensor; where it has neither, the run
+            goes without VeLoRA, and its plan says so.
         parts: sub-tokens of an input; 32 parts of 768 values are sub-tokens of 24. One number of each is kept. 32 if
             neither ``parts`` nor ``values`` is set.
         values: values of a sub-token, in place of ``parts``; 768 values in sub-tokens of 32 are 24 parts.

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from ringtune.config.sections import AUTO
 from ringtune.errors import ContradictionError, JobError, PlanError
-from ringtune.models.adapter_config import trains_own_weights
 from ringtune.schedule.course import (
     AS_COMPUTED,
     BFLOAT16,
@@ -25,10 +24,9 @@ from ringtune.schedule.course import (
     name_of,
 )
 from ringtune.schedule.methods import method_class
-from ringtune.schedule.operation_tables import Policy, Score, ScoredWeights
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.base import Technique
-from ringtune.techniques.operations import OperationsSettings
+from ringtune.techniques.operations import needs_base_gradients, operations_of
 
 
 def check_frozen(job: Any) -> None:
@@ -49,13 +47,6 @@ def not_small_reason(job: Any) -> str:
         return f"has no meaning with train.method = {job.train.method!r}, where no weight is frozen; remove it"
     if job.model.dtype != AS_COMPUTED:
         return f"rounds weights that model.dtype = {job.model.dtype!r} wants exact; remove one of them"
-    score = _score_by_gradient(job.operations)
-    if score and not trains_own_weights(job.adapter.config):
-        return (
-            f"holds frozen weights without gradients, which operations need for the score {score!r}; remove it, set "
-            f"operations.scores = {ScoredWeights.ADAPTER.value!r}, or choose operations by "
-            f"{Score.WEIGHT_MAGNITUDE.value!r} alone"
-        )
     return ""
 
 
@@ -69,23 +60,9 @@ def frozen_choices(job: Any, *, is_native: bool) -> tuple[FrozenWeights | None, 
         return (None,)
     if wish != AUTO:
         return (FrozenWeights(dtype=wish, native=is_native),)
-    if not_small_reason(job):
+    if not_small_reason(job) or needs_base_gradients(job.operations, job.adapter):
         return (None,)
     return (None, *(FrozenWeights(dtype=dtype, native=is_native) for dtype in FROZEN_DTYPES))
-
-
-def _score_by_gradient(operations: OperationsSettings) -> str:
-    """The first score that needs gradients of frozen weights; empty if there is none."""
-    if operations.scores == ScoredWeights.ADAPTER:
-        return ""
-    match operations.policy:
-        case Policy.MAGNITUDE_GRADIENT:
-            return Score.GRADIENT_MAGNITUDE.value
-        case Policy.TWO_STAGE | Policy.JOINT:
-            counts = operations.policy == Policy.JOINT or operations.full is None or operations.forward_only
-            scores = (operations.backward_score, *([operations.forward_score] if counts else []))
-            return next((score for score in scores if Score(score).needs_gradient), "")
-    return ""
 
 
 def frozen_of(job: Any, nodes: Iterable[Any]) -> tuple[FrozenWeights | None, ...]:
@@ -101,9 +78,11 @@ def courses(job: Any, course: Course, nodes: Sequence[Any]) -> tuple[Course, ...
 
 def smaller_settings(job: Any) -> Iterator[tuple[str, object]]:
     """Yield the types smaller than the job's."""
-    if job.runtime.frozen == AS_COMPUTED and not not_small_reason(job):
+    if not_small_reason(job) or needs_base_gradients(operations_of(job), job.adapter):
+        return
+    if job.runtime.frozen == AS_COMPUTED:
         yield "runtime.frozen", BFLOAT16
-    if job.runtime.frozen in (AS_COMPUTED, BFLOAT16) and not not_small_reason(job):
+    if job.runtime.frozen in (AS_COMPUTED, BFLOAT16):
         yield "runtime.frozen", INT8
 
 

@@ -45,6 +45,7 @@ from ringtune.schedule.units import Range
 from ringtune.storage.strict import Bounds, InWords, OneOf, check_fields, nearest, to_table
 from ringtune.techniques.activation_checkpointing import BOTH, VELORA
 from ringtune.techniques.base import Technique
+from ringtune.techniques.operations import operations_of
 
 OFF: Final = "off"
 AUTO: Final = "auto"
@@ -179,7 +180,7 @@ def _problem(job: Any) -> str:
             both = f" and offload.users = {ALONE!r}" if settings.users == COLLABORATION else ""
             of_user = f" ({where})" if settings.chosen_adapters else ""
             return f"offload.merged: {problem}{both}{of_user}"
-    operations = job.operations
+    operations = operations_of(job)
     has_subnets = operations.heads > 0 and not operations.by_slice
     of_adapters = operations.scores == ScoredWeights.ADAPTER or settings.merged or settings.users != JOINT
     if operations.is_chosen and (has_subnets or of_adapters):

@@ -55,7 +55,7 @@ from ringtune.errors import ContradictionError, IntegrityError, JobError, PlanEr
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.models.adapter_support import head_group_refusal
 from ringtune.schedule.batches import num_batches
-from ringtune.schedule.course import Course
+from ringtune.schedule.course import FROZEN_DTYPES, Course
 from ringtune.schedule.operation_tables import (
     FORWARD_ONLY,
     FULL,
@@ -99,7 +99,8 @@ class OperationsSettings:
         backward_score: by what full operations are chosen.
         forward_score: by what forward-only operations are chosen.
         scores: whether scores are of a block's base weights, or of its adapter, which is all that trains with an
-            adapter and needs no gradients of frozen weights. LoRA has rows of B, or columns of A, for each head; other
+            adapter and needs no gradients of frozen weights; those in a small type (runtime.frozen) have none, so that
+            scores by gradients are of the adapter there. LoRA has rows of B, or columns of A, for each head; other
             weights of an adapter belong to the whole block, and each of its subnets has an equal share of their score.
         score_scale: with policy joint: what a forward score counts against a backward score, each in parts of its mean.
         ties: which micro-batches a subnet prefers where scores tie: other ones than its neighbours, or the same as all.
@@ -150,6 +151,31 @@ class OperationsSettings:
     def changed(self) -> tuple[str, ...]:
         """List the keys with another value than their default."""
         return tuple(entry.name for entry in fields(self) if getattr(self, entry.name) != entry.default)
+
+
+def needs_base_gradients(operations: OperationsSettings, adapter: Adapter) -> bool:
+    """Whether operations are chosen by a score of base weights that needs gradients of frozen ones."""
+    if operations.scores == ScoredWeights.ADAPTER or trains_own_weights(adapter.config):
+        return False
+    match operations.policy:
+        case Policy.MAGNITUDE_GRADIENT:
+            return True
+        case Policy.TWO_STAGE | Policy.JOINT:
+            counts = operations.policy == Policy.JOINT or operations.full is None or operations.forward_only
+            scores = (operations.backward_score, *([operations.forward_score] if counts else []))
+            return any(Score(score).needs_gradient for score in scores)
+    return False
+
+
+def operations_of(job: Any) -> OperationsSettings:
+    """Return ``[operations]`` as the run carries it out: with scores of adapters where base weights have no gradients.
+
+    Base weights in a small type (``runtime.frozen``) have none.
+    """
+    settings: OperationsSettings = job.operations
+    if job.runtime.frozen in FROZEN_DTYPES and needs_base_gradients(settings, job.adapter):
+        return dataclasses.replace(settings, scores=ScoredWeights.ADAPTER.value)
+    return settings
 
 
 _OF_A_CHOICE: Final = ("compute", "full", "by_slice", "balance", "scores", "refresh_rounds")

@@ -14,6 +14,7 @@ from ringtune.errors import JobError
 from ringtune.job.job import Job, parse_job
 from ringtune.schedule.course import FrozenWeights
 from ringtune.techniques.frozen_weights import MAX_WIDENED_BYTES, frozen_bytes, frozen_choices, widened_bytes
+from ringtune.techniques.operations import operations_of
 from tests.support.cases import cases
 from tests.support.plans import make_plan
 from tests.support.profiles import node
@@ -66,24 +67,21 @@ def test_frozen_weights_are_none_where_all_weights_train() -> None:
 
 
 @cases(
-    ("policy", "more", "score"),
+    ("policy", "more"),
     [
-        ("two-stage", "forward_only = 1", "fisher"),
-        ("two-stage", 'backward_score = "taylor"', "taylor"),
-        ("joint", "", "fisher"),
-        ("magnitude-gradient", "", "gradient-magnitude"),
+        ("two-stage", "forward_only = 1"),
+        ("two-stage", 'backward_score = "taylor"'),
+        ("joint", ""),
+        ("magnitude-gradient", ""),
     ],
 )
-def test_frozen_weights_without_gradients_are_refused_where_scores_need_them(
-    policy: str, more: str, score: str
-) -> None:
-    """Scores by gradients of the frozen base have no gradients there; ``auto`` then takes float32."""
+def test_operations_are_scored_by_adapters_where_frozen_weights_have_no_gradients(policy: str, more: str) -> None:
+    """A job with a small type has the scores that are left; ``auto`` takes float32, and scores what the job says."""
     text = CHOSEN.format(policy=policy, more=more)
-    with pytest.raises(
-        JobError, match=rf"runtime\.frozen = 'int8' holds .* score '{score}'; remove it, set operations.scores"
-    ):
-        job(text, frozen="int8")
+    assert choices(job(text, frozen="int8")) == (INT8,)
+    assert operations_of(job(text, frozen="int8")).scores == "adapter"
     assert choices(job(text, frozen="auto")) == (None,)
+    assert [operations_of(job(text, frozen=frozen)).scores for frozen in ("auto", "float32")] == ["base", "base"]
 
 
 @cases(
@@ -96,15 +94,17 @@ def test_frozen_weights_without_gradients_are_refused_where_scores_need_them(
     ],
 )
 def test_frozen_weights_go_with_operations_that_need_no_gradient(policy: str, more: str) -> None:
-    """Weight magnitudes and lots take no backward."""
-    assert choices(job(CHOSEN.format(policy=policy, more=more), frozen="int8")) == (INT8,)
+    """Weight magnitudes and lots take no backward, and are of the base weights."""
+    wanted = job(CHOSEN.format(policy=policy, more=more), frozen="int8")
+    assert (choices(wanted), operations_of(wanted).scores) == ((INT8,), "base")
 
 
 def test_frozen_weights_go_with_scores_of_own_weights_that_train() -> None:
     """With ``adapter.config = "full"``, and with scores of adapters, the scored weights are no frozen ones."""
     full = CHOSEN.format(policy="joint", more="") + '[adapter]\nconfig = "full"\n'
-    for text in (full, CHOSEN.format(policy="joint", more='scores = "adapter"')):
+    for text, scores in ((full, "base"), (CHOSEN.format(policy="joint", more='scores = "adapter"'), "adapter")):
         assert choices(job(text, frozen="int8")) == (INT8,)
+        assert operations_of(job(text, frozen="int8")).scores == scores
 
 
 PLAN = make_plan([("a", 0, 4)], ["a"], batch_size=4, method="all", num_steps=8)

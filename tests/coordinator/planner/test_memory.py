@@ -298,6 +298,15 @@ def two_nodes(memory_bytes: int = 10**9, **changes: Any) -> dict[str, NodeFacts]
     return {name: dataclasses.replace(facts(name), memory_bytes=memory_bytes, model=model, **changes) for name in "ab"}
 
 
+def keeping(*inputs: KeptInput) -> dict[str, NodeFacts]:
+    """Two nodes whose blocks keep these inputs."""
+    nodes = two_nodes()
+    return {
+        name: dataclasses.replace(node, model=dataclasses.replace(node.model, kept_inputs=inputs))
+        for name, node in nodes.items()
+    }
+
+
 def planned(activations: str, memory_bytes: int = 10**9, **keys: Any) -> Planned:
     """The plan of a job with this policy."""
     return make_plan(job_with(activations, **keys), two_nodes(memory_bytes))
@@ -388,16 +397,30 @@ def test_velora_that_does_not_fit_the_model_is_refused() -> None:
 
 def test_velora_leaves_layers_alone_whose_input_stays_anyway() -> None:
     """Behind ReLU the input of ``down`` is kept: the defaults leave it out, and who names it is told why."""
-    behind_relu = (*TRAINED[:-1], dataclasses.replace(TRAINED[-1], always_kept=True))
-    nodes = {
-        name: dataclasses.replace(node, model=dataclasses.replace(node.model, kept_inputs=behind_relu))
-        for name, node in two_nodes().items()
-    }
+    nodes = keeping(*TRAINED[:-1], dataclasses.replace(TRAINED[-1], always_kept=True))
     velora = make_plan(job_with("velora"), nodes).plan.course.velora
     assert velora is not None
     assert velora.layers == ("query", "key", "value")
     with pytest.raises(JobError, match="has 'down', but this model's activation function keeps the input"):
         make_plan(job_with("velora", velora__layers=["down"]), nodes)
+
+
+def test_velora_without_a_layer_is_left_out_and_told() -> None:
+    """LoRA at queries and values only keeps one tensor for both; named layers are projected nevertheless."""
+    lora = KeptInput(layers=("adapter_down:query", "adapter_down:value"), width=MODEL.hidden_size, readers=2, lora=2)
+    job = job_with("both", adapter__config="lora")
+    for nodes, said in (
+        (keeping(lora), "velora.layers = ['adapter_down']"),
+        (keeping(), "memory.activations = 'recompute'"),
+    ):
+        found = make_plan(job, nodes)
+        assert (found.plan.course.velora, found.plan.placement.recompute) == (None, ALL)
+        assert [note for note in found.left_out if "VeLoRA projects nothing" in note and said in note]
+        assert accept_plan(GivenPlan(plan=found.plan), job, nodes).plan == found.plan
+        assert not make_plan(job, nodes, evaluation_only=True).left_out
+    found = make_plan(job_with("velora", adapter__config="lora", velora__layers=["adapter_down"]), keeping(lora))
+    assert found.plan.course.velora is not None
+    assert not found.left_out
 
 
 def test_explanation_says_both_numbers_and_what_else_would_save() -> None:

@@ -125,6 +125,13 @@ def test_choice_has_what_the_job_says() -> None:
     assert (found.policy, found.backward_score, found.forward_score) == ("joint", "taylor", "fisher")
     assert (found.scored_weights, choice_of(chosen()).scored_weights) == ("adapter", "base")
     assert (found.score_scale, found.refresh_steps) == (0.5, 3 * job().train.local_iterations * len(FACTS))
+    # Frozen weights in int8 have no gradients to score, which is told; the plan is one of its job
+    small = chosen().with_overrides({"runtime.frozen": "int8"})
+    planned = make_plan(small, FACTS)
+    assert planned.plan.course.choice == choice_of(chosen(scores="adapter"))
+    assert [note for note in planned.left_out if "scores of adapters" in note and "int8" in note]
+    assert accept_plan(GivenPlan(plan=planned.plan), small, FACTS).plan == planned.plan
+    assert not make_plan(chosen(), FACTS).left_out
     # A plan without operations is the plan of before, digest and all
     assert make_plan(job().with_overrides({"operations.heads": 2}), FACTS).plan == make_plan(job(), FACTS).plan
     assert make_plan(chosen(), FACTS, evaluation_only=True).plan.course.choice is None

@@ -51,7 +51,6 @@ def _velora() -> list[Case]:
 
 def _of_the_model() -> list[Case]:
     lora = '[adapter]\nconfig = "lora"\n'
-    ia3 = '[adapter]\nconfig = "ia3"\n'
     heads = '[operations]\npolicy = "two-stage"\ncompute = 0.6\nheads = 1\n'
     return [
         _job("a gate that is not there", FULL + VELORA + 'layers = ["gate"]', "'gate'", "this model", arguments=PLAN),
@@ -64,8 +63,6 @@ def _of_the_model() -> list[Case]:
             "those that train are adapter_down, adapter_down:query, adapter_down:value",
             arguments=PLAN,
         ),
-        _job("no LoRA at down", lora + VELORA, "output_lora=True", "velora.layers = ['adapter_down']", arguments=PLAN),
-        _job("nothing to project", ia3 + VELORA, "VeLoRA has nothing to do", "'ia3'", "'recompute'", arguments=PLAN),
         _job("parts of the heads", VELORA + "parts = 4\n" + heads, "velora", "operations.heads = 0", arguments=PLAN),
     ]
 
