@@ -19,7 +19,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from ringtune.costs.profile import LinkFacts, NodeFacts, Profile, WorkTime
+from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.errors import PlanError, UsageError
 from ringtune.ids import check_node_name
 from ringtune.models.adapter_support import merged_refusal
@@ -41,7 +41,6 @@ _OF_PLACEMENT = ("credits",)
 _OF_METHOD = ("method", "every_steps")
 _OF_THE_PLAN = ("activations", "offload", "users")
 _NODE_KEYS = ("compute", "memory")
-_OF_THE_PROCESSOR = ("block_forward_s", "block_graph_s", "block_backward_s", "handling_s", "message_s_per_byte")
 _LINK_KEYS = ("rate", "latency")
 _ALL = "*"
 
@@ -95,7 +94,7 @@ def change_profile(profile: Profile, key: str, value: str) -> Profile:
         raise PlanError(f"--change {key}: the profile has no node {target!r}; {nearest(target, profile.by_name)}")
     if last == "compute":
         speed = _number(key, value, parse=float, above=0.0)
-        change: Callable[[NodeFacts], NodeFacts] = lambda node: with_speed(node, speed)  # noqa: E731
+        change: Callable[[NodeFacts], NodeFacts] = lambda node: node.at_pace(1 / speed)  # noqa: E731
     else:
         budget = int(_number(key, value, parse=parse_bytes, above=0.0))
         change = lambda node: dataclasses.replace(node, memory_bytes=budget)  # noqa: E731
@@ -103,15 +102,6 @@ def change_profile(profile: Profile, key: str, value: str) -> Profile:
     if last == "compute":
         return dataclasses.replace(profile, nodes=nodes, links=_with_processors(profile.links, target, speed))
     return dataclasses.replace(profile, nodes=nodes)
-
-
-def with_speed(node: NodeFacts, speed: float) -> NodeFacts:
-    """Divide all times of a node's work by ``speed``.
-
-    ``rested_s`` stays: it belongs to the quota of processor time, not to the processor.
-    """
-    times = {name: getattr(node, name) / speed for name in _OF_THE_PROCESSOR}
-    return dataclasses.replace(node, **times, work_times=tuple(_faster(time, speed) for time in node.work_times))
 
 
 def _with_processors(links: Sequence[LinkFacts], node: str, speed: float) -> tuple[LinkFacts, ...]:
@@ -123,12 +113,6 @@ def _with_processors(links: Sequence[LinkFacts], node: str, speed: float) -> tup
             receive_cpu_s_per_byte=link.receive_cpu_s_per_byte / (speed if node in (link.target, _ALL) else 1.0),
         )
         for link in links
-    )
-
-
-def _faster(time: WorkTime, speed: float) -> WorkTime:
-    return dataclasses.replace(
-        time, median_s=time.median_s / speed, low_s=time.low_s / speed, high_s=time.high_s / speed
     )
 
 

@@ -29,7 +29,6 @@ from ringtune.schedule.placement import CREDITS
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.versions import depth
 from sim.prediction import Prediction, predict
-from sim.what_if import with_speed
 from tests.bench import mbert
 from tests.bench.jobs import BATCH_SIZE, write_job
 from tests.bench.rings import run
@@ -86,7 +85,7 @@ def measure(folder: Path = OUT) -> NodeFacts:
 def four_boards(node: NodeFacts) -> Profile:
     """Four boards like the measured node, at ``SPEED`` of it."""
     boards = tuple(
-        dataclasses.replace(with_speed(node, SPEED), node=name, train_rows=mbert.ROWS // len(BOARDS)) for name in BOARDS
+        dataclasses.replace(node.at_pace(1 / SPEED), node=name, train_rows=mbert.ROWS // len(BOARDS)) for name in BOARDS
     )
     links = tuple(
         LinkFacts(source=source, target=target, rate_bytes_per_s=RATE_BYTES_PER_S, latency_s=LATENCY_S)

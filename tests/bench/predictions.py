@@ -43,7 +43,6 @@ from deploy.testbed.capabilities import find_capabilities
 from ringtune.costs.profile import Profile
 from ringtune.job.job import load_job
 from sim.prediction import predict
-from sim.what_if import with_speed
 from tests.bench.jobs import write_job
 from tests.bench.testbed_runs import ON_BOARDS, Bed, MissingCapability, boards_of, on_boards, read_profile, set_rate
 
@@ -168,7 +167,7 @@ def change_board(layout: Layout, profile: Profile) -> Profile:
     board = max(layout.boards, key=lambda each: each.cpu_cores)
     groups.apply(groups.board_settings(mounts, layout, dataclasses.replace(board, cpu_cores=CHANGED_CORES)))
     nodes = tuple(
-        with_speed(node, CHANGED_CORES / board.cpu_cores) if node.node == board.name else node for node in profile.nodes
+        node.at_pace(board.cpu_cores / CHANGED_CORES) if node.node == board.name else node for node in profile.nodes
     )
     return dataclasses.replace(profile, nodes=nodes)
 

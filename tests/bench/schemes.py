@@ -33,7 +33,6 @@ from ringtune.schedule.run_shape import Owner
 from ringtune.schedule.versions import depth
 from ringtune.storage.durable import write_durably
 from sim.prediction import predict
-from sim.what_if import with_speed
 from tests.bench.kept_results import conclude, kept_result, results_of
 from tests.bench.rings import run, run_ring
 from tests.support.plans import changed
@@ -105,7 +104,7 @@ def step_ends_s(plan: Plan, node: NodeFacts) -> list[float]:
     plan = changed(plan, eval_every=0, owners=owners)
     rows = {owner.node: owner.train_rows for owner in owners}
     boards = [
-        dataclasses.replace(with_speed(node, SPEED), node=name, train_rows=rows.get(name, 0)) for name in plan.nodes
+        dataclasses.replace(node.at_pace(1 / SPEED), node=name, train_rows=rows.get(name, 0)) for name in plan.nodes
     ]
     links = [
         LinkFacts(source=source, target=target, rate_bytes_per_s=RATE_BYTES_PER_S, latency_s=LATENCY_S)

@@ -18,7 +18,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Range
 from ringtune.techniques.offload import helped
 from sim.prediction import predict
-from sim.what_if import add_node, change_all, drop_from_plan, drop_from_profile, split_change, with_speed
+from sim.what_if import add_node, change_all, drop_from_plan, drop_from_profile, split_change
 from tests.support import plans
 from tests.support.cases import cases
 from tests.support.moves import moving, moving_at_random
@@ -56,14 +56,14 @@ def test_changes_of_compute_divide_every_time_of_that_node(speed: float) -> None
 def test_changes_of_compute_are_of_what_an_action_takes_besides_its_work() -> None:
     """Handling and messages take the processor too; the rest that a quota gives does not belong to it."""
     node = dataclasses.replace(PROFILE.nodes[0], handling_s=0.002, message_s_per_byte=1e-8, rested_s=0.3)
-    found = with_speed(node, 0.5)
+    found = node.at_pace(2.0)
     assert (found.handling_s, found.message_s_per_byte, found.rested_s) == (0.004, 2e-8, 0.3)
 
 
 def test_changes_of_compute_undo_themselves() -> None:
     """Half of twice is what it was."""
     assert changed("pi-2.compute=2", "pi-2.compute=0.5") == (PROFILE, PLAN)
-    assert with_speed(with_speed(PROFILE.nodes[0], 4.0), 0.25) == PROFILE.nodes[0]
+    assert PROFILE.nodes[0].at_pace(0.25).at_pace(4.0) == PROFILE.nodes[0]
 
 
 def test_changes_of_compute_everywhere_scale_the_run() -> None:

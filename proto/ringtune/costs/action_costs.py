@@ -550,13 +550,9 @@ def total(parts: Iterable[NodeWork]) -> NodeWork:
     return sum(parts, NodeWork())
 
 
+@functools.lru_cache(maxsize=64)
 def all_full(plan: Plan) -> Plan:
     """Return the plan without operation tables, so that all operations are full."""
-    return _all_full(plan)
-
-
-@functools.lru_cache(maxsize=64)
-def _all_full(plan: Plan) -> Plan:
     return Plan(dataclasses.replace(plan.course, operations=None, choice=None), plan.placements)
 
 

@@ -61,7 +61,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from ringtune.costs.action_costs import NodeCosts, TopShare, padded_size, work_points
 from ringtune.costs.activation_costs import VELORA_EXTRA, again_works, count_within, projected_gain, trained_parts
-from ringtune.costs.links import KEPT_SAMPLES, Pair, RecordedLinks, has_rate
+from ringtune.costs.links import KEPT_SAMPLES, Message, Pair, RecordedLinks, has_rate
 from ringtune.costs.profile import BLOCK_WORKS, PART_OF, LinkFacts, NodeFacts, Profile, Work, WorkTable, WorkTime
 from ringtune.schedule.actions import Action, Graph, Op, Scope
 from ringtune.schedule.course import Course
@@ -484,8 +484,7 @@ def _in_step(parts: Sequence[WorkTime], before: WorkTable, after: Sequence[WorkT
     for part in parts:
         known = before.seconds(work, part.size)
         ratio = table.seconds(work, part.size) / known if known > 0 else 1.0
-        times = {name: ratio * getattr(part, name) for name in ("median_s", "low_s", "high_s")}
-        found.append(dataclasses.replace(part, **times))
+        found.append(part.scaled(ratio))
     return found
 
 
@@ -515,19 +514,13 @@ MIN_IN_TURN: Final = 4
 """Fewest messages of a link in a turn that give a rate."""
 
 
-class _Transfer(NamedTuple):
-    num_bytes: int
-    seconds: float
-    at_s: float
-
-
 class LinkMonitor:
     """Monitors the rates of links on one placement; ``links`` are those known when it was planned."""
 
     def __init__(self, links: Sequence[LinkFacts]) -> None:
         self._latency_s = {(link.source, link.target): link.latency_s for link in links}
-        self._turn: dict[Pair, list[_Transfer]] = {}
-        self._kept: deque[dict[Pair, list[_Transfer]]] = deque(maxlen=LASTING_TURNS)
+        self._turn: dict[Pair, list[Message]] = {}
+        self._kept: deque[dict[Pair, list[Message]]] = deque(maxlen=LASTING_TURNS)
         self._num_turns = 0
         self._rates: ChangeDetector[Pair] = ChangeDetector(LINK_CHANGED)
 
@@ -536,7 +529,7 @@ class LinkMonitor:
         if (source, target) in self._latency_s and has_rate(num_bytes, seconds, at_s):
             found = self._turn.setdefault((source, target), [])
             if len(found) < KEPT_SAMPLES:
-                found.append(_Transfer(num_bytes, seconds, at_s))
+                found.append(Message(num_bytes, seconds, at_s))
 
     def turn_done(self, kinds: Mapping[str, Hashable]) -> None:
         """Note the rate of every link in a finished train turn; ``kinds`` has the kind of each node's work in it."""
@@ -563,7 +556,7 @@ class LinkMonitor:
                     links.add(source, target, one.num_bytes, one.seconds, at_s=one.at_s)
         return links
 
-    def _rate(self, pair: Pair, transfers: Sequence[_Transfer]) -> float:
+    def _rate(self, pair: Pair, transfers: Sequence[Message]) -> float:
         """Bytes per second of the quicker messages (third quartile), without the link's latency."""
         latency_s = self._latency_s[pair]
         rates = [one.num_bytes / (one.seconds - min(latency_s, one.seconds / 2)) for one in transfers]
@@ -572,10 +565,6 @@ class LinkMonitor:
 
 CHANGED: Final = 1.25
 """Factor of a pace, in either direction, from which on it counts as changed."""
-
-
-_OF_COMPUTING: Final = ("block_forward_s", "block_graph_s", "block_backward_s", "handling_s", "message_s_per_byte")
-"""Fields of ``NodeFacts`` that are scaled by the pace, besides ``work_times``."""
 
 
 def kinds_of_work(part: Plan, turn: Turn) -> tuple[Hashable, dict[str, Hashable]]:
@@ -665,7 +654,7 @@ class PaceMonitor:
         The rate of a changed link is from the newest turns only. ``links`` has the transfers of the whole run.
         """
         factors = self.changed()
-        nodes = tuple(_at_pace(node, factors.get(node.node, 1.0)) for node in self._profile.nodes)
+        nodes = tuple(node.at_pace(factors.get(node.node, 1.0)) for node in self._profile.nodes)
         recorded = self._recorded(self._kept, dataclasses.replace(self._profile, nodes=nodes))
         recorded.links = links
         found = recorded.profile()
@@ -687,17 +676,3 @@ class PaceMonitor:
             for node, action, seconds in actions:
                 recorded.add(node, action, seconds)
         return recorded
-
-
-def _at_pace(node: NodeFacts, factor: float) -> NodeFacts:
-    """Multiply all times of a node by ``factor``."""
-    if factor == 1:
-        return node
-    quartiles = ("median_s", "low_s", "high_s")
-    times = (
-        dataclasses.replace(time, **{name: factor * getattr(time, name) for name in quartiles})
-        for time in node.work_times
-    )
-    return dataclasses.replace(
-        node, work_times=tuple(times), **{name: factor * getattr(node, name) for name in _OF_COMPUTING}
-    )

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping
@@ -313,9 +314,4 @@ def _kinds(course: Course) -> tuple[Units, ...]:
 @functools.lru_cache(maxsize=256)
 def _reach(course: Course) -> Units:
     """All units that train at any step of the run."""
-    return Units.of(course.num_blocks, _all(_kinds(course)))
-
-
-def _all(kinds: Iterable[Units]) -> Iterator[int]:
-    for units in kinds:
-        yield from units
+    return Units.of(course.num_blocks, itertools.chain.from_iterable(_kinds(course)))

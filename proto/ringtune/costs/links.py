@@ -184,13 +184,13 @@ class RecordedLinks:
     """Turns the transfers of a run into the links of a profile."""
 
     def __init__(self) -> None:
-        self._samples: dict[tuple[str, str], deque[_Message]] = {}
+        self._samples: dict[tuple[str, str], deque[Message]] = {}
 
     def add(self, source: str, target: str, num_bytes: int, seconds: float, *, at_s: float) -> None:
         """Add one message that arrived at ``at_s``; one without a rate (``has_rate``) is left out."""
         if has_rate(num_bytes, seconds, at_s):
             kept = self._samples.setdefault((source, target), deque(maxlen=KEPT_SAMPLES))
-            kept.append(_Message(num_bytes, seconds, at_s))
+            kept.append(Message(num_bytes, seconds, at_s))
 
     def links(self, known: Sequence[LinkFacts]) -> tuple[LinkFacts, ...]:
         """Return the known links, with the run's rates where it has other ones."""
@@ -218,7 +218,7 @@ class RecordedLinks:
         return not is_memory and len(self._samples.get((link.source, link.target), ())) >= MIN_SAMPLES
 
 
-class _Message(NamedTuple):
+class Message(NamedTuple):
     """One message: bytes, seconds, and time of arrival."""
 
     num_bytes: int

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ringtune.costs.action_costs import WIRE_ITEM_BYTES
-from ringtune.costs.profile import BLOCK_WORKS, ModelFacts, NodeFacts, Profile, TimedShape, Work, WorkTable, WorkTime
+from ringtune.costs.profile import BLOCK_WORKS, ModelFacts, NodeFacts, Profile, TimedShape, Work, WorkTable
 from ringtune.errors import PlanError
 from ringtune.job.job import Job
 from ringtune.schedule.course import Course, FrozenWeights, name_of
@@ -213,17 +213,11 @@ def _corrected(node: NodeFacts, missing: Mapping[str, float], *, with_messages: 
         return node
     return dataclasses.replace(
         node,
-        work_times=tuple(_scaled(point, missing.get(point.work, 1.0)) for point in node.work_times),
+        work_times=tuple(point.scaled(missing.get(point.work, 1.0)) for point in node.work_times),
         has_messages=node.has_messages or (with_messages and any(work in missing for work in BLOCK_WORKS)),
         block_forward_s=node.block_forward_s * missing.get(Work.FORWARD, 1.0),
         block_graph_s=node.block_graph_s * missing.get(Work.GRAPH, 1.0),
         block_backward_s=node.block_backward_s * missing.get(Work.BACKWARD, 1.0),
-    )
-
-
-def _scaled(point: WorkTime, ratio: float) -> WorkTime:
-    return dataclasses.replace(
-        point, median_s=point.median_s * ratio, low_s=point.low_s * ratio, high_s=point.high_s * ratio
     )
 
 

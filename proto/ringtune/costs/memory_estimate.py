@@ -73,7 +73,7 @@ def kept_turn_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term
         return
     reach = ever_trained(course)
     yield Term("kept", OWN_TURNS, _FILES * _fitted_here(reach.ranges, share), sizes.snapshot_bytes)
-    yield Term("kept", COPIES, _FILES * _trained_of(reach.ranges, share.copies), sizes.snapshot_bytes)
+    yield Term("kept", COPIES, _FILES * _overlap(reach.ranges, share.copies), sizes.snapshot_bytes)
     if (share.is_owner or share.keeps_heads) and reach.has_head:
         yield Term("kept", HEADS, _FILES, sizes.handed_over_bytes)
 
@@ -88,8 +88,8 @@ def end_of_turn_bytes(course: Course, share: Share, sizes: Sizes) -> int:
 
 def _fitted_here(trained: Sequence[Range], share: Share) -> int:
     """Number of blocks that a node trains: its own without those of helpers, and those that it fits for others."""
-    own = _trained_of(trained, [Range(share.start, share.stop)]) - _trained_of(trained, share.helped)
-    return own + _trained_of(trained, itertools.chain(*share.helps))
+    own = _overlap(trained, [Range(share.start, share.stop)]) - _overlap(trained, share.helped)
+    return own + _overlap(trained, itertools.chain(*share.helps))
 
 
 AGAIN: Final = "block of another host, whose work is repeated"
@@ -103,7 +103,7 @@ def audit_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
         return
     micro, items = course.microbatch_sizes(), course.local_iterations
     tokens, reach = micro[0] * course.max_length, ever_trained(course)
-    own, hosted = _overlap(reach.ranges, share.start, share.stop), share.stop - share.start
+    own, hosted = _overlap(reach.ranges, [(share.start, share.stop)]), share.stop - share.start
     yield Term(
         "buffers", "states of a block after the items of two turns", (_OPEN * items + 1) * hosted, sizes.snapshot_bytes
     )
@@ -113,7 +113,7 @@ def audit_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     yield Term("buffers", "tensors of drawn micro-batches", _OPEN * drawn * ends, round(sizes.tensor_bytes(tokens)))
     if share.again is None:
         return
-    count, trained = share.again.stop - share.again.start, _overlap(reach.ranges, *share.again)
+    count, trained = share.again.stop - share.again.start, _overlap(reach.ranges, [share.again])
     yield Term("weights", AGAIN, count, sizes.block_bytes)
     yield Term("adapters", AGAIN, count, sizes.adapter_bytes)
     yield Term("optimizer", AGAIN, trained, sizes.adapter_bytes + sizes.adapter_state_bytes)
@@ -130,7 +130,7 @@ def offload_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     """Yield the terms of a node with helpers, and of a node that is a helper."""
     micro, trained = course.microbatch_sizes(), ever_trained(course)
     pair = round(sizes.pair_bytes(micro[0] * course.max_length))
-    helped = _trained_of(trained.ranges, share.helped)
+    helped = _overlap(trained.ranges, share.helped)
     settings = course.helper_settings
     waits = not (settings.overlap or settings.interval > 1)
     late = 0 if waits else len(micro)  # the next item has graphs again
@@ -140,7 +140,7 @@ def offload_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     own = sum(stop - start for start, stop in share.helped)
     yield Term("adapters", "adapter of a block that a helper fits", own, sizes.helped.hosted)
     yield Term("buffers", "adapter that a helper sent", updates * helped, sizes.helped.sent)
-    links = [[_trained_of(trained.ranges, (one,)) for one in ranges] for ranges in share.helps]
+    links = [[_overlap(trained.ranges, (one,)) for one in ranges] for ranges in share.helps]
     largest = [max(blocks) for blocks in links]
     waiting = WAITING[Payload.PAIRS] * sum(largest) + _AT_WORK * max(largest, default=0)
     fitted = sum(map(sum, links))
@@ -164,7 +164,7 @@ def _graphs_are_larger(course: Course, share: Share, sizes: Sizes) -> bool:
     return sizes.pair_bytes(tokens) <= kept
 
 
-def _trained_of(trained: Sequence[Range], ranges: Iterable[Range]) -> int:
+def _overlap(trained: Sequence[Range], ranges: Iterable[tuple[int, int]]) -> int:
     """Number of blocks in some ranges that ever train."""
     return sum(max(0, min(stop, last) - max(start, first)) for first, last in ranges for start, stop in trained)
 
@@ -232,7 +232,7 @@ def _adapter_terms(course: Course, share: Share, sizes: Sizes, flying: int) -> I
     """Yield the terms of frozen weights, adapters and head, with gradients and optimizer state."""
     reach = ever_trained(course)
     num_hosted = share.stop - share.start + (share.private_blocks if share.is_owner else 0)
-    num_trained = _overlap(reach.ranges, share.start, share.stop)
+    num_trained = _overlap(reach.ranges, [(share.start, share.stop)])
     yield Term("weights", "frozen block", num_hosted, sizes.block_bytes)
     yield Term("weights", "embedding", int(share.is_owner), sizes.embedding_bytes)
     yield Term("weights", "room for a widened matrix", 1, sizes.widened_bytes(is_owner=share.is_owner))
@@ -240,8 +240,8 @@ def _adapter_terms(course: Course, share: Share, sizes: Sizes, flying: int) -> I
     yield Term("adapters", "adapter of a block", num_hosted - helped, sizes.adapter_bytes)
     yield Term("adapters", "earlier version of an adapter", (flying - 1) * num_trained, sizes.adapter_bytes)
     trained = sizes.adapter_bytes + sizes.adapter_state_bytes
-    num_fitted = sum(_overlap(reach.ranges, *one) for one in itertools.chain(*share.helps))
-    own = num_trained - sum(_overlap(reach.ranges, *one) for one in share.helped)
+    num_fitted = _overlap(reach.ranges, itertools.chain(*share.helps))
+    own = num_trained - _overlap(reach.ranges, share.helped)
     yield Term("optimizer", "gradient and moments of an adapter", own, trained)
     yield from offload_terms(course, share, sizes)
     if share.around is not None and share.around.replicas:
@@ -304,10 +304,6 @@ def _in_flight(course: Course, share: Share) -> int:
     if share.start == share.stop:
         return 1
     return max(course.method.in_flight_below(course, share.above + 1), in_flight(course, share.start))
-
-
-def _overlap(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> int:
-    return sum(max(0, min(stop, last) - max(start, first)) for first, last in ranges)
 
 
 def _waiting(course: Course, share: Share, lowest: int, flying: int) -> int:

@@ -46,7 +46,6 @@ from ringtune.costs.profile import KindFacts, ModelFacts, NodeFacts, Work
 from ringtune.errors import JobError
 from ringtune.models.adapter_config import (
     AdapterPart,
-    block_params,
     bottleneck_width,
     is_all,
     known_configurations,
@@ -190,13 +189,6 @@ def pair_token_bytes(
         return (kept + outputs) * value_bytes + signs
     values = sum(one.inputs for one in found) + outputs
     return values * (_BFLOAT16_BYTES if wire == BFLOAT16 else value_bytes) + signs
-
-
-def weight_bytes(
-    config: str, block: int, *, hidden_size: int, widths: Widths, num_blocks: int, value_bytes: int
-) -> int:
-    """Bytes of the weights of one block that return after each update."""
-    return block_params(config, block, hidden_size=hidden_size, widths=widths, num_blocks=num_blocks) * value_bytes
 
 
 class SetBytes(NamedTuple):

@@ -9,6 +9,7 @@ of its active subnets, between a measured part and the whole; norms, adapters an
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import enum
 import math
 from collections.abc import Iterable, Mapping
@@ -135,6 +136,12 @@ class WorkTime:
         """Padded tokens of the micro-batch."""
         return self.rows * self.tokens
 
+    def scaled(self, ratio: float) -> WorkTime:
+        """Multiply median and quartiles by ``ratio``."""
+        return dataclasses.replace(
+            self, median_s=ratio * self.median_s, low_s=ratio * self.low_s, high_s=ratio * self.high_s
+        )
+
 
 class WorkTable:
     """Measured points of one node, interpolated for any size; ``where`` names the node in messages."""
@@ -193,6 +200,9 @@ class WorkTable:
 
 
 SCHEMA: Final = 3
+
+_OF_COMPUTING: Final = ("block_forward_s", "block_graph_s", "block_backward_s", "handling_s", "message_s_per_byte")
+"""Fields of ``NodeFacts`` with times of its work, besides ``work_times``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -459,6 +469,14 @@ class NodeFacts:
     def __post_init__(self) -> None:
         """Refuse negative figures, and fewer than one thread."""
         check_fields(self, where=self.node, error=InvalidInputError)
+
+    def at_pace(self, factor: float) -> NodeFacts:
+        """Multiply all times of the node's work by ``factor``.
+
+        ``rested_s`` stays: it belongs to the quota of processor time, not to the processor.
+        """
+        times = {name: factor * getattr(self, name) for name in _OF_COMPUTING}
+        return dataclasses.replace(self, **times, work_times=tuple(time.scaled(factor) for time in self.work_times))
 
     def to_message(self) -> dict[str, Any]:
         """Write the node as a JSON-compatible table with its schema version."""

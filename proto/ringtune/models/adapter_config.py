@@ -557,15 +557,7 @@ def adapter_block_params(config: str, *, hidden_size: int, widths: Widths, num_b
     for part in parts:
         _check_weights(part, range(num_blocks), hidden_size, widths, num_blocks)
     _check_places(parts, range(num_blocks), is_merged=widths.merged)
-    return max(_block_params(parts, block, hidden_size, widths, num_blocks) for block in range(num_blocks))
-
-
-def block_params(config: str, block: int, *, hidden_size: int, widths: Widths, num_blocks: int) -> int:
-    """Number of trainable weights that a configuration adds to one block; arguments as ``adapter_block_params``.
-
-    Example: ``seq_bn[leave_out=[0]]`` adds none to block 0.
-    """
-    return _block_params(parse_adapter_config(config), block, hidden_size, widths, num_blocks)
+    return max(block_params(parts, block, hidden_size, widths, num_blocks) for block in range(num_blocks))
 
 
 def fullest_block(config: str, *, hidden_size: int, widths: Widths, num_blocks: int) -> int:
@@ -575,11 +567,12 @@ def fullest_block(config: str, *, hidden_size: int, widths: Widths, num_blocks: 
     """
     parts = parse_adapter_config(config)
     return max(
-        range(num_blocks), key=lambda block: (_block_params(parts, block, hidden_size, widths, num_blocks), block)
+        range(num_blocks), key=lambda block: (block_params(parts, block, hidden_size, widths, num_blocks), block)
     )
 
 
-def _block_params(parts: tuple[AdapterPart, ...], block: int, hidden: int, widths: Widths, num_blocks: int) -> int:
+def block_params(parts: tuple[AdapterPart, ...], block: int, hidden: int, widths: Widths, num_blocks: int) -> int:
+    """Number of trainable weights that a configuration adds to one block."""
     return sum(_part_params(part, block, hidden, widths, num_blocks) for part in parts)
 
 

@@ -21,7 +21,6 @@ from ringtune.costs.offload_costs import (
     pair_widths,
     set_bytes,
     step_traffic,
-    weight_bytes,
 )
 from ringtune.costs.profile import KindFacts, LinkFacts, ModelFacts, Profile, Work
 from ringtune.errors import JobError, PlanError
@@ -338,9 +337,3 @@ def test_projections_that_make_no_pair_smaller_are_refused_with_the_bytes() -> N
     check_pairs(lora, dataclasses.replace(model, pair_projected_token_bytes=9215))
     check_pairs(lora.with_overrides({"offload.projected": "all"}), model)
     check_pairs(lora.with_overrides({"offload.pairs": "bfloat16"}), model)
-
-
-def test_weight_bytes_are_those_of_the_block() -> None:
-    """Eight ranks of two matrices; nothing where a block is left out."""
-    assert weight_bytes("lora", 0, num_blocks=4, value_bytes=4, **BASE) == 4 * 8 * 4 * 768
-    assert weight_bytes("lora[leave_out=[0]]", 0, num_blocks=4, value_bytes=4, **BASE) == 0

@@ -18,8 +18,9 @@ from edge.techniques.offload.helper import AuxiliaryModels
 from edge.techniques.offload.pairs import Capture, Pairs, PairVectors, PairWire, from_file, to_file
 from edge.techniques.offload.sites import AuxiliarySite, install, pack, unpack
 from edge.techniques.velora import subtokens
-from ringtune.costs.offload_costs import LOSSY, WIRES, PairWidths, pair_token_bytes, pair_widths, weight_bytes
+from ringtune.costs.offload_costs import LOSSY, WIRES, PairWidths, pair_token_bytes, pair_widths
 from ringtune.errors import DivergedError, IntegrityError, JobError, PlanError
+from ringtune.models.adapter_config import block_params, parse_adapter_config
 from ringtune.models.adapter_support import offload_refusal
 from ringtune.models.families import family_named
 from ringtune.models.folder import read_config
@@ -432,7 +433,8 @@ def test_rule_counts_the_bytes_that_are_sent(root: Path, model_type: str, adapte
         assert first - second == (8 * sum(sizes) if wire == "velora" else 0)
     got = sent_and_read(wire_of("float32", both.helper), wire_of("float32", both.helper), pairs)
     assert got.keys() == pairs.keys() and all(torch.equal(got[name], pairs[name]) for name in pairs)
-    returned = [weight_bytes(adapter, block, num_blocks=NUM_BLOCKS, value_bytes=8, **facts) for block in (0, 1)]
+    per_block = functools.partial(block_params, parse_adapter_config(adapter))
+    returned = [8 * per_block(block, HIDDEN, facts["widths"], NUM_BLOCKS) for block in (0, 1)]
     assert returned == [sum(v.nbytes for v in both.helper.weights(block, block + 1).values()) for block in (0, 1)]
 
 
@@ -442,7 +444,7 @@ def test_rule_counts_nothing_of_a_block_that_is_left_out() -> None:
     facts: dict[str, Any] = {"hidden_size": 8, "widths": widths}
     assert not pair_widths("seq_bn[leave_out=[0]]", 0, dropout=0.0, **facts)
     assert pair_widths("seq_bn[leave_out=[0]]", 1, dropout=0.0, **facts) == (PairWidths(8, 8, 1),)
-    assert not weight_bytes("seq_bn[leave_out=[0]]", 0, num_blocks=2, value_bytes=4, **facts)
+    assert not block_params(parse_adapter_config("seq_bn[leave_out=[0]]"), 0, 8, widths, 2)
 
 
 def sent_and_read(sender: PairWire, reader: PairWire, pairs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
