@@ -163,15 +163,6 @@ def _files() -> list[Case]:
 def _sections() -> list[Case]:
     """Sections and keys that are somewhere else, or nowhere."""
     return [
-        job_case("a section that is not there yet", "[model]", "[offload]\nto = 1\n[model]", "offload"),
-        job_case("an unknown section", "[model]", "[models]\n[model]", "models", "did you mean"),
-        job_case("a section as a value", "[model]", "data = 3\n[model]", "data", code=5),
-        job_case("a list of sections", "[data]", "[[data]]", "data", "table"),
-        job_case("clipping", "rounds = 1", "rounds = 1\nclip_norm = 1.0", "clip_norm"),
-        job_case("rounds and max_steps", "rounds = 1", "rounds = 1\nmax_steps = 5", "rounds", "max_steps"),
-        job_case("unfreezing for another method", "rounds = 1", 'rounds = 1\nmethod = "all"\n[unfreeze]', "unfreeze"),
-        job_case("unfreezing twice", "rounds = 1", "rounds = 1\n[unfreeze]\nevery_steps = 2\nat = [4]", "unfreeze"),
-        job_case("patience without auto", "rounds = 1", "rounds = 1\n[unfreeze]\npatience_steps = 2", "patience_steps"),
         job_case("train.path", "rounds = 1", 'rounds = 1\npath = "model"', "train.path", "[model]"),
         job_case("model.batch_size", 'path = "model"', 'path = "model"\nbatch_size = 3', "model.batch_size", "[train]"),
         job_case("data.rounds", 'train = "train.csv"', 'train = "train.csv"\nrounds = 3', "data.rounds", "[train]"),
@@ -179,5 +170,4 @@ def _sections() -> list[Case]:
         job_case("a key before the sections", "[model]", "seed = 3\n[model]", "seed", "[train]"),
         job_case("train.dtype", "rounds = 1", 'rounds = 1\ndtype = "int8"', "train.dtype"),
         job_case("a batch that fits nowhere", "batch_size = 8", "batch_size = 20000000", "train.batch_size", code=6),
-        job_case("labels for a language model", '"model"', '"model"\ntask = "causal-lm"', "task"),
     ]
