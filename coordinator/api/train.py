@@ -48,7 +48,6 @@ from coordinator.screen.progress import Progress
 from ringtune.errors import DivergedError, RingTuneError, UsageError
 from ringtune.job.job import Job
 from ringtune.job.rows import check_rows
-from ringtune.schedule.migration import all_owners
 from ringtune.schedule.plan import Plan
 from ringtune.storage.durable import write_durably
 from ringtune.transport.speaker import speaking_as
@@ -115,7 +114,7 @@ def _require_nodes(plan: Plan, setup: LocalSetup) -> None:
             f"the run began with the nodes {', '.join(plan.nodes)}; --local {setup.num_nodes} lacks "
             f"{', '.join(missing)}, give the same number"
         )
-    num_owners = len(all_owners(plan.course))
+    num_owners = len(plan.course.all_owners)
     if setup.num_owners != num_owners:
         raise UsageError(
             f"{num_owners} nodes owned data when the run began, --local {setup.num_nodes} would share it "

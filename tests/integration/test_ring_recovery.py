@@ -22,7 +22,7 @@ from coordinator.run.run_text import is_step
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.job.job import Job
 from ringtune.run_control.checkpoint import Resume
-from ringtune.schedule.migration import with_owner_back
+from ringtune.schedule.migration import course_before
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.offload import helped
 from tests.support import reference
@@ -112,7 +112,7 @@ def test_run_goes_on_without_the_rows_of_an_owner_that_is_killed(ring: Cluster, 
     (recovery,) = outcome.of_kind("recovery")
     assert recovery["left_out"] == [owner] and outcome.plan is not None
     after, step = outcome.plan, recovery["step"]
-    before = Plan(with_owner_back(after.course, 24), after.placements)
+    before = Plan(course_before(after.course, 24), after.placements)
     wanted = reference_of(ring, job, outcome, reference.turns_around(before, after, step))
     assert largest_difference(trained(outcome), wanted.adapter() | wanted.head()) < 1e-9
     steps = [line for line in outcome.metrics if is_step(line)]

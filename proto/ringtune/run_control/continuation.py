@@ -19,7 +19,7 @@ from ringtune.config.sections import ERROR, LENGTHS
 from ringtune.errors import IntegrityError, InvalidInputError, JobError
 from ringtune.job.job import Job
 from ringtune.schedule.course import Course
-from ringtune.schedule.migration import all_owners, reduced_num_steps, with_owner_back
+from ringtune.schedule.migration import course_before, reduced_num_steps
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import EQUAL
 from ringtune.schedule.versions import weight_version
@@ -167,15 +167,20 @@ class Length:
 
 def num_steps_of(job: Job, plan: Plan) -> int:
     """Count the steps that a job asks of the owners of a plan, without the turns that are left out."""
-    whole = job.train.num_steps([owner.train_rows for owner in all_owners(plan.course)])
+    whole = whole_num_steps(job, plan.course)
     return reduced_num_steps(plan.course, whole) if plan.course.left_out else whole
 
 
-def plan_of_checkpoint(job: Job, plan: Plan, known: Collection[str], lengths: Sequence[Length] = ()) -> Plan:
-    """Return the plan under which a checkpoint was written: with the owners that were left out after it.
+def whole_num_steps(job: Job, course: Course) -> int:
+    """Count the steps that a job asks of all owners of a course, with those that are left out."""
+    return job.train.num_steps([owner.train_rows for owner in course.all_owners])
 
-    That is the first plan with a digest in ``known``, going back owner by owner; ``plan`` itself where none matches.
-    ``lengths`` are former ones of the run.
+
+def plan_of_checkpoint(job: Job, plan: Plan, known: Collection[str], lengths: Sequence[Length] = ()) -> Plan:
+    """Return the plan under which a checkpoint was written: with the owners that were lost, or not yet back, then.
+
+    That is the first plan with a digest in ``known``, going back loss by loss and return by return; ``plan`` itself
+    where none matches. ``lengths`` are former ones of the run.
     """
     found = plan
     while True:
@@ -183,8 +188,7 @@ def plan_of_checkpoint(job: Job, plan: Plan, known: Collection[str], lengths: Se
             return found
         if not found.course.left_out:
             return plan
-        whole = job.train.num_steps([owner.train_rows for owner in all_owners(found.course)])
-        found = Plan(with_owner_back(found.course, whole), found.placements)
+        found = Plan(course_before(found.course, whole_num_steps(job, found.course)), found.placements)
 
 
 def longer(plan: Plan, job: Job) -> Plan:

@@ -28,6 +28,12 @@ lost when 40 steps are committed::
 
 The other owners keep their turns and batches, in the same order; steps are numbered without gaps. Values that depend on
 the number of steps, such as a linear learning rate, use the new number.
+
+``with_owner``: a lost owner's turns count again. Those that were due while it was away are missed. The same run, of
+which b is back when 60 steps are committed::
+
+    before    a b c a | c a | c         the run ends with step 70
+    after     a b c a | c a | b c       the run ends with step 80: b has missed one of its three turns
 """
 
 from __future__ import annotations
@@ -40,8 +46,8 @@ from typing import Final, NamedTuple
 from ringtune.errors import PlanError
 from ringtune.schedule.course import Course
 from ringtune.schedule.placement import Placement
-from ringtune.schedule.run_shape import DroppedOwner, Owner, next_owner, turn_counts, weights
-from ringtune.schedule.turns import StepKind, Turn
+from ringtune.schedule.run_shape import DroppedOwner, latest_turn, next_owner, turn_counts, turns_up_to, weights
+from ringtune.schedule.turns import StepKind, Turn, turns_had
 from ringtune.schedule.versions import adds_up, may_be_stale, was_trained
 
 TURNS_KEPT: Final = 3
@@ -156,30 +162,50 @@ def rows_reason(course: Course, owner: str, step: int, decided: tuple[int, ...] 
     return ""
 
 
-def all_owners(course: Course) -> tuple[Owner, ...]:
-    """Return the owners of the run in initiator order, including those left out."""
-    owners = list(course.owners)
-    for one in reversed(course.left_out):
-        owners.insert(one.at, one.owner)
-    return tuple(owners)
+def with_owner(course: Course, node: str, num_turns: int, num_steps: int) -> Course:
+    """Return the course with an owner's turns again, after the first ``num_turns`` train turns.
+
+    Its turns that come before one that was done are missed. ``num_steps`` is that of a run with all owners.
+
+    Raises:
+        PlanError: the owner's turns are not left out.
+    """
+    if node not in (one.owner.node for one in course.absent):
+        raise PlanError(f"the turns of node {node} can't count again: they are not left out")
+    every = course.all_owners
+    own, at = weights(every, course.turns), [owner.node for owner in every].index(node)
+    turns = turns_up_to(latest_turn(own, turns_had(course, num_turns)), own, at)
+    place = sum(owner in course.owners for owner in every[:at])
+    found = dataclasses.replace(
+        course,
+        owners=(*course.owners[:place], every[at], *course.owners[place:]),
+        left_out=(*course.left_out, DroppedOwner(owner=every[at], at=place, turns=turns, back=num_turns)),
+    )
+    return dataclasses.replace(found, num_steps=reduced_num_steps(found, num_steps))
 
 
 def reduced_num_steps(course: Course, num_steps: int) -> int:
     """Number of steps of a run with left-out owners that would have ``num_steps`` with all of them."""
-    length, owners = course.local_iterations, all_owners(course)
-    out = {one.owner.node: one.turns for one in course.left_out}
+    length, owners = course.local_iterations, course.all_owners
+    out = {one.owner.node: one.turns for one in course.absent}
     own, total = weights(owners, course.turns), course.turns_of(num_steps)
     counts = turn_counts(own, total)
     turns = [out.get(owner.node, count) for owner, count in zip(owners, counts, strict=True)]
     last = next_owner(own, turn_counts(own, total - 1)) if total else 0  # its last turn may be short
-    return sum(turns) * length - (-num_steps % length if turns[last] == counts[last] else 0)
+    num_turns = sum(turns) - sum(course.missed.values())
+    return num_turns * length - (-num_steps % length if turns[last] == counts[last] else 0)
 
 
-def with_owner_back(course: Course, num_steps: int) -> Course:
-    """Return the course before its last owner was left out; ``num_steps`` is that of a run with all owners."""
-    last = course.left_out[-1]
-    owners = [*course.owners]
-    owners.insert(last.at, last.owner)
+def course_before(course: Course, num_steps: int) -> Course:
+    """Return the course before its last owner was lost or came back.
+
+    ``num_steps`` is that of a run with all owners.
+    """
+    last, owners = course.left_out[-1], [*course.owners]
+    if last.back is None:
+        owners.insert(last.at, last.owner)
+    else:
+        owners.pop(last.at)
     found = dataclasses.replace(course, owners=tuple(owners), left_out=course.left_out[:-1])
     return dataclasses.replace(found, num_steps=reduced_num_steps(found, num_steps))
 

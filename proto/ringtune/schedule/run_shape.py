@@ -101,17 +101,19 @@ class Owner:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DroppedOwner:
-    """A lost owner; its turns are left out since then.
+    """A lost owner, of which turns are left out since then; or its return, since which they count again.
 
     Attributes:
         owner: its entry.
-        at: its index among the owners before it was left out.
-        turns: train turns that it had until then.
+        at: its index among the owners that were there with it.
+        turns: train turns of its own until then; at its return with those that it has missed.
+        back: train turns of the run until its return; None = it was lost.
     """
 
     owner: Owner
     at: int
     turns: int
+    back: Annotated[int | None, LATER] = None
 
 
 _MAX_BLOCKS: Final = 4096
@@ -131,7 +133,7 @@ class Extent:
         num_steps: optimizer steps of the whole run; 0 = only an evaluation.
         local_iterations: steps of one turn.
         frozen_blocks: number f of blocks ``[0, f)`` that never train.
-        left_out: owners with turns left out, in the order in which they were lost.
+        left_out: losses and returns of owners with turns left out, in their order.
         invertible: whether there is an invertible adapter at the embedding, which trains while block 0 does.
     """
 
@@ -148,8 +150,35 @@ class Extent:
         return -(-num_steps // self.local_iterations)
 
     def turns_of_owners(self, num_turns: int) -> int:
-        """Number of the first ``num_turns`` train turns that were of the remaining owners."""
-        return max(0, num_turns - sum(one.turns for one in self.left_out))
+        """Position in the order of the present owners' turns after ``num_turns`` train turns, missed ones counted."""
+        return max(0, num_turns - self.turns_apart)
+
+    @property
+    def all_owners(self) -> tuple[Owner, ...]:
+        """The owners of the run in initiator order, including those left out."""
+        return _all_owners(self.owners, self.left_out)
+
+    @property
+    def turns_apart(self) -> int:
+        """Train turns of the run less the position in the order of the present owners' turns."""
+        return sum(one.turns if one.back is None else -one.turns for one in self.left_out)
+
+    @property
+    def absent(self) -> tuple[DroppedOwner, ...]:
+        """The last losses of the owners that have not returned."""
+        there, last = {owner.node for owner in self.owners}, {one.owner.node: one for one in self.left_out}
+        return tuple(one for node, one in last.items() if node not in there)
+
+    @property
+    def missed(self) -> dict[str, int]:
+        """By owner, the train turns between its losses and its returns."""
+        lost, found = dict[str, int](), dict[str, int]()
+        for one in self.left_out:
+            if one.back is None:
+                lost[one.owner.node] = one.turns
+            else:
+                found[one.owner.node] = found.get(one.owner.node, 0) + one.turns - lost[one.owner.node]
+        return found
 
     @property
     def head(self) -> int:
@@ -170,23 +199,48 @@ class Extent:
         return Units.top(self.num_blocks, depth + has_embedding)
 
 
+def _all_owners(owners: Sequence[Owner], left_out: Sequence[DroppedOwner]) -> tuple[Owner, ...]:
+    """Return the owners of the run in initiator order, including those left out.
+
+    Raises:
+        PlanError: a loss or a return can't be.
+    """
+    every, lost = list(owners), dict[str, int]()
+    for one in left_out:
+        had = lost.pop(one.owner.node, None)
+        if one.back is None:
+            lost[one.owner.node] = one.turns
+            fits = had is None and min(one.at, one.turns) >= 0
+        else:
+            fits = had is not None and one.turns >= had and min(one.at, one.back) >= 0
+        if not fits:
+            raise PlanError(_impossible(one))
+    for one in reversed(left_out):  # ``at`` of a loss may exceed the number of owners that are left
+        if one.back is None:
+            every.insert(one.at, one.owner)
+        elif every[one.at : one.at + 1] == [one.owner]:
+            every.pop(one.at)
+        else:
+            raise PlanError(_impossible(one))
+    return tuple(every)
+
+
+def _impossible(one: DroppedOwner) -> str:
+    what = "was left out from" if one.back is None else "came back to"
+    return f"owner {one.owner.node} {what} place {one.at} after {one.turns} turns, which can't be; plan anew"
+
+
 def check_owners(owners: tuple[Owner, ...], left_out: tuple[DroppedOwner, ...] = ()) -> None:
     """Refuse invalid owners.
 
     Raises:
         PlanError: there are none, two have one name, one has no rows, or one was left out from an impossible place.
     """
-    names = [owner.node for owner in owners]
-    every = [*names, *(one.owner.node for one in left_out)]
-    if not names or len(set(every)) != len(every) or not all(every):
-        raise PlanError(f"owners have to be at least one, named and distinct, not {every}")
-    for one in left_out:  # ``at`` may exceed the number of owners that are left
-        if min(one.at, one.turns) < 0:
-            raise PlanError(
-                f"owner {one.owner.node} was left out from place {one.at} after {one.turns} turns, which can't be; "
-                "plan anew"
-            )
-    for owner in (*owners, *(one.owner for one in left_out)):
+    every = _all_owners(owners, left_out)
+    names = [owner.node for owner in every]
+    if not owners or len(set(names)) != len(names) or not all(names):
+        raise PlanError(f"owners have to be at least one, named and distinct, not {names}")
+    for owner in every:
         if owner.train_rows < 1:
             raise PlanError(f"owner {owner.node} has no rows; give it data or leave it out")
         if owner.eval_rows < 0:
@@ -248,6 +302,21 @@ def latest_owners(own: Sequence[int], num_turns: int) -> tuple[int, ...]:
     counts = zip(turn_counts(own, num_turns), own, strict=True)
     keys = [(Fraction(2 * count - 1, weight), index) for index, (count, weight) in enumerate(counts) if count]
     return tuple(index for _, index in sorted(keys))
+
+
+def latest_turn(own: Sequence[int], counts: Sequence[int]) -> tuple[Fraction, int]:
+    """Return key and owner's index of the latest turn, given weights and turns of each owner; (0, 0) without any."""
+    pairs = enumerate(zip(counts, own, strict=True))
+    return max(
+        ((Fraction(2 * count - 1, weight), at) for at, (count, weight) in pairs if count), default=(Fraction(), 0)
+    )
+
+
+def turns_up_to(latest: tuple[Fraction, int], own: Sequence[int], at: int) -> int:
+    """Count the turns of the owner with index ``at`` that do not come after a turn, given by key and owner's index."""
+    key, index = latest
+    limit = key * own[at]  # the odd numbers up to it; below it for an owner with a higher index
+    return (math.floor(limit) + 1) // 2 if at <= index else math.ceil(limit) // 2
 
 
 def turns_until_repeat(own: Sequence[int]) -> int:

@@ -55,6 +55,7 @@ import functools
 import itertools
 import math
 import sys
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol, Self, TypeVar
@@ -68,6 +69,7 @@ from ringtune.schedule.placement import WHOLE, Passage, passage_at
 from ringtune.schedule.run_shape import (
     Owner,
     latest_owners,
+    latest_turn,
     next_owner,
     owner_indices,
     turn_counts,
@@ -194,7 +196,7 @@ class Unfreezing:
     def _last_losses(self, course: Course, loss: float) -> dict[int, float]:
         """Return owner index -> loss of its last turn, after one more turn; the newest is last."""
         own, num_turns = weights(course.owners, course.turns), course.turns_of_owners(self.num_turns)
-        last = dict(zip(latest_owners(own, num_turns), self.recent, strict=True))
+        last = dict(zip(_with_losses(course, self.num_turns), self.recent, strict=True))
         owner = next_owner(own, turn_counts(own, num_turns))
         last.pop(owner, None)
         return {**last, owner: loss}
@@ -202,8 +204,7 @@ class Unfreezing:
     def without(self, before: Course, after: Course) -> Unfreezing:
         """Return the state without the losses of the owners that the course ``after`` leaves out."""
         names = [owner.node for owner in before.owners]
-        order = latest_owners(weights(before.owners, before.turns), before.turns_of_owners(self.num_turns))
-        last = zip(order, self.recent, strict=False)  # nothing is known where the course decides all
+        last = zip(_with_losses(before, self.num_turns), self.recent, strict=False)  # nothing where the course decides
         kept = tuple(loss for at, loss in last if after.owner(names[at]) is not None)
         return dataclasses.replace(self, recent=kept)
 
@@ -214,8 +215,7 @@ class Unfreezing:
     def check(self, course: Course, step: int) -> None:
         """Refuse a state that is not of a run of ``course`` after ``step`` steps, with ``PlanError``."""
         num_turns = -(-step // course.local_iterations) if course.decides else 0
-        owners = latest_owners(weights(course.owners, course.turns), course.turns_of_owners(num_turns))
-        fits = self.num_turns == num_turns and len(self.recent) == len(owners)
+        fits = self.num_turns == num_turns and len(self.recent) == len(_with_losses(course, num_turns))
         if not fits or any(at % course.local_iterations for at in self.unfreeze_at):
             raise PlanError(
                 f"what is known of the losses is of {self.num_turns} turns, step {step} comes after {num_turns}; the "
@@ -226,6 +226,15 @@ class Unfreezing:
 
 NOTHING_KNOWN = Unfreezing()
 """State at the beginning of a run, and where losses decide nothing."""
+
+
+def _with_losses(course: Course, num_turns: int) -> tuple[int, ...]:
+    """Return the indices of the owners with a turn since they are there, in the order of their latest ones."""
+    own, num_turns = weights(course.owners, course.turns), course.turns_of_owners(num_turns)
+    since = {one.owner.node: one.turns for one in course.left_out}
+    counts = turn_counts(own, num_turns) if since else ()
+    none_yet = {at for at, count in enumerate(counts) if count == since.get(course.owners[at].node)}
+    return tuple(index for index in latest_owners(own, num_turns) if index not in none_yet)
 
 
 def _mean(course: Course, last: Mapping[int, float]) -> float:
@@ -633,34 +642,62 @@ class RowUse:
         return self.trained_rows / self.rows
 
 
-def steps_of_owners(course: Course) -> tuple[int, ...]:
-    """Number of steps of the run with batches of each owner, in the order of the owners."""
-    length, own = course.local_iterations, weights(course.owners, course.turns)
-    whole, rest = divmod(course.num_steps, length)
-    whole = course.turns_of_owners(whole)
-    before, after = turn_counts(own, whole), turn_counts(own, whole + 1)
-    steps = (count * length + rest * (later - count) for count, later in zip(before, after, strict=True))
-    return tuple(steps)
+def turns_had(course: Course, num_turns: int) -> tuple[int, ...]:
+    """Turns of each of ``Course.all_owners`` among the first ``num_turns`` train turns, missed ones counted."""
+    counts = turn_counts(weights(course.owners, course.turns), course.turns_of_owners(num_turns))
+    had = {owner.node: count for owner, count in zip(course.owners, counts, strict=True)}
+    had |= {one.owner.node: one.turns for one in course.absent}
+    return tuple(had[owner.node] for owner in course.all_owners)
+
+
+def steps_of_owners(course: Course) -> dict[str, int]:
+    """Number of steps of the run with batches of each owner, those left out among them."""
+    counts, length = turns_had(course, course.turns_of(course.num_steps)), course.local_iterations
+    every, missed = course.all_owners, course.missed
+    steps = {
+        owner.node: (count - missed.get(owner.node, 0)) * length for owner, count in zip(every, counts, strict=True)
+    }
+    _, last = latest_turn(weights(every, course.turns), counts)
+    steps[every[last].node] -= -course.num_steps % length  # the last turn may be short
+    return steps
 
 
 @functools.lru_cache(maxsize=16)
 def row_uses(course: Course) -> tuple[RowUse, ...]:
     """Use of each owner's rows in a run, in the order of the owners, then of owners left out."""
-    there = [_use(course, owner, steps) for owner, steps in zip(course.owners, steps_of_owners(course), strict=True)]
-    return (*there, *(_use(course, one.owner, one.turns * course.local_iterations) for one in course.left_out))
+    steps = steps_of_owners(course)
+    owners = (*course.owners, *(one.owner for one in course.absent))
+    return tuple(_use(course, owner, _trained(course, owner.node, steps[owner.node])) for owner in owners)
 
 
-def _use(course: Course, owner: Owner, steps: int) -> RowUse:
-    """Count by batches; the last batch of a pass is filled up with rows of batch 0."""
+def _trained(course: Course, node: str, steps: int) -> list[range]:
+    """Positions of the batches of an owner that train, ``steps`` of them, without those that it missed."""
+    length = course.local_iterations
+    bounds = [one.turns * length for one in course.left_out if one.owner.node == node]
+    end = steps + course.missed.get(node, 0) * length
+    bounds = [0, *bounds[: len(bounds) // 2 * 2], end]  # its last loss ends with ``end``
+    return [range(first, stop) for first, stop in zip(bounds[::2], bounds[1::2], strict=True)]
+
+
+def _use(course: Course, owner: Owner, trained: list[range]) -> RowUse:
+    """Count by whole passes and further batches; the last batch of a pass is filled up with rows of batch 0."""
     size = course.batch_rows(owner)
     stream = BatchStream(owner.train_rows, course.batch_size, course.seed, owner.node)
-    epochs, rest = divmod(steps, stream.num_batches)
-    more = {stream.batch_id(index) for index in range(epochs * stream.num_batches, steps)}
-    first, last, twice = 0 in more, stream.num_batches - 1 in more, stream.num_batches * size - owner.train_rows
-    used = owner.train_rows if epochs else rest * size - (twice if first and last else 0)
-    most = epochs + bool(more)
-    if twice:
-        most = max(most, 2 * epochs + first + last)
+    passes, more, number = 0, Counter[int](), stream.num_batches
+    for part in trained:
+        begin = -(-part.start // number) * number
+        whole = max(0, part.stop - begin) // number
+        passes += whole
+        alone = (*range(part.start, begin), *range(begin + whole * number, part.stop)) if whole else part
+        more.update(map(stream.batch_id, alone))
+    first, last, twice = more[0], more[number - 1], number * size - owner.train_rows
+    most = passes + max(more.values(), default=0)
     return RowUse(
-        owner=owner.node, rows=owner.train_rows, batch_rows=size, steps=steps, used_rows=used, least=epochs, most=most
+        owner=owner.node,
+        rows=owner.train_rows,
+        batch_rows=size,
+        steps=sum(map(len, trained)),
+        used_rows=owner.train_rows if passes else len(more) * size - (twice if first and last else 0),
+        least=passes + (min(more.values()) if len(more) == number else 0),
+        most=max(most, 2 * passes + first + last) if twice else most,
     )

@@ -244,12 +244,11 @@ def _next_boundary(course: Course, step: int) -> int:
 def _turn_of(course: Course, owner: str, count: int) -> int:
     """Index among all train turns of the owner's turn number ``count``.
 
-    Turns of an owner that was left out precede it.
+    Turns of an owner that was left out precede it, and turns that an owner has missed do not.
     """
-    left_out = sum(one.turns for one in course.left_out)
     at = next(index for index, one in enumerate(course.owners) if one.node == owner)
     if course.turns == EQUAL:
-        return left_out + count * len(course.owners) + at
+        return course.turns_apart + count * len(course.owners) + at
     own = weights(course.owners, course.turns)
     least, most = count, (count + 1) * (sum(own) // own[at] + 1) + len(own)
     while least < most:  # the first number of turns by which it has had one more than ``count``
@@ -258,7 +257,7 @@ def _turn_of(course: Course, owner: str, count: int) -> int:
             most = middle
         else:
             least = middle + 1
-    return left_out + least - 1
+    return course.turns_apart + least - 1
 
 
 class _Entry(NamedTuple):

@@ -6,33 +6,45 @@ import dataclasses
 import itertools
 import json
 import random
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import pytest
 
 from ringtune.errors import PlanError
 from ringtune.run_control.events import Move
 from ringtune.run_control.recovery import Recovery
+from ringtune.schedule.batches import BatchStream
 from ringtune.schedule.course import Course, Offload
 from ringtune.schedule.migration import (
     CopyHolders,
     Source,
-    all_owners,
     copied_from,
     copies_of,
     copy_holders,
+    course_before,
     head_holders,
     reduced_num_steps,
     rows_reason,
     shared_racks,
     sources,
-    with_owner_back,
+    with_owner,
     without_owner,
 )
 from ringtune.schedule.placement import Helper, Placement, Rack, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner
-from ringtune.schedule.turns import StartPoint, StepKind, Turn, hand_overs, holder_after, steps_of_owners, turn_sequence
+from ringtune.schedule.turns import (
+    StartPoint,
+    StepKind,
+    Turn,
+    hand_overs,
+    holder_after,
+    row_uses,
+    steps_of_owners,
+    turn_sequence,
+)
 from ringtune.schedule.units import Range
 from ringtune.techniques.activation_cache import step_of
 from ringtune.techniques.replicas import CopyDigest
@@ -66,61 +78,96 @@ def what(turn: Turn) -> tuple[str, int, int]:
     return turn.owner, turn.first_batch, turn.num_items
 
 
-@cases("seed", range(80))
-def test_others_have_the_turns_that_they_would_have_had(seed: int) -> None:
-    """Leave out owner after owner at any boundary; the turns that follow are those before without the owner's."""
-    rng = random.Random(seed)
+class Story(NamedTuple):
+    """Owners that are lost and come back at turn boundaries, by the turns of a run with all of them.
+
+    Attributes:
+        courses: one after another, the first with all owners.
+        done: the turns that were trained, in order.
+        left: the turns that follow.
+    """
+
+    courses: list[Course]
+    done: list[Turn]
+    left: list[Turn]
+
+
+def story_of(rng: random.Random) -> Iterator[Story]:
+    """Lose owners and take them back at any boundary; yields what is to follow from there, after each change."""
     course = course_of(rng)
-    whole, befores = course.num_steps, list[Course]()
-    wanted = train_turns(course)
-    done: list[Turn] = []
-    while len(course.owners) > 1 and rng.random() < 0.8:
-        lost = rng.choice(course.owners).node
-        more = rng.randint(0, len(wanted))
-        done, left = [*done, *wanted[:more]], wanted[more:]
-        befores.append(course)
-        course = without_owner(course, lost, len(done))
-        assert reduced_num_steps(course, whole) == course.num_steps
-        wanted = [turn for turn in left if turn.owner != lost]
+    every, whole = train_turns(course), course.num_steps
+    courses, done = [course], list[Turn]()
+    after = 0  # turns of the whole run that are done or missed
+    for _ in range(rng.randint(1, 6)):
+        here = {owner.node for owner in course.owners}
+        for _ in range(rng.choice([0, 1, 2, 5])):
+            at = next((at for at in range(after, len(every)) if every[at].owner in here), None)
+            if at is None:
+                break
+            done.append(every[at])
+            after = at + 1
+        node = rng.choice(course.all_owners).node
+        if node not in here:
+            course = with_owner(course, node, len(done), whole)
+            here.add(node)
+        elif len(here) > 1:
+            course = without_owner(course, node, len(done))
+            here.remove(node)
+        else:
+            continue
+        courses.append(course)
+        yield Story(courses, done, [turn for turn in every[after:] if turn.owner in here])
+
+
+@cases("seed", range(80))
+def test_owners_have_the_turns_of_the_whole_run_while_they_are_there(seed: int) -> None:
+    """Whatever is lost and comes back: a turn is trained where its owner is there, unless one after it was trained."""
+    rng = random.Random(seed)
+    for courses, done, left in story_of(rng):
+        course, whole = courses[-1], courses[0].num_steps
         step = sum(turn.num_items for turn in done)
+        assert course.num_steps == step + sum(turn.num_items for turn in left)
+        assert reduced_num_steps(course, whole) == course.num_steps
         start = StartPoint.of(course, step=step)
         found = train_turns(course, start)
-        assert [what(turn) for turn in found] == [what(turn) for turn in wanted]
-        assert course.num_steps == step + sum(turn.num_items for turn in wanted)
+        assert [what(turn) for turn in found] == [what(turn) for turn in left]
         assert [turn.first_step for turn in found] == [
             step + sum(turn.num_items for turn in found[:at]) for at in range(len(found))
         ]
-        wanted = found
         if found:
-            last = found[-1]
-            assert holder_after(course, course.num_steps) == last.owner
+            assert holder_after(course, course.num_steps) == found[-1].owner
             pairs = hand_overs(course, start)
             ways = itertools.pairwise([start.holder, *(turn.owner for turn in turn_sequence(course, start=start))])
             assert {(one, other) for one, other in ways if one != other} <= pairs
-    for before in reversed(befores):
-        course = with_owner_back(course, whole)
-        assert course == before
+        for before, after in zip(courses[::-1][1:], courses[::-1], strict=False):
+            assert course_before(after, whole) == before
+        assert Course.from_json(json.loads(json.dumps(course.to_json()))) == course
 
 
-@cases("seed", range(25))
+@cases("seed", range(40))
 def test_rows_and_visits_are_counted_for_the_turns_that_there_are(seed: int) -> None:
-    """Steps of the others, and the step of each of their batches, are those of the turns after the loss."""
+    """Steps of owners, uses of rows, and the step of each batch, are those of the turns that are trained."""
     rng = random.Random(seed)
-    course = course_of(rng)
-    before = train_turns(course)
-    more = rng.randint(0, len(before))
-    lost = rng.choice(course.owners).node
-    after = without_owner(course, lost, more)
-    rest = train_turns(after, StartPoint.of(after, step=sum(turn.num_items for turn in before[:more])))
-    counted = {owner.node: 0 for owner in after.owners}
-    for turn in (*before[:more], *rest):
-        if turn.owner != lost:
-            counted[turn.owner] += turn.num_items
-    assert dict(zip(counted, steps_of_owners(after), strict=True)) == counted
-    for turn in rest:
-        assert [step_of(after, turn.owner, turn.first_batch + at) for at in range(turn.num_items)] == [
-            *range(turn.first_step, turn.end_step)
-        ]
+    for courses, done, left in story_of(rng):
+        course = courses[-1]
+        batches = {owner.node: list[int]() for owner in course.all_owners}
+        for turn in (*done, *left):
+            batches[turn.owner] += range(turn.first_batch, turn.first_batch + turn.num_items)
+        assert steps_of_owners(course) == {node: len(used) for node, used in batches.items()}
+        for use in row_uses(course):
+            stream = BatchStream(use.rows, course.batch_size, course.seed, use.owner)
+            count = Counter(row for batch in batches[use.owner] for row in stream.rows(batch))
+            each = [count[row] for row in range(use.rows)]
+            assert (use.steps, use.used_rows, use.least, use.most) == (
+                len(batches[use.owner]),
+                len(count),
+                min(each),
+                max(each),
+            )
+        for turn in train_turns(course, StartPoint.of(course, step=sum(turn.num_items for turn in done))):
+            assert [step_of(course, turn.owner, turn.first_batch + at) for at in range(turn.num_items)] == [
+                *range(turn.first_step, turn.end_step)
+            ]
 
 
 def test_rounds_count_on() -> None:
@@ -136,7 +183,7 @@ def test_course_without_an_owner_survives_json_and_has_its_owners_again() -> Non
     plan = make_plan([("a", 0, 4)], ["a", "b", "c", "d"], num_steps=18, local_iterations=2)
     course = without_owner(without_owner(plan.course, "b", 3), "d", 4)
     assert [owner.node for owner in course.owners] == ["a", "c"]
-    assert [owner.node for owner in all_owners(course)] == ["a", "b", "c", "d"]
+    assert [owner.node for owner in course.all_owners] == ["a", "b", "c", "d"]
     changed = Plan(course, plan.placements)
     assert Plan.from_json(json.loads(json.dumps(changed.to_json()))) == changed
     assert changed.digest != plan.digest
@@ -165,6 +212,13 @@ def test_owner_that_can_not_be_left_out_is_refused() -> None:
         dataclasses.replace(alone, left_out=(dataclasses.replace(alone.left_out[0], at=-1),))
     with pytest.raises(PlanError, match="distinct"):
         dataclasses.replace(course, left_out=alone.left_out)
+    with pytest.raises(PlanError, match="node a can't count again: they are not left out"):
+        with_owner(alone, "a", 1, 18)
+    again = with_owner(alone, "b", 1, 18)
+    (lost, back) = again.left_out
+    for events in ((back,), (lost, dataclasses.replace(back, at=0)), (lost, dataclasses.replace(back, turns=-1))):
+        with pytest.raises(PlanError, match="owner b came back to"):
+            dataclasses.replace(again, left_out=events)
 
 
 def test_next_owner_keeps_the_head() -> None:
