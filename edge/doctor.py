@@ -437,7 +437,7 @@ def check_other(address: str) -> list[Check]:
         return [failed(_ITS_NAME, str(error), "correct address and trust folders")]
     problem = (
         coordinator_problem(pem, time.time())
-        if is_issued_by(pem, who.identity.authority_pem)
+        if any(is_issued_by(pem, authority) for authority in who.identity.authorities)
         else f"is of another authority than {who.identity.party}'s"
     )
     if problem:

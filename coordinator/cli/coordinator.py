@@ -1,4 +1,4 @@
-"""``ringtune coordinator``: serve nodes and jobs; ``init`` makes its certificate authority, ``token`` a join token."""
+"""``ringtune coordinator``: serve nodes and jobs; ``init`` and ``rotate`` make an authority, ``token`` a join token."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def authority_of(keeper: TrustKeeper | None) -> str:
         return ""
     from ringtune.transport.identity import fingerprint
 
-    return fingerprint(keeper.speaker.identity.authority_pem)
+    return fingerprint(keeper.authority_pem)
 
 
 def init(trust: options.Trust = None, json: options.Json = False) -> None:
@@ -143,6 +143,34 @@ def token(
         typer.echo(f"the token of {made.party} is in {save}" if save else str(made))
 
 
+def rotate(
+    within: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME", help="How long the old authority is trusted at most, e.g. 1h, 7d; less once all have moved."
+        ),
+    ] = "7d",
+    status: Annotated[
+        bool, typer.Option("--status", help="Show how far a rotation is and for whom it waits; begin none.")
+    ] = False,
+    coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
+    json: options.Json = False,
+) -> None:
+    """Replace the certificate authority of a running coordinator by a new one; runs go on.
+
+    Nodes and users that call within the time get certificates of the new one by themselves.
+    """
+    from coordinator.client.connection import Connection
+    from coordinator.screen.listing import rotation_json, rotation_lines
+    from ringtune.quantities import parse_seconds
+
+    within_s = None if status else parse_seconds(within)
+    with Connection(coordinator, insecure=False) as client:
+        reply = client.rotate(within_s)
+    for line in [rotation_json(reply)] if json else rotation_lines(reply):
+        typer.echo(line)
+
+
 def open_database(url: str, *, lease_s: float = 10.0) -> Database:
     """Open the database of ``--database URL``, without its lease.
 
@@ -167,6 +195,7 @@ def end_at_once(why: str) -> None:
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.command()(init)
 app.command()(token)
+app.command()(rotate)
 
 
 @app.callback(invoke_without_command=True)
@@ -314,11 +343,17 @@ def coordinator(
         server.coordinator.say = progress.note
         for line in first_lines:
             progress.note(line)
-        after.enter_context(
-            announcing(server.address, asked=asked, authority_sha256=authority_of(keeper), say=progress.note)
-        )
-        while not ending.wait():
+        announced, authority = after.enter_context(contextlib.ExitStack()), None
+        while True:
+            if authority != (authority := authority_of(keeper)):  # at the begin, and when it was rotated
+                announced.close()
+                announced.enter_context(
+                    announcing(server.address, asked=asked, authority_sha256=authority, say=progress.note)
+                )
+            if ending.wait():
+                break
             server.coordinator.report_lost_members()
+            server.advance_rotation()
             if shared is not None:
                 shared.require_lease()
         ending.save(server.coordinator)

@@ -7,13 +7,13 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Self, TypeVar
 
 import grpc
 
 from coordinator.server.run_record import RunRecord
-from ringtune.errors import ConnectionFailedError, DeadlineError, TrustError
+from ringtune.errors import ConnectionFailedError, DeadlineError, RingTuneError, TrustError
 from ringtune.hints import hint_to_start_coordinator
 from ringtune.transport import speaker as speaking
 from ringtune.transport.channels import open_channel
@@ -32,6 +32,8 @@ _WHY_S = 1.0
 _ASK_AGAIN_S = 0.5
 CALL_S = 10.0
 """Deadline of a call that is answered at once."""
+_RENEW_S = 60.0
+"""Time between two looks, of a command that follows a run, whether its certificate is to be renewed."""
 
 
 class Connection:
@@ -55,10 +57,12 @@ class Connection:
         self._channel = open_channel(address, peer=COORDINATOR)
         self._stub = control_pb2_grpc.CoordinatorStub(self._channel)
         self._membership = trust_pb2_grpc.MembershipStub(self._channel)
+        self._renewed_s = time.monotonic()
         try:
             self._connect()
-            require_compatible(f"coordinator {address}", self.status().version)
-            self._renew()
+            status = self.status()
+            require_compatible(f"coordinator {address}", status.version)
+            self._renew(status)
         except BaseException:
             self.close()
             raise
@@ -85,13 +89,29 @@ class Connection:
                 f"{doctor if speaking.is_encrypted() else ''}"
             ) from error
 
-    def _renew(self) -> None:
-        """Renew this user's certificate if it ends soon; a failure does not stop the command."""
+    def _renew(self, status: control_pb2.StatusReply) -> None:
+        """Trust the coordinator's authorities, and renew this user's certificate if that is due.
+
+        A failure does not stop the command.
+        """
         speaker = speaking.speaker()
         if self._trust is not None and speaker is not None:
-            from ringtune.transport.enrollment import renew_if_due
+            from ringtune.transport.enrollment import renew_if_due, take_authorities
 
-            renew_if_due(self._membership, speaker, self._trust, time.time())
+            take_authorities(status.authorities_pem, speaker, self._trust)
+            if renew_if_due(self._membership, speaker, self._trust, time.time()):
+                self.status()  # with the new certificate, so that the coordinator knows that it has arrived
+
+    def heard(self, events: Iterable[control_pb2.RunEvent]) -> Iterator[control_pb2.RunEvent]:
+        """Pass events on, which may take days; renew this user's certificate meanwhile, as commands do, at times."""
+        for event in events:
+            if self._trust is not None and time.monotonic() - self._renewed_s > _RENEW_S:
+                self._renewed_s = time.monotonic()
+                try:
+                    self._renew(self.status())
+                except RingTuneError as error:  # the events may still come
+                    _LOG.info("the certificate is not renewed now: %s", error)
+            yield event
 
     def close(self) -> None:
         """Close the connection."""
@@ -162,7 +182,7 @@ class Connection:
         request = control_pb2.FollowRequest(run_id=run_id, wait=wait, without_files=not with_files, whole=whole)
         call = self._stub.Follow(request)  # no deadline: a run may take days
         try:
-            yield from call
+            yield from self.heard(call)
         except grpc.RpcError as error:
             raise error_of_call(error, peer=f"coordinator {self.address}") from error
         finally:
@@ -199,6 +219,15 @@ class Connection:
         """
         request = trust_pb2.DrainNodeRequest(node=node, undo=undo)
         return self._checked(lambda: self._membership.DrainNode(request, timeout=CALL_S)).run_id
+
+    def rotate(self, within_s: float | None) -> trust_pb2.RotateReply:
+        """Replace the coordinator's authority within so many seconds; None = only see how far that is.
+
+        Raises:
+            RingTuneError: a rotation is under way, or the coordinator has no authority or does not answer.
+        """
+        request = trust_pb2.RotateRequest(within_s=within_s or 0.0, only_looks=within_s is None)
+        return self._checked(lambda: self._membership.Rotate(request, timeout=CALL_S))
 
     def stop_run(self, run_id: str, reason: str, *, now: bool) -> None:
         """Ask for the end of a run: after the granted turns with a checkpoint, or at once (``now``).

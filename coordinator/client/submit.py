@@ -414,7 +414,7 @@ class Client(Connection):
 
     def _follow(self, call: Any, outcome: Outcome, *sinks: EventSink) -> Outcome:
         try:
-            self._checked(lambda: _hear(call, outcome, sinks))
+            self._checked(lambda: _hear(self.heard(call), outcome, sinks))
             outcome.require_end()
         except KeyboardInterrupt as error:
             raise InterruptedRunError("stopped; every node was asked to release the run") from error

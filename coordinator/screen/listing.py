@@ -16,7 +16,7 @@ from coordinator.server.run_record import RunRecord
 from ringtune.hints import hint
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.texts import printable
-from ringtune.v1 import control_pb2
+from ringtune.v1 import control_pb2, trust_pb2
 
 _NODE_TITLES = (
     "node",
@@ -195,4 +195,53 @@ def _run_lines(run: control_pb2.RunStatus) -> list[str]:
         lines.append(f"{one.node} fits the adapters of {one.host}'s blocks [{one.start}, {one.stop})")
     if run.message:
         lines.append(f"error: {printable(run.message)}")
+    return lines
+
+
+def rotation_json(reply: trust_pb2.RotateReply) -> str:
+    """Write how far a rotation of the authority is as a line of JSON; ``phase`` is empty if none is under way."""
+    state: dict[str, Any] = {"event": "rotation", "phase": reply.phase, "authority_sha256": reply.old_sha256}
+    if reply.phase:
+        state |= {
+            "next_sha256": reply.new_sha256,
+            "began_unix_s": reply.began_unix_s,
+            "issues_unix_s": reply.issues_unix_s,
+            "ends_unix_s": reply.ends_unix_s,
+            "unconfirmed": list(reply.unconfirmed),
+            "waiting": list(reply.waiting),
+            "trust": reply.folder,
+            "problem": reply.problem,
+        }
+    return json.dumps(state)
+
+
+_FINGERPRINT_DIGITS = 16
+
+
+def rotation_lines(reply: trust_pb2.RotateReply) -> list[str]:
+    """Write how far a rotation of the authority is: lines for people."""
+    from ringtune.transport.identity import utc  # takes tens of milliseconds
+
+    old, new = reply.old_sha256[:_FINGERPRINT_DIGITS], reply.new_sha256[:_FINGERPRINT_DIGITS]
+    if not reply.phase:
+        return [f"the authority is {old}; no rotation is under way"]
+    lines = [f"authority {old} is replaced by {new} since {utc(reply.began_unix_s)}; members trust both"]
+    if reply.phase == "introducing":
+        late = f"; not yet: {', '.join(reply.unconfirmed)}" if reply.unconfirmed else ""
+        lines.append(
+            "certificates are of the new one once all living nodes have confirmed that they trust it, "
+            f"from {utc(reply.issues_unix_s)} on in any case{late}"
+        )
+    else:
+        lines.append("certificates are of the new one; each node and user gets one with the next call")
+    late = f"; shut out if that were now: {', '.join(reply.waiting)}" if reply.waiting else ""
+    lines.append(
+        f"the old one is trusted until all have called, at most until {utc(reply.ends_unix_s)}{late}",
+    )
+    if reply.problem:
+        lines.append(f"it can't go on: {reply.problem}")
+    lines.append(
+        f"save authority.pem, authority-next.pem and register.sqlite of {reply.folder} now, and authority.pem and "
+        "register.sqlite once it is over; standbys need a copy of authority-next.pem"
+    )
     return lines

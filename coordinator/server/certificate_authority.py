@@ -3,6 +3,7 @@
 ::
 
     DIR/authority.pem        key and certificate of the authority
+    DIR/authority-next.pem   those of the one that replaces it, while it is rotated (``coordinator.server.rotation``)
     DIR/identity.pem         key and certificate of the coordinator
     DIR/admin/identity.pem   those of the first user: for commands on this machine
     DIR/register.sqlite      tokens and certificates, valid and revoked
@@ -20,22 +21,24 @@ from __future__ import annotations
 import contextlib
 import datetime
 import logging
+import math
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from coordinator.server.rotation import Phase, Rotation
 from ringtune.errors import BusyError, StorageError, TokenError, TrustError, UsageError
-from ringtune.storage.durable import make_private_folder, write_durably
+from ringtune.storage.durable import make_private_folder, storage_errors, write_durably
 from ringtune.texts import RepeatCounter, printable, times
 from ringtune.transport import parties
 from ringtune.transport.identity import (
@@ -44,6 +47,7 @@ from ringtune.transport.identity import (
     RENEW_LEFT_S,
     CertificateFacts,
     Identity,
+    authority_id,
     facts_of,
     fingerprint,
     has_identity,
@@ -65,6 +69,7 @@ from ringtune.transport.parties import (
     AUTHORITY,
     COORDINATOR,
     INVALID,
+    NODE_ROLE,
     SUBMITTER_ROLE,
     Party,
     Token,
@@ -301,7 +306,35 @@ class Register:
             ).fetchall()
         return tuple(Removal(reason, serial) for reason, serial in rows)
 
+    def parties(self, now_unix_s: float) -> tuple[list[Party], list[Party]]:
+        """Return the nodes and users with a certificate that holds, and those with an open token.
+
+        Guests, who have theirs for a day, are left out.
+        """
+        with self._transaction() as database:
+            certified = database.execute(
+                "SELECT DISTINCT role, name FROM certificates WHERE removed IS NULL AND ends_unix_s > ?", (now_unix_s,)
+            ).fetchall()
+            invited = database.execute(
+                "SELECT DISTINCT role, name FROM tokens WHERE key_sha256 IS NULL AND ends_unix_s > ?", (now_unix_s,)
+            ).fetchall()
+        found = (
+            [Party(SUBMITTER_ROLE if role == ADMINISTRATOR else role, name) for role, name in rows]
+            for rows in (certified, invited)
+        )
+        held, open_ = ([party for party in parties if party != COORDINATOR and not party.is_guest] for parties in found)
+        return held, open_
+
     # ---- notes ------------------------------------------------------------------------------------
+
+    def change_notes(self, before: tuple[str, str], after: Mapping[str, str]) -> bool:
+        """Store values in one transaction if one of before, (key, value), is still there; return whether it was."""
+        with self._transaction() as database:
+            found = database.execute("SELECT value FROM notes WHERE key = ?", before[:1]).fetchone()
+            is_same = (str(found[0]) if found else "") == before[1]
+            if is_same:
+                database.executemany("INSERT OR REPLACE INTO notes (key, value) VALUES (?, ?)", after.items())
+        return is_same
 
     def note(self, key: str, value: str) -> None:
         """Store a value for other processes that use the register."""
@@ -420,27 +453,27 @@ class Authority:
         return cls(key=key, certificate_pem=certificate.public_bytes(serialization.Encoding.PEM))
 
     @classmethod
-    def read(cls, folder: Path) -> Authority:
-        """Read the authority of a folder.
+    def read(cls, folder: Path, name: str = AUTHORITY) -> Authority:
+        """Read the authority of a folder; ``name`` is that of the file.
 
         Raises:
             TrustError: it is missing or damaged, or other users of this machine may read its key.
         """
-        path = folder / AUTHORITY
+        path = folder / name
         key, end, certificate = read_private(path, what="authority").partition(_BETWEEN)
         authority = cls(key=read_key(key + end), certificate_pem=certificate)
         if read_certificate(certificate).public_key() != authority.key.public_key():
             raise TrustError(f"{path} is damaged: key and certificate do not belong together; restore both")
         return authority
 
-    def write(self, folder: Path) -> None:
-        """Write key and certificate, readable by this user only.
+    def write(self, folder: Path, name: str = AUTHORITY) -> None:
+        """Write key and certificate to a file of a folder, readable by this user only.
 
         Raises:
             StorageError: they can't be written.
         """
         make_private_folder(folder)
-        write_durably(folder / AUTHORITY, key_pem(self.key) + self.certificate_pem, mode=0o600)
+        write_durably(folder / name, key_pem(self.key) + self.certificate_pem, mode=0o600)
 
     def issue(
         self,
@@ -552,7 +585,12 @@ ADMIN: Final = Party(SUBMITTER_ROLE, parties.ADMIN)
 JOIN_PORT: Final = "join_port"
 """Key of a note in the register: last port at which callers without a certificate were served."""
 _AUTHORITY: Final = "authority_sha256"
-"""Key of a note in the register: authority of the coordinator that acts."""
+"""Key of a note in the register: authority of the coordinator that acts, and the last that a rotation has made."""
+_ROTATION: Final = "rotation"
+"""Key of a note in the register: the rotation that is under way; empty = none."""
+NEXT: Final = "authority-next.pem"
+_LOOK_S: Final = 1.0
+"""Least time between two looks at who needs the old authority, as the register may be on another machine."""
 NO_AUTHORITY: Final = "{folder} has no authority; make one with 'ringtune coordinator init', or correct --trust"
 
 
@@ -607,16 +645,21 @@ def make_token(
     if not has_authority(folder):
         raise TrustError(NO_AUTHORITY.format(folder=folder))
     register = Register(folder, shared)
-    token = Token(
-        party,
-        int(register.noted(JOIN_PORT) or 0),
-        fingerprint(Authority.read(folder).certificate_pem),
-        make_secret(),
-    )
+    authority = _acting_authority(folder, register)
+    token = Token(party, int(register.noted(JOIN_PORT) or 0), fingerprint(authority.certificate_pem), make_secret())
     register.add_token(
         secret_hash(token.secret), party, ends_unix_s, is_administrator=is_administrator, invited_by=invited_by
     )
     return token
+
+
+def _acting_authority(folder: Path, register: Register) -> Authority:
+    """Read the authority of a folder; that of the rotation that is over, if its file was not put in place yet."""
+    authority, acting = Authority.read(folder), register.noted(_AUTHORITY)
+    if acting in ("", fingerprint(authority.certificate_pem)) or not (folder / NEXT).is_file():
+        return authority
+    after = Authority.read(folder, NEXT)
+    return after if fingerprint(after.certificate_pem) == acting else authority
 
 
 _GUEST_TTL_S: Final = 600.0
@@ -626,6 +669,31 @@ _RENEWALS: Final = 6
 _RENEWALS_S: Final = 3600.0
 _INVITATIONS: Final = 60
 """Most invitations of a user within a minute: each is a row of the register for a day."""
+
+
+class RotationState(NamedTuple):
+    """How far a rotation is.
+
+    Attributes:
+        rotation: state.
+        unconfirmed: living nodes that have not confirmed that they trust the new authority, while that is awaited.
+        waiting: who would be shut out if the old authority were trusted no longer from now on.
+        folder: of the keys.
+        problem: why it can't go on; empty = it can.
+    """
+
+    rotation: Rotation
+    unconfirmed: list[str]
+    waiting: list[str]
+    folder: str
+    problem: str
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {len(names) - _MOST_NAMED} more" * (len(names) > _MOST_NAMED))
+
+
+_MOST_NAMED: Final = 20
 
 
 class TrustKeeper:
@@ -652,25 +720,54 @@ class TrustKeeper:
         self._lock = threading.Lock()
         self._renewals = RateLimit(_RENEWALS, _RENEWALS_S, now_s=clock)
         self._invitations = RateLimit(_INVITATIONS, 60.0, now_s=clock)
-        self._authority = Authority.read(folder)
         self._register = Register(folder, shared)
         self.removed_serials: tuple[Removal, ...] = ()
+        self._rotating = threading.RLock()  # held while the rotation changes
+        self._versions: dict[str, str | None] = {}
+        self._looked_unix_s = -math.inf
+        self._authority, self._next, self._rotation = self._read_authorities()
         self.speaker = Speaker(self._own())
         self._look()
 
+    def _read_authorities(self) -> tuple[Authority, Authority | None, Rotation | None]:
+        """Return the authority whose certificate the coordinator shows, the next one, and the rotation under way."""
+        authority = _acting_authority(self._folder, self._register)
+        if authority.certificate_pem != Authority.read(self._folder).certificate_pem:
+            self._put_in_place(authority)
+        noted = self._register.noted(_ROTATION)
+        rotation = Rotation.parse(noted) if noted else None
+        return authority, self._next_of(rotation), rotation
+
+    def _next_of(self, rotation: Rotation | None) -> Authority | None:
+        if rotation is None or not (self._folder / NEXT).is_file():
+            return None
+        found = Authority.read(self._folder, NEXT)
+        return found if found.certificate_pem == rotation.new else None
+
+    def _put_in_place(self, authority: Authority) -> None:
+        authority.write(self._folder)
+        with storage_errors(self._folder / NEXT):
+            (self._folder / NEXT).unlink(missing_ok=True)
+
     def _own(self) -> Identity:
         """Read the coordinator's identity; make a new one if it is missing, ends soon, or is of another authority."""
-        now_unix_s = self._clock()
+        now_unix_s, found = self._clock(), None
         try:
             found = read_identity(self._folder, now_unix_s)
-            is_lasting = found.facts.ends_unix_s - now_unix_s > RENEW_LEFT_S
-            if is_lasting and found.authority_pem == self._authority.certificate_pem:
-                return found
         except TrustError as error:
             if has_identity(self._folder):
                 _LOG.warning("the coordinator makes itself a new certificate: %s", error)
-        identity = self._authority.own_identity(now_unix_s)
-        self._register.add_certificate(identity.certificate_pem)
+        is_right = (
+            found is not None
+            and found.facts.ends_unix_s - now_unix_s > RENEW_LEFT_S
+            and found.facts.authority == authority_id(self._authority.certificate_pem)
+        )
+        if found is not None and is_right and found.authorities == self.authorities:
+            return found
+        if found is None or not is_right:
+            found = self._authority.own_identity(now_unix_s)
+            self._register.add_certificate(found.certificate_pem)
+        identity = Identity.of(found.key_pem, found.certificate_pem, *self.authorities)
         write_identity(self._folder, identity)
         return identity
 
@@ -680,11 +777,24 @@ class TrustKeeper:
 
     @property
     def authority_pem(self) -> bytes:
-        """The public certificate of the authority."""
+        """The public certificate of the authority of the coordinator's own certificate."""
         return self._authority.certificate_pem
 
-    def certify(self, secret: str, request_pem: bytes) -> bytes:
-        """Return a certificate for a token.
+    @property
+    def authorities(self) -> tuple[bytes, ...]:
+        """The certificates of the trusted authorities, the one that signs first."""
+        rotation = self._rotation
+        if rotation is None:
+            return (self._authority.certificate_pem,)
+        return rotation.authorities if self._next is not None else (rotation.old, rotation.new)
+
+    def _signing(self, *, takes_authorities: bool) -> Authority:
+        """Return the authority for a new certificate of a party; one of an earlier version knows one only."""
+        is_new = self._rotation is not None and self._rotation.phase is Phase.ISSUING
+        return self._next if is_new and takes_authorities and self._next is not None else self._authority
+
+    def certify(self, secret: str, request_pem: bytes, *, takes_authorities: bool = True) -> bytes:
+        """Return a certificate for a token; ``takes_authorities``: for a party that may trust two.
 
         Raises:
             TokenError: the token is wrong, used or expired.
@@ -694,7 +804,7 @@ class TrustKeeper:
 
         def issue(party: Party, generation: int, is_administrator: bool) -> bytes:
             _LOG.info("%s gets a certificate for its token", party)
-            return self._authority.issue(
+            return self._signing(takes_authorities=takes_authorities).issue(
                 party,
                 key,
                 now_unix_s,
@@ -707,8 +817,10 @@ class TrustKeeper:
         self._look()
         return pem
 
-    def renew(self, caller: CertificateFacts, request_pem: bytes) -> bytes:
+    def renew(self, caller: CertificateFacts, request_pem: bytes, *, takes_authorities: bool = True) -> bytes:
         """Return a certificate with a new key for a caller who has a valid one; a guest's ends when its own does.
+
+        ``takes_authorities``: the caller may trust two.
 
         Raises:
             TrustError: ``request_pem`` is no valid certificate request, or the caller was removed.
@@ -719,7 +831,7 @@ class TrustKeeper:
 
         def issue() -> bytes:
             days = left_days if caller.party.is_guest else DAYS
-            return self._authority.issue(
+            return self._signing(takes_authorities=takes_authorities).issue(
                 caller.party,
                 key,
                 now_unix_s,
@@ -759,16 +871,131 @@ class TrustKeeper:
         self._look()
         return number
 
+    # ---- rotation ---------------------------------------------------------------------------------
+
+    def rotate(self, within_s: float) -> None:
+        """Begin to replace the authority by a new one; the old one is trusted for ``within_s`` seconds at most.
+
+        Raises:
+            UsageError: a rotation is under way.
+            InterruptedRunError: this coordinator does not hold the lease of its database.
+            StorageError: the folder can't be written.
+        """
+        with self._rotating:
+            if self._rotation is not None:
+                raise UsageError(
+                    f"the authority is rotated already, since {utc(self._rotation.began_unix_s)}; 'ringtune "
+                    "coordinator rotate --status' shows for whom it waits"
+                )
+            now_unix_s = self._clock()
+            after = Authority.make(now_unix_s)
+            rotation = Rotation(
+                old=self._authority.certificate_pem,
+                new=after.certificate_pem,
+                began_unix_s=now_unix_s,
+                ends_unix_s=now_unix_s + within_s,
+            )
+            self._require_lease()
+            after.write(self._folder, NEXT)  # before the rotation counts
+            self._change(rotation)
+
+    def _require_lease(self) -> None:
+        if self._shared is not None:
+            self._shared.require_lease()
+
+    def _change(self, after: Rotation | None) -> None:
+        """Store the state of the rotation, and speak accordingly; None = it is over."""
+        self._require_lease()
+        before = self._rotation
+        notes = {_ROTATION: after.to_text() if after else ""}
+        if after is None and before is not None:
+            notes[_AUTHORITY] = fingerprint(before.new)
+        if not self._register.change_notes((_ROTATION, before.to_text() if before else ""), notes):
+            _LOG.warning("another coordinator has changed the rotation of the authority; its state is taken")
+        self._authority, self._next, self._rotation = self._read_authorities()
+        identity = self._own()
+        if identity != self.speaker.identity:
+            self.speaker.identity = identity
+
+    def heard(self, caller: CertificateFacts, authorities_version: str | None) -> None:
+        """Note the authority of a caller's certificate, and of a node which authorities it trusts."""
+        if self._rotation is None:
+            return
+        with self._rotating:
+            if (rotation := self._rotation) is None:
+                return
+            if caller.party.role == NODE_ROLE:
+                self._versions[caller.party.name] = authorities_version
+            is_of_new = caller.authority == authority_id(rotation.new)
+            if (after := rotation.heard(str(caller.party), is_of_new=is_of_new)) != rotation:
+                self._change(after)
+
+    def advance(self, members: Collection[str], *, is_settled: bool) -> str:
+        """Go on with the rotation where that is due; return a line about it, empty = nothing has changed.
+
+        Args:
+            members: living nodes.
+            is_settled: as for ``Rotation.advanced``.
+        """
+        if self._rotation is None:
+            return ""
+        with self._rotating:
+            rotation, now_unix_s = self._rotation, self._clock()
+            if rotation is None or abs(now_unix_s - self._looked_unix_s) < _LOOK_S:
+                return ""
+            self._looked_unix_s = now_unix_s
+            if self._next is None and self._next_of(rotation) is not None:  # the key was copied here meanwhile
+                self._change(rotation)
+            state = self.rotation_state(members)
+            if state is None or state.problem:
+                return ""
+            after = rotation.advanced(
+                now_unix_s, unconfirmed=state.unconfirmed, waiting=state.waiting, is_settled=is_settled
+            )
+            if after is rotation:
+                return ""
+            self._change(after)
+        late = state.unconfirmed if after else state.waiting
+        if after is not None:
+            named = f"; not confirmed by {_listed(late)}" if late else ""
+            return f"certificates are of the new authority from now on{named}"
+        named = f"; shut out until they join with a new token: {_listed(late)}" if late else ""
+        return f"the old authority is trusted no longer{named}"
+
+    def rotation_state(self, members: Collection[str]) -> RotationState | None:
+        """Return how far the rotation is, given the living nodes; None = none is under way."""
+        with self._rotating:
+            if (rotation := self._rotation) is None:
+                return None
+            held, invited = self._register.parties(self._clock())
+            needed = {str(party) for party in held} | {str(node_party(name)) for name in members}
+            waiting = sorted(needed - rotation.moved) + sorted(f"the token of {party}" for party in invited)
+            missing = (
+                f"{self._folder} has no {NEXT}; copy it from the coordinator that acted before, until then the old "
+                "authority signs and stays trusted"
+            )
+            return RotationState(
+                rotation,
+                rotation.unconfirmed(self._versions, members) if rotation.phase is Phase.INTRODUCING else [],
+                waiting,
+                str(self._folder),
+                "" if self._next is not None else missing,
+            )
+
     def begin_to_act(self) -> str:
         """Read the register again, which another coordinator has changed; return a warning, empty = none.
 
         The warning is that coordinators of one database have other authorities: members refuse one of them.
         """
         self._look()
+        with self._rotating:
+            self._authority, self._next, self._rotation = self._read_authorities()
+            self.speaker.identity = self._own()
+            state = self.rotation_state(())
         before, now = self._register.noted(_AUTHORITY), fingerprint(self.authority_pem)
         self._register.note(_AUTHORITY, now)
         if before in ("", now):
-            return ""
+            return state.problem if state else ""
         return (
             f"the authority in {self._folder} is not that of the coordinator that acted before: nodes with its "
             "certificates refuse this one; copy its trust folder, or give them new tokens"

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +31,7 @@ from ringtune import __version__
 from ringtune.errors import BusyError, ConnectionFailedError, TokenError, TrustError, UsageError
 from ringtune.hints import hint_to_install
 from ringtune.job.job import parse_job, result_of
+from ringtune.quantities import format_seconds
 from ringtune.storage.chunks import write_files
 from ringtune.texts import printable
 from ringtune.transport.channels import Server, caller_of
@@ -44,6 +45,7 @@ from ringtune.transport.endpoints import (
     require_private,
     split_address,
 )
+from ringtune.transport.identity import authorities_version, fingerprint
 from ringtune.transport.open_calls import RateLimit, address_of
 from ringtune.transport.parties import SUBMITTER_ROLE, Party, node_party
 from ringtune.transport.status import abort, answer, answer_stream
@@ -88,6 +90,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
     def __init__(self, coordinator: Coordinator, keeper: TrustKeeper | None) -> None:
         self._coordinator = coordinator
         self._keeper = keeper
+        self._began_s = time.monotonic()
         self._lock = threading.Lock()
         self._uploads: Counter[str] = Counter()
         self._owners: dict[str, str] = {}  # of the driven run, which may be none that is stored
@@ -110,7 +113,10 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
 
         answer(context, join)
         return control_pb2.JoinReply(
-            lease_s=self._coordinator.lease_s, coordinator_version=__version__, now_unix_s=now_unix_s()
+            lease_s=self._coordinator.lease_s,
+            coordinator_version=__version__,
+            now_unix_s=now_unix_s(),
+            authorities_pem=self._keeper.authorities if self._keeper is not None else (),
         )
 
     def Heartbeat(
@@ -120,6 +126,11 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         beat = answer(context, lambda: self._coordinator.heartbeat(request.node, request.instance, request.rss_bytes))
         reply = control_pb2.HeartbeatReply(known=beat[0], run_id=beat[1], now_unix_s=now_unix_s())
         if self._keeper is not None:
+            said = request.authorities_version if request.HasField("authorities_version") else None
+            self._hear(context, said)
+            authorities = self._keeper.authorities
+            if said != authorities_version(authorities):
+                reply.authorities_pem.extend(authorities)
             removed = self._keeper.speaker.removed
             if not request.HasField("removals_version"):
                 reply.removed.extend(map(removal_to_proto, self._keeper.removed_serials))
@@ -128,6 +139,21 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
                 if request.removals_version != removed.version:
                     reply.removed.extend(map(removal_to_proto, removed.entries))
         return reply
+
+    def _hear(self, context: grpc.ServicerContext, authorities: str | None = None) -> None:
+        """Let a rotation of the authority go on with a call: of whom, and which authorities a node trusts."""
+        keeper, caller = self._keeper, caller_of(context)
+        if keeper is not None and caller is not None:
+            answer(context, lambda: keeper.heard(caller, authorities))
+            answer(context, self.advance_rotation)
+
+    def advance_rotation(self) -> None:
+        """Go on with a rotation of the authority, if one is under way and it is time."""
+        if self._keeper is None:
+            return
+        is_settled = time.monotonic() - self._began_s > self._coordinator.lease_s
+        if line := self._keeper.advance(self._coordinator.living_names(), is_settled=is_settled):
+            self._coordinator.tell(line)
 
     def Leave(self, request: control_pb2.LeaveRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Remove the calling node from the members."""
@@ -146,6 +172,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
 
     def Status(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.StatusReply:
         """Return the state of the run, without its course for a user who has no part in it, and the members."""
+        self._hear(context)
         members = answer(context, self._coordinator.members)
         run = answer(context, self._coordinator.run_status)
         if run is not None and not self._is_own(context, run.run_id):
@@ -153,7 +180,11 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
                 run_id=run.run_id, is_over=run.is_over, phase=run.phase, phase_s=run.phase_s, run_s=run.run_s
             )
         return control_pb2.StatusReply(
-            version=__version__, now_unix_s=time.time(), run=run, nodes=[entry_of(*member) for member in members]
+            version=__version__,
+            now_unix_s=time.time(),
+            run=run,
+            nodes=[entry_of(*member) for member in members],
+            authorities_pem=self._keeper.authorities if self._keeper is not None else (),
         )
 
     def Run(
@@ -342,16 +373,19 @@ class JoiningServicer(trust_pb2_grpc.JoiningServicer):
         """Return a certificate for a token."""
         address = address_of(context.peer())
 
+        takes = request.takes_authorities
+
         def certify() -> bytes:
             if not self._wrong.allows(address):
                 raise BusyError(f"{_WRONG_TOKENS} wrong tokens came from {address} within a minute; try in a minute")
             try:
-                return self._keeper.certify(request.secret, request.request_pem)
+                return self._keeper.certify(request.secret, request.request_pem, takes_authorities=takes)
             except TokenError:
                 self._wrong.count(address)
                 raise
 
-        return trust_pb2.CertifyReply(certificate_pem=answer(context, certify))
+        pem = answer(context, certify)
+        return trust_pb2.CertifyReply(certificate_pem=pem, authorities_pem=self._keeper.authorities if takes else ())
 
 
 class MembershipServicer(trust_pb2_grpc.MembershipServicer):
@@ -366,14 +400,16 @@ class MembershipServicer(trust_pb2_grpc.MembershipServicer):
 
     def Renew(self, request: trust_pb2.RenewRequest, context: grpc.ServicerContext) -> trust_pb2.CertifyReply:
         """Return a certificate for the caller's new key."""
-        caller = caller_of(context)
+        caller, takes = caller_of(context), request.takes_authorities
 
-        def renew() -> bytes:
+        def renew() -> trust_pb2.CertifyReply:
             if caller is None:
                 raise _PLAIN
-            return self._required().renew(caller, request.request_pem)
+            keeper = self._required()
+            pem = keeper.renew(caller, request.request_pem, takes_authorities=takes)
+            return trust_pb2.CertifyReply(certificate_pem=pem, authorities_pem=keeper.authorities if takes else ())
 
-        return trust_pb2.CertifyReply(certificate_pem=answer(context, renew))
+        return answer(context, renew)
 
     def Invite(self, request: trust_pb2.InviteRequest, context: grpc.ServicerContext) -> trust_pb2.InviteReply:
         """Make a token for a node that evaluates once."""
@@ -400,12 +436,52 @@ class MembershipServicer(trust_pb2_grpc.MembershipServicer):
         run_id = answer(context, lambda: self._coordinator.drain_node(request.node, undo=request.undo))
         return trust_pb2.DrainNodeReply(run_id=run_id)
 
+    def Rotate(self, request: trust_pb2.RotateRequest, context: grpc.ServicerContext) -> trust_pb2.RotateReply:
+        """Begin to replace the authority, or say how far that is."""
+
+        def rotate() -> trust_pb2.RotateReply:
+            keeper, least_s = self._required(), _LEAST_ROTATION_LEASES * self._coordinator.lease_s
+            if not request.only_looks:
+                if not least_s <= request.within_s <= _LONGEST_ROTATION_S:
+                    raise UsageError(
+                        f"--within has to be {format_seconds(least_s)} to {format_seconds(_LONGEST_ROTATION_S)} here, "
+                        f"not {format_seconds(request.within_s)}: members learn of it at their heartbeats"
+                    )
+                keeper.rotate(request.within_s)
+                self._coordinator.tell(
+                    f"{_user(context)} rotates the authority: a new one is introduced to the members"
+                )
+            return _rotate_reply(keeper, self._coordinator.living_names())
+
+        return answer(context, rotate)
+
     def _required(self) -> TrustKeeper:
         if self._keeper is None:
             raise _PLAIN
         return self._keeper
 
 
+def _rotate_reply(keeper: TrustKeeper, members: Collection[str]) -> trust_pb2.RotateReply:
+    state = keeper.rotation_state(members)
+    if state is None:
+        return trust_pb2.RotateReply(old_sha256=fingerprint(keeper.authority_pem))
+    rotation = state.rotation
+    return trust_pb2.RotateReply(
+        phase=rotation.phase,
+        old_sha256=fingerprint(rotation.old),
+        new_sha256=fingerprint(rotation.new),
+        began_unix_s=rotation.began_unix_s,
+        issues_unix_s=rotation.issues_unix_s,
+        ends_unix_s=rotation.ends_unix_s,
+        unconfirmed=state.unconfirmed,
+        waiting=state.waiting,
+        folder=state.folder,
+        problem=state.problem,
+    )
+
+
+_LEAST_ROTATION_LEASES: Final = 10
+_LONGEST_ROTATION_S: Final = 365 * 86400.0
 _PLAIN = UsageError("this coordinator gives no certificates; start it with a trust folder")
 
 _MAX_CALLS = 4096
@@ -432,6 +508,7 @@ class CoordinatorServer:
 
     Attributes:
         address: ``host:port`` where it listens.
+        advance_rotation: goes on with a rotation of the authority that is due, as heartbeats do.
 
     Raises:
         UsageError: ``bind`` leaves this machine without ``insecure``.
@@ -450,9 +527,11 @@ class CoordinatorServer:
     ) -> None:
         require_private(bind, option="--bind", insecure=insecure)
         self.coordinator = Coordinator(lease_s=lease_s, insecure=insecure)
+        servicer = CoordinatorServicer(self.coordinator, keeper)
+        self.advance_rotation = servicer.advance_rotation
 
         def add(server: grpc.Server) -> None:
-            control_pb2_grpc.add_CoordinatorServicer_to_server(CoordinatorServicer(self.coordinator, keeper), server)
+            control_pb2_grpc.add_CoordinatorServicer_to_server(servicer, server)
             weights_pb2_grpc.add_WeightsServicer_to_server(WeightsServicer(self.coordinator.offers), server)
             trust_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(self.coordinator, keeper), server)
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import grpc
 
@@ -31,7 +31,7 @@ from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, Rin
 from ringtune.transport.codecs import removals_from_proto
 from ringtune.transport.parties import COORDINATOR
 from ringtune.transport.retry import RetryState
-from ringtune.transport.speaker import Removals
+from ringtune.transport.speaker import Removals, speaker
 from ringtune.transport.status import error_of_call
 from ringtune.transport.tls import handshake_problem
 from ringtune.v1 import control_pb2, control_pb2_grpc
@@ -55,7 +55,8 @@ class Membership:
         on_gone: called once if the coordinator is lost and ``rejoin`` is false.
         rejoin: whether to join again after the coordinator was lost.
         clock: is compared with the coordinator's at every answer.
-        on_answer: called at every answered heartbeat with the removed certificates.
+        on_answer: called at each answer to a heartbeat or a request to join, with the removed certificates, and the
+            certificates (PEM) of the authorities to trust; none = as before.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Membership:
         rss_bytes: Callable[[], int],
         rejoin: bool = True,
         clock: SharedClock | None = None,
-        on_answer: Callable[[Removals], None] = lambda removed: None,
+        on_answer: Callable[[Removals, Sequence[bytes]], None] = lambda removed, authorities: None,
     ) -> None:
         self._coordinator = coordinator
         self._where = where
@@ -160,6 +161,7 @@ class Membership:
             if why and isinstance(refusal, ConnectionFailedError):
                 raise TrustError(f"node {self._identity.node} can't join: {why}") from error
             raise refusal from error
+        self._on_answer(self._removed, reply.authorities_pem)
         self._lease_s = reply.lease_s if reply.lease_s > 0 else self._lease_s
         self._heard_s = time.monotonic()
         self._clock.forget()
@@ -199,6 +201,7 @@ class Membership:
             rss_bytes=self._rss_bytes(),
             sent_unix_s=time.time(),
             removals_version=self._removals_version,
+            authorities_version=who.identity.authorities_version if (who := speaker()) else None,
         )
         sent_s = time.monotonic()
         try:
@@ -215,7 +218,7 @@ class Membership:
         # a coordinator of an earlier version has no version of them, and sends all each time
         if not reply.HasField("removals_version") or reply.removals_version != self._removals_version:
             self._removed, self._removals_version = removals_from_proto(reply.removed), reply.removals_version
-        self._on_answer(self._removed)
+        self._on_answer(self._removed, reply.authorities_pem)
         if self._is_silent:
             self._is_lost = self._is_silent = False
             _LOG.info("coordinator %s answers again", self._where)

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -96,27 +96,28 @@ def run_agent(options: AgentOptions, *, on_joined: Callable[[str], object] = lam
 
 
 class CoordinatorCalls:
-    """The calls of a node to its coordinator, over a channel that is reopened with a renewed certificate."""
+    """The calls of a node to its coordinator."""
 
     def __init__(self, options: AgentOptions, channels: contextlib.ExitStack) -> None:
-        self._options, self._channels = options, channels
-        self._open()
+        self._folder = options.trust
+        channel = channels.enter_context(open_channel(options.coordinator, peer=COORDINATOR))
+        self.stub = control_pb2_grpc.CoordinatorStub(channel)
+        self._membership = trust_pb2_grpc.MembershipStub(channel)  # made of a closed channel it ends the process
 
-    def _open(self) -> None:
-        self._channel = self._channels.enter_context(open_channel(self._options.coordinator, peer=COORDINATOR))
-        self.stub = control_pb2_grpc.CoordinatorStub(self._channel)
-        self._membership = trust_pb2_grpc.MembershipStub(self._channel)  # made of a closed channel it ends the process
+    def hear(self, removed: Removals, authorities: Sequence[bytes] = ()) -> None:
+        """Refuse peers with removed certificates, trust ``authorities``, and renew the own certificate if that is due.
 
-    def hear(self, removed: Removals) -> None:
-        """Refuse peers with removed certificates, and renew the own certificate if it ends soon."""
-        who, folder = speaker(), self._options.trust
+        ``authorities`` are certificates, PEM, the signing one first; none = as before.
+        """
+        who = speaker()
         if who is None:
             return
-        from ringtune.transport.enrollment import renew_if_due
+        from ringtune.transport.enrollment import renew_if_due, take_authorities
 
         who.removed = removed
-        if folder is not None and renew_if_due(self._membership, who, folder, time.time()):
-            self._open()
+        if self._folder is not None:
+            take_authorities(authorities, who, self._folder)
+            renew_if_due(self._membership, who, self._folder, time.time())
 
 
 def _serve(

@@ -208,16 +208,16 @@ def find_coordinator(
     if _listens(DEFAULT_COORDINATOR):
         return DEFAULT_COORDINATOR, token
     folder, party = trust or node_trust(state), node_party(name)
-    authority_sha256, what = "", ""
+    authorities, what = list[str](), ""
     if not insecure and ((folder / IDENTITY).is_file() or (trust is not None and token_file is None)):
-        authority_sha256, what = _authority_of(folder, party), f"the certificate in {folder}"
+        authorities, what = _authorities_of(folder, party), f"the certificate in {folder}"
     elif not insecure and token_file is not None:
         token = token or token_for(party, token_file)
-        authority_sha256, what = token.authority_sha256, "the join token"
+        authorities, what = [token.authority_sha256], "the join token"
     found = announced(LOOK_S)
     for one in found:
         _LOG.info("found the coordinator %s", one)
-    address = choose(found, authority_sha256=authority_sha256, what=what)
+    address = choose(found, authorities=authorities, what=what)
     _LOG.info("joining %s, which has the authority of %s", address, what)
     return address, token
 
@@ -228,12 +228,12 @@ def _listens(address: str) -> bool:
     return False
 
 
-def _authority_of(folder: Path, party: Party) -> str:
+def _authorities_of(folder: Path, party: Party) -> list[str]:
     from ringtune.transport.identity import fingerprint, read_identity
 
     identity = read_identity(folder, time.time())
     require_name(identity.party, party, folder)
-    return fingerprint(identity.authority_pem)
+    return [fingerprint(authority) for authority in identity.authorities]
 
 
 def announced(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +13,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from coordinator.server.certificate_authority import TrustKeeper, init_trust, make_token
+from coordinator.server.certificate_authority import Authority, TrustKeeper, init_trust, make_token
 from ringtune import cli
 from ringtune.errors import TrustError
 from ringtune.job.job import Job
 from ringtune.transport.identity import read_identity
 from ringtune.transport.parties import VARIABLE, Party, node_party
 from ringtune.transport.speaker import speaker, speaking_as
+from ringtune.v1 import control_pb2
 from tests.support.cluster import RUN_S, Cluster, Outcome
 from tests.support.processes import run_ringtune
 from tests.support.results import largest_difference, reference_of, trained
@@ -30,14 +32,14 @@ NODES = ("node-0", "node-1", "node-2")
 
 
 @contextlib.contextmanager
-def encrypted(folder: Path) -> Iterator[tuple[Cluster, TrustKeeper, Tap]]:
-    """Three nodes that join with tokens; what goes to the first one passes a tap."""
+def encrypted(folder: Path, **more: float) -> Iterator[tuple[Cluster, TrustKeeper, Tap]]:
+    """Three nodes that join with tokens; what goes to the first one passes a tap. ``more`` is of the cluster."""
     trust = folder / "trust"
     init_trust(trust, time.time())
     keeper = TrustKeeper(trust)
     with speaking_as(keeper.speaker):
-        more = {name: ["--token-file", str(folder / f"{name}.token")] for name in NODES}
-        cluster = Cluster(folder, owners=NODES[:2], hosts=NODES[2:], more=more, keeper=keeper)
+        tokens = {name: ["--token-file", str(folder / f"{name}.token")] for name in NODES}
+        cluster = Cluster(folder, owners=NODES[:2], hosts=NODES[2:], more=tokens, keeper=keeper, **more)
         for name in NODES:
             token = make_token(trust, node_party(name), time.time() + RUN_S)
             (folder / f"{name}.token").write_text(str(token))
@@ -47,10 +49,12 @@ def encrypted(folder: Path) -> Iterator[tuple[Cluster, TrustKeeper, Tap]]:
                 yield cluster, keeper, tap
 
 
-def ask(cluster: Cluster, trust: Path, *, code: int) -> str:
-    """What ``ringtune nodes`` says to a user with the identity of a folder."""
+def ask(cluster: Cluster, trust: Path, *words: str, code: int) -> str:
+    """What a command, ``ringtune nodes`` without ``words``, says to a user with the identity of a folder."""
     with speaking_as(speaker()):  # the command speaks as the user, in this process
-        asked = CliRunner().invoke(cli.app, ["nodes", "--coordinator", cluster.address], env={VARIABLE: str(trust)})
+        asked = CliRunner().invoke(
+            cli.app, [*(words or ["nodes"]), "--coordinator", cluster.address], env={VARIABLE: str(trust)}
+        )
     assert asked.exit_code == code, asked.output
     return asked.output
 
@@ -85,6 +89,44 @@ def test_ring_encrypted_gives_the_same_result_and_refuses_a_removed_node(tmp_pat
     assert used, "other nodes send to node-0 through the tap"
     for word in (b"ringtune.v1", b"node-1", b"node-2"):
         assert not any(word in passed for passed in used)
+
+
+def test_ring_encrypted_goes_on_while_its_authority_is_rotated(tmp_path: Path) -> None:
+    """From the first step on all get certificates of a new one; then the old one is gone, and the adapter is equal.
+
+    The links that were open are ended with it, and opened again; no node is lost, and later runs go on as before.
+    """
+    admin = tmp_path / "trust" / "admin"
+    began, is_over = threading.Event(), threading.Event()
+
+    def hold(event: control_pb2.RunEvent) -> None:
+        if event.WhichOneof("event") == "step_json" and not began.is_set():
+            began.set()
+            is_over.wait(RUN_S)
+
+    with encrypted(tmp_path, lease_s=1.0) as (cluster, keeper, _):
+        old, job = keeper.authority_pem, cluster.job()
+        cluster.coordinator.sinks.append(hold)
+        follower = cluster.follow(job)
+        try:
+            assert began.wait(RUN_S)
+            first = ask(cluster, admin, "coordinator", "rotate", "--within", "1h", code=0)
+            assert "members trust both" in first
+            assert "is rotated already" in ask(cluster, admin, "coordinator", "rotate", code=2)
+            deadline_s = time.monotonic() + RUN_S
+            while json.loads(ask(cluster, admin, "coordinator", "rotate", "--status", "--json", code=0))["phase"]:
+                assert time.monotonic() < deadline_s, ask(cluster, admin, "coordinator", "rotate", "--status", code=0)
+                time.sleep(0.1)
+        finally:
+            is_over.set()
+        outcome = follower.wait()
+        assert_trained(cluster, job, outcome)
+        assert not outcome.of_kind("recovery")
+        assert Authority.read(tmp_path / "trust").certificate_pem == keeper.authority_pem != old
+        for name in NODES:
+            identity = read_identity(tmp_path / "state" / name / "trust", time.time())
+            assert identity.authorities == (keeper.authority_pem,)
+        assert cluster.run(cluster.job(train__max_steps=3)).plan is not None
 
 
 @pytest.mark.thorough

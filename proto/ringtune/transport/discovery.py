@@ -90,11 +90,11 @@ def _can_be_called(host: str) -> bool:
     return not (address.is_multicast or address.is_unspecified or address.is_reserved)
 
 
-def choose(found: Iterable[Announcement], *, authority_sha256: str, what: str, looked_s: float = LOOK_S) -> str:
+def choose(found: Iterable[Announcement], *, authorities: Sequence[str], what: str, looked_s: float = LOOK_S) -> str:
     """Return the address of the coordinator that a node joins without one.
 
-    ``authority_sha256`` is that in the node's token or certificate (``what``, for messages), hex; empty = it has
-    neither.
+    ``authorities`` are the SHA-256, hex, of those that the node's token or certificate (``what``, for messages) trusts;
+    none = it has neither.
 
     Raises:
         ConnectionFailedError: none was found.
@@ -108,16 +108,17 @@ def choose(found: Iterable[Announcement], *, authority_sha256: str, what: str, l
             "announced unless it listens at 127.0.0.1 only, or was started with --no-announce"
         )
     lines = "; ".join(map(str, listed))
-    if not authority_sha256:
+    if not authorities:
         raise UsageError(
             f"found {lines}; a node without a token joins none by itself: give --token-file FILE, or --coordinator "
             "HOST:PORT with --insecure where the network is trusted"
         )
-    trusted = {one.address for one in listed if one.authority == authority_sha256[:_PREFIX_DIGITS]}
+    prefixes = [sha256[:_PREFIX_DIGITS] for sha256 in authorities]
+    trusted = {one.address for one in listed if one.authority in prefixes}
     if not trusted:
         raise TrustError(
-            f"found {lines}; none has the authority {authority_sha256[:_PREFIX_DIGITS]} of {what}, which was shown to "
-            "none of them; give --coordinator HOST:PORT, or ask for a new token"
+            f"found {lines}; none has the authority {' or '.join(prefixes)} of {what}, which was shown to none of "
+            "them; give --coordinator HOST:PORT, or ask for a new token"
         )
     if len(trusted) > 1:
         raise UsageError(f"found {lines}; several have the authority of {what}: give --coordinator with one of them")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -65,12 +65,12 @@ def join(coordinator: str, token: Token, folder: Path, *, clock: Callable[[], fl
     """
     address, authority_pem = _answering(coordinator, token, clock())
     key = make_key()
-    request = trust_pb2.CertifyRequest(secret=token.secret, request_pem=make_request(key))
+    request = trust_pb2.CertifyRequest(secret=token.secret, request_pem=make_request(key), takes_authorities=True)
     credentials = grpc.ssl_channel_credentials(authority_pem)
     with pinned_channel(address, credentials, COORDINATOR.server_name, CLIENT_OPTIONS) as channel:
         stub = trust_pb2_grpc.JoiningStub(channel)
         reply = _repeated(lambda: stub.Certify(request, timeout=_CALL_S), address)
-    identity = Identity.of(key_pem(key), reply.certificate_pem, authority_pem)
+    identity = Identity.of(key_pem(key), reply.certificate_pem, *(reply.authorities_pem or (authority_pem,)))
     if identity.party != token.party:
         raise TrustError(f"coordinator {address} made {token.party} {identity.party}; use one version on all machines")
     write_identity(folder, identity)
@@ -151,10 +151,11 @@ def renew(stub: trust_pb2_grpc.MembershipStub, speaker: Speaker, folder: Path) -
     """
     before, key = speaker.identity, make_key()
     try:
-        reply = stub.Renew(trust_pb2.RenewRequest(request_pem=make_request(key)), timeout=_RENEW_S)
+        request = trust_pb2.RenewRequest(request_pem=make_request(key), takes_authorities=True)
+        reply = stub.Renew(request, timeout=_RENEW_S)
     except grpc.RpcError as error:
         raise error_of_call(error, peer="the coordinator") from error
-    after = Identity.of(key_pem(key), reply.certificate_pem, before.authority_pem)
+    after = Identity.of(key_pem(key), reply.certificate_pem, *(reply.authorities_pem or before.authorities))
     if after.party != before.party:
         raise TrustError(f"the coordinator made {before.party} {after.party}; use one version on all machines")
     write_identity(folder, after)
@@ -163,11 +164,14 @@ def renew(stub: trust_pb2_grpc.MembershipStub, speaker: Speaker, folder: Path) -
 
 
 def renew_if_due(stub: trust_pb2_grpc.MembershipStub, speaker: Speaker, folder: Path, now_unix_s: float) -> bool:
-    """Renew a certificate that is due (``renew_at_unix_s``); return whether it was renewed.
+    """Renew a certificate that is due; return whether it was renewed.
 
-    A failure is logged, and the next attempt is made ten minutes later.
+    It is from ``renew_at_unix_s`` on, and where another authority signs by now. A failure is logged, and the next
+    attempt is made ten minutes later.
     """
-    if now_unix_s < max(speaker.identity.facts.renew_at_unix_s, speaker.renew_after_unix_s):
+    identity = speaker.identity
+    is_due = now_unix_s >= identity.facts.renew_at_unix_s or not identity.is_of_signing_authority
+    if not is_due or now_unix_s < speaker.renew_after_unix_s:
         return False
     speaker.renew_after_unix_s = now_unix_s + _RENEW_AGAIN_S
     try:
@@ -176,3 +180,29 @@ def renew_if_due(stub: trust_pb2_grpc.MembershipStub, speaker: Speaker, folder: 
         _LOG.warning("the certificate of %s can't be renewed yet: %s", speaker.identity.party, error)
         return False
     return True
+
+
+def take_authorities(authorities: Iterable[bytes], speaker: Speaker, folder: Path) -> None:
+    """Trust the authorities that the coordinator names from now on, in connections opened later, and store that.
+
+    Names that leave out the authority of the own certificate are not taken: with them nobody would take it.
+
+    Args:
+        authorities: certificates, PEM, the signing one first; none = of an earlier version, nothing changes.
+        speaker: of this process.
+        folder: of its identity.
+
+    Raises:
+        StorageError: the folder can't be written.
+    """
+    before, authorities = speaker.identity, tuple(authorities)
+    if authorities in ((), before.authorities):
+        return
+    try:
+        after = Identity.of(before.key_pem, before.certificate_pem, *authorities)
+    except TrustError as error:
+        _LOG.warning("other authorities are not taken: %s", error)
+        return
+    write_identity(folder, after)
+    speaker.identity = after
+    _LOG.info("%s trusts other authorities now (%d)", after.party, len(authorities))

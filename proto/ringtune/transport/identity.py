@@ -1,4 +1,4 @@
-"""Certificates, keys and certificate requests, and the identity of a process: key, certificate, authority.
+"""Certificates, keys and certificate requests, and the identity of a process: key, certificate, authorities.
 
 An identity is one file, so that it is replaced in one step. Its folder has the mode 0700, the file 0600; an identity
 that others could read is refused.
@@ -12,6 +12,7 @@ import hashlib
 import re
 import stat
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -55,6 +56,7 @@ class CertificateFacts:
         ends_unix_s: end of validity.
         generation: number of removals of the party before its issue; of an earlier version 0.
         has_own_runs_only: whether it is of a user who is no administrator; of an earlier version all users are.
+        authority: identifier of the key that has signed it, as ``authority_id``.
     """
 
     party: Party
@@ -63,6 +65,7 @@ class CertificateFacts:
     ends_unix_s: float
     generation: int = 0
     has_own_runs_only: bool = False
+    authority: str = ""
 
     @property
     def renew_at_unix_s(self) -> float:
@@ -115,7 +118,16 @@ def facts_of(pem: bytes) -> CertificateFacts:
             each.value == OWN_RUNS
             for each in certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
         ),
+        authority=_signer_of(certificate),
     )
+
+
+def _signer_of(certificate: x509.Certificate) -> str:
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
+    except x509.ExtensionNotFound:
+        return ""
+    return (found.key_identifier or b"").hex()
 
 
 def _generation_of(certificate: x509.Certificate) -> int:
@@ -133,6 +145,23 @@ def is_issued_by(pem: bytes, authority_pem: bytes) -> bool:
     except (InvalidSignature, *_UNREADABLE):
         return False
     return True
+
+
+def authority_id(pem: bytes) -> str:
+    """Return the identifier of an authority's key, hex, which the certificates that it signs have too.
+
+    Raises:
+        TrustError: it is no certificate of an authority.
+    """
+    try:
+        return read_certificate(pem).extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value.digest.hex()
+    except _UNREADABLE as error:
+        raise TrustError("a certificate is of no authority; join anew with a new token") from error
+
+
+def authorities_version(authorities: Iterable[bytes]) -> str:
+    """Return a digest of certificates of authorities and their order."""
+    return hashlib.sha256(b"".join(authorities)).hexdigest()[:16]
 
 
 def fingerprint(pem: bytes) -> str:
@@ -210,15 +239,18 @@ _PRIVATE_FILE: Final = 0o600
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """Party of a process, with private key, certificate and authority.
+    """Party of a process, with private key, certificate and authorities.
 
     Attributes:
-        authority_pem: certificate of the authority that signs all certificates.
+        authorities: certificates, PEM, of the trusted authorities: the one that signs new certificates, and while the
+            authority is rotated the other one.
+        authority_ids: of them (``authority_id``), in the same order.
     """
 
     key_pem: bytes
     certificate_pem: bytes
-    authority_pem: bytes
+    authorities: tuple[bytes, ...]
+    authority_ids: tuple[str, ...]
     facts: CertificateFacts
 
     def __repr__(self) -> str:
@@ -230,19 +262,40 @@ class Identity:
         """Party of the process."""
         return self.facts.party
 
+    @property
+    def authorities_pem(self) -> bytes:
+        """The certificates of the authorities in one text."""
+        return b"".join(self.authorities)
+
+    @property
+    def authorities_version(self) -> str:
+        """Digest of the trusted authorities."""
+        return authorities_version(self.authorities)
+
+    @property
+    def is_of_signing_authority(self) -> bool:
+        """Whether its certificate is of the authority that signs new ones."""
+        return self.facts.authority == self.authority_ids[0]
+
     @classmethod
-    def of(cls, key_pem: bytes, certificate_pem: bytes, authority_pem: bytes) -> Identity:
+    def of(cls, key_pem: bytes, certificate_pem: bytes, *authorities: bytes) -> Identity:
         """Build an identity from its parts.
 
         Raises:
-            TrustError: the certificate is of another key, or not signed by the authority.
+            TrustError: the certificate is of another key, or not signed by one of the authorities.
         """
         facts = facts_of(certificate_pem)
         if not has_key(certificate_pem, key_pem):
             raise TrustError(f"the certificate of {facts.party} is for another private key; join with a new token")
-        if not is_issued_by(certificate_pem, authority_pem):
+        if not any(is_issued_by(certificate_pem, authority) for authority in authorities):
             raise TrustError(f"the certificate of {facts.party} is of another authority; join with a new token")
-        return cls(key_pem=key_pem, certificate_pem=certificate_pem, authority_pem=authority_pem, facts=facts)
+        return cls(
+            key_pem=key_pem,
+            certificate_pem=certificate_pem,
+            authorities=authorities,
+            authority_ids=tuple(map(authority_id, authorities)),
+            facts=facts,
+        )
 
 
 def has_identity(folder: Path) -> bool:
@@ -259,7 +312,8 @@ def read_identity(folder: Path, now_unix_s: float) -> Identity:
     path = folder / IDENTITY
     content = read_private(path, what="certificate")
     blocks = [(match[1], match[0]) for match in _BLOCK.finditer(content)]
-    if [kind for kind, _ in blocks] != [b"PRIVATE KEY", b"CERTIFICATE", b"CERTIFICATE"]:
+    first, *others = (kind for kind, _ in blocks) if blocks else [b""]
+    if first != b"PRIVATE KEY" or len(others) < 2 or set(others) != {b"CERTIFICATE"}:
         raise TrustError(f"{path} is damaged: it has no key with two certificates; join with a new token")
     try:
         identity = Identity.of(*(block for _, block in blocks))
@@ -274,7 +328,7 @@ def read_identity(folder: Path, now_unix_s: float) -> Identity:
 def write_identity(folder: Path, identity: Identity) -> None:
     """Write an identity in one step, readable for this user only; raises ``StorageError`` if it can't be written."""
     make_private_folder(folder)
-    content = identity.key_pem + identity.certificate_pem + identity.authority_pem
+    content = identity.key_pem + identity.certificate_pem + identity.authorities_pem
     write_durably(folder / IDENTITY, content, mode=_PRIVATE_FILE)
 
 

@@ -147,7 +147,13 @@ PERMISSIONS: Final[Mapping[str, Mapping[str, Permission]]] = {
         "Drain": _USERS,
         "Noted": _USERS,
     },
-    "Membership": {"Renew": _ANYBODY, "Invite": _USERS, "Remove": _ADMINISTRATORS, "DrainNode": _ADMINISTRATORS},
+    "Membership": {
+        "Renew": _ANYBODY,
+        "Invite": _USERS,
+        "Remove": _ADMINISTRATORS,
+        "DrainNode": _ADMINISTRATORS,
+        "Rotate": _ADMINISTRATORS,
+    },
     "Agent": {
         "Inspect": _COORDINATOR,
         "Prepare": _COORDINATOR,

@@ -73,7 +73,12 @@ class Speaker:
     renew_after_unix_s: float = 0.0
 
     def refusal(self, caller: CertificateFacts) -> str:
-        """Say why a party with a valid certificate is refused; empty = it is not."""
+        """Say why a party with a valid certificate is refused; empty = it is not.
+
+        A connection outlives the authority with which it was opened, so that is compared too.
+        """
+        if caller.authority not in self.identity.authority_ids:
+            return "it is of an authority that was replaced"
         return self.removed.refusal(caller)
 
 

@@ -1,14 +1,17 @@
 """Mutual TLS with the identity of the process, and diagnosis of failed handshakes.
 
-A channel keeps the certificate with which it was opened; a server uses the newest one in each handshake.
+A server uses the newest identity in each handshake. gRPC keeps a channel's for its life; so a ``RenewedChannel`` is a
+channel for each identity that the process had, of which calls use the newest.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ssl
+import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 
@@ -24,9 +27,102 @@ if TYPE_CHECKING:
 
 def secure_channel(address: str, options: Options, speaker: Speaker, peer: Party | None) -> grpc.Channel:
     """Open a channel to a party with a certificate; ``peer`` None = any member. The address is not authenticated."""
-    identity = speaker.identity
-    credentials = grpc.ssl_channel_credentials(identity.authority_pem, identity.key_pem, identity.certificate_pem)
-    return pinned_channel(address, credentials, peer.server_name if peer else ANY_MEMBER, options)
+
+    def open_as(identity: Identity) -> grpc.Channel:
+        credentials = grpc.ssl_channel_credentials(identity.authorities_pem, identity.key_pem, identity.certificate_pem)
+        return pinned_channel(address, credentials, peer.server_name if peer else ANY_MEMBER, options)
+
+    return RenewedChannel(open_as, speaker)
+
+
+class RenewedChannel(grpc.Channel):
+    """A channel of which each call uses the identity that the process has when the call begins; safe for threads.
+
+    Calls that are under way when the identity changes stay on the connection on which they began.
+
+    Args:
+        open_as: opens a channel with an identity.
+        speaker: has the identity.
+    """
+
+    def __init__(self, open_as: Callable[[Identity], grpc.Channel], speaker: Speaker) -> None:
+        self._open_as, self._speaker = open_as, speaker
+        self._lock = threading.RLock()
+        self._is_closed = False
+        self._identity = speaker.identity
+        self._channels = [open_as(self._identity)]
+
+    def bound(self, method: _Method) -> Any:
+        """Return the callable of a method on the newest channel; of a closed one the last, which refuses calls."""
+        with self._lock:
+            if self._is_closed:  # a new method of a closed channel ends the process
+                if method.made is None:
+                    raise ValueError("the channel is closed")
+                return method.made
+            if self._identity is not self._speaker.identity:
+                self._identity = self._speaker.identity
+                self._channels.append(self._open_as(self._identity))
+            if method.channel is not self._channels[-1]:
+                method.channel = self._channels[-1]
+                method.made = getattr(method.channel, method.kind)(*method.arguments, **method.named)
+            return method.made
+
+    def close(self) -> None:
+        """End all calls and connections."""
+        with self._lock:
+            self._is_closed = True
+        for channel in self._channels:
+            channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def subscribe(
+        self, callback: Callable[[grpc.ChannelConnectivity], None], try_to_connect: bool | None = False
+    ) -> None:
+        """Report the state of the newest connection."""
+        self._channels[-1].subscribe(callback, try_to_connect)
+
+    def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
+        """Report no more."""
+        for channel in self._channels:
+            channel.unsubscribe(callback)
+
+    def unary_unary(self, *arguments: Any, **named: Any) -> Any:
+        """Make the callable of a method."""
+        return _Method(self, "unary_unary", arguments, named)
+
+    def unary_stream(self, *arguments: Any, **named: Any) -> Any:
+        """Make the callable of a method."""
+        return _Method(self, "unary_stream", arguments, named)
+
+    def stream_unary(self, *arguments: Any, **named: Any) -> Any:
+        """Make the callable of a method."""
+        return _Method(self, "stream_unary", arguments, named)
+
+    def stream_stream(self, *arguments: Any, **named: Any) -> Any:
+        """Make the callable of a method."""
+        return _Method(self, "stream_stream", arguments, named)
+
+
+class _Method:
+    """Callable of a method of a ``RenewedChannel``, as gRPC's, with what its channel has made of it last."""
+
+    def __init__(self, owner: RenewedChannel, kind: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self._owner = owner
+        self.kind, self.arguments, self.named = kind, arguments, named
+        self.channel: grpc.Channel | None = None
+        self.made: Any = None
+        owner.bound(self)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._owner.bound(self)(*arguments, **named)
+
+    def future(self, *arguments: Any, **named: Any) -> Any:
+        return self._owner.bound(self).future(*arguments, **named)
 
 
 def pinned_channel(
@@ -53,7 +149,7 @@ def server_credentials(speaker: Speaker, *, asks_certificate: bool) -> grpc.Serv
 
 def _configuration(identity: Identity, *, asks_certificate: bool) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration(
-        [(identity.key_pem, identity.certificate_pem)], identity.authority_pem if asks_certificate else None
+        [(identity.key_pem, identity.certificate_pem)], identity.authorities_pem if asks_certificate else None
     )
 
 

@@ -45,44 +45,50 @@ class JoinRequest(_message.Message):
     def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[str] = ..., has_data: _Optional[bool] = ..., memory_bytes: _Optional[int] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., system: _Optional[str] = ..., instance: _Optional[str] = ..., is_guest: _Optional[bool] = ..., train_rows: _Optional[int] = ..., eval_rows: _Optional[int] = ..., cores: _Optional[int] = ..., wire: _Optional[int] = ..., rack: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("lease_s", "coordinator_version", "now_unix_s")
+    __slots__ = ("lease_s", "coordinator_version", "now_unix_s", "authorities_pem")
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_VERSION_FIELD_NUMBER: _ClassVar[int]
     NOW_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    AUTHORITIES_PEM_FIELD_NUMBER: _ClassVar[int]
     lease_s: float
     coordinator_version: str
     now_unix_s: float
-    def __init__(self, lease_s: _Optional[float] = ..., coordinator_version: _Optional[str] = ..., now_unix_s: _Optional[float] = ...) -> None: ...
+    authorities_pem: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, lease_s: _Optional[float] = ..., coordinator_version: _Optional[str] = ..., now_unix_s: _Optional[float] = ..., authorities_pem: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("node", "instance", "run_id", "rss_bytes", "sent_unix_s", "removals_version")
+    __slots__ = ("node", "instance", "run_id", "rss_bytes", "sent_unix_s", "removals_version", "authorities_version")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     RSS_BYTES_FIELD_NUMBER: _ClassVar[int]
     SENT_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     REMOVALS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    AUTHORITIES_VERSION_FIELD_NUMBER: _ClassVar[int]
     node: str
     instance: str
     run_id: str
     rss_bytes: int
     sent_unix_s: float
     removals_version: str
-    def __init__(self, node: _Optional[str] = ..., instance: _Optional[str] = ..., run_id: _Optional[str] = ..., rss_bytes: _Optional[int] = ..., sent_unix_s: _Optional[float] = ..., removals_version: _Optional[str] = ...) -> None: ...
+    authorities_version: str
+    def __init__(self, node: _Optional[str] = ..., instance: _Optional[str] = ..., run_id: _Optional[str] = ..., rss_bytes: _Optional[int] = ..., sent_unix_s: _Optional[float] = ..., removals_version: _Optional[str] = ..., authorities_version: _Optional[str] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "run_id", "now_unix_s", "removed", "removals_version")
+    __slots__ = ("known", "run_id", "now_unix_s", "removed", "removals_version", "authorities_pem")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NOW_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     REMOVALS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    AUTHORITIES_PEM_FIELD_NUMBER: _ClassVar[int]
     known: bool
     run_id: str
     now_unix_s: float
     removed: _containers.RepeatedCompositeFieldContainer[RemovedCertificate]
     removals_version: str
-    def __init__(self, known: _Optional[bool] = ..., run_id: _Optional[str] = ..., now_unix_s: _Optional[float] = ..., removed: _Optional[_Iterable[_Union[RemovedCertificate, _Mapping]]] = ..., removals_version: _Optional[str] = ...) -> None: ...
+    authorities_pem: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, known: _Optional[bool] = ..., run_id: _Optional[str] = ..., now_unix_s: _Optional[float] = ..., removed: _Optional[_Iterable[_Union[RemovedCertificate, _Mapping]]] = ..., removals_version: _Optional[str] = ..., authorities_pem: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class RemovedCertificate(_message.Message):
     __slots__ = ("serial", "reason", "role", "name", "generation")
@@ -463,16 +469,18 @@ class EvaluateInput(_message.Message):
     def __init__(self, request: _Optional[_Union[EvaluateRequest, _Mapping]] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("version", "now_unix_s", "run", "nodes")
+    __slots__ = ("version", "now_unix_s", "run", "nodes", "authorities_pem")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NOW_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
+    AUTHORITIES_PEM_FIELD_NUMBER: _ClassVar[int]
     version: str
     now_unix_s: float
     run: RunStatus
     nodes: _containers.RepeatedCompositeFieldContainer[NodeEntry]
-    def __init__(self, version: _Optional[str] = ..., now_unix_s: _Optional[float] = ..., run: _Optional[_Union[RunStatus, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeEntry, _Mapping]]] = ...) -> None: ...
+    authorities_pem: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, version: _Optional[str] = ..., now_unix_s: _Optional[float] = ..., run: _Optional[_Union[RunStatus, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeEntry, _Mapping]]] = ..., authorities_pem: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class RunStatus(_message.Message):
     __slots__ = ("run_id", "is_over", "phase", "phase_s", "run_s", "num_steps", "steps_done", "round", "initiator", "depth", "loss", "message", "trains", "helpers", "awaited", "awaited_why", "awaited_s")

@@ -173,6 +173,11 @@ class MembershipStub:
                 request_serializer=ringtune_dot_v1_dot_trust__pb2.DrainNodeRequest.SerializeToString,
                 response_deserializer=ringtune_dot_v1_dot_trust__pb2.DrainNodeReply.FromString,
                 _registered_method=True)
+        self.Rotate = channel.unary_unary(
+                '/ringtune.v1.Membership/Rotate',
+                request_serializer=ringtune_dot_v1_dot_trust__pb2.RotateRequest.SerializeToString,
+                response_deserializer=ringtune_dot_v1_dot_trust__pb2.RotateReply.FromString,
+                _registered_method=True)
 
 
 class MembershipServicer:
@@ -207,6 +212,13 @@ class MembershipServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Rotate(self, request, context):
+        """a new authority takes the place of the old one, without stopping a run; or how far that is
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MembershipServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -229,6 +241,11 @@ def add_MembershipServicer_to_server(servicer, server):
                     servicer.DrainNode,
                     request_deserializer=ringtune_dot_v1_dot_trust__pb2.DrainNodeRequest.FromString,
                     response_serializer=ringtune_dot_v1_dot_trust__pb2.DrainNodeReply.SerializeToString,
+            ),
+            'Rotate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rotate,
+                    request_deserializer=ringtune_dot_v1_dot_trust__pb2.RotateRequest.FromString,
+                    response_serializer=ringtune_dot_v1_dot_trust__pb2.RotateReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -340,6 +357,33 @@ class Membership:
             '/ringtune.v1.Membership/DrainNode',
             ringtune_dot_v1_dot_trust__pb2.DrainNodeRequest.SerializeToString,
             ringtune_dot_v1_dot_trust__pb2.DrainNodeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rotate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ringtune.v1.Membership/Rotate',
+            ringtune_dot_v1_dot_trust__pb2.RotateRequest.SerializeToString,
+            ringtune_dot_v1_dot_trust__pb2.RotateReply.FromString,
             options,
             channel_credentials,
             insecure,

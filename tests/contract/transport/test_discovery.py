@@ -78,7 +78,7 @@ def test_announced_name_is_cut_and_shown_escaped() -> None:
 def test_choosing_takes_the_one_with_the_authority_of_the_token() -> None:
     """Alone, or among others; twice the same is one."""
     for found in ([DESK], [LAB, DESK, PLAIN], [DESK, DESK, dataclasses.replace(DESK, name="desk 7070 (2)")]):
-        assert choose(found, authority_sha256=HASH, what="the join token") == "192.168.1.10:7070"
+        assert choose(found, authorities=[HASH], what="the join token") == "192.168.1.10:7070"
 
 
 @cases(
@@ -98,7 +98,7 @@ def test_choosing_lists_and_refuses(
 ) -> None:
     """None, another one, several, or no token: each says what was found and what to type."""
     with pytest.raises(error, match=message) as caught:
-        choose(found, authority_sha256=authority, what="the join token")
+        choose(found, authorities=[authority] if authority else [], what="the join token")
     assert all(one.address in str(caught.value) for one in found)
 
 

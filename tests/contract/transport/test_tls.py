@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import socket
 import time
@@ -11,11 +12,14 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
 
 from coordinator.server.certificate_authority import DAYS, Authority
 from ringtune.errors import ConnectionFailedError, RingTuneError, TrustError
 from ringtune.transport.channels import Server, caller_of, open_channel
 from ringtune.transport.endpoints import PROXY_VARIABLES
+from ringtune.transport.identity import Identity, facts_of
 from ringtune.transport.parties import COORDINATOR, Party, Role, node_party
 from ringtune.transport.speaker import Removal, Removals, Speaker, is_encrypted, speaking_as
 from ringtune.transport.status import error_of_call
@@ -114,6 +118,7 @@ def test_encryption_lets_each_role_make_its_calls_only() -> None:
 
 
 OTHER = Authority.make(time.time())
+BOTH = (OTHER.certificate_pem, AUTHORITY.certificate_pem)
 
 
 def later(name: str, role: Role, days: float) -> Speaker:
@@ -210,16 +215,57 @@ def test_encryption_of_an_expired_certificate_ends_with_the_next_call() -> None:
 
 
 def test_encryption_of_a_server_takes_a_renewed_certificate() -> None:
-    """Without a restart: who connects from now on sees the new certificate, and open connections stay."""
+    """Without a restart: who connects from now on sees the new certificate.
+
+    Open connections stay while the authority of their certificates is trusted, and are refused from then on.
+    """
     server = Speaker(speaker_of("coordinator", "coordinator").identity)
     with serving(server) as (address, _), connected(address, A_NODE) as before:
         assert beat(before, "a") is None
         with connected(address, speaker_of("a", authority=OTHER)) as channel:
             assert type(beat(channel, "a")) is ConnectionFailedError
-        server.identity = OTHER.identity(COORDINATOR, time.time())
+        new = OTHER.identity(COORDINATOR, time.time())
+        server.identity = Identity.of(new.key_pem, new.certificate_pem, *BOTH)
         with connected(address, speaker_of("a", authority=OTHER)) as channel:
             assert beat(channel, "a") is None
         assert beat(before, "a") is None
+        server.identity = new
+        assert "of an authority that was replaced" in str(beat(before, "a"))
+
+
+def test_encryption_of_a_channel_takes_a_renewed_certificate() -> None:
+    """The next call is made with it, on the same stub; a closed channel makes none, and does not end the process."""
+    node = Speaker(A_NODE.identity)
+    with serving() as (address, _):
+        with connected(address, node) as channel:
+            stub = control_pb2_grpc.CoordinatorStub(channel)
+            assert stub.Heartbeat(control_pb2.HeartbeatRequest(node="a"), timeout=WAIT_S).known
+            node.identity = speaker_of("b").identity
+            assert stub.Heartbeat(control_pb2.HeartbeatRequest(node="b"), timeout=WAIT_S).known
+        node.identity = A_NODE.identity
+        for call in (lambda: stub.Heartbeat(control_pb2.HeartbeatRequest(node="b")), lambda: beat(channel, "a")):
+            with pytest.raises(ValueError, match="closed"):
+                call()
+
+
+def test_encryption_holds_against_who_has_the_key_of_an_old_authority() -> None:
+    """A certificate of it that names the key of the new one is none, also where both are trusted."""
+    own = x509.load_pem_x509_certificate(A_NODE.identity.certificate_pem)
+    builder = x509.CertificateBuilder(own.issuer, own.subject, own.public_key(), own.serial_number)
+    builder = builder.not_valid_before(own.not_valid_before_utc).not_valid_after(own.not_valid_after_utc)
+    claim = x509.AuthorityKeyIdentifier.from_issuer_public_key(OTHER.key.public_key())
+    for extension in own.extensions:
+        is_claim = isinstance(extension.value, x509.AuthorityKeyIdentifier)
+        builder = builder.add_extension(claim if is_claim else extension.value, extension.critical)
+    pem = builder.sign(AUTHORITY.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    assert facts_of(pem).authority == OTHER.own_identity(time.time()).facts.authority
+    trusted = OTHER.identity(COORDINATOR, time.time())
+    server = Speaker(Identity.of(trusted.key_pem, trusted.certificate_pem, *BOTH))
+    who = Speaker(dataclasses.replace(A_NODE.identity, certificate_pem=pem, authorities=BOTH))
+    with serving(server) as (address, _), connected(address, who) as channel:
+        assert type(beat(channel, "a")) is ConnectionFailedError
+    with serving(server) as (address, _), connected(address, speaker_of("a", authority=OTHER)) as channel:
+        assert beat(channel, "a") is None
 
 
 @cases("variable", sorted({name for known in PROXY_VARIABLES for name in (known, known.upper())}))

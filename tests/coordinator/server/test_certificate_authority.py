@@ -541,7 +541,7 @@ def test_joining_again_after_a_lost_answer_gives_the_same_certificate(
     with running(trust) as (keeper, address):
         token, real, issued = invited(trust), keeper.certify, []
 
-        def certify(secret: str, request_pem: bytes) -> bytes:
+        def certify(secret: str, request_pem: bytes, **named: bool) -> bytes:
             issued.append(real(secret, request_pem))
             if len(issued) == 1:
                 raise ConnectionFailedError("the answer is lost")
@@ -558,7 +558,7 @@ def test_joining_of_boards_behind_one_address(tmp_path: Path, monkeypatch: pytes
     with running(trust) as (keeper, address), ThreadPoolExecutor(8) as boards:
         parties, real = [node_party(f"pi-{number}") for number in range(8)], keeper.certify
 
-        def certify(secret: str, request_pem: bytes) -> bytes:
+        def certify(secret: str, request_pem: bytes, **named: bool) -> bytes:
             together.wait(30)
             return real(secret, request_pem)
 

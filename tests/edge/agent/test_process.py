@@ -53,22 +53,23 @@ def test_calls_to_the_coordinator_take_a_renewed_certificate(tmp_path: Path) -> 
     """The next call is made with it, over a new connection; and whoever was removed is refused here from then on."""
     trust, folder = tmp_path / "trust", tmp_path / "node"
     with running(trust) as (keeper, address), contextlib.ExitStack() as channels:
-        who = Speaker(Authority.read(trust).identity(node_party("pi"), time.time() - 274 * DAY_S))
+        authority = Authority.read(trust)
+        who = Speaker(authority.identity(node_party("pi"), time.time() - 274 * DAY_S))
+        beat = control_pb2.HeartbeatRequest(node="pi", instance="i")
         with speaking_as(who):
             calls = CoordinatorCalls(AgentOptions(coordinator=address, name="pi", trust=folder), channels)
-            before, first = calls.stub, who.identity
-            gone = Removals([Removal("node b was removed", "1f")])
+            first, gone = who.identity, Removals([Removal("node b was removed", "1f")])
             calls.hear(gone)
-            assert (who.removed, who.identity, calls.stub) == (gone, first, before)
-            who.identity = Authority.read(trust).identity(node_party("pi"), time.time() - 276 * DAY_S)
-            calls = CoordinatorCalls(AgentOptions(coordinator=address, name="pi", trust=folder), channels)
-            before, first = calls.stub, who.identity
+            assert (who.removed, who.identity) == (gone, first)
+            first = who.identity = authority.identity(node_party("pi"), time.time() - 276 * DAY_S)
+            assert not calls.stub.Heartbeat(beat, timeout=WAIT_S).known
+            keeper.speaker.removed = Removals([Removal("it is the old one", first.facts.serial)])
+            with pytest.raises(grpc.RpcError, match="it is the old one"):
+                calls.stub.Heartbeat(beat, timeout=WAIT_S)
+            keeper.speaker.removed = Removals()
             calls.hear(Removals())
         assert read_identity(folder, time.time()) == who.identity != first
         keeper.speaker.removed = Removals([Removal("it is the old one", first.facts.serial)])
-        beat = control_pb2.HeartbeatRequest(node="pi", instance="i")
-        with pytest.raises(grpc.RpcError, match="it is the old one"):
-            before.Heartbeat(beat, timeout=WAIT_S)
         assert not calls.stub.Heartbeat(beat, timeout=WAIT_S).known
 
 

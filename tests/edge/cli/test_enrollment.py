@@ -168,7 +168,7 @@ def test_choosing_a_bad_identity_ends_the_command_in_a_line(tmp_path: Path) -> N
             file.write_bytes(file.read_bytes()[:400])
         if case == "foreign":
             other = Authority.make(time.time()).certificate_pem
-            file.write_bytes(file.read_bytes().replace(identity.authority_pem, other))
+            file.write_bytes(file.read_bytes().replace(identity.authorities_pem, other))
         asked = CliRunner().invoke(cli.app, ["node", "--name", "pi", "--trust", str(tmp_path / case)])
         assert asked.exit_code == 3, asked.output
         assert text in asked.stderr, case

@@ -55,7 +55,7 @@ def readers() -> tuple[Reader, ...]:
     header = header_bytes({"a": ("F32", (2, 3)), "b": ("BF16", (4,)), "c": ("U8", (0, 3))}, metadata={"x": "y"})
     plain = header + bytes(32)
     who = speaker_of("pi-4").identity
-    whole = who.key_pem + who.certificate_pem + who.authority_pem
+    whole = who.key_pem + who.certificate_pem + who.authorities_pem
     files = list(itertools.chain(chunks.cut_pieces("a", [b"abc"]), chunks.cut_pieces("sub/b", [b""])))
     return (
         Reader(name="header", seeds=(plain, shard), read=_header),
