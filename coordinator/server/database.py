@@ -134,8 +134,11 @@ class Database:
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
         self._engine = _engine(url)
         self.where = self._engine.url.render_as_string(hide_password=True)
-        with contextlib.suppress(sql.exc.IntegrityError), self._errors():  # another one makes the tables
+        try:
             _META.create_all(self._engine)
+        except sql.exc.SQLAlchemyError:  # another one has made the tables meanwhile, or the error comes again
+            with self._errors():
+                _META.create_all(self._engine)
         self.database_id = self._begin_lease()
 
     def _begin_lease(self) -> str:
@@ -258,7 +261,9 @@ class Database:
             now_s = self._clock()
             row = database.execute(sql.select(_LEASE)).one()
             if (row.number, row.beat) != (self._seen.number, self._seen.beat):
-                self._seen = _Seen(row.number, row.beat, now_s)
+                self._seen = _Seen(
+                    row.number, row.beat, self._clock()
+                )  # a slow answer may have a beat from after now_s
             if row.lease_s and now_s - self._seen.since_s < row.lease_s:
                 return str(row.holder)
             is_same = (_LEASE.c.number == row.number) & (_LEASE.c.beat == row.beat)
