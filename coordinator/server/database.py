@@ -134,8 +134,11 @@ class Database:
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
         self._engine = _engine(url)
         self.where = self._engine.url.render_as_string(hide_password=True)
-        with contextlib.suppress(sql.exc.IntegrityError), self._errors():  # another one makes the tables
-            _META.create_all(self._engine)
+        with self._errors():
+            try:
+                _META.create_all(self._engine)
+            except (sql.exc.IntegrityError, sql.exc.ProgrammingError):  # another one has made the tables meanwhile
+                _META.create_all(self._engine)
         self.database_id = self._begin_lease()
 
     def _begin_lease(self) -> str:
@@ -258,7 +261,8 @@ class Database:
             now_s = self._clock()
             row = database.execute(sql.select(_LEASE)).one()
             if (row.number, row.beat) != (self._seen.number, self._seen.beat):
-                self._seen = _Seen(row.number, row.beat, now_s)
+                seen_s = self._clock()  # not now_s: the beat may be younger, as the answer may be slow
+                self._seen = _Seen(row.number, row.beat, seen_s)
             if row.lease_s and now_s - self._seen.since_s < row.lease_s:
                 return str(row.holder)
             is_same = (_LEASE.c.number == row.number) & (_LEASE.c.beat == row.beat)

@@ -8,21 +8,24 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 from coordinator.client.run_folder import RunFolder
 from coordinator.client.submit import Client
+from coordinator.planner.given_plan import GivenPlan
 from coordinator.run.requests import RunRequest
 from coordinator.screen.progress import Progress
+from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
 from ringtune.transport.endpoints import target_of
 from ringtune.v1 import control_pb2
-from tests.support.cluster import free_port
-from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, job, steps_of
+from tests.support.cluster import START_S, Nodes, free_port
+from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, job, read_lines, steps_of
 from tests.support.kept_runs import content
 from tests.support.postgresql import postgresql
 from tests.support.processes import RUN_S, start_ringtune
@@ -43,6 +46,15 @@ class Coordinators:
             )
             for number, place in enumerate(self.places)
         )
+
+    def begun(self) -> list[dict[str, str]]:
+        """The first lines of both; from now on the first one is that which was faster, and acts."""
+        told = [self.line(process) for process in (self.first, self.second)]
+        if told[0]["event"] == "note":
+            self.first, self.second = self.second, self.first
+            told.reverse()
+        assert told[0]["event"] == "listening"
+        return told
 
     def line(self, process: subprocess.Popen[str]) -> dict[str, str]:
         """The next line of one of them."""
@@ -119,12 +131,7 @@ def taken_over(folder: Path, url: str) -> None:
     """Kill the acting one of two coordinators in a run; see that the run ends at the other one with the same files."""
     whole = undisturbed(folder / "whole")
     with coordinators(folder, url) as two, contextlib.ExitStack() as stack:
-        told = [two.line(process) for process in (two.first, two.second)]
-        if told[0]["event"] == "note":  # the second one was faster
-            two.first, two.second = two.second, two.first
-            told.reverse()
-        assert told[0]["event"] == "listening"
-        assert "this one takes over a lease after its last beat" in told[1]["text"]
+        assert "this one takes over a lease after its last beat" in two.begun()[1]["text"]
         kills, places = Killer(), ",".join(two.places)
         agents = [BeatingAgent(name, places, kills) for name in ("a", "b")]
         for agent in agents:
@@ -153,3 +160,46 @@ def test_run_goes_on_at_the_standby_with_postgresql(tmp_path: Path) -> None:
     """As on SQLite; the laws of lease and copy are in ``tests/coordinator/server/test_database.py``."""
     with postgresql() as server:
         taken_over(tmp_path, server.new_database())
+
+
+class KillerAtStep(Progress):
+    """Kills a process as a step is shown."""
+
+    def __init__(self, victim: subprocess.Popen[str], step: int) -> None:
+        self._victim, self._step = victim, step
+
+    def step(self, step: Mapping[str, Any]) -> None:
+        """Kill it."""
+        if step["step"] == self._step:
+            self._victim.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.promise("1 partition invariance")
+def test_real_nodes_go_on_at_the_standby_with_equal_bits(tmp_path: Path) -> None:
+    """From the last turn that ended, with the evaluations and the steps of a run that was left alone, each once."""
+    nodes = Nodes(tmp_path, owners=("a", "b"), hosts=("c",))
+    wanted = nodes.job(train__max_steps=18, train__eval_every=6, recovery__copies="next", runtime__lease_s=LEASE_S)
+    with coordinators(tmp_path, f"sqlite:///{tmp_path}/state.sqlite") as two, contextlib.closing(nodes):
+        two.begun()
+        places = ",".join(two.places)
+        for name in nodes.names:
+            nodes.spawn(name, places, "--watch-parent")
+
+        def run(name: str, progress: Progress, plan: GivenPlan | None = None) -> Plan:
+            request = RunRequest(job=wanted, num_nodes=3, join_s=START_S, plan=plan)
+            with Client(places) as client, RunFolder(tmp_path / name) as files:
+                client.run(request, progress=progress, folder=files, coordinator_wait_s=RUN_S)
+            return Plan.from_json(json.loads((tmp_path / name / "plan.json").read_text()))
+
+        plan = run("killed", KillerAtStep(two.first, 2))
+        assert two.first.wait(RUN_S) == -signal.SIGKILL
+        run("whole", Progress(), GivenPlan(plan=plan))
+        with Client(places) as client:
+            assert [record.state for record in client.runs()] == ["interrupted", "done", "done"]
+    assert content(tmp_path / "killed") == content(tmp_path / "whole")
+    books = [
+        [(line["kind"], line["step"], line["loss"]) for line in read_lines(tmp_path / name / "metrics.jsonl")]
+        for name in ("killed", "whole")
+    ]
+    assert books[0] == books[1] and len(books[0]) == 18 + 3

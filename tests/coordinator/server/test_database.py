@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy
 
+from coordinator.server import database
 from coordinator.server.certificate_authority import ADMIN, Register, TrustKeeper, init_trust, make_token
 from coordinator.server.database import Database, copy_folder, stand_by
 from coordinator.server.run_store import RunStore, copy_runs
@@ -95,6 +97,24 @@ def test_lease_is_taken_only_after_its_holder_has_ended_by_its_own_clock(pair: P
     with pytest.raises(InterruptedRunError):
         pair.a.beat()
     assert len(pair.lost) == 1
+
+
+@pytest.mark.parametrize("pair", [pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True)
+def test_lease_is_measured_from_when_its_beat_was_seen(pair: Pair) -> None:
+    """Not from when the database was asked, which may be slow: a beat that came meanwhile began later."""
+    assert (pair.a.take(), pair.b.take()) == ("", "a")
+
+    def beat(*_: object) -> None:
+        pair.passes(0.3 * LEASE_S)
+        pair.a.beat()
+
+    sqlalchemy.event.listen(pair.b._engine, "before_cursor_execute", beat, once=True)
+    assert pair.b.take() == "a"
+    pair.passes(0.9 * LEASE_S)
+    pair.a.require_lease()
+    assert pair.b.take() == "a"
+    pair.passes(0.1 * LEASE_S)
+    assert pair.b.take() == ""
 
 
 def test_writes_of_a_former_holder_are_refused_by_number(pair: Pair) -> None:
@@ -189,6 +209,20 @@ def test_runs_that_are_deleted_are_gone_from_the_database(pair: Pair, tmp_path: 
         kept.prune()
     copy_runs(pair.b, tmp_path / "b")
     assert list((tmp_path / "b" / "runs").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_two_coordinators_that_begin_with_an_empty_database_make_its_tables_once(server: PostgreSql) -> None:
+    """The other one makes them after this one has seen that there are none; SQLite locks its file before."""
+    url, ids = server.new_database(), list[str]()
+
+    def make(*_: object, **__: object) -> None:
+        with Database(url, lease_s=LEASE_S) as other:
+            ids.append(other.database_id)
+
+    sqlalchemy.event.listen(database._META, "before_create", make, once=True)
+    with Database(url, lease_s=LEASE_S) as made:
+        assert ids == [made.database_id]
 
 
 @cases(
