@@ -246,3 +246,26 @@ def keeps_result(activation: str) -> bool:
 def indivisible(hidden: int, heads: int) -> str:
     """Say that a width is no multiple of the number of heads; empty if it is."""
     return f"hidden_size {hidden} can't be shared by {heads} heads" if hidden % heads else ""
+
+
+def plain_dimensions(
+    config: Config,
+    *,
+    blocks: str = "num_hidden_layers",
+    hidden: str = "hidden_size",
+    inner: str = "intermediate_size",
+    heads: str = "num_attention_heads",
+    longest: str = "max_position_embeddings",
+    activation: str = "hidden_act",
+) -> Dimensions:
+    """Dimensions of a model with one matrix before its activation function, from these keys of its config."""
+    return Dimensions(
+        num_blocks=config[blocks],
+        hidden=config[hidden],
+        inner=config[inner] or 4 * config[hidden],
+        num_heads=config[heads],
+        vocab=config.get("vocab_size", 0),
+        longest=config.get(longest, 0),
+        inner_kept=kept_by(config[activation]),
+        keeps_down_input=keeps_result(config[activation]),
+    )

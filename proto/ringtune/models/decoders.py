@@ -1,0 +1,467 @@
+"""Decoders: GPT-2, Llama, Mistral, and those without a model class in AdapterHub: Qwen2, Qwen3, Gemma 1 to 3, SmolLM3.
+
+Attention is causal; the head of a language model is the token table. A family without a class is a Llama with a few
+declared differences. Its adapters are added by AdapterHub's plug-in interface, and its description (``interface_of``)
+is saved beside the adapters, so that the library alone can load the result. SmolLM and SmolLM2 have ``model_type``
+llama.
+
+Source: the configurations and modules of transformers 4.57; ``adapters.interface`` 1.3.0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from ringtune.models.family import (
+    ACTIVATIONS,
+    CAUSAL_LM,
+    CLASSIFICATION,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TAGGING,
+    Config,
+    ConfigKey,
+    Dimensions,
+    Family,
+    Shapes,
+    Widths,
+    divided,
+    indivisible,
+    kept_by,
+    layer_norm,
+    linear,
+    plain_dimensions,
+)
+
+_TASKS = (CLASSIFICATION, REGRESSION, TAGGING, QUESTION_ANSWERING, CAUSAL_LM)
+NULL_INT = ConfigKey(default=None, nullable=int)
+
+
+def _gpt2_inner(config: Config) -> int:
+    inner: int = config["n_inner"] or 4 * config["n_embd"]
+    return inner
+
+
+def _gpt2_block(config: Config) -> Shapes:
+    """Shapes of a GPT-2 block's tensors; matrices are (inputs, outputs)."""
+    hidden, inner = config["n_embd"], _gpt2_inner(config)
+    matrices = {
+        "attn.c_attn": (hidden, 3 * hidden),
+        "attn.c_proj": (hidden, hidden),
+        "mlp.c_fc": (hidden, inner),
+        "mlp.c_proj": (inner, hidden),
+    }
+    weights: Shapes = {f"{name}.weight": shape for name, shape in matrices.items()}
+    biases: Shapes = {f"{name}.bias": shape[1:] for name, shape in matrices.items()}
+    return {**weights, **biases, **layer_norm("ln_1", hidden), **layer_norm("ln_2", hidden)}
+
+
+def _gpt2_owner(config: Config) -> Shapes:
+    hidden = config["n_embd"]
+    return {
+        "wte.weight": (config["vocab_size"], hidden),
+        "wpe.weight": (config["n_positions"], hidden),
+        **layer_norm("ln_f", hidden),
+    }
+
+
+GPT2 = Family(
+    model_type="gpt2",
+    tasks=_TASKS,
+    config_keys={
+        "vocab_size": ConfigKey(default=50257, at_least=1),
+        "n_positions": ConfigKey(default=1024, at_least=1),
+        "n_embd": ConfigKey(default=768, at_least=1),
+        "n_layer": ConfigKey(default=12, at_least=1),
+        "n_head": ConfigKey(default=12, at_least=1),
+        "n_inner": ConfigKey(default=None, nullable=int, at_least=1),
+        "activation_function": ConfigKey(default="gelu_new", choices=ACTIVATIONS),
+        "resid_pdrop": ConfigKey(default=0.1),
+        "embd_pdrop": ConfigKey(default=0.1),
+        "attn_pdrop": ConfigKey(default=0.1),
+        "layer_norm_epsilon": ConfigKey(default=1e-5),
+        "initializer_range": ConfigKey(default=0.02),
+        # the fused attention of transformers leaves these out
+        "scale_attn_weights": ConfigKey(default=True, choices=(True,)),
+        "scale_attn_by_inverse_layer_idx": ConfigKey(default=False, choices=(False,)),
+        "reorder_and_upcast_attn": ConfigKey(default=False, choices=(False,)),
+        "tie_word_embeddings": ConfigKey(default=True),
+        "pad_token_id": NULL_INT,
+    },
+    refused={"add_cross_attention": "cross-attention has a second input", "pruned_heads": "its blocks differ in shape"},
+    no_number=frozenset({"is_decoder", "n_ctx"}),
+    aliases={
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
+    prefix="transformer.",
+    blocks_path="h",
+    owner_paths=("wte", "wpe", "ln_f"),
+    head_paths=("ln_f",),
+    dimensions=functools.partial(
+        plain_dimensions,
+        blocks="n_layer",
+        hidden="n_embd",
+        inner="n_inner",
+        heads="n_head",
+        longest="n_positions",
+        activation="activation_function",
+    ),
+    widths=lambda config: Widths.plain(config["n_embd"], _gpt2_inner(config), merged=True),
+    block_shapes=_gpt2_block,
+    owner_shapes=_gpt2_owner,
+    subnet_weights=divided(into=("attn.c_attn", "mlp.c_fc"), out=("attn.c_proj", "mlp.c_proj")),
+    problem=lambda config: indivisible(config["n_embd"], config["n_head"]),
+)
+
+
+def head_width(config: Config) -> int:
+    """Width of one head: ``head_dim``, else the hidden width divided by the number of heads."""
+    width: int = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return width
+
+
+def groups(config: Config) -> int:
+    """Number of key-value heads."""
+    found: int = config["num_key_value_heads"] or config["num_attention_heads"]
+    return found
+
+
+def llama_dimensions(config: Config) -> Dimensions:
+    """Dimensions of a Llama config."""
+    return Dimensions(
+        num_blocks=config["num_hidden_layers"],
+        hidden=config["hidden_size"],
+        inner=config["intermediate_size"],
+        num_heads=config["num_attention_heads"],
+        vocab=config["vocab_size"],
+        longest=config["max_position_embeddings"],
+        inner_kept=2 + kept_by(config.get("hidden_act") or config["hidden_activation"]),  # up, and the activated gate
+        kv_heads=groups(config),
+        attention=config["num_attention_heads"] * head_width(config),
+    )
+
+
+def llama_widths(config: Config) -> Widths:
+    """Matrices that LoRA wraps in a Llama block.
+
+    The library calls the down projection ``intermediate`` and the up projection ``output``.
+    """
+    hidden, inner, width = config["hidden_size"], config["intermediate_size"], head_width(config)
+    shared = (hidden, groups(config) * width)
+    return Widths(
+        query=(hidden, config["num_attention_heads"] * width),
+        key=shared,
+        value=shared,
+        intermediate=(inner, hidden),
+        output=(hidden, inner),
+        swapped=True,
+    )
+
+
+def llama_block(config: Config, *, biased: str = "") -> Shapes:
+    """Shapes of a Llama block's tensors; ``biased`` has letters of attention matrices with a bias."""
+    widths, hidden, inner = llama_widths(config), config["hidden_size"], config["intermediate_size"]
+    shapes: Shapes = {}
+    attention = {"q": widths.query, "k": widths.key, "v": widths.value, "o": widths.query[::-1]}
+    for name, (inputs, outputs) in attention.items():
+        bias = bool(config.get("attention_bias")) or name in biased
+        shapes |= linear(f"self_attn.{name}_proj", inputs, outputs, bias=bias)
+    for name, (inputs, outputs) in {"gate": (hidden, inner), "up": (hidden, inner), "down": (inner, hidden)}.items():
+        shapes |= linear(f"mlp.{name}_proj", inputs, outputs, bias=bool(config.get("mlp_bias")))
+    norms: Shapes = {f"{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
+    return shapes | norms
+
+
+def _llama_owner(config: Config) -> Shapes:
+    hidden = config["hidden_size"]
+    return {"embed_tokens.weight": (config["vocab_size"], hidden), "norm.weight": (hidden,)}
+
+
+def llama_problem(config: Config) -> str:
+    """Say why the values of a Llama config are inconsistent; empty if they are not."""
+    heads, shared = config["num_attention_heads"], groups(config)
+    if heads % shared:
+        return f"{heads} heads can't share {shared} key-value heads evenly"
+    scaling = config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind not in ROPES:
+        return f"rope_scaling of type {kind!r} is not supported; supported: {', '.join(ROPES)}"
+    known = ROPES[kind]
+    if unknown := sorted(scaling.keys() - {"type", "rope_type", *known}):
+        return f"rope_scaling of type {kind!r} has {', '.join(unknown)}, which is not known; known: {', '.join(known)}"
+    return "" if config.get("head_dim") else indivisible(config["hidden_size"], heads)
+
+
+_YARN = "factor attention_factor beta_fast beta_slow mscale mscale_all_dim original_max_position_embeddings truncate"
+ROPES = {  # type of scaling -> its keys; other types depend on the longest text seen so far
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": tuple(_YARN.split()),
+}
+LLAMA_KEYS = {
+    "vocab_size": ConfigKey(default=32000, at_least=1),
+    "hidden_size": ConfigKey(default=4096, at_least=1),
+    "intermediate_size": ConfigKey(default=11008, at_least=1),
+    "num_hidden_layers": ConfigKey(default=32, at_least=1),
+    "num_attention_heads": ConfigKey(default=32, at_least=1),
+    "num_key_value_heads": ConfigKey(default=None, nullable=int, at_least=1),
+    "head_dim": ConfigKey(default=None, nullable=int, at_least=1),
+    "hidden_act": ConfigKey(default="silu", choices=ACTIVATIONS),
+    "max_position_embeddings": ConfigKey(default=2048, at_least=1),
+    "initializer_range": ConfigKey(default=0.02),
+    "rms_norm_eps": ConfigKey(default=1e-6),
+    "rope_theta": ConfigKey(default=10000.0),
+    "rope_scaling": ConfigKey(default=None, nullable=dict),
+    "partial_rotary_factor": ConfigKey(default=1.0, choices=(1.0,)),
+    "attention_bias": ConfigKey(default=False),
+    "attention_dropout": ConfigKey(default=0.0),
+    "mlp_bias": ConfigKey(default=False),
+    "tie_word_embeddings": ConfigKey(default=False),
+    "pad_token_id": NULL_INT,
+}
+
+LLAMA = Family(
+    model_type="llama",
+    tasks=_TASKS,
+    config_keys=LLAMA_KEYS,
+    refused=dict.fromkeys(("pruned_heads", "per_layer_config"), "its blocks differ in shape"),
+    no_number=frozenset({"is_decoder", "add_cross_attention", "is_llama_config"}),
+    prefix="model.",
+    blocks_path="layers",
+    owner_paths=("embed_tokens", "norm"),
+    head_paths=("norm",),
+    dimensions=llama_dimensions,
+    widths=llama_widths,
+    block_shapes=llama_block,
+    owner_shapes=_llama_owner,
+    subnet_weights=divided(
+        into=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"),
+        out=("self_attn.o_proj", "mlp.down_proj"),
+    ),
+    problem=llama_problem,
+)
+
+MISTRAL = dataclasses.replace(
+    LLAMA,
+    model_type="mistral",
+    config_keys={
+        key: spec for key, spec in LLAMA_KEYS.items() if key not in ("attention_bias", "mlp_bias", "rope_scaling")
+    }
+    | {
+        "intermediate_size": ConfigKey(default=14336, at_least=1),
+        "num_key_value_heads": ConfigKey(default=8, nullable=int, at_least=1),
+        "max_position_embeddings": ConfigKey(default=4096 * 32, at_least=1),
+        "sliding_window": ConfigKey(default=4096, nullable=int, at_least=1),
+    },
+    refused={**LLAMA.refused, "rope_scaling": "Mistral has plain rotary positions"},
+)
+
+FULL: Final = "full_attention"
+SLIDING: Final = "sliding_attention"
+LAYER_TYPES: Final = (FULL, SLIDING)
+METHODS: Final = ("bottleneck", "lora", "reft")
+"""Kinds of adapters of these families; the plug-in interface of each names no invertible ones."""
+WRITTEN_OUT: Final = ("gemma2",)
+"""``model_type`` of models with soft-capped scores, which need eager attention."""
+
+_WINDOW: Final = ConfigKey(default=4096, nullable=int, at_least=1)
+_LIST: Final = ConfigKey(default=None, nullable=list)
+_MIN_CAP: Final = 1e-3
+_KEEPS_QUERY: Final = ("qwen3", "gemma3_text")
+_FOUR_NORMS: Final = ("gemma2", "gemma3_text")
+_AROUND: Final = ("post_attention", "pre_feedforward", "post_feedforward")
+_CAPPED_SCORES_KEPT: Final = 2
+
+
+def interface_of(family: Family) -> dict[str, Any]:
+    """Return the fields of AdapterHub's ``AdapterModelInterface`` for a plugged family.
+
+    No norm is named: the library would use the last block's norm in every block, and that is on another node.
+    """
+    before = "pre_feedforward_layernorm" if family.model_type in _FOUR_NORMS else "post_attention_layernorm"
+    return {
+        "adapter_methods": list(METHODS),
+        "model_embeddings": "embed_tokens",
+        "model_layers": "layers",
+        "layer_self_attn": "self_attn",
+        "layer_cross_attn": None,
+        "attn_q_proj": "q_proj",
+        "attn_k_proj": "k_proj",
+        "attn_v_proj": "v_proj",
+        "attn_o_proj": "o_proj",
+        "layer_intermediate_proj": "mlp.up_proj",
+        "layer_output_proj": "mlp.down_proj",
+        "layer_pre_self_attn": "input_layernorm",
+        "layer_pre_ffn": before,
+        "base_model": "model",
+    }
+
+
+def _plugged_dimensions(model_type: str) -> Callable[[Config], Dimensions]:
+    """Make config -> dimensions: those of a Llama, plus the values that further norms and scores keep."""
+
+    def dimensions(config: Config) -> Dimensions:
+        found = llama_dimensions(config)
+        heads = found.num_heads + found.kv_heads if model_type in _KEEPS_QUERY else 0
+        norms = 2 * found.hidden if model_type in _FOUR_NORMS else 0
+        more = heads * head_width(config) + norms
+        if not config.get("attn_logit_softcapping"):
+            return dataclasses.replace(found, more_kept=more)
+        # eager attention keeps scores, but not its output
+        return dataclasses.replace(found, more_kept=max(0, more - found.attention), kept_scores=_CAPPED_SCORES_KEPT)
+
+    return dimensions
+
+
+def _plugged_widths(config: Config) -> Widths:
+    """Return a Llama's matrices; here the library calls the down projection ``output``."""
+    widths = llama_widths(config)
+    return dataclasses.replace(widths, intermediate=widths.output, output=widths.intermediate, swapped=False)
+
+
+def _plugged_block(model_type: str) -> Callable[[Config], Shapes]:
+    """Make config -> shapes of a block's tensors."""
+
+    def shapes(config: Config) -> Shapes:
+        found = llama_block(config, biased="qkv" if model_type == "qwen2" else "")
+        width = (head_width(config),)
+        if model_type in _KEEPS_QUERY:
+            found |= {f"self_attn.{name}_norm.weight": width for name in ("q", "k")}
+        if model_type in _FOUR_NORMS:
+            found |= {f"{name}_layernorm.weight": (config["hidden_size"],) for name in _AROUND}
+        return found
+
+    return shapes
+
+
+def _plugged_problem(config: Config) -> str:
+    """Say why the values of a config are inconsistent; empty if they are not."""
+    count, types = config["num_hidden_layers"], config.get("layer_types")
+    if types is not None and (len(types) != count or any(kind not in LAYER_TYPES for kind in types)):
+        return f"layer_types has to name {count} layers, each {' or '.join(LAYER_TYPES)}"
+    if SLIDING in (types or ()) and not _window(config):
+        return f"layer_types has {SLIDING}, but there is no sliding_window"
+    turned = config.get("no_rope_layers")
+    if turned is not None and (len(turned) != count or any(value not in (0, 1) for value in turned)):
+        return f"no_rope_layers has to have {count} values, each 0 or 1"
+    return llama_problem(config)
+
+
+def _window(config: Config) -> int:
+    """Number of tokens in the window of a sliding layer; 0 without a window."""
+    return int(config.get("sliding_window") or 0) if config.get("use_sliding_window", True) else 0
+
+
+def _windowed_problem(config: Config) -> str:
+    """As ``_plugged_problem``, for a family that always has sliding layers."""
+    return _plugged_problem(config) if config["sliding_window"] else "sliding_window can't be null"
+
+
+_QWEN_KEYS: Final[Mapping[str, ConfigKey]] = {
+    **{key: spec for key, spec in LLAMA_KEYS.items() if key not in ("head_dim", "mlp_bias", "attention_bias")},
+    "vocab_size": ConfigKey(default=151936, at_least=1),
+    "intermediate_size": ConfigKey(default=22016, at_least=1),
+    "num_key_value_heads": ConfigKey(default=32, nullable=int, at_least=1),
+    "max_position_embeddings": ConfigKey(default=32768, at_least=1),
+    "use_sliding_window": ConfigKey(default=False),
+    "sliding_window": _WINDOW,
+    "max_window_layers": ConfigKey(default=28),
+    "layer_types": _LIST,
+}
+_GEMMA_KEYS: Final[Mapping[str, ConfigKey]] = {
+    **{key: spec for key, spec in LLAMA_KEYS.items() if key not in ("mlp_bias", "rope_scaling")},
+    "vocab_size": ConfigKey(default=256000, at_least=1),
+    "hidden_size": ConfigKey(default=3072, at_least=1),
+    "intermediate_size": ConfigKey(default=24576, at_least=1),
+    "num_hidden_layers": ConfigKey(default=28, at_least=1),
+    "num_attention_heads": ConfigKey(default=16, at_least=1),
+    "num_key_value_heads": ConfigKey(default=16, at_least=1),
+    "head_dim": ConfigKey(default=256, at_least=1),
+    "hidden_act": ConfigKey(default="gelu_pytorch_tanh", choices=ACTIVATIONS),
+    "max_position_embeddings": ConfigKey(default=8192, at_least=1),
+    "tie_word_embeddings": ConfigKey(default=True),
+    "pad_token_id": ConfigKey(default=0, nullable=int),
+}
+_GEMMA2_KEYS: Final[Mapping[str, ConfigKey]] = {
+    **{key: spec for key, spec in _GEMMA_KEYS.items() if key != "hidden_act"},
+    "hidden_size": ConfigKey(default=2304, at_least=1),
+    "intermediate_size": ConfigKey(default=9216, at_least=1),
+    "num_hidden_layers": ConfigKey(default=26, at_least=1),
+    "num_attention_heads": ConfigKey(default=8, at_least=1),
+    "num_key_value_heads": ConfigKey(default=4, at_least=1),
+    "hidden_activation": ConfigKey(default="gelu_pytorch_tanh", choices=ACTIVATIONS),
+    "query_pre_attn_scalar": ConfigKey(default=256, at_least=1),
+    "sliding_window": _WINDOW,
+    "layer_types": _LIST,
+    "final_logit_softcapping": ConfigKey(default=30.0, nullable=float, at_least=_MIN_CAP),
+    "attn_logit_softcapping": ConfigKey(default=50.0, nullable=float, at_least=_MIN_CAP),
+}
+_SMOLLM3_KEYS: Final[Mapping[str, ConfigKey]] = {
+    **{key: spec for key, spec in LLAMA_KEYS.items() if key != "head_dim"},
+    "vocab_size": ConfigKey(default=128256, at_least=1),
+    "hidden_size": ConfigKey(default=2048, at_least=1),
+    "num_hidden_layers": ConfigKey(default=36, at_least=1),
+    "num_attention_heads": ConfigKey(default=16, at_least=1),
+    "num_key_value_heads": ConfigKey(default=4, nullable=int, at_least=1),
+    "max_position_embeddings": ConfigKey(default=32768, at_least=1),
+    "rope_theta": ConfigKey(default=2000000.0),
+    "use_sliding_window": ConfigKey(default=False),
+    "sliding_window": ConfigKey(default=None, nullable=int, at_least=1),
+    "no_rope_layers": _LIST,
+    "no_rope_layer_interval": ConfigKey(default=4, at_least=1),
+    "layer_types": _LIST,
+    "tie_word_embeddings": ConfigKey(default=True),
+    "pad_token_id": ConfigKey(default=128004, nullable=int),
+}
+
+
+def _plugged_family(model_type: str, keys: Mapping[str, ConfigKey], **changes: Any) -> Family:
+    """Derive a family from Llama, with other config keys."""
+    own: dict[str, Any] = {"problem": _plugged_problem} | changes
+    return dataclasses.replace(
+        LLAMA,
+        model_type=model_type,
+        tasks=(CLASSIFICATION, REGRESSION, CAUSAL_LM),
+        config_keys=keys,
+        dimensions=_plugged_dimensions(model_type),
+        widths=_plugged_widths,
+        block_shapes=_plugged_block(model_type),
+        plugged=True,
+        **own,
+    )
+
+
+_BOTH_WAYS: Final = {"use_bidirectional_attention": "a decoder's tokens attend backwards only"}
+_PLAIN_ROPE: Final = {**LLAMA.refused, **_BOTH_WAYS, "rope_scaling": "this Gemma has plain rotary positions"}
+QWEN2: Final = _plugged_family("qwen2", _QWEN_KEYS)
+QWEN3: Final = _plugged_family(
+    "qwen3", {**_QWEN_KEYS, "head_dim": ConfigKey(default=128, at_least=1), "attention_bias": ConfigKey(default=False)}
+)
+GEMMA: Final = _plugged_family(
+    "gemma", _GEMMA_KEYS, refused=_PLAIN_ROPE, no_number=LLAMA.no_number | {"hidden_activation"}
+)
+GEMMA2: Final = _plugged_family("gemma2", _GEMMA2_KEYS, problem=_windowed_problem, refused=_PLAIN_ROPE)
+GEMMA3: Final = _plugged_family(
+    "gemma3_text",
+    {
+        **{key: spec for key, spec in _GEMMA2_KEYS.items() if key != "attn_logit_softcapping"},
+        "vocab_size": ConfigKey(default=262208, at_least=1),
+        "max_position_embeddings": ConfigKey(default=131072, at_least=1),
+        "final_logit_softcapping": ConfigKey(default=None, nullable=float, at_least=_MIN_CAP),
+        "rope_theta": ConfigKey(default=1000000.0),
+        "rope_local_base_freq": ConfigKey(default=10000.0),
+        "rope_scaling": ConfigKey(default=None, nullable=dict),
+        "sliding_window_pattern": ConfigKey(default=6, at_least=1),
+    },
+    problem=_windowed_problem,
+    no_number=LLAMA.no_number | {"_sliding_window_pattern"},  # its effect is in layer_types
+    refused={**LLAMA.refused, **_BOTH_WAYS, "attn_logit_softcapping": "transformers does not apply it in Gemma 3"},
+)
+SMOLLM3: Final = _plugged_family("smollm3", _SMOLLM3_KEYS)
