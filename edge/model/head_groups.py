@@ -39,8 +39,9 @@ import torch
 from torch import nn
 
 from edge.model.frozen_weights import FrozenMatrix, mm_into
-from edge.model.layouts import LAYOUTS, BlockLayout
 from edge.model.skeleton import ADAPTER, Skeleton
+from ringtune.models.families import LAYOUTS
+from ringtune.models.family import BlockLayout
 from ringtune.schedule.operation_tables import FORWARD_ONLY, FULL, SHORTCUT, Subnets
 
 

@@ -22,17 +22,15 @@ from ringtune.models.family import (
     QUESTION_ANSWERING,
     REGRESSION,
     TAGGING,
+    BlockLayout,
     Config,
     ConfigKey,
     Dimensions,
     Family,
     Shapes,
-    Widths,
-    divided,
     indivisible,
     kept_by,
     layer_norm,
-    linear,
     plain_dimensions,
 )
 
@@ -43,20 +41,6 @@ NULL_INT = ConfigKey(default=None, nullable=int)
 def _gpt2_inner(config: Config) -> int:
     inner: int = config["n_inner"] or 4 * config["n_embd"]
     return inner
-
-
-def _gpt2_block(config: Config) -> Shapes:
-    """Shapes of a GPT-2 block's tensors; matrices are (inputs, outputs)."""
-    hidden, inner = config["n_embd"], _gpt2_inner(config)
-    matrices = {
-        "attn.c_attn": (hidden, 3 * hidden),
-        "attn.c_proj": (hidden, hidden),
-        "mlp.c_fc": (hidden, inner),
-        "mlp.c_proj": (inner, hidden),
-    }
-    weights: Shapes = {f"{name}.weight": shape for name, shape in matrices.items()}
-    biases: Shapes = {f"{name}.bias": shape[1:] for name, shape in matrices.items()}
-    return {**weights, **biases, **layer_norm("ln_1", hidden), **layer_norm("ln_2", hidden)}
 
 
 def _gpt2_owner(config: Config) -> Shapes:
@@ -112,10 +96,23 @@ GPT2 = Family(
         longest="n_positions",
         activation="activation_function",
     ),
-    widths=lambda config: Widths.plain(config["n_embd"], _gpt2_inner(config), merged=True),
-    block_shapes=_gpt2_block,
+    layout=BlockLayout(
+        attention="attn",
+        query="attn.c_attn",
+        key="attn.c_attn",
+        value="attn.c_attn",
+        attention_out="attn.c_proj",
+        up="mlp.c_fc",
+        activation="mlp.act",
+        down="mlp.c_proj",
+        attention_norm="ln_1",
+        feed_forward_norm="ln_2",
+        attention_adapter="attention_adapters",
+        feed_forward_adapter="output_adapters",
+        norm_first=True,
+        inputs_first=True,
+    ),
     owner_shapes=_gpt2_owner,
-    subnet_weights=divided(into=("attn.c_attn", "mlp.c_fc"), out=("attn.c_proj", "mlp.c_proj")),
     problem=lambda config: indivisible(config["n_embd"], config["n_head"]),
 )
 
@@ -147,35 +144,9 @@ def llama_dimensions(config: Config) -> Dimensions:
     )
 
 
-def llama_widths(config: Config) -> Widths:
-    """Matrices that LoRA wraps in a Llama block.
-
-    The library calls the down projection ``intermediate`` and the up projection ``output``.
-    """
-    hidden, inner, width = config["hidden_size"], config["intermediate_size"], head_width(config)
-    shared = (hidden, groups(config) * width)
-    return Widths(
-        query=(hidden, config["num_attention_heads"] * width),
-        key=shared,
-        value=shared,
-        intermediate=(inner, hidden),
-        output=(hidden, inner),
-        swapped=True,
-    )
-
-
-def llama_block(config: Config, *, biased: str = "") -> Shapes:
-    """Shapes of a Llama block's tensors; ``biased`` has letters of attention matrices with a bias."""
-    widths, hidden, inner = llama_widths(config), config["hidden_size"], config["intermediate_size"]
-    shapes: Shapes = {}
-    attention = {"q": widths.query, "k": widths.key, "v": widths.value, "o": widths.query[::-1]}
-    for name, (inputs, outputs) in attention.items():
-        bias = bool(config.get("attention_bias")) or name in biased
-        shapes |= linear(f"self_attn.{name}_proj", inputs, outputs, bias=bias)
-    for name, (inputs, outputs) in {"gate": (hidden, inner), "up": (hidden, inner), "down": (inner, hidden)}.items():
-        shapes |= linear(f"mlp.{name}_proj", inputs, outputs, bias=bool(config.get("mlp_bias")))
-    norms: Shapes = {f"{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
-    return shapes | norms
+def _llama_biased(config: Config) -> tuple[str, ...]:
+    attention = ("query", "key", "value", "attention_out") if config.get("attention_bias") else ()
+    return (*attention, *(("up", "gate", "down") if config.get("mlp_bias") else ()))
 
 
 def _llama_owner(config: Config) -> Shapes:
@@ -238,13 +209,26 @@ LLAMA = Family(
     owner_paths=("embed_tokens", "norm"),
     head_paths=("norm",),
     dimensions=llama_dimensions,
-    widths=llama_widths,
-    block_shapes=llama_block,
-    owner_shapes=_llama_owner,
-    subnet_weights=divided(
-        into=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"),
-        out=("self_attn.o_proj", "mlp.down_proj"),
+    layout=BlockLayout(
+        attention="self_attn",
+        query="self_attn.q_proj",
+        key="self_attn.k_proj",
+        value="self_attn.v_proj",
+        attention_out="self_attn.o_proj",
+        up="mlp.up_proj",
+        gate="mlp.gate_proj",
+        activation="mlp.act_fn",
+        down="mlp.down_proj",
+        attention_norm="input_layernorm",
+        feed_forward_norm="post_attention_layernorm",
+        attention_adapter="attention_adapters",
+        feed_forward_adapter="output_adapters",
+        norm_first=True,
+        swaps_lora=True,
+        norms_have_bias=False,
     ),
+    biased=_llama_biased,
+    owner_shapes=_llama_owner,
     problem=llama_problem,
 )
 
@@ -276,7 +260,6 @@ _LIST: Final = ConfigKey(default=None, nullable=list)
 _MIN_CAP: Final = 1e-3
 _KEEPS_QUERY: Final = ("qwen3", "gemma3_text")
 _FOUR_NORMS: Final = ("gemma2", "gemma3_text")
-_AROUND: Final = ("post_attention", "pre_feedforward", "post_feedforward")
 _CAPPED_SCORES_KEPT: Final = 2
 
 
@@ -318,27 +301,6 @@ def _plugged_dimensions(model_type: str) -> Callable[[Config], Dimensions]:
         return dataclasses.replace(found, more_kept=max(0, more - found.attention), kept_scores=_CAPPED_SCORES_KEPT)
 
     return dimensions
-
-
-def _plugged_widths(config: Config) -> Widths:
-    """Return a Llama's matrices; here the library calls the down projection ``output``."""
-    widths = llama_widths(config)
-    return dataclasses.replace(widths, intermediate=widths.output, output=widths.intermediate, swapped=False)
-
-
-def _plugged_block(model_type: str) -> Callable[[Config], Shapes]:
-    """Make config -> shapes of a block's tensors."""
-
-    def shapes(config: Config) -> Shapes:
-        found = llama_block(config, biased="qkv" if model_type == "qwen2" else "")
-        width = (head_width(config),)
-        if model_type in _KEEPS_QUERY:
-            found |= {f"self_attn.{name}_norm.weight": width for name in ("q", "k")}
-        if model_type in _FOUR_NORMS:
-            found |= {f"{name}_layernorm.weight": (config["hidden_size"],) for name in _AROUND}
-        return found
-
-    return shapes
 
 
 def _plugged_problem(config: Config) -> str:
@@ -422,17 +384,26 @@ _SMOLLM3_KEYS: Final[Mapping[str, ConfigKey]] = {
 }
 
 
+_PLUGGED: Final = dataclasses.replace(LLAMA.layout, swaps_lora=False, adds_residual=True)
+_QWEN3: Final = dataclasses.replace(_PLUGGED, query_norm="self_attn.q_norm", key_norm="self_attn.k_norm")
+_GEMMA2: Final = dataclasses.replace(
+    _PLUGGED,
+    attention_last_norm="post_attention_layernorm",
+    feed_forward_norm="pre_feedforward_layernorm",
+    feed_forward_last_norm="post_feedforward_layernorm",
+)
+_GEMMA3: Final = dataclasses.replace(_GEMMA2, query_norm=_QWEN3.query_norm, key_norm=_QWEN3.key_norm)
+
+
 def _plugged_family(model_type: str, keys: Mapping[str, ConfigKey], **changes: Any) -> Family:
     """Derive a family from Llama, with other config keys."""
-    own: dict[str, Any] = {"problem": _plugged_problem} | changes
+    own: dict[str, Any] = {"problem": _plugged_problem, "layout": _PLUGGED} | changes
     return dataclasses.replace(
         LLAMA,
         model_type=model_type,
         tasks=(CLASSIFICATION, REGRESSION, CAUSAL_LM),
         config_keys=keys,
         dimensions=_plugged_dimensions(model_type),
-        widths=_plugged_widths,
-        block_shapes=_plugged_block(model_type),
         plugged=True,
         **own,
     )
@@ -440,14 +411,16 @@ def _plugged_family(model_type: str, keys: Mapping[str, ConfigKey], **changes: A
 
 _BOTH_WAYS: Final = {"use_bidirectional_attention": "a decoder's tokens attend backwards only"}
 _PLAIN_ROPE: Final = {**LLAMA.refused, **_BOTH_WAYS, "rope_scaling": "this Gemma has plain rotary positions"}
-QWEN2: Final = _plugged_family("qwen2", _QWEN_KEYS)
+QWEN2: Final = _plugged_family("qwen2", _QWEN_KEYS, biased=lambda config: ("query", "key", "value"))
 QWEN3: Final = _plugged_family(
-    "qwen3", {**_QWEN_KEYS, "head_dim": ConfigKey(default=128, at_least=1), "attention_bias": ConfigKey(default=False)}
+    "qwen3",
+    {**_QWEN_KEYS, "head_dim": ConfigKey(default=128, at_least=1), "attention_bias": ConfigKey(default=False)},
+    layout=_QWEN3,
 )
 GEMMA: Final = _plugged_family(
     "gemma", _GEMMA_KEYS, refused=_PLAIN_ROPE, no_number=LLAMA.no_number | {"hidden_activation"}
 )
-GEMMA2: Final = _plugged_family("gemma2", _GEMMA2_KEYS, problem=_windowed_problem, refused=_PLAIN_ROPE)
+GEMMA2: Final = _plugged_family("gemma2", _GEMMA2_KEYS, layout=_GEMMA2, problem=_windowed_problem, refused=_PLAIN_ROPE)
 GEMMA3: Final = _plugged_family(
     "gemma3_text",
     {
@@ -460,6 +433,7 @@ GEMMA3: Final = _plugged_family(
         "rope_scaling": ConfigKey(default=None, nullable=dict),
         "sliding_window_pattern": ConfigKey(default=6, at_least=1),
     },
+    layout=_GEMMA3,
     problem=_windowed_problem,
     no_number=LLAMA.no_number | {"_sliding_window_pattern"},  # its effect is in layer_types
     refused={**LLAMA.refused, **_BOTH_WAYS, "attn_logit_softcapping": "transformers does not apply it in Gemma 3"},

@@ -15,16 +15,16 @@ from ringtune.models.family import (
     ACTIVATIONS,
     CLASSIFICATION,
     IMAGE_CLASSIFICATION,
+    MATRICES,
     QUESTION_ANSWERING,
     REGRESSION,
     TAGGING,
+    BlockLayout,
     Config,
     ConfigKey,
     Dimensions,
     Family,
     Shapes,
-    Widths,
-    divided,
     indivisible,
     layer_norm,
     linear,
@@ -69,20 +69,6 @@ def _roberta_dimensions(config: Config) -> Dimensions:
     return dataclasses.replace(dimensions, longest=dimensions.longest - config["pad_token_id"] - 1)
 
 
-def _bert_block(config: Config) -> Shapes:
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    return {
-        **linear("attention.self.query", hidden, hidden),
-        **linear("attention.self.key", hidden, hidden),
-        **linear("attention.self.value", hidden, hidden),
-        **linear("attention.output.dense", hidden, hidden),
-        **layer_norm("attention.output.LayerNorm", hidden),
-        **linear("intermediate.dense", hidden, inner),
-        **linear("output.dense", inner, hidden),
-        **layer_norm("output.LayerNorm", hidden),
-    }
-
-
 def _tables(config: Config, width: int) -> Shapes:
     tables = {"word": "vocab_size", "position": "max_position_embeddings", "token_type": "type_vocab_size"}
     shapes: Shapes = {f"embeddings.{name}_embeddings.weight": (config[key], width) for name, key in tables.items()}
@@ -101,13 +87,22 @@ BERT = Family(
     blocks_path="encoder.layer",
     owner_paths=("embeddings",),
     dimensions=plain_dimensions,
-    widths=lambda config: Widths.plain(config["hidden_size"], config["intermediate_size"]),
-    block_shapes=_bert_block,
-    owner_shapes=lambda config: _tables(config, config["hidden_size"]),
-    subnet_weights=divided(
-        into=("attention.self.query", "attention.self.key", "attention.self.value", "intermediate.dense"),
-        out=("attention.output.dense", "output.dense"),
+    layout=BlockLayout(
+        attention="attention.self",
+        query="attention.self.query",
+        key="attention.self.key",
+        value="attention.self.value",
+        attention_out="attention.output.dense",
+        up="intermediate.dense",
+        activation="intermediate.intermediate_act_fn",
+        down="output.dense",
+        attention_norm="attention.output.LayerNorm",
+        feed_forward_norm="output.LayerNorm",
+        attention_adapter="attention.output",
+        feed_forward_adapter="output",
+        norm_first=False,
     ),
+    owner_shapes=lambda config: _tables(config, config["hidden_size"]),
     unused_paths=("pooler",),
     problem=lambda config: indivisible(config["hidden_size"], config["num_attention_heads"]),
 )
@@ -150,20 +145,6 @@ ELECTRA = dataclasses.replace(
 )
 
 
-def _distilbert_block(config: Config) -> Shapes:
-    hidden, inner = config["dim"], config["hidden_dim"]
-    return {
-        **linear("attention.q_lin", hidden, hidden),
-        **linear("attention.k_lin", hidden, hidden),
-        **linear("attention.v_lin", hidden, hidden),
-        **linear("attention.out_lin", hidden, hidden),
-        **layer_norm("sa_layer_norm", hidden),
-        **linear("ffn.lin1", hidden, inner),
-        **linear("ffn.lin2", inner, hidden),
-        **layer_norm("output_layer_norm", hidden),
-    }
-
-
 def _distilbert_owner(config: Config) -> Shapes:
     return {
         "embeddings.word_embeddings.weight": (config["vocab_size"], config["dim"]),
@@ -200,13 +181,22 @@ DISTILBERT = Family(
     dimensions=functools.partial(
         plain_dimensions, blocks="n_layers", hidden="dim", inner="hidden_dim", heads="n_heads", activation="activation"
     ),
-    widths=lambda config: Widths.plain(config["dim"], config["hidden_dim"]),
-    block_shapes=_distilbert_block,
-    owner_shapes=_distilbert_owner,
-    subnet_weights=divided(
-        into=("attention.q_lin", "attention.k_lin", "attention.v_lin", "ffn.lin1"),
-        out=("attention.out_lin", "ffn.lin2"),
+    layout=BlockLayout(
+        attention="attention",
+        query="attention.q_lin",
+        key="attention.k_lin",
+        value="attention.v_lin",
+        attention_out="attention.out_lin",
+        up="ffn.lin1",
+        activation="ffn.activation",
+        down="ffn.lin2",
+        attention_norm="sa_layer_norm",
+        feed_forward_norm="output_layer_norm",
+        attention_adapter="attention_adapters",
+        feed_forward_adapter="output_adapters",
+        norm_first=False,
     ),
+    owner_shapes=_distilbert_owner,
     problem=lambda config: indivisible(config["dim"], config["n_heads"]),
 )
 
@@ -222,20 +212,6 @@ def image_tokens(config: Config) -> int:
     """
     side: int = config["image_size"] // config["patch_size"]
     return side * side + 1
-
-
-def _vit_block(config: Config) -> Shapes:
-    hidden, inner, bias = config["hidden_size"], config["intermediate_size"], bool(config["qkv_bias"])
-    return {
-        **linear("attention.attention.query", hidden, hidden, bias=bias),
-        **linear("attention.attention.key", hidden, hidden, bias=bias),
-        **linear("attention.attention.value", hidden, hidden, bias=bias),
-        **linear("attention.output.dense", hidden, hidden),
-        **linear("intermediate.dense", hidden, inner),
-        **linear("output.dense", inner, hidden),
-        **layer_norm("layernorm_before", hidden),
-        **layer_norm("layernorm_after", hidden),
-    }
 
 
 def _vit_owner(config: Config) -> Shapes:
@@ -276,23 +252,28 @@ VIT = Family(
     },
     refused={"pruned_heads": "its blocks differ in shape"},
     no_number=frozenset(_VIT_UNREAD.split()),
+    biased=lambda config: MATRICES if config["qkv_bias"] else ("attention_out", "up", "down"),
     prefix="vit.",
     blocks_path="encoder.layer",
     owner_paths=("embeddings", "layernorm"),
     head_paths=("layernorm",),
     dimensions=lambda config: dataclasses.replace(plain_dimensions(config), longest=image_tokens(config), fixed=True),
-    widths=lambda config: Widths.plain(config["hidden_size"], config["intermediate_size"]),
-    block_shapes=_vit_block,
-    owner_shapes=_vit_owner,
-    subnet_weights=divided(
-        into=(
-            "attention.attention.query",
-            "attention.attention.key",
-            "attention.attention.value",
-            "intermediate.dense",
-        ),
-        out=("attention.output.dense", "output.dense"),
+    layout=BlockLayout(
+        attention="attention.attention",
+        query="attention.attention.query",
+        key="attention.attention.key",
+        value="attention.attention.value",
+        attention_out="attention.output.dense",
+        up="intermediate.dense",
+        activation="intermediate.intermediate_act_fn",
+        down="output.dense",
+        attention_norm="layernorm_before",
+        feed_forward_norm="layernorm_after",
+        attention_adapter="attention_adapters",
+        feed_forward_adapter="output.output_adapters",
+        norm_first=True,
     ),
+    owner_shapes=_vit_owner,
     problem=_vit_problem,
 )
 
@@ -301,6 +282,8 @@ _ALL = (
     *(QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, SMOLLM3),
 )
 FAMILIES: Mapping[str, Family] = {family.model_type: family for family in _ALL}
+LAYOUTS: Mapping[str, BlockLayout] = {name: family.layout for name, family in FAMILIES.items()}
+"""``model_type`` -> layout of its blocks."""
 
 
 def family_named(model_type: object, *, where: str = "config.json") -> Family:
