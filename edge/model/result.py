@@ -429,7 +429,6 @@ def architecture_head(model_type: str, task: str) -> ArchitectureHead | None:
 
 _LOCAL_KEYS: Final = ("_name_or_path", "name_or_path", "special_tokens_map_file", "tokenizer_file", "auto_map")
 _REPLACED_KEYS: Final = ("torch_dtype", "num_labels", "prediction_heads", "adapters", "id2label", "label2id")
-_HEAD_PREFIX: Final = f"heads.{HEAD}."
 
 
 def model_files(
@@ -480,7 +479,7 @@ def _head_tensors(skeleton: Skeleton, task: str) -> Tensors:
     found: Tensors = {}
     for name, value in head.named_parameters():
         layer, _, rest = name.partition(".")
-        found[f"{form.layers[layer]}.{rest}" if form else _HEAD_PREFIX + name] = value.detach()
+        found[f"{form.layers[layer]}.{rest}" if form else _PREFIX + name] = value.detach()
     return found
 
 
