@@ -64,13 +64,8 @@ def token_loss(
 ) -> TokenLoss:
     """Sum the cross entropy of ``hidden_ND @ table_VD.T`` over the tokens with a target, chunk by chunk.
 
-    Args:
-        hidden_ND: input of the decoder.
-        table_VD: the decoder.
-        labels_N: target of each token.
-        chunk: number of tokens with logits in memory at once.
-        ignored: label of a token without a target.
-        cap: of the logits' magnitude; 0 = none.
+    ``chunk`` tokens have logits in memory at once. ``ignored`` is the label of a token without a target. ``cap`` limits
+    the logits' magnitude; 0 = none.
     """
     places = (labels_N != ignored).nonzero().squeeze(-1)
     wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (hidden_ND, table_VD)]
@@ -149,7 +144,6 @@ class HeadCounts(NamedTuple):
 
     Attributes:
         loss_sum: scalar tensor with graph, sum over valid targets.
-        num_targets: number of valid targets.
         more: further counts by name, summed over micro-batches, batches and owners.
         predictions: for row-by-row scores of an evaluation; None if ``more`` suffices.
     """

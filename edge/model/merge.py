@@ -352,8 +352,6 @@ class _Change(NamedTuple):
         up: name of the matrix with a row for each output.
         down: name of the right factor; empty without one.
         part: index of the part in ``up`` and ``down``, which have one for each place of a fused matrix.
-        parts: number of parts.
-        scale: factor.
     """
 
     file: TensorFile

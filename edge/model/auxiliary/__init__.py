@@ -76,9 +76,6 @@ class LinearDelta(nn.Linear):
 class MlpDelta(nn.Module):
     """``g(x) = relu(x V^T + b) U^T + c``.
 
-    Args:
-        hidden: width between V and U.
-
     Attributes:
         down: V and b.
         up: U and c.
@@ -114,7 +111,6 @@ class FusedDelta(nn.ModuleDict):
 
     Args:
         parts: ``query``, ``key`` or ``value`` -> its g.
-        width: outputs of each part.
     """
 
     def __init__(self, parts: dict[str, nn.Module], width: int) -> None:

@@ -68,7 +68,6 @@ class ConfigKey:
 
     Attributes:
         default: of the family where the key is absent; its type is the key's type.
-        at_least: smallest allowed number.
         choices: allowed values; empty: any.
         nullable: type of a key that may also be null; None: null means the default.
     """
@@ -84,12 +83,7 @@ class Dimensions:
     """Sizes of a config for planning.
 
     Attributes:
-        num_blocks: transformer blocks.
-        hidden: width of the hidden state.
-        inner: width of the feed-forward part.
-        num_heads: attention heads.
         vocab: rows of the token table; 0 without one.
-        longest: most tokens of a row.
         fixed: whether every row has exactly ``longest`` tokens.
         inner_kept: tensors of width ``inner`` that the feed-forward part keeps for backward.
         kv_heads: key/value heads; 0 = ``num_heads``.
@@ -124,11 +118,6 @@ class Widths:
     """Matrices that LoRA and related methods wrap, each as (inputs, outputs).
 
     Attributes:
-        query: of the attention.
-        key: of the attention.
-        value: of the attention.
-        intermediate: wrapped by the library's ``intermediate_lora``.
-        output: wrapped by the library's ``output_lora``.
         merged: whether query, key and value are one matrix.
         swapped: whether ``intermediate`` is the last matrix of the feed-forward part, and ``output`` the first.
     """
@@ -162,9 +151,6 @@ class BlockLayout:
     Attributes:
         attention: module of the attention itself.
         query: matrix of the queries; the same as ``key`` and ``value`` for a fused matrix.
-        key: matrix of the keys.
-        value: matrix of the values.
-        attention_out: output matrix of the attention.
         up: first matrix of the feed-forward part.
         gate: matrix of the gate beside ``up``; empty without one.
         activation: function between ``up`` (or ``gate``) and ``down``.
@@ -234,7 +220,6 @@ class Family:
     """A family of models.
 
     Attributes:
-        model_type: of ``config.json``.
         tasks: those of ``TASKS`` for which it has a head.
         config_keys: supported keys. With ``refused``, ``no_number`` and ``NO_NUMBER`` they are all keys of the
             configuration class; any other key is refused.
@@ -247,7 +232,6 @@ class Family:
             that are neither in a block nor here are never read.
         head_paths: those of ``owner_paths`` after the last block, such as a last norm; where all parameters train they
             belong to the head, the others to the embedding.
-        dimensions: config -> dimensions.
         layout: names of the modules in a block.
         biased: config -> those of ``MATRICES`` that have a bias.
         owner_shapes: config -> name -> shape, of every required tensor outside the blocks.
