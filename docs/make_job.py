@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ringtune.job.job_reference import KeyFacts, SectionFacts, describe_job
 from ringtune.models.adapter_config import known_configurations, option_rules, other_names, refused_configurations
+from ringtune.models.decoders import METHODS
 from ringtune.models.families import FAMILIES
-from ringtune.models.plugged import METHODS
 
 PAGE = Path(__file__).parent / "job.md"
 EXAMPLES = {

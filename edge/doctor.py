@@ -105,12 +105,7 @@ class Level(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """The finding of one check.
-
-    Attributes:
-        level: how bad it is.
-        remedy: what to do; empty with ``PASS``.
-    """
+    """The finding of one check."""
 
     name: str
     level: Level

@@ -44,7 +44,6 @@ class AgentOptions:
         eval_data: evaluation rows; None = those of the job.
         share: which part of the rows is this node's: (index, number of parts).
         threads: compute threads; 0 = as the job says, or all cores.
-        device: one of ``DEVICES``.
         memory_bytes: budget for a run; 0 = found out.
         state: folder for this node's parts of checkpoints; None = it can't keep any.
         model: folder that replaces the job's ``model.path``; None = as the job says.

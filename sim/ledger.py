@@ -44,9 +44,7 @@ class ItemKind(NamedTuple):
         number: of its own for each kind that occurs, so that it is quick to look up by.
         trained: the units whose weights get a gradient.
         lowest: per micro-batch the lowest unit that gets a gradient.
-        sizes: padded tokens of each micro-batch.
         rows: per micro-batch the operations of all subnets; empty = everything is full.
-        subnets: of each block.
     """
 
     number: int
@@ -64,9 +62,6 @@ class ItemKind(NamedTuple):
 
 class Items:
     """Kind and sizes of every item that was granted and is not done.
-
-    Args:
-        costs: of the plan.
 
     Attributes:
         by_seq: the kind of each; asked for every action and message, so it is looked up without a call.
@@ -99,15 +94,7 @@ class Items:
 
 
 class Change(NamedTuple):
-    """The change of a node's account by an action for a helper, or at one; see ``Effect``.
-
-    Attributes:
-        takes: bytes that it takes.
-        touches: bytes besides that it holds for a moment.
-        frees: bytes that it frees in the end.
-        gradient: units that get a gradient.
-        updates: units whose gradient is used up.
-    """
+    """The change of a node's account by an action for a helper, or at one; see ``Effect``."""
 
     takes: float = 0.0
     touches: float = 0.0
@@ -117,12 +104,7 @@ class Change(NamedTuple):
 
 
 class OffloadBytes:
-    """Bytes of pairs and weights under a placement.
-
-    Args:
-        placement: with helpers.
-        sizes: of each node.
-    """
+    """Bytes of pairs and weights under a placement."""
 
     def __init__(self, placement: Placement, sizes: Mapping[str, Sizes]) -> None:
         self._helpers, self._sizes = placement.helpers, next(iter(sizes.values()))
@@ -163,13 +145,10 @@ class NodeAccount:
     """The bytes that one node holds, and the most that it held.
 
     Args:
-        sizes: of what it trains.
         rests: units whose optimizer state leaves memory after each update, to the disk or for ever.
         on_disk: whether to the disk: then it is in memory a tensor at a time.
 
     Attributes:
-        now_bytes: held at the moment.
-        peak_bytes: the most that was held.
         graphs: number of graphs that wait for their backward, by item and micro-batch; none where there is no graph.
         outputs: micro-batches whose hidden state is the output of a graph, which has it in its own account.
     """
@@ -222,10 +201,7 @@ class Effect:
         takes: bytes that it takes.
         touches: bytes besides that it holds for a moment.
         frees: bytes that it frees in the end.
-        graph: what it does to graphs.
         input_bytes: of the hidden state that it ends: with the last graph of a micro-batch, or at once without graph.
-        gradient: units that get a gradient.
-        updates: units whose gradient is used up.
         completes: whether their gradient becomes whole right before: that of an embedding is rows until then.
     """
 
@@ -286,9 +262,6 @@ class MemoryLedger:
     """Accounts of every node of a plan.
 
     Args:
-        granted: the items of the run.
-        optimizer: of the job.
-        dtype: of the computation.
         embedding_bytes: what an owner's embedding takes, where it is not the whole table (rows as touched).
     """
 

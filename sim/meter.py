@@ -24,8 +24,6 @@ class ActionKind:
 
     Attributes:
         seconds: of one, the profile's median; None until it is looked up.
-        count: number of ended actions.
-        busy_s: their seconds.
         effect: their effect on memory; None if there is none.
     """
 
@@ -40,7 +38,6 @@ class ProfileTimes:
     """Seconds of actions from the medians of a profile; callable with node and action.
 
     Args:
-        granted: the items of the run.
         effect: returns the effect of an action on memory; None = memory is not counted.
 
     Attributes:
@@ -100,12 +97,9 @@ class RecordedTimes:
     """Seconds of actions from a recording; from ``medians`` where it has no sample.
 
     Args:
-        course: of the simulated run.
         samples: (node, action, seconds) in the order of the recording.
         medians: of a profile; it records the kind of every action.
-        granted: the items of the run.
         same_run: whether the recording is of this plan, so that actions are equal.
-        seed: of the random samples.
     """
 
     def __init__(
@@ -171,13 +165,11 @@ class Meter:
 
     Args:
         granted: items; those of every granted turn are added.
-        ledger: memory accounts.
         keep_spans: whether to keep every action and message for a trace.
         begins_s: start of the observation, from which the first step is timed.
 
     Attributes:
         steps: train steps, in the order of their ends.
-        moves_s: seconds of moves.
         spans: (node, action, start_s, end_s) of all actions and messages, if kept.
     """
 

@@ -38,12 +38,7 @@ from sim.ring import NO_REST, Conditions, ExpectedTables, RingResult, VirtualRin
 def check_fits(plan: Plan, profile: Profile, *, optimizer: str, dtype: str, shape: TimedShape | None = None) -> None:
     """Refuse a plan that its profile can't time, or that does not fit in the memory of a node.
 
-    Args:
-        plan: the plan.
-        profile: of its nodes.
-        optimizer: of the job.
-        dtype: of the computation.
-        shape: what the timings have to belong to; None = whatever.
+    ``shape`` is of the timings; None = any.
 
     Raises:
         PlanError: the plan names a node that the profile lacks, or the profile is of another model or shape.
@@ -100,17 +95,11 @@ class NodePrediction:
     """One node of a predicted run.
 
     Attributes:
-        node: its name.
-        start: first block that it hosts in the first placement.
-        stop: one past the last.
         blocks: what it hosts, in words: ``[0, 2)``, ``[0, 2) then none`` where the run moves.
-        busy_s: computing.
         busy_share: of the wall time.
-        idle_share: the rest.
         busy_by_op_s: by the letter of the op.
         needed_bytes: what the plan reserves on it beside the libraries, as ``ringtune plan`` says.
         peak_memory_bytes: the most of it that it held at once on the virtual clock.
-        actions: compute actions.
     """
 
     node: str
@@ -146,10 +135,6 @@ class DepthPrediction:
     """All steps of one depth of the unfreezing, or of one group of units.
 
     Attributes:
-        depth: trainable blocks.
-        steps: how many steps.
-        wall_s: of all of them.
-        step_s: of one, on average.
         trains: the units of the group, where all parameters train a group at a time; else empty.
     """
 
@@ -170,8 +155,6 @@ class Prediction:
         moves_s: thereof moves from one placement to the next, each from the end of the last turn before.
         evaluation_s: thereof evaluations, checkpoints, and items that gather scores.
         bubble_share: idle share of the hosts, mean.
-        num_steps: optimizer steps.
-        num_actions: compute actions of all nodes.
         nodes, links, depths: the parts.
         spans: (node, action, start_s, end_s) of everything, if it was asked for; not in the JSON form.
     """

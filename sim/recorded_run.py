@@ -31,7 +31,6 @@ class Recording:
     Attributes:
         samples: (node, action, seconds) in the order of their ends.
         wall_s: from the start of the first action to the end of the last one, over all nodes.
-        busy_s: by node.
         num_steps: items with an update.
     """
 

@@ -143,12 +143,10 @@ class RingResult:
     Attributes:
         order: by node, all actions and messages in order.
         spans: by node, compute actions in virtual seconds.
-        messages: between nodes.
         handled: by node, the recording of its engine.
         logged: log commands of the coordinator, in order.
         finish: the end of the run; None if it did not end.
         wall_s: end of the last compute action.
-        num_actions: compute actions of all nodes.
         peak_inbox: by node, the largest number of tensors in its inbox.
     """
 
@@ -284,17 +282,12 @@ class VirtualRing:
         carrier: effects of actions and messages; None = they only take time.
         wait_s: time limit of engines and state machine.
         drop: messages for which it returns True never arrive (fault injection).
-        items_ahead: as for ``RunStateMachine``.
         start: where the run continues; by default at its beginning.
         drain_at_s: time at which the user drains the run; None = never.
-        replans: (time, placement) of each replanned placement.
         transport: in place of ``message_s`` and ``control_s``.
-        observer: is notified during the run.
         record: keep order, spans, messages and engine recordings; a long run is faster and smaller without.
         rest: by node, the gain of a rest for the next action; by default none.
         chooser: scores and operation tables where the run chooses them; by default the expected table.
-        choose_s: seconds of a choice.
-        move_s: seconds of a node's move.
         fails_to_move: error text of a node's move; empty = it moves (fault injection).
         fetches: a node's answer to ``FetchAhead``, given after its seconds; by default all weights are present.
         enters: the conditions from a move on, for the part of the plan that holds then; by default unchanged. The

@@ -16,10 +16,10 @@ from typing import Any
 from coordinator.client.saved_run import SavedRun
 from coordinator.run.run_text import rows_of
 from ringtune.models.adapter_config import auxiliary_of, invertible_of, library_config
+from ringtune.models.decoders import WRITTEN_OUT
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM, PAIR_TASKS, REGRESSION
 from ringtune.models.folder import CONFIG_FILE, with_old_rope
-from ringtune.models.plugged import WRITTEN_OUT
 from ringtune.models.result_files import INTERFACE_FILE, has_trained_head
 from ringtune.quantities import format_seconds
 from ringtune.storage.strict import read_json

@@ -36,12 +36,7 @@ from ringtune.storage.durable import claim, put_aside, replacing, require_free, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PinnedFile:
-    """One file of a package.
-
-    Attributes:
-        member: its name inside the archive.
-        target: its path below the cache folder.
-    """
+    """One file of a package."""
 
     member: str
     target: str

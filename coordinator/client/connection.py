@@ -40,7 +40,6 @@ class Connection:
     """A connection to a coordinator of a compatible version, which is checked at once.
 
     Args:
-        address: ``host:port``.
         insecure: plain text, even to another machine; False = with the user's identity, if there is one; None = with
             the present identity of the process, to a coordinator of its own.
 
@@ -170,11 +169,8 @@ class Connection:
     def events(self, run_id: str, *, wait: bool, whole: bool, with_files: bool) -> Iterator[control_pb2.RunEvent]:
         """Yield the events of a stored run.
 
-        Args:
-            run_id: of the run.
-            wait: until the end of the run; else the present ones.
-            whole: preceded by those of the runs that it resumes.
-            with_files: with the pieces of result files.
+        ``wait``: until the end of the run, else the present ones; ``whole``: preceded by those of the runs that
+        it resumes; ``with_files``: with the pieces of result files.
 
         Raises:
             RingTuneError: unknown run, or the connection is lost.

@@ -173,7 +173,6 @@ class ResolvedRun(NamedTuple):
 
     Attributes:
         run_id: empty = the only one at the coordinator.
-        coordinator: ``host:port``.
         place: from the folder; None = no folder was given.
         folder: of the run; None = no folder was given.
     """
@@ -249,12 +248,8 @@ def fetch_run(
     A run that resumes another one gets the files of both. Of a run that is under way the folder gets the files so far;
     it can be fetched again. Present files stay until all have arrived; those of another run are then put aside.
 
-    Args:
-        client: of the coordinator.
-        record: of the run.
-        out: folder of the run; made if it is missing.
-        replace: whether files of a run there may be replaced.
-        say: takes a line about files that were put aside; by default the log.
+    ``replace`` allows to replace files of a run in ``out``, which is made if it is missing; ``say`` takes a line
+    about files that were put aside.
 
     Raises:
         RingTuneError: the folder holds another run, can't be written, or the connection is lost.
@@ -323,15 +318,6 @@ def stop_run(client: Connection, run_id: str, *, now: bool, wait_s: float) -> st
     Raises:
         UsageError: no run is driven, or another one.
         DeadlineError: it has not ended after ``wait_s``.
-
-    Args:
-        client: of the coordinator.
-        run_id: of the run; empty = the one that is driven.
-        now: at once, without a further checkpoint.
-        wait_s: how long to wait for its end, seconds.
-
-    Returns:
-        How it ended.
     """
     driven = client.status().run
     if run_id and run_id != driven.run_id:
@@ -374,13 +360,6 @@ def start_in_background(out: Path, arguments: Sequence[str]) -> tuple[RunLocatio
     Raises:
         DeadlineError: it does not train after ``BEGIN_S``.
         RingTuneError: it ended before; its own error.
-
-    Args:
-        out: folder of the run.
-        arguments: of ``ringtune``, ``--detach`` among them.
-
-    Returns:
-        Where its run is driven, and the process.
     """
     log = out / LOG
     process = _start(log, [argument for argument in arguments if argument != DETACH])

@@ -37,16 +37,8 @@ class Outcome:
     """The state of a run, from its events.
 
     Attributes:
-        run_id: once it has begun.
         is_kept: whether the coordinator stores the run, which continues without its submitter.
-        phase: the present one.
-        plan: once it is made.
-        profile: once it is measured.
         memory: needs of each node in bytes, once there is a plan.
-        report: once the run is done.
-        notes: sentences for the user.
-        is_done: whether it ended well.
-        error: of a failed run.
     """
 
     def __init__(self, job: Job) -> None:
@@ -162,12 +154,7 @@ class RehearsalLimit:
     """An event sink that ends a rehearsal after so many steps, or after ``REHEARSAL_S`` seconds of training.
 
     Args:
-        num_steps: limit of steps.
         end: ends the run with this id.
-        clock: seconds; for tests.
-
-    Attributes:
-        is_enough: whether the end was requested.
     """
 
     def __init__(

@@ -147,7 +147,6 @@ class HubFile:
     r"""A file in the hub's listing.
 
     Attributes:
-        name: without a folder.
         digest: SHA-256 of a large file; of a small one the git blob id, SHA-1 of ``blob <size>\0`` and the content.
     """
 

@@ -45,8 +45,6 @@ class ForkedAgent:
     """An agent that was forked from a template.
 
     Args:
-        template: its parent.
-        pid: the agent's process id.
         standard_input: the writing end of the agent's input.
     """
 
@@ -82,7 +80,6 @@ class AgentTemplate:
     Args:
         log: gets the output of the template.
         environment: variables of the template and its agents.
-        command: starts the template.
     """
 
     def __init__(self, log: Path, environment: Mapping[str, str], *, command: Sequence[str] = COMMAND) -> None:
@@ -244,8 +241,6 @@ class LocalSetup:
 
     Attributes:
         num_owners: number of first nodes with data.
-        threads: compute threads of each.
-        memory_bytes: budget of each.
     """
 
     num_nodes: int
@@ -308,7 +303,6 @@ class LocalNodes:
         logs: folder for their output.
         on_exit: called if an agent ends by itself.
         names: of the agents; by default those of ``node_name``.
-        options: further options of each agent.
         states: parent of each agent's folder for shards; None = the agent's default.
     """
 

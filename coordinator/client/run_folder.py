@@ -108,8 +108,6 @@ class RunFolder:
 
     Attributes:
         say: as the argument; may be set later.
-        checkpoints: manifests.
-        tables: chosen operation tables.
         replaced: folder of the files of the earlier run; None = there were none.
     """
 

@@ -40,7 +40,6 @@ class RunLocation:
     """The coordinator and the command of a run, as in ``run.json``.
 
     Attributes:
-        coordinator: ``host:port``.
         is_local: whether the coordinator ends with the run.
         pid: process id of the command that submitted it.
         local_nodes: number of nodes that were started for it; 0 = those of the coordinator.

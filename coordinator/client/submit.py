@@ -155,9 +155,6 @@ _NOTHING_YET = "stopping; nothing is being trained now, so no checkpoint is adde
 class Client(Connection):
     """A connection that submits and follows runs.
 
-    Args:
-        address: ``host:port``.
-
     Attributes:
         goes_on: whether the followed run continues after the command has stopped following it.
 
@@ -287,14 +284,9 @@ class Client(Connection):
     ) -> Profile:
         """Make the nodes measure themselves and their links.
 
-        Args:
-            job: for which they measure; its paths have to be valid on the nodes.
-            progress: shows it.
-            num_nodes: number of members to wait for; 0 = the present ones.
-            join_s: time limit of that wait, seconds.
-            with_links: whether links are measured too.
-            is_fresh: measure even where a node has stored times.
-            one_by_one: measure nodes of one machine one after another.
+        The job's paths have to be valid on the nodes. ``num_nodes`` members are awaited for ``join_s`` seconds;
+        0 = the present ones. ``is_fresh``: even where a node has stored times; ``one_by_one``: nodes of one
+        machine one after another.
 
         Raises:
             InterruptedRunError: Ctrl-C.
@@ -318,13 +310,6 @@ class Client(Connection):
         """Train some steps of a job without keeping the result; return the corrected profile.
 
         See ``ringtune.costs.measurement``. If the rehearsal fails, that is shown and the profile returned unchanged.
-
-        Args:
-            job: of the later run.
-            profile: as it was measured.
-            progress: shows it.
-            num_nodes: number of members to wait for; 0 = the present ones.
-            join_s: time limit of that wait, seconds.
 
         Raises:
             InterruptedRunError: Ctrl-C.
@@ -392,11 +377,7 @@ class Client(Connection):
     def evaluate(self, job: Job, *, owner: str, saved: Path, progress: Progress) -> Outcome:
         """Evaluate a saved adapter or model on the nodes, and follow the evaluation to its end.
 
-        Args:
-            job: of the adapter's run.
-            owner: the member with the evaluated rows; empty = all with evaluation rows.
-            saved: folder of the adapter or model.
-            progress: shows it.
+        ``owner`` is the member with the evaluated rows; empty = all with evaluation rows.
 
         Raises:
             RingTuneError: the evaluation failed.

@@ -209,7 +209,6 @@ class Explanation:
         second: the best other plan; None if there is none.
         relative: whether times were assumed, so that only their ratios mean something.
         cut_after_s: seconds after which the clock ended the planning; None if it did not.
-        operations: None if all are full.
         activations: None if everything is kept and there is no dropout.
         unsettled: the chosen plan before its operations were settled for its slices, as ``second`` is judged; None if
             no operations depend on the slices.

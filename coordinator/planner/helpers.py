@@ -235,10 +235,8 @@ class _Trials:
     def run(self, host: str, *, worth: float, first: str = "") -> None:
         """Try other nodes as the helper of ``host``, and take the fastest.
 
-        Args:
-            host: of trainable blocks.
-            worth: largest share of the present seconds at which a helper is taken; it must also be faster.
-            first: its present helper, if it needs one; else empty.
+        A helper is taken if the seconds with it are at most the share ``worth`` of the present ones, and fewer.
+        ``first`` is the present helper of a host that needs one; else empty.
         """
         plan, before_s = self.best.plan, self.best_s
         trials = [Trial(host=host, helper=first, with_s=before_s)] if first else []

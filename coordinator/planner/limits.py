@@ -95,7 +95,6 @@ class Effort:
         evaluations: most rings that a search with the mean owner evaluates; at most half of it among few nodes.
         judged_actions: most actions that the simulator may run; 0 = the formula decides alone.
         ends_s: end of the seconds, on ``now_s``; None = each search has ``seconds`` of its own.
-        counts: number of searched ``layouts`` since ``begun``.
     """
 
     seconds: float = 60.0

@@ -297,7 +297,6 @@ class OperationsReason:
         counts: of each host in ring order; empty if tables are given.
         compute: seconds of blocks.
         sent: bytes between blocks.
-        score_passes: how often scores are gathered.
         score_s: seconds of each pass, by the simulator.
         paid_after: steps after which one pass is repaid, by the formula; None if never.
     """

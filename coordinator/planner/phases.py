@@ -41,7 +41,6 @@ class Phase:
     """One placement of a run that moves.
 
     Attributes:
-        depth: number of blocks that train there.
         gain_s: seconds that its steps take less than on the best placement for all steps.
     """
 

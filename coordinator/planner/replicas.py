@@ -101,12 +101,9 @@ def ranked_layouts(
 ) -> list[tuple[float, Layout]]:
     """Return the layouts with at least one stage of several hosts, sorted by the formula's seconds of some steps.
 
-    Args:
-        costs: of the job.
-        exchange_s: of gradients.
-        rooms: for how many blocks each node has room as their only host; nodes are alike only if equal; empty = all
-            equal. As one of several hosts it keeps less of each block, so that layouts may give it more.
-        classes: the numeric class of each node; hosts of one stage have the same; empty = all equal.
+    ``rooms``: for how many blocks each node has room as their only host; nodes are alike only if equal. As one of
+    several hosts it keeps less of each block, so that layouts may give it more. ``classes``: the numeric class of
+    each node; hosts of one stage have the same. Empty = all equal.
     """
     rooms, classes = rooms or (0,) * costs.num_nodes, classes or ("",) * costs.num_nodes
     depths = _some(costs.depths)

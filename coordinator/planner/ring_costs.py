@@ -245,7 +245,6 @@ class RingCosts:
     Attributes:
         first: lowest block that is not private.
         stale_steps: steps of a turn if they overlap (PipeAdapter); 0 if weights are never stale.
-        steps_at: ``steps_at[d]`` steps train ``d`` blocks.
         forward_s: per node, without graph.
         graph_s: with graph; ``graph_lowest_s`` of the lowest trainable block.
         backward_s: its backward; ``backward_lowest_s`` of the lowest trainable block.

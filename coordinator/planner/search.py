@@ -111,12 +111,9 @@ def split_blocks(
     Of the splits with a slowest slice at most 15 % slower than the best one, the most even is taken. Remaining blocks
     go to earlier nodes, which train last: 10 blocks on four equal nodes are 3, 3, 2, 2.
 
-    Args:
-        costs: of one block on each node, in ring order; any unit.
-        start: first block to place.
-        stop: one past the last block.
-        longest: (index, first) -> largest end of a slice of that node that begins at ``first``; -1 if not even an empty
-            one fits. Default: no limit.
+    ``costs`` are of one block on each node, in ring order, in any unit. ``longest``: (index, first) -> largest end
+    of a slice of that node that begins at ``first``; -1 if not even an empty one fits. By default there is no
+    limit.
 
     Returns:
         Counts in ring order; None if no split fits.
@@ -348,9 +345,7 @@ class Choice:
     """The chosen ring and its runners-up.
 
     Attributes:
-        others: the runners-up, best first.
         proven: whether no ring with these micro-batches is faster by the formula.
-        even: whether alike nodes got even slices.
         cut_after_s: seconds after which the clock ended the planning; None if it did not.
         settled: None if no operations depend on the slices.
         too_large: variants of the course that did not fit, in the order of trial, with the reason; None without

@@ -52,9 +52,7 @@ class PlacedStages(NamedTuple):
     Attributes:
         node: of the lowest one; -1 if none is placed.
         path_s: forwards, backwards and transfers of one micro-batch, without what depends on the owner.
-        slowest_s: the slowest single action or transfer.
         ends_s: per owner, its head and the transfers from and to the top node.
-        pace_s: per owner, the slowest of these.
         span_s: per owner, longest span of a node or its links; see ``_wider``.
         busy_s: per owner, seconds that the busiest node or link works in a step.
     """

@@ -121,7 +121,6 @@ class PredictedPlan:
     """A plan with its prediction.
 
     Attributes:
-        memory: peak of each node.
         left_out: nodes of the profile that the plan does not use.
         note: of its planning, for example that the clock ended the search.
     """
@@ -201,8 +200,6 @@ class WhatIf:
 
     Attributes:
         shape: of the batches for which the profile was timed.
-        changes: ``KEY=VALUE``, for every answer.
-        add: (name, like) of nodes that join.
         job: plan again for it; None = keep the plan.
         move_s: measured seconds of a move; None = by the planner's formula.
         recorded: times of a real run, in place of the profile's medians.

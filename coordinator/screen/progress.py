@@ -379,7 +379,6 @@ class WaitNotice(Progress):
 
     Args:
         what: the reason of the wait, e.g. ``reading train.csv``.
-        stream: the output; None = standard error.
         quiet_s: time without a notice, in seconds.
     """
 

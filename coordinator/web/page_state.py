@@ -298,7 +298,6 @@ class PageState:
 
     Attributes:
         run_id: empty before the first run.
-        versions: of each section.
         curves: by the names in ``CURVES``; ``seconds`` is cumulative over steps.
         ahead: step -> loss and accuracy, in a turn that is not done.
     """

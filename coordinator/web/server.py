@@ -48,9 +48,6 @@ class PageServer:
         bind: ``host:port``; port 0 = any free one.
         token_file: the token for other machines; None = a new one.
 
-    Attributes:
-        address: ``host:port`` of the socket.
-
     Raises:
         UsageError: the libraries are missing, or ``bind`` is no address.
         ConnectionFailedError: the address can't be bound.

@@ -38,8 +38,6 @@ class BrowserState:
     """Versions of the state in one browser.
 
     Attributes:
-        run_id: the shown run.
-        versions: of the sections.
         curves: generation and number of settled points of each curve, and its unsettled points.
     """
 
@@ -132,7 +130,6 @@ class MemberStatus(NamedTuple):
         state: idle, running, drained, draining or lost.
         rss_bytes: resident memory at its last sign of life.
         memory_bytes: budget of a run.
-        device: cpu or cuda.
     """
 
     state: str
@@ -152,11 +149,6 @@ class PageData:
         feed: returns further events, where they are pulled.
         clock: unix seconds.
         max_waiting: limit of queued events; beyond it the oldest are dropped.
-
-    Attributes:
-        state: of the newest run.
-        framer: makes frames of state and members.
-        changes: number of ticks with changes.
     """
 
     def __init__(
@@ -252,7 +244,6 @@ class Streams:
         send_s: time limit of a browser for one frame.
 
     Attributes:
-        open: number of open streams.
         skipped: frames that slow browsers did not get, in total.
         closed: number of streams closed because the browser was too slow.
     """

@@ -68,12 +68,7 @@ def measured_s(state: PageState, steps: int) -> float | None:
 
 
 class SimulatorProcess:
-    """The simulator in a process of its own.
-
-    Args:
-        deadline_s: time limit of an answer.
-        command: starts the process.
-    """
+    """The simulator in a process of its own."""
 
     def __init__(self, state: PageState, *, deadline_s: float = DEADLINE_S, command: Sequence[str] = COMMAND) -> None:
         self._state, self._deadline_s, self._command = state, deadline_s, command

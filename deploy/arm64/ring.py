@@ -29,7 +29,6 @@ class Mixed:
     """A coordinator with one emulated and one ordinary node, while in its context.
 
     Args:
-        board: emulates ``node-1``.
         folder: with ``model``, ``train.csv`` and ``eval.csv``; gets logs.
     """
 

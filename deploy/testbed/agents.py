@@ -22,11 +22,7 @@ class AgentSetup:
 
     Attributes:
         data: rows that the boards without rows of their own share; None = those own nothing.
-        eval_data: evaluation rows beside ``data``.
         model: model folder that replaces the job's.
-        models: the same, of single boards.
-        threads: compute threads of each.
-        options: further options of ``ringtune node``.
         budgets: bytes that a run may use, by board; those that are not in it find their limit themselves.
     """
 

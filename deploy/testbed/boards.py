@@ -33,7 +33,6 @@ class Board:
         down_bytes_per_s: rate of what it receives.
         latency_s: what its link adds to each packet, in each direction.
         data: rows that it owns; None = those of all boards, if any.
-        eval_data: its evaluation rows.
     """
 
     name: str

@@ -37,7 +37,6 @@ class Capability:
 
     Attributes:
         reason: why it is not here; empty if it is.
-        is_needed: whether no testbed is possible without.
     """
 
     name: str

@@ -59,11 +59,7 @@ class Leftovers:
 
 
 class Ledger:
-    """The ledger of one testbed.
-
-    Args:
-        folder: where ledgers are.
-    """
+    """The ledger of one testbed."""
 
     def __init__(self, name: str, *, folder: Path = LEDGERS) -> None:
         self.name = name
@@ -166,9 +162,7 @@ class Ledger:
 def clean(*, folder: Path = LEDGERS, force: bool = False) -> list[str]:
     """Remove what testbeds have left whose process has ended.
 
-    Args:
-        folder: where ledgers are.
-        force: remove also those whose process runs.
+    ``force``: also those whose process runs.
 
     Returns:
         A line for each testbed.

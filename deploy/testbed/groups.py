@@ -31,7 +31,6 @@ class GroupMounts:
     """Where the control groups are.
 
     Attributes:
-        version: 1 or 2.
         cpu: folder of the controller.
         memory: folder of the controller; the same in version 2.
     """

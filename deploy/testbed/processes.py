@@ -35,12 +35,7 @@ def inside(folders: Sequence[Path], namespace: str, command: Sequence[str]) -> C
 
 @dataclass(slots=True)
 class Running:
-    """A process that was started.
-
-    Attributes:
-        name: for messages.
-        log: what it prints.
-    """
+    """A process that was started."""
 
     name: str
     process: subprocess.Popen[bytes]

@@ -51,7 +51,6 @@ class Testbed:
     Args:
         folder: for logs, and for what each agent keeps (``logs``, ``state``, ``cache``); made if missing.
         capabilities: of this machine; found out if not given.
-        ledgers: folder of the ledgers.
     """
 
     # not a class of tests, whatever pytest thinks of its name

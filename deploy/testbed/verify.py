@@ -37,15 +37,11 @@ class BoardCheck:
     """One board, wanted and measured; rates are payload of TCP.
 
     Attributes:
-        board: its name.
-        wanted_cores: its quota.
-        cpu_cores: what it got.
         wanted_up_bytes_per_s: rate of its link, less the headers.
         up_bytes_per_s: to the hub.
         wanted_down_bytes_per_s: rate of its link, less the headers.
         down_bytes_per_s: from the hub.
         wanted_round_trip_s: both ways.
-        round_trip_s: median, to the hub.
         neighbour_round_trip_s: median, to the next board; None if there is none.
     """
 

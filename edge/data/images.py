@@ -23,8 +23,8 @@ from edge.data.tokens import IGNORED, Batch
 from ringtune.errors import DataError, ModelError
 from ringtune.job.job import Job
 from ringtune.job.rows import ARRAY, PICTURES, Rows, list_pictures, opened_picture
+from ringtune.models.families import image_tokens
 from ringtune.models.folder import read_config
-from ringtune.models.image import image_tokens
 from ringtune.models.preprocessor import ImageSteps, read_image_steps
 
 _CHANNELS_LAST = 3

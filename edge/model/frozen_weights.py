@@ -192,7 +192,6 @@ class FrozenMatrix(torch.Tensor):
     """A weight in the place of which a small matrix is held.
 
     Attributes:
-        held: the numbers.
         is_transposed: whether rows and columns of ``held`` are exchanged.
     """
 

@@ -39,20 +39,14 @@ import torch
 from torch import nn
 
 from edge.model.frozen_weights import FrozenMatrix, mm_into
-from edge.model.layouts import LAYOUTS, BlockLayout
 from edge.model.skeleton import ADAPTER, Skeleton
+from ringtune.models.families import LAYOUTS
+from ringtune.models.family import BlockLayout
 from ringtune.schedule.operation_tables import FORWARD_ONLY, FULL, SHORTCUT, Subnets
 
 
 class WeightSlice(NamedTuple):
-    """A range of one parameter.
-
-    Attributes:
-        name: of the parameter in its block.
-        dimension: along which the range is cut.
-        start: first index.
-        stop: one past the last index.
-    """
+    """A range of one parameter."""
 
     name: str
     dimension: int
@@ -64,12 +58,9 @@ class Matrix(NamedTuple):
     """One matrix of a block that subnets share.
 
     Attributes:
-        module: its dotted name.
         has_own_rows: whether a subnet has some of its outputs; otherwise some of its inputs.
         offset: first output of this matrix in a fused one.
         width: of one unit: of a head, or 1 in the feed-forward part.
-        is_query: whether its units are query heads.
-        is_attention: whether its units are heads.
     """
 
     module: str
@@ -206,12 +197,8 @@ class HeadGroups:
     def run(self, index: int, hidden_BTD: torch.Tensor, context: Any, pattern: str, whole: Whole) -> torch.Tensor:
         """Run one block; torch's grad mode decides whether a graph is kept.
 
-        Args:
-            index: of the block.
-            hidden_BTD: input of the block.
-            context: of ``FamilyForward.context``.
-            pattern: a code for each subnet; empty = all full.
-            whole: runs the whole block.
+        ``context`` is of ``FamilyForward.context``. ``pattern`` has a code for each subnet; empty = all full.
+        ``whole`` runs the whole block.
         """
         if set(pattern) == {SHORTCUT}:
             return hidden_BTD
@@ -239,12 +226,7 @@ _ATTENTION: Final = ("query", "key", "value")
 
 
 class PartialBlock:
-    """Runs one block by its subnets; weights are read at each run, because an update may replace them.
-
-    Args:
-        block: real, with adapters.
-        adapter: name of the adapter.
-    """
+    """Runs one block by its subnets; weights are read at each run, because an update may replace them."""
 
     def __init__(self, block: nn.Module, model_type: str, subnets: Subnets, *, adapter: str) -> None:
         self._layout, self._attend = LAYOUTS[model_type], ATTEND[model_type]
@@ -259,10 +241,7 @@ class PartialBlock:
     def run(self, hidden_BTD: torch.Tensor, context: Any, pattern: str) -> torch.Tensor:
         """Run the block; torch's grad mode decides whether a graph is kept.
 
-        Args:
-            hidden_BTD: input of the block.
-            context: of ``FamilyForward.context``.
-            pattern: a code for each subnet, not all shortcuts; with a graph, at least one is full.
+        ``pattern`` has a code for each subnet, not all shortcuts; with a graph, at least one is full.
         """
         free = _with_code(pattern, FORWARD_ONLY) if torch.is_grad_enabled() else ()
         full = tuple(at for at in range(len(pattern)) if at not in free and pattern[at] != SHORTCUT)

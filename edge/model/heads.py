@@ -64,13 +64,8 @@ def token_loss(
 ) -> TokenLoss:
     """Sum the cross entropy of ``hidden_ND @ table_VD.T`` over the tokens with a target, chunk by chunk.
 
-    Args:
-        hidden_ND: input of the decoder.
-        table_VD: the decoder.
-        labels_N: target of each token.
-        chunk: number of tokens with logits in memory at once.
-        ignored: label of a token without a target.
-        cap: of the logits' magnitude; 0 = none.
+    ``chunk`` tokens have logits in memory at once. ``ignored`` is the label of a token without a target. ``cap`` limits
+    the logits' magnitude; 0 = none.
     """
     places = (labels_N != ignored).nonzero().squeeze(-1)
     wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (hidden_ND, table_VD)]
@@ -149,7 +144,6 @@ class HeadCounts(NamedTuple):
 
     Attributes:
         loss_sum: scalar tensor with graph, sum over valid targets.
-        num_targets: number of valid targets.
         more: further counts by name, summed over micro-batches, batches and owners.
         predictions: for row-by-row scores of an evaluation; None if ``more`` suffices.
     """
@@ -185,7 +179,10 @@ def head_output(head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[s
 
 
 class _OneOutput(abc.ABC):
-    """A task with all outputs of a micro-batch at once."""
+    """A task with a new head, and with all outputs of a micro-batch at once."""
+
+    def connect(self, skeleton: Skeleton, head: nn.Module, weights: SafetensorsFiles) -> None:  # noqa: B027
+        """Do nothing: the head is new."""
 
     def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:
         """Run the head; its output has no name here, so that logits are freed before backward."""
@@ -196,34 +193,35 @@ class _OneOutput(abc.ABC):
         """Compute loss and hits of a micro-batch from the head's output."""
 
 
-class SequenceClassification(_OneOutput):
-    """Predicts one class per row of text."""
+class Classes(_OneOutput):
+    """Predicts one class per row of text or image, or the tag of each word at its first token.
+
+    Args:
+        adder: method of an ``AutoAdapterModel`` that adds AdapterHub's default head with the class names.
+        counted: name of the number of targets in the counts; empty where it is the number of rows.
+    """
+
+    def __init__(self, adder: str, counted: str = "") -> None:
+        self._adder, self._counted = adder, counted
 
     def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
-        """Add AdapterHub's default classification head with the class names."""
+        """Add the head."""
         names = dict(enumerate(labels))
-        model.add_classification_head(HEAD, num_labels=len(names), id2label=names)
+        getattr(model, self._adder)(HEAD, num_labels=len(names), id2label=names)
         return _head(model)
 
-    def connect(self, skeleton: Skeleton, head: nn.Module, weights: SafetensorsFiles) -> None:
-        """Do nothing: the head is new."""
-
     def num_targets(self, batch: Batch) -> int:
-        """Number of rows with a label."""
+        """Number of rows with a label, or words with a tag."""
         return int((batch.labels != IGNORED).sum())
 
     def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
-        """Sum the cross entropy over rows, and count rows with the largest logit at the label."""
-        logits_BC, labels_B = output.logits, batch.labels  # B rows, C classes
-        loss = nn.functional.cross_entropy(logits_BC, labels_B, ignore_index=IGNORED, reduction="sum")
-        predicted_B = logits_BC.detach().argmax(dim=-1)
-        correct = int((predicted_B == labels_B).sum())
-        return HeadCounts(
-            loss_sum=loss,
-            num_targets=self.num_targets(batch),
-            more=(("correct", float(correct)),),
-            predictions=predicted_B,
-        )
+        """Sum the cross entropy over the targets, and count those with the largest logit at the label."""
+        logits_NC, labels_N = output.logits.flatten(0, -2), batch.labels.flatten()  # N rows or tokens, C classes
+        loss = nn.functional.cross_entropy(logits_NC, labels_N, ignore_index=IGNORED, reduction="sum")
+        predicted = output.logits.detach().argmax(dim=-1)
+        count, correct = self.num_targets(batch), int((predicted == batch.labels).sum())
+        counted = ((self._counted, float(count)),) if self._counted else ()
+        return HeadCounts(loss, count, (("correct", float(correct)), *counted), predicted)
 
 
 class Regression(_OneOutput):
@@ -234,9 +232,6 @@ class Regression(_OneOutput):
         model.add_classification_head(HEAD, num_labels=1, id2label={0: NUMBER})
         return _head(model)
 
-    def connect(self, skeleton: Skeleton, head: nn.Module, weights: SafetensorsFiles) -> None:
-        """Do nothing: the head is new."""
-
     def num_targets(self, batch: Batch) -> int:
         """Number of rows."""
         return len(batch.labels)
@@ -245,51 +240,9 @@ class Regression(_OneOutput):
         """Sum the squared and the absolute errors over rows."""
         said_B = output.logits.squeeze(-1)  # B rows
         errors_B = said_B - batch.labels.to(said_B.dtype)
+        absolute = float(errors_B.detach().abs().sum())
         return HeadCounts(
-            loss_sum=errors_B.square().sum(),
-            num_targets=self.num_targets(batch),
-            more=(("absolute_sum", float(errors_B.detach().abs().sum())),),
-            predictions=said_B.detach(),
-        )
-
-
-class ImageClassification(SequenceClassification):
-    """Predicts one class per image."""
-
-    def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
-        """Add AdapterHub's default image head with the class names."""
-        names = dict(enumerate(labels))
-        model.add_image_classification_head(HEAD, num_labels=len(names), id2label=names)
-        return _head(model)
-
-
-class TokenClassification(_OneOutput):
-    """Predicts the tag of each word at its first token."""
-
-    def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
-        """Add AdapterHub's default tagging head with the names of the tags."""
-        names = dict(enumerate(labels))
-        model.add_tagging_head(HEAD, num_labels=len(names), id2label=names)
-        return _head(model)
-
-    def connect(self, skeleton: Skeleton, head: nn.Module, weights: SafetensorsFiles) -> None:
-        """Do nothing: the head is new."""
-
-    def num_targets(self, batch: Batch) -> int:
-        """Number of words with a tag."""
-        return int((batch.labels != IGNORED).sum())
-
-    def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
-        """Sum the cross entropy over words, and count words with the largest logit at the tag."""
-        logits_NC, labels_N = output.logits.flatten(0, 1), batch.labels.flatten()  # N tokens, C tags
-        loss = nn.functional.cross_entropy(logits_NC, labels_N, ignore_index=IGNORED, reduction="sum")
-        predicted_BT = output.logits.detach().argmax(dim=-1)
-        count, correct = self.num_targets(batch), int((predicted_BT == batch.labels).sum())
-        return HeadCounts(
-            loss_sum=loss,
-            num_targets=count,
-            more=(("correct", float(correct)), ("words", float(count))),
-            predictions=predicted_BT,
+            errors_B.square().sum(), self.num_targets(batch), (("absolute_sum", absolute),), said_B.detach()
         )
 
 
@@ -300,9 +253,6 @@ class QuestionAnswering(_OneOutput):
         """Add AdapterHub's default head for spans."""
         model.add_qa_head(HEAD)
         return _head(model)
-
-    def connect(self, skeleton: Skeleton, head: nn.Module, weights: SafetensorsFiles) -> None:
-        """Do nothing: the head is new."""
 
     def num_targets(self, batch: Batch) -> int:
         """Number of windows."""
@@ -415,12 +365,12 @@ def _next_tokens(batch: Batch) -> torch.Tensor:
 
 
 TASKS: Mapping[str, Task] = {
-    CLASSIFICATION: SequenceClassification(),
+    CLASSIFICATION: Classes("add_classification_head"),
     REGRESSION: Regression(),
-    TAGGING: TokenClassification(),
+    TAGGING: Classes("add_tagging_head", "words"),
     QUESTION_ANSWERING: QuestionAnswering(),
     CAUSAL_LM: CausalLanguageModel(),
-    IMAGE_CLASSIFICATION: ImageClassification(),
+    IMAGE_CLASSIFICATION: Classes("add_image_classification_head"),
 }
 
 

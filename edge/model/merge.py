@@ -20,7 +20,6 @@ from torch import nn
 
 from edge.model.auxiliary import FUSED_PARTS, FusedDelta, LinearDelta, alpha_beside, matrix_of, places_by_module
 from edge.model.heads import task_of
-from edge.model.layouts import LAYOUTS, BlockLayout
 from edge.model.result import load_saved, model_files, model_tensors
 from edge.model.skeleton import ADAPTER, Skeleton, build_skeleton
 from edge.model.slice import DTYPES, materialise
@@ -30,7 +29,8 @@ from ringtune.job.job import Job, config_of, job_of_sum, job_of_user, kinds_of, 
 from ringtune.models.adapter_config import auxiliary_of, parse_adapter_config
 from ringtune.models.adapter_support import GROWING, lora_scale, merge_refusal, places_of_part, sum_of_kinds
 from ringtune.models.auxiliary_models import AUXILIARY_KINDS, describe, in_block
-from ringtune.models.families import FAMILIES
+from ringtune.models.families import FAMILIES, LAYOUTS
+from ringtune.models.family import BlockLayout
 from ringtune.models.result_files import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
@@ -352,8 +352,6 @@ class _Change(NamedTuple):
         up: name of the matrix with a row for each output.
         down: name of the right factor; empty without one.
         part: index of the part in ``up`` and ``down``, which have one for each place of a fused matrix.
-        parts: number of parts.
-        scale: factor.
     """
 
     file: TensorFile

@@ -237,7 +237,6 @@ class StateFile:
 
     Attributes:
         infos: its tensors by name, in the order of the data.
-        size_bytes: of the whole file.
     """
 
     def __init__(self, path: Path, of: Mapping[str, str], shapes: Shapes) -> None:

@@ -90,7 +90,6 @@ class UnitOptimizers:
     """Optimizers of all units that train at a node, one each.
 
     Args:
-        train: the job's optimizer.
         units: unit -> its parameters, by names that are unique over all units.
         keeper: keeps the state of inactive units; by default in memory.
 
@@ -332,7 +331,6 @@ class TrainingState:
     Attributes:
         values: the tensors by name; filled in place.
         parameters: those that the optimizers update.
-        optimizers: None if nothing trains.
         where: names the file in errors.
         part: names this state's part of the node in errors.
     """

@@ -102,13 +102,8 @@ def result_files(
 ) -> dict[str, Pieces]:
     """Make this node's part of a run's result: of a whole model where all parameters train, else of an adapter folder.
 
-    Args:
-        skeleton: with hosted blocks only.
-        task: of the job.
-        folder: of the base model.
-        without_blocks: hosted blocks to leave out.
-        with_head: also the head and the configs; with full parameters the embedding too.
-        merged: merged adapters of hosted blocks, by block and name.
+    ``skeleton`` has hosted blocks only, except ``without_blocks``. ``with_head``: also the head and the configs;
+    with full parameters the embedding too. ``merged`` has merged adapters of hosted blocks, by block and name.
 
     Raises:
         DivergedError: a weight of a whole model is not finite.
@@ -143,11 +138,7 @@ def adapter_files(
 
     There is no file without a tensor, and none of a frozen head.
 
-    Args:
-        skeleton: with hosted blocks only.
-        without_blocks: hosted blocks to leave out.
-        with_head: also the configs, and the head if it trains.
-        merged: see ``result_files``.
+    Arguments as of ``result_files``.
     """
     found = saved_tensors(skeleton, without_blocks=without_blocks, with_head=with_head)
     if merged:
@@ -366,7 +357,6 @@ class ArchitectureHead(NamedTuple):
     """A head under an architecture's own names.
 
     Attributes:
-        architecture: the class of transformers.
         layers: layer of AdapterHub's head -> its name in that class; empty if the names are equal.
     """
 
@@ -429,7 +419,6 @@ def architecture_head(model_type: str, task: str) -> ArchitectureHead | None:
 
 _LOCAL_KEYS: Final = ("_name_or_path", "name_or_path", "special_tokens_map_file", "tokenizer_file", "auto_map")
 _REPLACED_KEYS: Final = ("torch_dtype", "num_labels", "prediction_heads", "adapters", "id2label", "label2id")
-_HEAD_PREFIX: Final = f"heads.{HEAD}."
 
 
 def model_files(
@@ -480,7 +469,7 @@ def _head_tensors(skeleton: Skeleton, task: str) -> Tensors:
     found: Tensors = {}
     for name, value in head.named_parameters():
         layer, _, rest = name.partition(".")
-        found[f"{form.layers[layer]}.{rest}" if form else _HEAD_PREFIX + name] = value.detach()
+        found[f"{form.layers[layer]}.{rest}" if form else _PREFIX + name] = value.detach()
     return found
 
 

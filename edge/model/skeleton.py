@@ -35,12 +35,11 @@ from torch import nn
 from edge.model.auxiliary import add_auxiliary
 from edge.model.families import FamilyForward, family_of
 from edge.model.families.plugged import plugged_model
-from edge.model.layouts import LAYOUTS
 from ringtune.errors import JobError, ModelError
 from ringtune.job.job import Job
 from ringtune.models.adapter_config import INVERTIBLE, auxiliary_of, library_config, trains_own_weights
 from ringtune.models.auxiliary_models import AuxiliaryConfig
-from ringtune.models.families import family_named
+from ringtune.models.families import LAYOUTS, family_named
 from ringtune.models.family import Family
 from ringtune.models.folder import name_of_folder, read_config
 

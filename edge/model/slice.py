@@ -168,7 +168,6 @@ class BlockRunner:
 
     Args:
         skeleton: after ``materialise``.
-        dropout: probability; with 0 nothing is seeded.
         top_tokens: first tokens of each row that the model's last block computes; 0 = all.
     """
 

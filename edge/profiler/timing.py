@@ -117,7 +117,6 @@ class Laps:
 
     Args:
         settle: waits until an accelerator has finished its queue.
-        clock: monotonic seconds.
         cpu: clock of works outside ``WAITING``; None = ``clock``.
     """
 
@@ -153,8 +152,6 @@ class Timer:
     Attributes:
         window_s: shortest window, seconds.
         settle: waits until an accelerator has finished its queue.
-        clock: monotonic seconds.
-        cpu: see ``Laps``.
     """
 
     window_s: float
@@ -246,7 +243,6 @@ class MeasuredWork(NamedTuple):
     """The timings of a node, and the activation bytes of one block.
 
     Attributes:
-        work_times: every measured point.
         activation_token_bytes: bytes per padded token that a forward with graph keeps of one block until its backward,
             its output included.
         rested_s: seconds that work takes less after a rest, under a quota of processor time.

@@ -92,9 +92,7 @@ class Bench:
     """One real block of a model, and an owner's embedding and head where there are rows, ready to be timed.
 
     Args:
-        job: sizes, adapter, optimizer, dtypes.
         dataset: the node's rows; None = it is no owner, so embedding and head are left out.
-        model: facts of the folder.
         memory_bytes: limit of the measurement.
         subnets: of each block, where the job has operations.
         frozen: dtype and arithmetic of frozen weights.

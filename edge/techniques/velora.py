@@ -48,9 +48,10 @@ from torch.overrides import TorchFunctionMode
 
 from edge.checkpoint.snapshots import COUNT
 from edge.model.auxiliary import FUSED_PARTS, LinearDelta, MlpDelta
-from edge.model.layouts import LAYOUTS, BlockLayout
 from edge.model.skeleton import ADAPTER, Skeleton, unit_seed
 from ringtune.errors import IntegrityError, JobError
+from ringtune.models.families import LAYOUTS
+from ringtune.models.family import BlockLayout
 from ringtune.schedule.saved_activations import ADAPTER_DOWN, Velora, is_adapter
 
 VectorsByLayer = dict[str, torch.Tensor]

@@ -178,7 +178,6 @@ class CheckedFile:
     """A file of known size and digest: complete, partial or absent.
 
     Args:
-        what: for messages: ``tensor 'x'``.
         header: before the content; not part of the digest.
 
     Attributes:

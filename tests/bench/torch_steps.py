@@ -32,7 +32,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from edge.data.dataset import OwnerDataset
 from edge.data.tokens import Batch
 from edge.machine.resources import keep_freed_memory
-from edge.model.families.bert import sdpa_mask
+from edge.model.families.encoders import sdpa_mask
 from edge.template import die_with_parent
 from ringtune.job.job import Job, load_job
 from ringtune.schedule.plan import Plan

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from adapters.configuration import ADAPTER_CONFIG_MAP
 
-from edge.model.families import MODULES
+from edge.model.families import CLASSES
 from edge.model.skeleton import build_skeleton
 from ringtune.config import sections
 from ringtune.errors import JobError
@@ -23,7 +23,7 @@ from tests.support.tiny_families import MODEL_TYPES
 
 def test_families_that_are_described_can_be_run_and_are_tested() -> None:
     """Three lists that have to name the same families."""
-    assert set(MODEL_TYPES) == set(MODULES) == set(FAMILIES)
+    assert set(MODEL_TYPES) == set(CLASSES) == set(FAMILIES)
 
 
 @pytest.mark.parametrize(("model_type", "config"), [("gpt2", "dora"), ("gpt2", "mtl_lora")])

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from edge.model.layouts import LAYOUTS, BlockLayout
+from ringtune.models.families import LAYOUTS
+from ringtune.models.family import BlockLayout
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
 from tests.support.plain_auxiliary import PlainDelta

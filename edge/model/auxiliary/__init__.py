@@ -36,7 +36,6 @@ from torch import nn
 from torch.nn import functional
 
 from edge.model.families.plugged import plug_in
-from edge.model.layouts import LAYOUTS, BlockLayout
 from ringtune.errors import IntegrityError, UsageError
 from ringtune.models.auxiliary_models import (
     INTERMEDIATE,
@@ -53,7 +52,8 @@ from ringtune.models.auxiliary_models import (
     in_block,
     is_of_library,
 )
-from ringtune.models.families import FAMILIES
+from ringtune.models.families import FAMILIES, LAYOUTS
+from ringtune.models.family import BlockLayout
 from ringtune.models.result_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, AUXILIARY_CONFIG_FILE
 from ringtune.storage.strict import parse_json
 
@@ -75,9 +75,6 @@ class LinearDelta(nn.Linear):
 
 class MlpDelta(nn.Module):
     """``g(x) = relu(x V^T + b) U^T + c``.
-
-    Args:
-        hidden: width between V and U.
 
     Attributes:
         down: V and b.
@@ -114,7 +111,6 @@ class FusedDelta(nn.ModuleDict):
 
     Args:
         parts: ``query``, ``key`` or ``value`` -> its g.
-        width: outputs of each part.
     """
 
     def __init__(self, parts: dict[str, nn.Module], width: int) -> None:

@@ -1,8 +1,8 @@
 """Families of transformers: embedding, call of a block, and last hidden state for the head.
 
-To add a family: write ``edge/model/families/<name>.py`` with an object ``FAMILY`` of the shape below, name it in
-``MODULES``, describe its files in ``ringtune.models.families``, and add a line to the tiny models of the tests
-(``tests/support/tiny_families.py``). Everything else (tensors to read, adapters, dropout, graphs, saving) is common.
+To add a family: write a class of the shape below in a module of this package, name it in ``CLASSES``, describe its
+files in ``ringtune.models.families``, and add a line to ``tests/support/tiny_families.py``. Everything else (tensors to
+read, adapters, dropout, graphs, saving) is common.
 
 A row of a batch is a row of tokens, the hidden state is (B, T, D), and a mask (B, T) travels with it; an image has a
 token for each patch and a mask of ones.
@@ -21,23 +21,17 @@ import torch
 from edge.data.tokens import Batch
 from ringtune.models.families import family_named
 
-# model_type of config.json -> module of this package
-MODULES: Mapping[str, str] = {
-    "bert": "bert",
-    "roberta": "bert",
-    "xlm-roberta": "bert",
-    "electra": "electra",
-    "distilbert": "distilbert",
-    "gpt2": "gpt2",
-    "llama": "llama",
-    "mistral": "llama",
-    "vit": "vit",
-    "qwen2": "layered",
-    "qwen3": "layered",
-    "gemma": "gemma",
-    "gemma2": "gemma",
-    "gemma3_text": "gemma3",
-    "smollm3": "layered",
+# model_type of config.json -> module of this package, and class in it
+CLASSES: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta"), ("encoders", "BertFamily")),
+    "electra": ("encoders", "ElectraFamily"),
+    "distilbert": ("encoders", "DistilBertFamily"),
+    "vit": ("encoders", "VitFamily"),
+    "gpt2": ("decoders", "Gpt2Family"),
+    **dict.fromkeys(("llama", "mistral"), ("decoders", "LlamaFamily")),
+    **dict.fromkeys(("qwen2", "qwen3", "smollm3"), ("decoders", "LayeredFamily")),
+    **dict.fromkeys(("gemma", "gemma2"), ("decoders", "GemmaFamily")),
+    "gemma3_text": ("decoders", "Gemma3Family"),
 }
 
 
@@ -73,4 +67,5 @@ def family_of(model_type: str) -> FamilyForward:
         ModelError: the type is not supported; lists the supported ones.
     """
     known = family_named(model_type)
-    return cast(FamilyForward, importlib.import_module(f"{__name__}.{MODULES[known.model_type]}").FAMILY)
+    module, name = CLASSES[known.model_type]
+    return cast(FamilyForward, getattr(importlib.import_module(f"{__name__}.{module}"), name)())

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ringtune.models.decoders import interface_of
 from ringtune.models.family import Family
-from ringtune.models.plugged import interface_of
 
 
 def plug_in(model: Any, family: Family) -> None:

@@ -31,7 +31,6 @@ from torch import nn
 
 from edge.model.auxiliary import FUSED_PARTS, FusedDelta, LinearDelta, detach_delta
 from edge.model.frozen_weights import FrozenMatrix
-from edge.model.layouts import LAYOUTS
 from edge.model.skeleton import ADAPTER, Skeleton
 from edge.model.slice import stored_names
 from edge.model.tensor_files import SafetensorsFiles
@@ -49,6 +48,7 @@ from edge.techniques.offload.sites import (
 from ringtune.errors import JobError, ModelError
 from ringtune.job.job import Job
 from ringtune.models.adapter_support import merged_refusal
+from ringtune.models.families import LAYOUTS
 
 Tensors = Mapping[str, torch.Tensor]
 

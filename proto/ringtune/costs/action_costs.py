@@ -249,12 +249,9 @@ class CourseCosts:
     """Seconds and bytes of the actions and messages of a course, on any of the nodes.
 
     Args:
-        course: the run.
         profile: facts of the nodes and of all links that are used; without any link messages take no time, as on one
             machine.
         nodes: to cost; by default every node of the profile.
-        recompute: recomputed blocks (``Placement.recompute``).
-        helpers: of ``Placement.helpers``.
         stops: ends of the stages (``Placement.stages``), if some have several hosts.
         optimizer: of the job; the head is sent with its optimizer state.
 
@@ -503,7 +500,6 @@ class NodeWork:
     Attributes:
         full: rows x blocks with forward and backward, weighted by the share of subnets.
         forward_only: rows x blocks with the forward only.
-        skipped: rows x blocks without either.
         work_s: seconds of forwards and backwards of blocks, by the profile; 0 without one.
         sent_bytes: bytes of hidden states and gradients, by the profile's mean lengths; without one the number of rows
             sent.
@@ -559,10 +555,8 @@ def all_full(plan: Plan) -> Plan:
 def done_of(plan: Plan, item: Item, costs: CourseCosts | None = None) -> dict[str, NodeWork]:
     """Work of each node for a train item.
 
-    Args:
-        plan: with the decisions of the item's turn.
-        item: of a train turn.
-        costs: of the course, for seconds and bytes; None = seconds are 0, and bytes are rows.
+    ``plan`` has the decisions of the item's turn. Without ``costs`` of the course seconds are 0, and bytes are
+    rows.
     """
     found = {node: NodeWork() for node in plan.nodes}
     course, rows, lowest = plan.course, subnet_rows(plan.course, item), lowest_units(plan.course, item)

@@ -140,13 +140,8 @@ def graph_terms(
 ) -> Iterable[Term]:
     """Yield the memory terms of graphs and recomputed inputs at the fullest moment.
 
-    Args:
-        course: the run.
-        recompute: recomputed blocks.
-        blocks: blocks [start, stop) of the node that keep activations.
-        sizes: of one block.
-        flying: items in flight.
-        dealt: micro-batches of an item that pass the node; None = all.
+    ``blocks`` [start, stop) of the node keep activations. ``flying`` items are in flight; ``dealt`` micro-batches
+    of each pass the node, None = all.
     """
     (start, stop), graphs = blocks, kept_graphs(course)
     count = len(course.microbatch_sizes()) if dealt is None else dealt
@@ -290,14 +285,7 @@ def saving_s(
 ) -> float:
     """Additional seconds of an action over blocks [start, stop), compared with policy none; negative if it is shorter.
 
-    Args:
-        op: of the action.
-        start: first block.
-        stop: one past the last.
-        recompute: recomputed blocks.
-        projected: blocks with VeLoRA.
-        seconds: of an op over some of these blocks.
-        gain: from ``projected_gain``.
+    ``seconds`` are of an op over some of these blocks, ``gain`` is from ``projected_gain``.
     """
     if op.graph is Graph.NONE:
         return 0.0

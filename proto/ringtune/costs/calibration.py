@@ -212,7 +212,6 @@ class RecordedProfile:
 
     Args:
         profile: of its plan; has every node of the run.
-        recompute: recomputed blocks.
         skipped_items: number of first items that do not count, as first executions take longer.
 
     Attributes:

@@ -224,11 +224,8 @@ def _corrected(node: NodeFacts, missing: Mapping[str, float], *, with_messages: 
 def check_profile(profile: Profile, course: Course, *, model_digest: str = "", shape: TimedShape | None = None) -> None:
     """Refuse a profile that does not belong to a course.
 
-    Args:
-        profile: measured.
-        course: to be timed with it.
-        model_digest: of the job's model; empty = any, but the same for all nodes.
-        shape: of the job; the rows of a micro-batch may differ, as times are scaled.
+    An empty ``model_digest`` is that of any model, but the same for all nodes. The rows of a micro-batch may differ
+    from those of ``shape``, as times are scaled.
 
     Raises:
         PlanError: another model, another number of blocks or width, or another shape; names node and values.

@@ -499,11 +499,7 @@ CHECKPOINT_COPIES: Final = "copies of another host's checkpoints"
 
 @dataclass(frozen=True, slots=True)
 class DiskNeeds:
-    """Disk space of a run in a node's folder, at most.
-
-    Attributes:
-        terms: disjoint parts.
-    """
+    """Disk space of a run in a node's folder, at most."""
 
     terms: tuple[DiskTerm, ...] = ()
 

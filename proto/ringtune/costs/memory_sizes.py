@@ -322,10 +322,8 @@ class Sizes:
         dtype: of the computation, a key of ``DTYPE_BYTES``.
         activation_token_bytes: kept by one block for its backward, per padded token; measured, or from
             ``estimate_activation_token_bytes``.
-        data_bytes: of the node's rows and tokenizer.
         lowest_token_bytes: as ``activation_token_bytes``, of the lowest block that trains; 0 = as other blocks.
         trains_own_weights: whether the blocks' own weights train instead of adapters.
-        has_dropout: whether blocks have dropout.
         adapter: configuration; used where users have adapters of their own.
         device: ``cpu`` or ``cuda``.
 

@@ -41,12 +41,7 @@ PARTS: Final = tuple(PART_WORDS)
 
 
 class Term(NamedTuple):
-    """A number of equal things in memory at once.
-
-    Attributes:
-        part: one of ``PARTS``.
-        what: description.
-    """
+    """A number of equal things in memory at once."""
 
     part: str
     what: str
@@ -136,9 +131,7 @@ class Share:
         start, stop: the blocks that it hosts; equal if it hosts nothing.
         above: stages between it and the head.
         below: stages below it; matters only where operation tables skip slices.
-        private_blocks: that each owner runs itself.
         credits: hidden states in flight per (link, boundary).
-        recompute: recomputed blocks of the placement.
         state_on_disk: whether the optimizer state of units that do not train at a step is in files.
         helped: own blocks with adapters that helpers train.
         helps: blocks with adapters that it trains, a tuple for each of their hosts.

@@ -86,15 +86,9 @@ def estimate_activation_token_bytes(
     * with auxiliary models or LoRA: their inputs, each tensor once, and values inside each; only 2 norm inputs without
       other adapters. LoRA with dropout keeps for each matrix the dropped input and a mask instead of the input.
 
-    Args:
-        model: sizes of the model.
-        tokens: of the longest row.
-        dropout: probability; above 0 it disables the attention kernel that keeps no probabilities.
-        dtype: of the computation.
-        trains_own_weights: whether the block's own weights train instead of an adapter.
-        auxiliary: auxiliary models of the configuration.
-        lora_values: per token inside all LoRAs of the block; None without LoRA.
-        has_more: whether other adapters train beside LoRA and auxiliary models.
+    ``tokens`` are of the longest row. ``dropout`` above 0 disables the attention kernel that keeps no
+    probabilities. ``lora_values`` are per token inside all LoRAs of the block, None without LoRA; ``has_more``:
+    other adapters train beside LoRA and auxiliary models.
 
     Source: saved tensors of one MiniLM block at 16 x 128 tokens: 37.3 MiB without, 75.2 MiB with dropout
     (``tests/contract/costs/test_memory_estimate.py``).
@@ -177,11 +171,8 @@ def _given(job: Job, subnets: Subnets) -> Subnets:
 def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> ModelFacts:
     """Sizes of the model in ``folder`` with the job's adapters and head, in the job's compute dtype.
 
-    Args:
-        folder: the model folder.
-        job: for task, adapter, dtype, longest text and private blocks.
-        in_part: whether the folder lacks weights that other nodes have; a block and the embedding then count one number
-            each.
+    The job says task, adapter, dtype, longest text and private blocks. With ``in_part`` the folder lacks weights
+    that other nodes have; a block and the embedding then count one number each.
 
     Raises:
         ModelError: not a folder of a supported family or task, a tensor is missing or has another shape, or files are

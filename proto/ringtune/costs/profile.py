@@ -98,13 +98,9 @@ class WorkTime:
     """Measured time of one work at one size.
 
     Attributes:
-        work: a value of ``Work``.
         rows: of the micro-batch; 0 where the size does not matter.
         tokens: padded length of each row.
         median_s: seconds, after the burn-in; of recorded actions the mean, because batches differ.
-        low_s: first quartile.
-        high_s: third quartile.
-        samples: number of timings.
         share: of the block's subnets that were active: below 1 for works of a part, else 1.
     """
 
@@ -212,11 +208,6 @@ class ModelFacts:
     Bytes are in the compute dtype of the job, not that of the file.
 
     Attributes:
-        model_type: of ``config.json``.
-        num_blocks: transformer blocks.
-        hidden_size: width of the hidden state.
-        intermediate_size: width of the feed-forward part.
-        num_heads: attention heads.
         vocab_size: rows of the token table; 0 without one.
         block_bytes: frozen weights of one block.
         embedding_bytes: frozen weights that only an owner holds: embedding, pooler.
@@ -305,14 +296,6 @@ class TimedShape:
     """Settings besides the model on which timings of a node depend.
 
     Attributes:
-        rows: of the timed micro-batch.
-        tokens: of the longest row.
-        task: of the job.
-        adapter: ``adapter.config``.
-        dtype: of the computation.
-        wire_dtype: of messages.
-        optimizer: of the update.
-        dropout: probability.
         subnets: of each block, a part of which was timed too; 1 = no part was timed.
         frozen: format of frozen weights, see ``schedule.course.name_of``.
     """
@@ -339,8 +322,6 @@ class LinkFacts:
     """Measurements of one directed link.
 
     Attributes:
-        source: the sender.
-        target: the receiver.
         rate_bytes_per_s: of a long message.
         latency_s: of a short message, one way.
         rate_low_bytes_per_s: first quartile of the measurements; 0 = only one.
@@ -392,20 +373,16 @@ class NodeFacts:
     """One node: its data (numbers and class names only), memory and speed.
 
     Attributes:
-        node: its name.
         train_rows: rows for training; 0 = not an owner.
         eval_rows: rows for evaluation.
         labels: class names in its training rows, sorted.
         eval_labels: class names in its evaluation rows, sorted.
         users: of these rows, if the job names a column of users, sorted by name.
         memory_bytes: budget for a run.
-        threads: compute threads.
-        device: ``cpu`` or ``cuda``.
         block_forward_s: one block, one micro-batch at full length, without graph; seconds, 0 = not measured.
         block_graph_s: the same with graph.
         block_backward_s: its backward.
         activation_token_bytes: kept by one block for its backward, per padded token.
-        model: sizes of the model.
         data_bytes: of its rows and tokenizer in memory; 0 = no rows, or unknown.
         skipped_rows: rows of its files that are left out, for all reasons together.
         left_out: rows of its files that are left out, by reason.
@@ -415,7 +392,6 @@ class NodeFacts:
         train_tokens: mean padded length of its training batches; 0 = unknown, ``train.max_length`` is assumed.
         eval_tokens: the same of its evaluation batches.
         shape: at which ``work_times`` were measured.
-        work_times: every measured point.
         has_messages: whether the times were recorded in a run, so that they include the handling of messages.
         rested_s: how much shorter an action is after a rest in which a quota of processor time was refilled.
         handling_s: overhead of every action; 0 = not measured.
@@ -493,9 +469,7 @@ class Profile:
     """Facts of every node and link; the content of ``profile.json``.
 
     Attributes:
-        nodes: sorted by name.
         links: measured directed pairs; empty with nodes of one machine.
-        schema: version of the file.
     """
 
     nodes: tuple[NodeFacts, ...]

@@ -207,8 +207,6 @@ class AdapterDescription(NamedTuple):
     """Content of ``adapter.json``.
 
     Attributes:
-        parts: auxiliary models.
-        model_type: of the base model.
         library: configuration of the library's adapters; None without any.
     """
 

@@ -1,21 +1,289 @@
-"""Families of models that can be sliced, by ``model_type``."""
+"""Families of models that can be sliced, by ``model_type``; the shapes of encoders and of vision transformers (ViT).
+
+A row of a ViT is the patches of one image behind a class token, so all rows are equally long.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Mapping
 
 from ringtune.errors import ModelError
-from ringtune.models.decoder import GPT2, LLAMA, MISTRAL
-from ringtune.models.family import Family
-from ringtune.models.image import VIT
-from ringtune.models.plugged import GEMMA, GEMMA2, GEMMA3, QWEN2, QWEN3, SMOLLM3
-from ringtune.models.text import BERT, DISTILBERT, ELECTRA, ROBERTA, XLM_ROBERTA
+from ringtune.models.decoders import GEMMA, GEMMA2, GEMMA3, GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3
+from ringtune.models.family import (
+    ACTIVATIONS,
+    CLASSIFICATION,
+    IMAGE_CLASSIFICATION,
+    MATRICES,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TAGGING,
+    BlockLayout,
+    Config,
+    ConfigKey,
+    Dimensions,
+    Family,
+    Shapes,
+    indivisible,
+    layer_norm,
+    linear,
+    plain_dimensions,
+)
+
+_ENCODER_TASKS = (CLASSIFICATION, REGRESSION, TAGGING, QUESTION_ANSWERING)
+_PRUNED = {"pruned_heads": "its blocks differ in shape"}
+_REFUSED = {
+    "is_decoder": "a decoder attends only backwards",
+    "add_cross_attention": "cross-attention has a second input",
+    **_PRUNED,
+}
+_ENCODER_UNREAD = """
+    tie_word_embeddings directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
+    pooler_size_per_head pooler_type cell emb_size pre_trained structure training
+"""  # keys of decoder and pooler, which are not read, and keys of the first BERTs and their distillations
+_BERT_KEYS = {
+    "vocab_size": ConfigKey(default=30522, at_least=1),
+    "hidden_size": ConfigKey(default=768, at_least=1),
+    "num_hidden_layers": ConfigKey(default=12, at_least=1),
+    "num_attention_heads": ConfigKey(default=12, at_least=1),
+    "intermediate_size": ConfigKey(default=3072, at_least=1),
+    "hidden_act": ConfigKey(default="gelu", choices=ACTIVATIONS),
+    "hidden_dropout_prob": ConfigKey(default=0.1),
+    "attention_probs_dropout_prob": ConfigKey(default=0.1),
+    "max_position_embeddings": ConfigKey(default=512, at_least=1),
+    "type_vocab_size": ConfigKey(default=2, at_least=1),
+    "initializer_range": ConfigKey(default=0.02),
+    "layer_norm_eps": ConfigKey(default=1e-12),
+    "pad_token_id": ConfigKey(default=0),
+    "position_embedding_type": ConfigKey(default="absolute", choices=("absolute",)),
+}
+
+
+def _roberta_dimensions(config: Config) -> Dimensions:
+    """Dimensions of a RoBERTa config; positions begin after the padding index.
+
+    Example: 514 positions and padding index 1 leave 512 tokens.
+    """
+    dimensions = plain_dimensions(config)
+    return dataclasses.replace(dimensions, longest=dimensions.longest - config["pad_token_id"] - 1)
+
+
+def _tables(config: Config, width: int) -> Shapes:
+    tables = {"word": "vocab_size", "position": "max_position_embeddings", "token_type": "type_vocab_size"}
+    shapes: Shapes = {f"embeddings.{name}_embeddings.weight": (config[key], width) for name, key in tables.items()}
+    return shapes | layer_norm("embeddings.LayerNorm", width)
+
+
+BERT = Family(
+    model_type="bert",
+    tasks=_ENCODER_TASKS,
+    first_token=(CLASSIFICATION, REGRESSION),
+    trims=True,
+    config_keys=_BERT_KEYS,
+    refused=_REFUSED,
+    no_number=frozenset(_ENCODER_UNREAD.split()),
+    prefix="bert.",
+    blocks_path="encoder.layer",
+    owner_paths=("embeddings",),
+    dimensions=plain_dimensions,
+    layout=BlockLayout(
+        attention="attention.self",
+        query="attention.self.query",
+        key="attention.self.key",
+        value="attention.self.value",
+        attention_out="attention.output.dense",
+        up="intermediate.dense",
+        activation="intermediate.intermediate_act_fn",
+        down="output.dense",
+        attention_norm="attention.output.LayerNorm",
+        feed_forward_norm="output.LayerNorm",
+        attention_adapter="attention.output",
+        feed_forward_adapter="output",
+        norm_first=False,
+    ),
+    owner_shapes=lambda config: _tables(config, config["hidden_size"]),
+    unused_paths=("pooler",),
+    problem=lambda config: indivisible(config["hidden_size"], config["num_attention_heads"]),
+)
+
+ROBERTA = dataclasses.replace(
+    BERT,
+    model_type="roberta",
+    config_keys=_BERT_KEYS | {"vocab_size": ConfigKey(default=50265, at_least=1), "pad_token_id": ConfigKey(default=1)},
+    prefix="roberta.",
+    dimensions=_roberta_dimensions,
+)
+
+XLM_ROBERTA = dataclasses.replace(
+    ROBERTA,
+    model_type="xlm-roberta",
+    config_keys={**ROBERTA.config_keys, "vocab_size": ConfigKey(default=30522, at_least=1)},
+)
+
+
+def _electra_owner(config: Config) -> Shapes:
+    hidden, width = config["hidden_size"], config["embedding_size"]
+    projection = linear("embeddings_project", width, hidden) if hidden != width else {}
+    return _tables(config, width) | projection
+
+
+ELECTRA = dataclasses.replace(
+    BERT,
+    model_type="electra",
+    config_keys=_BERT_KEYS
+    | {
+        "embedding_size": ConfigKey(default=128, at_least=1),
+        "hidden_size": ConfigKey(default=256, at_least=1),
+        "num_attention_heads": ConfigKey(default=4, at_least=1),
+        "intermediate_size": ConfigKey(default=1024, at_least=1),
+    },
+    prefix="electra.",
+    owner_paths=("embeddings", "embeddings_project"),
+    owner_shapes=_electra_owner,
+    unused_paths=(),
+)
+
+
+def _distilbert_owner(config: Config) -> Shapes:
+    return {
+        "embeddings.word_embeddings.weight": (config["vocab_size"], config["dim"]),
+        "embeddings.position_embeddings.weight": (config["max_position_embeddings"], config["dim"]),
+        **layer_norm("embeddings.LayerNorm", config["dim"]),
+    }
+
+
+DISTILBERT = Family(
+    model_type="distilbert",
+    tasks=_ENCODER_TASKS,
+    first_token=(CLASSIFICATION, REGRESSION),
+    trims=True,
+    config_keys={
+        "vocab_size": ConfigKey(default=30522, at_least=1),
+        "dim": ConfigKey(default=768, at_least=1),
+        "n_layers": ConfigKey(default=6, at_least=1),
+        "n_heads": ConfigKey(default=12, at_least=1),
+        "hidden_dim": ConfigKey(default=3072, at_least=1),
+        "activation": ConfigKey(default="gelu", choices=ACTIVATIONS),
+        "dropout": ConfigKey(default=0.1),
+        "attention_dropout": ConfigKey(default=0.1),
+        "max_position_embeddings": ConfigKey(default=512, at_least=1),
+        "sinusoidal_pos_embds": ConfigKey(default=False),
+        "initializer_range": ConfigKey(default=0.02),
+        "pad_token_id": ConfigKey(default=0),
+    },
+    refused=_PRUNED,
+    no_number=frozenset({"tie_word_embeddings", "is_decoder", "add_cross_attention"}),
+    aliases={"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
+    prefix="distilbert.",
+    blocks_path="transformer.layer",
+    owner_paths=("embeddings",),
+    dimensions=functools.partial(
+        plain_dimensions, blocks="n_layers", hidden="dim", inner="hidden_dim", heads="n_heads", activation="activation"
+    ),
+    layout=BlockLayout(
+        attention="attention",
+        query="attention.q_lin",
+        key="attention.k_lin",
+        value="attention.v_lin",
+        attention_out="attention.out_lin",
+        up="ffn.lin1",
+        activation="ffn.activation",
+        down="ffn.lin2",
+        attention_norm="sa_layer_norm",
+        feed_forward_norm="output_layer_norm",
+        attention_adapter="attention_adapters",
+        feed_forward_adapter="output_adapters",
+        norm_first=False,
+    ),
+    owner_shapes=_distilbert_owner,
+    problem=lambda config: indivisible(config["dim"], config["n_heads"]),
+)
+
+_VIT_UNREAD = (
+    "encoder_stride pooler_act pooler_output_size tie_word_embeddings is_decoder add_cross_attention pad_token_id"
+)
+
+
+def image_tokens(config: Config) -> int:
+    """Tokens of one image: its patches, and the class token.
+
+    Example: 224 pixels in patches of 16 are 14 * 14 + 1 = 197.
+    """
+    side: int = config["image_size"] // config["patch_size"]
+    return side * side + 1
+
+
+def _vit_owner(config: Config) -> Shapes:
+    hidden, patch = config["hidden_size"], config["patch_size"]
+    return {
+        "embeddings.cls_token": (1, 1, hidden),
+        "embeddings.position_embeddings": (1, image_tokens(config), hidden),
+        "embeddings.patch_embeddings.projection.weight": (hidden, config["num_channels"], patch, patch),
+        "embeddings.patch_embeddings.projection.bias": (hidden,),
+        **layer_norm("layernorm", hidden),
+    }
+
+
+def _vit_problem(config: Config) -> str:
+    if config["image_size"] % config["patch_size"]:
+        return f"image_size {config['image_size']} is no multiple of patch_size {config['patch_size']}"
+    return indivisible(config["hidden_size"], config["num_attention_heads"])
+
+
+VIT = Family(
+    model_type="vit",
+    tasks=(IMAGE_CLASSIFICATION,),
+    first_token=(IMAGE_CLASSIFICATION,),
+    config_keys={
+        "hidden_size": ConfigKey(default=768, at_least=1),
+        "num_hidden_layers": ConfigKey(default=12, at_least=1),
+        "num_attention_heads": ConfigKey(default=12, at_least=1),
+        "intermediate_size": ConfigKey(default=3072, at_least=1),
+        "hidden_act": ConfigKey(default="gelu", choices=ACTIVATIONS),
+        "hidden_dropout_prob": ConfigKey(default=0.0),
+        "attention_probs_dropout_prob": ConfigKey(default=0.0),
+        "initializer_range": ConfigKey(default=0.02),
+        "layer_norm_eps": ConfigKey(default=1e-12),
+        "image_size": ConfigKey(default=224, at_least=1),
+        "patch_size": ConfigKey(default=16, at_least=1),
+        "num_channels": ConfigKey(default=3, at_least=1),
+        "qkv_bias": ConfigKey(default=True),
+    },
+    refused={"pruned_heads": "its blocks differ in shape"},
+    no_number=frozenset(_VIT_UNREAD.split()),
+    biased=lambda config: MATRICES if config["qkv_bias"] else ("attention_out", "up", "down"),
+    prefix="vit.",
+    blocks_path="encoder.layer",
+    owner_paths=("embeddings", "layernorm"),
+    head_paths=("layernorm",),
+    dimensions=lambda config: dataclasses.replace(plain_dimensions(config), longest=image_tokens(config), fixed=True),
+    layout=BlockLayout(
+        attention="attention.attention",
+        query="attention.attention.query",
+        key="attention.attention.key",
+        value="attention.attention.value",
+        attention_out="attention.output.dense",
+        up="intermediate.dense",
+        activation="intermediate.intermediate_act_fn",
+        down="output.dense",
+        attention_norm="layernorm_before",
+        feed_forward_norm="layernorm_after",
+        attention_adapter="attention_adapters",
+        feed_forward_adapter="output.output_adapters",
+        norm_first=True,
+    ),
+    owner_shapes=_vit_owner,
+    problem=_vit_problem,
+)
 
 _ALL = (
     *(BERT, ROBERTA, XLM_ROBERTA, ELECTRA, DISTILBERT, GPT2, LLAMA, MISTRAL, VIT),
     *(QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, SMOLLM3),
 )
 FAMILIES: Mapping[str, Family] = {family.model_type: family for family in _ALL}
+LAYOUTS: Mapping[str, BlockLayout] = {name: family.layout for name, family in FAMILIES.items()}
+"""``model_type`` -> layout of its blocks."""
 
 
 def family_named(model_type: object, *, where: str = "config.json") -> Family:

@@ -68,7 +68,6 @@ class ConfigKey:
 
     Attributes:
         default: of the family where the key is absent; its type is the key's type.
-        at_least: smallest allowed number.
         choices: allowed values; empty: any.
         nullable: type of a key that may also be null; None: null means the default.
     """
@@ -84,12 +83,7 @@ class Dimensions:
     """Sizes of a config for planning.
 
     Attributes:
-        num_blocks: transformer blocks.
-        hidden: width of the hidden state.
-        inner: width of the feed-forward part.
-        num_heads: attention heads.
         vocab: rows of the token table; 0 without one.
-        longest: most tokens of a row.
         fixed: whether every row has exactly ``longest`` tokens.
         inner_kept: tensors of width ``inner`` that the feed-forward part keeps for backward.
         kv_heads: key/value heads; 0 = ``num_heads``.
@@ -113,17 +107,17 @@ class Dimensions:
     more_kept: int = 0
     kept_scores: int = 0
 
+    @property
+    def head_width(self) -> int:
+        """Width of one head."""
+        return (self.attention or self.hidden) // self.num_heads
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Widths:
     """Matrices that LoRA and related methods wrap, each as (inputs, outputs).
 
     Attributes:
-        query: of the attention.
-        key: of the attention.
-        value: of the attention.
-        intermediate: wrapped by the library's ``intermediate_lora``.
-        output: wrapped by the library's ``output_lora``.
         merged: whether query, key and value are one matrix.
         swapped: whether ``intermediate`` is the last matrix of the feed-forward part, and ``output`` the first.
     """
@@ -146,11 +140,86 @@ class Widths:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BlockLayout:
+    """Dotted names of the modules in a block of one family: matrices that subnets share, norms, and places of adapters.
+
+    In the Llama family the library's ``intermediate_lora`` wraps the matrix ``down``, and its ``output_lora`` the
+    matrix ``up``; here a module has the name of its function. For plugged-in adapters both names are right.
+
+    Source: the modules of transformers 4.57 and adapters 1.3.0.
+
+    Attributes:
+        attention: module of the attention itself.
+        query: matrix of the queries; the same as ``key`` and ``value`` for a fused matrix.
+        up: first matrix of the feed-forward part.
+        gate: matrix of the gate beside ``up``; empty without one.
+        activation: function between ``up`` (or ``gate``) and ``down``.
+        down: output matrix of the feed-forward part.
+        attention_norm: before the attention, or after it and the residual.
+        feed_forward_norm: the same of the feed-forward part.
+        attention_adapter: bottleneck after the attention; adds the residual.
+        feed_forward_adapter: bottleneck after the feed-forward part; adds the residual.
+        norm_first: whether norms are before attention and feed-forward part, not after them.
+        inputs_first: whether matrices are stored with a row for each input, not for each output.
+        swaps_lora: whether the library calls ``down`` the intermediate matrix and ``up`` the output.
+        adds_residual: whether the block adds the residual after its plugged-in bottleneck.
+        query_norm: norm of each head's queries, before the rotation; empty without one.
+        key_norm: the same of keys.
+        attention_last_norm: norm of the attention's output, after its bottleneck; empty without one.
+        feed_forward_last_norm: the same of the feed-forward part.
+        norms_have_bias: whether norms have a bias beside their weight.
+    """
+
+    attention: str
+    query: str
+    key: str
+    value: str
+    attention_out: str
+    up: str
+    gate: str = ""
+    activation: str
+    down: str
+    attention_norm: str
+    feed_forward_norm: str
+    attention_adapter: str
+    feed_forward_adapter: str
+    norm_first: bool
+    inputs_first: bool = False
+    swaps_lora: bool = False
+    adds_residual: bool = False
+    query_norm: str = ""
+    key_norm: str = ""
+    attention_last_norm: str = ""
+    feed_forward_last_norm: str = ""
+    norms_have_bias: bool = True
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether queries, keys and values have one fused matrix."""
+        return self.query == self.key
+
+    @property
+    def lora_intermediate(self) -> str:
+        """Matrix of the library's ``intermediate_lora``; in the Llama family ``down``."""
+        return self.down if self.swaps_lora else self.up
+
+    @property
+    def lora_output(self) -> str:
+        """Matrix of the library's ``output_lora``; in the Llama family ``up``."""
+        return self.up if self.swaps_lora else self.down
+
+
+_INTO = ("query", "key", "value", "up", "gate")
+_OUT = ("attention_out", "down")
+MATRICES = (*_INTO, *_OUT)
+"""Matrices of a block, by their field in ``BlockLayout``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
     """A family of models.
 
     Attributes:
-        model_type: of ``config.json``.
         tasks: those of ``TASKS`` for which it has a head.
         config_keys: supported keys. With ``refused``, ``no_number`` and ``NO_NUMBER`` they are all keys of the
             configuration class; any other key is refused.
@@ -163,13 +232,9 @@ class Family:
             that are neither in a block nor here are never read.
         head_paths: those of ``owner_paths`` after the last block, such as a last norm; where all parameters train they
             belong to the head, the others to the embedding.
-        dimensions: config -> dimensions.
-        widths: config -> matrices that LoRA wraps.
-        block_shapes: config -> name inside the block -> shape, of every required tensor of a block.
+        layout: names of the modules in a block.
+        biased: config -> those of ``MATRICES`` that have a bias.
         owner_shapes: config -> name -> shape, of every required tensor outside the blocks.
-        subnet_weights: names inside the block of the tensors that are divided among its subnets, as far as a model has
-            them: weights and biases of query, key, value and the feed-forward part's first matrices, weights of both
-            output matrices. The rest belongs to the whole block: norms, and biases of both output matrices.
         unused_paths: modules of the base model that a file may have and no node hosts.
         problem: config -> reason why its values are inconsistent; empty if they are not.
         first_token: tasks with a head that reads only the first token of each row.
@@ -185,10 +250,9 @@ class Family:
     blocks_path: str
     owner_paths: tuple[str, ...]
     dimensions: Callable[[Config], Dimensions]
-    widths: Callable[[Config], Widths]
-    block_shapes: Callable[[Config], Shapes]
+    layout: BlockLayout
     owner_shapes: Callable[[Config], Shapes]
-    subnet_weights: tuple[str, ...]
+    biased: Callable[[Config], tuple[str, ...]] = lambda config: MATRICES
     refused: Mapping[str, str] = field(default_factory=dict)
     no_number: frozenset[str] = frozenset()
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -208,21 +272,72 @@ class Family:
         """Common prefix of the names of all blocks; the index of the block follows."""
         return f"{self.blocks_path}."
 
+    @property
+    def subnet_weights(self) -> tuple[str, ...]:
+        """Names inside the block of the tensors that are divided among its subnets, as far as a model has them.
+
+        These are weights and biases of query, key, value and the feed-forward part's first matrices, and weights of
+        both output matrices. The rest belongs to the whole block: norms, and biases of both output matrices.
+        """
+        into, out = ([name for role in roles if (name := getattr(self.layout, role))] for roles in (_INTO, _OUT))
+        return tuple(dict.fromkeys([f"{name}.{kind}" for name in into for kind in ("weight", "bias")])) + tuple(
+            f"{name}.weight" for name in out
+        )
+
+    def widths(self, config: Config) -> Widths:
+        """Return the matrices that LoRA wraps."""
+        layout, ends = self.layout, self._ends(config)
+        first, last = ("down", "up") if layout.swaps_lora else ("up", "down")
+        return Widths(
+            query=ends["query"],
+            key=ends["key"],
+            value=ends["value"],
+            intermediate=ends[first],
+            output=ends[last],
+            merged=layout.is_merged,
+            swapped=layout.swaps_lora,
+        )
+
+    def block_shapes(self, config: Config) -> Shapes:
+        """Return name inside the block -> shape, of every required tensor of a block."""
+        layout, ends, biased = self.layout, self._ends(config), self.biased(config)
+        if layout.is_merged:
+            ends["query"] = (ends["query"][0], sum(ends[name][1] for name in ("query", "key", "value")))
+        found: Shapes = {}
+        for role, (inputs, outputs) in ends.items():
+            name = getattr(layout, role)
+            if not name or f"{name}.weight" in found:  # a fused matrix is there under its first role
+                continue
+            found[f"{name}.weight"] = (inputs, outputs) if layout.inputs_first else (outputs, inputs)
+            if role in biased:
+                found[f"{name}.bias"] = (outputs,)
+        sizes = self.dimensions(config)
+        norms = dict.fromkeys(("attention_norm", "feed_forward_norm"), sizes.hidden)
+        norms |= dict.fromkeys(("attention_last_norm", "feed_forward_last_norm"), sizes.hidden)
+        norms |= dict.fromkeys(("query_norm", "key_norm"), sizes.head_width)
+        for role, width in norms.items():
+            if name := getattr(layout, role):
+                found |= layer_norm(name, width) if layout.norms_have_bias else {f"{name}.weight": (width,)}
+        return found
+
+    def _ends(self, config: Config) -> dict[str, tuple[int, int]]:
+        """Return inputs and outputs of each of ``MATRICES``."""
+        sizes = self.dimensions(config)
+        hidden, inner, width = sizes.hidden, sizes.inner, sizes.num_heads * sizes.head_width
+        shared = (hidden, (sizes.kv_heads or sizes.num_heads) * sizes.head_width)
+        out = {
+            "attention_out": (width, hidden),
+            "up": (hidden, inner),
+            "gate": (hidden, inner),
+            "down": (inner, hidden),
+        }
+        return {"query": (hidden, width), "key": shared, "value": shared, **out}
+
 
 def linear(name: str, inputs: int, outputs: int, *, bias: bool = True) -> Shapes:
     """Shapes of a linear layer's tensors."""
     weight: Shapes = {f"{name}.weight": (outputs, inputs)}
     return weight | {f"{name}.bias": (outputs,)} if bias else weight
-
-
-def divided(into: tuple[str, ...], out: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of the tensors of linear layers that are divided among subnets.
-
-    Args:
-        into: layers with outputs in a subnet: weight and bias are divided.
-        out: layers with inputs in a subnet: only the weight is divided.
-    """
-    return (*(f"{name}.{kind}" for name in into for kind in ("weight", "bias")), *(f"{name}.weight" for name in out))
 
 
 def layer_norm(name: str, width: int) -> Shapes:
@@ -246,3 +361,26 @@ def keeps_result(activation: str) -> bool:
 def indivisible(hidden: int, heads: int) -> str:
     """Say that a width is no multiple of the number of heads; empty if it is."""
     return f"hidden_size {hidden} can't be shared by {heads} heads" if hidden % heads else ""
+
+
+def plain_dimensions(
+    config: Config,
+    *,
+    blocks: str = "num_hidden_layers",
+    hidden: str = "hidden_size",
+    inner: str = "intermediate_size",
+    heads: str = "num_attention_heads",
+    longest: str = "max_position_embeddings",
+    activation: str = "hidden_act",
+) -> Dimensions:
+    """Dimensions of a model with one matrix before its activation function, from these keys of its config."""
+    return Dimensions(
+        num_blocks=config[blocks],
+        hidden=config[hidden],
+        inner=config[inner] or 4 * config[hidden],
+        num_heads=config[heads],
+        vocab=config.get("vocab_size", 0),
+        longest=config.get(longest, 0),
+        inner_kept=kept_by(config[activation]),
+        keeps_down_input=keeps_result(config[activation]),
+    )

@@ -200,7 +200,6 @@ class HubId(NamedTuple):
     """A model on a hub.
 
     Attributes:
-        owner: user or organisation.
         revision: branch, tag or commit.
     """
 

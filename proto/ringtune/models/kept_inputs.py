@@ -90,7 +90,7 @@ def kept_inputs(family: Family, config: Config, adapter: str) -> tuple[KeptInput
     """
     dimensions = family.dimensions(config)
     if trains_own_weights(adapter):
-        has_gate = any("gate" in name for name in family.subnet_weights)
+        has_gate = bool(family.layout.gate)
         readers, merged = (1, 3) if family.widths(config).merged else (3, 0)
         return (
             KeptInput(layers=("query", "key", "value"), width=dimensions.hidden, readers=readers, merged=merged),

@@ -32,7 +32,6 @@ class ImageSteps:
     """Steps from an array of bytes (H, W, C) to the model's input (C, H, W), float32.
 
     Attributes:
-        channels: of the model.
         size: (height, width), or length of the shorter edge, to resize to; None = no resizing.
         resample: number of Pillow's filter.
         crop: (height, width) of the centre crop; None = no crop.

@@ -103,7 +103,6 @@ class Result(NamedTuple):
 
     Attributes:
         folder: its name in the run's folder.
-        files: required files.
         more: optional files.
         loaded: files that nodes need to compute with it.
         max_bytes: most bytes that are accepted from another machine.

@@ -60,9 +60,7 @@ class TensorEntry:
     """One tensor of a model.
 
     Attributes:
-        name: in the model's files.
         dtype: of safetensors, such as ``F32``.
-        shape: in the header.
         sha256: of its bytes, hex.
         sample: its bytes at ``sample_start``, at most ``SAMPLE_BYTES``.
     """
@@ -91,13 +89,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileEntry:
-    """One file besides the weights.
-
-    Attributes:
-        name: one of ``MODEL_FILES``.
-        nbytes: its size.
-        sha256: of its bytes, hex.
-    """
+    """One file besides the weights."""
 
     name: str
     nbytes: int
@@ -114,12 +106,7 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelManifest:
-    """All tensors and small files of a model, by digest.
-
-    Attributes:
-        tensors: sorted by name.
-        files: sorted by name; ``config.json`` is required.
-    """
+    """All tensors and small files of a model, by digest."""
 
     tensors: tuple[TensorEntry, ...]
     files: tuple[FileEntry, ...]
@@ -289,9 +276,6 @@ class _Place(NamedTuple):
 
 class ModelSource:
     """A model folder that is served to other nodes; the constructor hashes all its files.
-
-    Attributes:
-        manifest: of the whole model.
 
     Raises:
         ModelError: the folder can't be used.

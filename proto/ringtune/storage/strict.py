@@ -298,9 +298,6 @@ class Bounds:
     """Range of a number; an end that is None is open.
 
     Attributes:
-        ge: least value.
-        gt: the value is above it.
-        le: greatest value.
         lt: the value is below it; infinity = it must be finite.
         advice: remedy in the message; empty = none.
     """
@@ -358,7 +355,6 @@ class OneOf:
     """Allowed words of a text, or of each text of a list.
 
     Attributes:
-        words: all of them.
         reasons: refused word of other systems -> reason.
     """
 

@@ -38,7 +38,6 @@ class Problem(NamedTuple):
 
     Attributes:
         what: description without line and cells.
-        remedy: for the message.
         is_missing: whether a value is missing, so that ``data.missing = "skip"`` leaves the row out.
     """
 

@@ -408,7 +408,7 @@ def _peft_config(
     letters, places = set[str](), set[str]()
     up, down = ("intermediate_lora", "output_lora")
     if family.prefix == "model." and not family.plugged:
-        up, down = down, up  # the library's names in the Llama family, see edge.model.layouts
+        up, down = down, up  # the library's names in the Llama family, see models.family
     for module in sorted(modules):
         if (last := module.rpartition(".")[2]) in _LETTERS:
             letters.add(_LETTERS[last])

@@ -17,11 +17,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from edge.model.auxiliary import add_auxiliary, load_auxiliary, merge_auxiliary, start_auxiliary
-from edge.model.layouts import LAYOUTS
 from ringtune.errors import IntegrityError, UsageError
 from ringtune.models.adapter_config import auxiliary_of
 from ringtune.models.auxiliary_models import describe
-from ringtune.models.families import FAMILIES
+from ringtune.models.families import FAMILIES, LAYOUTS
 
 NAME, FILE = "ringtune", "adapter.safetensors"
 EVERYWHERE = "attn_matrices=['q','v'],intermediate_lora=True,output_lora=True,alpha=0.5"

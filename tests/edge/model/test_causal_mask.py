@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from edge.model.families.gpt2 import causal_context
+from edge.model.families.decoders import causal_context
 from tests.support.tiny_families import DECODERS, config_of
 
 MASKS = {

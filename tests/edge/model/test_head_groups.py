@@ -22,14 +22,13 @@ from edge.model.head_groups import (
     subnet_slices,
     subnets_of_block,
 )
-from edge.model.layouts import LAYOUTS
 from edge.model.skeleton import build_skeleton
 from edge.model.slice import BlockRunner, materialise
 from edge.model.tensor_files import SafetensorsFiles
 from edge.techniques.activation_checkpointing import saved_tensors, storage_bytes
 from ringtune.errors import PlanError
 from ringtune.job.job import parse_job
-from ringtune.models.families import FAMILIES
+from ringtune.models.families import FAMILIES, LAYOUTS
 from ringtune.schedule.operation_tables import Subnets
 from tests.support.tiny_families import MODEL_TYPES, base_model, write_family
 

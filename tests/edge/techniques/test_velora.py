@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from edge.model.layouts import LAYOUTS
 from edge.model.skeleton import ADAPTER, Skeleton, build_skeleton
 from edge.model.slice import BlockRunner, materialise
 from edge.model.tensor_files import SafetensorsFiles
@@ -19,7 +18,7 @@ from edge.techniques.activation_checkpointing import saved_tensors, storage_byte
 from edge.techniques.velora import Projections, Vectors, VectorsByLayer, project, projected_linear, subtokens
 from ringtune.errors import IntegrityError, JobError
 from ringtune.job.job import parse_job
-from ringtune.models.families import FAMILIES
+from ringtune.models.families import FAMILIES, LAYOUTS
 from ringtune.models.family import ACTIVATIONS, keeps_result
 from ringtune.models.kept_inputs import kept_inputs as model_inputs
 from ringtune.schedule.saved_activations import INITS, Velora, subtoken_size

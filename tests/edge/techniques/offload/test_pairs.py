@@ -23,6 +23,7 @@ from ringtune.errors import DivergedError, IntegrityError, JobError, PlanError
 from ringtune.models.adapter_config import block_params, parse_adapter_config
 from ringtune.models.adapter_support import offload_refusal
 from ringtune.models.families import family_named
+from ringtune.models.family import Widths
 from ringtune.models.folder import read_config
 from ringtune.schedule.course import ALL_INPUTS, WIDE
 from ringtune.schedule.placement import Placement
@@ -440,7 +441,7 @@ def test_rule_counts_the_bytes_that_are_sent(root: Path, model_type: str, adapte
 
 def test_rule_counts_nothing_of_a_block_that_is_left_out() -> None:
     """Neither pairs nor weights."""
-    widths = family_named("bert").widths({"hidden_size": 8, "intermediate_size": 16})
+    widths = Widths.plain(8, 16)
     facts: dict[str, Any] = {"hidden_size": 8, "widths": widths}
     assert not pair_widths("seq_bn[leave_out=[0]]", 0, dropout=0.0, **facts)
     assert pair_widths("seq_bn[leave_out=[0]]", 1, dropout=0.0, **facts) == (PairWidths(8, 8, 1),)

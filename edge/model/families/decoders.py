@@ -1,0 +1,218 @@
+"""GPT-2, Llama, Mistral, Qwen2, Qwen3, SmolLM3 and Gemma 1 to 3 (text).
+
+GPT-2 has learned positions, a causal mask, and a last normalisation before the head. The others have rotary positions
+and blocks of full or of sliding-window attention; SmolLM3's blocks without positions ignore the rotary tables. Gemma
+and Gemma 2 scale the word embeddings by the root of the model's width. Gemma 3 has separate rotary tables for blocks
+with a window; its token table scales its output.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from edge.data.tokens import Batch
+
+
+class CausalContext(NamedTuple):
+    """Mask and positions of a decoder's block.
+
+    Attributes:
+        mask: (B, 1, T, T) causal, or None where the kernel makes it.
+        positions: (B, T) position of each token.
+        row_positions: (T,) the same for one row.
+        rotary: cosine and sine (B, T, width of a head); None with learned positions.
+    """
+
+    mask: torch.Tensor | None
+    positions: torch.Tensor
+    row_positions: torch.Tensor
+    rotary: tuple[torch.Tensor, torch.Tensor] | None
+
+
+class Gpt2Family:
+    """The ``FamilyForward`` of GPT-2."""
+
+    def embed(self, base: Any, batch: Batch) -> torch.Tensor:
+        """Add word and position embeddings; positions count padding, as in the library."""
+        positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)
+        hidden: torch.Tensor = base.drop(base.wte(batch.ids) + base.wpe(positions[None]))
+        return hidden
+
+    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> CausalContext:
+        """Build the causal mask as the library does."""
+        return causal_context(base.config, hidden_BTD, mask_BT, window=False)
+
+    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
+        """Run one layer; only the hidden state of its tuple is used."""
+        hidden: torch.Tensor = block(hidden_BTD, None, context.row_positions, context.mask, None, None)[0]
+        return hidden
+
+    def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Normalise the hidden state, and pick each row's last token for classification."""
+        last = base.ln_f(hidden_BTD)
+        return last, {"cls_output": last_token(last, batch.mask)}
+
+
+def causal_context(config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, *, window: bool) -> CausalContext:
+    """Build mask and positions as the library's ``forward`` does; ``window`` limits attention to the last tokens."""
+    rows, tokens, _ = hidden_BTD.shape
+    positions_T = torch.arange(tokens, device=hidden_BTD.device)
+    positions_BT = positions_T.expand(rows, tokens)
+    make = _causal_mask if config._attn_implementation == "sdpa" else _causal_mask_of_library
+    mask = make(config, hidden_BTD, mask_BT, positions_BT, window=window)
+    return CausalContext(mask=mask, positions=positions_BT, row_positions=positions_T, rotary=None)
+
+
+def _causal_mask(
+    config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, positions_BT: torch.Tensor, *, window: bool
+) -> torch.Tensor | None:
+    """Build the library's mask for sdpa attention in a hundredth of its time.
+
+    Source: transformers 4.57, ``masking_utils.sdpa_mask_recent_torch``, which computes each cell with ``vmap``.
+    """
+    tokens = hidden_BTD.shape[1]
+    keep_BT = mask_BT.to(dtype=torch.bool, device=hidden_BTD.device)
+    if (not window or tokens < config.sliding_window) and bool(keep_BT.all()):
+        return None
+    ahead_TT = positions_BT[0][:, None] - positions_BT[0][None]
+    seen_TT = (ahead_TT >= 0) & (ahead_TT < config.sliding_window) if window else ahead_TT >= 0
+    return seen_TT & keep_BT[:, None, None, :]
+
+
+def _causal_mask_of_library(
+    config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, positions_BT: torch.Tensor, *, window: bool
+) -> torch.Tensor | None:
+    from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+
+    make = create_sliding_window_causal_mask if window else create_causal_mask
+    mask: torch.Tensor | None = make(
+        config=config,
+        input_embeds=hidden_BTD,
+        attention_mask=mask_BT,
+        cache_position=positions_BT[0],
+        past_key_values=None,
+        position_ids=positions_BT,
+    )
+    return mask
+
+
+def last_token(hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Pick the hidden state (B, D) of each row's rightmost token by the mask, whatever its id; token 0 of an empty row.
+
+    AdapterHub and transformers find the token by the padding id, which is another token where a text contains this id.
+    """
+    rows_B = torch.arange(hidden_BTD.shape[0], device=hidden_BTD.device)
+    places_T = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device)
+    return hidden_BTD[rows_B, (places_T * mask_BT.to(hidden_BTD.device)).argmax(-1)]
+
+
+_SLIDING = "sliding_attention"
+
+
+class LayeredContext(NamedTuple):
+    """Masks and positions for blocks of each type.
+
+    Attributes:
+        full: for blocks in which a token attends to all before it.
+        sliding: for blocks with a window; the same object where a model has none.
+    """
+
+    full: CausalContext
+    sliding: CausalContext
+
+    def of(self, attention: Any) -> CausalContext:
+        """Return the context of the block with this attention module."""
+        types = getattr(attention.config, "layer_types", None)
+        return self.sliding if types and types[attention.layer_idx] == _SLIDING else self.full
+
+
+class LayeredFamily:
+    """The ``FamilyForward`` of Qwen2, Qwen3 and SmolLM3."""
+
+    def embed(self, base: Any, batch: Batch) -> torch.Tensor:
+        """Look the word embeddings up."""
+        hidden: torch.Tensor = base.embed_tokens(batch.ids)
+        return hidden
+
+    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> LayeredContext:
+        """Build the masks of both types as the library does, and the rotary tables."""
+        config = base.config
+        full = _context(config, hidden_BTD, mask_BT, window=False)
+        full = full._replace(rotary=base.rotary_emb(hidden_BTD, full.positions))
+        if _SLIDING not in (getattr(config, "layer_types", None) or ()):
+            return LayeredContext(full, full)
+        sliding = _context(config, hidden_BTD, mask_BT, window=True)
+        return LayeredContext(full, sliding._replace(rotary=self.sliding_rotary(base, hidden_BTD, full)))
+
+    def sliding_rotary(self, base: Any, hidden_BTD: torch.Tensor, full: CausalContext) -> Any:
+        """Return the rotary tables of blocks with a window: those of all blocks."""
+        return full.rotary
+
+    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
+        """Run one layer; in a tuple the hidden state is first."""
+        own = context.of(block.self_attn)
+        found = block(
+            hidden_BTD,
+            attention_mask=own.mask,
+            position_ids=own.positions,
+            cache_position=own.row_positions,
+            **self.positions(context),
+        )
+        hidden: torch.Tensor = found[0] if isinstance(found, tuple) else found
+        return hidden
+
+    def positions(self, context: LayeredContext) -> dict[str, Any]:
+        """Return the rotary tables as arguments of a block."""
+        return {"position_embeddings": context.full.rotary}
+
+    def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Normalise the hidden state, and pick each row's last token for classification."""
+        last = base.norm(hidden_BTD)
+        return last, {"cls_output": last_token(last, batch.mask)}
+
+
+def _context(config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, *, window: bool) -> CausalContext:
+    """Build the mask of one type as the library does.
+
+    Eager attention computes its softmax in float32, where the smallest float64 overflows and a row of padding would
+    spoil all others. So numeric masks are clamped to float32.
+    """
+    context = causal_context(config, hidden_BTD, mask_BT, window=window)
+    if context.mask is None or not context.mask.is_floating_point():
+        return context
+    return context._replace(mask=context.mask.clamp(min=torch.finfo(torch.float32).min))
+
+
+class LlamaFamily(LayeredFamily):
+    """The ``FamilyForward`` of Llama and Mistral; each node makes its own rotary embedding, which has no weights."""
+
+    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> LayeredContext:
+        """Build the causal mask as the library does, and the rotary tables."""
+        config = base.config
+        window = config.model_type == "mistral" and config.sliding_window is not None
+        context = causal_context(config, hidden_BTD, mask_BT, window=window)
+        context = context._replace(rotary=base.rotary_emb(hidden_BTD, context.positions))
+        return LayeredContext(context, context)
+
+
+class GemmaFamily(LayeredFamily):
+    """The ``FamilyForward`` of Gemma and Gemma 2."""
+
+    def embed(self, base: Any, batch: Batch) -> torch.Tensor:
+        """Look up the word embeddings and scale them in their own dtype, as the library does."""
+        hidden = super().embed(base, batch)
+        return hidden * torch.tensor(base.config.hidden_size**0.5, dtype=hidden.dtype)
+
+
+class Gemma3Family(LayeredFamily):
+    """The ``FamilyForward`` of Gemma 3."""
+
+    def sliding_rotary(self, base: Any, hidden_BTD: torch.Tensor, full: CausalContext) -> Any:
+        """Build the rotary tables of blocks with a window."""
+        return base.rotary_emb_local(hidden_BTD, full.positions)
+
+    def positions(self, context: LayeredContext) -> dict[str, Any]:
+        """Return both rotary tables; each block uses its own."""
+        return {"position_embeddings_global": context.full.rotary, "position_embeddings_local": context.sliding.rotary}
