@@ -136,7 +136,9 @@ def test_runs_whose_lost_owners_come_back_do_what_is_left(block: int) -> None:
     for seed in range(block * 15, block * 15 + 15):
         rng = random.Random(f"back {seed}")
         plan = plan_of(rng)
-        ring = ring_of(plan, rng, recovery=taking_back(plan), back_s=lambda node, rng=rng: rng.choice([1.0, 15.0, None]))
+        ring = ring_of(
+            plan, rng, recovery=taking_back(plan), back_s=lambda node, rng=rng: rng.choice([1.0, 15.0, None])
+        )
         lose_any(ring, rng, sorted(rng.choices(range(1, 200), k=rng.choice([1, 2, 3]))))
         result = ring.run()
         assert result.finish is not None, (seed, ring.lost, ring.waiting_for(plan.nodes[0]))

@@ -651,9 +651,7 @@ class RunStateMachine:
     def _on_answer(self, recovery: Recovery, event: rd.Event, now_s: float, commands: list[rd.Command]) -> None:
         """Take a node's answer or the placement; move after all have stopped, train after all have moved."""
         match event:
-            case rd.MoveFailed(node, placement_number, error, message) if (
-                placement_number == recovery.placement_number
-            ):
+            case rd.MoveFailed(node, placement_number, error, message) if placement_number == recovery.placement_number:
                 if error not in _UNREACHED and node in recovery.returned:  # the others go on without it
                     self._on_node_failed(rd.NodeFailed(node, PeerLostError.__name__, message), now_s, commands)
                     return
