@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import no_replicas
+from ringtune.schedule.turns import StepKind, Turn, num_eval_rows, turn_sequence
 from ringtune.storage.tensor_files import TensorFile
 from tests.features.feature import Feature, Tensors, each_technique, run_of
 from tests.features.memory import VELORA
@@ -79,21 +81,38 @@ def plan_of_ring(feature: Feature, seed: int) -> Plan:
     return own if own.placement.helpers else feature.plan(feature.case, rings[seed % len(rings)])
 
 
-def losing(feature: Feature, name: str, seed: int, *nodes: str, at: str = "", **how: Any) -> Loss:
-    """Carry a run out that loses one of these nodes, at any moment or as soon as something begins."""
+def losing(
+    feature: Feature,
+    name: str,
+    seed: int,
+    *nodes: str,
+    at: str = "",
+    moments: tuple[int, int] = (20, 60),
+    back_turns: int = 0,
+    **how: Any,
+) -> Loss:
+    """Carry a run out that loses one of these nodes, at any of the moments or as soon as something begins.
+
+    With ``back_turns`` it goes on without the node, and once more with it after so many turns.
+    """
     rng = random.Random(f"{name} {feature.name} {seed}")
     plan = plan_of_ring(feature, seed)
     carrier = make_carrier(feature.case, plan)
     ring = ring_of(plan, rng, carrier=carrier, keeper=carrier, **feature.ring(plan, carrier), **how)
-    lost, moment = rng.choice(nodes or [node for node in plan.nodes if plan.owner(node) is None]), rng.randint(20, 60)
+    lost, moment = rng.choice(nodes or [node for node in plan.nodes if plan.owner(node) is None]), rng.randint(*moments)
 
     def when(what: str, node: str) -> str | None:
+        if back_turns and ring.lost and recoveries(ring.result):
+            since = ring.result.logged[ring.result.logged.index(recoveries(ring.result)[0]) :]
+            if sum(isinstance(entry, rd.LogKept) for entry in since) == back_turns:
+                ring.clock.at(ring.clock.now_s, ring.come, lost)
         return lost if (what == at if at else len(ring.moments) == moment) else None
 
     ring.when = when
     result = ring.run()
     assert result.finish == rd.Finish("", "")
-    (recovery,) = recoveries(result)
+    *others, recovery = recoveries(result)
+    assert len(others) == bool(back_turns)
     return Loss(feature, plan, carrier, ring, recovery)
 
 
@@ -188,6 +207,51 @@ def test_run_that_loses_an_owner_equals_one_process_without_its_later_rows(featu
     assert evaluated.keys() == trained.evaluations.keys()
     for step in evaluated.keys() - {recovery.step}:  # there it is with the lost owner, or without
         assert evaluated[step] == pytest.approx(trained.evaluations[step][0], rel=1e-9)
+
+
+def turns_as_written(plan: Plan, changes: Sequence[rd.LogRecovery]) -> list[tuple[Plan, Turn]]:
+    """The train turns of the undisturbed run without those of an owner that is away, in steps numbered without gaps.
+
+    Each with the plan that holds then, for its rate. A turn counts if its owner is there when the one before it ends.
+    """
+    found, holding, step = list[tuple[Plan, Turn]](), plan, 0
+    left = [turn for turn in turn_sequence(plan.course) if turn.kind is StepKind.TRAIN]
+    for change in (*changes, None):
+        there = [owner.node for owner in holding.course.owners]
+        while left and (change is None or step < change.step):
+            turn, *left = left
+            if turn.owner in there:
+                found.append((holding, dataclasses.replace(turn, first_step=step)))
+                step += turn.num_items
+        holding = change.plan if change is not None else holding
+    return found
+
+
+BACK_CASES = {name: {"num_steps": 29, "eval_every": 5, **changes} for name, changes in OWNER_CASES.items()}
+BACK = [Feature(name=f"owner-back/{name}", changes=THREE_OWNERS | changes) for name, changes in BACK_CASES.items()]
+
+
+@pytest.mark.promise("1 partition invariance")
+@ROUTES
+@each_technique(
+    [*BACK, Feature(name="owner-back/invertible", changes=OWNERS_OF_INVERTIBLE[1].changes | {"num_steps": 29})]
+)
+def test_run_whose_lost_owner_comes_back_equals_one_process_without_the_turns_that_it_missed(
+    feature: Feature, seed: int
+) -> None:
+    """Any owner at any moment, with nothing: one process that trains the turns as written; it is evaluated again."""
+    case = feature.case
+    policy = RecoveryPolicy(leaves_out=True, num_steps=lambda rows: case.num_steps)
+    loss = losing(feature, "back", seed, "b", "d", "a", moments=(60, 160), back_turns=3, recovery=policy)
+    lost, back = recoveries(loss.ring.result)
+    assert lost.left_out == back.returned and not back.lost and sum(back.plan.course.missed.values()) > 0
+    assert back.plan.course.num_steps == case.num_steps - sum(back.plan.course.missed.values()) * case.local_iterations
+    turns = turns_as_written(loss.plan, (lost, back))
+    trained = reference.train(case.job, loss.plan, case.folder / "model", case.datasets(), turns=turns)
+    assert distance(loss.tensors, trained.adapter() | trained.head()) < 1e-9
+    logged = {entry.step: entry for entry in loss.ring.result.logged if isinstance(entry, rd.LogEvaluation)}
+    last = logged[back.plan.course.num_steps]
+    assert dict(last.values)["count"] == num_eval_rows(loss.plan.course)
 
 
 @pytest.mark.promise("1 partition invariance")

@@ -1,4 +1,4 @@
-"""What must hold for a run that goes on without owners that are lost, whatever the moment: on a virtual clock."""
+"""What must hold for a run without owners that are lost, and with those that come back: on a virtual clock."""
 
 from __future__ import annotations
 
@@ -27,22 +27,39 @@ from tests.support.recovering_ring import RecoveringRing
 SKIPS = RecoveryPolicy(leaves_out=True)
 
 
+def taking_back(plan: Plan) -> RecoveryPolicy:
+    """As ``SKIPS``, and an owner that is back is taken in."""
+    return RecoveryPolicy(leaves_out=True, num_steps=lambda rows: plan.course.num_steps)
+
+
 def train_items(course: Course) -> list[tuple[str, int]]:
     """The owner and its batch of each step of an undisturbed run."""
     turns = (turn for turn in turn_sequence(course) if turn.kind is StepKind.TRAIN)
     return [(item.owner, item.batch) for turn in turns for item in items(course, turn)]
 
 
-def without_owners(wanted: list[tuple[str, int]], losses: Iterable[tuple[int, str]]) -> list[tuple[str, int]]:
-    """The same, but for what owners would have done after the step at whose end each was left out."""
-    for step, owner in losses:
-        wanted = [*wanted[:step], *(item for item in wanted[step:] if item[0] != owner)]
-    return wanted
+def without_owners(wanted: list[tuple[str, int]], changes: Iterable[tuple[int, str]]) -> list[tuple[str, int]]:
+    """The same without what owners would have done while they were away, as every second change of one is its return.
+
+    A change counts after so many steps of the run; what comes after the last item that was done is not missed.
+    """
+    done, gone = list[tuple[str, int]](), set[str]()
+    for step, owner in changes:
+        while len(done) < step:
+            item, *wanted = wanted
+            done += [item] if item[0] not in gone else []
+        gone ^= {owner}
+    return [*done, *(item for item in wanted if item[0] not in gone)]
 
 
 def left_out(result: RingResult) -> list[tuple[int, str]]:
     """After which step which owner is left out, as the log has it."""
     return [(entry.step, owner) for entry in recoveries(result) for owner in entry.left_out]
+
+
+def changes(result: RingResult) -> list[tuple[int, str]]:
+    """After which step which owner is left out or taken back, as the log has it."""
+    return [(entry.step, owner) for entry in recoveries(result) for owner in (*entry.left_out, *entry.returned)]
 
 
 def trained(result: RingResult) -> list[tuple[str, int]]:
@@ -108,6 +125,39 @@ def test_runs_that_lose_owners_at_any_moment_do_what_is_left(block: int) -> None
         evaluated = [entry for entry in result.logged if isinstance(entry, rd.LogEvaluation)]
         assert len({entry.step for entry in evaluated}) == len(evaluated), "every evaluation once"
     assert skipped >= 2
+
+
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize("block", range(20))
+@pytest.mark.sampled(1)
+def test_runs_whose_lost_owners_come_back_do_what_is_left(block: int) -> None:
+    """Owners and hosts are lost at any moment, more than once too; the turns of who is back are trained again."""
+    returned = again = 0
+    for seed in range(block * 15, block * 15 + 15):
+        rng = random.Random(f"back {seed}")
+        plan = plan_of(rng)
+        ring = ring_of(
+            plan, rng, recovery=taking_back(plan), back_s=lambda node, rng=rng: rng.choice([1.0, 15.0, None])
+        )
+        lose_any(ring, rng, sorted(rng.choices(range(1, 200), k=rng.choice([1, 2, 3]))))
+        result = ring.run()
+        assert result.finish is not None, (seed, ring.lost, ring.waiting_for(plan.nodes[0]))
+        if result.finish.error:
+            ends = ("no living node", "nothing fits", "nothing is kept yet", "no other node than")
+            assert any(text in result.finish.message for text in ends), (seed, result.finish)
+            continue
+        back = [owner for entry in recoveries(result) for owner in entry.returned]
+        returned, again = returned + bool(back), again + (len(left_out(result)) > 1)
+        assert trained(result) == without_owners(train_items(plan.course), changes(result)), seed
+        assert ring.surprises == [], seed
+        last = recoveries(result)[-1].plan.course if recoveries(result) else plan.course
+        assert len(trained(result)) == last.num_steps
+        evaluated = [entry for entry in result.logged if isinstance(entry, rd.LogEvaluation)]
+        assert len({entry.step for entry in evaluated}) == len(evaluated), "every evaluation once"
+        for entry in (one for one in recoveries(result) if one.returned):
+            assert set(entry.returned) <= {owner.node for owner in entry.part.course.owners}
+            assert not set(entry.returned) & set(entry.lost)
+    assert returned and again
 
 
 MOMENTS = ("prepare", "embedding", "head", "backward", "update", "save", "hand-over", "copy", "move", "halt", "collect")

@@ -269,6 +269,8 @@ class ShowStep(NamedTuple):
 class LogRecovery(NamedTuple):
     """Log that the run continues from the end of ``step``, after a lost node, a bad step or a lost link.
 
+    Or with an owner whose turns were left out.
+
     Attributes:
         step: the last one of the committed turn.
         plan: of the run from now on.
@@ -279,6 +281,7 @@ class LogRecovery(NamedTuple):
         left_out: owners among ``lost`` without turns from here on.
         back: those of ``lost`` that have returned meanwhile.
         link: what a node said of the lost link to a living one; empty = there is none.
+        returned: owners whose turns count again from here on.
     """
 
     step: int
@@ -291,6 +294,7 @@ class LogRecovery(NamedTuple):
     left_out: tuple[str, ...] = ()
     back: tuple[str, ...] = ()
     link: str = ""
+    returned: tuple[str, ...] = ()
 
 
 # ---- events: the run -------------------------------------------------------------------------------

@@ -31,11 +31,14 @@ have stopped and keep the tensors of the last committed turn::
     halting -- an owner is lost, or nothing fits --> waiting -- it joins --> placing, moving, training
                                                         |
                                                         '-- time is up --> the run ends, resumable
+
+A run that leaves out a lost owner takes it back, once it has joined: no train turn is granted any more, and when every
+open turn is committed all go on from there, in the same placement, with the owner's turns (``migration.with_owner``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -74,11 +77,13 @@ class RecoveryPolicy:
         begins_anew: whether every node can make the weights of step 0 by itself, so that the run may go back to step 0.
         leaves_out: whether the run continues without a lost owner, and without its rows.
         awaits_s: time limit of the wait for an indispensable node, in seconds; 0 = the run ends at once.
+        num_steps: gives the steps of a run by the rows of all its owners; None = an owner that was left out stays out.
     """
 
     begins_anew: bool = True
     leaves_out: bool = False
     awaits_s: float = 0.0
+    num_steps: Callable[[Sequence[int]], int] | None = None
 
 
 def _rows_reason(
@@ -319,7 +324,8 @@ class Recovery:
         step: the end of the committed turn to which the run goes back.
         bad_step: the value that was not finite; empty = no bad step.
         link: what was said of a lost link between living nodes; empty = there is none.
-        course: the course without lost owners; None = unchanged.
+        course: the course without lost owners, or with owners that are taken back; None = unchanged.
+        returned: these owners.
         before: the recovery that it replaces: it inherits the losses and the bad step.
 
     Attributes:
@@ -343,11 +349,14 @@ class Recovery:
         bad_step: str = "",
         link: str = "",
         course: Course | None = None,
+        returned: tuple[str, ...] = (),
         before: Recovery | None = None,
     ) -> None:
         self.placement_number, self.step, self.course = placement_number, step, course
         self.lost: tuple[str, ...] = tuple(dict.fromkeys((*(before.lost if before else ()), *lost)))
         self.back: tuple[str, ...] = tuple(node for node in before.back if node not in lost) if before else ()
+        returned = before.returned if before else returned
+        self.returned: tuple[str, ...] = tuple(node for node in returned if node not in lost)
         self.began_s: float = before.began_s if before else began_s
         self.bad_step: str = bad_step or (before.bad_step if before else "")
         self.link = link
@@ -457,18 +466,30 @@ class Recovery:
             kept.other_head(node) if has_head else "",
         )
 
-    def log(self, plan: Plan, now_s: float) -> LogRecovery:
-        """Make the log entry after all have moved."""
+    def log(self, before: Course, plan: Plan, now_s: float) -> LogRecovery:
+        """Make the log entry after all have moved; ``before`` is the course until then."""
         fetched = tuple(sorted(self._bytes.items()))
-        out = tuple(one.owner.node for one in plan.course.left_out if one.owner.node in self.lost)
-        part, seconds = plan.parts[-1], now_s - self.began_s
-        return LogRecovery(self.step, self.lost, plan, part, seconds, fetched, self.bad_step, out, self.back, self.link)
+        out = tuple(one.node for one in before.owners if plan.course.owner(one.node) is None)
+        return LogRecovery(
+            self.step,
+            self.lost,
+            plan,
+            plan.parts[-1],
+            now_s - self.began_s,
+            fetched,
+            self.bad_step,
+            out,
+            self.back,
+            self.link,
+            self.returned,
+        )
 
     def overdue(self, wait_s: float) -> str:
         """Describe the missing answers, or the missing placement, after ``wait_s``."""
         if self._waiting:
             what = "to move" if self._moves else "to stop"
             why = "a node was lost" if self.lost else "a link was lost" if self.link else "a bad step"
+            why = f"node {', '.join(self.returned)} came back" if self.returned and not self.lost else why
             text = f"waited {wait_s:g} s for node {', '.join(sorted(self._waiting))} {what} after {why}"
         else:
             text = f"waited {wait_s:g} s for a placement without node {', '.join(self.lost)}"

@@ -56,7 +56,14 @@ from ringtune.run_control.recovery import (
 )
 from ringtune.run_control.turns import EvaluationSums, OpenTurn, TurnGrants
 from ringtune.schedule.course import Course
-from ringtune.schedule.migration import CopyHolders, rows_reason, stay_reason, without_owner
+from ringtune.schedule.migration import (
+    CopyHolders,
+    return_reason,
+    rows_reason,
+    stay_reason,
+    with_owner,
+    without_owner,
+)
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import ITEMS_AHEAD, Evaluations, StartPoint, StepKind, Turn
 from ringtune.schedule.versions import unfreezing_steps
@@ -159,6 +166,7 @@ class RunStateMachine:
         self._checking = self._checked = -1  # index of a turn
         self._opened_at: int | None = None  # step to which the run has gone back last because of a lost link
         self._before: Turn | None = None  # the last turn that was granted before the last recovery
+        self._returned = list[str]()  # left-out owners that are back, to be taken in at the next turn boundary
 
     def handle(self, event: rd.Event, now_s: float) -> list[rd.Command]:
         """Take one event at time ``now_s`` (monotonic seconds); return the commands in order.
@@ -167,9 +175,15 @@ class RunStateMachine:
         """
         if self.phase in ("done", "failed"):
             return []
+        passed = self._handled(lambda commands: self._dispatch(event, now_s, commands))
+        if self._takes_back:
+            passed += self._handled(lambda commands: self._take_back(now_s, commands))
+        return passed
+
+    def _handled(self, act: Callable[[list[rd.Command]], None]) -> list[rd.Command]:
         commands: list[rd.Command] = []
         try:
-            self._dispatch(event, now_s, commands)
+            act(commands)
         except RingTuneError as error:
             self._fail(type(error).__name__, str(error), commands)
         if not self._goes_back:
@@ -492,12 +506,63 @@ class RunStateMachine:
         self._gone.discard(node)
         self._nodes = (*self._nodes, node)
         self._migration.join(node)
+        if node in self.left_out and not self.return_reason(node):
+            self._returned.append(node)
         if self._recovery is None:
             return
         self._recovery.join(node)
         if self.awaited:
             self.awaited.came(node)
             self._find_placement(self._recovery, now_s, commands)
+
+    # ---- owners that are back ---------------------------------------------------------------------
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The owners whose turns are left out."""
+        return tuple(one.owner.node for one in self._course.absent) if self.plan is not None else ()
+
+    def return_reason(self, node: str) -> str:
+        """Say why an owner whose turns are left out is not taken back; empty if it is, at the next turn boundary."""
+        grants = self._grants
+        if not self._policy.leaves_out or self._policy.num_steps is None:
+            return "recovery.owners is not 'skip'"
+        if not self._goes_back:
+            return "this plan keeps no copies of turns (recovery.copies)"
+        step, is_over = self.last_step, grants is not None and grants.is_exhausted
+        if self._recovery is not None:
+            step, is_over = self._recovery.step, is_over and self._recovery.course is None
+        if self._drain_reason or is_over or step >= self._course.num_steps:
+            return "the last turns of this run are granted already"
+        return return_reason(self._course, node, step, self._whole_num_steps)
+
+    @property
+    def _whole_num_steps(self) -> int:
+        num_steps = needed(self._policy.num_steps, "owners come back to a run whose whole length is not known")
+        return num_steps([owner.train_rows for owner in self._course.all_owners])
+
+    @property
+    def _takes_back(self) -> bool:
+        """Whether grants are held for owners that are back, and every turn before is committed."""
+        held = self._grants.held if self._grants is not None else None
+        return self.phase == "training" and held is not None and held.first_step == self._kept.step
+
+    def _take_back(self, now_s: float, commands: list[rd.Command]) -> None:
+        """Make all nodes go on from the committed turn in a course with the owners that are back."""
+        course, step = self._course, self._kept.step or 0
+        owners = [node for node in dict.fromkeys(self._returned) if node in self._nodes]
+        self._returned = []
+        for node in owners:
+            if not return_reason(course, node, step, self._whole_num_steps):
+                course = with_owner(course, node, course.turns_of(step), self._whole_num_steps)
+        returned = tuple(node for node in owners if course.owner(node) is not None)
+        if not returned:
+            self._grant_ahead(now_s, commands)
+            return
+        part = self._required_migration.part
+        recovery = self._rewind((), "", now_s, commands, course, returned=returned)
+        recovery.place(self._required_plan, part.placement)
+        commands += recovery.halt()
 
     # ---- recovery ---------------------------------------------------------------------------------
 
@@ -536,6 +601,7 @@ class RunStateMachine:
         commands: list[rd.Command],
         course: Course | None = None,
         link: str = "",
+        returned: tuple[str, ...] = (),
     ) -> Recovery:
         """Begin to bring all living nodes back to the end of the committed turn, with a new placement number."""
         self._grants = self._grants or self._new_granting()
@@ -555,6 +621,7 @@ class RunStateMachine:
             bad_step=bad_step,
             link=link,
             course=course,
+            returned=returned,
             before=self._recovery,
         )
         self._enter("waiting" if self.awaited else "moving", now_s, commands, self._nodes)
@@ -585,7 +652,10 @@ class RunStateMachine:
     def _on_answer(self, recovery: Recovery, event: rd.Event, now_s: float, commands: list[rd.Command]) -> None:
         """Take a node's answer or the placement; move after all have stopped, train after all have moved."""
         match event:
-            case rd.MoveFailed(_, placement_number, error, message) if placement_number == recovery.placement_number:
+            case rd.MoveFailed(node, placement_number, error, message) if placement_number == recovery.placement_number:
+                if error not in _UNREACHED and node in recovery.returned:  # the others go on without it
+                    self._on_node_failed(rd.NodeFailed(node, PeerLostError.__name__, message), now_s, commands)
+                    return
                 if error not in _UNREACHED:
                     raise error_from_name(error, message)
                 recovery.problem = message  # the node that it misses will be missed by all, or time runs out
@@ -621,6 +691,7 @@ class RunStateMachine:
     def _end_recovery(self, recovery: Recovery, now_s: float, commands: list[rd.Command]) -> None:
         """Train from the committed turn, in the placement to which all have moved."""
         plan, moving, grants = recovery.moved_to, self._required_migration, self._required_grants
+        before = self._required_plan.course
         self._recovery, self.plan = None, plan
         self.awaited.end()
         for node, sources in recovery.sources.items():
@@ -628,13 +699,13 @@ class RunStateMachine:
         if recovery.step:
             self._kept.fetched_head(recovery.moved_at.holder)
         moving.recover(plan, recovery.step, self._kept.decided)
-        commands.append(recovery.log(plan, now_s))
+        commands.append(recovery.log(before, plan, now_s))
         self._before = grants.last
         if recovery.course is None:
             commands += grants.rewind(moving.part)
         else:
             self._log.forget_shown()
-            grants.leave_out(plan, moving.part, recovery.moved_at)
+            grants.change_owners(plan, moving.part, recovery.moved_at)
         if grants.last is not None:
             self._bad.note_rewind(grants.last.index)
         self._train_on(now_s, commands)
@@ -642,7 +713,9 @@ class RunStateMachine:
     # ---- training ---------------------------------------------------------------------------------
 
     def _grant_ahead(self, now_s: float, commands: list[rd.Command]) -> None:
-        found = self._required_grants.ahead()
+        grants = self._required_grants
+        grants.holds = self._kept.step is not None and any(node in self._nodes for node in self._returned)
+        found = grants.ahead()
         if any(isinstance(command, rd.ChooseOperations) for command in found):
             self._set_deadline(now_s, commands)
         commands += found

@@ -341,8 +341,8 @@ class EarlyStopping:
         """Note that every node has sent the best result."""
         self.best.wanted, self.settled = None, self.evaluations
 
-    def leave_out(self, before: Course, after: Course) -> None:
-        """Begin anew where the evaluations from here on have fewer rows than those before."""
+    def change_owners(self, before: Course, after: Course) -> None:
+        """Begin anew where the evaluations from here on have other rows than those before."""
         found = self.evaluations.without(before, after)
         if found != self.evaluations:
             self.evaluations = self.settled = found
@@ -374,6 +374,7 @@ class TurnGrants:
         copies: comparison of the owners' copies of embedding and head.
         last: the turn that was granted last; None before the first.
         is_exhausted: whether no turn is left to be granted.
+        holds: whether nothing is granted from the next train turn on, with the scores before it.
 
     Raises:
         PlanError: ``start`` is not of this plan.
@@ -400,7 +401,7 @@ class TurnGrants:
         self.rules = turn_rules(part, self._rules_ahead)
         self.copies = CopyComparison(part)
         self.last: Turn | None = None
-        self.is_exhausted = False
+        self.is_exhausted = self.holds = False
         self._plan, self.nodes = plan, nodes
         self._sequence = turn_sequence(plan.course, start=start)
         self._next: Turn | None = None
@@ -425,6 +426,16 @@ class TurnGrants:
             return None
         return self._next if self._is_elsewhere(self._next) else None
 
+    @property
+    def held(self) -> Turn | None:
+        """The next turn, if it is held back and all turns before it are done; else None."""
+        if self.open or self.is_exhausted or self._next is None or not self.stopping.may_grant(self._next):
+            return None
+        return self._next if self._holds_back(self._next) else None
+
+    def _holds_back(self, turn: Turn) -> bool:
+        return self.holds and turn.kind in (StepKind.TRAIN, StepKind.SCORE)
+
     def _is_elsewhere(self, turn: Turn) -> bool:
         return self._migration is not None and self._migration.is_due(turn)
 
@@ -442,7 +453,7 @@ class TurnGrants:
             if self._next is None:
                 self.is_exhausted = True
                 break
-            if self._is_elsewhere(self._next):
+            if self._is_elsewhere(self._next) or self._holds_back(self._next):
                 break
             may_grant = self.depths.may_grant(self._next) and self.stopping.may_grant(self._next)
             may_grant = may_grant and all(rule.may_grant(self._next) for rule in self.rules)
@@ -510,14 +521,14 @@ class TurnGrants:
             self._note(turn)
         return [Grant(tuple(granted))]
 
-    def leave_out(self, plan: Plan, part: Plan, start: StartPoint) -> None:
-        """Continue at ``start`` with a plan in which fewer owners have turns, in its last placement.
+    def change_owners(self, plan: Plan, part: Plan, start: StartPoint) -> None:
+        """Continue at ``start`` with a plan in which other owners have turns, in its last placement.
 
         Uncommitted turns are granted again as far as the new plan has them.
         """
         self.is_exhausted = self._ends_early
         if not self.is_exhausted:
-            self.stopping.leave_out(self._plan.course, plan.course)
+            self.stopping.change_owners(self._plan.course, plan.course)
         unfreezing = self.depths.unfreezing.without(self._plan.course, plan.course)
         start = dataclasses.replace(start, unfreezing=unfreezing)
         self._plan, self._next, self._ahead_of, self._since = plan, None, (0, 0), []

@@ -184,6 +184,17 @@ def with_owner(course: Course, node: str, num_turns: int, num_steps: int) -> Cou
     return dataclasses.replace(found, num_steps=reduced_num_steps(found, num_steps))
 
 
+def return_reason(course: Course, node: str, step: int, num_steps: int) -> str:
+    """Say why a lost owner's turns do not count again after ``step`` steps; empty if they can.
+
+    ``num_steps`` is that of a run with all owners.
+    """
+    again = with_owner(course, node, course.turns_of(step), num_steps)
+    if again.user_sets != course.user_sets:
+        return "the adapters of its users were lost with it"
+    return "" if again.num_steps > course.num_steps else "none of its turns is left"
+
+
 def reduced_num_steps(course: Course, num_steps: int) -> int:
     """Number of steps of a run with left-out owners that would have ``num_steps`` with all of them."""
     length, owners = course.local_iterations, course.all_owners

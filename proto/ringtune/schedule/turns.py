@@ -102,7 +102,7 @@ class Evaluations:
         return dataclasses.replace(self, step=step, waited=self.waited + 1)
 
     def without(self, before: Course, after: Course) -> Evaluations:
-        """Return the state with owners left out: as before the first where evaluations have fewer rows then."""
+        """Return the state with other owners: as before the first where evaluations have other rows then."""
         return self if num_eval_rows(before) == num_eval_rows(after) else NONE_DONE
 
     def stops_run(self, patience_evals: int) -> bool:
@@ -215,7 +215,8 @@ class Unfreezing:
     def check(self, course: Course, step: int) -> None:
         """Refuse a state that is not of a run of ``course`` after ``step`` steps, with ``PlanError``."""
         num_turns = -(-step // course.local_iterations) if course.decides else 0
-        fits = self.num_turns == num_turns and len(self.recent) == len(_with_losses(course, num_turns))
+        owners = _with_losses(course, num_turns) if course.decides else ()
+        fits = self.num_turns == num_turns and len(self.recent) == len(owners)
         if not fits or any(at % course.local_iterations for at in self.unfreeze_at):
             raise PlanError(
                 f"what is known of the losses is of {self.num_turns} turns, step {step} comes after {num_turns}; the "
