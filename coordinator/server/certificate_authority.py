@@ -29,14 +29,14 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from coordinator.server.rotation import Phase, Rotation
+from coordinator.server.rotation import Phase, Rotation, RotationState
 from ringtune.errors import BusyError, StorageError, TokenError, TrustError, UsageError
 from ringtune.storage.durable import make_private_folder, storage_errors, write_durably
 from ringtune.texts import RepeatCounter, printable, times
@@ -669,24 +669,6 @@ _RENEWALS: Final = 6
 _RENEWALS_S: Final = 3600.0
 _INVITATIONS: Final = 60
 """Most invitations of a user within a minute: each is a row of the register for a day."""
-
-
-class RotationState(NamedTuple):
-    """How far a rotation is.
-
-    Attributes:
-        rotation: state.
-        unconfirmed: living nodes that have not confirmed that they trust the new authority, while that is awaited.
-        waiting: who would be shut out if the old authority were trusted no longer from now on.
-        folder: of the keys.
-        problem: why it can't go on; empty = it can.
-    """
-
-    rotation: Rotation
-    unconfirmed: list[str]
-    waiting: list[str]
-    folder: str
-    problem: str
 
 
 def _listed(names: list[str]) -> str:

@@ -19,7 +19,7 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
+from typing import NamedTuple, Self
 
 from ringtune.transport.identity import authorities_version
 
@@ -118,3 +118,21 @@ class Rotation:
             phase=Phase(values["phase"]),
             moved=frozenset(values["moved"]),
         )
+
+
+class RotationState(NamedTuple):
+    """How far a rotation is.
+
+    Attributes:
+        rotation: state.
+        unconfirmed: living nodes that have not confirmed that they trust the new authority, while that is awaited.
+        waiting: who would be shut out if the old authority were trusted no longer from now on.
+        folder: of the keys.
+        problem: why it can't go on; empty = it can.
+    """
+
+    rotation: Rotation
+    unconfirmed: list[str]
+    waiting: list[str]
+    folder: str
+    problem: str

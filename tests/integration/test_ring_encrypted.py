@@ -116,7 +116,10 @@ def test_ring_encrypted_goes_on_while_its_authority_is_rotated(tmp_path: Path) -
             deadline_s = time.monotonic() + RUN_S
             while json.loads(ask(cluster, admin, "coordinator", "rotate", "--status", "--json", code=0))["phase"]:
                 assert time.monotonic() < deadline_s, ask(cluster, admin, "coordinator", "rotate", "--status", code=0)
-                time.sleep(0.1)
+                time.sleep(0.05)
+            while not all("broke and is opened again" in cluster.log(name) for name in NODES):
+                assert time.monotonic() < deadline_s, "no link was opened again"
+                time.sleep(0.05)
         finally:
             is_over.set()
         outcome = follower.wait()

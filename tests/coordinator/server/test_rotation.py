@@ -1,0 +1,377 @@
+"""Rotation of the authority on a made-up clock: who trusts whom at each moment, who is waited for, and what is kept."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import time
+from itertools import permutations
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from coordinator.screen.listing import rotation_lines
+from coordinator.server.certificate_authority import (
+    NEXT,
+    Authority,
+    Register,
+    TrustKeeper,
+    init_trust,
+    make_token,
+)
+from coordinator.server.database import Database
+from coordinator.server.rotation import Phase, Rotation
+from coordinator.server.server import CoordinatorServer
+from ringtune.errors import InterruptedRunError, StorageError, TrustError, UsageError
+from ringtune.transport.enrollment import join, renew, renew_if_due, take_authorities
+from ringtune.transport.identity import (
+    Identity,
+    fingerprint,
+    is_issued_by,
+    key_pem,
+    make_key,
+    make_request,
+    read_identity,
+)
+from ringtune.transport.parties import Party, node_party
+from ringtune.transport.speaker import Speaker, speaking_as
+from ringtune.transport.status import error_of_call
+from ringtune.v1 import trust_pb2, trust_pb2_grpc
+from tests.coordinator.server.test_certificate_authority import ALICE, invited, membership
+
+NOW_S = 1_800_000_000.0
+BEAT_S = 2.0
+HOUR_S = 3600.0
+A, B, OLD = node_party("a"), node_party("b"), node_party("old")
+
+
+def test_rotation_introduces_before_it_issues_and_ends_in_time() -> None:
+    """Nobody delays a phase beyond its end; a coordinator that was started again waits until its members are back."""
+    rotation = Rotation(old=b"old", new=b"new", began_unix_s=0.0, ends_unix_s=100.0)
+    go_on = functools.partial(Rotation.advanced, unconfirmed=(), waiting=())
+    assert rotation.authorities == (b"old", b"new")
+    assert go_on(rotation, 1.0, unconfirmed=["a"]) is rotation
+    assert go_on(rotation, 1.0, is_settled=False) is rotation
+    late = go_on(rotation, 50.0, unconfirmed=["a"], is_settled=False)
+    issuing = go_on(rotation, 1.0)
+    assert issuing is not None and issuing == late
+    assert (issuing.phase, issuing.authorities) == (Phase.ISSUING, (b"new", b"old"))
+    assert go_on(issuing, 99.0, waiting=["a"]) is issuing
+    assert go_on(issuing, 99.0, is_settled=False) is issuing
+    assert go_on(issuing, 2.0) is None
+    assert go_on(issuing, 100.0, waiting=["a"], is_settled=False) is None
+    moved = issuing.heard("node a", is_of_new=True)
+    assert Rotation.parse(moved.to_text()) == moved != issuing
+    assert moved.heard("node a", is_of_new=False) == issuing
+
+
+class Ring:
+    """A keeper, and nodes and users whose calls are made here, if certificates and authorities let them through.
+
+    Attributes:
+        present: who beats, in this order.
+        told: lines of the keeper.
+    """
+
+    def __init__(self, folder: Path, *parties: Party) -> None:
+        self.now_unix_s = NOW_S
+        self.folder, self.trust = folder, folder / "trust"
+        init_trust(self.trust, NOW_S)
+        shutil.rmtree(self.trust / "admin")
+        register = Register(self.trust)
+        register.remove(Party("submitter", "admin"), "it takes no part here")
+        self.keeper = self.restarted()
+        self.parties = {
+            party: self.joined(party, str(make_token(self.trust, party, NOW_S + HOUR_S).secret)) for party in parties
+        }
+        self.present = [party for party in parties if party.role == "node"]
+        self.told: list[str] = []
+        self.is_settled = True
+
+    def restarted(self) -> TrustKeeper:
+        """The keeper of a coordinator that is started again."""
+        self.keeper = TrustKeeper(self.trust, clock=lambda: self.now_unix_s)
+        return self.keeper
+
+    def joined(self, party: Party, secret: str) -> Speaker:
+        """Who gets a certificate for a token; ``OLD`` is of an earlier version."""
+        key, takes = make_key(), party != OLD
+        pem = self.keeper.certify(secret, make_request(key), takes_authorities=takes)
+        authorities = self.keeper.authorities if takes else (self.keeper.authority_pem,)
+        return Speaker(Identity.of(key_pem(key), pem, *authorities))
+
+    def call(self, party: Party) -> bool:
+        """Let somebody beat, or a user make a command; whether the coordinator takes it."""
+        who, keeper, takes = self.parties[party], self.keeper, party != OLD
+        if not trusts(who, keeper.speaker) or not trusts(keeper.speaker, who):
+            return False
+        said = who.identity.authorities_version if takes and party.role == "node" else None
+        keeper.heard(who.identity.facts, said)
+        self.go_on()
+        if not takes:
+            return True
+
+        def certify(request: trust_pb2.RenewRequest, *, timeout: float) -> trust_pb2.CertifyReply:
+            pem = keeper.renew(who.identity.facts, request.request_pem, takes_authorities=request.takes_authorities)
+            return trust_pb2.CertifyReply(certificate_pem=pem, authorities_pem=keeper.authorities)
+
+        stub: Any = SimpleNamespace(Renew=certify)
+        take_authorities(keeper.authorities, who, self.folder / party.name)
+        if renew_if_due(stub, who, self.folder / party.name, self.now_unix_s) and party.role != "node":
+            keeper.heard(who.identity.facts, None)
+        return True
+
+    def come_back(self, party: Party) -> None:
+        """Let a node that was away join again; the answer has the authorities."""
+        assert trusts(self.parties[party], self.keeper.speaker)
+        take_authorities(self.keeper.authorities, self.parties[party], self.folder / party.name)
+        self.present.append(party)
+
+    def go_on(self) -> None:
+        """Let the rotation go on if it is time."""
+        names = [party.name for party in self.present]
+        line = self.keeper.advance(names, is_settled=self.is_settled)
+        self.told += [line] if line else []
+
+    def round(self) -> None:
+        """Let all who are present beat once; the nodes of this version can reach each other all the time."""
+        for party in self.present:
+            self.now_unix_s += BEAT_S / len(self.present)
+            assert self.call(party) or party == OLD
+            able = [self.parties[each] for each in self.present if each != OLD]
+            assert all(trusts(one, other) for one, other in permutations(able, 2))
+        self.go_on()
+
+    @property
+    def phase(self) -> str:
+        """Of the rotation; empty = none."""
+        state = self.keeper.rotation_state(())
+        return state.rotation.phase if state else ""
+
+    def until(self, phase: str, most: int = 6) -> None:
+        """Let rounds pass until a phase."""
+        for _ in range(most):
+            if self.phase == phase:
+                return
+            self.round()
+        assert self.phase == phase, self.keeper.rotation_state([each.name for each in self.present])
+
+
+def trusts(one: Speaker, other: Speaker) -> bool:
+    """Whether one process takes the certificate of another one."""
+    return not one.refusal(other.identity.facts)
+
+
+def test_rotation_of_members_that_are_there_takes_a_few_heartbeats(tmp_path: Path) -> None:
+    """In the end there is one authority, in the folder too, and the old one's certificates are refused."""
+    ring = Ring(tmp_path, A, B)
+    before, old = Speaker(ring.parties[A].identity), ring.keeper.authority_pem
+    ring.keeper.rotate(HOUR_S)
+    with pytest.raises(UsageError, match=r"is rotated already, since 2027.*--status"):
+        ring.keeper.rotate(HOUR_S)
+    ring.until(Phase.ISSUING)
+    assert trusts(ring.keeper.speaker, before)
+    ring.until("")
+    assert ring.keeper.authorities == (Authority.read(ring.trust).certificate_pem,) != (old,)
+    assert not (ring.trust / NEXT).exists()
+    assert not trusts(ring.keeper.speaker, before)
+    ring.round()
+    assert {who.identity.authorities for who in ring.parties.values()} == {ring.keeper.authorities}
+    assert read_identity(tmp_path / "a", NOW_S) == ring.parties[A].identity
+    assert ring.told == ["certificates are of the new authority from now on", "the old authority is trusted no longer"]
+
+
+def test_rotation_waits_for_who_is_away_and_for_open_tokens_until_its_end(tmp_path: Path) -> None:
+    """They come while the old authority is trusted; a user's command and a token of before move with one call."""
+    ring = Ring(tmp_path, A, B, ALICE)
+    late = node_party("late")
+    token = make_token(ring.trust, late, NOW_S + HOUR_S)
+    ring.present = [A]
+    ring.keeper.rotate(HOUR_S)
+    ring.until(Phase.ISSUING)
+    ring.round()
+    state = ring.keeper.rotation_state(["a"])
+    assert state is not None
+    assert state.waiting == ["node b", "submitter alice", "the token of node late"]
+    ring.come_back(B)
+    ring.round()
+    assert ring.call(ALICE)
+    ring.parties[late] = ring.joined(late, token.secret)
+    assert ring.phase == Phase.ISSUING
+    ring.present.append(late)
+    ring.until("")
+    assert all(map(ring.call, (ALICE, late)))
+
+
+def test_rotation_names_and_shuts_out_who_does_not_come_in_time(tmp_path: Path) -> None:
+    """A node of an earlier version is served to the end, with certificates that it can read, and waits for nobody."""
+    ring = Ring(tmp_path, A, OLD, B)
+    ring.present = [A, OLD]
+    ring.keeper.rotate(100.0)
+    ring.round()
+    ring.round()
+    state = ring.keeper.rotation_state(["a", "old"])
+    assert state is not None and state.unconfirmed == ["old"]
+    ring.until(Phase.ISSUING, most=30)
+    assert ring.now_unix_s >= NOW_S + 50.0
+    assert ring.told == ["certificates are of the new authority from now on; not confirmed by old"]
+    given = ring.keeper.renew(ring.parties[OLD].identity.facts, make_request(make_key()), takes_authorities=False)
+    assert is_issued_by(given, ring.keeper.authority_pem)
+    ring.until("", most=30)
+    assert ring.now_unix_s >= NOW_S + 100.0
+    assert ring.told[1:] == [
+        "the old authority is trusted no longer; shut out until they join with a new token: node b, node old"
+    ]
+    assert [ring.call(party) for party in (A, OLD, B)] == [True, False, False]
+
+
+@pytest.mark.parametrize("kept", [Phase.INTRODUCING, Phase.ISSUING])
+def test_rotation_goes_on_where_it_was_when_the_coordinator_starts_again(tmp_path: Path, kept: Phase) -> None:
+    """With what was saved of its folder, in each phase; not before its members are back."""
+    ring = Ring(tmp_path, A, B)
+    ring.keeper.rotate(HOUR_S)
+    ring.until(kept)
+    (ring.trust / "identity.pem").unlink()  # what is not saved
+    ring.restarted()
+    ring.present, ring.is_settled = [A], False
+    for _ in range(3):
+        ring.round()
+    assert ring.phase == kept
+    ring.come_back(B)
+    ring.is_settled = True
+    ring.until("")
+    assert ring.restarted().authorities == (Authority.read(ring.trust).certificate_pem,)
+    ring.round()
+    assert ring.call(A) and ring.call(B)
+
+
+def test_rotation_survives_a_crash_at_its_begin_and_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is stored in the register counts: a key without it is made anew, and one that counts is put in place."""
+    ring = Ring(tmp_path, A)
+
+    def crash(*_: object) -> None:
+        raise StorageError("the disk is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Register, "change_notes", crash)
+        with pytest.raises(StorageError):
+            ring.keeper.rotate(HOUR_S)
+    assert (ring.trust / NEXT).exists() and not ring.restarted().rotation_state(())
+    ring.keeper.rotate(HOUR_S)
+    ring.until(Phase.ISSUING)
+    with monkeypatch.context() as patched:
+        patched.setattr(TrustKeeper, "_put_in_place", crash)
+        with pytest.raises(StorageError):
+            ring.until("")
+    after = Authority.read(ring.trust, NEXT).certificate_pem
+    assert make_token(ring.trust, B, NOW_S).authority_sha256 == fingerprint(after)
+    assert ring.restarted().authorities == (after,) == (Authority.read(ring.trust).certificate_pem,)
+    assert ring.call(A)
+
+
+@pytest.mark.parametrize("phase", [Phase.INTRODUCING, Phase.ISSUING])
+def test_rotation_keeps_who_was_removed_out(tmp_path: Path, phase: Phase) -> None:
+    """Before it, in it and after it, with the certificates of both authorities; and nobody waits for them."""
+    ring = Ring(tmp_path, A, B)
+    ring.keeper.rotate(HOUR_S)
+    ring.until(phase)
+    ring.round()
+    ring.keeper.remove(B, "it was stolen")
+    ring.present = [A]
+    assert not ring.call(B)
+    ring.until("")
+    assert ring.keeper.speaker.refusal(ring.parties[B].identity.facts)
+    assert ring.restarted().speaker.refusal(ring.parties[B].identity.facts)
+
+
+def test_authorities_that_leave_out_the_own_one_are_not_taken(tmp_path: Path) -> None:
+    """Nobody would take its certificate then; those with it are kept on the disk, in one step."""
+    old, new = Authority.make(NOW_S), Authority.make(NOW_S)
+    who = Speaker(old.identity(A, NOW_S))
+    before = who.identity
+    for given in ([], [new.certificate_pem], [b"nothing"], [old.certificate_pem, b"nothing"]):
+        take_authorities(given, who, tmp_path)
+        assert who.identity is before
+    take_authorities([new.certificate_pem, old.certificate_pem], who, tmp_path)
+    assert read_identity(tmp_path, NOW_S) == who.identity != before
+    assert not who.identity.is_of_signing_authority
+
+
+# ---- coordinators ----------------------------------------------------------------------------------
+
+
+def test_rotation_of_coordinators_of_a_database_needs_the_key_at_the_one_that_acts(tmp_path: Path) -> None:
+    """A standby can't begin one. Once it acts it goes on with that of the former one as soon as it has the key."""
+    init_trust(tmp_path / "first", NOW_S)
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    url, now_unix_s, now_s = f"sqlite:///{tmp_path}/state.sqlite", [NOW_S], [0.0]
+    one, other = (Database(url, lease_s=HOUR_S, clock=lambda: now_s[0]) for _ in range(2))
+    with one, other:
+        first, second = (
+            TrustKeeper(tmp_path / name, clock=lambda: now_unix_s[0], shared=shared)
+            for name, shared in (("first", one), ("second", other))
+        )
+        assert one.take() == "" and first.begin_to_act() == ""
+        assert other.take() != ""
+        with pytest.raises(InterruptedRunError, match="is a standby"):
+            second.rotate(100.0)
+        assert not (tmp_path / "second" / NEXT).exists()
+        first.rotate(2 * HOUR_S)
+        now_s[0] += HOUR_S
+        assert other.take() == ""
+        assert f"second has no {NEXT}; copy it" in second.begin_to_act()
+        assert second.authorities == first.authorities
+        with pytest.raises(InterruptedRunError, match="has lost its lease"):
+            first.advance([], is_settled=True)
+        now_unix_s[0] += 2 * HOUR_S  # without the key it does not end
+        assert second.advance([], is_settled=True) == ""
+        shutil.copy2(tmp_path / "first" / NEXT, tmp_path / "second")
+        lines = []
+        for _ in range(3):
+            now_unix_s[0] += 2.0
+            lines.append(second.advance([], is_settled=True))
+        assert lines[0].startswith("certificates are of the new") and "submitter admin" in lines[1]
+        assert second.authorities == first.authorities[1:]
+        assert "is not that of the coordinator" not in first.begin_to_act()
+        assert first.authorities == second.authorities
+
+
+def rotate(stub: trust_pb2_grpc.MembershipStub, within_s: float | None = None) -> trust_pb2.RotateReply:
+    """Begin a rotation, or only look; raises what the coordinator answers."""
+    try:
+        return stub.Rotate(trust_pb2.RotateRequest(within_s=within_s or 0.0, only_looks=within_s is None), timeout=30)
+    except grpc.RpcError as error:
+        raise error_of_call(error, peer="the coordinator") from error
+
+
+def test_rotation_is_for_administrators_of_a_coordinator_with_an_authority(tmp_path: Path) -> None:
+    """What is asked of it, and who asks; and the answer in words."""
+    init_trust(tmp_path / "trust", time.time())
+    keeper = TrustKeeper(tmp_path / "trust")
+    with speaking_as(keeper.speaker):
+        server = CoordinatorServer("127.0.0.1:0", lease_s=10.0, keeper=keeper)
+    with server:
+        admin = Speaker(read_identity(tmp_path / "trust" / "admin", time.time()))
+        user = Speaker(keeper._authority.identity(ALICE, time.time(), has_own_runs_only=True))
+        with membership(server.address, user) as stub, pytest.raises(TrustError, match="is no administrator"):
+            rotate(stub, HOUR_S)
+        with membership(server.address, admin) as stub:
+            assert rotation_lines(rotate(stub))[0].endswith("no rotation is under way")
+            with pytest.raises(UsageError, match="--within has to be 1 min 40 s to"):
+                rotate(stub, 99.0)
+            lines = rotation_lines(rotate(stub, HOUR_S))
+        assert lines[2].endswith("UTC; shut out if that were now: submitter admin")
+        assert f"{NEXT} and register.sqlite of {tmp_path}" in lines[3]
+        alice = Speaker(join(server.address, invited(tmp_path / "trust", ALICE), tmp_path / "alice"))
+        assert alice.identity.authorities == keeper.authorities != (keeper.authority_pem,)
+        with membership(server.address, alice) as stub:
+            renew(stub, alice, tmp_path / "alice")
+    with (
+        CoordinatorServer("127.0.0.1:0", lease_s=10.0) as plain,
+        membership(plain.address, None) as stub,
+        pytest.raises(UsageError, match="gives no certificates; start it with a trust folder"),
+    ):
+        rotate(stub, HOUR_S)
