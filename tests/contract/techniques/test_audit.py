@@ -20,14 +20,12 @@ from ringtune.techniques.audit import (
     Finding,
     Question,
     Trail,
-    begin_name,
     cell_exchanges,
     cells,
     check_plan,
     checked_by,
     checkers_of,
     draw,
-    end_names,
     ends_differ,
     judge,
     keys_to_keep,
@@ -36,13 +34,13 @@ from ringtune.techniques.audit import (
     read_results,
     read_trail,
     settle,
-    state_digest,
     state_name,
     statement,
     tolerance,
     trail_problem,
     work_of,
 )
+from tests.support import audit_trails
 from tests.support.cases import cases
 from tests.support.plans import make_plan
 
@@ -130,14 +128,8 @@ WORKS: Final = {node: work_of(SMALL, TURN, node) for node in SMALL.nodes}
 
 
 def trail_of(node: str) -> dict[str, str]:
-    """A trail of a turn in which all is right."""
-    work, blocks = WORKS[node], {"a": (0, 1), "b": (2, 3), "o": ()}[node]
-    found = dict.fromkeys(sorted(work.peers), "t") | dict.fromkeys(sorted(work.sums, reverse=True), "s")
-    for block in blocks:
-        names, end = end_names(block), state_digest("w", "r")
-        found |= {begin_name(block): "b", **{state_name(seq, block): end for seq in work.updates}}
-        found |= dict(zip(names, "wr", strict=True))
-    return found
+    """A trail of the turn in which all is right."""
+    return audit_trails.trail_of(SMALL, TURN, node)
 
 
 def test_trail_has_to_have_what_the_plan_says() -> None:

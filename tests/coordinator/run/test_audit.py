@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from typing import Any, Final
 
 import pytest
@@ -14,21 +15,16 @@ from ringtune.job.job import Job, Model
 from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.schedule.turns import Turn, turn_sequence
-from ringtune.techniques.audit import (
-    Cell,
-    begin_name,
-    cell_exchanges,
-    end_names,
-    question,
-    state_digest,
-    state_name,
-    work_of,
-)
+from ringtune.techniques.audit import Cell, cell_exchanges, question, state_digest, statement, work_of
+from ringtune.transport.identity import sign, signature_problem
+from ringtune.transport.parties import node_party
 from ringtune.v1 import control_pb2
 from tests.suites.test_recovery_on_virtual_clock import placing
+from tests.support.audit_trails import trail_of
 from tests.support.planner_rings import device
 from tests.support.plans import make_plan
 from tests.support.recovering_ring import RecoveringRing
+from tests.support.trust_parts import AUTHORITY, speaker_of
 
 PLAN: Final = make_plan([("a", 0, 1), ("b", 1, 2), ("c", 2, 4)], ["o"], microbatches=2, method="all", eval_rows=0)
 TWO: Final = make_plan([("a", 0, 1), ("b", 1, 4)], ["o"], microbatches=2, method="all", eval_rows=0)
@@ -50,32 +46,29 @@ class Calls:
 class Audit:
     """An audit whose only drawn cell is ``CELL``, and the answers to it."""
 
-    def __init__(self, plan: Any = PLAN) -> None:
+    def __init__(self, plan: Any = PLAN, *, signers: Mapping[str, str] | None = None) -> None:
         facts = {node: device(node, num_blocks=4) for node in plan.nodes}
         self.calls = {node: Calls() for node in plan.nodes}
         self.put: list[Any] = []
         job = Job(model=Model(path="m")).with_overrides({"audit.share": 1.0})
         calls: Any = self.calls
-        self.plan = plan
-        self.run = RunAudit("r", job, facts, calls, self.put.append, source=random.Random(0))
+        self.plan, self.signers = plan, signers or {}
+        authority = AUTHORITY.certificate_pem if signers else b""
+        self.run = RunAudit("r", job, facts, calls, self.put.append, authority_pem=authority, source=random.Random(0))
         self.turn: Turn = next(turn_sequence(plan.course))
         self.kept = self.run.granted(plan, [self.turn])
-        self.run._open[self.turn.index].drawn = (CELL,)
-        self.trails = {node: self._trail(node) for node in plan.nodes}
-
-    def _trail(self, node: str) -> dict[str, str]:
-        work, piece, end = work_of(self.plan, self.turn, node), self.plan.slice_of(node), state_digest("w", "r")
-        found = dict.fromkeys(sorted(work.peers), "t") | dict.fromkeys(sorted(work.sums), "s")
-        for block in range(piece.start, piece.stop):
-            found |= {begin_name(block): "b", **{state_name(seq, block): end for seq in work.updates}}
-            found |= dict(zip(end_names(block), "wr", strict=True))
-        return found
+        self.opened = self.run._open[self.turn.index]
+        self.opened.drawn = (CELL,)
+        self.trails = {node: trail_of(plan, self.turn, node) for node in plan.nodes}
 
     def told(self, *nodes: str) -> None:
         """These nodes have told their trails."""
         for node in nodes or self.plan.nodes:
             request = control_pb2.ReportRequest(node=node)
-            request.trails.add(turn=self.turn.index, digests_json=json.dumps(self.trails[node]))
+            message = request.trails.add(turn=self.turn.index, digests_json=json.dumps(self.trails[node]))
+            if who := self.signers.get(node):
+                says = statement("r", self.plan, self.turn, node, self.trails[node]).encode()
+                message.signature, message.certificate_pem = sign(says, speaker_of(who).identity)
             self.run.note(request)
 
     def check(self, *nodes: str) -> None:
@@ -116,7 +109,7 @@ def test_drawn_cell_is_repeated_by_the_next_host_and_the_turn_is_checked() -> No
     assert audit.asks() == "c"
     ((request, _, _),) = audit.calls["c"].asked
     assert (request.node, request.cell.seq, request.cell.micro) == ("b", 1, 1)
-    assert (request.cell.before, request.cell.last) == (0, 1)
+    assert (request.cell.before, request.cell.last) == (-1, 0)
     assert {(node, ticket) for node, ticket in request.tickets.items()} == {
         (node, next(iter(tickets[node]))) for node in ("a", "c")
     }
@@ -207,6 +200,23 @@ def test_nodes_with_no_or_another_trail_than_the_plan_says_are_named() -> None:
     audit.trails["b"]["h 0.0 1"] = "x"
     audit.check()
     assert {*audit.found} == {"a", "b"}
+
+
+def test_statement_that_a_node_has_not_signed_names_it() -> None:
+    """With another node's key, or not at all; signed ones go into the ledger, each certificate once."""
+    own = {node: node for node in PLAN.nodes}
+    for signers in ({**own, "b": "a"}, {**own, "b": ""}):
+        audit = Audit(signers=signers)
+        audit.check()
+        assert audit.found == ("b",) and "does not sign" in audit.put[0].problem
+    audit = Audit(signers=own)
+    audit.check()
+    audit.answer("c")
+    (_, line) = (json.loads(text) for text in audit.run.closed(audit.turn).splitlines())
+    for node, entry in line["nodes"].items():
+        signed = (entry["says"].encode(), bytes.fromhex(entry["signature"]), entry["certificate"].encode())
+        assert signature_problem(*signed, AUTHORITY.certificate_pem, node_party(node)) == ""
+    assert "certificate" not in audit.run._line(PLAN, audit.turn, audit.opened)["nodes"]["b"]
 
 
 def test_trail_counts_once_and_for_open_turns_only() -> None:
