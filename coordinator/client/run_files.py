@@ -31,11 +31,12 @@ from ringtune.models.result_files import RESULT_FOLDERS
 from ringtune.schedule.operation_tables import ScheduledTable, tables_from_json, tables_text
 from ringtune.storage.durable import make_folder, rename_durably, storage_errors, write_durably
 from ringtune.storage.strict import read_json, read_object
+from ringtune.techniques.audit import LEDGER
 from ringtune.v1 import control_pb2
 
 FOLDER = "parts"
 _STOPS = "stops.json"
-_OF_ONE_PART = ("trace.json", "report.json", *RESULT_FOLDERS)
+_OF_ONE_PART = ("trace.json", "report.json", LEDGER, *RESULT_FOLDERS)
 
 
 class RunParts:

@@ -3,6 +3,7 @@
 ::
 
     DIR/job.toml   plan.json   profile.json   metrics.jsonl   report.json   trace.json
+    DIR/ledger.jsonl      statements of the nodes on each turn, of a run with ``[audit]``
     DIR/operations.json   the operation tables that the run has chosen, if it chose any
     DIR/adapter/   the AdapterHub folder; or DIR/model/, a whole model, where all parameters trained
     DIR/users/NAME/   such a folder for each user instead, where users have adapters of their own
@@ -68,6 +69,7 @@ from ringtune.storage.durable import (
 )
 from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.storage.strict import parse_json, read_given, read_json, read_object
+from ringtune.techniques.audit import LEDGER
 from ringtune.techniques.initial_adapter import INITIAL_FILE
 from ringtune.v1 import control_pb2
 
@@ -84,9 +86,9 @@ ASKED = "asked.toml"
 
 METRICS = "metrics.jsonl"
 _JOB, _PLAN, _REPORT, _TRACE = "job.toml", "plan.json", "report.json", "trace.json"
-_OWN_FILES = (PLACE, LOG, _JOB, ASKED, INITIAL_FILE, "profile.json", METRICS, _REPORT, _TRACE, TABLES, _PLAN)
+_OWN_FILES = (PLACE, LOG, _JOB, ASKED, INITIAL_FILE, "profile.json", METRICS, _REPORT, _TRACE, TABLES, _PLAN, LEDGER)
 _OWN_FOLDERS = (*RESULT_FOLDERS, BEST_FOLDER, "recordings", "logs", FOLDER, PARTS, FETCHING, TENSORBOARD)
-_OF_RUN = frozenset({_PLAN, METRICS, _REPORT, _TRACE, *RESULT_FOLDERS, BEST_FOLDER, PARTS})
+_OF_RUN = frozenset({_PLAN, METRICS, _REPORT, _TRACE, LEDGER, *RESULT_FOLDERS, BEST_FOLDER, PARTS})
 OF_COMMAND = frozenset({PLACE, LOG, ASKED, INITIAL_FILE, "logs", FETCHING, TENSORBOARD})
 """Files that the command on this machine writes for every part of the run."""
 

@@ -2,10 +2,12 @@
 
 ::
 
-    Grant      draws cells, tells neighbours of the hosts which tensors to keep
+    Grant      draws cells, tells neighbours of the hosts which tensors to keep, and each a ticket for them
     report     the trail of each node, before the end of its turn; a second one is ignored
-    CheckTurn  all trails are there: each drawn cell is repeated by the next host in the ring
-    answers    compared with the trails; TurnChecked after the last one, or with the first that is wrong
+    CheckTurn  all trails are there: each has what the plan says, is signed, and agrees with the others at each link
+    questions  each drawn cell is repeated by its checker; what that one says against a node, by the third too
+    answers    TurnChecked after the last one, or with the first that is wrong
+    LogTurn    the statements of the turn go into the ledger of the run
 
 The rule is in ``ringtune.techniques.audit``. Results are equal in bits on hosts of one numeric class with equally many
 threads, and within a tolerance on others.
@@ -13,37 +15,44 @@ threads, and within a tolerance on others.
 
 from __future__ import annotations
 
+import json
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from coordinator.run.node_client import AgentCalls
 from ringtune.costs.measurement import numeric_class
 from ringtune.costs.profile import NodeFacts
-from ringtune.errors import IntegrityError, RingTuneError
+from ringtune.errors import IntegrityError, PeerLostError, RingTuneError
 from ringtune.job.job import Job
 from ringtune.run_control import events as rd
 from ringtune.schedule.actions import TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
-from ringtune.storage.strict import read_object
 from ringtune.techniques.audit import (
     Cell,
-    Compared,
     Finding,
+    Question,
     Trail,
-    checker_of,
+    checkers_of,
     draw,
     ends,
-    exchanges,
+    ends_differ,
     judge,
     keys_to_keep,
-    micro_order,
+    question,
+    read_results,
     read_trail,
-    tensor_name,
+    settle,
+    statement,
     tolerance,
-    way_of,
+    trail_problem,
+    work_of,
 )
+from ringtune.texts import printable
+from ringtune.transport.parties import node_party
 from ringtune.v1 import control_pb2
 
 
@@ -57,6 +66,16 @@ class CellRepeated(NamedTuple):
     error: RingTuneError | None = None
 
 
+@dataclass(slots=True)
+class _Open:
+    """A granted turn: what is drawn, tickets for the tensors that nodes keep, trails as reported and as read."""
+
+    drawn: tuple[Cell, ...]
+    tickets: dict[str, str] = field(default_factory=dict)
+    told: dict[str, control_pb2.AuditTrail] = field(default_factory=dict)
+    trails: dict[str, Trail] = field(default_factory=dict)
+
+
 class RunAudit:
     """The audit of one run; called on the run's thread.
 
@@ -64,144 +83,206 @@ class RunAudit:
         facts: by node.
         calls: to the nodes.
         put: takes answers, from any thread.
+        authority_pem: of which the nodes' certificates are; empty = plain text, where nothing is signed.
         source: of random numbers that no node can predict.
+
+    Attributes:
+        figures: cells that were drawn, checked, and that two hosts disagreed on; seconds that turns waited for it.
     """
 
     def __init__(
         self,
+        run_id: str,
         job: Job,
-        share: float,
         facts: Mapping[str, NodeFacts],
         calls: Mapping[str, AgentCalls],
         put: Callable[[CellRepeated | rd.TurnChecked], None],
+        *,
+        authority_pem: bytes = b"",
         source: random.Random | None = None,
     ) -> None:
-        self._job, self._share, self._facts, self._calls, self._put = job, share, facts, calls, put
-        self._source = source or random.SystemRandom()
-        self._drawn: dict[int, tuple[Cell, ...]] = {}
-        self._trails: dict[int, dict[str, Trail]] = {}
+        self._run_id, self._job, self._facts, self._calls, self._put = run_id, job, facts, calls, put
+        self._authority, self._source = authority_pem, source or random.SystemRandom()
+        self.figures = {"drawn": 0, "checked": 0, "disagreed": 0, "seconds": 0.0}
+        self._open: dict[int, _Open] = {}
         self._agreed: dict[int, str] = {}
         self._turn: Turn | None = None
         self._part: Plan | None = None
-        self._waiting: set[Cell] = set()
+        self._since_s = 0.0
+        self._waiting: dict[Cell, Question] = {}
+        self._against: dict[Cell, Finding] = {}
+        self._notes: list[str] = []
+        self._checked: dict[int, tuple[Plan, _Open]] = {}
+        self._certificates: dict[str, bytes] = {}
+        self._has_head = False
 
-    def granted(self, part: Plan, turns: Sequence[Turn]) -> dict[str, list[TensorKey]]:
-        """Draw cells of granted turns; return by node the tensors that it has to keep."""
-        found: dict[str, list[TensorKey]] = {}
+    def granted(self, part: Plan, turns: Sequence[Turn]) -> dict[str, dict[TensorKey, str]]:
+        """Draw cells of granted turns; return by node the tensors that it has to keep, with their tickets."""
+        found: dict[str, dict[TensorKey, str]] = {}
         for turn in turns:
-            self._drawn[turn.index] = draw(part, turn, self._share, self._source)
-            for node, keys in keys_to_keep(part, turn, self._drawn[turn.index]).items():
-                found.setdefault(node, []).extend(keys)
+            now = self._open[turn.index] = _Open(draw(part, turn, self._job.audit_share, self._source))
+            for node, keys in keys_to_keep(part, turn, now.drawn).items():
+                now.tickets[node] = f"{self._source.getrandbits(128):032x}"
+                found.setdefault(node, {}).update(dict.fromkeys(keys, now.tickets[node]))
         return found
 
     def note(self, request: control_pb2.ReportRequest) -> None:
         """Take the trails of a report; one that a node has told before counts.
 
         Trails of turns that are not open are left out: the run may have gone back since.
-
-        Raises:
-            IntegrityError: one is not readable.
         """
         for message in request.trails:
-            if message.turn not in self._drawn:
-                continue
-            trails = self._trails.setdefault(message.turn, {})
-            trails.setdefault(request.node, read_trail(message.digests_json, request.node))
+            if message.turn in self._open:
+                self._open[message.turn].told.setdefault(request.node, message)
 
     def forget(self) -> None:
         """Check nothing more: the run goes back."""
-        self._turn, self._waiting, self._drawn, self._trails = None, set(), {}, {}
+        self._turn, self._waiting, self._against, self._open = None, {}, {}, {}
+        self._notes, self._checked = [], {}
 
     def check(self, part: Plan, turn: Turn) -> None:
         """Begin to check a turn that every node has done."""
-        self._turn, self._part = turn, part
-        trails, drawn = self._trails.get(turn.index, {}), self._drawn.get(turn.index, ())
-        if finding := self._of_trails(part, turn, trails):
-            self._end(finding)
-            return
-        self._waiting = {*drawn}
-        if not drawn:
-            self._end(None)
-        for cell in drawn:
-            self._ask(part, turn, cell, trails[cell.node])
-
-    def _of_trails(self, part: Plan, turn: Turn, trails: Mapping[str, Trail]) -> Finding | None:
-        """Say which node has no trail, or began with another state than it ended the turn before with."""
-        for node in part.nodes:
-            if node not in trails:
-                return Finding((node,), f"node {node} does not tell what it did in turn {turn.index}")
-            for block, begin, _ in ends(part, turn, trails[node], node):
-                if self._agreed.get(block, begin) != begin:
-                    return Finding((node,), f"node {node} began turn {turn.index} with another state of block {block}")
+        self._turn, self._part, self._since_s = turn, part, time.monotonic()
+        now = self._open.setdefault(turn.index, _Open(()))
+        works = {node: work_of(part, turn, node) for node in part.nodes}
+        for node, work in works.items():
+            try:
+                now.trails[node] = read_trail(now.told[node].digests_json, node)
+                problem = trail_problem(part, work, now.trails[node], node) or self._state_problem(part, node, turn)
+            except KeyError:
+                problem = f"node {node} does not tell what it did in turn {turn.index}"
+            except IntegrityError as error:
+                problem = str(error)
+            if problem := problem or self._signature_problem(part, turn, node):
+                return self._end(Finding((node,), problem))
+        if finding := ends_differ(works, now.trails):
+            return self._end(finding)
+        self.figures["drawn"] += len(now.drawn)
+        asked = (question(part, turn, cell, works[cell.node], now.trails[cell.node]) for cell in now.drawn)
+        self._waiting = {one.cell: one for one in asked}
+        if not self._waiting:
+            return self._end(None)
+        for cell in now.drawn:
+            self._ask(cell, checkers_of(part.placement, cell.node)[0])
         return None
 
-    def _ask(self, part: Plan, turn: Turn, cell: Cell, trail: Trail) -> None:
-        checker, order = checker_of(part.placement, cell.node), micro_order(trail, cell.seq)
-        at = order.index(cell.micro) if cell.micro in order else -1
-        place = control_pb2.AuditedCell(
-            turn=turn.index,
-            seq=cell.seq,
-            micro=cell.micro,
-            before=order[at - 1] if at > 0 else -1,
-            last=order[-1] if order else -1,
-        )
+    def _state_problem(self, part: Plan, node: str, turn: Turn) -> str:
+        """Say if a node began with another state than the turn before ended with, at whatever host."""
+        for block, begin, _ in ends(part, self._open[turn.index].trails[node], node):
+            if self._agreed.get(block, begin) != begin:
+                return f"node {node} began turn {turn.index} with another state of block {block}"
+        return ""
+
+    def _signature_problem(self, part: Plan, turn: Turn, node: str) -> str:
+        if not self._authority:
+            return ""
+        from ringtune.transport.identity import signature_problem
+
+        now = self._open[turn.index]
+        told, text = now.told[node], statement(self._run_id, part, turn, node, now.trails[node])
+        signed = (text.encode(), told.signature, told.certificate_pem)
+        why = signature_problem(*signed, self._authority, node_party(node))
+        return f"node {node} does not sign what it did in turn {turn.index}: {why}" if why else ""
+
+    def _ask(self, cell: Cell, checker: str) -> None:
+        turn, asked = self._waiting[cell].place.turn, self._waiting[cell]
+        now = self._open[turn]
         self._calls[checker].repeat(
-            control_pb2.RepeatRequest(node=cell.node, cell=place),
+            control_pb2.RepeatRequest(
+                node=cell.node,
+                cell=control_pb2.AuditedCell(**asked.place._asdict()),
+                given=asked.given,
+                tickets={peer: now.tickets[peer] for peer in asked.peers.values()},
+            ),
             timeout_s=self._job.runtime.wait_s,
-            on_result=lambda reply: self._put(CellRepeated(turn.index, cell, checker, reply)),
-            on_failed=lambda error: self._put(CellRepeated(turn.index, cell, checker, None, error)),
+            on_result=lambda reply: self._put(CellRepeated(turn, cell, checker, reply)),
+            on_failed=lambda error: self._put(CellRepeated(turn, cell, checker, None, error)),
         )
 
     def take(self, answer: CellRepeated) -> rd.NodeFailed | None:
-        """Take a host's answer; return the failure of a host that did not repeat a cell."""
-        turn, part = self._turn, self._part
-        if turn is None or part is None or answer.turn != turn.index or answer.cell not in self._waiting:
+        """Take a host's answer; return the failure of a host that is lost."""
+        turn, part, cell = self._turn, self._part, answer.cell
+        if turn is None or part is None or answer.turn != turn.index or cell not in self._waiting:
             return None
-        if answer.error is not None or answer.reply is None:
+        if isinstance(answer.error, PeerLostError):
             self.forget()
-            return rd.NodeFailed(answer.checker, type(answer.error).__name__, str(answer.error))
-        self._waiting.discard(answer.cell)
-        finding = self._compared(part, turn, answer.cell, answer.checker, answer.reply)
+            return rd.NodeFailed(answer.checker, PeerLostError.__name__, str(answer.error))
+        try:
+            finding = self._compared(self._waiting[cell], answer)
+        except RingTuneError as error:
+            self._end(Finding((answer.checker,), f"node {answer.checker} can't repeat work of {cell.node}: {error}"))
+            return None
+        first = self._against.pop(cell, None)
+        checker, *third = checkers_of(part.placement, cell.node)
+        if first is not None:
+            finding = settle(first, finding, checker)
+        elif finding is not None:
+            self.figures["disagreed"] += 1
+            if third and third[0] not in finding.nodes:
+                self._against[cell] = finding
+                self._ask(cell, third[0])
+                return None
+            alone = f"{finding.text}, says node {checker}, and no third host can repeat it"
+            finding = Finding(tuple(dict.fromkeys((*finding.nodes, checker))), alone)
+        del self._waiting[cell]
+        self.figures["checked"] += 1
+        if finding is not None and not finding.nodes:
+            self._notes.append(finding.text)
+            finding = None
         if finding is not None or not self._waiting:
             self._end(finding)
         return None
 
-    def _compared(
-        self, part: Plan, turn: Turn, cell: Cell, checker: str, reply: control_pb2.RepeatReply
-    ) -> Finding | None:
-        if reply.node:
-            return Finding((reply.node,), f"node {reply.node} hands in nothing for the audit: {reply.problem}")
-        results = read_results(reply.results_json, checker)
-        peers = {tensor_name(one.key): one.peer for one in exchanges(way_of(part, turn, cell), cell)}
-        missing = [name for name in peers if name not in results]
-        if missing:
-            return Finding((checker,), f"node {checker} has not repeated {missing[0]} of node {cell.node}")
-        classes = [(numeric_class(self._facts[node]), self._facts[node].threads) for node in (cell.node, checker)]
-        permitted = tolerance(self._job.model.dtype, classes[0], classes[1])
-        return judge(cell, peers, self._trails[turn.index], results, permitted)
+    def _compared(self, asked: Question, answer: CellRepeated) -> Finding | None:
+        """Judge an answer; raises ``RingTuneError`` where it is none, which speaks against who gives it."""
+        node, host = answer.checker, asked.cell.node
+        if answer.reply is None:
+            raise answer.error or IntegrityError("there is no answer")
+        if accused := answer.reply.node:
+            if accused not in (host, *asked.peers.values()):
+                raise IntegrityError(f"it accuses node {printable(accused)}, which has no part in it")
+            return Finding(
+                (accused,), f"node {accused} does not hand in what it told: {printable(answer.reply.problem)}"
+            )
+        results = read_results(answer.reply.results_json, node, asked)
+        classes = [(numeric_class(self._facts[one]), self._facts[one].threads) for one in (host, node)]
+        return judge(asked, results, tolerance(self._job.model.dtype, classes[0], classes[1]))
 
     def _end(self, finding: Finding | None) -> None:
-        """Say what was found; note the state of each block if nothing was."""
+        """Say what was found."""
         turn, part = self._turn, self._part
         if turn is None or part is None:
             return
         if finding is None:
-            trails = self._trails.get(turn.index, {})
-            self._agreed |= {
-                block: end for node in part.nodes for block, _, end in ends(part, turn, trails.get(node, {}), node)
-            }
-        self._turn, self._waiting = None, set()
-        self._drawn = {index: drawn for index, drawn in self._drawn.items() if index > turn.index}
-        self._trails = {index: trails for index, trails in self._trails.items() if index > turn.index}
-        self._put(rd.TurnChecked(turn.index, *(finding or ())))
+            self._checked[turn.index] = part, self._open[turn.index]
+        nodes, text = (finding.nodes, finding.text) if finding else ((), "; ".join(self._notes))
+        self.figures["seconds"] += time.monotonic() - self._since_s
+        self._turn, self._waiting, self._against, self._notes = None, {}, {}, []
+        self._open = {index: entry for index, entry in self._open.items() if index > turn.index}
+        self._put(rd.TurnChecked(turn.index, nodes, text))
 
+    # ---- closed turns -----------------------------------------------------------------------------
 
-def read_results(text: str, node: str) -> dict[str, Compared]:
-    """Parse what a host has repeated; raises ``IntegrityError``."""
-    found: dict[str, Compared] = {}
-    for name, value in read_object(text, f"what node {node} has repeated").items():
-        fields = [*value, *Compared("")[len(value) :]] if isinstance(value, list) and value else []
-        if [type(one) for one in fields] != [str, str, float]:
-            raise IntegrityError(f"node {node} answers {name} with no digests; use one version on all machines")
-        found[name] = Compared(*fields)
-    return found
+    def closed(self, turn: Turn) -> str:
+        """Note the states at the end of a closed turn; return its line of the ledger, with the head of the file."""
+        if turn.index not in self._checked:
+            return ""
+        part, now = self._checked.pop(turn.index)
+        self._agreed |= {block: end for node in part.nodes for block, _, end in ends(part, now.trails[node], node)}
+        head = {"kind": "run", "run": self._run_id, "authority": self._authority.decode()}
+        lines = [*([] if self._has_head else [head]), self._line(part, turn, now)]
+        self._has_head = True
+        return "".join(json.dumps(one, separators=(",", ":")) + "\n" for one in lines)
+
+    def _line(self, part: Plan, turn: Turn, now: _Open) -> dict[str, Any]:
+        """Return the statements of a checked turn, each with its signature, and with its certificate if that is new."""
+        nodes: dict[str, dict[str, str]] = {}
+        for node, told in now.told.items():
+            nodes[node] = {"says": statement(self._run_id, part, turn, node, now.trails[node])}
+            if self._authority:
+                nodes[node]["signature"] = told.signature.hex()
+            if self._authority and self._certificates.get(node) != told.certificate_pem:
+                self._certificates[node] = told.certificate_pem
+                nodes[node]["certificate"] = told.certificate_pem.decode()
+        drawn = [[*cell, *checkers_of(part.placement, cell.node)[:1]] for cell in now.drawn]
+        return {"kind": "turn", "turn": turn.index, "drawn": drawn, "nodes": nodes}

@@ -92,11 +92,11 @@ class MigrationDriver:
         request.block_bytes, request.head_bytes = self._sizes
         self._checkpoints.go_on(node, request)
 
-    def grant(self, turns: Sequence[Turn], keep: Mapping[str, Sequence[TensorKey]] | None = None) -> None:
+    def grant(self, turns: Sequence[Turn], keep: Mapping[str, Mapping[TensorKey, str]] | None = None) -> None:
         """Grant turns to all nodes of the placement, with the step from which shards are kept, and tensors to keep."""
         keys = keep or {}
         for node in self.part.nodes:
-            self._calls[node].grant(turns, keep_from_step=self._checkpoints.keep_from_step, keep=keys.get(node, ()))
+            self._calls[node].grant(turns, keep_from_step=self._checkpoints.keep_from_step, keep=keys.get(node))
 
     def tell(self, command: rd.FetchAhead | rd.Rest | rd.Move | rd.Halt) -> None:
         """Call a node for a prefetch, a rest, a move or a halt; a halt gives up a move."""

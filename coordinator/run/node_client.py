@@ -496,7 +496,9 @@ class AgentCalls:
                 self._moving.cancel()
             return self._num_moves
 
-    def grant(self, turns: Sequence[Turn], *, keep_from_step: int = 0, keep: Sequence[TensorKey] = ()) -> None:
+    def grant(
+        self, turns: Sequence[Turn], *, keep_from_step: int = 0, keep: Mapping[TensorKey, str] | None = None
+    ) -> None:
         """Grant turns to the node, let it drop shards of steps before ``keep_from_step``, and ``keep`` some tensors."""
         request = self._grants.request(turns, keep_from_step=keep_from_step, keep=keep)
         again = RetriedCall(self._stub.Grant, request, peer=self._peer, lease_s=self._lease_s, is_held=False)

@@ -78,15 +78,21 @@ def wire_problem(job: Job, plan: Plan, wires: Mapping[str, int], *, names_heads:
     (``endpoints.WIRE``), ``names_heads``: owners are told from which disk they take embedding and head.
     """
     is_full = plan.course.method.full_parameters
+    can_move = len(plan.nodes) > 1 and not stay_reason(plan.course, plan.placements)
     needs = {
-        "adapter.from": bool(plan.course.initial),
-        "recovery.copies = 'next'": is_full and any(one.copies for one in plan.placements),
-        "who may fetch in moves and recoveries": len(plan.nodes) > 1 and not stay_reason(plan.course, plan.placements),
-        "train.keep_best": job.keeps_best_on_disk,
-        "blocks and heads from other disks": names_heads,
+        ("adapter.from", 1): bool(plan.course.initial),
+        ("recovery.copies = 'next'", 1): is_full and any(one.copies for one in plan.placements),
+        ("who may fetch in moves and recoveries", 1): can_move,
+        ("train.keep_best", 1): job.keeps_best_on_disk,
+        ("blocks and heads from other disks", 1): names_heads,
+        ("recovery.copies as a number", 2): any(one.num_copies for one in plan.placements),
+        ("[audit]", 2): bool(job.audit_share),
     }
-    what, old = [key for key, is_used in needs.items() if is_used], sorted(node for node in wires if wires[node] < 1)
-    if not what or not old:
+    oldest = min(wires.values(), default=0)
+    what = [key for (key, number), is_used in needs.items() if is_used and number > oldest]
+    least = max((number for (_, number), is_used in needs.items() if is_used), default=0)
+    old = sorted(node for node in wires if wires[node] < least)
+    if not old:
         return ""
     return (
         f"node {', '.join(old)} has an older build of ringtune, which does not know {' and '.join(what)}; install the "

@@ -22,6 +22,7 @@ from ringtune.schedule.actions import parse_action
 from ringtune.schedule.operation_tables import ScheduledTable
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
+from ringtune.techniques.audit import LEDGER
 from ringtune.texts import RepeatCounter, printable, times
 from ringtune.v1 import control_pb2
 
@@ -77,6 +78,7 @@ class RunRecorder:
         self._trace_file: GrowingFile | None = None
         self._trace_text: TraceText | None = None
         self._recordings: dict[str, GrowingFile] = {}
+        self._ledger_file: GrowingFile | None = None
         self._recorded = RecordedProfile(
             plan.course, profile, recompute=plan.placement.recompute, skipped_items=skipped_items
         )
@@ -269,6 +271,13 @@ class RunRecorder:
                     self._has_risen = True
                     self._emit(control_pb2.RunEvent(note=risen))
 
+    def add_to_ledger(self, text: str) -> None:
+        """Send lines of the ledger of an audited run."""
+        if text and self._ledger_file is None:
+            self._ledger_file = GrowingFile(LEDGER, self._emit)
+        if self._ledger_file is not None:
+            self._ledger_file.write(text.encode())
+
     def _show_activity(self, turn: Turn) -> None:
         if self.onlooker is not None:
             found = self._activity.turn_done(turn, self._plan.nodes)
@@ -281,5 +290,5 @@ class RunRecorder:
             self._trace_file.write(self._trace_text.end().encode())
             self._trace_file.close()
             self._trace_file = None
-        for file in self._recordings.values():
+        for file in (*self._recordings.values(), *filter(None, [self._ledger_file])):
             file.close()

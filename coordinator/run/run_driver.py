@@ -72,6 +72,7 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.operation_tables import BlockScores
 from ringtune.storage.tensor_files import TensorFile
 from ringtune.techniques.initial_adapter import INITIAL_FILE, head_note
+from ringtune.transport.speaker import speaker
 from ringtune.v1 import control_pb2
 
 _LOG = logging.getLogger(__name__)
@@ -387,6 +388,8 @@ class RunDriver(Driver):
                 )
             case rd.LogTurn(turn) if self._recorder is not None and self._replanning is not None:
                 self._recorder.log(command)
+                if self._audit is not None:
+                    self._recorder.add_to_ledger(self._audit.closed(turn))
                 part, prepare_s = self._require_moving().part, self._phases_s.get("preparing", 0.0)
                 self._replanning.turn_done(part, turn, self._recorder, prepare_s=prepare_s, living=self._needed)
             case rd.Grant(turns):
@@ -484,7 +487,15 @@ class RunDriver(Driver):
                 part, self._job, self._checkpoints, self._addresses, calls, self._queue.put, copies
             )
             if self._job.audit_share and self._request.is_training:
-                self._audit = RunAudit(self._job, self._job.audit_share, made.profile.by_name, calls, self._queue.put)
+                who = speaker()
+                self._audit = RunAudit(
+                    self.run_id,
+                    self._job,
+                    made.profile.by_name,
+                    calls,
+                    self._queue.put,
+                    authority_pem=who.identity.authority_pem if who is not None else b"",
+                )
             self._replanning = ReplanSearch(plan, part, self._job, made.profile, put=self._queue.put, note=self._note)
             self._recorder.pace, self._recorder.onlooker = self._replanning.pace, self._onlooker
             self._join_handler.begin(KnownNodes(plan, made.profile.by_name), self._recorder, self._replanning)

@@ -267,7 +267,7 @@ class TorchBackend(Protocol):
     def build(self, options: AgentOptions, job: Job, plan: Plan, dataset: Any) -> Any:
         """Build the executor of this node."""
 
-    def audit(self, options: AgentOptions, job: Job, plan: Plan, executor: Any) -> Any:
+    def audit(self, options: AgentOptions, run_id: str, job: Job, plan: Plan, executor: Any) -> Any:
         """Make what an audited run needs at a node, an ``edge.runtime.audit.NodeAudit``."""
 
     def snapshot(self, active: ActiveRun, metadata: Mapping[str, str]) -> SnapshotLike:
@@ -340,7 +340,7 @@ def build_slice(
     if active.plan.course.helper_settings.merged and active.saver is not None:
         active.executor.offloading.keep_on_disk(active.saver.moments(), {"run": first_run, "node": active.node})
     if job.audit is not None:
-        active.audit = backend.audit(options, job, active.plan, active.executor)
+        active.audit = backend.audit(options, active.run_id, job, active.plan, active.executor)
     _open_techniques(active)
     if taken is not None:
         if taken.is_resumed and active.saver is not None:

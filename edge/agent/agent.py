@@ -36,7 +36,7 @@ from edge.runtime.reporter import SharedClock, Totals
 from edge.transport.access import RunAccess
 from edge.transport.probe import LinkRate, computing_lost_s_per_byte, measure_link
 from edge.weights.weight_fetch import ModelFetcher
-from ringtune.errors import FrameError, RingTuneError
+from ringtune.errors import FrameError, IntegrityError, RingTuneError
 from ringtune.job.job import Job, parse_job, result_of
 from ringtune.schedule.access import NOT_PLANNED, CopyBytes
 from ringtune.schedule.actions import TensorKey
@@ -45,7 +45,7 @@ from ringtune.schedule.turns import StartPoint, Turn
 from ringtune.storage.chunks import write_files
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.strict import read_object
-from ringtune.techniques.audit import CellPlace
+from ringtune.techniques.audit import Cell, CellPlace
 from ringtune.v1 import control_pb2
 
 T = TypeVar("T")
@@ -280,7 +280,7 @@ class Agent:
         if self._ring is not None:
             self._ring.granted(turns)
         if active.audit is not None:
-            active.audit.recorder.keep(map(_key_of, keep))
+            active.audit.recorder.keep({_key_of(one): one.ticket for one in keep})
         run.grant(turns)
         if keep_from_step:
             run.keep_shards_from(keep_from_step)
@@ -295,15 +295,15 @@ class Agent:
         if active.audit is None:
             raise FrameError(f"node {self.options.name} keeps nothing for an audit of run {request.run_id}")
         if request.HasField("cell"):
-            return cast(Pieces, active.audit.work_file(_place_of(request.cell)))
-        return cast(Pieces, active.audit.tensor_file(_key_of(request.audited)))
+            return cast(Pieces, active.audit.recorder.work_file(_place_of(request.cell)))
+        return cast(Pieces, active.audit.recorder.tensor_file(_key_of(request.audited), request.audited.ticket))
 
     def repeat(self, request: control_pb2.RepeatRequest, *, timeout_s: float) -> control_pb2.RepeatReply:
-        """Repeat a cell of another host; a node that hands nothing in is named in the reply.
+        """Repeat a cell of another host; one that hands in nothing, or not what was told, is named in the reply.
 
         Raises:
-            FrameError: another run or placement is prepared here, or this node has no slice of that host.
-            IntegrityError: what was handed in is damaged.
+            FrameError: another run or placement is prepared here.
+            CapacityError: there is no memory for the slice of that host.
         """
         deadline_s, place = time.monotonic() + timeout_s, _place_of(request.cell)
         active, run = self.of(request.run_id, request.placement_number)
@@ -321,19 +321,21 @@ class Agent:
             address, check = active.addresses.get(source, ""), functools.partial(check_private, self.options)
             return fetch_audited(wanted, source, address, deadline_s, check, lease_s=active.lease_s)
 
-        files: dict[TensorKey, Pieces] = {}
-        source = request.node
+        audit, given, source = active.audit, request.given, request.node
+        cell = Cell(source, place.seq, place.micro)
         try:
-            work = fetched(source, cell=request.cell)
-            for key, source in active.audit.sources(place).items():
-                files[key] = fetched(source, audited=control_pb2.AuditedTensor(**key._asdict()))
+            files = audit.read_work(fetched(source, cell=request.cell), place, given)
+            tensors = {}
+            for key, source in audit.recorder.exchanges(cell, place.turn).items():
+                wanted = control_pb2.AuditedTensor(**key._asdict(), ticket=request.tickets.get(source, ""))
+                tensors[key] = audit.read_tensor(fetched(source, audited=wanted), key, given)
         except RingTuneError as error:
             return control_pb2.RepeatReply(node=source, problem=str(error))
-        results = run.call(
-            lambda: active.audit.repeat(place, files, work),
-            timeout_s=deadline_s - time.monotonic(),
-            what=f"the work of node {request.node} to be repeated",
-        )
+        what, timeout_s = f"the work of node {request.node} to be repeated", deadline_s - time.monotonic()
+        try:
+            results = run.call(lambda: audit.repeat(cell, place, files, tensors), timeout_s=timeout_s, what=what)
+        except IntegrityError as error:  # what the host told does not fit its slice
+            return control_pb2.RepeatReply(node=request.node, problem=str(error))
         return control_pb2.RepeatReply(results_json=json.dumps(results))
 
     def collect(

@@ -30,7 +30,7 @@ from edge.options import AgentOptions
 from edge.profiler import timing
 from edge.profiler.profile_cache import full_size_s, timings
 from edge.profiler.timing import MeasuredWork, TimingRequest
-from edge.runtime.audit import AuditRecorder, NodeAudit, WorkRepeater
+from edge.runtime.audit import AuditRecorder, NodeAudit
 from edge.runtime.executor import NodeExecutor
 from edge.transport.frames import Hello
 from edge.transport.link import OutLink
@@ -49,6 +49,7 @@ from ringtune.storage.pieces import Pieces
 from ringtune.storage.strict import parse_json
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
 from ringtune.techniques.audit import checked_by
+from ringtune.transport.speaker import speaker
 
 _LOG = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -203,19 +204,31 @@ def build(options: AgentOptions, job: Job, plan: Plan, dataset: OwnerDataset | N
         return NodeExecutor(plan, options.name, job, folder, dataset, device=device)
 
 
-def audit(options: AgentOptions, job: Job, plan: Plan, executor: NodeExecutor) -> NodeAudit:
+def audit(options: AgentOptions, run_id: str, job: Job, plan: Plan, executor: NodeExecutor) -> NodeAudit:
     """Make the trail of a node, and the slice of the host whose work it repeats.
 
     Raises:
         ModelError: the model folder lacks weights of that slice.
     """
-    other = checked_by(plan.placement, options.name)
 
     def make(again: Plan, node: str) -> NodeExecutor:
-        with capacity_errors(options.name, executor.device.type, f"the blocks of node {other} for the audit"):
+        with capacity_errors(options.name, executor.device.type, f"the blocks of node {node} for the audit"):
             return NodeExecutor(again, node, job, Path(job.model.path), None, device=str(executor.device))
 
-    return NodeAudit(AuditRecorder(plan, options.name, executor), WorkRepeater(plan, other, make) if other else None)
+    recorder = AuditRecorder(plan, options.name, executor, run_id=run_id, sign=_signed)
+    found = NodeAudit(recorder, plan, make)
+    for other in checked_by(plan.placement, options.name)[:1]:
+        found.repeater(other)
+    return found
+
+
+def _signed(content: bytes) -> tuple[bytes, bytes]:
+    """Sign with this node's certificate; nothing in plain text."""
+    if (who := speaker()) is None:
+        return b"", b""
+    from ringtune.transport.identity import sign
+
+    return sign(content, who.identity)
 
 
 def snapshot(active: ActiveRun, metadata: Mapping[str, str]) -> Snapshot:

@@ -13,12 +13,12 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from ringtune.errors import FrameError
 from ringtune.schedule.migration import TURNS_KEPT
 from ringtune.storage.pieces import Pieces
-from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
+from ringtune.storage.tensor_files import TensorFile, TensorPieces, tensors_digest, write_tensors
 
 FILE: Final = "kept.safetensors"
 
@@ -296,13 +296,10 @@ def block_digests(file: Pieces) -> dict[int, str]:
         IntegrityError: the file is damaged.
     """
     tensors = TensorFile(file, where="a file of trained blocks")
-    digests: dict[int, Any] = {}
-    for name in sorted(tensors.infos):
-        tensor, digest = tensors.tensor(name), digests.setdefault(block_of(name), hashlib.sha256())
-        digest.update(json.dumps([name, tensor.dtype, tensor.shape]).encode())
-        for piece in tensor.data:
-            digest.update(piece)
-    return {block: digest.hexdigest() for block, digest in digests.items()}
+    blocks: dict[int, dict[str, TensorPieces]] = {}
+    for name in tensors.infos:
+        blocks.setdefault(block_of(name), {})[name] = tensors.tensor(name)
+    return {block: tensors_digest(found) for block, found in blocks.items()}
 
 
 def head_digest(head: bytes) -> str:

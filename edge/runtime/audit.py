@@ -3,7 +3,9 @@
 The rule is in ``ringtune.techniques.audit``. At most two turns are open, and a turn is closed once it is checked, so
 what a turn needs is dropped when the second turn after it is granted. Of tensors between nodes only those are kept
 that the coordinator names, as another node's cell was drawn; of its own work a node keeps what it can't know to be
-drawn: the sum of gradients after each micro-batch, and the trained state after each item.
+drawn: the sum of gradients after each micro-batch, and the trained state after each item. A tensor is handed in to who
+has its ticket only, which the coordinator gives to the checker after the turn: else a host could ask its neighbours
+what is drawn of it.
 """
 
 from __future__ import annotations
@@ -11,35 +13,39 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import nn
 
-from edge.checkpoint.snapshots import block_digests, block_of
+from edge.checkpoint.shard_file import PREFIXES
+from edge.checkpoint.snapshots import block_of
 from edge.model.tensor_files import fill, pieces_of, torch_dtype
 from edge.runtime.executor import NodeExecutor
 from edge.transport.tensors import WIRE_TYPES, bytes_of
 from ringtune.errors import FrameError, IntegrityError
 from ringtune.schedule.actions import Action, Op, TensorKey
-from ringtune.schedule.lowering import item_updates, legs
+from ringtune.schedule.lowering import legs
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StepKind, Turn, items
 from ringtune.storage.pieces import Pieces
-from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
+from ringtune.storage.tensor_files import TensorFile, TensorPieces, tensors_digest, write_tensors
 from ringtune.techniques.audit import (
     Cell,
     CellPlace,
     Compared,
     begin_name,
-    exchanges,
+    cell_exchanges,
+    end_names,
     item_of,
+    own_updates,
+    state_digest,
     state_name,
+    statement,
     sum_name,
     tensor_name,
-    way_of,
 )
 
 Exchanged = tuple[torch.Tensor, torch.Tensor | None]
@@ -49,10 +55,41 @@ _KEPT: Final = 2
 
 
 class State(NamedTuple):
-    """Trained tensors with optimizer state of a node's slice as a file, and the digest of each block."""
+    """Trained tensors with optimizer state of a node's slice as a file, and of each block the digests of both."""
 
     content: bytes
-    digests: Mapping[int, str]
+    parts: Mapping[int, tuple[str, str]]
+
+    @classmethod
+    def of(cls, content: bytes) -> State:
+        """Compute the digests of a file; raises ``IntegrityError`` if it is damaged."""
+        halves: dict[int, tuple[dict[str, TensorPieces], dict[str, TensorPieces]]] = {}
+        for name, tensor in _pieces(content).items():
+            weights, rest = halves.setdefault(block_of(name), ({}, {}))
+            if name.startswith(PREFIXES.value):
+                weights[name.removeprefix(PREFIXES.value)] = tensor
+            else:
+                rest[name] = tensor
+        return cls(
+            content, {block: (tensors_digest(both[0]), tensors_digest(both[1])) for block, both in halves.items()}
+        )
+
+    @property
+    def digests(self) -> Mapping[int, str]:
+        """The digest of each block."""
+        return {block: state_digest(*both) for block, both in self.parts.items()}
+
+
+class Commitment(NamedTuple):
+    """The trail of a turn as JSON, and the signature of its statement with its certificate, empty in plain text."""
+
+    digests_json: str
+    signature: bytes = b""
+    certificate_pem: bytes = b""
+
+
+Sign = Callable[[bytes], tuple[bytes, bytes]]
+"""Signs some bytes; returns the signature, and the certificate of its key; both empty in plain text."""
 
 
 @dataclass(slots=True)
@@ -71,14 +108,22 @@ class AuditRecorder:
     """Makes the trail of a node in one placement, and keeps what others need to repeat its work.
 
     ``grant``, ``exchanged``, ``after`` and ``take`` are called on the compute thread, all else on any.
+
+    Args:
+        plan: the part of the placement.
+        node: this one.
+        executor: of the node.
+        run_id: of the run, which its statements name.
+        sign: signs them.
     """
 
-    def __init__(self, plan: Plan, node: str, executor: NodeExecutor) -> None:
+    def __init__(self, plan: Plan, node: str, executor: NodeExecutor, *, run_id: str, sign: Sign) -> None:
         self._plan, self._node, self._executor = plan, node, executor
+        self._run_id, self._sign = run_id, sign
         self._piece, self._wire = plan.slice_of(node), WIRE_TYPES[plan.course.wire_dtype]
         self._lock = threading.Lock()
         self._turns: dict[int, _Kept] = {}
-        self._wanted: set[TensorKey] = set()
+        self._tickets: dict[TensorKey, str] = {}
         self._tensors: dict[TensorKey, Exchanged] = {}
         self._state: State | None = None
 
@@ -90,14 +135,14 @@ class AuditRecorder:
             self._turns = {index: kept for index, kept in self._turns.items() if index > turn.index - _KEPT}
             first = min((kept.turn.first_seq for kept in self._turns.values()), default=turn.first_seq)
             self._tensors = {key: value for key, value in self._tensors.items() if key.seq >= first}
-            self._wanted = {key for key in self._wanted if key.seq >= first}
+            self._tickets = {key: ticket for key, ticket in self._tickets.items() if key.seq >= first}
         if turn.kind is not StepKind.TRAIN:
             return
         if self._state is None and self._piece.num_blocks:
             self._state = self._state_now()
         kept, now = _Kept(turn), turn.settled(self._plan)
         for item in items(now.course, turn):
-            if own := _own_updates(now, item, self._node):
+            if own := own_updates(now, item, self._node):
                 kept.last_updates[item.seq] = own[-1]
         with self._lock:
             self._turns[turn.index] = kept
@@ -109,7 +154,7 @@ class AuditRecorder:
             return
         kept.trail[tensor_name(key)] = tensor_digest(tensor, mask, self._wire)
         with self._lock:
-            if key in self._wanted:
+            if key in self._tickets:
                 self._tensors[key] = (tensor.detach().to(self._wire), mask)
 
     def after(self, action: Action) -> None:
@@ -126,13 +171,17 @@ class AuditRecorder:
             self._state = kept.after[action.seq] = self._state_now()
             kept.trail |= {state_name(action.seq, block): digest for block, digest in self._state.digests.items()}
 
-    def take(self, turn: int) -> str:
-        """Return the trail of a finished train turn as JSON; empty for other turns."""
+    def take(self, turn: int) -> Commitment | None:
+        """Return the trail of a finished train turn; None for other turns."""
         kept = self._turns.get(turn)
         if kept is None:
-            return ""
+            return None
         self._begin(turn)
-        return json.dumps(kept.trail, separators=(",", ":"))
+        end = kept.after[max(kept.after)] if kept.after else kept.begin
+        for block, both in end.parts.items() if end is not None else ():
+            kept.trail |= zip(end_names(block), both, strict=True)
+        signed = statement(self._run_id, self._plan, kept.turn, self._node, kept.trail)
+        return Commitment(json.dumps(kept.trail, separators=(",", ":")), *self._sign(signed.encode()))
 
     def _begin(self, index: int) -> None:
         """Note the state before the first update of a turn and of those before it, which may have none here."""
@@ -145,15 +194,14 @@ class AuditRecorder:
         return next((kept for kept in self._turns.values() if kept.turn.first_seq <= seq < kept.turn.end_seq), None)
 
     def _state_now(self) -> State:
-        content = bytes(write_tensors(self._executor.part.tensors()))
-        return State(content, block_digests(Pieces.of(content)))
+        return State.of(bytes(write_tensors(self._executor.part.tensors())))
 
     # ---- on any thread ----------------------------------------------------------------------------
 
-    def keep(self, keys: Iterable[TensorKey]) -> None:
-        """Keep these tensors of turns that are about to be granted."""
+    def keep(self, tickets: Mapping[TensorKey, str]) -> None:
+        """Keep these tensors of turns that are about to be granted, each for who has its ticket."""
         with self._lock:
-            self._wanted |= {*keys}
+            self._tickets |= tickets
 
     def turn(self, index: int) -> Turn:
         """Return a turn that is kept.
@@ -163,20 +211,25 @@ class AuditRecorder:
         """
         return self._kept(index).turn
 
-    def tensor(self, key: TensorKey) -> Exchanged:
-        """Return a kept tensor in the type of the wire, and its mask.
+    def exchanges(self, cell: Cell, turn: int) -> dict[TensorKey, str]:
+        """Return the tensors of a cell of another host, each with the neighbour that keeps it."""
+        return {one.key: one.peer for one in cell_exchanges(self._plan, self.turn(turn), cell)}
+
+    def tensor_file(self, key: TensorKey, ticket: str) -> Pieces:
+        """Return a file of a kept tensor in the type of the wire, and its mask.
 
         Raises:
-            FrameError: it is not kept.
+            FrameError: it is not kept for who has this ticket.
         """
         with self._lock:
-            found = self._tensors.get(key)
+            found = self._tensors.get(key) if ticket and self._tickets.get(key) == ticket else None
         if found is None:
-            raise FrameError(f"node {self._node} keeps no {key} for the audit")
-        return found
+            raise FrameError(f"node {self._node} keeps no {key} with this ticket for the audit")
+        tensor, mask = found
+        return _written({"tensor": tensor, "mask": None if mask is None else mask.to(torch.uint8)})
 
-    def work(self, place: CellPlace) -> dict[str, bytes]:
-        """Return the files that go into a cell of this node, and those that came out of it.
+    def work_file(self, place: CellPlace) -> Pieces:
+        """Return the state and sums that go into a cell of this node, and those that came out of it, as one file.
 
         Raises:
             FrameError: they are not kept.
@@ -193,7 +246,7 @@ class AuditRecorder:
             found |= {"sum": self._sum(kept, seq, place.micro)}
         if seq in kept.after:
             found["after"] = kept.after[seq].content
-        return found
+        return _written(found)
 
     def _sum(self, kept: _Kept, seq: int, micro: int) -> bytes:
         if (seq, micro) not in kept.sums:
@@ -226,17 +279,12 @@ class WorkRepeater:
         self._executor = make(self._plan, self._alias)
         self._wire, self._dtype = WIRE_TYPES[plan.course.wire_dtype], self._executor.dtype
 
-    def sources(self, turn: Turn, place: CellPlace) -> dict[TensorKey, str]:
-        """Return the tensors of a cell, each with the neighbour that exchanged it."""
-        cell = Cell(self._alias, place.seq, place.micro)
-        return {one.key: one.peer for one in exchanges(way_of(self._plan, turn, cell), cell)}
-
     def repeat(
-        self, turn: Turn, place: CellPlace, tensors: Mapping[TensorKey, Exchanged], files: Mapping[str, bytes]
+        self, turn: Turn, place: CellPlace, files: Mapping[str, bytes], tensors: Mapping[TensorKey, Exchanged]
     ) -> dict[str, Compared]:
-        """Repeat a cell and the update of its item; return what was given and found, by name in the trail.
+        """Repeat a cell and the update of its item; return what was computed, by name in the trail.
 
-        ``tensors`` are those that the host exchanged, from its neighbours; ``files`` are of ``AuditRecorder.work``.
+        ``files`` are those of ``AuditRecorder.work_file``, ``tensors`` what the host exchanged, from its neighbours.
 
         Raises:
             IntegrityError: a file is missing or does not fit the slice.
@@ -247,22 +295,19 @@ class WorkRepeater:
         results: dict[str, Compared] = {}
         executor.grant(turn)
         try:
-            before = _load_state(executor, _file(files, "before"))
-            name = self._name_before(now, turn, seq)
-            results |= {name(block): Compared(digest) for block, digest in before.items()}
+            pieces = _pieces(_file(files, "before"))
+            executor.part.load_migrated(pieces, blocks={block_of(name) for name in pieces})
             set_gradients(executor, b"")
             for leg in way:
                 action = leg.bind(seq, micro)
                 if leg.op is Op.RECEIVE:
                     tensor, mask = tensors[action.key]
-                    results[tensor_name(action.key)] = Compared(tensor_digest(tensor, mask, self._wire))
                     executor.put_tensor(action.key, tensor.to(self._dtype), mask)
                 elif leg.op is Op.SEND:
                     results[tensor_name(action.key)] = self._sent(executor, action.key, tensors[action.key])
                 else:
                     if leg.op is Op.BACKWARD and place.before >= 0:
-                        set_gradients(executor, added := _file(files, "added"))
-                        results[sum_name(seq, place.before)] = Compared(hashlib.sha256(added).hexdigest())
+                        set_gradients(executor, _file(files, "added"))
                     executor.run(action)
             if any(leg.op is Op.BACKWARD for leg in way):
                 results |= self._updated(now, item, place, files)
@@ -274,64 +319,97 @@ class WorkRepeater:
     def _sent(self, executor: NodeExecutor, key: TensorKey, given: Exchanged) -> Compared:
         tensor, mask = executor.take_tensor(key)
         far = distance({"it": tensor.to(self._wire)}, {"it": given[0]})
-        return Compared(tensor_digest(*given, self._wire), tensor_digest(tensor, mask, self._wire), far)
+        return Compared(tensor_digest(tensor, mask, self._wire), far)
 
     def _updated(self, now: Plan, item: Item, place: CellPlace, files: Mapping[str, bytes]) -> dict[str, Compared]:
         """Compare the sum of gradients, then update with that of the last micro-batch and compare the state."""
         executor, seq = self._executor, place.seq
-        found = {sum_name(seq, place.micro): _compared(gradients(executor), _file(files, "sum"))}
-        if place.last != place.micro:
-            found[sum_name(seq, place.last)] = Compared(hashlib.sha256(_file(files, "total")).hexdigest())
+        own, told = gradients(executor), _file(files, "sum")
+        far = 0.0 if own == told else distance(_tensors(own), _tensors(told))
+        found = {sum_name(seq, place.micro): Compared(hashlib.sha256(own).hexdigest(), far)}
+        updates = own_updates(now, item, self._alias)
+        if not updates:
+            return found
         set_gradients(executor, _file(files, "total"))
-        for action in _own_updates(now, item, self._alias):
+        for action in updates:
             executor.run(action)
-        given, own = _file(files, "after"), bytes(write_tensors(executor.part.tensors()))
-        theirs, ours = block_digests(Pieces.of(given)), block_digests(Pieces.of(own))
-        far = distance(_tensors(own), _tensors(given)) if theirs != ours else 0.0
+        own, told = bytes(write_tensors(executor.part.tensors())), _file(files, "after")
+        far = 0.0 if own == told else distance(_tensors(own), _tensors(told))
         return found | {
-            state_name(seq, block): Compared(theirs.get(block, ""), digest, far) for block, digest in ours.items()
+            state_name(seq, block): Compared(digest, far) for block, digest in State.of(own).digests.items()
         }
 
-    def _name_before(self, now: Plan, turn: Turn, seq: int) -> Callable[[int], str]:
-        """Return what names the state before an item: that of the last update before it in the turn."""
-        earlier = [one.seq for one in items(now.course, turn) if one.seq < seq and _own_updates(now, one, self._alias)]
-        return (lambda block: state_name(earlier[-1], block)) if earlier else begin_name
 
+class NodeAudit:
+    """The audit at a node: its own trail, and the repeated work of other hosts, of one at a time.
 
-class NodeAudit(NamedTuple):
-    """The audit at a node: its own trail, and the repeated work of another host, if it has a slice of one."""
+    Args:
+        recorder: of this node.
+        plan: the part of the placement.
+        make: builds an executor of a node of a plan; a slice of another host is made when it is first asked for.
+    """
 
-    recorder: AuditRecorder
-    repeater: WorkRepeater | None
+    def __init__(self, recorder: AuditRecorder, plan: Plan, make: Callable[[Plan, str], NodeExecutor]) -> None:
+        self.recorder = recorder
+        self._plan, self._make, self._wire = plan, make, WIRE_TYPES[plan.course.wire_dtype]
+        self._repeater: WorkRepeater | None = None
 
-    def sources(self, place: CellPlace) -> dict[TensorKey, str]:
-        """Return the tensors of a cell of the other host, each with the node that keeps it.
+    def repeater(self, node: str) -> WorkRepeater:
+        """Return the slice of another host, in place of that of an earlier one; call it on the compute thread.
 
         Raises:
-            FrameError: this node has no slice of another host, or not the turn.
+            ModelError: the model folder lacks weights of that slice.
+            CapacityError: there is no memory for it.
         """
-        return self._slice.sources(self.recorder.turn(place.turn), place)
+        if self._repeater is None or self._repeater.node != node:
+            self._repeater = None  # its memory is needed
+            self._repeater = WorkRepeater(self._plan, node, self._make)
+        return self._repeater
 
-    def tensor_file(self, key: TensorKey) -> Pieces:
-        """Return a file of a kept tensor and its mask; raises ``FrameError`` if it is not kept."""
-        tensor, mask = self.recorder.tensor(key)
-        return _written({"tensor": tensor, "mask": None if mask is None else mask.to(torch.uint8)})
+    def repeat(
+        self, cell: Cell, place: CellPlace, files: Mapping[str, bytes], tensors: Mapping[TensorKey, Exchanged]
+    ) -> dict[str, Compared]:
+        """Repeat a cell of another host; see ``WorkRepeater.repeat``, and ``repeater`` for further errors."""
+        return self.repeater(cell.node).repeat(self.recorder.turn(place.turn), place, files, tensors)
 
-    def work_file(self, place: CellPlace) -> Pieces:
-        """Return ``AuditRecorder.work`` as one file."""
-        return _written(self.recorder.work(place))
+    def read_work(self, file: Pieces, place: CellPlace, given: Mapping[str, str]) -> dict[str, bytes]:
+        """Read what a host hands in of its own work, with the digests that it told.
 
-    def repeat(self, place: CellPlace, tensors: Mapping[TensorKey, Pieces], work: Pieces) -> dict[str, Compared]:
-        """Repeat a cell of the other host, from what others have handed in; see ``WorkRepeater.repeat``."""
-        exchanged, found = {key: _read_tensor(file) for key, file in tensors.items()}, TensorFile(work, where=_WHERE)
-        files = {name: bytes(found.tensor(name).data) for name in found.infos}
-        return self._slice.repeat(self.recorder.turn(place.turn), place, exchanged, files)
+        Raises:
+            IntegrityError: it is damaged, or something else than it told.
+        """
+        found = {name: bytes(pieces.data) for name, pieces in _pieces(bytes(file)).items()}
+        after, wanted = f"state {place.seq}", {}
+        before = "begin"  # or the state after the last item before
+        for name, digest in given.items():
+            kind = name.partition(" ")[0]
+            if kind in ("begin", "state", "sum"):
+                wanted[name] = digest
+            if kind == "state" and not name.startswith(f"{after} "):
+                before = name.rpartition(" ")[0]
+        digests = [
+            (sum_name(place.seq, micro), hashlib.sha256(found[name]).hexdigest())
+            for name, micro in (("added", place.before), ("sum", place.micro), ("total", place.last))
+            if name in found
+        ]
+        for name, prefix in (("before", before), ("after", after)):
+            states = State.of(found[name]).digests if name in found else {}
+            digests += [(f"{prefix} {block}", digest) for block, digest in states.items()]
+        odd = [name for name, digest in digests if wanted.get(name) != digest]
+        if odd := odd or sorted(wanted.keys() - dict(digests).keys()):
+            raise IntegrityError(f"{_WHERE} is something else than was told of {odd[0]}")
+        return found
 
-    @property
-    def _slice(self) -> WorkRepeater:
-        if self.repeater is None:
-            raise FrameError("this node repeats no work of another host; use one version on all machines")
-        return self.repeater
+    def read_tensor(self, file: Pieces, key: TensorKey, given: Mapping[str, str]) -> Exchanged:
+        """Read what a neighbour of a host hands in; errors as for ``read_work``."""
+        found = _tensors(bytes(file))
+        if "tensor" not in found:
+            raise IntegrityError(f"{_WHERE} has no tensor; use one version on all machines")
+        tensor, mask = found["tensor"], found.get("mask")
+        name = tensor_name(key)
+        if tensor.dtype is not self._wire or tensor_digest(tensor, mask, self._wire) != given.get(name):
+            raise IntegrityError(f"{_WHERE} is something else than was told of {name}")
+        return tensor, mask
 
 
 def tensor_digest(tensor: torch.Tensor, mask: torch.Tensor | None, wire: torch.dtype) -> str:
@@ -393,18 +471,6 @@ def _written(tensors: Mapping[str, torch.Tensor | bytes | None]) -> Pieces:
     )
 
 
-def _read_tensor(file: Pieces) -> Exchanged:
-    found = _tensors(bytes(file))
-    if "tensor" not in found:
-        raise IntegrityError(f"{_WHERE} has no tensor; use one version on all machines")
-    return found["tensor"], found.get("mask")
-
-
-def _compared(own: bytes, given: bytes) -> Compared:
-    ours, theirs = (hashlib.sha256(content).hexdigest() for content in (own, given))
-    return Compared(theirs, ours, 0.0 if ours == theirs else distance(_tensors(own), _tensors(given)))
-
-
 def _file(files: Mapping[str, bytes], name: str) -> bytes:
     if name not in files:
         raise IntegrityError(f"{_WHERE} lacks {name!r}; use one version on all machines")
@@ -422,15 +488,3 @@ def _tensors(content: bytes) -> dict[str, torch.Tensor]:
         found[name] = torch.empty(pieces.shape, dtype=torch_dtype(pieces.dtype))
         fill(found[name], pieces)
     return found
-
-
-def _load_state(executor: NodeExecutor, content: bytes) -> Mapping[int, str]:
-    """Load a state; return the digest of each block."""
-    pieces = _pieces(content)
-    executor.part.load_migrated(pieces, blocks={block_of(name) for name in pieces})
-    return block_digests(Pieces.of(content))
-
-
-def _own_updates(now: Plan, item: Item, node: str) -> list[Action]:
-    piece: Any = now.slice_of(node)
-    return [action for action in item_updates(now, item, node) if piece.start <= action.start < piece.stop]

@@ -167,8 +167,8 @@ class TrailSink(Protocol):
     def after(self, action: Action) -> None:
         """Note what an action has changed."""
 
-    def take(self, turn: int) -> str:
-        """Return the trail of a finished turn; empty if it has none."""
+    def take(self, turn: int) -> Any:
+        """Return the trail of a finished turn, an ``edge.runtime.audit.Commitment``; None if it has none."""
 
 
 class NoTrail:
@@ -183,9 +183,9 @@ class NoTrail:
     def after(self, action: Action) -> None:
         """Do nothing."""
 
-    def take(self, turn: int) -> str:
+    def take(self, turn: int) -> Any:
         """Return that there is none."""
-        return ""
+        return None
 
 
 NO_TRAIL: Final = NoTrail()
@@ -548,7 +548,7 @@ class AgentRun:
                     self._reports.put(entry)
                 done = self._turns[turn]
                 if trail := self._trail.take(turn):
-                    self._reports.put(rp.AuditTrail(turn, trail))
+                    self._reports.put(rp.AuditTrail(turn, *trail))
                 self._forget(turn)
                 self._keeper.end(done, functools.partial(self._turn_done, turn))
             case ev.Fail(error, message):

@@ -103,10 +103,12 @@ class KeptElsewhere(NamedTuple):
 
 
 class AuditTrail(NamedTuple):
-    """Digests, as JSON, of what this node did in a turn; put before ``TurnDone``."""
+    """Digests, as JSON, of what this node did in a turn, and a signature; put before ``TurnDone``."""
 
     turn: int
     digests_json: str
+    signature: bytes = b""
+    certificate_pem: bytes = b""
 
 
 class TechniqueFailed(NamedTuple):
@@ -337,8 +339,8 @@ class Reporter:
                 request.copies.add(turn=turn, unit=unit, sha256=sha256)
             case KeptElsewhere(turn, unit, sha256):
                 request.kept.add(turn=turn, unit=unit, sha256=sha256)
-            case AuditTrail(turn, digests_json):
-                request.trails.add(turn=turn, digests_json=digests_json)
+            case AuditTrail():
+                request.trails.add(**entry._asdict())
             case Arrived(source, num_bytes, seconds, at_unix_s):
                 request.transfers.add(source=source, bytes=num_bytes, seconds=seconds, at_unix_s=at_unix_s)
             case Note(text):

@@ -128,7 +128,7 @@ class ModelFetcher:
         is_owner = plan.owner(name) is not None
         piece = plan.slice_of(name)
         blocks = {*range(plan.placement.private_blocks if is_owner else 0), *range(piece.start, piece.stop)}
-        if job.audit is not None and (other := checked_by(plan.placement, name)):
+        for other in checked_by(plan.placement, name) if job.audit is not None else ():
             blocks |= {*range(plan.slice_of(other).start, plan.slice_of(other).stop)}
         with Sources(self._sources()) as peers:
             cache = self._cache(job, peers, wanted)

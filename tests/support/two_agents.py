@@ -122,7 +122,7 @@ class FakeWorkshop:
         self.on_build: Callable[[], None] = lambda: None
         self.executor = FakeExecutor()
 
-    def audit(self, options: AgentOptions, job: Job, plan: Plan, executor: Any) -> Any:
+    def audit(self, options: AgentOptions, run_id: str, job: Job, plan: Plan, executor: Any) -> Any:
         """No run of these agents is audited."""
         raise AssertionError("a run without [audit] has nothing of it")
 

@@ -388,8 +388,9 @@ def audited(share: Share, plan: Plan, node: str, audit: float) -> Share:
     """Return a node's share of a plan with the work of an audit; ``audit`` is the share of cells that are drawn."""
     if not audit:
         return share
-    other = plan.slice_of(checked_by(plan.placement, node))
-    return replace(share, audit=audit, again=Range(other.start, other.stop) if other.num_blocks else None)
+    slices = (plan.slice_of(other) for other in checked_by(plan.placement, node))  # one of them at a time
+    ranges = [Range(piece.start, piece.stop) for piece in slices]
+    return replace(share, audit=audit, again=max(ranges, key=lambda one: one.stop - one.start, default=None))
 
 
 def parts_memory(

@@ -11,6 +11,7 @@ Source: the safetensors format, README (the layout) and ``tensor.rs`` (checks of
 from __future__ import annotations
 
 import array
+import hashlib
 import io
 import json
 import math
@@ -172,6 +173,16 @@ def write_tensors(tensors: Mapping[str, TensorPieces], *, metadata: Mapping[str,
             yield from tensors[name].data
 
     return Pieces(len(header) + sum(tensors[name].data.size_bytes for name in names), pieces)
+
+
+def tensors_digest(tensors: Mapping[str, TensorPieces]) -> str:
+    """Return the SHA-256, hex, over names, types, shapes and bytes of some tensors, in the order of names."""
+    digest = hashlib.sha256()
+    for name, (dtype, shape, data) in sorted(tensors.items()):
+        digest.update(json.dumps([name, dtype, shape]).encode())
+        for piece in data:
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 class TensorFile:

@@ -13,31 +13,35 @@ Each node commits itself before it knows what is drawn: with the end of a turn i
 of each tensor that it sent or got, of the sum of gradients after each of its cells, and of weights with optimizer state
 after each item. Tensors between nodes are in the trails of both ends. The coordinator draws the cells of a turn when it
 grants the turn, for each host independently, and tells the neighbours of the host, not the host, which of the tensors
-that they exchange with it they have to keep. After the turn the next host in the ring repeats the cell.
+that they exchange with it they have to keep. After the turn the *checker*, the next host in the ring, repeats the cell.
+What it says against another node counts if the host after it, the *third*, finds the same.
 
 A host that scales its gradients in a turn does so in a cell, after the last cell of an item, or in the update; each
-drawn cell is compared with its item's update, so one cell per turn finds all three, if all items of the turn are wrong.
-With ``share`` s and n cells in a turn, s * n cells are drawn: with s = 0.02, 10 items and 4 micro-batches 0.8 cells.
-``detection`` has the probability. What is not found, or late: a wrong number in few cells of one turn (probability s
-for one), anything that an owner does in its own turns, whose rows nobody else has, and two neighbours that agree.
+drawn cell is compared with its item's update, and at least one cell of each host is drawn in each turn. So a host of
+which all items of a turn are wrong is found in that turn, and one of which each turn is wrong with probability p within
+k turns of others with probability 1 - (1 - p)^k (p = 0.05, k = 100: 0.994). Not found, or late: a wrong number in few
+cells of one turn (probability ``share`` for one), anything that an owner does in its own turns, whose rows nobody else
+has, and two neighbours that agree.
+
+With ``statement`` a node signs what it did in a turn: the ledger of a run (``ringtune audit``) has these statements.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, NamedTuple
 
 from ringtune.errors import IntegrityError, JobError, PlanError
-from ringtune.schedule.actions import Op, Payload, TensorKey
-from ringtune.schedule.lowering import Legs, legs
+from ringtune.schedule.actions import Action, Op, Payload, TensorKey
+from ringtune.schedule.lowering import Legs, item_updates, legs
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StepKind, Turn, items
-from ringtune.storage.strict import Bounds, check_fields
+from ringtune.storage.strict import Bounds, check_fields, read_object
 from ringtune.techniques.base import Technique
 
 
@@ -46,8 +50,8 @@ class AuditSettings:
     """``[audit]``: hosts repeat a part of each other's work, and one with another result is taken out of the run.
 
     Attributes:
-        share: share of the micro-batches of each turn that the next host in the ring repeats for each host, with the
-            update after it. One that all updates of a turn are wrong is found if at least one is drawn.
+        share: share of the micro-batches of each turn that the next host in the ring repeats for each host, at least
+            one, with the update after it: of turns of 10 steps of 4 micro-batches 0.02 is one of 40.
     """
 
     share: Annotated[float, Bounds(gt=0, le=1)] = 0.02
@@ -56,6 +60,9 @@ class AuditSettings:
         """Refuse a share out of range."""
         check_fields(self, where="audit", error=JobError)
 
+
+LEDGER: Final = "ledger.jsonl"
+"""File in a run's folder with the statements of each closed turn."""
 
 # ---- what is drawn ---------------------------------------------------------------------------------
 
@@ -86,24 +93,24 @@ class Exchange(NamedTuple):
     comes: bool
 
 
-def checker_of(placement: Placement, node: str) -> str:
-    """Return the host that repeats the cells of ``node``: the next other one in the ring; empty if there is none."""
+def checkers_of(placement: Placement, node: str) -> tuple[str, ...]:
+    """Return the checker and the third of a host's cells: the next two other hosts in the ring; fewer if there are."""
     hosts = [piece.node for piece in placement.hosts]
-    if node not in hosts:
-        return ""
-    at = hosts.index(node)
-    return next((name for name in (*hosts[at + 1 :], *hosts[:at]) if name != node), "")
+    at = hosts.index(node) if node in hosts else len(hosts)
+    return (*hosts[at + 1 :], *hosts[:at])[:2] if node in hosts else ()
 
 
-def checked_by(placement: Placement, node: str) -> str:
-    """Return the host whose cells ``node`` repeats; empty if there is none."""
-    return next((piece.node for piece in placement.hosts if checker_of(placement, piece.node) == node), "")
+def checked_by(placement: Placement, node: str) -> tuple[str, ...]:
+    """Return the hosts whose cells ``node`` repeats as the checker, and as the third; fewer if there are."""
+    hosts = [piece.node for piece in placement.hosts]
+    checks = {host: checkers_of(placement, host) for host in hosts}
+    return tuple(host for at in (0, 1) for host in hosts if checks[host][at : at + 1] == (node,))
 
 
-def exchanges(way: Legs, cell: Cell) -> tuple[Exchange, ...]:
-    """Return the tensors that a host exchanges with others in a cell, from its legs."""
+def exchanges(way: Legs, seq: int, micro: int) -> tuple[Exchange, ...]:
+    """Return the tensors that a node exchanges with others for a micro-batch, from its legs."""
     return tuple(
-        Exchange(TensorKey(leg.payload, cell.seq, cell.micro, leg.start), leg.peer, leg.op is Op.RECEIVE)
+        Exchange(TensorKey(leg.payload, seq, micro, leg.start), leg.peer, leg.op is Op.RECEIVE)
         for leg in way
         if leg.op in (Op.SEND, Op.RECEIVE) and leg.payload in (Payload.HIDDEN, Payload.GRAD)
     )
@@ -135,18 +142,18 @@ def item_of(plan: Plan, turn: Turn, seq: int) -> tuple[Plan, Item]:
 
 
 def draw(plan: Plan, turn: Turn, share: float, source: random.Random) -> tuple[Cell, ...]:
-    """Draw the cells of a turn: for each host ``share`` of its cells in the mean, ascending.
+    """Draw the cells of a turn: for each host ``share`` of its cells in the mean, at least one, ascending.
 
-    Example: of 40 cells with share 0.02 none with probability 0.2, one with 0.8. ``source`` has to be one that no node
-    can predict.
+    Example: of 40 cells with share 0.02 one, with 0.03 one with probability 0.8 and two with 0.2. ``source`` has to be
+    one that no node can predict.
     """
     found: list[Cell] = []
     for piece in plan.placement.hosts:
-        if not checker_of(plan.placement, piece.node):
+        if not checkers_of(plan.placement, piece.node):
             continue
         own = cells(plan, turn, piece.node)
         number, rest = divmod(share * len(own), 1.0)
-        count = int(number) + (source.random() < rest)
+        count = max(1, int(number) + (source.random() < rest))
         found += sorted(source.sample(own, min(count, len(own))))
     return tuple(found)
 
@@ -155,33 +162,27 @@ def keys_to_keep(plan: Plan, turn: Turn, drawn: tuple[Cell, ...]) -> dict[str, t
     """Return by node the tensors that it has to keep of a turn, as the neighbour of a host with a drawn cell."""
     found: dict[str, list[TensorKey]] = {}
     for cell in drawn:
-        for one in exchanges(way_of(plan, turn, cell), cell):
+        for one in cell_exchanges(plan, turn, cell):
             found.setdefault(one.peer, []).append(one.key)
     return {node: tuple(keys) for node, keys in found.items()}
 
 
-def way_of(plan: Plan, turn: Turn, cell: Cell) -> Legs:
-    """Return the legs of a host in a cell."""
+def cell_exchanges(plan: Plan, turn: Turn, cell: Cell) -> tuple[Exchange, ...]:
+    """Return the tensors that a host exchanges with others in a cell; raises ``IntegrityError`` as ``item_of``."""
     now, item = item_of(plan, turn, cell.seq)
-    return legs(now, item, cell.node)[cell.micro]
+    return exchanges(legs(now, item, cell.node)[cell.micro], cell.seq, cell.micro)
 
 
-def detection(share: float, num_cells: int, wrong_turns: int) -> float:
-    """Probability that a host is found whose updates are wrong in so many turns of ``num_cells`` cells each.
-
-    Example: share 0.02, 40 cells, 5 turns: at least one of 5 turns with a drawn cell, 1 - 0.2^5 = 0.9997.
-    """
-    return 1.0 - max(0.0, 1.0 - share * num_cells) ** wrong_turns
+def own_updates(now: Plan, item: Item, node: str) -> list[Action]:
+    """Return the updates of the node's own slice after an item."""
+    piece = now.slice_of(node)
+    return [action for action in item_updates(now, item, node) if piece.start <= action.start < piece.stop]
 
 
 # ---- trails ----------------------------------------------------------------------------------------
 
 Trail = Mapping[str, str]
 """Name of what a node sent, got or computed in a turn -> SHA-256, hex; sums in the order of computing."""
-
-MAX_TRAIL: Final = 1 << 17
-"""Most entries of a trail: those of a turn of a hundred items of 64 micro-batches have a fifth of it."""
-_SUM: Final = re.compile(r"sum [0-9]{1,9}\.[0-9]{1,9}")
 
 
 def tensor_name(key: TensorKey) -> str:
@@ -204,6 +205,16 @@ def begin_name(block: int) -> str:
     return f"begin {block}"
 
 
+def end_names(block: int) -> tuple[str, str]:
+    """Names of the weights and of the optimizer state of a block at the end of a turn."""
+    return f"weights {block}", f"rest {block}"
+
+
+def state_digest(weights: str, rest: str) -> str:
+    """Return the digest of a block's state from those of its weights and its optimizer state."""
+    return hashlib.sha256(f"{weights} {rest}".encode()).hexdigest()
+
+
 def micro_order(trail: Trail, seq: int) -> tuple[int, ...]:
     """Return the micro-batches of an item in the order in which a host added up their gradients."""
     prefix = f"sum {seq}."
@@ -212,52 +223,176 @@ def micro_order(trail: Trail, seq: int) -> tuple[int, ...]:
 
 def read_trail(text: str, node: str) -> Trail:
     """Parse a node's trail; raises ``IntegrityError``."""
-    try:
-        found: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    is_trail = isinstance(found, dict) and len(found) <= MAX_TRAIL
-    if not is_trail or not all(
-        isinstance(value, str) and len(value) <= 64 and (not name.startswith("sum ") or _SUM.fullmatch(name))
-        for name, value in found.items()
-    ):
+    found = read_object(text, f"what node {node} did in a turn")
+    if not all(isinstance(value, str) and len(value) <= 64 for value in found.values()):
         raise IntegrityError(f"node {node} reports a trail that can't be read; use one version on all machines")
     return dict(found)
 
 
-def ends(plan: Plan, turn: Turn, trail: Trail, node: str) -> Iterator[tuple[int, str, str]]:
-    """Yield block, digest at the beginning and digest at the end of a turn, of each block that a host may train."""
-    last = turn.end_seq - 1
-    for block in plan.placement.trained_at(node):
-        begin = trail.get(begin_name(block), "")
-        states = (
-            trail[name] for seq in range(last, turn.first_seq - 1, -1) if (name := state_name(seq, block)) in trail
-        )
-        yield block, begin, next(states, begin)
+class Work(NamedTuple):
+    """What a node does in a turn.
+
+    Attributes:
+        peers: name of each tensor that it exchanges -> the other node.
+        sums: names of its sums of gradients.
+        updates: items after which blocks of its slice are updated, ascending.
+    """
+
+    peers: Mapping[str, str]
+    sums: frozenset[str]
+    updates: tuple[int, ...]
+
+
+def work_of(plan: Plan, turn: Turn, node: str) -> Work:
+    """Return what a node of a placement does in a train turn; ``plan`` is the part of the placement."""
+    now, piece, peers, sums, updates = turn.settled(plan), plan.slice_of(node), dict[str, str](), set[str](), []
+    for item in items(now.course, turn):
+        for micro, way in enumerate(legs(now, item, node)):
+            peers |= {tensor_name(one.key): one.peer for one in exchanges(way, item.seq, micro)}
+            if any(leg.op is Op.BACKWARD and piece.start <= leg.start < piece.stop for leg in way):
+                sums.add(sum_name(item.seq, micro))
+        if own_updates(now, item, node):
+            updates.append(item.seq)
+    return Work(peers, frozenset(sums), tuple(updates))
+
+
+def blocks_of(plan: Plan, trail: Trail, node: str) -> tuple[int, ...]:
+    """Return the hosted blocks of which a trail has states."""
+    piece = plan.slice_of(node)
+    return tuple(block for block in range(piece.start, piece.stop) if begin_name(block) in trail)
+
+
+def trail_problem(plan: Plan, work: Work, trail: Trail, node: str) -> str:
+    """Say what a node's trail lacks, has too much, or contradicts; empty if it is that of its work."""
+    blocks = blocks_of(plan, trail, node)
+    names = {*work.peers, *work.sums, *map(begin_name, blocks)}
+    names |= {name for block in blocks for name in end_names(block)}
+    names |= {state_name(seq, block) for seq in work.updates for block in blocks}
+    if odd := sorted(names ^ trail.keys()):
+        return f"node {node} reports {'no ' if odd[0] in names else ''}{odd[0]!r}, against the plan"
+    for block, begin, end in ends(plan, trail, node):
+        if end != (trail[state_name(work.updates[-1], block)] if work.updates else begin):
+            return f"node {node} reports two states of block {block} at the end of a turn"
+    return ""
+
+
+def ends(plan: Plan, trail: Trail, node: str) -> Iterator[tuple[int, str, str]]:
+    """Yield block, digest at the beginning and digest at the end of a turn, of each block with a state."""
+    for block in blocks_of(plan, trail, node):
+        weights, rest = (trail[name] for name in end_names(block))
+        yield block, trail[begin_name(block)], state_digest(weights, rest)
+
+
+def ends_differ(works: Mapping[str, Work], trails: Mapping[str, Trail]) -> Finding | None:
+    """Return the first link whose two ends have different digests of a tensor; None if there is none."""
+    for node, work in works.items():
+        for name, peer in work.peers.items():
+            if trails[node][name] != trails[peer].get(name):
+                return Finding((node, peer), f"nodes {node} and {peer} say different things of {name}")
+    return None
+
+
+def statement(run_id: str, plan: Plan, turn: Turn, node: str, trail: Trail) -> str:
+    """Return what a node signs of a turn, as JSON: digests of each link, of the states at both ends, and of the trail.
+
+    Of a link it is over names and digests of the tensors of the turn, so it is equal at both ends. The end of a block
+    has the digests of weights and of optimizer state. A statement of a node with four blocks and two links has some
+    1.5 kB.
+    """
+    links: dict[str, list[str]] = {}
+    for name, peer in work_of(plan, turn, node).peers.items():
+        links.setdefault(peer, []).append(f"{name} {trail[name]}")
+    blocks = blocks_of(plan, trail, node)
+    table = {
+        "run": run_id,
+        "node": node,
+        "placement": plan.placement.placement_number,
+        "turn": turn.index,
+        "steps": [turn.first_step, turn.end_step],
+        "links": {peer: _digest("\n".join(sorted(lines))) for peer, lines in links.items()},
+        "begin": {str(block): trail[begin_name(block)] for block in blocks},
+        "end": {str(block): [trail[name] for name in end_names(block)] for block in blocks},
+        "trail": _digest(json.dumps([*trail.items()])),
+    }
+    return json.dumps(table, sort_keys=True, separators=(",", ":"))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 # ---- comparison ------------------------------------------------------------------------------------
 
 
-class Compared(NamedTuple):
-    """One entry of a trail, as the host that repeats a cell has it.
+class Question(NamedTuple):
+    """What is asked of a host that repeats a cell.
 
     Attributes:
-        given: digest of what it was given by the node that has it.
-        found: digest of what it computed; empty = it was an input.
-        distance: relative distance of both, at most 1.
+        given: digest of what others hand in, by name in the trail.
+        told: digest of what the host of the cell has computed, by name.
+        peers: name of a tensor -> the node that exchanged it with the host, and hands it in.
     """
 
-    given: str
-    found: str = ""
+    cell: Cell
+    place: CellPlace
+    given: Mapping[str, str]
+    told: Mapping[str, str]
+    peers: Mapping[str, str]
+
+
+def question(plan: Plan, turn: Turn, cell: Cell, work: Work, trail: Trail) -> Question:
+    """Make the question for a cell from the trail of its host, which has no problem."""
+    seq, tensors = cell.seq, cell_exchanges(plan, turn, cell)
+    blocks, earlier = blocks_of(plan, trail, cell.node), [one for one in work.updates if one < seq]
+    given = [state_name(earlier[-1], block) if earlier else begin_name(block) for block in blocks]
+    given += [tensor_name(one.key) for one in tensors]
+    told = [tensor_name(one.key) for one in tensors if not one.comes]
+    order, before, last = micro_order(trail, seq), -1, -1
+    if cell.micro in order:
+        at, last = order.index(cell.micro), order[-1]
+        before = order[at - 1] if at else -1
+        computed = [sum_name(seq, cell.micro), *(state_name(seq, block) for block in blocks if seq in work.updates)]
+        told += computed
+        given += [*computed, sum_name(seq, last), *([sum_name(seq, before)] if at else [])]
+    return Question(
+        cell,
+        CellPlace(turn.index, seq, cell.micro, before, last),
+        {name: trail[name] for name in given},
+        {name: trail[name] for name in told},
+        {tensor_name(one.key): one.peer for one in tensors},
+    )
+
+
+class Compared(NamedTuple):
+    """What a host that repeats a cell has computed: its digest, and the relative distance to what was handed in."""
+
+    found: str
     distance: float = 0.0
 
 
+def read_results(text: str, node: str, asked: Question) -> dict[str, Compared]:
+    """Parse what a host has repeated; raises ``IntegrityError`` unless it has a digest of all that was asked."""
+    found: dict[str, Compared] = {}
+    for name, value in read_object(text, f"what node {node} has repeated").items():
+        if not isinstance(value, list) or [type(one) for one in value] != [str, float] or not 0.0 <= value[1] <= 1.0:
+            raise IntegrityError(f"node {node} answers {name} with no digest and distance")
+        found[name] = Compared(*value)
+    if missing := [name for name in asked.told if name not in found]:
+        raise IntegrityError(f"node {node} has not repeated {missing[0]} of node {asked.cell.node}")
+    return found
+
+
 class Finding(NamedTuple):
-    """What is wrong, and with which nodes: one, or two of which one lies about what it sent or got."""
+    """What is wrong, and with which nodes: one, or several of which one lies.
+
+    Attributes:
+        nodes: none = nothing is wrong with the result, but ``text`` is worth a note.
+        is_computed: whether a node has computed otherwise, from what both agree on.
+    """
 
     nodes: tuple[str, ...]
     text: str
+    is_computed: bool = False
 
 
 TOLERANCE: Final[Mapping[str, float]] = {"float32": 2e-5, "float64": 1e-12}
@@ -269,41 +404,39 @@ def tolerance(dtype: str, first: tuple[str, int], second: tuple[str, int]) -> fl
     return 0.0 if first == second else TOLERANCE[dtype]
 
 
-def judge(
-    cell: Cell,
-    peers: Mapping[str, str],
-    trails: Mapping[str, Trail],
-    results: Mapping[str, Compared],
-    permitted: float,
-) -> Finding | None:
-    """Compare a repeated cell with the trails of the host and its neighbours; None = all is right.
+def judge(asked: Question, results: Mapping[str, Compared], permitted: float) -> Finding | None:
+    """Compare a repeated cell with what its host told; None = all is right.
 
     Args:
-        cell: that was repeated.
-        peers: name of a tensor -> the neighbour that exchanged it with the host.
-        trails: by node.
-        results: by name of the entry.
+        asked: the question.
+        results: by name of the entry; of a block whose state the host did not tell, too.
         permitted: relative distance of what the host and the one that repeated it computed.
     """
-    where = f"item {cell.seq}, micro-batch {cell.micro}"
-    own = trails.get(cell.node, {})
-    for name, result in results.items():
-        told = own.get(name, "")
-        if peer := peers.get(name):
-            theirs = trails.get(peer, {}).get(name, "")
-            if told != theirs:
-                return Finding((cell.node, peer), f"nodes {cell.node} and {peer} say different things of {name}")
-            if result.given != theirs:
-                return Finding((peer,), f"node {peer} hands in another tensor than the one that it told of, {name}")
-        elif result.given != told:
-            return Finding((cell.node,), f"node {cell.node} hands in something else than what it told of, {name}")
-        if result.found and result.found != told and not result.distance <= permitted:
-            return Finding(
-                (cell.node,),
-                f"node {cell.node} computed another result than it should have in {where} ({name}, relative distance "
-                f"{result.distance:.1e})",
+    cell = asked.cell
+    for name, (found, distance) in results.items():
+        if found != asked.told.get(name) and distance > permitted:
+            text = (
+                f"node {cell.node} computed another result than it should have in item {cell.seq}, micro-batch "
+                f"{cell.micro} ({name}, relative distance {distance:.1e})"
             )
+            return Finding((cell.node,), text, is_computed=True)
     return None
+
+
+def settle(first: Finding, second: Finding | None, checker: str) -> Finding:
+    """Decide between what a checker says, and what the third finds in the same cell.
+
+    Two that say the same are believed. If the third finds nothing, a checker that says that a host computed otherwise
+    has lied: both had the same digests of what goes in. What somebody hands in to one node and not to another one
+    proves nothing, and the third has repeated the cell: nobody is named.
+    """
+    if second is None and first.is_computed:
+        return Finding((checker,), f"node {checker} says that {first.text}; a third node finds the same as the host")
+    if second is None:
+        return Finding((), f"node {checker} says that {first.text}; a third node got it and finds nothing wrong")
+    if second.nodes in (first.nodes, (checker,)):
+        return second
+    return Finding(tuple(dict.fromkeys((*first.nodes, checker, *second.nodes))), f"{first.text}; {second.text}")
 
 
 # ---- jobs ------------------------------------------------------------------------------------------

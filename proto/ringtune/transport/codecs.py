@@ -163,7 +163,7 @@ class GrantWriter:
         self._sent: Operations | None = None
 
     def request(
-        self, turns: Sequence[Turn], *, keep_from_step: int = 0, keep: Sequence[TensorKey] = ()
+        self, turns: Sequence[Turn], *, keep_from_step: int = 0, keep: Mapping[TensorKey, str] | None = None
     ) -> control_pb2.GrantRequest:
         """Encode a grant, with the tables that the node does not have from the last grant."""
         request = control_pb2.GrantRequest(
@@ -171,7 +171,7 @@ class GrantWriter:
             placement_number=self._placement_number,
             turns=[turn_to_proto(turn) for turn in turns],
             keep_from_step=keep_from_step,
-            keep=[control_pb2.AuditedTensor(**key._asdict()) for key in keep],
+            keep=[control_pb2.AuditedTensor(**key._asdict(), ticket=ticket) for key, ticket in (keep or {}).items()],
         )
         for turn, message in zip(turns, request.turns, strict=True):
             if turn.operations is None:

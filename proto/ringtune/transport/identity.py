@@ -19,7 +19,7 @@ from typing import Final
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
@@ -207,8 +207,6 @@ def has_key(pem: bytes, private_key_pem: bytes) -> bool:
 
 def make_request(key: ec.EllipticCurvePrivateKey) -> bytes:
     """Make a certificate request, PEM; the coordinator sets the name."""
-    from cryptography.hazmat.primitives import hashes
-
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
     return request.public_bytes(serialization.Encoding.PEM)
 
@@ -232,6 +230,28 @@ def key_fingerprint(key: ec.EllipticCurvePublicKey) -> str:
     return hashlib.sha256(der).hexdigest()
 
 
+def sign(content: bytes, identity: Identity) -> tuple[bytes, bytes]:
+    """Return the signature of some bytes with the private key, and the certificate that it is checked with, PEM."""
+    return read_key(identity.key_pem).sign(content, _ECDSA), identity.certificate_pem
+
+
+def signature_problem(
+    content: bytes, signature: bytes, certificate_pem: bytes, authority_pem: bytes, who: Party
+) -> str:
+    """Say why some bytes are not signed by a party with a certificate of the authority; empty if they are."""
+    try:
+        key = read_certificate(certificate_pem).public_key()
+        if facts_of(certificate_pem).party != who or not is_issued_by(certificate_pem, authority_pem):
+            return f"the certificate is not one of {who}"
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            return "the certificate has no key of an elliptic curve"
+        key.verify(signature, content, _ECDSA)
+    except (InvalidSignature, TrustError, *_UNREADABLE):
+        return "the signature is not valid"
+    return ""
+
+
+_ECDSA: Final = ec.ECDSA(hashes.SHA256())
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z ]+)-----\n.*?-----END \1-----\n", re.DOTALL)
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 _PRIVATE_FILE: Final = 0o600

@@ -203,24 +203,30 @@ class ReportRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., node: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., turns_done: _Optional[_Iterable[int]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., lost_peer: _Optional[str] = ..., recording: _Optional[str] = ..., saved: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ..., number: _Optional[int] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ..., scores: _Optional[_Iterable[_Union[SubnetScores, _Mapping]]] = ..., copies: _Optional[_Iterable[_Union[CopyDigest, _Mapping]]] = ..., instance: _Optional[str] = ..., kept: _Optional[_Iterable[_Union[CopyDigest, _Mapping]]] = ..., trails: _Optional[_Iterable[_Union[AuditTrail, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., cache_problem: _Optional[str] = ...) -> None: ...
 
 class AuditTrail(_message.Message):
-    __slots__ = ("turn", "digests_json")
+    __slots__ = ("turn", "digests_json", "signature", "certificate_pem")
     TURN_FIELD_NUMBER: _ClassVar[int]
     DIGESTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
     turn: int
     digests_json: str
-    def __init__(self, turn: _Optional[int] = ..., digests_json: _Optional[str] = ...) -> None: ...
+    signature: bytes
+    certificate_pem: bytes
+    def __init__(self, turn: _Optional[int] = ..., digests_json: _Optional[str] = ..., signature: _Optional[bytes] = ..., certificate_pem: _Optional[bytes] = ...) -> None: ...
 
 class AuditedTensor(_message.Message):
-    __slots__ = ("payload", "seq", "micro", "boundary")
+    __slots__ = ("payload", "seq", "micro", "boundary", "ticket")
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     MICRO_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     payload: str
     seq: int
     micro: int
     boundary: int
-    def __init__(self, payload: _Optional[str] = ..., seq: _Optional[int] = ..., micro: _Optional[int] = ..., boundary: _Optional[int] = ...) -> None: ...
+    ticket: str
+    def __init__(self, payload: _Optional[str] = ..., seq: _Optional[int] = ..., micro: _Optional[int] = ..., boundary: _Optional[int] = ..., ticket: _Optional[str] = ...) -> None: ...
 
 class CopyDigest(_message.Message):
     __slots__ = ("turn", "unit", "sha256")
@@ -776,16 +782,34 @@ class AuditedCell(_message.Message):
     def __init__(self, turn: _Optional[int] = ..., seq: _Optional[int] = ..., micro: _Optional[int] = ..., before: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
 
 class RepeatRequest(_message.Message):
-    __slots__ = ("run_id", "placement_number", "node", "cell")
+    __slots__ = ("run_id", "placement_number", "node", "cell", "given", "tickets")
+    class GivenEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class TicketsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_NUMBER_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     CELL_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_FIELD_NUMBER: _ClassVar[int]
+    TICKETS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     placement_number: int
     node: str
     cell: AuditedCell
-    def __init__(self, run_id: _Optional[str] = ..., placement_number: _Optional[int] = ..., node: _Optional[str] = ..., cell: _Optional[_Union[AuditedCell, _Mapping]] = ...) -> None: ...
+    given: _containers.ScalarMap[str, str]
+    tickets: _containers.ScalarMap[str, str]
+    def __init__(self, run_id: _Optional[str] = ..., placement_number: _Optional[int] = ..., node: _Optional[str] = ..., cell: _Optional[_Union[AuditedCell, _Mapping]] = ..., given: _Optional[_Mapping[str, str]] = ..., tickets: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class RepeatReply(_message.Message):
     __slots__ = ("results_json", "node", "problem")

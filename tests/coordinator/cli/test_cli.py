@@ -42,6 +42,7 @@ from tests.support.saved_runs import write_run
 from tests.support.typed import run_alone
 
 COMMANDS = (
+    "audit",
     "coordinator",
     "demo",
     "doctor",

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from typing import Any, Final
 
 import pytest
 
-from coordinator.run.audit import CellRepeated, RunAudit, read_results
-from ringtune.errors import FrameError, IntegrityError
+from coordinator.run.audit import CellRepeated, RunAudit
+from ringtune.errors import CapacityError, PeerLostError
 from ringtune.job.job import Job, Model
 from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.schedule.turns import Turn, turn_sequence
-from ringtune.techniques.audit import Cell, Compared, begin_name, exchanges, state_name, sum_name, tensor_name, way_of
+from ringtune.techniques.audit import Cell, cell_exchanges, question, state_digest, statement, work_of
+from ringtune.transport.identity import sign, signature_problem
+from ringtune.transport.parties import node_party
 from ringtune.v1 import control_pb2
 from tests.suites.test_recovery_on_virtual_clock import placing
+from tests.support.audit_trails import trail_of
 from tests.support.planner_rings import device
 from tests.support.plans import make_plan
 from tests.support.recovering_ring import RecoveringRing
+from tests.support.trust_parts import AUTHORITY, speaker_of
 
-PLAN: Final = make_plan([("a", 0, 2), ("b", 2, 4)], ["o"], microbatches=2, method="all", eval_rows=0)
+PLAN: Final = make_plan([("a", 0, 1), ("b", 1, 2), ("c", 2, 4)], ["o"], microbatches=2, method="all", eval_rows=0)
+TWO: Final = make_plan([("a", 0, 1), ("b", 1, 4)], ["o"], microbatches=2, method="all", eval_rows=0)
 CELL: Final = Cell("b", 1, 1)
 
 
@@ -40,101 +46,177 @@ class Calls:
 class Audit:
     """An audit whose only drawn cell is ``CELL``, and the answers to it."""
 
-    def __init__(self) -> None:
-        facts = {node: device(node, num_blocks=4) for node in "abo"}
-        self.calls = {node: Calls() for node in "abo"}
+    def __init__(self, plan: Any = PLAN, *, signers: Mapping[str, str] | None = None) -> None:
+        facts = {node: device(node, num_blocks=4) for node in plan.nodes}
+        self.calls = {node: Calls() for node in plan.nodes}
         self.put: list[Any] = []
         job = Job(model=Model(path="m")).with_overrides({"audit.share": 1.0})
         calls: Any = self.calls
-        self.run = RunAudit(job, 1.0, facts, calls, self.put.append, random.Random(0))
-        self.turn: Turn = next(turn_sequence(PLAN.course))
-        self.kept = self.run.granted(PLAN, [self.turn])
-        self.run._drawn[self.turn.index] = (CELL,)
-        self.keys = exchanges(way_of(PLAN, self.turn, CELL), CELL)
-        shared = {tensor_name(one.key): "t" for one in self.keys}
-        sums = {sum_name(1, micro): "s" for micro in (0, 1)}
-        own = {state_name(1, block): "e" for block in (2, 3)} | {begin_name(block): "b" for block in (2, 3)}
-        self.trails = {"a": {**shared, begin_name(0): "b"}, "b": {**shared, **sums, **own}, "o": shared}
+        self.plan, self.signers = plan, signers or {}
+        authority = AUTHORITY.certificate_pem if signers else b""
+        self.run = RunAudit("r", job, facts, calls, self.put.append, authority_pem=authority, source=random.Random(0))
+        self.turn: Turn = next(turn_sequence(plan.course))
+        self.kept = self.run.granted(plan, [self.turn])
+        self.opened = self.run._open[self.turn.index]
+        self.opened.drawn = (CELL,)
+        self.trails = {node: trail_of(plan, self.turn, node) for node in plan.nodes}
 
     def told(self, *nodes: str) -> None:
         """These nodes have told their trails."""
-        for node in nodes or "abo":
+        for node in nodes or self.plan.nodes:
             request = control_pb2.ReportRequest(node=node)
-            request.trails.add(turn=self.turn.index, digests_json=json.dumps(self.trails[node]))
+            message = request.trails.add(turn=self.turn.index, digests_json=json.dumps(self.trails[node]))
+            if who := self.signers.get(node):
+                says = statement("r", self.plan, self.turn, node, self.trails[node]).encode()
+                message.signature, message.certificate_pem = sign(says, speaker_of(who).identity)
             self.run.note(request)
 
-    def answer(self, **changes: list[Any]) -> control_pb2.RepeatReply:
-        """What the host finds that repeats the cell; all is right without changes."""
-        results = {tensor_name(one.key): ["t"] if one.comes else ["t", "t"] for one in self.keys}
-        results |= {sum_name(1, 1): ["s", "s"], sum_name(1, 0): ["s"], state_name(1, 2): ["e", "e"]}
-        return control_pb2.RepeatReply(results_json=json.dumps({**results, **changes}))
+    def check(self, *nodes: str) -> None:
+        """The turn is done, and these nodes have told their trails."""
+        self.told(*nodes)
+        self.run.check(self.plan, self.turn)
+
+    def answer(self, checker: str, **changes: list[Any]) -> rd.NodeFailed | None:
+        """A host repeats the cell; all is right without changes."""
+        asked = question(self.plan, self.turn, CELL, work_of(self.plan, self.turn, "b"), self.trails["b"])
+        results = {name: [digest, 0.0] for name, digest in asked.told.items()}
+        return self.reply(checker, control_pb2.RepeatReply(results_json=json.dumps({**results, **changes})))
+
+    def reply(self, checker: str, reply: control_pb2.RepeatReply | None, error: Any = None) -> rd.NodeFailed | None:
+        """A host answers, or can't."""
+        return self.run.take(CellRepeated(self.turn.index, CELL, checker, reply, error))
+
+    def asks(self) -> str:
+        """The nodes that were asked to repeat the cell."""
+        return "".join(node for node, calls in self.calls.items() for _ in calls.asked)
+
+    @property
+    def found(self) -> tuple[str, ...]:
+        """The nodes that are named."""
+        (checked,) = self.put
+        return tuple(checked.nodes)
+
+
+WRONG: Final = {"sum 1.1": ["x", 1e-3]}
 
 
 def test_drawn_cell_is_repeated_by_the_next_host_and_the_turn_is_checked() -> None:
-    """Its neighbours keep what they exchange with it; the host is asked with the order of its sums."""
+    """Its neighbours keep what they exchange with it, each with a ticket; the host is asked with the order of sums."""
     audit = Audit()
-    assert {*audit.kept} == {"a", "b", "o"}  # each host is a neighbour of the other
-    audit.told()
-    audit.run.check(PLAN, audit.turn)
-    ((request, on_result, _),) = audit.calls["a"].asked
+    tickets = {node: {*keys.values()} for node, keys in audit.kept.items()}
+    assert {*tickets} == {"a", "b", "c", "o"} and len(set.union(*tickets.values())) == 4
+    audit.check()
+    assert audit.asks() == "c"
+    ((request, _, _),) = audit.calls["c"].asked
     assert (request.node, request.cell.seq, request.cell.micro) == ("b", 1, 1)
-    assert (request.cell.before, request.cell.last) == (0, 1)
-    on_result(audit.answer())
-    assert audit.run.take(audit.put.pop()) is None
-    assert audit.put == [rd.TurnChecked(audit.turn.index)] and not audit.calls["b"].asked + audit.calls["o"].asked
+    assert (request.cell.before, request.cell.last) == (-1, 0)
+    assert {(node, ticket) for node, ticket in request.tickets.items()} == {
+        (node, next(iter(tickets[node]))) for node in ("a", "c")
+    }
+    assert {one.peer for one in cell_exchanges(PLAN, audit.turn, CELL)} == {"a", "c"} and request.given[
+        "sum 1.0"
+    ] == "s"
+    audit.answer("c")
+    assert audit.put == [rd.TurnChecked(audit.turn.index)] and audit.asks() == "c"
+    assert audit.run.figures["drawn"] == audit.run.figures["checked"] == 1 and not audit.run.figures["disagreed"]
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "nodes"), [(sum_name(1, 1), ["s", "x", 1e-3], ("b",)), (sum_name(1, 0), ["x"], ("b",))]
+    ("first", "second", "nodes"),
+    [
+        (WRONG, WRONG, ("b",)),
+        (WRONG, {}, ("c",)),
+        (WRONG, control_pb2.RepeatReply(node="b", problem="gone"), ("b",)),
+        (control_pb2.RepeatReply(node="b", problem="gone"), control_pb2.RepeatReply(node="b"), ("b",)),
+        (control_pb2.RepeatReply(node="b", problem="gone"), {}, ()),
+    ],
 )
-def test_other_results_name_the_host(name: str, value: list[Any], nodes: tuple[str, ...]) -> None:
-    """By what it computed, or what it hands in."""
+def test_third_host_decides_between_a_host_and_its_checker(first: Any, second: Any, nodes: tuple[str, ...]) -> None:
+    """The host computed otherwise; the checker lies; the host hides; it hands in nothing to both, or to one of them."""
     audit = Audit()
-    audit.told()
-    audit.run.check(PLAN, audit.turn)
-    audit.run.take(CellRepeated(audit.turn.index, CELL, "a", audit.answer(**{name: value})))
-    (found,) = audit.put
-    assert found.nodes == nodes and "node b" in found.problem
+    audit.check()
+    for checker, says in (("c", first), ("a", second)):
+        assert not audit.put and audit.asks() == "".join(sorted({"c", checker}))
+        _ = audit.answer(checker, **says) if isinstance(says, dict) else audit.reply(checker, says)
+    assert audit.found == nodes and bool(audit.put[0].problem)
+    assert audit.run.figures["disagreed"] == 1
 
 
-def test_nodes_that_do_not_do_their_part_are_named() -> None:
-    """No trail, another state at the beginning, nothing handed in, nothing repeated; and a call that fails."""
+def test_two_hosts_that_disagree_are_both_named() -> None:
+    """As is a neighbour, of which the third itself has a tensor to hand in."""
+    audit = Audit(TWO)
+    audit.check()
+    audit.answer("a", **WRONG)
+    assert {*audit.found} == {"a", "b"} and "no third host" in audit.put[0].problem
     audit = Audit()
-    audit.told("a", "o")
-    audit.run.check(PLAN, audit.turn)
-    assert audit.put.pop().nodes == ("b",)
+    audit.check()
+    audit.reply("c", control_pb2.RepeatReply(node="a", problem="gone"))
+    assert {*audit.found} == {"a", "c"}
 
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        control_pb2.RepeatReply(results_json="{}"),
+        control_pb2.RepeatReply(results_json="["),
+        control_pb2.RepeatReply(results_json='{"sum 1.1": ["s", NaN]}'),
+        control_pb2.RepeatReply(node="o", problem="accused without a part in it"),
+        None,
+    ],
+)
+def test_answer_that_is_none_speaks_against_who_gives_it(reply: control_pb2.RepeatReply | None) -> None:
+    """As does an error of the call, but not the loss of the node, which may come back."""
     audit = Audit()
-    audit.run._agreed = {2: "other"}
-    audit.told()
-    audit.run.check(PLAN, audit.turn)
-    found = audit.put.pop()
-    assert found.nodes == ("b",) and "another state of block 2" in found.problem
+    audit.check()
+    assert audit.reply("c", reply, CapacityError("no memory")) is None
+    assert audit.found == ("c",)
 
-    for reply, node in (
-        (control_pb2.RepeatReply(node="o", problem="gone"), "o"),
-        (control_pb2.RepeatReply(results_json="{}"), "a"),
-    ):
+
+def test_lost_checker_is_a_lost_node() -> None:
+    """The run goes back; what comes then counts for nothing."""
+    audit = Audit()
+    audit.check()
+    assert audit.reply("c", None, PeerLostError("gone")) == rd.NodeFailed("c", "PeerLostError", "gone")
+    assert audit.answer("c") is None and not audit.put
+
+
+def test_nodes_with_no_or_another_trail_than_the_plan_says_are_named() -> None:
+    """None, one that can't be read, one without sums, another state at the beginning; two ends that differ."""
+    audit = Audit()
+    audit.check("a", "c", "o")
+    assert audit.found == ("b",)
+    for wrong in ("[", '{"a": 1}', "{}"):
         audit = Audit()
-        audit.told()
-        audit.run.check(PLAN, audit.turn)
-        audit.run.take(CellRepeated(audit.turn.index, CELL, "a", reply))
-        assert audit.put.pop().nodes == (node,)
-
+        request = control_pb2.ReportRequest(node="b")
+        request.trails.add(turn=audit.turn.index, digests_json=wrong)
+        audit.run.note(request)
+        audit.check()
+        assert audit.found == ("b",)
     audit = Audit()
-    audit.told()
-    audit.run.check(PLAN, audit.turn)
-    failed = audit.run.take(CellRepeated(audit.turn.index, CELL, "a", None, FrameError("no such run")))
-    assert failed == rd.NodeFailed("a", "FrameError", "no such run")
-    assert audit.run.take(CellRepeated(audit.turn.index, CELL, "a", audit.answer())) is None and not audit.put
+    audit.run._agreed = {1: "other"}
+    audit.check()
+    assert audit.found == ("b",) and "another state of block 1" in audit.put[0].problem
+    audit = Audit()
+    audit.trails["b"]["h 0.0 1"] = "x"
+    audit.check()
+    assert {*audit.found} == {"a", "b"}
 
 
-def test_results_are_read_strictly() -> None:
-    """Digests and a distance by name, of which the last two may be left out."""
-    assert read_results('{"a": ["x"], "b": ["x", "y", 0.5]}', "a") == {"a": Compared("x"), "b": Compared("x", "y", 0.5)}
-    for value in ('"x"', "[]", "[1]", '["x", "y", "z"]', '["x", "y", 0.5, 1]', "null"):
-        with pytest.raises(IntegrityError, match="node a"):
-            read_results(f'{{"a": {value}}}', "a")
+def test_statement_that_a_node_has_not_signed_names_it() -> None:
+    """With another node's key, or not at all; signed ones go into the ledger, each certificate once."""
+    own = {node: node for node in PLAN.nodes}
+    for signers in ({**own, "b": "a"}, {**own, "b": ""}):
+        audit = Audit(signers=signers)
+        audit.check()
+        assert audit.found == ("b",) and "does not sign" in audit.put[0].problem
+    audit = Audit(signers=own)
+    audit.check()
+    audit.answer("c")
+    (_, line) = (json.loads(text) for text in audit.run.closed(audit.turn).splitlines())
+    for node, entry in line["nodes"].items():
+        signed = (entry["says"].encode(), bytes.fromhex(entry["signature"]), entry["certificate"].encode())
+        assert signature_problem(*signed, AUTHORITY.certificate_pem, node_party(node)) == ""
+    assert "certificate" not in audit.run._line(PLAN, audit.turn, audit.opened)["nodes"]["b"]
 
 
 def test_trail_counts_once_and_for_open_turns_only() -> None:
@@ -142,12 +224,27 @@ def test_trail_counts_once_and_for_open_turns_only() -> None:
     audit = Audit()
     audit.told()
     audit.trails["b"] = {}
-    audit.told("b")
-    audit.run.check(PLAN, audit.turn)
-    assert not audit.put and audit.calls["a"].asked
+    audit.check("b")
+    assert not audit.put and audit.asks() == "c"
     audit.run.forget()
     audit.told("b")  # a report that was on its way when the run went back
-    assert not audit.run._trails
+    assert not audit.run._open
+
+
+def test_state_counts_once_its_turn_is_closed() -> None:
+    """A run that goes back between check and close begins from the state before; a closed turn is in its ledger."""
+    audit = Audit()
+    audit.check()
+    audit.answer("c")
+    audit.run.forget()
+    assert audit.run.closed(audit.turn) == "" and not audit.run._agreed
+    audit = Audit()
+    audit.check()
+    audit.answer("c")
+    lines = [json.loads(line) for line in audit.run.closed(audit.turn).splitlines()]
+    assert [line["kind"] for line in lines] == ["run", "turn"] and {*lines[1]["nodes"]} == {*"abco"}
+    assert audit.run._agreed == dict.fromkeys(range(4), state_digest("w", "r"))
+    assert audit.run.closed(audit.turn) == ""
 
 
 class AuditedRing(RecoveringRing):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from edge.runtime.audit import AuditRecorder, NodeAudit, WorkRepeater
+from edge.runtime.audit import AuditRecorder, NodeAudit
 from edge.runtime.executor import NodeExecutor
 from edge.transport.tensors import WIRE_TYPES
 from ringtune.errors import FrameError, IntegrityError
@@ -18,24 +19,27 @@ from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn, turn_sequence
+from ringtune.storage.pieces import Pieces
+from ringtune.storage.tensor_files import TensorFile
 from ringtune.techniques.audit import (
     Cell,
     CellPlace,
     Compared,
     Finding,
+    Question,
     Trail,
     cells,
-    checked_by,
-    checker_of,
+    checkers_of,
     draw,
     ends,
-    exchanges,
+    ends_differ,
     judge,
     keys_to_keep,
-    micro_order,
+    question,
+    read_results,
     read_trail,
-    tensor_name,
-    way_of,
+    trail_problem,
+    work_of,
 )
 from tests.features.feature import inputs
 from tests.suites.test_recovery_on_virtual_clock import ring_of
@@ -53,29 +57,33 @@ class AuditedCarrier(TorchCarrier):
     """Executors with their trails; each turn is checked as soon as every node has done it.
 
     Attributes:
+        with_third: whether the third repeats each cell too.
         cheat: called after an action, before the node notes what it did.
-        findings: of all turns.
+        findings: of all turns, and those of the third.
         repeated: all results of repeated cells.
+        handed_in: for the last repeated cell of each host: question, work, tensors.
     """
+
+    with_third = False
 
     def __init__(self, case: Case, plan: Plan, cheat: Cheat) -> None:
         executors = {node: make_executor(case, plan.at(0), node) for node in plan.nodes}
         super().__init__(executors, case=case, plan=plan)
         self.part, self.cheat = plan.at(0), cheat
         self.findings: list[Finding] = []
-        self.repeated: list[tuple[Cell, Mapping[str, Compared]]] = []
+        self.repeated: list[tuple[Question, Mapping[str, Compared]]] = []
+        self.handed_in: dict[str, tuple[Question, bytes, dict[TensorKey, bytes]]] = {}
         self.agreed: dict[int, str] = {}
         self.audits: dict[str, NodeAudit] = {}
         self._drawn: dict[int, tuple[Cell, ...]] = {}
         self._trails: dict[int, dict[str, Trail]] = {}
         for node in self.part.nodes:
-            other = checked_by(self.part.placement, node)
 
             def make(alias_plan: Plan, alias: str) -> NodeExecutor:
                 return NodeExecutor(alias_plan, alias, case.node_job, case.folder / "model", None)
 
-            repeater = WorkRepeater(self.part, other, make) if other else None
-            self.audits[node] = NodeAudit(AuditRecorder(self.part, node, executors[node]), repeater)
+            recorder = AuditRecorder(self.part, node, executors[node], run_id="r", sign=lambda text: (text, b""))
+            self.audits[node] = NodeAudit(recorder, self.part, make)
 
     def granted(self, node: str, turn: Turn) -> None:
         """What is drawn is the same for all nodes."""
@@ -83,7 +91,7 @@ class AuditedCarrier(TorchCarrier):
             self._drawn[turn.index] = draw(self.part, turn, 1.0, random.Random(turn.index))
         super().granted(node, turn)
         recorder = self.audits[node].recorder
-        recorder.keep(keys_to_keep(self.part, turn, self._drawn[turn.index]).get(node, ()))
+        recorder.keep(dict.fromkeys(keys_to_keep(self.part, turn, self._drawn[turn.index]).get(node, ()), node))
         recorder.grant(turn)
 
     def run(self, node: str, action: Action) -> tuple[tuple[str, float], ...]:
@@ -108,34 +116,40 @@ class AuditedCarrier(TorchCarrier):
 
     def ended(self, node: str, turn: int) -> str:
         """Checked by the last node."""
-        if text := self.audits[node].recorder.take(turn):
+        if told := self.audits[node].recorder.take(turn):
             trails = self._trails.setdefault(turn, {})
-            trails[node] = read_trail(text, node)
+            trails[node] = read_trail(told.digests_json, node)
             if len(trails) == len(self.part.nodes):
                 self._check(turn, trails)
         return super().ended(node, turn)
 
     def _check(self, index: int, trails: Mapping[str, Trail]) -> None:
         turn = self.audits["a"].recorder.turn(index)
+        works = {node: work_of(self.part, turn, node) for node in trails}
         for node, trail in trails.items():
-            for block, begin, end in ends(self.part, turn, trail, node):
+            assert not trail_problem(self.part, works[node], trail, node)
+            for block, begin, end in ends(self.part, trail, node):
                 assert self.agreed.setdefault(block, begin) == begin
                 self.agreed[block] = end
+        assert ends_differ(works, trails) is None
         for cell in self._drawn[index]:
-            results = self.repeat(turn, cell, trails)
-            self.repeated.append((cell, results))
-            peers = {tensor_name(one.key): one.peer for one in exchanges(way_of(self.part, turn, cell), cell)}
-            if finding := judge(cell, peers, trails, results, 0.0):
-                self.findings.append(finding)
+            asked = question(self.part, turn, cell, works[cell.node], trails[cell.node])
+            for checker in checkers_of(self.part.placement, cell.node)[: 1 + self.with_third]:
+                results = self.repeat(asked, checker)
+                self.repeated.append((asked, results))
+                if finding := judge(asked, results, 0.0):
+                    self.findings.append(finding)
 
-    def repeat(self, turn: Turn, cell: Cell, trails: Mapping[str, Trail]) -> Mapping[str, Compared]:
-        """What the checker of a host finds, with what crosses a wire as files."""
-        audit = self.audits[checker_of(self.part.placement, cell.node)]
-        order = micro_order(trails[cell.node], cell.seq)
-        at = order.index(cell.micro) if cell.micro in order else -1
-        place = CellPlace(turn.index, cell.seq, cell.micro, order[at - 1] if at > 0 else -1, order[-1] if order else -1)
-        tensors = {key: self.audits[peer].tensor_file(key) for key, peer in audit.sources(place).items()}
-        return audit.repeat(place, tensors, self.audits[cell.node].work_file(place))
+    def repeat(self, asked: Question, checker: str) -> Mapping[str, Compared]:
+        """What a host finds in a cell of another one, with what crosses a wire as files and text."""
+        audit, cell, place = self.audits[checker], asked.cell, asked.place
+        file = bytes(self.audits[cell.node].recorder.work_file(place))
+        sources = audit.recorder.exchanges(cell, place.turn)
+        files = {key: bytes(self.audits[peer].recorder.tensor_file(key, peer)) for key, peer in sources.items()}
+        self.handed_in[cell.node] = asked, file, files
+        tensors = {key: audit.read_tensor(Pieces.of(one), key, asked.given) for key, one in files.items()}
+        work = audit.read_work(Pieces.of(file), place, asked.given)
+        return read_results(json.dumps(audit.repeat(cell, place, work, tensors)), checker, asked)
 
 
 def case_of(**changes: Any) -> Case:
@@ -150,11 +164,12 @@ def case_of(**changes: Any) -> Case:
     return Case(folder=inputs(), **values | changes)
 
 
-def audited(cheat: Cheat = honest, **changes: Any) -> AuditedCarrier:
+def audited(cheat: Cheat = honest, *, with_third: bool = False, **changes: Any) -> AuditedCarrier:
     """A run of which each cell is repeated."""
     case = case_of(**changes)
     plan = case.plan(SLICES)
     carrier = AuditedCarrier(case, plan, cheat)
+    carrier.with_third = with_third
     ring = ring_of(plan, random.Random(1), carrier=carrier)
     assert ring.run().finish == rd.Finish("", "")
     return carrier
@@ -172,10 +187,11 @@ def test_repeated_work_of_honest_hosts_has_equal_bits(changes: dict[str, Any]) -
     """Every cell of every turn of another owner, forward, backward and update, whatever depth, dropout or wire."""
     carrier = audited(**changes)
     assert not carrier.findings
-    assert {cell.node for cell, _ in carrier.repeated} == {"a", "b", "c"}
+    assert {asked.cell.node for asked, _ in carrier.repeated} == {"a", "b", "c"}
     kinds = {name.split()[0] for _, results in carrier.repeated for name in results}
-    assert kinds == {"h", "g", "sum", "state", "begin"}
-    assert all(result.found in ("", result.given) for _, results in carrier.repeated for result in results.values())
+    assert kinds == {"h", "g", "sum", "state"}
+    for asked, results in carrier.repeated:
+        assert {name: found for name, (found, _) in results.items()} == asked.told
 
 
 def scaled(name: str, action: Action, executor: NodeExecutor) -> None:
@@ -204,10 +220,10 @@ def sends_otherwise(name: str, action: Action, executor: NodeExecutor) -> None:
 
 @pytest.mark.parametrize("cheat", [scaled, shifted, sends_otherwise])
 def test_host_that_computes_otherwise_is_named(cheat: Cheat) -> None:
-    """A gradient, an update, or what it sends; no other node is."""
-    carrier = audited(cheat, method="all")
+    """A gradient, an update, or what it sends; no other node is, by the checker and by the third."""
+    carrier = audited(cheat, method="all", with_third=True)
     assert {finding.nodes for finding in carrier.findings} == {("b",)}
-    assert len(carrier.findings) == sum(cell.node == "b" for cell, _ in carrier.repeated)
+    assert len(carrier.findings) == sum(asked.cell.node == "b" for asked, _ in carrier.repeated)
 
 
 def first_turn(plan: Plan) -> Turn:
@@ -224,31 +240,61 @@ def test_what_is_not_kept_is_refused() -> None:
     with pytest.raises(FrameError, match="turn 7"):
         carrier.audits["b"].recorder.turn(7)
     with pytest.raises(FrameError, match="keeps no hidden state"):
-        carrier.audits["b"].tensor_file(TensorKey("h", 0, 0, 1))
+        carrier.audits["b"].recorder.tensor_file(TensorKey("h", 0, 0, 1), "b")
     with pytest.raises(FrameError, match="has nothing"):
-        carrier.audits["o"].work_file(place)
-    with pytest.raises(FrameError, match="repeats no work"):
-        carrier.audits["o"].sources(place)
-    repeater = carrier.audits["c"].repeater
-    assert repeater is not None and repeater.node == "b"
+        carrier.audits["o"].recorder.work_file(place)
     with pytest.raises(IntegrityError, match="lacks 'before'"):
-        repeater.repeat(turn, place, {}, {})
+        carrier.audits["c"].repeat(Cell("b", 0, 0), place, {}, {})
     later = dataclasses.replace(turn, index=2, first_seq=4)
     carrier.audits["b"].recorder.grant(later)
     with pytest.raises(FrameError, match="turn 0"):
         carrier.audits["b"].recorder.turn(0)
 
 
-def test_only_what_is_drawn_of_others_is_kept() -> None:
-    """Tensors of cells that were not drawn are dropped at once: with nothing drawn none is kept."""
+def test_only_what_is_drawn_of_others_is_kept_and_for_the_ticket_only() -> None:
+    """Tensors of cells that were not drawn are dropped at once; a host can't ask its neighbour what is drawn of it."""
     case = case_of(method="all")
     plan = case.plan(SLICES)
-    recorder = AuditRecorder(plan, "b", make_executor(case, plan, "b"))
+    recorder = AuditRecorder(plan, "b", make_executor(case, plan, "b"), run_id="r", sign=lambda text: (text, b""))
     turn = first_turn(plan)
     recorder.grant(turn)
     drawn = cells(plan, turn, "c")[:1]
-    recorder.keep(keys_to_keep(plan, turn, drawn)["b"])
+    recorder.keep(dict.fromkeys(keys_to_keep(plan, turn, drawn)["b"], "secret"))
     hidden = torch.ones(2, 3, 4, dtype=torch.float64)
     for micro in (0, 1):
         recorder.exchanged(TensorKey("h", 0, micro, 3), hidden, None)
     assert [*recorder._tensors] == [TensorKey("h", 0, 0, 3)]
+    told = set()
+    for key, ticket in (
+        (TensorKey("h", 0, 0, 3), ""),
+        (TensorKey("h", 0, 0, 3), "other"),
+        (TensorKey("h", 0, 1, 3), ""),
+    ):
+        with pytest.raises(FrameError) as refused:
+            recorder.tensor_file(key, ticket)
+        told.add(str(refused.value).replace(str(key), "key"))
+    assert len(told) == 1  # which one is kept can't be told apart
+    assert recorder.tensor_file(TensorKey("h", 0, 0, 3), "secret").size_bytes
+
+
+def test_other_hand_ins_than_told_are_refused_before_they_are_used() -> None:
+    """A state, a sum or a tensor with one changed bit; a file that is no file."""
+    carrier = audited(method="all")
+    asked, work, tensors = carrier.handed_in["b"]
+    audit, key = carrier.audits["c"], next(iter(tensors))
+
+    def read_tensor(content: bytes) -> object:
+        return audit.read_tensor(Pieces.of(content), key, asked.given)
+
+    def read_work(content: bytes) -> object:
+        return audit.read_work(Pieces.of(content), asked.place, asked.given)
+
+    tried = [(read_tensor, tensors[key], "tensor"), *((read_work, work, name) for name in ("before", "sum", "after"))]
+    for read, content, name in tried:
+        read(content)
+        inner = bytes(TensorFile(Pieces.of(content), where="it").tensor(name).data)
+        at = content.index(inner) + len(inner) - 1
+        with pytest.raises(IntegrityError, match="something else than was told"):
+            read(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        with pytest.raises(IntegrityError):
+            read(b"no file")

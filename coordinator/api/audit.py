@@ -1,0 +1,264 @@
+"""The check of a finished run from its ledger: ``ringtune audit``.
+
+A ledger has a line for each closed turn, with what was drawn and a *statement* of each node: digests of its links, of
+the states of its blocks at both ends of the turn, and of its trail (``ringtune.techniques.audit.statement``). With
+certificates each statement is signed::
+
+    {"kind": "run", "run": "r2026...", "authority": "-----BEGIN CERTIFICATE..."}
+    {"kind": "turn", "turn": 0, "drawn": [["b", 3, 1, "c"]], "nodes": {"b": {"says": "{...}", "signature": "3045...",
+     "certificate": "-----BEGIN ..."}}}
+
+What a run without the tensors can show: who said what, that all of it fits together, and that the result is what they
+said last. That the numbers were computed rightly is known of the drawn cells, by the coordinator, during the run.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from coordinator.client.run_files import FOLDER as PARTS
+from coordinator.client.run_folder import METRICS
+from coordinator.client.saved_run import read_run
+from coordinator.run.run_text import is_step
+from ringtune.errors import IntegrityError, RingTuneError, UsageError
+from ringtune.models.result_files import ADAPTER_FILE, BLOCKS_FILE, block_of
+from ringtune.storage.pieces import FilePieces
+from ringtune.storage.strict import read_object
+from ringtune.storage.tensor_files import TensorFile, TensorPieces, tensors_digest
+from ringtune.techniques.audit import LEDGER, state_digest
+from ringtune.transport.parties import find_user_trust, node_party
+
+
+class Statement(NamedTuple):
+    """What a node says of a turn.
+
+    Attributes:
+        steps: at both ends of the turn.
+        links: digest by the other node.
+        begin: digest of the state by block.
+        end: digests of weights and optimizer state by block.
+    """
+
+    run: str
+    node: str
+    turn: int
+    steps: tuple[int, int]
+    links: Mapping[str, str]
+    begin: Mapping[int, str]
+    end: Mapping[int, tuple[str, str]]
+
+    @classmethod
+    def read(cls, text: str) -> Statement:
+        """Parse a statement; raises ``IntegrityError``."""
+        table = read_object(text, "a statement")
+        try:
+            first, stop = table["steps"]
+            return cls(
+                str(table["run"]),
+                str(table["node"]),
+                int(table["turn"]),
+                (int(first), int(stop)),
+                {str(peer): str(digest) for peer, digest in table["links"].items()},
+                {int(block): str(digest) for block, digest in table["begin"].items()},
+                {int(block): (str(weights), str(rest)) for block, (weights, rest) in table["end"].items()},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise IntegrityError("a statement is not one of a turn") from error
+
+
+class CheckedLedger(NamedTuple):
+    """What a ledger shows.
+
+    Attributes:
+        problems: each with its line; none = all fits together.
+        facts: sentences about what was found.
+        figures: turns, statements, signatures, drawn cells, first and last step.
+    """
+
+    problems: tuple[str, ...]
+    facts: tuple[str, ...]
+    figures: Mapping[str, int]
+
+
+def audit_run(folder: Path) -> CheckedLedger:
+    """Check the ledger of a run, and of its earlier parts, against itself and the run's result.
+
+    Raises:
+        UsageError: the run has no ledger.
+        RingTuneError: the folder is not one of a run; see ``read_run``.
+    """
+    run, parts = read_run(folder), folder / PARTS
+    if not (folder / LEDGER).is_file():
+        raise UsageError(f"{folder} has no {LEDGER}; a run with [audit] in its job writes one")
+    numbers = sorted(int(path.parent.name) for path in parts.glob(f"[0-9]*/{LEDGER}"))
+    check = LedgerCheck()
+    for path in (*(parts / str(number) / LEDGER for number in numbers), folder / LEDGER):
+        check.read(path, str(path.relative_to(folder)))
+    weights = next(path for name in (ADAPTER_FILE, BLOCKS_FILE) if (path := run.saved / name).is_file())
+    lines = map(json.loads, (folder / METRICS).read_text(encoding="utf-8").splitlines())
+    steps = max((int(line["step"]) for line in lines if is_step(line)), default=0)
+    check.compare(weights, steps=steps, keeps_best=run.job.train.keep_best)
+    return check.checked()
+
+
+class LedgerCheck:
+    """The check of the ledgers of a run's parts, in their order."""
+
+    def __init__(self) -> None:
+        self._problems: list[str] = []
+        self._facts: list[str] = []
+        self._figures = dict.fromkeys(("turns", "statements", "signatures", "drawn"), 0)
+        self._ends: dict[int, dict[int, tuple[str, str]]] = {}  # by step, by block
+        self._first = self._last = 0
+        self._authority = b""
+        self._certificates: dict[str, bytes] = {}
+        self._run_id, self._at, self._is_first = "", 0, True
+
+    def read(self, path: Path, name: str) -> None:
+        """Check one file; ``name`` is for messages."""
+        self._certificates, self._is_first = {}, True
+        content = path.read_bytes()
+        if not content.endswith(b"\n"):
+            self._problems.append(f"{name} ends in the middle of a line; it is cut off")
+        for number, line in enumerate(content.split(b"\n"), start=1):
+            if not line:
+                continue
+            where = f"{name}, line {number}"
+            try:
+                table = read_object(line, where)
+                if number == 1:
+                    self._head(table, where)
+                else:
+                    self._turn(table, where)
+            except RingTuneError as error:
+                self._problems.append(f"{where}: {error}")
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                self._problems.append(f"{where} is not a line of a ledger: {type(error).__name__} {error}")
+
+    def _head(self, table: Mapping[str, Any], where: str) -> None:
+        if table["kind"] != "run":
+            raise IntegrityError("the head of the ledger is missing")
+        self._run_id, self._authority = str(table["run"]), str(table["authority"]).encode()
+        if not self._authority:
+            self._facts.append(
+                "nothing is signed, as the run was in plain text: who has the file may have written it all"
+            )
+            return
+        from ringtune.transport.identity import fingerprint, read_identity
+
+        shown, trust = fingerprint(self._authority), find_user_trust()
+        if trust is None:
+            self._facts.append(f"the certificates are of the authority {shown}; compare it with your coordinator's")
+        elif fingerprint(read_identity(trust, time.time()).authority_pem) != shown:
+            raise IntegrityError(f"the certificates are of another authority than yours, {shown}")
+
+    def _turn(self, table: Mapping[str, Any], where: str) -> None:
+        """Check signatures, links, and that the turn begins with the states with which the one before ended."""
+        if table["kind"] != "turn":
+            raise IntegrityError("a line of another kind")
+        found: dict[str, Statement] = {}
+        for node, entry in table["nodes"].items():
+            found[node] = said = Statement.read(entry["says"])
+            if (said.run, said.node, said.turn) != (self._run_id, node, table["turn"]):
+                self._problems.append(f"{where}: node {node} has a statement of another run, node or turn")
+            self._signature(node, entry, where)
+        self._figures["turns"] += 1
+        self._figures["statements"] += len(found)
+        self._figures["drawn"] += len(table["drawn"])
+        steps = {said.steps for said in found.values()}
+        if len(steps) != 1:
+            raise IntegrityError(f"the nodes {', '.join(found)} speak of different steps")
+        first, stop = steps.pop()
+        self._links(found, where)
+        self._chain(found, first, stop, where)
+
+    def _signature(self, node: str, entry: Mapping[str, str], where: str) -> None:
+        if not self._authority:
+            return
+        from ringtune.transport.identity import signature_problem
+
+        if "certificate" in entry:
+            self._certificates[node] = entry["certificate"].encode()
+        signature, certificate = bytes.fromhex(entry["signature"]), self._certificates.get(node, b"")
+        if why := signature_problem(entry["says"].encode(), signature, certificate, self._authority, node_party(node)):
+            self._problems.append(f"{where}: node {node} has not signed what it says: {why}")
+        else:
+            self._figures["signatures"] += 1
+
+    def _links(self, found: Mapping[str, Statement], where: str) -> None:
+        for node, said in found.items():
+            for peer, digest in said.links.items():
+                if peer not in found:
+                    self._problems.append(f"{where}: node {peer}, with which {node} exchanged tensors, says nothing")
+                elif found[peer].links.get(node) != digest and node < peer:
+                    self._problems.append(f"{where}: nodes {node} and {peer} say different things of their link")
+
+    def _chain(self, found: Mapping[str, Statement], first: int, stop: int, where: str) -> None:
+        begin = {block: (node, digest) for node, said in found.items() for block, digest in said.begin.items()}
+        end = {block: both for said in found.values() for block, both in said.end.items()}
+        before = self._ends.get(first)
+        if before is None and self._ends and not self._is_first:
+            self._problems.append(f"{where} begins at step {first}, and the turn before it ends at {self._last}")
+        elif before is None:
+            self._facts.append(f"the states at step {first}, with which the ledger begins, are not checked")
+            self._first = first
+        elif not self._is_first and first != self._last:
+            self._problems.append(f"{where} begins at step {first}, and the turn before it ends at {self._last}")
+        for block, both in (before or {}).items():
+            node, digest = begin.get(block, ("", ""))
+            if not node:
+                self._problems.append(f"{where}: nobody says what block {block} was")
+            elif digest != state_digest(*both):
+                self._problems.append(f"{where}: node {node} began with another state of block {block}")
+        self._ends = {step: ends for step, ends in self._ends.items() if step <= first} | {stop: end}
+        self._last, self._is_first = stop, False
+
+    def compare(self, weights: Path, *, steps: int, keeps_best: bool) -> None:
+        """Compare the weights of the run's result with the states at the end of a turn.
+
+        Args:
+            weights: file of the result with the tensors of the blocks.
+            steps: of the run by its metrics.
+            keeps_best: whether the result may be of an earlier step, of the best evaluation.
+        """
+        if steps != self._last:
+            self._problems.append(f"the ledger ends at step {self._last}, and the run has {steps} steps")
+        blocks: dict[int, dict[str, TensorPieces]] = {}
+        file = TensorFile(FilePieces(weights), where=str(weights))
+        for name in file.infos:
+            if (block := block_of(name)) is not None:
+                blocks.setdefault(block, {})[name[name.index(f".{block}.") + 1 :]] = file.tensor(name)
+        digests = {block: tensors_digest(tensors) for block, tensors in blocks.items()}
+        wrong: dict[int, list[int]] = {}
+        for step, ends in self._ends.items():
+            wrong[step] = [block for block, (expected, _) in ends.items() if digests.get(block) != expected]
+        fitting = [step for step, differ in wrong.items() if not differ]
+        if self._last in fitting:
+            self._facts.append(f"the result has the blocks' weights of step {self._last}, the last one")
+        elif fitting and keeps_best:
+            self._facts.append(f"the result has the blocks' weights of step {max(fitting)}, the best one")
+        else:
+            named = ", ".join(map(str, wrong.get(self._last, [])))
+            self._problems.append(f"the result has other weights than at step {self._last}, of block {named}")
+
+    def checked(self) -> CheckedLedger:
+        """Return what was found."""
+        figures = {**self._figures, "first": self._first, "last": self._last}
+        return CheckedLedger(tuple(self._problems), tuple(self._facts), figures)
+
+
+def sentences(found: CheckedLedger) -> Iterator[str]:
+    """Yield the lines for a user."""
+    turns, says, signed, drawn = (found.figures[name] for name in ("turns", "statements", "signatures", "drawn"))
+    yield (
+        f"{turns:,} turns of steps {found.figures['first']:,} to {found.figures['last']:,}, {says:,} statements, "
+        f"{signed:,} of them signed; {drawn:,} micro-batches were drawn and repeated by other hosts"
+    )
+    yield from found.facts
+    yield from found.problems
+    yield "not shown: that what was not drawn was computed rightly; head and embedding; the rows of an owner"
+    yield "fine" if not found.problems else f"wrong: {len(found.problems)} of the lines above"

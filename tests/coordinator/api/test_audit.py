@@ -1,0 +1,179 @@
+"""``ringtune audit``: a ledger of which all fits together, and one line for each thing that does not."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from typer.testing import CliRunner
+
+from coordinator.run.run_text import STEP_KIND
+from coordinator.server.certificate_authority import Authority
+from ringtune import cli
+from ringtune.models.result_files import block_of
+from ringtune.schedule.turns import turn_sequence
+from ringtune.storage.pieces import FilePieces
+from ringtune.storage.tensor_files import TensorFile, TensorPieces, tensors_digest
+from ringtune.techniques.audit import LEDGER, statement
+from ringtune.transport.identity import sign
+from ringtune.transport.parties import VARIABLE
+from tests.support.audit_trails import trail_of
+from tests.support.cases import cases
+from tests.support.plans import make_plan
+from tests.support.saved_runs import write_run
+from tests.support.trust_parts import AUTHORITY, keep, speaker_of
+
+PLAN: Final = make_plan([("a", 0, 2), ("b", 2, 4)], ["o"], num_steps=6, microbatches=2, method="all", eval_rows=0)
+Lines = list[dict[str, Any]]
+
+
+def weights_of(file: Path) -> dict[int, str]:
+    """The digest of the weights of each block in a result."""
+    blocks: dict[int, dict[str, TensorPieces]] = {}
+    result = TensorFile(FilePieces(file), where="it")
+    for name in result.infos:
+        block = block_of(name)
+        assert block is not None
+        blocks.setdefault(block, {})[name.removeprefix("bert.encoder.layer.")] = result.tensor(name)
+    return {block: tensors_digest(tensors) for block, tensors in blocks.items()}
+
+
+def write_ledger(folder: Path, *, is_signed: bool = True, authority: Authority = AUTHORITY) -> None:
+    """A run of three turns whose last states have the weights of the result."""
+    write_run(folder)
+    last = weights_of(folder / "adapter/adapter.safetensors")
+    lines: Lines = [{"kind": "run", "run": "r", "authority": authority.certificate_pem.decode() if is_signed else ""}]
+    turns = list(turn_sequence(PLAN.course))
+    for turn in turns:
+        nodes: dict[str, dict[str, str]] = {}
+        for node in PLAN.nodes:
+            trail = trail_of(
+                PLAN,
+                turn,
+                node,
+                lambda block, at=turn.index: (f"w{at} {block}", "r"),
+                lambda block, at=turn.index: (last[block] if at == len(turns) - 1 else f"w{at + 1} {block}", "r"),
+            )
+            says = statement("r", PLAN, turn, node, trail)
+            nodes[node] = {"says": says}
+            if is_signed:
+                signature, certificate = sign(says.encode(), speaker_of(node, authority=authority).identity)
+                nodes[node] |= {"signature": signature.hex(), "certificate": certificate.decode()}
+        lines.append({"kind": "turn", "turn": turn.index, "drawn": [["b", turn.first_seq, 0, "a"]], "nodes": nodes})
+    write(folder, lines)
+    metrics = "".join(json.dumps({"kind": STEP_KIND, "step": step}) + "\n" for step in range(1, turns[-1].end_step + 1))
+    (folder / "metrics.jsonl").write_text(metrics)
+
+
+def write(folder: Path, lines: Lines) -> None:
+    """Write the lines of a ledger."""
+    (folder / LEDGER).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def asked(folder: Path, *, trust: Path | None = None) -> tuple[int, str]:
+    """Exit code and output of the command, for a user with this identity."""
+    result = CliRunner().invoke(cli.app, ["audit", str(folder)], env={VARIABLE: str(trust or "")})
+    return result.exit_code, result.output
+
+
+def changed(folder: Path, change: Callable[[Lines], object]) -> None:
+    """Change the lines of a ledger."""
+    lines = [json.loads(line) for line in (folder / LEDGER).read_text().splitlines()]
+    change(lines)
+    write(folder, lines)
+
+
+@pytest.mark.parametrize("is_signed", [True, False])
+def test_ledger_of_which_all_fits_together_is_fine(tmp_path: Path, is_signed: bool) -> None:
+    """It says what was found, what was not, and whether anybody has signed it."""
+    folder = tmp_path / "run"
+    write_ledger(folder, is_signed=is_signed)
+    keep(tmp_path / "trust", speaker_of("anna", "submitter"))
+    code, output = asked(folder, trust=tmp_path / "trust")
+    assert code == 0 and output.splitlines()[-1] == "fine", output
+    assert f"3 turns of steps 0 to 6, 9 statements, {9 * is_signed} of them signed; 3 micro-batches" in output
+    assert ("nothing is signed" in output) is not is_signed
+    assert "the blocks' weights of step 6, the last one" in output and "not shown" in output
+
+
+def other_state(lines: Lines) -> None:
+    """A says that it began the last turn with another state."""
+    entry = lines[3]["nodes"]["a"]
+    entry["says"] = entry["says"].replace(json.loads(entry["says"])["begin"]["1"], "0" * 64)
+
+
+def other_link(lines: Lines) -> None:
+    """A says that it exchanged something else with b."""
+    entry = lines[2]["nodes"]["a"]
+    entry["says"] = entry["says"].replace(json.loads(entry["says"])["links"]["b"], "0" * 64)
+
+
+def other_key(lines: Lines) -> None:
+    """What b says is signed by a."""
+    signature, certificate = sign(lines[2]["nodes"]["b"]["says"].encode(), speaker_of("a").identity)
+    lines[2]["nodes"]["b"] |= {"signature": signature.hex(), "certificate": certificate.decode()}
+
+
+@cases(
+    ["change", "words"],
+    [
+        (other_state, ("line 4", "node a has not signed")),
+        (other_link, ("line 3", "node a has not signed", "nodes a and b say different things")),
+        (other_key, ("line 3", "node b has not signed", "not one of")),
+        (lambda lines: lines.pop(2), ("line 3 begins at step 4", "ends at 2")),
+        (lambda lines: lines.pop(), ("ends at step 4", "the run has 6 steps", "other weights")),
+        (lambda lines: lines.insert(2, lines[1]), ("begins at step 0", "ends at 2")),
+        (lambda lines: lines[2]["nodes"].pop("b"), ("node b, with which a exchanged", "what block 2 was")),
+        (lambda lines: lines[2]["nodes"].update(b=lines[2]["nodes"]["a"]), ("node b has a statement of another",)),
+        (lambda lines: lines.pop(0), ("line 1", "head of the ledger is missing")),
+        (lambda lines: lines[1].update(nodes=[]), ("line 2 is not a line of a ledger",)),
+    ],
+)
+def test_ledger_that_was_changed_is_told_by_line_and_node(
+    tmp_path: Path, change: Callable[[Lines], object], words: tuple[str, ...]
+) -> None:
+    """With exit code 7."""
+    folder = tmp_path / "run"
+    write_ledger(folder)
+    changed(folder, change)
+    code, output = asked(folder)
+    assert code == 7 and "wrong" in output.splitlines()[-1], output
+    assert not [word for word in words if word not in output], output
+
+
+def test_unsigned_ledger_shows_states_that_do_not_chain(tmp_path: Path) -> None:
+    """Only who changes all of it in the same way is not found."""
+    folder = tmp_path / "run"
+    write_ledger(folder, is_signed=False)
+    changed(folder, other_state)
+    code, output = asked(folder)
+    assert code == 7 and "node a began with another state of block 1" in output
+
+
+def test_other_result_cut_file_and_foreign_authority_are_told(tmp_path: Path) -> None:
+    """The block that differs; a file that was cut off; certificates that anybody can make."""
+    folder = tmp_path / "run"
+    write_ledger(folder)
+    adapter = folder / "adapter/adapter.safetensors"
+    content = adapter.read_bytes()
+    adapter.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    code, output = asked(folder)
+    assert code == 7 and "the result has other weights than at step 6, of block" in output
+    adapter.write_bytes(content)
+    (folder / LEDGER).write_bytes((folder / LEDGER).read_bytes()[:-10])
+    code, output = asked(folder)
+    assert code == 7 and "it is cut off" in output and "line 4" in output
+    write_ledger(tmp_path / "other", authority=Authority.make(time.time()))
+    keep(tmp_path / "trust", speaker_of("anna", "submitter"))
+    code, output = asked(tmp_path / "other", trust=tmp_path / "trust")
+    assert code == 7 and "another authority than yours" in output
+
+
+def test_run_without_a_ledger_is_refused(tmp_path: Path) -> None:
+    """With the key that makes one."""
+    code, _ = asked(write_run(tmp_path / "run"))
+    assert code == 2

@@ -1,0 +1,25 @@
+"""Trails of audited turns, written by hand: what a node reports of a turn in which all is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Turn
+from ringtune.techniques.audit import begin_name, end_names, state_digest, state_name, work_of
+
+Ends = Callable[[int], tuple[str, str]]
+"""Digests of weights and optimizer state of a block."""
+
+
+def trail_of(
+    plan: Plan, turn: Turn, node: str, begin: Ends = lambda _: ("v", "q"), end: Ends = lambda _: ("w", "r")
+) -> dict[str, str]:
+    """Return a trail with the same digest for all tensors, and for all sums, from the last micro-batch to the first."""
+    work, piece = work_of(plan, turn, node), plan.slice_of(node)
+    found = dict.fromkeys(sorted(work.peers), "t") | dict.fromkeys(sorted(work.sums, reverse=True), "s")
+    for block in range(piece.start, piece.stop):
+        found[begin_name(block)] = state_digest(*begin(block))
+        found |= {state_name(seq, block): state_digest(*end(block)) for seq in work.updates}
+        found |= dict(zip(end_names(block), end(block), strict=True))
+    return found
