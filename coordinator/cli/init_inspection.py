@@ -20,7 +20,9 @@ from ringtune.models.family import (
     IMAGE_CLASSIFICATION,
     QUESTION_ANSWERING,
     TAGGING,
+    TASKS,
     Dimensions,
+    head_task,
 )
 from ringtune.models.folder import CONFIG_FILE, base_tensors, check_files, model_dimensions, read_config
 from ringtune.storage.strict import read_json
@@ -146,7 +148,7 @@ def inspect_model(folder: Path, path: str) -> Model:
     return Model(
         path=path,
         model_type=family.model_type,
-        tasks=family.tasks,
+        tasks=tuple(task for task in TASKS if head_task(task) in family.tasks),
         made_for=next(made_for, ""),
         dimensions=model_dimensions(config),
         config=config,

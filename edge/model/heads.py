@@ -32,6 +32,7 @@ from ringtune.costs.memory_sizes import MAX_LOGIT_BYTES, logits_fit
 from ringtune.errors import JobError, ModelError
 from ringtune.models.family import (
     CAUSAL_LM,
+    CHAT,
     CLASSIFICATION,
     IMAGE_CLASSIFICATION,
     LM_HEAD,
@@ -420,6 +421,7 @@ TASKS: Mapping[str, Task] = {
     TAGGING: TokenClassification(),
     QUESTION_ANSWERING: QuestionAnswering(),
     CAUSAL_LM: CausalLanguageModel(),
+    CHAT: CausalLanguageModel(),
     IMAGE_CLASSIFICATION: ImageClassification(),
 }
 

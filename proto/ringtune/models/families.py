@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ringtune.errors import ModelError
 from ringtune.models.decoder import GPT2, LLAMA, MISTRAL
-from ringtune.models.family import Family
+from ringtune.models.family import Family, head_task
 from ringtune.models.image import VIT
 from ringtune.models.plugged import GEMMA, GEMMA2, GEMMA3, QWEN2, QWEN3, SMOLLM3
 from ringtune.models.text import BERT, DISTILBERT, ELECTRA, ROBERTA, XLM_ROBERTA
@@ -28,8 +28,8 @@ def family_named(model_type: object, *, where: str = "config.json") -> Family:
 
 def check_task(family: Family, task: str, *, where: str = "config.json") -> None:
     """Refuse a task for which the family has no head; raises ``ModelError``."""
-    if task not in family.tasks:
-        others = ", ".join(name for name, other in FAMILIES.items() if task in other.tasks)
+    if head_task(task) not in family.tasks:
+        others = ", ".join(name for name, other in FAMILIES.items() if head_task(task) in other.tasks)
         raise ModelError(
             f"{where}: model_type {family.model_type!r} has no head for model.task = {task!r}; supported for it: "
             f"{', '.join(family.tasks)}; models for that task: {others}"
