@@ -197,7 +197,8 @@ which takes configurations of the kinds {kinds}, and `full`, `linear` and `mlp` 
 stands outside the blocks are refused by name. A bottleneck reads what attention or feed-forward part gives plus the
 residual, as in Llama, and never passes a norm of the block: Gemma's norms behind both parts come after it. The folder
 of the result has `adapter_interface.json` besides; README.md has the lines that load it. These models have the tasks
-`sequence-classification` and `regression` (by one matrix without bias, the architecture's own head), `causal-lm` and `chat`.
+`sequence-classification` and `regression` (by one matrix without bias, the architecture's own head), `causal-lm` and
+`chat`.
 """
 _INVERTIBLE = """\
 ### Invertible adapters

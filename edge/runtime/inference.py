@@ -436,7 +436,7 @@ class Texts:
             ends=self._ends,
             longest=longest,
             row=row,
-            is_end=lambda added: bool(stop) and stop in self._decode(added),
+            is_end=lambda added: bool(stop) and stop in str(self._tokenizer.decode(added)),
         )
         whole, before = self._decode(ids + added), self._decode(ids)
         said = whole.removeprefix(before) if whole.startswith(before) else self._decode(added)

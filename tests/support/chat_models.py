@@ -89,6 +89,19 @@ def conversations(num_rows: int, *, seed: int = 0, system: bool = False) -> list
     return rows
 
 
+def plain_pairs(num_rows: int, *, seed: int = 0) -> list[dict[str, str]]:
+    """Prompts and completions; half of the rows have 3 tokens with the end of the text, the others some 60."""
+    draws = random.Random(f"pairs/{seed}")
+    letters = "abcdefgh"
+    return [
+        {
+            "prompt": "".join(draws.choices(letters, k=20 if index % 2 else 1)),
+            "completion": "".join(draws.choices(letters, k=draws.randint(35, 39) if index % 2 else 1)),
+        }
+        for index in range(num_rows)
+    ]
+
+
 def write_conversations(path: Path, rows: list[Any]) -> Path:
     """Write conversations as JSON lines with ``messages``; other rows as they are."""
     lines = [{"messages": row} if isinstance(row, list) else row for row in rows]
