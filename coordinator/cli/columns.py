@@ -155,7 +155,7 @@ def inspect_table(path: Path) -> Table:
 def _check_header(path: Path, columns: Mapping[str, Column]) -> None:
     """Refuse a csv file without a header: the name of a column is also a class in that column."""
     for column in columns.values():
-        if form_suffix(path) != ".jsonl" and column.has_classes and column.values[column.name]:
+        if form_suffix(path) not in (".jsonl", ".json") and column.has_classes and column.values[column.name]:
             names = ", ".join(repr(name[:_SHOWN_CHARACTERS]) for name in columns)
             raise DataError(
                 f"{path}: the first line ({names}) looks like a row and not like names of columns, as "

@@ -34,6 +34,7 @@ TRAIN_NAMES: Final = ("train", "training", "data")
 EVAL_NAMES: Final = ("eval", "test", "valid", "validation", "dev", "held_out", "heldout")
 _NO_ROWS = ("requirements.txt", "readme.txt", "license.txt", "vocab.txt", "merges.txt")
 _SHOWN_NAMES = 12
+_FIRST_BYTES = 64
 
 
 def find_rows(folder: Path) -> tuple[Path, Path | None]:
@@ -92,6 +93,9 @@ def _name(path: Path) -> str:
 def _has_rows(path: Path) -> bool:
     if path.is_dir():
         return any(file.suffix.lower() in PICTURES for file in path.glob("*/*"))
+    if path.suffix.lower() == ".json":  # most of these are settings
+        with path.open("rb") as file:
+            return file.read(_FIRST_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
     return form_suffix(path) in ROWS and path.name.lower() not in _NO_ROWS
 
 

@@ -115,9 +115,9 @@ class Data:
     """``[data]``: files and columns of the rows, and how ``--local N`` divides the rows among owners.
 
     Attributes:
-        train: file of rows: csv, tsv, jsonl or xlsx; for images npz or a folder per class; for causal-lm also plain
-            text; for token-classification also conll. Text formats may end in .gz. Empty: every owner names its own
-            file.
+        train: file of rows: csv, tsv, jsonl, json or xlsx; for images npz or a folder per class; for causal-lm also
+            plain text; for token-classification also conll. Text formats may end in .gz. Empty: every owner names its
+            own file.
         eval: file of rows for evaluation, in the same formats. Empty: no evaluation, unless an owner names a file.
         held_out: share of the rows of ``train`` that is used for evaluation and not for training, drawn by the seed;
             ignored by owners with an evaluation file of their own.
