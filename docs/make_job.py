@@ -65,6 +65,9 @@ EXAMPLES = {
     "offload.projected": '"all"',
     "offload.users": '"alone"',
     "offload.adapters": '{ "anna" = "linear" }',
+    "data.template": '"chatml"',
+    "data.append_eos": "false",
+    "train.loss_on": '"all"',
     "data.user": '"author"',
     "placement.replicas": '"never"',
     "placement.follow": '"auto"',
@@ -194,7 +197,8 @@ which takes configurations of the kinds {kinds}, and `full`, `linear` and `mlp` 
 stands outside the blocks are refused by name. A bottleneck reads what attention or feed-forward part gives plus the
 residual, as in Llama, and never passes a norm of the block: Gemma's norms behind both parts come after it. The folder
 of the result has `adapter_interface.json` besides; README.md has the lines that load it. These models have the tasks
-`sequence-classification` and `regression` (by one matrix without bias, the architecture's own head) and `causal-lm`.
+`sequence-classification` and `regression` (by one matrix without bias, the architecture's own head), `causal-lm` and
+`chat`.
 """
 _INVERTIBLE = """\
 ### Invertible adapters

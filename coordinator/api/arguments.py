@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import inspect
@@ -15,6 +16,7 @@ from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
 from ringtune.errors import JobError, RingTuneError, UsageError
 from ringtune.job.job import Job, load_job, sections_of, with_absolute_paths, with_changes
+from ringtune.models.family import CAUSAL_LM
 from ringtune.transport.speaker import speaker, speaking_as
 
 P = ParamSpec("P")
@@ -52,8 +54,8 @@ JobLike: TypeAlias = str | PathLike[str] | Mapping[str, Any] | Job | None
 def job_here(job: JobLike, keys: Mapping[str, object], run: Path | None = None) -> Job:
     """Read a job that will run, with arguments as for ``read_job``.
 
-    A model id of a hub becomes a local folder; ``adapter.from`` is read, and its digest filled in: where a run is
-    resumed, with its folder ``run``, that of the run's values.
+    A model id of a hub becomes a local folder; ``adapter.from`` is read, and its digest filled in, and
+    ``data.append_eos``: where a run is resumed, with its folder ``run``, as that run has them.
 
     Raises:
         JobError, UsageError: as ``read_job`` and ``with_initial_digest``.
@@ -62,7 +64,16 @@ def job_here(job: JobLike, keys: Mapping[str, object], run: Path | None = None) 
     from coordinator.client.hub import with_local_model
     from coordinator.client.initial_values import with_initial_digest
 
-    return with_initial_digest(with_local_model(read_job(job, keys)), run)
+    return with_initial_digest(with_local_model(_with_ends(read_job(job, keys), run)), run)
+
+
+def _with_ends(job: Job, run: Path | None) -> Job:
+    """Fill in ``data.append_eos``: true, or as the run in the folder has it; one of before the key stays without."""
+    if job.model.task != CAUSAL_LM or job.data.append_eos is not None:
+        return job
+    began = load_job(run / "job.toml") if run is not None and (run / "job.toml").is_file() else None
+    ends = began.data.append_eos if began is not None else True
+    return dataclasses.replace(job, data=dataclasses.replace(job.data, append_eos=ends))
 
 
 def read_job(job: JobLike, keys: Mapping[str, object]) -> Job:

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from coordinator.api.npz_headers import Archive
 from coordinator.client.local_nodes import LocalSetup, node_name
+from ringtune.config.sections import ANSWERS
 from ringtune.costs.measurement import job_shape
 from ringtune.costs.memory_sizes import data_bytes
 from ringtune.costs.model_facts import computed_token_bytes, model_facts
@@ -34,7 +35,8 @@ from ringtune.job.rows import (
     refuse_plain_text,
     target_columns,
 )
-from ringtune.models.family import CAUSAL_LM, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
+from ringtune.models.conversations import columns_of
+from ringtune.models.family import CAUSAL_LM, CHAT, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
 from ringtune.schedule.batches import even_share, hold_out, split_rows
 from ringtune.storage.text_files import read_text
 
@@ -127,8 +129,10 @@ def rows_text(counts: Sequence[RowCounts], job: Job) -> list[str]:
         columns = input_columns(task, data) | target_columns(task, data)
         named = [f"{key.removeprefix('data.')} = {name!r}" for key, name in columns.items()]
         has_columns = any(count.columns for count in counts)
+        named = named or ["answers" if job.train.loss_on == ANSWERS else "all tokens"]
         lines = [f"{task}: {', '.join(named)}" if has_columns else f"{task} of plain text"]
-        unused = dict.fromkeys(name for count in counts for name in count.columns if name not in columns.values())
+        used = {*columns.values(), *(name for count in counts for name in columns_of(count.columns) if task == CHAT)}
+        unused = dict.fromkeys(name for count in counts for name in count.columns if name not in used)
         lines += [f"columns not used: {', '.join(map(repr, unused))}"] if unused else []
     told = [line for count in counts for line in (*count.notes, *count.left_out_lines)]
     return [*lines, *dict.fromkeys(told)]

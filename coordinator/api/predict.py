@@ -35,7 +35,7 @@ from ringtune.errors import DataError, DeadlineError, IntegrityError, RingTuneEr
 from ringtune.job.job import Job
 from ringtune.job.rows import account_of, answers_of, input_columns, is_plain_text, list_pictures, task_rows
 from ringtune.machine.process import exit_error
-from ringtune.models.family import CAUSAL_LM, CLASS_TASKS, IMAGE_CLASSIFICATION, REGRESSION, TAGGING
+from ringtune.models.family import CAUSAL_LM, CHAT, CLASS_TASKS, IMAGE_CLASSIFICATION, REGRESSION, TAGGING
 from ringtune.run_control.evaluation import rouge_l
 from ringtune.storage.durable import check_writable, put_other_aside, replacing, write_durably
 from ringtune.storage.text_files import read_text
@@ -247,10 +247,17 @@ def show_sample(job: Job, folder: Path, progress: Progress) -> None:
         progress.note(f"  {line}")
 
 
+def _row_of(text: str, job: Job) -> dict[str, Any]:
+    """Make the row of a text: for chat it is the user's message."""
+    if job.model.task == CHAT:
+        return {"messages": [{"role": "user", "content": text}]}
+    return {job.data.text: text}
+
+
 def _sample(prompt: str, folder: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="ringtune-") as name:
         run, rows = read_run(folder), Path(name) / "prompt.jsonl"
-        rows.write_text(json.dumps({run.job.data.text: prompt}) + "\n", encoding="utf-8")
+        rows.write_text(json.dumps(_row_of(prompt, run.job)) + "\n", encoding="utf-8")
         (found,) = predict_rows(run, rows, HOW)
     return {"prompt": prompt, "text": str(found.said["predicted"]), "tokens": int(found.said["tokens"])}
 
@@ -517,10 +524,10 @@ def _file_of(data: Rows, job: Job) -> Iterator[Path]:
     if job.model.task == IMAGE_CLASSIFICATION:
         raise UsageError("rows are a folder of pictures or an .npz file; give its path")
     columns = input_columns(job.model.task, job.data)
-    takes_texts = list(columns) == ["data.text"]
-    rows: list[Any] = [{job.data.text: row} if takes_texts and isinstance(row, str) else row for row in data]
+    takes_texts = list(columns) in (["data.text"], [])
+    rows: list[Any] = [_row_of(row, job) if takes_texts and isinstance(row, str) else row for row in data]
     if not rows or not all(isinstance(row, Mapping) for row in rows):
-        named = ", ".join(f"{name!r}: ..." for name in columns.values())
+        named = ", ".join(f"{name!r}: ..." for name in columns.values() or ["messages"])
         texts = ", texts" if takes_texts else ""
         raise UsageError(f"rows are a file{texts} or mappings, e.g. [{{{named}}}]; give one at least")
     with tempfile.TemporaryDirectory(prefix="ringtune-") as name:

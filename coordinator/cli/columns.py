@@ -10,8 +10,9 @@ from typing import Final
 
 from ringtune.errors import DataError, UsageError
 from ringtune.job.job_reference import ChosenValue
-from ringtune.job.rows import CONVERSATION_REMEDY, conversation_format
-from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, PAIR_TASKS, QUESTION_ANSWERING, REGRESSION, TAGGING
+from ringtune.job.rows import CONVERSATION_REMEDY
+from ringtune.models.conversations import PREFERENCES_REMEDY, columns_of, form_of, has_preferences
+from ringtune.models.family import CAUSAL_LM, CHAT, CLASSIFICATION, PAIR_TASKS, QUESTION_ANSWERING, REGRESSION, TAGGING
 from ringtune.storage.tables import RowAccount, table_rows
 from ringtune.storage.text_files import form_suffix
 
@@ -154,7 +155,7 @@ def inspect_table(path: Path) -> Table:
 def _check_header(path: Path, columns: Mapping[str, Column]) -> None:
     """Refuse a csv file without a header: the name of a column is also a class in that column."""
     for column in columns.values():
-        if form_suffix(path) != ".jsonl" and column.has_classes and column.values[column.name]:
+        if form_suffix(path) not in (".jsonl", ".json") and column.has_classes and column.values[column.name]:
             names = ", ".join(repr(name[:_SHOWN_CHARACTERS]) for name in columns)
             raise DataError(
                 f"{path}: the first line ({names}) looks like a row and not like names of columns, as "
@@ -195,6 +196,7 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     REGRESSION: ("text", "label"),
     TAGGING: ("words", "tags"),
     CAUSAL_LM: ("text",),
+    CHAT: (),
     QUESTION_ANSWERING: ("question", "context", "answer"),
 }
 """The keys of ``[data]`` that name a column, by task."""
@@ -216,22 +218,33 @@ def tasks_of(table: Table) -> tuple[str, ...]:
     """Return the tasks for which a table has columns, the likeliest first.
 
     Example: ``question, context, answers``: question answering; ``tokens, ner_tags`` with lists: token classification;
-    ``review, mood``: classification, then language modelling of the reviews.
+    ``review, mood``: classification, then language modelling of the reviews; ``prompt, completion``: chat alone.
     """
+    if form_of(table.columns):
+        return (CHAT,)
     likeliest = (QUESTION_ANSWERING, TAGGING, CLASSIFICATION, REGRESSION, CAUSAL_LM)
     return tuple(task for task in likeliest if _find(table, task, {}))
 
 
 def refuse_conversations(table: Table, task: str, given: Mapping[str, str]) -> None:
-    """Refuse chat data, unless task and columns were given: guessed columns would be half of a conversation.
+    """Refuse preferences; and conversations for another task than chat, unless its columns were given.
 
     Raises:
-        DataError: names the format and a remedy.
+        DataError: names the form and a remedy.
     """
-    form = conversation_format(table.columns)
-    if form and not (task in COLUMNS and given.keys() >= set(COLUMNS[task])):
+    form = form_of(table.columns)
+    if has_preferences(table.columns):
+        raise DataError(f"{table.path}: {PREFERENCES_REMEDY}")
+    if form and task not in ("", CHAT) and not (task in COLUMNS and given.keys() >= set(COLUMNS[task])):
         names = ", ".join(map(repr, table.columns))
         raise DataError(f"{table.path} has {form}, in the columns {names}; {CONVERSATION_REMEDY}")
+
+
+def text_columns(table: Table, task: str, chosen: Mapping[str, str]) -> list[Column]:
+    """Return the columns that become tokens; ``chosen`` are columns by key."""
+    if task == CHAT:
+        return [table.columns[name] for name in columns_of(table.columns)]
+    return [table.columns[name] for key, name in chosen.items() if key not in ("label", "answer")]
 
 
 def choose_columns(table: Table, task: str, given: Mapping[str, str]) -> dict[str, ChosenValue]:
@@ -246,11 +259,12 @@ def choose_columns(table: Table, task: str, given: Mapping[str, str]) -> dict[st
     for key, name in given.items():
         known = (*COLUMNS[task], *((PAIR,) if task in PAIR_TASKS else ()))
         if key not in known:
-            raise DataError(f"--column {key}={name}: {task} has the columns {', '.join(known)}; name one")
+            columns = f"the columns {', '.join(known)}; name one" if known else "columns of fixed names; rename them"
+            raise DataError(f"--column {key}={name}: {task} has {columns}")
         if name not in table.columns:
             raise DataError(f"--column {key}={name}: {table.as_text()}; name one of them")
     found = _find(table, task, given)
-    if not found:
+    if not found and task != CHAT:
         raise DataError(f"can't tell the columns of {task}: {table.as_text()}; {_remedy(table, task)}")
     return {key: ChosenValue(name, _reason(table.columns[name], task, key, given)) for key, name in found.items()}
 
@@ -283,6 +297,8 @@ def _remedy(table: Table, task: str) -> str:
 
 def _find(table: Table, task: str, given: Mapping[str, str]) -> dict[str, str]:
     """Return key -> column of a task; empty if one is missing."""
+    if task == CHAT:
+        return {}
     if task == QUESTION_ANSWERING:
         found = {key: given.get(key) or _by_name(table, key, table.all) for key in COLUMNS[task]}
     elif task == TAGGING:

@@ -20,8 +20,8 @@ def init(
         str,
         typer.Option(
             metavar="TASK",
-            help="Task: sequence-classification, regression, token-classification, question-answering, causal-lm or "
-            "image-classification. Default: one for which the rows have columns and the model a head.",
+            help="Task: sequence-classification, regression, token-classification, question-answering, causal-lm, "
+            "chat or image-classification. Default: one for which the rows have columns and the model a head.",
         ),
     ] = "",
     model: Annotated[

@@ -20,7 +20,9 @@ from ringtune.models.family import (
     IMAGE_CLASSIFICATION,
     QUESTION_ANSWERING,
     TAGGING,
+    TASKS,
     Dimensions,
+    head_task,
 )
 from ringtune.models.folder import CONFIG_FILE, base_tensors, check_files, model_dimensions, read_config
 from ringtune.storage.strict import read_json
@@ -32,6 +34,7 @@ TRAIN_NAMES: Final = ("train", "training", "data")
 EVAL_NAMES: Final = ("eval", "test", "valid", "validation", "dev", "held_out", "heldout")
 _NO_ROWS = ("requirements.txt", "readme.txt", "license.txt", "vocab.txt", "merges.txt")
 _SHOWN_NAMES = 12
+_FIRST_BYTES = 64
 
 
 def find_rows(folder: Path) -> tuple[Path, Path | None]:
@@ -90,6 +93,9 @@ def _name(path: Path) -> str:
 def _has_rows(path: Path) -> bool:
     if path.is_dir():
         return any(file.suffix.lower() in PICTURES for file in path.glob("*/*"))
+    if path.suffix.lower() == ".json":  # most of these are settings
+        with path.open("rb") as file:
+            return file.read(_FIRST_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
     return form_suffix(path) in ROWS and path.name.lower() not in _NO_ROWS
 
 
@@ -146,7 +152,7 @@ def inspect_model(folder: Path, path: str) -> Model:
     return Model(
         path=path,
         model_type=family.model_type,
-        tasks=family.tasks,
+        tasks=tuple(task for task in TASKS if head_task(task) in family.tasks),
         made_for=next(made_for, ""),
         dimensions=model_dimensions(config),
         config=config,

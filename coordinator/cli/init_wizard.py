@@ -23,6 +23,7 @@ from coordinator.cli.columns import (
     parse_columns,
     refuse_conversations,
     tasks_of,
+    text_columns,
 )
 from coordinator.cli.init_inspection import (
     Model,
@@ -40,10 +41,13 @@ from ringtune.errors import DataError, InvalidInputError, UsageError
 from ringtune.job.job import Data, Job, parse_job
 from ringtune.job.job_reference import ChosenValue, job_template
 from ringtune.job.rows import account_of, is_plain_text, list_pictures, look_alike_lines, task_rows
+from ringtune.models.conversations import columns_of, fitting_template, has_chat_template
 from ringtune.models.family import (
     CAUSAL_LM,
+    CHAT,
     CLASSIFICATION,
     IMAGE_CLASSIFICATION,
+    LANGUAGE_TASKS,
     QUESTION_ANSWERING,
     REGRESSION,
     TAGGING,
@@ -110,6 +114,7 @@ _CHARACTERS_PER_TOKEN = 3.5
 _SPECIAL_TOKENS = 3
 _COVERED = 0.95
 _MIN_TOKENS, _MAX_TOKENS, _STEP_TOKENS = 32, 256, 16
+_MAX_CHAT_TOKENS = 1024
 _LONG_TOKENS = 160
 _PASSES = 4.0
 _MIN_STEPS, _MAX_STEPS = 80, 600
@@ -169,7 +174,8 @@ def choose_settings(seen: JobFacts, length: str) -> dict[str, ChosenValue]:
 
 def _max_length(seen: JobFacts) -> ChosenValue:
     """Tokens for nearly all rows, estimated by their characters; longer contexts of questions are cut into windows."""
-    most = min(seen.longest or _MAX_TOKENS, _MAX_TOKENS)
+    limit = _MAX_CHAT_TOKENS if seen.task == CHAT else _MAX_TOKENS
+    most = min(seen.longest or limit, limit)
     if not seen.texts:
         return ChosenValue(min(most, 128), "")
     characters = sum(column.at_share(_COVERED) for column in seen.texts)
@@ -182,7 +188,7 @@ def _max_length(seen: JobFacts) -> ChosenValue:
 
 
 def _batch_size(seen: JobFacts, tokens: int) -> ChosenValue:
-    usual = 8 if tokens > _LONG_TOKENS or seen.task == CAUSAL_LM else 16
+    usual = 8 if tokens > _LONG_TOKENS or seen.task in LANGUAGE_TASKS else 16
     fitting = 1 << max(0, (seen.rows // 8).bit_length() - 1)
     return ChosenValue(min(usual, fitting), "few rows" if fitting < usual else "")
 
@@ -202,6 +208,7 @@ _SIGNS: Final = {
     TAGGING: "lists of words and tags",
     QUESTION_ANSWERING: "questions with contexts and answers",
     CAUSAL_LM: "texts",
+    CHAT: "conversations",
     IMAGE_CLASSIFICATION: "pictures of several classes",
 }
 """Task -> the property of the rows that suggests it."""
@@ -281,7 +288,7 @@ def begin(wizard_options: WizardOptions, ask: Prompt) -> WrittenJob:
     if tagged is not None:
         texts = [tagged.text]
     elif rows.table is not None:
-        texts = [rows.table.columns[name] for key, name in columns.items() if key not in ("label", "answer")]
+        texts = text_columns(rows.table, task, columns)
     seen = JobFacts(
         task=task,
         rows=rows.rows,
@@ -292,6 +299,8 @@ def begin(wizard_options: WizardOptions, ask: Prompt) -> WrittenJob:
         has_eval=evaluate is not None,
     )
     chosen = {f"data.{key}": found for key, found in chosen_columns.items()} | choose_settings(seen, length)
+    if task == CHAT and not has_chat_template(here):
+        chosen["data.template"] = ChosenValue(fitting_template(here), "the model has no chat template of its own")
     if tagged is not None:  # a rare tag may occur in evaluation rows only
         chosen["data.labels"] = ChosenValue(list(tagged.tags), "the tags of all rows")
     labels = _labels(rows, task, columns, tagged)
@@ -307,7 +316,7 @@ def begin(wizard_options: WizardOptions, ask: Prompt) -> WrittenJob:
         f"Rows: {tagged.as_text() if tagged else rows.words}.",
         f"Model: {model.as_text()}.",
         *_task_lines(task, wizard_options, rows, model),
-        *_unused(rows.table, columns),
+        *_unused(rows.table, task, columns),
         *(f"{note}." for note in (*rows.notes, *_pictures_left_out(evaluate))),
         *(f"{note}." for account in accounts if account for note in (*account.notes, *account.lines_left_out())),
         *(f"{line}." for line in look_alike_lines(labels)),
@@ -343,8 +352,9 @@ def _task_lines(task: str, wizard_options: WizardOptions, rows: _Rows, model: Mo
     return [f"Task: {task}, {'as was said' if wizard_options.task else f'by {_SIGNS[task]}{else_}'}."]
 
 
-def _unused(table: Table | None, columns: Mapping[str, str]) -> list[str]:
-    names = [repr(name) for name in table.columns if name not in columns.values()] if table else []
+def _unused(table: Table | None, task: str, columns: Mapping[str, str]) -> list[str]:
+    used = columns_of(table.columns) if table and task == CHAT else columns.values()
+    names = [repr(name) for name in table.columns if name not in used] if table else []
     return [f"Columns not used: {listed(names, _SHOWN_COLUMNS)}."] if names else []
 
 
@@ -415,7 +425,7 @@ def _choose_columns(rows: _Rows, task: str, given: Mapping[str, str], ask: Promp
     if task not in COLUMNS:
         raise DataError(f"{rows.words}; --task {task} needs an npz file or a folder of images")
     found = choose_columns(rows.table, task, given)
-    if given.keys() >= set(COLUMNS[task]):
+    if not found or given.keys() >= set(COLUMNS[task]):
         return found
     words = " ".join(f"{key}={choice.value}" for key, choice in found.items())
     answer = ask.choose("Columns", words)

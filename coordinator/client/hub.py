@@ -123,6 +123,7 @@ FILES: Final = (
     *("config.json", "generation_config.json", "preprocessor_config.json"),
     *("model.safetensors", "model.safetensors.index.json", "model-*.safetensors"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    "chat_template.jinja",
     *("vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "sentencepiece.bpe.model", "spiece.model"),
 )
 """Patterns of the files that are fetched."""

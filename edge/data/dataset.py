@@ -24,17 +24,19 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from edge.data.conversations import Conversations
 from edge.data.examples import Examples, Source, SummedExamples, Values
 from edge.data.images import Images
 from edge.data.questions import Questions
 from edge.data.tagged import TaggedTexts
 from edge.data.texts import LabelledTexts, Language, NumberedTexts
-from edge.data.tokens import Batch, NoTokenError
+from edge.data.tokens import Batch, RowFaultError
 from ringtune.errors import DataError
 from ringtune.job.job import Job
 from ringtune.job.rows import Rows, count_users, look_alikes, sorted_by_user
 from ringtune.models.family import (
     CAUSAL_LM,
+    CHAT,
     CLASSIFICATION,
     IMAGE_CLASSIFICATION,
     QUESTION_ANSWERING,
@@ -54,6 +56,7 @@ SOURCES: Mapping[str, Callable[[Job, Path], Source]] = {
     TAGGING: TaggedTexts,
     QUESTION_ANSWERING: Questions,
     CAUSAL_LM: Language,
+    CHAT: Conversations,
     IMAGE_CLASSIFICATION: Images,
 }
 
@@ -70,14 +73,14 @@ class Place(NamedTuple):
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Turn ``NoTokenError`` into an error with file and line.
+        """Turn ``RowFaultError`` into an error with file and line.
 
         Raises:
-            DataError: in place of ``NoTokenError``.
+            DataError: in place of ``RowFaultError``.
         """
         try:
             yield
-        except NoTokenError as error:
+        except RowFaultError as error:
             line = f", line {self.lines[error.row]}" if self.lines else ""
             raise DataError(f"{self.path}{line}: {error.what}") from error
 
@@ -188,6 +191,9 @@ class OwnerDataset:
         digest = RowsDigest()
         train_place, eval_place = Place(path), Place(path if eval_path is None else eval_path)
         train, labels, users, train_place = _take(source, found, [kept[at] for at in mine], digest, train_place)
+        if train.left_out and not len(train):
+            why = ", ".join(train.left_out)
+            raise DataError(f"{path}: none of its rows can be used ({why}); raise train.max_length, or shorten them")
         evaluation: Examples | None = None
         eval_labels: tuple[str, ...] = ()
         eval_users: tuple[tuple[str, int], ...] = ()
@@ -201,6 +207,7 @@ class OwnerDataset:
             own = even_share(len(held_out_rows), num_owners=num_owners, share=share)
             chosen = [held_out_rows[at] for at in own]
             evaluation, eval_labels, eval_users, eval_place = _take(source, judged, chosen, digest, eval_place)
+        unusable = Counter(train.left_out) + Counter({} if evaluation is None else evaluation.left_out)
         for note in dict.fromkeys((*found.notes, *judged.notes)):
             _LOG.warning("%s", note)
         return OwnerDataset(
@@ -210,7 +217,8 @@ class OwnerDataset:
             eval_labels=eval_labels,
             left_out={
                 why: len(even_share(count, num_owners=num_owners, share=share)) for why, count in left_out.items()
-            },
+            }
+            | unusable,
             places=(train_place, eval_place),
             digest=digest,
             users=count_users(users, eval_users),

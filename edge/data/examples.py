@@ -11,7 +11,8 @@ import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -20,6 +21,7 @@ from ringtune.job.rows import Rows
 from ringtune.run_control.evaluation import MAX_CLASSES, MIN_ROWS, name_of
 
 Values = tuple[tuple[str, float], ...]
+NONE_LEFT_OUT: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class Examples(Protocol):
@@ -35,6 +37,10 @@ class Examples(Protocol):
     @property
     def cut_rows(self) -> int:
         """Number of examples cut at ``train.max_length``, among those encoded so far."""
+
+    @property
+    def left_out(self) -> Mapping[str, int]:
+        """Reason -> number of rows without an example."""
 
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
         """Make a batch of examples by index, padded to the longest; ``targets`` maps class names to indices."""
@@ -76,6 +82,7 @@ class SummedExamples(Sized, abc.ABC):
     """
 
     min_rows = MIN_ROWS
+    left_out = NONE_LEFT_OUT
 
     @property
     def of_rows(self) -> Sequence[int]:
@@ -145,6 +152,8 @@ class ClassifiedExamples(SummedExamples):
 
 class UnscoredExamples(Sized):
     """Examples, one for each row, without scores: the head's own numbers suffice for an evaluation."""
+
+    left_out: Mapping[str, int] = NONE_LEFT_OUT
 
     @property
     def of_rows(self) -> Sequence[int]:

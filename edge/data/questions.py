@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from edge.data.examples import Values
+from edge.data.examples import NONE_LEFT_OUT, Values
 from edge.data.tokens import Batch, Padder, TokenRow, load_tokenizer
 from ringtune.errors import DataError, ModelError
 from ringtune.job.job import Job
@@ -118,6 +118,8 @@ class QuestionExamples:
         windows: of all questions, in order.
         num_cut: number of cut questions.
     """
+
+    left_out = NONE_LEFT_OUT
 
     def __init__(
         self, questions: Sequence[Question], windows: Sequence[Window], padder: Padder, *, num_cut: int = 0

@@ -5,6 +5,7 @@ Rows of a language model are texts of a table, or blocks of one plain text.
 
 from __future__ import annotations
 
+import dataclasses
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -153,13 +154,23 @@ class Language:
         if is_plain_text(path):
             refuse_plain_text(path, self._data)
             return self._blocks(path)
-        return read_rows(path, CAUSAL_LM, self._data)
+        found = read_rows(path, CAUSAL_LM, self._data)
+        if not self._data.append_eos:
+            return found
+        end = self._tokenizer.eos_token
+        note = (
+            f"{path}: each row ends with {end}, as data.append_eos says"
+            if end
+            else (f"{path}: rows have no end to learn, as the tokenizer has no end-of-text token")
+        )
+        return dataclasses.replace(found, notes=(*found.notes, note))
 
     def examples(self, rows: Sequence[str | TokenRow], labels: Sequence[str]) -> LanguageExamples:
         """Make one example of each text or block."""
         texts = [row for row in rows if isinstance(row, str)]
         blocks = [row for row in rows if not isinstance(row, str)]
-        return LanguageExamples(blocks or Encoder(self._tokenizer, texts), self._padder, self._max_length)
+        end = self._tokenizer.eos_token_id if self._data.append_eos else None
+        return LanguageExamples(blocks or Encoder(self._tokenizer, texts, end=end), self._padder, self._max_length)
 
     def _blocks(self, path: Path) -> Rows:
         """Cut all tokens of a plain text, without special ones, into blocks of ``max_length``.

@@ -109,18 +109,24 @@ class Padder:
         return ids, mask, types
 
 
-class NoTokenError(Exception):
-    """A text has no token, such as one of odd characters with a tokenizer that adds none; callers add the place.
+class RowFaultError(Exception):
+    """A row can't be encoded; callers add the place.
 
     Attributes:
-        row: index of the text among those that are encoded.
+        row: index of the row among those that are encoded.
         what: fault and remedy.
     """
 
+    def __init__(self, row: int, what: str) -> None:
+        self.row, self.what = row, what
+        super().__init__(what)
+
+
+class NoTokenError(RowFaultError):
+    """A text has no token, such as one of odd characters with a tokenizer that adds none."""
+
     def __init__(self, row: int, length: str) -> None:
-        self.row = row
-        self.what = f"a text of {length} has no token that the tokenizer knows; remove its row"
-        super().__init__(self.what)
+        super().__init__(row, f"a text of {length} has no token that the tokenizer knows; remove its row")
 
 
 Text = str | tuple[str, str]
@@ -132,10 +138,12 @@ class Encoder:
 
     Args:
         texts: of all rows; of a pair the longer text is cut first.
+        end: token that each row ends with, unless it is cut; None = what the tokenizer adds.
     """
 
-    def __init__(self, tokenizer: Any, texts: Sequence[Text]) -> None:
+    def __init__(self, tokenizer: Any, texts: Sequence[Text], *, end: int | None = None) -> None:
         self._tokenizer = tokenizer
+        self._end = end
         self._texts = texts
         self._encoded: dict[tuple[int, int], TokenRow] = {}
         self._cut: set[int] = set()
@@ -166,10 +174,23 @@ class Encoder:
             ids = array("i", found["input_ids"])
             if not ids:
                 raise NoTokenError(row, f"{sum(map(len, both))} characters")
+            types = array("i", found.get("token_type_ids", [0] * len(ids)))
             if len(ids) == max_length and len(self._tokenizer(*both, verbose=False)["input_ids"]) > max_length:
                 self._cut.add(row)
-            self._encoded[key] = TokenRow(ids, array("i", found.get("token_type_ids", [0] * len(ids))))
+            elif self._end is not None and ids[-1] != self._end:
+                if len(ids) < max_length:
+                    ids.append(self._end)
+                    types.append(types[-1])
+                else:
+                    self._cut.add(row)
+            self._encoded[key] = TokenRow(ids, types)
         return self._encoded[key]
+
+
+def prompt_ids(tokenizer: Any, text: str) -> list[int]:
+    """Encode a text that is to be continued: without the token that a tokenizer may put at its end."""
+    ids = list(tokenizer(text, verbose=False)["input_ids"])
+    return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
 
 
 def load_tokenizer(folder: Path, **settings: Any) -> Any:

@@ -32,6 +32,7 @@ from ringtune.costs.memory_sizes import MAX_LOGIT_BYTES, logits_fit
 from ringtune.errors import JobError, ModelError
 from ringtune.models.family import (
     CAUSAL_LM,
+    CHAT,
     CLASSIFICATION,
     IMAGE_CLASSIFICATION,
     LM_HEAD,
@@ -370,6 +371,7 @@ TASKS: Mapping[str, Task] = {
     TAGGING: Classes("add_tagging_head", "words"),
     QUESTION_ANSWERING: QuestionAnswering(),
     CAUSAL_LM: CausalLanguageModel(),
+    CHAT: CausalLanguageModel(),
     IMAGE_CLASSIFICATION: Classes("add_image_classification_head"),
 }
 

@@ -64,6 +64,7 @@ from ringtune.models.family import (
     QUESTION_ANSWERING,
     REGRESSION,
     TAGGING,
+    head_task,
 )
 from ringtune.models.folder import (
     CONFIG_FILE,
@@ -414,7 +415,7 @@ _NUMBERS = {(name, REGRESSION): form for (name, task), form in _OWN.items() if t
 
 def architecture_head(model_type: str, task: str) -> ArchitectureHead | None:
     """Return the architecture's form of a task's head; None if it has no equal head."""
-    return {**_OWN, **_NUMBERS}.get((model_type, task))
+    return {**_OWN, **_NUMBERS}.get((model_type, head_task(task)))
 
 
 _LOCAL_KEYS: Final = ("_name_or_path", "name_or_path", "special_tokens_map_file", "tokenizer_file", "auto_map")

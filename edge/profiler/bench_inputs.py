@@ -16,7 +16,7 @@ from edge.data.dataset import OwnerDataset, RowPredictions
 from edge.data.tokens import Batch
 from ringtune.costs.measurement import Size
 from ringtune.job.job import Job
-from ringtune.models.family import CAUSAL_LM, QUESTION_ANSWERING, TAGGING
+from ringtune.models.family import LANGUAGE_TASKS, QUESTION_ANSWERING, TAGGING
 from ringtune.schedule.course import Course, FrozenWeights
 from ringtune.schedule.methods import RingAda
 from ringtune.schedule.operation_tables import (
@@ -168,7 +168,7 @@ def resized(batch: Batch, size: Size, task: str) -> Batch:
         return taken
     columns = torch.arange(size.tokens) % taken.mask.shape[1]
     labels = taken.labels
-    if task in (CAUSAL_LM, TAGGING):
+    if task in (*LANGUAGE_TASKS, TAGGING):
         labels = labels[:, columns]
     elif task == QUESTION_ANSWERING:
         labels = labels.clamp(max=size.tokens - 1)

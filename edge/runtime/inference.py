@@ -22,11 +22,12 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from edge.data.conversations import Conversations
 from edge.data.images import ImageExamples, Images
 from edge.data.questions import Questions
 from edge.data.tagged import TaggedTexts
 from edge.data.texts import LabelledTexts, NumberedTexts
-from edge.data.tokens import Batch, Text, check_ids, load_tokenizer
+from edge.data.tokens import Batch, RowFaultError, Text, check_ids, load_tokenizer, prompt_ids
 from edge.machine.libraries import load_libraries
 from edge.model.heads import head_output, task_of
 from edge.model.owner import head_input, inverse_of
@@ -38,10 +39,13 @@ from ringtune.errors import DataError, ModelError, RingTuneError
 from ringtune.job.job import Job, load_job
 from ringtune.job.rows import Question, account_of, is_plain_text, task_rows
 from ringtune.machine.resources import usable_cores
+from ringtune.models.conversations import Conversation
 from ringtune.models.family import (
     CAUSAL_LM,
+    CHAT,
     CLASSIFICATION,
     IMAGE_CLASSIFICATION,
+    LANGUAGE_TASKS,
     QUESTION_ANSWERING,
     REGRESSION,
     TAGGING,
@@ -83,20 +87,20 @@ def predictions(job: Job, given: argparse.Namespace) -> Iterator[dict[str, Any]]
     """
     import torch
 
-    from edge.data.tokens import NoTokenError
-
     torch.set_num_threads(job.runtime.threads or usable_cores())
     sampling = Sampling(max_new_tokens=given.max_new_tokens, temperature=given.temperature, seed=given.seed)
     model = WholeModel(job, given.saved, job.data.labels)
     predictor = PREDICTORS[job.model.task](model, job, sampling)
-    if job.model.task == CAUSAL_LM and (note := unused_settings(Path(job.model.path))):
+    if job.model.task in LANGUAGE_TASKS and (note := unused_settings(Path(job.model.path))):
         yield {"told": note}
     rows, first = predictor.rows(given.data), 0
-    at_once = 1 if job.model.task == CAUSAL_LM else job.train.batch_size  # texts are continued one by one in any case
+    at_once = (
+        1 if job.model.task in LANGUAGE_TASKS else job.train.batch_size
+    )  # texts are continued one by one in any case
     while taken := list(itertools.islice(rows, at_once)):
         try:
             found = predictor.predict([value for _, value in taken], first)
-        except NoTokenError as error:
+        except RowFaultError as error:
             raise DataError(f"{given.data}, row {first + error.row + 1}: {error.what}") from error
         for (row, _), said in zip(taken, found, strict=True):
             yield {"row": dict(row), "predicted": said}
@@ -193,7 +197,14 @@ class Sampling(NamedTuple):
 
 
 def generate_tokens(
-    ids: Sequence[int], next_logits: NextLogits, how: Sampling, *, ends: Collection[int], longest: int, row: int = 0
+    ids: Sequence[int],
+    next_logits: NextLogits,
+    how: Sampling,
+    *,
+    ends: Collection[int],
+    longest: int,
+    row: int = 0,
+    is_end: Callable[[Sequence[int]], bool] = lambda added: False,
 ) -> list[int]:
     """Return the next tokens; a prompt is cut at its beginning to ``longest`` tokens.
 
@@ -204,6 +215,7 @@ def generate_tokens(
         ends: tokens that end a text; they are not returned.
         longest: most tokens of the model.
         row: index of the row, for its draws.
+        is_end: whether the new tokens end a text, where no single token says so.
     """
     draws = torch.Generator().manual_seed((how.seed * 1_000_003 + row) % (1 << 63))
     kept, added = list(ids), list[int]()
@@ -214,6 +226,8 @@ def generate_tokens(
             break
         kept.append(token)
         added.append(token)
+        if is_end(added):
+            break
     return added
 
 
@@ -407,21 +421,69 @@ class Texts:
         return [self._go_on(text, first + index) for index, text in enumerate(inputs)]
 
     def _go_on(self, text: str, row: int) -> Row:
-        end = self._tokenizer.eos_token_id
-        ids = list(self._tokenizer(text, verbose=False)["input_ids"])
-        if ids and ids[-1] == end:
-            ids.pop()
+        return self._continued(prompt_ids(self._tokenizer, text), row)
+
+    def _continued(self, ids: list[int], row: int, stop: str = "") -> Row:
+        """Continue tokens up to an end of text, or to a text ``stop``, which is not returned."""
         if not ids:
             raise DataError(f"row {row + 1} has no token to go on from; give it a text")
         how, longest = self._sampling, self._model.longest
         self.cut_rows += len(ids) > longest
-        added = generate_tokens(ids, self._model.next_logits, how, ends=self._ends, longest=longest, row=row)
+        added = generate_tokens(
+            ids,
+            self._model.next_logits,
+            how,
+            ends=self._ends,
+            longest=longest,
+            row=row,
+            is_end=lambda added: bool(stop) and stop in str(self._tokenizer.decode(added)),
+        )
         whole, before = self._decode(ids + added), self._decode(ids)
         said = whole.removeprefix(before) if whole.startswith(before) else self._decode(added)
-        return {"predicted": said, "tokens": len(added)}
+        return {"predicted": said.partition(stop)[0] if stop else said, "tokens": len(added)}
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+
+class ChatAnswers(Texts):
+    """The ``Predictor`` of chat: the next answer in each conversation, or the continuation of a plain prompt."""
+
+    _AT_ONCE = 64
+
+    def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
+        super().__init__(model, job, sampling)
+        self._source = Conversations(job, Path(job.model.path))
+        self._stop: str | None = None
+
+    def rows(self, path: Path) -> Iterator[tuple[Row, Any]]:
+        """Yield the rows of a table with the tokens before the answer."""
+        account = account_of(path, self._job.data, is_own=True)
+        rows = task_rows(path, self._job.model.task, self._job.data, account, with_targets=False)
+        while taken := list(itertools.islice(rows, self._AT_ONCE)):
+            try:
+                prompts = self._source.prompts([row.value for row in taken])
+            except RowFaultError as error:
+                raise DataError(f"{path}, line {taken[error.row].record[0]}: {error.what}") from error
+            for row, ids in zip(taken, prompts, strict=True):
+                yield row.record[1], (ids, isinstance(row.value, Conversation))
+        account.check()
+
+    def predict(self, inputs: Sequence[Any], first: int) -> list[Row]:
+        """Answer each conversation, up to the end of the turn."""
+        return [
+            self._continued(ids, first + index, self._end_of_turn() if is_conversation else "")
+            for index, (ids, is_conversation) in enumerate(inputs)
+        ]
+
+    def _end_of_turn(self) -> str:
+        """Return the text that ends an answer, unless it is one token, which then is one of those that end a text."""
+        if self._stop is None:
+            self._stop = self._source.end_of_turn()
+            ids = self._tokenizer(self._stop, add_special_tokens=False)["input_ids"]
+            if len(ids) == 1:
+                self._ends, self._stop = (*self._ends, *ids), ""
+        return self._stop
 
 
 def _inputs(path: Path, job: Job) -> Iterator[tuple[Row, Any]]:
@@ -506,6 +568,7 @@ PREDICTORS: Mapping[str, type[Any]] = {
     TAGGING: Tags,
     QUESTION_ANSWERING: Answers,
     CAUSAL_LM: Texts,
+    CHAT: ChatAnswers,
     IMAGE_CLASSIFICATION: ImageClasses,
 }
 """The ``Predictor`` of each task."""

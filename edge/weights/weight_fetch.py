@@ -38,7 +38,7 @@ from ringtune.errors import (
     UsageError,
 )
 from ringtune.job.job import Job
-from ringtune.models.family import CAUSAL_LM
+from ringtune.models.family import LANGUAGE_TASKS
 from ringtune.models.folder import name_of_folder, read_config
 from ringtune.models.weights_by_digest import (
     CHUNK_BYTES,
@@ -140,7 +140,7 @@ class ModelFetcher:
                     config,
                     blocks=blocks,
                     is_owner=is_owner,
-                    with_decoder=job.model.task == CAUSAL_LM,
+                    with_decoder=job.model.task in LANGUAGE_TASKS,
                     with_unused=is_owner and job.method.full_parameters,  # the result is a whole model
                 )
                 self.fetched_bytes += _fetch_tensors(cache, tensors, peers, wanted)

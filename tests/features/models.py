@@ -167,6 +167,15 @@ FAMILY_PRIVATE = [
     )
     for name, task in (("llama", "causal-lm"), ("vit", "image-classification"))
 ]
+
+CHAT = [
+    Feature(
+        **of_family(f"chat/{microbatches}-microbatches", "llama", "chat", max_length=64, microbatches=microbatches),
+    )
+    for microbatches in (1, 2, 4, 8)
+]
+"""Rows of 3 and of 60 tokens in a batch: each token counts alike, whatever micro-batch and owner it is in."""
+
 # ---- adapters -----------------------------------------------------------------------------------------
 
 CONFIGS = [
@@ -283,4 +292,13 @@ OWN_WEIGHTS = [
         load=loaded_own_weights,
     ),
 ]
-MODELS = [*FAMILY, *FAMILY_DROPOUT, *FAMILY_PRIVATE, *ADAPTER, *INVERTIBLE, *INVERTIBLE_ON_SOME_RINGS, *OWN_WEIGHTS]
+MODELS = [
+    *FAMILY,
+    *FAMILY_DROPOUT,
+    *FAMILY_PRIVATE,
+    *CHAT,
+    *ADAPTER,
+    *INVERTIBLE,
+    *INVERTIBLE_ON_SOME_RINGS,
+    *OWN_WEIGHTS,
+]

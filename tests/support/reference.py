@@ -21,6 +21,7 @@ from edge.data.dataset import OwnerDataset
 from edge.data.tokens import Batch
 from ringtune.config.sections import learning_rate
 from ringtune.job.job import Job
+from ringtune.models.family import LANGUAGE_TASKS
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StartPoint, StepKind, Turn, items, turn_sequence
 from tests.support.plain_auxiliary import add_plain_auxiliary, is_auxiliary, others_of
@@ -188,7 +189,7 @@ def targets_of(task: str, batch: Batch) -> tuple[dict[str, torch.Tensor], int]:
     if task == "question-answering":
         start, stop = batch.labels.clone().unbind(-1)
         return {"start_positions": start, "end_positions": stop}, len(batch.labels)
-    if task == "causal-lm":
+    if task in LANGUAGE_TASKS:
         return {"labels": batch.labels}, int((batch.labels[:, 1:] != -100).sum())
     if task == "regression":
         return {"labels": batch.labels}, len(batch.labels)
@@ -308,7 +309,7 @@ def evaluate(model: Any, job: Job, plan: Plan, item: Item, dataset: OwnerDataset
             output = model(**inputs_of(model, rows), **targets)
             loss_sum += float(output.loss) * found
             count += found
-            if job.model.task == "causal-lm":
+            if job.model.task in LANGUAGE_TASKS:
                 correct += int((output.logits[:, :-1].argmax(-1) == rows.labels[:, 1:]).sum())
             elif job.model.task not in ("question-answering", "regression"):
                 correct += int((output.logits.argmax(-1) == rows.labels).sum())

@@ -11,6 +11,7 @@ import numpy as np
 
 from ringtune.models.family import CLASS_TASKS
 from tests.support import tiny
+from tests.support.chat_models import plain_pairs, write_conversations
 from tests.support.tiny_families import IMAGE_SIZE
 
 SUFFIXES = {
@@ -18,6 +19,7 @@ SUFFIXES = {
     "regression": "csv",
     "token-classification": "jsonl",
     "causal-lm": "jsonl",
+    "chat": "jsonl",
     "question-answering": "jsonl",
     "image-classification": "npz",
 }
@@ -36,6 +38,8 @@ def write_task_rows(folder: Path, task: str, name: str, num_rows: int, *, seed: 
         return write_numbered(path, num_rows, seed=seed)
     if task == "token-classification":
         return write_tagged(path, num_rows, seed=seed)
+    if task == "chat":
+        return write_conversations(path, plain_pairs(num_rows, seed=seed))
     if task == "question-answering":
         return write_questions(path, num_rows, seed=seed)
     return tiny.write_rows(path, num_rows, seed=seed)

@@ -21,6 +21,7 @@ from ringtune.job.job import Job, parse_job
 from ringtune.models.adapter_config import invertible_of
 from ringtune.models.adapter_support import may_trim
 from ringtune.models.families import family_named
+from ringtune.models.family import CHAT, LANGUAGE_TASKS
 from ringtune.models.folder import read_config
 from ringtune.run_control.events import Move
 from ringtune.schedule.actions import Action, Op, TensorKey
@@ -34,7 +35,7 @@ from ringtune.schedule.stages import saves_head
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.storage.pieces import Pieces
 from ringtune.techniques.initial_adapter import initial_values
-from tests.support import reference, tiny
+from tests.support import chat_models, reference, tiny
 from tests.support.tiny_data import SUFFIXES, labels_of, write_task_rows
 from tests.support.tiny_families import write_family
 
@@ -72,6 +73,7 @@ class Case:
     trims: bool = True  # where nothing speaks against it
     hift: str = ""  # the lines of [hift]
     offload: str = ""  # the lines of [offload]
+    max_length: int = 16
     initial: bool = False  # begins from ``adapter.from``, the adapter in ``folder / "from.adapter"``
 
     @functools.cached_property
@@ -101,7 +103,7 @@ class Case:
             dropout = {self.dropout}
             batch_size = 8
             microbatches = {self.microbatches}
-            max_length = 16
+            max_length = {self.max_length}
             local_iterations = {self.local_iterations}
             max_steps = {self.num_steps}
             turns = "{self.turns}"
@@ -130,7 +132,7 @@ class Case:
             local_iterations=self.local_iterations,
             batch_size=8,
             microbatches=self.microbatches,
-            max_length=16,
+            max_length=self.max_length,
             hidden_size=32,
             eval_every=self.eval_every,
             checkpoint_every=self.checkpoint_every,
@@ -187,8 +189,10 @@ def write_family_inputs(
     folder: Path, model_type: str, task: str, *, padding_side: str = "right", **config: Any
 ) -> Path:
     """Write a tiny model of a family, with some values of its ``config.json``, and rows of a task."""
-    decoder = task == "causal-lm"
+    decoder = task in LANGUAGE_TASKS
     write_family(folder / "model", model_type, padding_side=padding_side, with_decoder=decoder, **config)
+    if task == CHAT:
+        chat_models.write_tokenizer(folder / "model", chat_models.MISTRAL)
     write_task_rows(folder, task, "train", 21, seed=1)
     write_task_rows(folder, task, "eval", 11, seed=2)
     return folder

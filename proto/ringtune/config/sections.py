@@ -13,6 +13,7 @@ from typing import Annotated, Final
 from ringtune.config.optimizers import MOMENTUM, OPTIMIZERS
 from ringtune.errors import JobError
 from ringtune.models.adapter_config import parse_adapter_config
+from ringtune.models.conversations import TEMPLATES
 from ringtune.models.family import MAX_BLOCKS, TASKS
 from ringtune.schedule.batches import SPLITS, num_batches, split_alpha
 from ringtune.schedule.course import AS_COMPUTED, FROZEN_DTYPES, WIRE_DTYPES
@@ -78,6 +79,10 @@ GivenCount = Annotated[int | None, Bounds(ge=1, le=MAX_STEPS)]
 Rate = Annotated[float, Bounds(ge=0.0, le=1000.0)]
 WaitSeconds = Annotated[float, Bounds(ge=0.1, le=MAX_WAIT_S)]
 DEFAULT_ROUNDS = 5
+ANSWERS = "answers"
+LOSS_ON = (ANSWERS, "all")
+"""Values of ``train.loss_on``."""
+
 ERROR, SKIP = "error", "skip"
 MISSING = (ERROR, SKIP)
 """Values of ``data.missing``."""
@@ -110,9 +115,9 @@ class Data:
     """``[data]``: files and columns of the rows, and how ``--local N`` divides the rows among owners.
 
     Attributes:
-        train: file of rows: csv, tsv, jsonl or xlsx; for images npz or a folder per class; for causal-lm also plain
-            text; for token-classification also conll. Text formats may end in .gz. Empty: every owner names its own
-            file.
+        train: file of rows: csv, tsv, jsonl, json or xlsx; for images npz or a folder per class; for causal-lm also
+            plain text; for token-classification also conll. Text formats may end in .gz. Empty: every owner names its
+            own file.
         eval: file of rows for evaluation, in the same formats. Empty: no evaluation, unless an owner names a file.
         held_out: share of the rows of ``train`` that is used for evaluation and not for training, drawn by the seed;
             ignored by owners with an evaluation file of their own.
@@ -126,6 +131,11 @@ class Data:
         context: column of the text that contains the answer.
         answer: column of the answer: a text, a list of texts, or a table with lists ``text`` and ``answer_start``.
         image: name of the images' array in an npz file.
+        template: chat template of a model that has none, for the task chat; one that is given is taken in place of the
+            model's own. zephyr and alpaca end an answer with the end-of-text token, chatml with ``<|im_end|>``.
+        append_eos: whether rows of causal-lm end with the end-of-text token, so that the model learns where to end;
+            blocks of a plain text and rows that are cut do not. true if not given, and filled in when a run begins; a
+            run that began without this key goes on without these tokens.
         user: column with the name of the row's user, for ``offload.users``. Empty: all rows of a node belong to one
             user, named as the node. Names of users and their numbers of rows leave the node; they are in the plan.
         missing: a row without a value in a column of the task: error = the file is refused; skip = the row is left out
@@ -151,6 +161,8 @@ class Data:
     context: str = "context"
     answer: str = "answer"
     image: str = "image"
+    template: Annotated[str | None, OneOf(tuple(TEMPLATES))] = None
+    append_eos: bool | None = None
     user: str = ""
     missing: Annotated[str, OneOf(MISSING)] = ERROR
     encoding: str = AUTO_ENCODING
@@ -242,6 +254,8 @@ class Train:
         microbatches: parts of a batch that pass the ring separately; with more of them nodes are idle for less time.
         max_length: longest row in tokens; longer texts are cut. Ignored for image-classification, where the model
             decides.
+        loss_on: tokens of a conversation that are learned, for the task chat: answers = all answers of the assistant,
+            each with its end of turn; all = every token. answers if not given.
         local_iterations: steps of an owner's turn.
         turns: order of the owners' turns: equal = one turn for each owner in a round; rows = turns in proportion to the
             owners' rows.
@@ -272,6 +286,7 @@ class Train:
     batch_size: Annotated[int, Bounds(ge=1, le=MAX_ROWS)] = 16
     microbatches: Annotated[int, Bounds(ge=1, le=MAX_ROWS), InWords("1 to train.batch_size, or 'auto'")] = 4
     max_length: Annotated[int, Bounds(ge=MIN_TOKENS, le=MAX_TOKENS)] = 128
+    loss_on: Annotated[str | None, OneOf(LOSS_ON)] = None
     local_iterations: Count = 10
     turns: Annotated[str, OneOf(TURNS)] = EQUAL
     rounds: GivenCount = None

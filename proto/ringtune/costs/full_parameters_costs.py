@@ -36,7 +36,7 @@ from ringtune.costs.activation_costs import projected_blocks, recomputed_blocks
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.memory_terms import Share, Term, passing_bytes
 from ringtune.costs.profile import ModelFacts
-from ringtune.models.family import CAUSAL_LM, LM_HEAD, Family
+from ringtune.models.family import LANGUAGE_TASKS, LM_HEAD, Family
 from ringtune.models.folder import StoredTensor
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
@@ -66,7 +66,7 @@ def with_full_parameters(
         embedding_train_bytes=_bytes(embedding, item_bytes),
         embedding_factor_bytes=factor_numbers(embedding) * item_bytes,
         token_table_bytes=math.prod(table) * item_bytes,
-        is_tied=task == CAUSAL_LM and LM_HEAD not in shapes,
+        is_tied=task in LANGUAGE_TASKS and LM_HEAD not in shapes,
         head_bytes=facts.head_bytes + _bytes(head, item_bytes),
         head_factor_bytes=facts.head_factor_bytes + factor_numbers(head) * item_bytes,
         block_matrix_params=0,

@@ -32,6 +32,7 @@ from ringtune.models.family import (
     CAUSAL_LM,
     CLASSIFICATION,
     IMAGE_CLASSIFICATION,
+    LANGUAGE_TASKS,
     QUESTION_ANSWERING,
     REGRESSION,
     TAGGING,
@@ -40,6 +41,7 @@ from ringtune.models.family import (
     Family,
     Shapes,
     Widths,
+    head_task,
 )
 from ringtune.models.folder import CONFIG_FILE, StoredTensor, base_tensors, check_files, model_dimensions, read_config
 from ringtune.models.kept_inputs import has_other_adapters, kept_inputs, lora_values
@@ -184,7 +186,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
     family, dimensions = FAMILIES[config["model_type"]], model_dimensions(config)
     check_job(job, config, where=str(Path(folder) / CONFIG_FILE))
     check_files(folder, config)
-    tensors = {} if in_part else base_tensors(folder, config, with_decoder=job.model.task == CAUSAL_LM)
+    tensors = {} if in_part else base_tensors(folder, config, with_decoder=job.model.task in LANGUAGE_TASKS)
     item_bytes = DTYPE_BYTES[job.model.dtype]
     adapter_params = adapter_block_params(
         job.adapter.config,
@@ -400,7 +402,7 @@ def _head_sizes(task: str, dimensions: Dimensions, *, plugged: bool) -> _HeadSiz
         TAGGING: _HeadSizes(0, row, 0, hidden, 2, 1),
         QUESTION_ANSWERING: _HeadSizes(2 * row, 0, 2, hidden + 4, 0),
         CAUSAL_LM: _HeadSizes(0, 0, dimensions.vocab, 0, 0),
-    }[task]
+    }[head_task(task)]
 
 
 def _digest(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> str:

@@ -31,6 +31,7 @@ from typing import Any, Final, NamedTuple
 import tomli_w
 
 from ringtune.config.sections import (
+    ANSWERS,
     LENGTHS,
     NEVER,
     Adapter,
@@ -48,7 +49,7 @@ from ringtune.config.sections import (
 from ringtune.errors import ContradictionError, JobError
 from ringtune.models.adapter_config import parse_adapter_config
 from ringtune.models.adapter_support import sum_of_kinds
-from ringtune.models.family import CAUSAL_LM, CLASS_TASKS, NAMED_TASKS, PAIR_TASKS
+from ringtune.models.family import CAUSAL_LM, CHAT, CLASS_TASKS, LANGUAGE_TASKS, NAMED_TASKS, PAIR_TASKS
 from ringtune.models.folder import hub_id
 from ringtune.models.result_files import Result, adapter_result, model_result
 from ringtune.schedule.course import JOINT
@@ -241,10 +242,12 @@ class Job:
         object.__setattr__(self, "velora", checked(self.memory, self.velora, self.adapter))
         for technique in TECHNIQUES:
             technique.check_job(self)
-        if self.train.sample_prompt and self.model.task != CAUSAL_LM:
+        if self.train.sample_prompt and self.model.task not in LANGUAGE_TASKS:
             raise JobError(
-                f"train.sample_prompt is for model.task = {CAUSAL_LM!r}, this job has {self.model.task!r}; remove it"
+                "train.sample_prompt is for a language model (model.task = 'causal-lm' or 'chat'), this job has "
+                f"{self.model.task!r}; remove it"
             )
+        self._check_language_keys()
         if self.data.labels and self.model.task not in NAMED_TASKS:
             raise JobError(f"data.labels has no meaning for model.task = {self.model.task!r}; remove it")
         if self.data.text_pair and self.model.task not in PAIR_TASKS:
@@ -254,6 +257,16 @@ class Job:
                 f"data.split = {self.data.split!r} shares classes out, model.task = {self.model.task!r} has none; "
                 "use 'iid'"
             )
+
+    def _check_language_keys(self) -> None:
+        """Fill in ``train.loss_on`` for the task chat; refuse it and its like for tasks where it has no meaning."""
+        if self.model.task == CHAT and self.train.loss_on is None:
+            object.__setattr__(self, "train", dataclasses.replace(self.train, loss_on=ANSWERS))
+        given = {"train.loss_on": self.train.loss_on, "data.template": self.data.template}
+        for task, keys in ((CHAT, given), (CAUSAL_LM, {"data.append_eos": self.data.append_eos})):
+            for name, value in keys.items():
+                if value is not None and self.model.task != task:
+                    raise JobError(f"{name} is for model.task = {task!r}, this job has {self.model.task!r}; remove it")
 
     def _check_method_sections(self) -> None:
         """Fill in the section of the job's method, and refuse that of another method."""

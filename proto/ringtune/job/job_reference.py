@@ -20,6 +20,7 @@ import tomli_w
 from ringtune.job.job import Job, section_class
 from ringtune.models.family import (
     CAUSAL_LM,
+    CHAT,
     CLASSIFICATION,
     IMAGE_CLASSIFICATION,
     QUESTION_ANSWERING,
@@ -119,6 +120,7 @@ _COLUMNS = {
     REGRESSION: ("data.text", "data.label"),
     TAGGING: ("data.words", "data.tags"),
     CAUSAL_LM: ("data.text",),
+    CHAT: (),
     IMAGE_CLASSIFICATION: ("data.image", "data.label"),
 }
 _COMMON = (

@@ -17,7 +17,7 @@ import importlib
 import warnings
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +25,17 @@ from typing import Any, Final, NamedTuple
 
 from ringtune.config.sections import SKIP, Data
 from ringtune.errors import DataError, PlanError
+from ringtune.models.conversations import (
+    PREFERENCES,
+    PREFERENCES_REMEDY,
+    PlainPair,
+    conversation_of,
+    form_of,
+    has_preferences,
+)
 from ringtune.models.family import (
     CAUSAL_LM,
+    CHAT,
     CLASSIFICATION,
     IMAGE_CLASSIFICATION,
     QUESTION_ANSWERING,
@@ -218,32 +227,9 @@ PLAIN_TEXT: Final = ".txt"
 NO_ANSWER: Final = "questions without an answer"
 NOT_IN_CONTEXT: Final = "questions whose answer is not in their context"
 
-_CONVERSATIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    "a conversation (messages)": ("messages",),
-    "a conversation (ShareGPT)": ("conversations",),
-    "an instruction and its output (Alpaca)": ("instruction", "output"),
-    "an instruction and its response": ("instruction", "response"),
-    "a prompt and its completion": ("prompt", "completion"),
-    "a prompt and its response": ("prompt", "response"),
-    "a prompt with a chosen and a rejected answer": ("prompt", "chosen", "rejected"),
-}
-"""Formats of chat and instruction data -> their columns."""
-
-
-def conversation_format(columns: Collection[str]) -> str:
-    """Name the format of chat data with these columns; empty for other tables.
-
-    Example: ``instruction``, ``input`` and ``output`` give "an instruction and its output (Alpaca)".
-    """
-    names = {name.strip().lower() for name in columns}
-    return next((words for words, needed in _CONVERSATIONS.items() if names.issuperset(needed)), "")
-
-
-CONVERSATION_REMEDY: Final = (
-    "training on conversations, with the loss on the answers alone, is not built; write each row as one text in the "
-    "model's own chat form into a column 'text' for causal-lm, or name the columns of another task with --task and "
-    "--column"
-)
+_HALVES: Final = ("prompt", "completion", "instruction", "input", "output", "response")
+_PLAIN: Final = ", which are learned as they are, without a chat template"
+CONVERSATION_REMEDY: Final = f"set model.task = {CHAT!r} (in init --task {CHAT}), which learns the answers"
 
 
 class Question(NamedTuple):
@@ -269,7 +255,7 @@ class Row(NamedTuple):
 
     Attributes:
         record: line number and columns in the file.
-        value: a text, a pair of texts, words, or a ``Question``.
+        value: a text, a pair of texts, words, a ``Question``, a ``Conversation`` or a ``PlainPair``.
         target: class name, number or tags of the words; None where the value contains the target.
         user: empty without ``data.user``.
     """
@@ -389,8 +375,9 @@ def task_rows(path: Path, task: str, data: Data, account: RowAccount, *, with_ta
     Raises:
         DataError: the whole file can't be used.
     """
-    if task == TAGGING:
-        yield from _tagged(path, data, account, with_targets=with_targets)
+    if task in (TAGGING, CHAT):
+        read = _tagged if task == TAGGING else _conversations
+        yield from read(path, data, account, with_targets=with_targets)
         return
     columns = input_columns(task, data) | (target_columns(task, data) if with_targets else {})
     records = table_rows(path, columns, account, encoding=data.encoding, may_be_empty=("data.answer",))
@@ -410,7 +397,9 @@ def task_rows(path: Path, task: str, data: Data, account: RowAccount, *, with_ta
 
 
 def input_columns(task: str, data: Data) -> dict[str, str]:
-    """Return job key -> column of each input: texts, words, or question and context."""
+    """Return job key -> column of each input: texts, words, or question and context; none of a conversation."""
+    if task == CHAT:
+        return {}
     if task == QUESTION_ANSWERING:
         return {"data.question": data.question, "data.context": data.context}
     if task == TAGGING:
@@ -440,14 +429,35 @@ def _value_and_target(record: Record, task: str, data: Data, *, with_targets: bo
 
 
 def _refuse_half_a_conversation(path: Path, record: Record, data: Data) -> None:
-    """Refuse a table of chat data if ``data.text`` is only one side of the conversation."""
-    form = conversation_format(record[1])
-    halves = {name for names in _CONVERSATIONS.values() for name in names} | {"input"}
-    if form and data.text.strip().lower() in halves:
+    """Refuse a table of conversations if ``data.text`` is only one side of them."""
+    form = form_of(record[1])
+    if (form or has_preferences(record[1])) and data.text in (*_HALVES, *PREFERENCES):
+        remedy = CONVERSATION_REMEDY if form and not has_preferences(record[1]) else PREFERENCES_REMEDY
         raise DataError(
-            f"{path} has {form}, and data.text = {data.text!r} is a part of it: the model would learn that part alone; "
-            f"{CONVERSATION_REMEDY}"
+            f"{path} has {form or 'preferences'}, and data.text = {data.text!r} is a part of it: the model would learn "
+            f"that part alone; {remedy}"
         )
+
+
+def _conversations(path: Path, data: Data, account: RowAccount, *, with_targets: bool) -> Iterator[Row]:
+    """Yield the conversations of a table; all rows have to be of the form of the first one that can be used."""
+    form, first = "", 0
+    for record in table_rows(path, user_column(data) if with_targets else {}, account, encoding=data.encoding):
+        if has_preferences(record[1]):
+            raise DataError(f"{path}, line {record[0]}: {PREFERENCES_REMEDY}")
+        try:
+            value, own = conversation_of(record, with_answer=with_targets)
+            if form and own != form:
+                what = f"it has {own}, and line {first} has {form}"
+                raise RowError(Problem(what, "put rows of one form into a file"))
+            user = user_of(record, data.user) if with_targets and data.user else ""
+        except RowError as error:
+            account.bad(record[0], error.problem)
+        else:
+            if not form:
+                form, first = own, record[0]
+                account.notes.append(f"{path} has {form}{_PLAIN if isinstance(value, PlainPair) else ''}")
+            yield Row(record, value, None, user)
 
 
 def _tagged(path: Path, data: Data, account: RowAccount, *, with_targets: bool) -> Iterator[Row]:

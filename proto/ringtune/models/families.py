@@ -25,6 +25,7 @@ from ringtune.models.family import (
     Dimensions,
     Family,
     Shapes,
+    head_task,
     indivisible,
     layer_norm,
     linear,
@@ -296,8 +297,8 @@ def family_named(model_type: object, *, where: str = "config.json") -> Family:
 
 def check_task(family: Family, task: str, *, where: str = "config.json") -> None:
     """Refuse a task for which the family has no head; raises ``ModelError``."""
-    if task not in family.tasks:
-        others = ", ".join(name for name, other in FAMILIES.items() if task in other.tasks)
+    if head_task(task) not in family.tasks:
+        others = ", ".join(name for name, other in FAMILIES.items() if head_task(task) in other.tasks)
         raise ModelError(
             f"{where}: model_type {family.model_type!r} has no head for model.task = {task!r}; supported for it: "
             f"{', '.join(family.tasks)}; models for that task: {others}"

@@ -16,17 +16,20 @@ Shapes = dict[str, tuple[int, ...]]
 CLASSIFICATION = "sequence-classification"
 QUESTION_ANSWERING = "question-answering"
 CAUSAL_LM = "causal-lm"
+CHAT = "chat"
 IMAGE_CLASSIFICATION = "image-classification"
 TAGGING = "token-classification"
 REGRESSION = "regression"
-TASKS = (CLASSIFICATION, REGRESSION, TAGGING, QUESTION_ANSWERING, CAUSAL_LM, IMAGE_CLASSIFICATION)
+TASKS = (CLASSIFICATION, REGRESSION, TAGGING, QUESTION_ANSWERING, CAUSAL_LM, CHAT, IMAGE_CLASSIFICATION)
 CLASS_TASKS = (CLASSIFICATION, IMAGE_CLASSIFICATION)
 """Tasks with one class per row."""
 PAIR_TASKS = (CLASSIFICATION, REGRESSION)
 """Tasks with rows that may have two texts."""
 NAMED_TASKS = (*CLASS_TASKS, TAGGING)
 """Tasks with named targets: classes of rows, tags of words."""
-FROZEN_HEAD_TASKS = (CAUSAL_LM,)
+LANGUAGE_TASKS = (CAUSAL_LM, CHAT)
+"""Tasks of a language model: with all tokens of a text as targets, or those of the answers of a conversation."""
+FROZEN_HEAD_TASKS = LANGUAGE_TASKS
 """Tasks with the pretrained model's head, which never trains."""
 
 MAX_BLOCKS = 4096
@@ -60,6 +63,11 @@ Source: ``PretrainedConfig`` and the configurations of the families in transform
 """
 
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh")
+
+
+def head_task(task: str) -> str:
+    """Return the task by whose name families and heads know a task's head: chat has that of ``causal-lm``."""
+    return CAUSAL_LM if task == CHAT else task
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -40,6 +40,7 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 TOKENIZER_FILES = (
     "added_tokens.json",
+    "chat_template.jinja",
     "merges.txt",
     "preprocessor_config.json",
     "sentencepiece.bpe.model",

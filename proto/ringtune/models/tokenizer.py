@@ -35,7 +35,8 @@ _NO_NUMBER: Final = """
     unsloth_fixed unsloth_version use_default_system_prompt use_fast verbose
 """
 NO_NUMBER: Final = frozenset(_NO_NUMBER.split())
-"""Keys that change no token: rows are cut at ``train.max_length`` and padded on the right, and texts have no template.
+"""Keys that change no token: rows are cut at ``train.max_length`` and padded on the right, and only the task chat has a
+template.
 
 Other keys that end in ``_token`` are accepted too: their tokens are in the vocabulary.
 """

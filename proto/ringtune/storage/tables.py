@@ -1,6 +1,7 @@
-"""Files of rows: tables (.csv, .tsv, .xlsx, .jsonl), words with tags (CoNLL), and accounts of unusable rows.
+"""Files of rows: tables (.csv, .tsv, .xlsx, .jsonl, .json), words with tags (CoNLL), and accounts of unusable rows.
 
-Tables are rows under a header, or a JSON object a line; text files may be compressed as .gz. The separator of a csv
+Tables are rows under a header, a JSON object a line, or a JSON list of objects, which is read whole; text files may be
+compressed as .gz. The separator of a csv
 file is that of a line ``sep=;``, else the one that gives all first lines the same number of cells. A CoNLL file has a
 word a line, in columns separated by tabs or blanks: the first is the word, the last its tag. A blank line ends a text,
 and lines with ``-DOCSTART-`` as word are left out.
@@ -151,7 +152,7 @@ class RowAccount:
         return {problem: lines for problem, lines in self._bad.items() if problem.is_missing is is_missing}
 
 
-TABLE_SUFFIXES: Final = (".csv", ".tsv", ".jsonl", ".xlsx")
+TABLE_SUFFIXES: Final = (".csv", ".tsv", ".jsonl", ".json", ".xlsx")
 
 MAX_CELL_CHARACTERS: Final = 1 << 24
 """Most characters of a cell; a longer one comes from unmatched quotes."""
@@ -164,6 +165,7 @@ Record = tuple[int, Mapping[str, object]]
 _SEPARATORS: Final = {",": "commas", ";": "semicolons (;)", "\t": "tabs", "|": "bars (|)"}
 _DECIMAL_COMMA: Final = re.compile(r"[+-]?\d+,\d+")
 _SAMPLE_CHARACTERS: Final = 1 << 16
+_SIGN: Final = re.compile(r"[^ \t\r\n]")
 
 
 def table_rows(
@@ -297,6 +299,7 @@ def _read_text(path: Path, columns: Mapping[str, str], account: RowAccount, enco
         ".csv": _read_csv,
         ".tsv": _read_csv,
         ".jsonl": _read_jsonl,
+        ".json": _read_json,
     }
     if suffix not in readers:
         raise DataError(f"{path} has the suffix {suffix!r}; rows are read from {', '.join(TABLE_SUFFIXES)} or .gz")
@@ -400,7 +403,7 @@ def _check_header(account: RowAccount, header: Sequence[str], line: int) -> None
     account.columns = tuple(header)
 
 
-# ---- jsonl ------------------------------------------------------------------------------------------
+# ---- jsonl and json ------------------------------------------------------------------------------------------
 
 
 def _read_jsonl(file: TextIO, columns: Mapping[str, str], account: RowAccount) -> Iterator[Record]:
@@ -425,6 +428,60 @@ def _read_jsonl(file: TextIO, columns: Mapping[str, str], account: RowAccount) -
         yield number, found
     if account.rows:
         require_columns(account, columns, account.columns)
+
+
+def _read_json(file: TextIO, columns: Mapping[str, str], account: RowAccount) -> Iterator[Record]:
+    """Read a list of objects; a row has the line in which it begins."""
+    text = file.read()
+    twice: list[RowError] = []
+
+    def table_of(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        try:
+            return _without_duplicates(pairs)
+        except RowError as error:
+            twice.append(error)
+            return dict(pairs)
+
+    decode = json.JSONDecoder(object_pairs_hook=table_of).raw_decode
+    at, line, known = _next_sign(text, 0), 1, dict[str, None]()
+    if text[at : at + 1] != "[":
+        raise DataError(f"{account.path} is no list; write [{{...}}, {{...}}], or an object a line in a .jsonl file")
+    line += text.count("\n", 0, at)
+    while True:
+        begin = _next_sign(text, at + 1)
+        line += text.count("\n", at, begin)
+        if text[at] == "[" and text[begin : begin + 1] == "]":
+            break
+        try:
+            found, end = decode(text, begin)
+        except (ValueError, RecursionError) as error:
+            what = f"it is not JSON: {getattr(error, 'msg', 'a number or nesting is too long')}"
+            account.bad(line, Problem(what, "correct it; what follows is not read"))
+            break
+        if twice:
+            account.bad(line, twice[0].problem)
+            twice.clear()
+        elif not isinstance(found, dict):
+            account.bad(line, Problem("it is not a JSON object", "write a list of objects"))
+        else:
+            known.update(dict.fromkeys(found))
+            account.rows += 1
+            account.columns = tuple(known)
+            yield line, found
+        at = _next_sign(text, end)
+        line += text.count("\n", begin, at)
+        if text[at : at + 1] != ",":
+            if text[at : at + 1] != "]" or _next_sign(text, at + 1) < len(text):
+                account.bad(line, Problem("it is not JSON: a comma or the end of the list is missing"))
+            break
+    if account.rows:
+        require_columns(account, columns, account.columns)
+
+
+def _next_sign(text: str, start: int) -> int:
+    """Return the place of the next character that is no blank; the length of the text where there is none."""
+    found = _SIGN.search(text, start)
+    return found.start() if found else len(text)
 
 
 def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:

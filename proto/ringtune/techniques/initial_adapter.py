@@ -49,9 +49,9 @@ from ringtune.models.adapter_config import (
 from ringtune.models.auxiliary_models import AuxiliaryConfig, described
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import (
-    CAUSAL_LM,
     CLASSIFICATION,
     IMAGE_CLASSIFICATION,
+    LANGUAGE_TASKS,
     NAMED_TASKS,
     QUESTION_ANSWERING,
     REGRESSION,
@@ -196,7 +196,7 @@ def head_problem(metadata: Mapping[str, str], task: str, labels: Sequence[str]) 
 
 def head_note(metadata: Mapping[str, str], task: str, labels: Sequence[str]) -> str:
     """Say whether the head of a run begins with the values of a file with this metadata; empty without a new head."""
-    if task == CAUSAL_LM:
+    if task in LANGUAGE_TASKS:
         return ""
     problem = head_problem(metadata, task, labels)
     return f"adapter.from: {problem}; a new head trains" if problem else "adapter.from: the head begins from there too"

@@ -133,7 +133,7 @@ def test_best_result_counts_as_a_change_of_the_result() -> None:
 
 def test_prompt_of_a_sample_is_for_language_models_and_changes_no_result() -> None:
     """It is the user's own text, and not too long; runs that differ in it may go on with each other."""
-    with pytest.raises(JobError, match=r"sample_prompt is for model\.task = 'causal-lm', this job has 'sequence-"):
+    with pytest.raises(JobError, match=r"sample_prompt is for a language model .*, this job has 'sequence-"):
         JOB.with_overrides({"train.sample_prompt": "Once"})
     for bad in ("x" * 2001, "  "):
         with pytest.raises(JobError, match=r"sample_prompt has [0-9,]+ characters, .* text of at most 2,000"):
@@ -142,6 +142,23 @@ def test_prompt_of_a_sample_is_for_language_models_and_changes_no_result() -> No
     other = language.with_overrides({"train.sample_prompt": "Once"})
     assert job_digest(other) == job_digest(language)
     assert changed_keys(language, other) == ()
+
+
+def test_keys_of_language_models_are_for_one_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere they are refused by name; chat has the loss on answers, and jobs of before have the bytes of before."""
+    chat = JOB.with_overrides({"model.task": "chat"})
+    assert (chat.train.loss_on, chat.data.template) == ("answers", None)
+    assert parse_job(chat.to_toml(), source="job") == chat
+    for key, value, task in (
+        ("train.loss_on", "all", "causal-lm"),
+        ("data.template", "chatml", "causal-lm"),
+        ("data.append_eos", False, "chat"),
+    ):
+        with pytest.raises(JobError, match=rf"{key} is for model\.task = .*, this job has '{task}'; remove it"):
+            JOB.with_overrides({"model.task": task, key: value})
+        assert key.partition(".")[2] not in JOB.to_toml()
+    with pytest.raises(JobError, match=r"data\.template .*chatml"):
+        chat.with_overrides({"data.template": "chatlm"})
 
 
 def test_look_alikes_differ_in_spaces_and_capitals_only() -> None:

@@ -54,6 +54,38 @@ def test_table_is_the_same_in_every_form(tmp_path: Path, separator: str, encodin
                 assert ("between its columns" in told) is (separator != ("\t" if suffix == ".tsv" else ","))
 
 
+def test_table_of_a_list_is_that_of_its_lines(tmp_path: Path) -> None:
+    """Whatever its line ends; a row has the line in which it begins, and what is wrong in one leaves the others."""
+    rows = [{"text": text, "label": label} for text, label in ROWS]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    wanted = [row for _, row in read(tmp_path / "rows.jsonl")[0]]
+    for suffix, indent, encoding in ((".json", 1, "utf-8-sig"), (".json", None, "utf-16"), (".json.gz", 2, "utf-8")):
+        content = f"\n{json.dumps(rows, indent=indent)}\r\n".encode(encoding)
+        path = tmp_path / f"rows{suffix}"
+        path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
+        found, account = read(path)
+        assert [row for _, row in found] == wanted and not account.problems()
+        assert [line for line, _ in found] == ([2] * 6 if indent is None else [*range(3, 27, 4)])
+    path = tmp_path / "bad.json"
+    for text, message in (
+        ('{"text": "x"}', "is no list; write .* or an object a line in a .jsonl file"),
+        (
+            '[{"text": "x"},\n7,\n{"text": "y", "text": "z"}]',
+            "2 rows .*JSON object in line 2; .*'text' twice in line 3",
+        ),
+        ('[{"text": "x"}\n{"text": "y"}]', "line 2: .*a comma or the end of the list is missing"),
+        ('[{"text": "x"}]\n[]', "line 1: .*a comma or the end of the list is missing"),
+        ('[{"text": "x"},\n', "line 2: it is not JSON: Expecting value; correct it; what follows is not read"),
+        ('[{"text": "x"},]', "line 1: it is not JSON: "),
+        ('[{"label": "x"}]', "has no column 'text'"),
+    ):
+        path.write_text(text)
+        with pytest.raises(DataError, match=message):
+            list(table_rows(path, COLUMNS))
+    path.write_text(" [ ] ")
+    assert read(path)[0] == []
+
+
 def test_table_of_a_spreadsheet_is_that_of_its_csv(tmp_path: Path) -> None:
     """Empty rows and cells, numbers and dates are as in a csv file; other sheets are told."""
     openpyxl = pytest.importorskip("openpyxl")

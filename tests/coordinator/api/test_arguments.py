@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import subprocess
 import sys
@@ -15,12 +16,13 @@ import pytest
 
 import ringtune
 from coordinator.api import train
-from coordinator.api.arguments import python_words, read_job, typed
+from coordinator.api.arguments import job_here, python_words, read_job, typed
 from coordinator.client.run_folder import RunFolder
 from coordinator.client.saved_run import RunLocation
 from coordinator.screen.progress import Progress
 from ringtune.errors import DataError, JobError, UsageError
 from ringtune.job.job import load_job
+from ringtune.run_control.continuation import job_digest
 from tests.support.model_folder import write_model
 
 
@@ -50,6 +52,23 @@ def test_job_is_read_from_a_file_a_mapping_and_keywords(here: Path) -> None:
         made = read_job(job, {"train__max_steps": 7, "data__train": "rows.csv"})
         assert (made.train.max_steps, made.train.rounds) == (7, None)
         assert made.data.train == str(here / "rows.csv")
+
+
+def test_rows_of_a_run_end_as_they_did_when_it_began(here: Path) -> None:
+    """A new run of causal-lm ends its rows; one of before the key goes on without, and one that said no with no."""
+    (here / "tiny").mkdir()
+    job = {"model": {"path": "tiny", "task": "causal-lm"}}
+    new = job_here(job, {})
+    assert new.data.append_eos is True
+    assert job_here({"model": {"path": "tiny"}}, {}).data.append_eos is None
+    assert job_here(job, {"data.append_eos": False}).data.append_eos is False
+    (here / "run").mkdir()
+    assert job_here(job, {}, here / "run") == new
+    for ends in (None, False, True):
+        began = dataclasses.replace(new, data=dataclasses.replace(new.data, append_eos=ends))
+        (here / "run/job.toml").write_text(began.to_toml())
+        assert ("append_eos" in began.to_toml()) is (ends is not None)
+        assert job_digest(job_here(job, {}, here / "run")) == job_digest(began)
 
 
 def test_job_is_checked_once_its_values_are_replaced(here: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -252,26 +253,46 @@ def test_begin_reads_weights_of_the_model_that_it_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "form"),
+    ("row", "form", "unused"),
     [
-        ({"prompt": "q", "completion": "a"}, "a prompt and its completion"),
-        ({"instruction": "a", "input": "b", "output": "c"}, r"an instruction and its output \(Alpaca\)"),
-        ({"messages": [{"role": "user", "content": "x"}]}, r"a conversation \(messages\)"),
-        ({"conversations": [{"from": "human", "value": "x"}], "id": 1}, r"a conversation \(ShareGPT\)"),
+        ({"prompt": "q", "completion": "a"}, "prompts and completions as texts, which are learned as they are", ""),
+        ({"instruction": "a", "input": "b", "output": "c", "n": 1}, "instructions and outputs (Alpaca)", "'n'"),
+        ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}, "(messages)", ""),
+        ({"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]}, "(ShareGPT)", ""),
     ],
 )
-def test_begin_refuses_conversations_by_name(tmp_path: Path, row: dict[str, object], form: str) -> None:
-    """Whatever repeats in them, and also where the task is said: half of a row is never learned."""
-    write_lines(tmp_path / "train.jsonl", [row] * 20 + [{**row, "more": 1}])
+def test_begin_finds_conversations_and_says_their_form(
+    tmp_path: Path, row: dict[str, object], form: str, unused: str
+) -> None:
+    """They are for chat alone; half of a row is learned only by the name of its column, and then refused."""
+    write_lines(tmp_path / "train.jsonl", [row] * 30)
     write_gpt2(tmp_path / "gpt")
-    for task in ("", "causal-lm", "sequence-classification"):
-        wishes = WizardOptions(folder=tmp_path, model=str(tmp_path / "gpt"), task=task)
-        with pytest.raises(DataError, match=f"has {form}, in the columns .* is not built; write each row as one text"):
-            begin(wishes, DefaultAnswers())
+    wishes = WizardOptions(folder=tmp_path, model=str(tmp_path / "gpt"))
+    found = begin(wishes, DefaultAnswers())
+    told = "\n".join(found.saw)
+    assert found.task == "chat" and f"has {form}" in told.replace("conversations ", "") and not found.problems
+    assert (f"Columns not used: {unused}." in told) is bool(unused)
+    job = job_of(found)
+    assert (job.data.template, job.train.loss_on) == ("zephyr", "answers")
+    assert found.chosen["data.template"].reason == "the model has no chat template of its own"
+    (tmp_path / "gpt" / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
+    assert job_of(begin(wishes, DefaultAnswers())).data.template is None
+    for task in ("causal-lm", "sequence-classification"):
+        with pytest.raises(DataError, match=r"has .*, in the columns .*; set model\.task = 'chat'"):
+            begin(dataclasses.replace(wishes, task=task), DefaultAnswers())
     half = {"text": next(iter(row))}
-    wishes = WizardOptions(folder=tmp_path, model=str(tmp_path / "gpt"), task="causal-lm", columns=half)
     if isinstance(row[half["text"]], str):
-        with pytest.raises(DataError, match=f"has {form}, and data.text = .* is a part of it"):
+        with pytest.raises(DataError, match=r"and data.text = .* is a part of it.*set model\.task = 'chat'"):
+            begin(dataclasses.replace(wishes, task="causal-lm", columns=half), DefaultAnswers())
+
+
+def test_begin_refuses_preferences_with_the_remedy(tmp_path: Path) -> None:
+    """Whatever task and columns are said."""
+    write_lines(tmp_path / "train.jsonl", [{"prompt": "q", "chosen": "a", "rejected": "b"}] * 20)
+    write_gpt2(tmp_path / "gpt")
+    for task, columns in (("", None), ("chat", None), ("causal-lm", {"text": "prompt"})):
+        wishes = WizardOptions(folder=tmp_path, model=str(tmp_path / "gpt"), task=task, columns=columns)
+        with pytest.raises(DataError, match=r"has preferences .*DPO\) is not built; .* 'prompt' and 'completion'"):
             begin(wishes, DefaultAnswers())
 
 

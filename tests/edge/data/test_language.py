@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from edge.data.texts import Language, LanguageExamples
 from edge.data.tokens import IGNORED
 from edge.runtime.executor import NodeExecutor
 from ringtune.errors import DataError, ModelError
+from ringtune.job.job import parse_job
+from tests.support import chat_models, tiny
 from tests.support import hand_ring as ring
-from tests.support import tiny
 from tests.support.tiny_families import write_family
 
 LENGTH = 16
@@ -82,6 +84,31 @@ def test_language_leaves_a_block_without_target_out(model_folder: Path, tmp_path
         read(model_folder, path)
     with pytest.raises(DataError, match="is not there"):
         read(model_folder, tmp_path / "no.txt")
+
+
+def test_language_rows_end_with_the_token_of_the_end(tmp_path: Path) -> None:
+    """It is a target, once, also where it pads; a row that is cut has none, and jobs of before have none."""
+    folder = chat_models.write_tokenizer(tmp_path / "m", pad="</s>", bos=True)
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("yes", "no no", "abcdefghi", "no</s>")))
+    batches = {}
+    for append in (True, False, None):
+        data = "" if append is None else f"[data]\nappend_eos = {str(append).lower()}\n"
+        text = f'[model]\npath = "{folder}"\ntask = "causal-lm"\n{data}[train]\nmax_length = 10\n'
+        source = Language(parse_job(text, source="test"), folder)
+        rows = source.read(path)
+        assert bool(rows.notes) is (append is True)
+        examples = source.examples(rows.rows, ())
+        batches[append] = examples.batch(range(4), {})
+        assert examples.cut_rows == (append is True)  # nine letters and the begin token leave no room
+    with_end, without = batches[True], batches[None]
+    assert torch.equal(without.ids, batches[False].ids)
+    assert with_end.mask.sum(-1).tolist() == [3, 7, 10, 4]
+    assert without.mask.sum(-1).tolist() == [2, 6, 10, 4]
+    assert (with_end.labels == 2).sum(-1).tolist() == [1, 1, 0, 1]
+    (tmp_path / "text.txt").write_text("yes no")
+    source = Language(parse_job(text, source="test").with_overrides({"data.append_eos": True}), folder)
+    assert 2 not in source.examples(source.read(tmp_path / "text.txt").rows, ()).batch([0], {}).ids
 
 
 def _owner(folder: Path, tmp_path: Path, **overrides: object) -> NodeExecutor:

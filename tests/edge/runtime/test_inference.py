@@ -14,6 +14,7 @@ from edge.data.tokens import load_tokenizer
 from edge.runtime.inference import Sampling, WholeModel, ends_of_text, generate_tokens, main, unused_settings
 from ringtune.errors import ModelError
 from ringtune.job.job import load_job
+from tests.support import chat_models
 from tests.support.tiny_families import write_family
 
 JOB = """
@@ -91,6 +92,33 @@ def test_predicting_goes_on_as_the_library_does(
         added = tokenizer.decode(wanted[0, ids.shape[1] :], skip_special_tokens=True)
         assert line["predicted"]["predicted"].split() == added.split()
         assert line["predicted"]["tokens"] <= 6
+
+
+def test_answers_end_with_the_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A conversation goes on behind its prompt in the template, up to the text that ends a turn: one token, or two."""
+    folder = write_family(tmp_path / "base", "llama", num_blocks=2, with_decoder=True)
+    chat_models.write_tokenizer(folder, chat_models.MISTRAL)
+    (tmp_path / "job.toml").write_text(JOB.format(model=folder).replace("causal-lm", "chat"), encoding="utf-8")
+    rows = [{"messages": row[:2]} for row in chat_models.conversations(12)]
+    chat_models.write_conversations(tmp_path / "rows.jsonl", rows)
+    words = [str(tmp_path / "job.toml"), str(folder), str(tmp_path / "rows.jsonl"), "--max-new-tokens", "6"]
+
+    def answered() -> list[str]:
+        assert main(words) == 0
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [line["row"] for line in lines] == rows
+        return [line["predicted"]["predicted"] for line in lines]
+
+    tokenizer, whole = load_tokenizer(folder), WholeModel(load_job(tmp_path / "job.toml"), folder, ())
+    prompts = [tokenizer.apply_chat_template(row["messages"][:-1]) for row in rows]
+    greedy = Sampling(max_new_tokens=6)
+    added = [generate_tokens(ids, whole.next_logits, greedy, ends=(3,), longest=64) for ids in prompts]
+    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in added]
+    assert answered() == texts and any(len(text) > 3 for text in texts)
+    longest = max(texts, key=len)
+    for end in (longest[2], longest[2:4]):
+        chat_models.write_tokenizer(folder, chat_models.MISTRAL.replace("eos_token", repr(end)))
+        assert answered() == [text.partition(end)[0] for text in texts]
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "gemma2"])

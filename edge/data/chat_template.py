@@ -1,0 +1,295 @@
+r"""Chat templates, rendered by jinja2 in a process of their own with limits of time and memory.
+
+A template is a program that came with a model. As in transformers it runs in jinja's immutable sandbox, which reaches
+no file and no attribute of Python; but nothing there ends ``{% for %}`` in ``{% for %}``, or a string that doubles.
+So each bunch of conversations is rendered by ``python -m edge.data.chat_template``, which has ``LIMIT_S`` seconds and
+``_MEMORY_BYTES``; what is slower or larger is refused.
+
+The answers of a conversation are found by what they add. With U, A the messages of user and assistant:
+
+    render(U A U A)                    <|im_start|>user ... <|im_start|>assistant\nyes<|im_end|>\n<|im_start|>user ...
+    render(U) + generation prompt      <|im_start|>user ... <|im_start|>assistant\n
+    render(U A)                        <|im_start|>user ... <|im_start|>assistant\nyes<|im_end|>\n
+    answer                                                                        [yes<|im_end|>\n)
+
+Where a template shows a turn otherwise once others follow, as Qwen3 drops the thoughts of former turns, ``render(U A)``
+is no beginning of the whole: such an answer becomes an example of its own, of what the model sees when it gives it. A
+template with ``{% generation %}`` says itself what the model writes.
+
+``strftime_now`` gives one fixed date: the tokens of a row are the same on each day, also after a resume.
+
+Source: transformers 4.57, ``utils/chat_template_utils.py``; trl 0.24, ``SFTTrainer`` (prompt-completion rows).
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from ringtune.errors import ModelError
+from ringtune.models.conversations import ASSISTANT, Conversation
+
+LIMIT_S: Final = 60.0
+_MEMORY_BYTES: Final = 512 << 20
+_MAX_CHARACTERS: Final = 1 << 24
+_ROWS_AT_ONCE: Final = 256
+_CHARACTERS_AT_ONCE: Final = 1 << 22
+_REASON_LENGTH: Final = 300
+_TODAY: Final = datetime(2024, 7, 26)
+
+Span = tuple[int, int]
+
+
+class Rendered(NamedTuple):
+    """A rendered conversation, or one of its answers with what precedes it.
+
+    Attributes:
+        text: with special tokens written out.
+        answers: half-open ranges of characters that the model is to write, ends of turns included.
+    """
+
+    text: str
+    answers: tuple[Span, ...] = ()
+
+
+class TemplateError(Exception):
+    """A conversation that the template can't render; ``row`` is its index."""
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(reason)
+        self.row = row
+
+
+class ChatTemplate:
+    """A template with its variables.
+
+    Args:
+        text: in jinja's language.
+        variables: names of special tokens -> their texts.
+        limit_s: seconds for one bunch of conversations.
+    """
+
+    def __init__(self, text: str, variables: Mapping[str, str], *, limit_s: float = LIMIT_S) -> None:
+        self._head = {"template": text, "variables": dict(variables), "limit_s": limit_s}
+        self._limit_s = limit_s
+
+    def answers(self, conversations: Sequence[Conversation]) -> list[list[Rendered]]:
+        """Render each conversation with its answers marked: one text, and one for each answer that needs its own.
+
+        Raises:
+            TemplateError: the template refuses a conversation, or rewrites messages.
+            ModelError: the template is none, or takes too long or too much memory.
+        """
+        return self._rendered(conversations, "answers")
+
+    def prompts(self, conversations: Sequence[Conversation]) -> list[str]:
+        """Render each conversation with the beginning of an answer to it; raises as ``answers``."""
+        return [found[0].text for found in self._rendered(conversations, "prompt")]
+
+    def whole(self, conversations: Sequence[Conversation]) -> list[list[Rendered]]:
+        """Render each conversation, all of it marked; raises as ``answers``."""
+        return self._rendered(conversations, "all")
+
+    def _rendered(self, conversations: Sequence[Conversation], kind: str) -> list[list[Rendered]]:
+        found: list[list[Rendered]] = []
+        for bunch in _bunches(conversations):
+            first = len(found)
+            for line in self._ask(bunch, kind):
+                if "error" in line:
+                    raise TemplateError(first + line["row"], line["error"])
+                found.append([Rendered(text, tuple(map(tuple, spans))) for text, spans in line["found"]])
+            if len(found) != first + len(bunch):
+                raise ModelError(f"the chat template was stopped: {self._limits}; set data.template")
+        return found
+
+    def _ask(self, bunch: Sequence[Conversation], kind: str) -> list[dict[str, Any]]:
+        lines = [json.dumps({**self._head, "kind": kind}), *(json.dumps(one._asdict()) for one in bunch)]
+        command = [sys.executable, "-P", "-m", "edge.data.chat_template"]
+        try:
+            done = subprocess.run(  # noqa: S603 - our own module
+                command, input="\n".join(lines).encode(), capture_output=True, timeout=self._limit_s, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise ModelError(f"the chat template was stopped: {self._limits}; set data.template") from None
+        answers: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+        if answers and "refused" in answers[0]:
+            raise ModelError(f"the chat template can't be used ({answers[0]['refused']}); set data.template")
+        return answers
+
+    @property
+    def _limits(self) -> str:
+        return (
+            f"it may take {self._limit_s:g} s, {_MEMORY_BYTES >> 20} MiB and {_MAX_CHARACTERS:,} characters for "
+            f"{_ROWS_AT_ONCE} conversations"
+        )
+
+
+def _bunches(conversations: Sequence[Conversation]) -> Iterator[list[Conversation]]:
+    bunch, size = list[Conversation](), 0
+    for one in conversations:
+        length = len(one.messages) + len(one.tools)
+        if bunch and (len(bunch) == _ROWS_AT_ONCE or size + length > _CHARACTERS_AT_ONCE):
+            yield bunch
+            bunch, size = [], 0
+        bunch.append(one)
+        size += length
+    if bunch:
+        yield bunch
+
+
+# ---- inside the process -------------------------------------------------------------------------------
+
+Render = Callable[[list[Any], bool], Rendered]
+"""Renders messages, with or without the beginning of an answer; marked is what ``{% generation %}`` has around it."""
+
+
+def main() -> int:
+    """Read a template and conversations from standard input, a JSON line each; write what is rendered, in lines."""
+    head = json.loads(sys.stdin.readline())
+    _, most_bytes = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, most_bytes))
+    seconds = int(head["limit_s"]) + 1  # where the caller is gone
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    try:
+        template, marks = _compiled(head["template"])
+    except Exception as error:
+        sys.stdout.write(json.dumps({"refused": _reason(error)}) + "\n")
+        return 0
+    ways = {"answers": _marked, "all": _all_marked, "prompt": _prompt}
+    left = _MAX_CHARACTERS
+    for row, line in enumerate(sys.stdin):
+        conversation = Conversation(**json.loads(line))
+        tools = json.loads(conversation.tools) if conversation.tools else None
+
+        def render(messages: list[Any], prompt: bool, tools: Any = tools) -> Rendered:
+            marks.clear()
+            given = {"tools": tools, "documents": None, "add_generation_prompt": prompt, **head["variables"]}
+            blocks = marks.blocks = list[str]()
+            for block in template.generate(messages=messages, **given):
+                blocks.append(block)
+            return Rendered("".join(blocks), tuple(marks.spans))
+
+        try:
+            found = ways[head["kind"]](render, json.loads(conversation.messages), conversation.learned_from)
+        except Exception as error:
+            sys.stdout.write(json.dumps({"error": _reason(error), "row": row}) + "\n")
+            return 0
+        left -= sum(len(one.text) for one in found)
+        if left < 0:
+            return 1
+        sys.stdout.write(json.dumps({"found": found}) + "\n")
+    return 0
+
+
+def _prompt(render: Render, messages: list[Any], _: int) -> list[Rendered]:
+    return [render(messages, True)]
+
+
+def _all_marked(render: Render, messages: list[Any], _: int) -> list[Rendered]:
+    text = render(messages, False).text
+    return [Rendered(text, ((0, len(text)),))]
+
+
+def _marked(render: Render, messages: list[Any], learned_from: int) -> list[Rendered]:
+    """Mark the answers by what they add; see the docstring of the module."""
+    whole = render(messages, False)
+    if whole.answers:
+        first = len(render(messages[:learned_from], True).text) if learned_from else 0
+        return [whole._replace(answers=tuple(span for span in whole.answers if span[0] >= first))]
+    inside, alone = list[Span](), list[Rendered]()
+    for index, message in enumerate(messages):
+        if message["role"] != ASSISTANT or index < learned_from:
+            continue
+        after = render(messages[: index + 1], False).text if index + 1 < len(messages) else whole.text
+        span = (_start(render, messages[:index], after), len(after))
+        if whole.text.startswith(after):
+            inside.append(span)
+        else:
+            alone.append(Rendered(after, (span,)))
+    return [*([Rendered(whole.text, tuple(inside))] if inside else []), *alone]
+
+
+def _start(render: Render, before: list[Any], after: str) -> int:
+    """Return where an answer begins: after the beginning that the template asks the model to continue.
+
+    That may be more than an answer has, as ``<think>`` before one without thoughts: then what both have in common.
+    """
+    prompt = render(before, True).text
+    if after.startswith(prompt):
+        return len(prompt)
+    plain = render(before, False).text
+    if not after.startswith(plain):
+        raise ValueError("it rewrites earlier messages when an answer follows, so that answers can't be told apart")
+    common = next((at for at, (a, b) in enumerate(zip(prompt, after, strict=False)) if a != b), len(after))
+    return max(common, len(plain))
+
+
+def _reason(error: Exception) -> str:
+    kind = type(error).__name__
+    return f"{kind}: {' '.join(str(error).split())}"[:_REASON_LENGTH] if str(error) else kind
+
+
+class _Marks:
+    """Ranges of characters inside ``{% generation %}``, of the text that is being rendered."""
+
+    def __init__(self) -> None:
+        self.blocks: list[str] = []
+        self.spans: list[Span] = []
+
+    def clear(self) -> None:
+        """Begin a text."""
+        self.blocks, self.spans = [], []
+
+    def add(self, text: str) -> str:
+        """Note a text that follows the blocks so far."""
+        start = sum(map(len, self.blocks))
+        self.spans.append((start, start + len(text)))
+        return text
+
+
+def _compiled(text: str) -> tuple[Any, _Marks]:
+    """Compile a template as transformers does."""
+    import jinja2.ext
+    import jinja2.sandbox
+    from jinja2 import nodes
+
+    marks = _Marks()
+
+    class Generation(jinja2.ext.Extension):
+        tags = {"generation"}  # noqa: RUF012 - as jinja has it
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.CallBlock(self.call_method("_generated"), [], [], body).set_lineno(line)
+
+        def _generated(self, caller: Callable[[], str]) -> str:
+            return marks.add(caller())
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = _TODAY.strftime
+    return environment.from_string(text), marks
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, **how: Any) -> str:
+    """Write JSON without the escapes of HTML that jinja's own filter makes."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **how)
+
+
+def _raise(message: str) -> None:
+    import jinja2
+
+    raise jinja2.exceptions.TemplateError(message)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

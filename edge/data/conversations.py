@@ -1,0 +1,242 @@
+"""Conversations as examples of a language model that learns the answers: the task ``chat``.
+
+A conversation is written out by the model's chat template and encoded once, without special tokens of the tokenizer's
+own: the template has them, so that none is doubled. A token is a target if it has a character of an answer; the end of
+the turn belongs to the answer, also where its token pads, because padding is known by the mask. A plain prompt with a
+completion is encoded as the tokenizer does with any text, and ends with the end-of-text token.
+
+Rows are cut at ``train.max_length``. An example without a target left is left out, and counted.
+
+Source: trl 0.24, ``SFTTrainer``; transformers 4.57, ``apply_chat_template`` (tokens of an answer by their characters).
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from edge.data.chat_template import ChatTemplate, Rendered, Span, TemplateError
+from edge.data.examples import UnscoredExamples
+from edge.data.tokens import IGNORED, Batch, Padder, RowFaultError, TokenRow, load_tokenizer, prompt_ids
+from ringtune.config.sections import ANSWERS
+from ringtune.errors import ModelError
+from ringtune.job.job import Job
+from ringtune.job.rows import Rows, read_rows
+from ringtune.models.conversations import TEMPLATES, Conversation, PlainPair
+from ringtune.models.family import CHAT
+
+_LOG = logging.getLogger(__name__)
+BEYOND: Final = "conversations without an answer within train.max_length"
+_PROBE: Final = Conversation('[{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": "ANSWER"}]')
+
+
+class Learned(NamedTuple):
+    """One example.
+
+    Attributes:
+        tokens: ids and token types.
+        targets: for each token 1 if it is learned, else 0.
+    """
+
+    tokens: TokenRow
+    targets: array[int]
+
+
+class Conversations:
+    """The ``Source`` of chat.
+
+    Raises:
+        ModelError: no tokenizer, or one without the offsets of its tokens.
+    """
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self._data, self._folder = job.data, folder
+        self._max_length = job.train.max_length
+        self._learns_all = job.train.loss_on != ANSWERS
+        self.tokenizer = load_tokenizer(folder)
+        if not self.tokenizer.is_fast:
+            raise ModelError(f"the tokenizer in {folder} has no offsets; add its tokenizer.json")
+        self._padder = Padder(self.tokenizer)
+
+    def read(self, path: Path) -> Rows:
+        """Read the conversations of a table."""
+        return read_rows(path, CHAT, self._data)
+
+    def examples(self, rows: Sequence[Conversation | PlainPair], labels: Sequence[str]) -> ChatExamples:
+        """Make the examples of these rows.
+
+        Raises:
+            RowFaultError: the template can't render a row.
+            ModelError: no template, or one that takes too long.
+        """
+        of_rows, kept, num_cut = list[int](), list[Learned](), 0
+        for texts in self._texts(rows):
+            made = [self._learned(text) for text in texts if text.ids]
+            num_cut += any(len(text.ids) > self._max_length for text in texts)
+            usable = [one for one in made if any(one.targets)]
+            of_rows.append(len(usable))
+            kept += usable
+        more = len(kept) - sum(map(bool, of_rows))
+        if more:
+            _LOG.info(
+                "%d answers are examples of their own: the template shows a turn otherwise when others follow", more
+            )
+        return ChatExamples(kept, of_rows, self._padder, num_cut=num_cut)
+
+    def prompts(self, rows: Sequence[Conversation | PlainPair]) -> list[list[int]]:
+        """Encode rows up to where the model answers; raises as ``examples``."""
+        written = iter(self._by_template("prompts", rows))
+        return [
+            prompt_ids(self.tokenizer, row.prompt)
+            if isinstance(row, PlainPair)
+            else list(self._encode(next(written))["input_ids"])
+            for row in rows
+        ]
+
+    def end_of_turn(self) -> str:
+        """Return the text that the template puts behind an answer, without blanks around it; empty if there is none."""
+        ((found, *_),) = self._by_template("whole", [_PROBE])
+        return str(found.text).rpartition("ANSWER")[2].strip()
+
+    def _texts(self, rows: Sequence[Conversation | PlainPair]) -> Iterator[list[_Encoded]]:
+        """Yield the texts of each row: one, or several where answers need their own."""
+        written = iter(self._by_template("whole" if self._learns_all else "answers", rows))
+        for row in rows:
+            yield [self._plain(row)] if isinstance(row, PlainPair) else [self._written(one) for one in next(written)]
+
+    def _by_template(self, kind: str, rows: Sequence[Any]) -> list[Any]:
+        """Render the conversations among the rows, those with tools by the template for tools if there is one."""
+        found: dict[int, Any] = {}
+        for has_tools in (False, True):
+            places = [
+                place
+                for place, row in enumerate(rows)
+                if isinstance(row, Conversation) and bool(row.tools) is has_tools
+            ]
+            if not places:
+                continue
+            try:
+                made = getattr(self._template(has_tools), kind)([rows[place] for place in places])
+            except TemplateError as error:
+                what = f"the chat template fails for this conversation ({error})"
+                raise RowFaultError(places[error.row], f"{what}; change the row, or set data.template") from error
+            found |= dict(zip(places, made, strict=True))
+        return [found[place] for place in sorted(found)]
+
+    def _template(self, has_tools: bool) -> ChatTemplate:
+        tokenizer, name = self.tokenizer, self._data.template
+        special = {key: value for key, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
+        if name is not None:
+            if "eos_token" in TEMPLATES[name] and "eos_token" not in special:
+                raise ModelError(
+                    f"data.template = {name!r} ends answers with the end-of-text token, and the tokenizer in "
+                    f"{self._folder} has none; name eos_token in its tokenizer_config.json"
+                )
+            if tokenizer("a")["input_ids"][:1] != [tokenizer.bos_token_id]:
+                special.pop("bos_token", None)
+            return ChatTemplate(TEMPLATES[name], special)
+        if tokenizer.chat_template is None:
+            raise ModelError(
+                f"the model in {self._folder} has no chat template; set data.template to one of "
+                f"{', '.join(map(repr, TEMPLATES))}, or give the chat model in place of its base"
+            )
+        try:
+            return ChatTemplate(tokenizer.get_chat_template(tools=[] if has_tools else None), special)
+        except ValueError as error:
+            raise ModelError(f"{self._folder} has several chat templates and no default; set data.template") from error
+
+    def _encode(self, text: str) -> Any:
+        return self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+
+    def _written(self, text: Rendered) -> _Encoded:
+        found = self._encode(text.text)
+        return _Encoded(found["input_ids"], found["offset_mapping"], text.answers)
+
+    def _plain(self, row: PlainPair) -> _Encoded:
+        """Encode prompt and completion as one text; the end-of-text token behind it is learned."""
+        text = row.prompt + row.completion
+        found = self.tokenizer(text, return_offsets_mapping=True, verbose=False)
+        ids, places, end = list(found["input_ids"]), list(found["offset_mapping"]), self.tokenizer.eos_token_id
+        if end is not None and ids[-1:] != [end]:
+            ids, places = [*ids, end], [*places, (0, 0)]
+        if end is not None:
+            places[-1] = (len(text), len(text))  # special tokens of the tokenizer's own have no place in the text
+        return _Encoded(ids, places, ((0 if self._learns_all else len(row.prompt), len(text) + 1),))
+
+    def _learned(self, text: _Encoded) -> Learned:
+        """Cut to ``max_length``, and find the targets: the first token of a row is none, as nothing precedes it."""
+        ids, targets = array("i", text.ids[: self._max_length]), array("b", bytes(min(len(text.ids), self._max_length)))
+        answers = iter(text.answers)
+        start, stop = next(answers, (0, 0))
+        for token, (first, last) in enumerate(text.places[: self._max_length]):
+            end = max(last, first + 1)  # some tokenizers give blanks an empty place
+            while stop <= first and (following := next(answers, None)):
+                start, stop = following
+            targets[token] = first < stop and end > start
+        if targets:
+            targets[0] = 0
+        return Learned(TokenRow(ids, array("i", bytes(ids.itemsize * len(ids)))), targets)
+
+
+class _Encoded(NamedTuple):
+    """A text in tokens.
+
+    Attributes:
+        places: first character of each token, and one past its last.
+        answers: half-open ranges of characters to learn, in order.
+    """
+
+    ids: Sequence[int]
+    places: Sequence[Span]
+    answers: Sequence[Span]
+
+
+class ChatExamples(UnscoredExamples):
+    """The ``Examples`` of chat.
+
+    Args:
+        examples: of all rows, in order.
+        of_rows: number of examples of each row.
+        num_cut: number of rows longer than ``train.max_length``.
+
+    Attributes:
+        left_out: the number of rows whose answers all lie beyond ``train.max_length``, by that reason.
+    """
+
+    def __init__(self, examples: Sequence[Learned], of_rows: Sequence[int], padder: Padder, *, num_cut: int) -> None:
+        self._examples, self._of_rows, self._padder = examples, of_rows, padder
+        self._num_cut = num_cut
+        none = sum(not count for count in of_rows)
+        self.left_out = {BEYOND: none} if none else {}
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    @property
+    def of_rows(self) -> Sequence[int]:
+        """Number of examples of each row: one, or more where the template shows a turn otherwise later, or none."""
+        return self._of_rows
+
+    @property
+    def cut_rows(self) -> int:
+        """Number of cut rows; what of their answers is within ``train.max_length`` is learned."""
+        return self._num_cut
+
+    def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
+        """Make a batch of the chosen examples; a token of an answer is a target at its own position."""
+        examples = [self._examples[index] for index in chosen]
+        ids, mask, types = self._padder.pad([one.tokens for one in examples])
+        labels = torch.full_like(ids, IGNORED)
+        for row, one in enumerate(examples):
+            learned = torch.tensor(one.targets, dtype=torch.bool)
+            labels[row, : len(learned)] = ids[row, : len(learned)].masked_fill(~learned, IGNORED)
+        return Batch(ids=ids, mask=mask, token_type_ids=types, labels=labels)
+
+    def width(self, chosen: Sequence[int]) -> int:
+        """Number of tokens of the longest chosen example."""
+        return max(len(self._examples[index].tokens.ids) for index in chosen)

@@ -1,0 +1,232 @@
+"""Conversations as examples: which tokens are learned, for templates of several models, and what is left out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from edge.data.conversations import BEYOND, ChatExamples, Conversations
+from edge.data.dataset import OwnerDataset
+from edge.data.tokens import IGNORED, RowFaultError
+from ringtune.errors import DataError, ModelError
+from ringtune.job.job import Job, parse_job
+from ringtune.models.conversations import TEMPLATES
+from tests.support.chat_models import (
+    GEMMA,
+    LLAMA,
+    MARKED,
+    MISTRAL,
+    QWEN_3,
+    conversations,
+    write_conversations,
+    write_tokenizer,
+)
+
+ROWS = conversations(12, system=True)
+
+
+def job_of(folder: Path, *, max_length: int = 512, **data: Any) -> Job:
+    """A job for chat."""
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in data.items())
+    text = f'[model]\npath = "{folder}"\ntask = "chat"\n[data]\n{lines}[train]\nmax_length = {max_length}\n'
+    return parse_job(text, source="test")
+
+
+def examples_of(folder: Path, path: Path, **keys: Any) -> ChatExamples:
+    """All examples of a file."""
+    source = Conversations(job_of(folder, **keys), folder)
+    return source.examples(source.read(path).rows, ())
+
+
+def learned(examples: ChatExamples) -> list[tuple[list[int], list[int]]]:
+    """Ids and labels of each example, without padding."""
+    found = []
+    for index in range(len(examples)):
+        batch = examples.batch([index], {})
+        found.append((batch.ids[0].tolist(), batch.labels[0].tolist()))
+    return found
+
+
+def by_prefixes(tokenizer: Any, messages: list[Any], learned_from: int = 0) -> list[tuple[list[int], list[int]]]:
+    """The slow reference: transformers encodes each prefix, and an answer is what it adds to the one before it."""
+
+    def ids_of(count: int, *, prompt: bool) -> list[int]:
+        if not count:
+            return []
+        return list(tokenizer.apply_chat_template(messages[:count], add_generation_prompt=prompt))
+
+    whole = ids_of(len(messages), prompt=False)
+    labels, alone = [IGNORED] * len(whole), []
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant" or index < learned_from:
+            continue
+        before, after = ids_of(index, prompt=True), ids_of(index + 1, prompt=False)
+        assert after[: len(before)] == before
+        if whole[: len(after)] == after:
+            labels[len(before) : len(after)] = after[len(before) :]
+        else:
+            alone.append((after, [IGNORED] * len(before) + after[len(before) :]))
+    return [*([(whole, labels)] if set(labels) != {IGNORED} else []), *alone]
+
+
+@pytest.mark.parametrize(
+    ("template", "system"),
+    [(TEMPLATES["chatml"], True), (LLAMA, True), (MISTRAL, True), (GEMMA, False), (QWEN_3, True)],
+    ids=["chatml", "llama-3", "mistral", "gemma", "qwen-3"],
+)
+def test_labels_are_what_answers_add_to_the_text(template: str, system: bool, tmp_path: Path) -> None:
+    """Each answer with its end of turn, in 12 conversations of each template; the begin token stands once."""
+    rows = conversations(12, seed=len(template), system=system)
+    folder = write_tokenizer(tmp_path / "m", template, bos=True)
+    examples = examples_of(folder, write_conversations(tmp_path / "rows.jsonl", rows))
+    tokenizer = Conversations(job_of(folder), folder).tokenizer
+    wanted = [by_prefixes(tokenizer, messages) for messages in rows]
+    assert learned(examples) == [one for found in wanted for one in found]
+    assert list(examples.of_rows) == [len(found) for found in wanted]
+    assert max(examples.of_rows) == (3 if template == QWEN_3 else 1)
+    assert all(ids.count(1) <= 1 for ids, _ in learned(examples))
+    assert examples.cut_rows == 0 and not examples.left_out
+
+
+def test_marks_of_a_template_say_what_is_learned(tmp_path: Path) -> None:
+    """As transformers finds them: with the end of turn, without the line feed behind it."""
+    folder = write_tokenizer(tmp_path / "m", MARKED)
+    tokenizer = Conversations(job_of(folder), folder).tokenizer
+    found = learned(examples_of(folder, write_conversations(tmp_path / "rows.jsonl", ROWS)))
+    for messages, (ids, labels) in zip(ROWS, found, strict=True):
+        wanted = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+        assert ids == wanted["input_ids"]
+        assert [label != IGNORED for label in labels] == list(map(bool, wanted["assistant_masks"]))
+
+
+def test_loss_on_all_learns_every_token_but_the_first(tmp_path: Path) -> None:
+    """The text is that of the template."""
+    folder = write_tokenizer(tmp_path / "m", LLAMA)
+    job = job_of(folder).with_overrides({"train.loss_on": "all"})
+    source = Conversations(job, folder)
+    found = source.examples(source.read(write_conversations(tmp_path / "rows.jsonl", ROWS)).rows, ())
+    wanted = [source.tokenizer.apply_chat_template(messages) for messages in ROWS]
+    assert learned(found) == [(ids, [IGNORED, *ids[1:]]) for ids in wanted]
+
+
+def test_end_of_turn_is_learned_where_it_pads_too(tmp_path: Path) -> None:
+    """Padding is known by the mask, and the token that ends a text by its place."""
+    folder = write_tokenizer(tmp_path / "m", MISTRAL, pad="</s>")
+    batch = examples_of(folder, write_conversations(tmp_path / "rows.jsonl", ROWS)).batch(range(len(ROWS)), {})
+    assert len(set(batch.mask.sum(-1).tolist())) > 1
+    for ids, mask, labels, messages in zip(batch.ids, batch.mask, batch.labels, ROWS, strict=True):
+        answers = sum(message["role"] == "assistant" for message in messages)
+        assert int(((ids == 2) & (mask == 1)).sum()) == int((labels == 2).sum()) == answers
+        assert bool((labels[mask == 0] == IGNORED).all())
+
+
+def test_forms_of_rows_give_equal_examples(tmp_path: Path) -> None:
+    """ShareGPT, Alpaca, prompts with completions and parts of text are the same messages; only the prompt differs."""
+    folder = write_tokenizer(tmp_path / "m", LLAMA)
+    question, answer = {"role": "user", "content": "w1\n\nno"}, {"role": "assistant", "content": "yes"}
+    parts = {"role": "assistant", "content": [{"type": "text", "text": "y"}, {"type": "text", "text": "es"}]}
+    rows = [
+        [question, answer],
+        [question, parts],
+        {"conversations": [{"from": "human", "value": "w1\n\nno"}, {"from": "gpt", "value": "yes"}]},
+        {"prompt": [question], "completion": [answer]},
+        {"instruction": "w1", "input": "no", "output": "yes"},
+        {"instruction": "w1\n\nno", "input": "", "response": "yes"},
+    ]
+    found = [
+        learned(examples_of(folder, write_conversations(tmp_path / f"{at}.jsonl", [row])))
+        for at, row in enumerate(rows)
+    ]
+    assert all(one == found[0] for one in found[1:])
+    former = [{"role": "user", "content": "no"}, {"role": "assistant", "content": "no"}]
+    row = {"prompt": [*former, question], "completion": [answer]}
+    (only,) = learned(examples_of(folder, write_conversations(tmp_path / "prompt.jsonl", [row])))
+    tokenizer = Conversations(job_of(folder), folder).tokenizer
+    assert [only] == by_prefixes(tokenizer, [*former, question, answer], learned_from=3)
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_plain_prompts_have_no_template(bos: bool, tmp_path: Path) -> None:
+    """The completion is learned with the end-of-text token behind it; a begin token is the tokenizer's own."""
+    folder = write_tokenizer(tmp_path / "m", bos=bos)
+    path = write_conversations(tmp_path / "rows.jsonl", [{"prompt": "no w1", "completion": " w12 yes"}])
+    tokenizer = Conversations(job_of(folder), folder).tokenizer
+    prompt, answer = tokenizer("no w1")["input_ids"], tokenizer(" w12 yes", add_special_tokens=False)["input_ids"]
+    assert learned(examples_of(folder, path)) == [([*prompt, *answer, 2], [IGNORED] * len(prompt) + [*answer, 2])]
+    assert (prompt[0] == 1) is bos
+
+
+def test_rows_that_are_too_long_are_cut_and_counted(tmp_path: Path) -> None:
+    """A row without any answer in its first tokens is left out; of another the tokens within are learned."""
+    folder = write_tokenizer(tmp_path / "m", LLAMA)
+    short, long = "yes", "no " * 60
+    rows = [
+        [{"role": "user", "content": short}, {"role": "assistant", "content": short}],
+        [{"role": "user", "content": long}, {"role": "assistant", "content": short}],
+        [{"role": "user", "content": short}, {"role": "assistant", "content": long}],
+    ]
+    path = write_conversations(tmp_path / "rows.jsonl", rows)
+    whole, cut = learned(examples_of(folder, path)), examples_of(folder, path, max_length=64)
+    assert learned(cut) == [whole[0], (whole[2][0][:64], whole[2][1][:64])]
+    assert (list(cut.of_rows), cut.cut_rows, cut.left_out) == ([1, 0, 1], 2, {BEYOND: 1})
+    dataset = OwnerDataset.load(job_of(folder, max_length=64), path, None, tokenizer_folder=folder)
+    assert (dataset.train_rows, dataset.left_out, dataset.cut_rows) == (2, {BEYOND: 1}, 2)
+    with pytest.raises(DataError, match=r"none of its rows can be used \(conv.* raise train.max_length"):
+        OwnerDataset.load(job_of(folder, max_length=16), path, None, tokenizer_folder=folder)
+
+
+def test_templates_that_fail_name_row_and_remedy(tmp_path: Path) -> None:
+    """A role that the template refuses, earlier messages that it rewrites, and a model without a template."""
+    refusing = write_tokenizer(tmp_path / "gemma", GEMMA)
+    rows = [ROWS[0][-2:], [{"role": "system", "content": "x"}, *ROWS[0][-2:]]]
+    path = write_conversations(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(DataError, match=r"rows.jsonl, line 2: .*System role not supported\); .* set data.template"):
+        OwnerDataset.load(job_of(refusing), path, None, tokenizer_folder=refusing)
+    rewriting = write_tokenizer(tmp_path / "count", "{{ messages | length }}{{ messages[-1].content }}")
+    with pytest.raises(RowFaultError, match="it rewrites earlier messages"):
+        examples_of(rewriting, path)
+    none = write_tokenizer(tmp_path / "none")
+    with pytest.raises(ModelError, match=r"has no chat template; set data.template to one of 'chatml', 'zephyr'"):
+        examples_of(none, path)
+    with pytest.raises(ModelError, match=r"the chat template can't be used .*unexpected"):
+        examples_of(write_tokenizer(tmp_path / "bad", "{{ x "), path)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_for_models_without_one_are_read_as_any(name: str, tmp_path: Path) -> None:
+    """Their answers are those of the prefixes too, and begin and end are the tokenizer's."""
+    folder = write_tokenizer(tmp_path / "m", LLAMA, bos=True)
+    source = Conversations(job_of(folder, template=name), folder)
+    path = write_conversations(tmp_path / "rows.jsonl", ROWS)
+    source.tokenizer.chat_template = TEMPLATES[name]
+    found = learned(source.examples(source.read(path).rows, ()))
+    assert found == [one for row in ROWS for one in by_prefixes(source.tokenizer, row)]
+    assert all(ids[0] == 1 for ids, _ in found)
+    assert source.end_of_turn() == ("<|im_end|>" if name == "chatml" else "</s>")
+
+
+def test_tools_go_to_the_template_for_tools(tmp_path: Path) -> None:
+    """Of several templates in a folder the one for tools is taken for rows that have some."""
+    folder = write_tokenizer(tmp_path / "m", TEMPLATES["chatml"])
+    (folder / "additional_chat_templates").mkdir(exist_ok=True)
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools[0].name }}" + TEMPLATES["chatml"])
+    plain = ROWS[0][-2:]
+    path = write_conversations(tmp_path / "rows.jsonl", [plain, {"messages": plain, "tools": [{"name": "add"}]}])
+    first, second = learned(examples_of(folder, path))
+    source = Conversations(job_of(folder), folder)
+    extra = source.tokenizer("add")["input_ids"]
+    assert second == ([*extra, *first[0]], [IGNORED] * len(extra) + first[1])
+
+
+def test_padding_changes_no_label(tmp_path: Path) -> None:
+    """A batch has the labels of its rows, padded with no target."""
+    folder = write_tokenizer(tmp_path / "m", LLAMA)
+    examples = examples_of(folder, write_conversations(tmp_path / "rows.jsonl", ROWS))
+    batch = examples.batch(range(len(examples)), {})
+    assert batch.ids.shape[1] == examples.width(range(len(examples)))
+    alone = [labels + [IGNORED] * (batch.ids.shape[1] - len(labels)) for _, labels in learned(examples)]
+    assert torch.equal(batch.labels, torch.tensor(alone))
