@@ -4,7 +4,7 @@ A ledger has a line for each closed turn, with what was drawn and a *statement* 
 the states of its blocks at both ends of the turn, and of its trail (``ringtune.techniques.audit.statement``). With
 certificates each statement is signed::
 
-    {"kind": "run", "run": "r2026...", "authority": "-----BEGIN CERTIFICATE..."}
+    {"kind": "run", "run": "r2026...", "authorities": ["-----BEGIN CERTIFICATE..."]}
     {"kind": "turn", "turn": 0, "drawn": [["b", 3, 1, "c"]], "nodes": {"b": {"says": "{...}", "signature": "3045...",
      "certificate": "-----BEGIN ..."}}}
 
@@ -114,7 +114,7 @@ class LedgerCheck:
         self._figures = dict.fromkeys(("turns", "statements", "signatures", "drawn"), 0)
         self._ends: dict[int, dict[int, tuple[str, str]]] = {}  # by step, by block
         self._first = self._last = 0
-        self._authority = b""
+        self._authorities: tuple[bytes, ...] = ()
         self._certificates: dict[str, bytes] = {}
         self._run_id, self._at, self._is_first = "", 0, True
 
@@ -130,7 +130,7 @@ class LedgerCheck:
             where = f"{name}, line {number}"
             try:
                 table = read_object(line, where)
-                if number == 1:
+                if number == 1 or table["kind"] == "run":
                     self._head(table, where)
                 else:
                     self._turn(table, where)
@@ -142,19 +142,22 @@ class LedgerCheck:
     def _head(self, table: Mapping[str, Any], where: str) -> None:
         if table["kind"] != "run":
             raise IntegrityError("the head of the ledger is missing")
-        self._run_id, self._authority = str(table["run"]), str(table["authority"]).encode()
-        if not self._authority:
+        self._run_id = str(table["run"])
+        self._authorities = tuple(text.encode() for text in table["authorities"])
+        if not self._authorities:
             self._facts.append(
                 "nothing is signed, as the run was in plain text: who has the file may have written it all"
             )
             return
         from ringtune.transport.identity import fingerprint, read_identity
 
-        shown, trust = fingerprint(self._authority), find_user_trust()
+        shown, trust = {fingerprint(authority) for authority in self._authorities}, find_user_trust()
         if trust is None:
-            self._facts.append(f"the certificates are of the authority {shown}; compare it with your coordinator's")
-        elif fingerprint(read_identity(trust, time.time()).authority_pem) != shown:
-            raise IntegrityError(f"the certificates are of another authority than yours, {shown}")
+            self._facts.append(
+                f"the certificates are of the authority {', '.join(sorted(shown))}; compare it with your coordinator's"
+            )
+        elif shown.isdisjoint(map(fingerprint, read_identity(trust, time.time()).authorities)):
+            raise IntegrityError(f"the certificates are of another authority than yours, {', '.join(sorted(shown))}")
 
     def _turn(self, table: Mapping[str, Any], where: str) -> None:
         """Check signatures, links, and that the turn begins with the states with which the one before ended."""
@@ -177,14 +180,15 @@ class LedgerCheck:
         self._chain(found, first, stop, where)
 
     def _signature(self, node: str, entry: Mapping[str, str], where: str) -> None:
-        if not self._authority:
+        if not self._authorities:
             return
         from ringtune.transport.identity import signature_problem
 
         if "certificate" in entry:
             self._certificates[node] = entry["certificate"].encode()
         signature, certificate = bytes.fromhex(entry["signature"]), self._certificates.get(node, b"")
-        if why := signature_problem(entry["says"].encode(), signature, certificate, self._authority, node_party(node)):
+        says, who = entry["says"].encode(), node_party(node)
+        if why := signature_problem(says, signature, certificate, self._authorities, who):
             self._problems.append(f"{where}: node {node} has not signed what it says: {why}")
         else:
             self._figures["signatures"] += 1

@@ -83,7 +83,8 @@ class RunAudit:
         facts: by node.
         calls: to the nodes.
         put: takes answers, from any thread.
-        authority_pem: of which the nodes' certificates are; empty = plain text, where nothing is signed.
+        authorities: returns the authorities of the nodes' certificates, PEM, two while the authority is rotated; none =
+            plain text, where nothing is signed.
         source: of random numbers that no node can predict.
 
     Attributes:
@@ -98,11 +99,11 @@ class RunAudit:
         calls: Mapping[str, AgentCalls],
         put: Callable[[CellRepeated | rd.TurnChecked], None],
         *,
-        authority_pem: bytes = b"",
+        authorities: Callable[[], tuple[bytes, ...]] = tuple,
         source: random.Random | None = None,
     ) -> None:
         self._run_id, self._job, self._facts, self._calls, self._put = run_id, job, facts, calls, put
-        self._authority, self._source = authority_pem, source or random.SystemRandom()
+        self._authorities, self._source = authorities, source or random.SystemRandom()
         self.figures = {"drawn": 0, "checked": 0, "disagreed": 0, "seconds": 0.0}
         self._open: dict[int, _Open] = {}
         self._agreed: dict[int, str] = {}
@@ -114,7 +115,8 @@ class RunAudit:
         self._notes: list[str] = []
         self._checked: dict[int, tuple[Plan, _Open]] = {}
         self._certificates: dict[str, bytes] = {}
-        self._has_head = False
+        self._trusted: dict[bytes, None] = {}
+        self._num_told = -1  # authorities that the ledger has
 
     def granted(self, part: Plan, turns: Sequence[Turn]) -> dict[str, dict[TensorKey, str]]:
         """Draw cells of granted turns; return by node the tensors that it has to keep, with their tickets."""
@@ -174,14 +176,15 @@ class RunAudit:
         return ""
 
     def _signature_problem(self, part: Plan, turn: Turn, node: str) -> str:
-        if not self._authority:
+        self._trusted |= dict.fromkeys(self._authorities())  # a trail may come when its authority is replaced already
+        if not self._trusted:
             return ""
         from ringtune.transport.identity import signature_problem
 
         now = self._open[turn.index]
         told, text = now.told[node], statement(self._run_id, part, turn, node, now.trails[node])
         signed = (text.encode(), told.signature, told.certificate_pem)
-        why = signature_problem(*signed, self._authority, node_party(node))
+        why = signature_problem(*signed, self._trusted, node_party(node))
         return f"node {node} does not sign what it did in turn {turn.index}: {why}" if why else ""
 
     def _ask(self, cell: Cell, checker: str) -> None:
@@ -269,9 +272,11 @@ class RunAudit:
             return ""
         part, now = self._checked.pop(turn.index)
         self._agreed |= {block: end for node in part.nodes for block, _, end in ends(part, now.trails[node], node)}
-        head = {"kind": "run", "run": self._run_id, "authority": self._authority.decode()}
-        lines = [*([] if self._has_head else [head]), self._line(part, turn, now)]
-        self._has_head = True
+        lines = [self._line(part, turn, now)]
+        if len(self._trusted) != self._num_told:  # at the begin, and when the authority is rotated
+            self._num_told = len(self._trusted)
+            texts = [authority.decode() for authority in self._trusted]
+            lines.insert(0, {"kind": "run", "run": self._run_id, "authorities": texts})
         return "".join(json.dumps(one, separators=(",", ":")) + "\n" for one in lines)
 
     def _line(self, part: Plan, turn: Turn, now: _Open) -> dict[str, Any]:
@@ -279,9 +284,9 @@ class RunAudit:
         nodes: dict[str, dict[str, str]] = {}
         for node, told in now.told.items():
             nodes[node] = {"says": statement(self._run_id, part, turn, node, now.trails[node])}
-            if self._authority:
+            if told.signature:
                 nodes[node]["signature"] = told.signature.hex()
-            if self._authority and self._certificates.get(node) != told.certificate_pem:
+            if told.signature and self._certificates.get(node) != told.certificate_pem:
                 self._certificates[node] = told.certificate_pem
                 nodes[node]["certificate"] = told.certificate_pem.decode()
         drawn = [[*cell, *checkers_of(part.placement, cell.node)[:1]] for cell in now.drawn]

@@ -494,7 +494,7 @@ class RunDriver(Driver):
                     made.profile.by_name,
                     calls,
                     self._queue.put,
-                    authority_pem=who.identity.authority_pem if who is not None else b"",
+                    authorities=lambda: who.identity.authorities if who is not None else (),
                 )
             self._replanning = ReplanSearch(plan, part, self._job, made.profile, put=self._queue.put, note=self._note)
             self._recorder.pace, self._recorder.onlooker = self._replanning.pace, self._onlooker

@@ -236,12 +236,13 @@ def sign(content: bytes, identity: Identity) -> tuple[bytes, bytes]:
 
 
 def signature_problem(
-    content: bytes, signature: bytes, certificate_pem: bytes, authority_pem: bytes, who: Party
+    content: bytes, signature: bytes, certificate_pem: bytes, authorities: Iterable[bytes], who: Party
 ) -> str:
-    """Say why some bytes are not signed by a party with a certificate of the authority; empty if they are."""
+    """Say why some bytes are not signed by a party with a certificate of an authority; empty if they are."""
     try:
         key = read_certificate(certificate_pem).public_key()
-        if facts_of(certificate_pem).party != who or not is_issued_by(certificate_pem, authority_pem):
+        is_issued = any(is_issued_by(certificate_pem, authority) for authority in authorities)
+        if facts_of(certificate_pem).party != who or not is_issued:
             return f"the certificate is not one of {who}"
         if not isinstance(key, ec.EllipticCurvePublicKey):
             return "the certificate has no key of an elliptic curve"

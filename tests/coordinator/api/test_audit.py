@@ -46,7 +46,8 @@ def write_ledger(folder: Path, *, is_signed: bool = True, authority: Authority =
     """A run of three turns whose last states have the weights of the result."""
     write_run(folder)
     last = weights_of(folder / "adapter/adapter.safetensors")
-    lines: Lines = [{"kind": "run", "run": "r", "authority": authority.certificate_pem.decode() if is_signed else ""}]
+    authorities = [authority.certificate_pem.decode()] if is_signed else []
+    lines: Lines = [{"kind": "run", "run": "r", "authorities": authorities}]
     turns = list(turn_sequence(PLAN.course))
     for turn in turns:
         nodes: dict[str, dict[str, str]] = {}

@@ -93,7 +93,7 @@ def test_estimates_tell_what_is_wrong_with_both_files_at_once(wanted: Job, tmp_p
     ("name", "content", "message"),
     [
         ("none.csv", None, "is not there; set data.train"),
-        ("rows.txt", "text,label\n", "has the suffix '.txt'; rows are read from .csv, .tsv, .jsonl, .json, .xlsx or .gz"),
+        ("rows.txt", "text,label\n", "has the suffix '.txt'; rows are read from .csv, .tsv, .jsonl, "),
         ("empty.csv", "text,label\n", "has no rows"),
         ("other.csv", "text,class\na,b\n", "has no column 'label'; it has the columns 'text', 'class'; set data.label"),
         (

@@ -53,8 +53,9 @@ class Audit:
         job = Job(model=Model(path="m")).with_overrides({"audit.share": 1.0})
         calls: Any = self.calls
         self.plan, self.signers = plan, signers or {}
-        authority = AUTHORITY.certificate_pem if signers else b""
-        self.run = RunAudit("r", job, facts, calls, self.put.append, authority_pem=authority, source=random.Random(0))
+        authorities = (AUTHORITY.certificate_pem,) if signers else ()
+        random_numbers, trusted = random.Random(0), lambda: authorities
+        self.run = RunAudit("r", job, facts, calls, self.put.append, authorities=trusted, source=random_numbers)
         self.turn: Turn = next(turn_sequence(plan.course))
         self.kept = self.run.granted(plan, [self.turn])
         self.opened = self.run._open[self.turn.index]
@@ -215,7 +216,7 @@ def test_statement_that_a_node_has_not_signed_names_it() -> None:
     (_, line) = (json.loads(text) for text in audit.run.closed(audit.turn).splitlines())
     for node, entry in line["nodes"].items():
         signed = (entry["says"].encode(), bytes.fromhex(entry["signature"]), entry["certificate"].encode())
-        assert signature_problem(*signed, AUTHORITY.certificate_pem, node_party(node)) == ""
+        assert signature_problem(*signed, [AUTHORITY.certificate_pem], node_party(node)) == ""
     assert "certificate" not in audit.run._line(PLAN, audit.turn, audit.opened)["nodes"]["b"]
 
 
