@@ -458,7 +458,8 @@ class RunStateMachine:
         part, step = self._required_migration.part, self._kept.step
         if event.placement_number != part.placement.placement_number:
             return  # all links were opened since
-        if not (event.answers and self._goes_back and self.phase == "training") or step in (None, self._opened_at):
+        can_go_back = self._goes_back and self.phase in _RECOVERS_IN and self._recovery is None
+        if not (event.answers and can_go_back) or step in (None, self._opened_at):
             self._on_node_failed(event.failed, now_s, commands)
             return
         self._opened_at = step
