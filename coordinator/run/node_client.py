@@ -24,6 +24,7 @@ from ringtune.costs.profile import NodeFacts
 from ringtune.errors import (
     ConnectionFailedError,
     DeadlineError,
+    FrameError,
     IntegrityError,
     ModelError,
     PeerLostError,
@@ -499,10 +500,19 @@ class AgentCalls:
     def grant(
         self, turns: Sequence[Turn], *, keep_from_step: int = 0, keep: Mapping[TensorKey, str] | None = None
     ) -> None:
-        """Grant turns to the node, let it drop shards of steps before ``keep_from_step``, and ``keep`` some tensors."""
+        """Grant turns to the node, let it drop shards of steps before ``keep_from_step``, and ``keep`` some tensors.
+
+        A node that does not know the run is lost: it is another process, which has not joined yet.
+        """
         request = self._grants.request(turns, keep_from_step=keep_from_step, keep=keep)
         again = RetriedCall(self._stub.Grant, request, peer=self._peer, lease_s=self._lease_s, is_held=False)
-        self._submit(lambda: self._track(again).result())
+
+        def lost(error: RingTuneError) -> None:
+            if isinstance(error, FrameError):
+                error = PeerLostError(f"node {self.node} was started again, or has given the run up: {error}")
+            self._on_failure(self.node, error)
+
+        self._submit(lambda: self._track(again).result(), lost)
 
     def repeat(
         self,

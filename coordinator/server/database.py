@@ -50,6 +50,8 @@ from ringtune.storage.pieces import PIECE_BYTES, Piece
 _LOG = logging.getLogger(__name__)
 _CALL_S: Final = 10
 """Time limit of connecting, and of a statement."""
+_PAUSE_S: Final = 0.25
+"""Until a write that failed is repeated."""
 _BEATS: Final = 4
 """Beats in each lease."""
 _FORMAT: Final = 1
@@ -314,29 +316,52 @@ class Database:
 
     # ---- runs -------------------------------------------------------------------------------------
 
+    def _write(self, write: Callable[[sql.Connection], object]) -> None:
+        """Carry out a transaction of the holder, again for a lease where the database does not answer.
+
+        ``write`` may be called again after a transaction that was committed without an answer. Raises as ``writing``.
+        """
+        until_s = self._clock() + self.lease_s
+        while True:
+            try:
+                with self.writing() as database:
+                    write(database)
+                return
+            except StorageError as error:
+                if self._clock() >= until_s or self._closing.wait(_PAUSE_S):
+                    raise
+                _LOG.warning("%s; the write is repeated", error)
+
     def put(self, run_id: str, name: str, content: Iterable[Piece]) -> None:
         """Replace a file of a run, in one step if it is of one piece; raises as ``writing``."""
         is_it = (_FILES.c.run_id == run_id) & (_FILES.c.name == name)
-        for number, piece in enumerate(content):  # a transaction each: beats wait for it
-            with self.writing() as database:
-                if number == 0:
-                    database.execute(_FILES.delete().where(is_it))
-                row = {"run_id": run_id, "name": name, "number": number, "content": bytes(piece)}
-                database.execute(_FILES.insert().values(**row))
+
+        def write(database: sql.Connection) -> None:
+            database.execute(_FILES.delete().where(is_it & (_FILES.c.number >= number)))
+            database.execute(_FILES.insert().values(run_id=run_id, name=name, number=number, content=bytes(piece)))
+
+        for number, piece in enumerate(content):  # noqa: B007 - a transaction each: beats wait for it
+            self._write(write)
 
     def append(self, run_id: str, position: int, content: bytes) -> None:
         """Store one event at a position of its file, in place of what is there or after it; raises as ``writing``."""
         is_later = (_EVENTS.c.run_id == run_id) & (_EVENTS.c.position >= position)
-        with self.writing() as database:
+        row = {"run_id": run_id, "position": position, "written_unix_s": time.time(), "content": content}
+
+        def write(database: sql.Connection) -> None:
             database.execute(_EVENTS.delete().where(is_later))
-            row = {"run_id": run_id, "position": position, "written_unix_s": time.time(), "content": content}
             database.execute(_EVENTS.insert().values(**row))
+
+        self._write(write)
 
     def remove(self, run_id: str) -> None:
         """Delete a run; raises as ``writing``."""
-        with self.writing() as database:
+
+        def write(database: sql.Connection) -> None:
             for table in (_FILES, _EVENTS):
                 database.execute(table.delete().where(table.c.run_id == run_id))
+
+        self._write(write)
 
     def copy_to(self, folder: Path, *, record: str, log: str) -> None:
         """Complete a copy of all runs: new files, all records, and the events that were added since the last time.

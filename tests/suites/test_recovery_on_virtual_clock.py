@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ringtune.run_control import events as rd
+from ringtune.schedule.lowering import links
 from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
@@ -174,12 +175,14 @@ def test_runs_in_which_a_link_between_living_nodes_is_lost_log_what_undisturbed_
         ring, due, is_twice = ring_of(plan, rng), rng.randint(1, 300), rng.random() < 0.5
         accused = rng.choice([node for node in plan.nodes if plan.owner(node) is None])
         complainer = rng.choice([node for node in plan.nodes if node != accused])
+        is_late = rng.random() < 0.2  # it is lost when results are collected
         reports, told = list[int](), list[rd.LinkFailed]()  # committed turns at each report
 
         def when(what: str, node: str) -> None:
             kept = sum(isinstance(entry, rd.LogKept) for entry in ring.result.logged)  # noqa: B023
             again = is_twice and len(recoveries(ring.result)) == 1 == len(reports) and reports[0] == kept  # noqa: B023
-            if again or (not reports and len(ring.moments) >= due):  # noqa: B023
+            is_due = what == "collect" if is_late else len(ring.moments) >= due  # noqa: B023
+            if again or (not reports and is_due):  # noqa: B023
                 reports.append(kept)  # noqa: B023
                 told.append(ring.lose_link(complainer, accused))  # noqa: B023
             elif len(told) == len(recoveries(ring.result)) == 1:  # noqa: B023
@@ -193,10 +196,47 @@ def test_runs_in_which_a_link_between_living_nodes_is_lost_log_what_undisturbed_
             continue
         assert story(result) == story(wanted), seed
         found = recoveries(result)
-        with_all += bool(found) and found[0].lost == () and found[0].link != ""
+        assert not found or (found[0].lost == () and found[0].link != ""), seed
+        with_all += bool(found)
         without += len(found) == 2 and found[1].lost == (accused,)
         assert ring.surprises == [], seed
     assert with_all >= 2 and without >= 1
+
+
+@pytest.mark.parametrize("block", range(6))
+@pytest.mark.sampled(1)
+def test_runs_in_which_a_link_stays_broken_go_on_without_an_end_of_it_that_owns_no_rows(block: int) -> None:
+    """Both ends live, and whichever reports the other: the nodes can't all go back with all links."""
+    without = 0
+    for seed in range(block * 15, block * 15 + 15):
+        rng = random.Random(seed)
+        plan = plan_of(rng)
+        wanted = ring_of(plan, random.Random(seed)).run()
+        ring, due = ring_of(plan, rng), rng.randint(1, 200)
+        found = [ends for ends in sorted(links(plan)) if not all(plan.owner(node) for node in ends)]
+        if not found:
+            continue
+        ends = rng.choice(found)
+        reporter, accused = rng.sample(ends, 2)
+
+        def when(what: str, node: str) -> None:
+            if not any(ring.cut) and len(ring.moments) >= due:  # noqa: B023
+                ring.cut = ends  # noqa: B023
+                ring.lose_link(reporter, accused)  # noqa: B023
+
+        ring.when = when
+        result = ring.run()
+        if result.finish.error:
+            assert any(text in result.finish.message for text in ("no living node", "nothing fits")), (
+                seed,
+                result.finish,
+            )
+            continue
+        assert story(result) == story(wanted), seed
+        lost = [node for one in recoveries(result) for node in one.lost]
+        assert {*lost} <= {node for node in ends if plan.owner(node) is None}, seed
+        without += len(lost) == 1
+    assert without >= 1
 
 
 @pytest.mark.parametrize("block", range(6))

@@ -15,6 +15,7 @@ from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.actions import Action, TensorKey
+from ringtune.schedule.lowering import links
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, turn_sequence
@@ -95,6 +96,7 @@ class RecoveringRing(VirtualRing):
         self.moments: list[tuple[str, str]] = []
         self.when: Callable[[str, str], str | None] = lambda what, node: None
         self.is_bad: Callable[[str, Action], bool] = lambda node, action: False
+        self.cut = ("", "")  # source and target of a link that can't be opened any more
 
     def lose(self, node: str) -> None:
         """Lose a node now; the coordinator hears of it later."""
@@ -176,6 +178,10 @@ class RecoveringRing(VirtualRing):
                     else rd.NoPlacementFound(placement_number, "CapacityError", "nothing fits any more")
                 )
                 self.clock.at(self.clock.now_s + self._notice_s(), self._tell_rounds, answer)
+            case rd.Move(node, part) if node == self.cut[0] and self.cut in links(part, command.start):
+                problem = f"node {self.cut[1]} can't be reached"
+                failed = rd.MoveFailed(node, part.placement.placement_number, "ConnectionFailedError", problem)
+                self._answer_rounds(node, failed)
             case rd.Move(node):
                 self._note("move", node)
                 self._derived = turn_sequence(command.part.course, start=command.start)

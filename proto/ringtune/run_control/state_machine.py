@@ -165,6 +165,7 @@ class RunStateMachine:
         self._audits, self.excluded = audits, set[str]()
         self._checking = self._checked = -1  # index of a turn
         self._opened_at: int | None = None  # step to which the run has gone back last because of a lost link
+        self._broken_link: rd.NodeFailed | None = None  # the last one between living nodes
         self._before: Turn | None = None  # the last turn that was granted before the last recovery
         self._returned = list[str]()  # left-out owners that are back, to be taken in at the next turn boundary
 
@@ -466,19 +467,29 @@ class RunStateMachine:
     def _on_link_failed(self, event: rd.LinkFailed, now_s: float, commands: list[rd.Command]) -> None:
         """Open all links anew: all nodes go back in the same placement.
 
-        If the accused node did not answer, or a link is lost again before another turn is committed, the run continues
-        without it.
+        If the accused node did not answer, the run continues without it; if a link is lost again before another turn is
+        committed, or can't be opened, without one of its ends.
         """
         part, step = self._required_migration.part, self._kept.step
         if event.placement_number != part.placement.placement_number:
             return  # all links were opened since
-        if not (event.answers and self._goes_back and self.phase == "training") or step in (None, self._opened_at):
+        can_go_back = self._goes_back and self.phase in _RECOVERS_IN and self._recovery is None
+        if not (event.answers and can_go_back) or step is None:
             self._on_node_failed(event.failed, now_s, commands)
+            return
+        self._broken_link = event.failed
+        if step == self._opened_at:
+            self._lose_an_end(event.failed, now_s, commands)
             return
         self._opened_at = step
         recovery = self._rewind((), "", now_s, commands, link=event.failed.message)
         recovery.place(self._required_plan, part.placement)
         commands += recovery.halt()
+
+    def _lose_an_end(self, link: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
+        """Continue without an end of a link that stays broken: the accused node, or the other if only it has none."""
+        lost = next((node for node in (link.lost, link.node) if self._course.owner(node) is None), link.lost)
+        self._on_node_failed(rd.NodeFailed(lost, link.error, link.message), now_s, commands)
 
     def _on_bad_step(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
         """Repeat the uncommitted turns, unless they are a repetition themselves."""
@@ -658,6 +669,9 @@ class RunStateMachine:
                     return
                 if error not in _UNREACHED:
                     raise error_from_name(error, message)
+                if recovery.link and self._broken_link is not None:
+                    self._lose_an_end(self._broken_link, now_s, commands)
+                    return
                 recovery.problem = message  # the node that it misses will be missed by all, or time runs out
             case rd.NoPlacementFound(placement_number, error, message) if placement_number == recovery.placement_number:
                 self._not_placed(recovery, error, message, now_s)

@@ -32,6 +32,7 @@ from ringtune.errors import (
     CapacityError,
     DataError,
     DeadlineError,
+    FrameError,
     IntegrityError,
     InterruptedRunError,
     JobError,
@@ -255,6 +256,12 @@ ENDS: dict[str, tuple[dict[str, Node], dict[str, Any], type[RingTuneError], str]
         {"runtime__wait_s": 2.0},
         PeerLostError,
         "node a is lost: it has left, or was started again",
+    ),
+    "a node was started again and is granted turns before it joins": (
+        {"a": {}, "b": {"fails_at": {"grant": FrameError("node b has no run, not run r; prepare it first")}}},
+        {},
+        PeerLostError,
+        "node b was started again, or has given the run up: node b has no run",
     ),
     "a node is silent for a lease": (
         {"a": {"on_grant": _silent}},

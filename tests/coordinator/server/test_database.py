@@ -136,6 +136,44 @@ def test_writes_of_a_former_holder_are_refused_by_number(pair: Pair) -> None:
     pair.b.append(ONE, 0, b"x")
 
 
+def test_write_outlasts_a_database_that_is_away_for_less_than_a_lease(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while it is started again: nothing is lost or doubled, also if only the answer of a commit was lost."""
+    monkeypatch.setattr(database, "_PAUSE_S", 0.0)
+    pair.a.take()
+    wrong = {"begin": 2, "committed": 3}
+
+    def fail(place: str, *_: object) -> None:
+        if wrong[place]:
+            wrong[place] -= 1
+            pair.passes(0.5)
+            raise sqlalchemy.exc.OperationalError("", {}, Exception("the server closed the connection"))
+
+    with contextlib.closing(RunStore(tmp_path / "a", database=pair.a)) as kept:
+        sqlalchemy.event.listen(pair.a._engine, "begin", functools.partial(fail, "begin"))
+        inner = pair.a.writing
+
+        @contextlib.contextmanager
+        def writing() -> Iterator[sqlalchemy.Connection]:
+            with pair.a._errors():
+                with inner() as connection:
+                    yield connection
+                fail("committed")
+
+        monkeypatch.setattr(pair.a, "writing", writing)
+        content = Pieces(9, lambda: iter([b"12345", b"6789"]))
+        kept.begin(record(), request=b"request", initial=content, on_saved=lambda step: None)(note("first"))
+        wrong |= {"begin": 1, "committed": 1}
+        kept._runs[ONE](note("second"))
+        copy_runs(pair.b, tmp_path / "b")
+        assert files_of(tmp_path / "b") == files_of(tmp_path / "a")
+        assert not any(wrong.values())
+        wrong["begin"] = 1000
+        with pytest.raises(InterruptedRunError, match="took no beat for 10 s"):
+            kept._runs[ONE](note("third"))
+
+
 def test_lease_that_was_given_back_is_free_at_once(pair: Pair) -> None:
     """A coordinator that ends in order lets no standby wait; the standby names who acts, once."""
     pair.a.take()
