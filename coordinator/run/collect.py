@@ -499,6 +499,7 @@ def send_results(
     run_id: str,
     wall_s: float,
     phases_s: Mapping[str, float],
+    audit: Mapping[str, Any] | None,
 ) -> None:
     """Send report and adapter or model of a run to the submitter.
 
@@ -514,6 +515,7 @@ def send_results(
         run_id: of the run.
         wall_s: seconds since the request.
         phases_s: seconds by phase.
+        audit: its figures; None without one.
 
     Raises:
         IntegrityError: the files of the nodes differ from the plan.
@@ -532,5 +534,6 @@ def send_results(
         predicted_steps_s=predicted.steps_s if predicted else None,
         operations=recorder.operations_report(),
         best=state.best,
+        audit=audit,
     )
     emit(control_pb2.RunEvent(report_json=json.dumps(report)))

@@ -423,6 +423,7 @@ class RunLedger:
         operations: Mapping[str, Any] | None = None,
         best: Evaluations | None = None,
         rows: Mapping[str, Any] | None = None,
+        audit: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Return the content of report.json.
 
@@ -436,6 +437,7 @@ class RunLedger:
             operations: of ``OperationsLedger.report``.
             best: evaluations of a run that keeps its best result; else None.
             rows: left out or cut rows of the owners' files.
+            audit: figures of ``coordinator.run.audit.RunAudit``; None without an audit.
 
         Returns:
             ``steps_s`` are the seconds of the steps alone, ``phases_s.training`` those with evaluations, checkpoints,
@@ -469,6 +471,7 @@ class RunLedger:
             },
             "eval": {key: value for key, value in judged.items() if key not in left_out},
             **({"best": {"step": best.best_step, "loss": best.best}} if best is not None else {}),
+            **({"audit": dict(audit)} if audit is not None else {}),
             **({"risen": self._final["risen"]} if self._final.get("risen") else {}),
             "evaluations": self._evaluations,
             **({"stopped": self._stop} if self._stop else {}),

@@ -529,6 +529,7 @@ class RunDriver(Driver):
             run_id=self.run_id,
             wall_s=time.monotonic() - self._started_s,
             phases_s=self._phases_s,
+            audit=self._audit.figures if self._audit is not None else None,
         )
 
     def _begin_after(self, failed: RingTuneError) -> Driver | None:

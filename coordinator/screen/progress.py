@@ -190,6 +190,11 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
     if any("device_bytes" in totals for totals in report["nodes"].values()):
         lines.append("  (on a GPU, needs are of its memory with CUDA's context, its peak is of tensors without it)")
     lines += [report["busy"]] if report.get("busy") else []
+    if audit := report.get("audit"):
+        lines.append(
+            f"audit: {audit['checked']} of {audit['drawn']} drawn micro-batches repeated by other hosts, "
+            f"{audit['disagreed']} with another result; turns waited {format_seconds(audit['seconds'])} for it"
+        )
     lines += saved_lines(report.get("operations"))
     return [*lines, *_result_lines(report)]
 

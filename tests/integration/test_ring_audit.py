@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringtune.job.job import Job
+from tests.support.audit_trails import checked
 from tests.support.cluster import Cluster, Follower
 from tests.support.results import largest_difference, reference_of, trained
 
@@ -40,7 +41,9 @@ def followed(ring: Cluster) -> tuple[Job, Follower]:
 
 
 @pytest.mark.promise("1 partition invariance")
-def test_host_that_scales_a_gradient_is_taken_out_and_the_run_goes_on(audited: Cluster, orders: Path) -> None:
+def test_host_that_scales_a_gradient_is_taken_out_and_the_run_goes_on(
+    audited: Cluster, orders: Path, tmp_path: Path
+) -> None:
     """First nobody is wrong, and nobody is named; then c is once, by a thousandth, and what it did has no effect."""
     job, follower = followed(audited)
     outcome = follower.wait()
@@ -48,6 +51,8 @@ def test_host_that_scales_a_gradient_is_taken_out_and_the_run_goes_on(audited: C
     assert not outcome.of_kind("recovery") and not [note for note in outcome.notes if "audit" in note]
     wanted = reference_of(audited, job, outcome)
     assert largest_difference(trained(outcome), wanted.adapter() | wanted.head()) < 1e-9
+    assert not checked(outcome, tmp_path / "honest").problems
+    assert outcome.report["audit"]["drawn"] == outcome.report["audit"]["checked"] > outcome.report["audit"]["disagreed"]
     (orders / "c").write_text("after backward 9 scale")
     job, follower = followed(audited)
     outcome = follower.wait()
@@ -57,3 +62,5 @@ def test_host_that_scales_a_gradient_is_taken_out_and_the_run_goes_on(audited: C
     assert [note for note in outcome.notes if "node c computed another result" in note]
     wanted = reference_of(audited, job, outcome)
     assert largest_difference(trained(outcome), wanted.adapter() | wanted.head()) < 1e-9
+    found = checked(outcome, tmp_path / "recovered")
+    assert not found.problems and found.figures["turns"] > 2 and outcome.report["audit"]["disagreed"] == 1

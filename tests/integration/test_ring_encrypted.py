@@ -21,6 +21,7 @@ from ringtune.transport.identity import read_identity
 from ringtune.transport.parties import VARIABLE, Party, node_party
 from ringtune.transport.speaker import speaker, speaking_as
 from ringtune.v1 import control_pb2
+from tests.support.audit_trails import checked
 from tests.support.cluster import RUN_S, Cluster, Outcome
 from tests.support.processes import run_ringtune
 from tests.support.results import largest_difference, reference_of, trained
@@ -69,11 +70,14 @@ def assert_trained(cluster: Cluster, job: Job, outcome: Outcome) -> None:
 def test_ring_encrypted_gives_the_same_result_and_refuses_a_removed_node(tmp_path: Path) -> None:
     """Nothing readable passes from node to node; who is removed ends with 3, can't come back, and the others train on.
 
-    The removed node has the reason in its log.
+    Of an audited run each node has signed what it did in each turn. The removed node has the reason in its log.
     """
     with encrypted(tmp_path) as (cluster, keeper, tap):
-        job = cluster.job()
-        assert_trained(cluster, job, cluster.run(job))
+        job = cluster.job(audit__share=0.1, recovery__copies="next")
+        outcome = cluster.run(job)
+        assert_trained(cluster, job, outcome)
+        found = checked(outcome, tmp_path / "ledger")
+        assert not found.problems and found.figures["signatures"] == found.figures["statements"] > 0
         assert "node-2" in ask(cluster, tmp_path / "trust" / "admin", code=0)
         assert VARIABLE in ask(cluster, tmp_path / "nobody", code=3)
         keeper.remove(node_party("node-2"), "node node-2 was removed: it was stolen")

@@ -1,12 +1,15 @@
-"""Trails of audited turns, written by hand: what a node reports of a turn in which all is right."""
+"""Trails of audited turns, written by hand, and the check of the ledger of a real run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+from coordinator.api.audit import CheckedLedger, LedgerCheck
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
-from ringtune.techniques.audit import begin_name, end_names, state_digest, state_name, work_of
+from ringtune.techniques.audit import LEDGER, begin_name, end_names, state_digest, state_name, work_of
+from tests.support.cluster import Outcome
 
 Ends = Callable[[int], tuple[str, str]]
 """Digests of weights and optimizer state of a block."""
@@ -23,3 +26,15 @@ def trail_of(
         found |= {state_name(seq, block): state_digest(*end(block)) for seq in work.updates}
         found |= dict(zip(end_names(block), end(block), strict=True))
     return found
+
+
+def checked(outcome: Outcome, folder: Path) -> CheckedLedger:
+    """Check the ledger of a run against its result, in a folder."""
+    for name in (LEDGER, "adapter/adapter.safetensors"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(outcome.files[name])
+    check = LedgerCheck()
+    check.read(folder / LEDGER, LEDGER)
+    assert outcome.plan is not None
+    check.compare(folder / "adapter/adapter.safetensors", steps=outcome.plan.course.num_steps, keeps_best=False)
+    return check.checked()

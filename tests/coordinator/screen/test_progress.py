@@ -119,7 +119,10 @@ def test_report_of_one_step_with_a_move_counts_the_move_as_training() -> None:
     """One step has no plural and no mean; the seconds of training are those that ``sim`` calls measured."""
     phases = {"training": 2.0, "moving": 0.5}
     train = {"first_loss": 0.5, "last_loss": 0.5, "mean_loss": 0.5, "mean_steps": 1}
-    lines = report_lines({**REPORT, "steps": 1, "phases_s": phases, "train": train})
+    audit = {"drawn": 8, "checked": 8, "disagreed": 1, "seconds": 0.25}
+    lines = report_lines({**REPORT, "steps": 1, "phases_s": phases, "train": train, "audit": audit})
+    (told,) = (line for line in lines if line.startswith("audit: 8 of 8 drawn micro-batches"))
+    assert told.endswith("1 with another result; turns waited 250 ms for it")
     assert lines[0] == "1 step in 1.5 s (predicted 1.2 s), loss of the last one 0.5000"
     assert lines[1].startswith("training with evaluations, checkpoints and moves 2.5 s, whole run with joining")
     assert evaluation_line({**EVALUATION, "step": 1}).startswith("evaluation after 1 step: ")
