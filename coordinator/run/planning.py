@@ -71,21 +71,28 @@ def check_waits(job: Job, plan: Plan, profile: Profile) -> None:
             )
 
 
-def wire_problem(job: Job, plan: Plan, wires: Mapping[str, int], *, names_heads: bool = False) -> str:
+def wire_problem(
+    job: Job, plan: Plan, wires: Mapping[str, int], *, names_heads: bool = False, takes_back: bool = False
+) -> str:
     """Say which nodes are of a build that would pass over a part of the run; empty if all know it.
 
     Nodes of one version may be of several builds. ``wires`` are the numbers of the messages that they know
-    (``endpoints.WIRE``), ``names_heads``: owners are told from which disk they take embedding and head.
+    (``endpoints.WIRE``), ``names_heads``: owners are told from which disk they take embedding and head,
+    ``takes_back``: an owner that was left out shall come back.
     """
     is_full = plan.course.method.full_parameters
+    moves = len(plan.nodes) > 1 and not stay_reason(plan.course, plan.placements)
     needs = {
-        "adapter.from": bool(plan.course.initial),
-        "recovery.copies = 'next'": is_full and any(one.copies for one in plan.placements),
-        "who may fetch in moves and recoveries": len(plan.nodes) > 1 and not stay_reason(plan.course, plan.placements),
-        "train.keep_best": job.keeps_best_on_disk,
-        "blocks and heads from other disks": names_heads,
+        "adapter.from": 1 * bool(plan.course.initial),
+        "recovery.copies = 'next'": 1 * (is_full and any(one.copies for one in plan.placements)),
+        "who may fetch in moves and recoveries": 1 * moves,
+        "train.keep_best": 1 * job.keeps_best_on_disk,
+        "blocks and heads from other disks": 1 * names_heads,
+        "owners that come back": 2 * (takes_back or any(one.back is not None for one in plan.course.left_out)),
     }
-    what, old = [key for key, is_used in needs.items() if is_used], sorted(node for node in wires if wires[node] < 1)
+    least = min(wires.values(), default=0)
+    what = [key for key, wire in needs.items() if wire > least]
+    old = sorted(node for node in wires if wires[node] < max(needs.values()))
     if not what or not old:
         return ""
     return (
