@@ -256,8 +256,13 @@ def find_resume(run_folder: Path, job: Job, note: Callable[[str], None]) -> Resu
     found = _read_plan(run_folder / "plan.json")
     plan = plan_of_checkpoint(job, with_state_where_asked(found, job), [manifests[0].plan_digest], lengths)
     if plan.course.left_out != found.course.left_out:
-        back = [owner.node for owner in plan.course.owners if found.course.owner(owner.node) is None]
-        note(f"the newest checkpoint is from before the rows of {', '.join(back)} were left out: they are needed again")
+        out = [owner.node for owner in plan.course.owners if found.course.owner(owner.node) is None]
+        back = [owner.node for owner in found.course.owners if plan.course.owner(owner.node) is None]
+        if out:
+            rows = f"the rows of {', '.join(out)} were left out: they are needed again"
+            note(f"the newest checkpoint is from before {rows}")
+        if back:
+            note(f"the newest checkpoint is from before {', '.join(back)} came back")
     manifests = _of_plan(manifests, job, plan, lengths, note)
     if plan.placements != found.placements:
         where = "on the disks of the nodes" if job.keeps_state_on_disk else "in memory"
@@ -279,13 +284,13 @@ def _of_plan(
     lengths: tuple[Length, ...],
     note: Callable[[str], None],
 ) -> tuple[CheckpointManifest, ...]:
-    """Drop checkpoints from before an owner was left out, where there is a newer one."""
+    """Drop checkpoints from before an owner was left out or came back, where there is a newer one."""
     if not plan.course.left_out:
         return manifests
     known = set[str]().union(*digests(job, plan, lengths).values())
     found = tuple(one for one in manifests if one.plan_digest in known or one is manifests[0])
     for one in manifests[len(found) :]:
-        note(f"the checkpoint of step {one.step} is from before an owner was left out, so it is not used")
+        note(f"the checkpoint of step {one.step} is from before an owner was lost or came back, so it is not used")
     return found
 
 

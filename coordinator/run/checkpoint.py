@@ -27,7 +27,7 @@ from coordinator.planner.make_plan import keep_plan
 from coordinator.planner.planned import Planned
 from coordinator.planner.replan import placed_without
 from coordinator.run.events import EventSink
-from coordinator.run.run_text import left_out_text
+from coordinator.run.run_text import owners_text
 from ringtune.config.sections import SKIP_OWNER
 from ringtune.costs.profile import Profile
 from ringtune.errors import CapacityError, IntegrityError, ModelError, StorageError
@@ -248,7 +248,7 @@ class ResumeChooser:
         best = self._told_best(manifest, placement_number)
         return (
             f"{why}; {manifest.name} is taken from copies on the other nodes, in placement {placement_number}"
-            + left_out_text(self._job, self._resume.plan.course, course)
+            + owners_text(self._job, self._resume.plan.course, course)
             + f"; {best}" * bool(best)
         )
 

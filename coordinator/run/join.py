@@ -6,7 +6,8 @@
                    '---error---> CandidateFailed --> a note
 
 A node is asked for the same facts as every node at the start. If its model is that of the run, and an owner's rows are
-those of the plan, it may get blocks, and the planner decides whether they pay. An awaited node returns to its place.
+those of the plan, it may get blocks, and the planner decides whether they pay. An awaited node returns to its place. An
+owner whose turns were left out has turns again from the next turn boundary on.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from ringtune.run_control import events as rd
 from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.plan import Plan
+from ringtune.v1 import control_pb2
 
 
 class Joined(NamedTuple):
@@ -79,6 +81,7 @@ class JoinCandidates:
         lease_s: a node that does not answer for so long is lost.
         put: takes answers, from any thread.
         models: of the run.
+        shards_run: the run at whose start nodes have kept a digest of their rows.
     """
 
     def __init__(
@@ -89,8 +92,10 @@ class JoinCandidates:
         lease_s: float,
         put: Callable[[CandidateAnswered | CandidateFailed], None],
         models: AgreedModel,
+        shards_run: str,
     ) -> None:
         self._run_id, self._job, self._lease_s, self._put, self._models = run_id, job, lease_s, put, models
+        self._shards_run = shards_run
         self._asked: dict[str, JoinCandidate] = {}
 
     def ask(self, member: Member, *, measure: bool, neighbours: int, frozen: FrozenWeights | None) -> None:
@@ -113,7 +118,11 @@ class JoinCandidates:
             neighbours=neighbours,
             frozen=frozen,
             put=lambda facts: self._put(CandidateAnswered(instance, facts)),
+            extend=self._ask_rows,
         )
+
+    def _ask_rows(self, request: control_pb2.InspectRequest) -> None:
+        request.rows_run = self._shards_run
 
     def take(self, node: str, instance: str) -> JoinCandidate | None:
         """Remove and return a candidate; None if no such process is being inspected."""
@@ -165,17 +174,23 @@ def refusal_reason(facts: NodeFacts, known: KnownNodes) -> str:
             "start it without --model"
         )
     before = known.facts.get(facts.node)
-    if known.plan.owner(facts.node) is None or before is None:
+    owner = next((owner for owner in known.plan.course.all_owners if owner.node == facts.node), None)
+    if owner is None:
         return ""
-    rows, had = (facts.train_rows, facts.eval_rows), (before.train_rows, before.eval_rows)
+    since = before or owner  # it was left out before this part of the run began
+    rows, had = (facts.train_rows, facts.eval_rows), (since.train_rows, since.eval_rows)
     if rows != had:
         return (
             f"it has {rows[0]} training and {rows[1]} evaluation rows, the run began with {had[0]} and {had[1]}; start "
             "it again with the same data"
         )
+    others = "its rows have other labels or users than when the run began; start it again with the same data"
+    if before is None:
+        same = {*facts.labels, *facts.eval_labels} <= {*known.plan.course.labels} and facts.users == owner.users
+        return "" if same else others
     labels = (facts.labels, facts.eval_labels, facts.users)
     if labels != (before.labels, before.eval_labels, before.users):
-        return "its rows have other labels or users than when the run began; start it again with the same data"
+        return others
     if known.plan.course.method.full_parameters:  # replicas are placed by what nodes are now
         try:
             refuse_differing_copies(known.plan, {**known.facts, facts.node: facts})
@@ -219,6 +234,7 @@ class JoinHandler:
         admit: adds a node with its calls to the run; returns the former process of its name.
         addresses: of the run's nodes; those of nodes that join are added.
         models: of the run.
+        shards_run: as for ``JoinCandidates``.
     """
 
     def __init__(
@@ -236,10 +252,13 @@ class JoinHandler:
         admit: Callable[[Member, AgentCalls], str],
         addresses: dict[str, str],
         models: AgreedModel,
+        shards_run: str,
     ) -> None:
         self._request, self._members, self._machine, self._reports = request, members, machine, reports
         self._lease_s, self._put, self._feed, self._note, self._admit = lease_s, put, feed, note, admit
-        self._candidates = JoinCandidates(run_id, request.job, lease_s=lease_s, put=put, models=models)
+        self._candidates = JoinCandidates(
+            run_id, request.job, lease_s=lease_s, put=put, models=models, shards_run=shards_run
+        )
         self._addresses = addresses
         self._early: dict[str, Joined] = {}
         self._known: KnownNodes | None = None
@@ -249,9 +268,11 @@ class JoinHandler:
         self._has_gathered = False
 
     def begin(self, known: KnownNodes, recorder: RunRecorder, replanning: ReplanSearch) -> None:
-        """Start with a plan: nodes that joined before may be inspected now."""
+        """Start with a plan: nodes that joined before may be inspected now, and owners that were left out."""
         self._known, self._recorder, self._replanning = known, recorder, replanning
-        for early in self._early.values():
+        absent = [one.owner.node for one in known.plan.course.absent]
+        there = {member.node: Joined(member) for member in self._members.living() if member.node in absent}
+        for early in (there | self._early).values():
             self._put(early)
         self._early = {}
 
@@ -331,6 +352,12 @@ class JoinHandler:
             return "it is a guest"
         if member.node not in living:
             return "it is drained"
+        if member.node in self._machine.left_out and self._known is not None:
+            if not (why := self._machine.return_reason(member.node)):
+                wires = {node: one.wire for node, one in living.items() if node in {member.node, *needed}}
+                return wire_problem(self._request.job, self._known.plan, wires, takes_back=True)
+            if self._replanning is not None and self._replanning.why_closed:
+                return f"its rows stay left out: {why}"
         return self._replanning.why_closed if self._replanning is not None else "there is no plan yet"
 
     def _is_awaited(self, node: str) -> bool:
@@ -374,6 +401,8 @@ class JoinHandler:
         if self._known is None or self._recorder is None or self._replanning is None:
             return
         member, is_awaited = candidate.member, self._is_awaited(facts.node)
+        is_left_out = facts.node in self._machine.left_out
+        why = self._machine.return_reason(facts.node) if is_left_out else ""
         if self._admit(member, candidate.calls) != member.instance:
             self._reports.forget(facts.node)
         self._addresses[facts.node] = member.address
@@ -382,11 +411,15 @@ class JoinHandler:
         self._known = dataclasses.replace(self._known, facts={**self._known.facts, facts.node: facts})
         self._recorder.joined(facts, links)
         self._replanning.joined(facts, links, looks=not is_awaited)
-        self._note(
-            f"node {facts.node} is back; resuming"
-            if is_awaited
-            else f"node {facts.node} may get blocks of this run; that is decided after the next turn"
-        )
+        if is_left_out and not why:
+            self._note(f"node {facts.node} is back; its rows are trained again from the next turn boundary on")
+        else:
+            self._note(
+                f"node {facts.node} is back; resuming"
+                if is_awaited
+                else f"node {facts.node} may get blocks of this run; that is decided after the next turn"
+                + f"; its rows stay left out: {why}" * is_left_out
+            )
         self._feed(rd.NodeJoined(facts.node))
 
     def _refuse(self, candidate: JoinCandidate, problem: str) -> None:

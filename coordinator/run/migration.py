@@ -25,7 +25,7 @@ from coordinator.planner.replan import PlacementProposal, placed_without, replan
 from coordinator.run.checkpoint import CheckpointManager
 from coordinator.run.node_client import AgentCalls, NodeMoved, NodePrepared, NodeRested
 from coordinator.run.report import RunLedger
-from coordinator.run.run_text import left_out_text
+from coordinator.run.run_text import owners_text
 from ringtune.config.sections import NEVER
 from ringtune.costs.calibration import CHANGED, PaceMonitor
 from ringtune.costs.links import RecordedLinks
@@ -179,7 +179,7 @@ class MigrationDriver:
 
     def recovered(self, command: rd.LogRecovery) -> str:
         """Grant in the placement of a recovery from now on; return a sentence for the user."""
-        shorter = left_out_text(self._job, self.part.course, command.part.course)
+        owners = owners_text(self._job, self.part.course, command.part.course)
         self.part = command.part
         self._place()
         if command.link and not command.lost:
@@ -187,6 +187,11 @@ class MigrationDriver:
                 f"{command.link}; both nodes answer the coordinator, so all nodes went back to the end of step "
                 f"{command.step} in {format_seconds(command.seconds)}, with new links"
             )
+        if command.returned and not command.lost:
+            return (
+                f"node {', '.join(command.returned)} is back; the run continues from step {command.step} after "
+                f"{format_seconds(command.seconds)}"
+            ) + owners
         if not command.lost:
             return (
                 f"a bad step: {command.bad_step}; all nodes went back to the end of step {command.step} in"
@@ -200,7 +205,7 @@ class MigrationDriver:
             f"{' and '.join(who)}; the run continues from step {command.step}, in placement"
             f" {self.part.placement.placement_number}, after {format_seconds(command.seconds)}; {came} of copies "
             "were fetched"
-        ) + shorter
+        ) + owners
 
     def log(self, command: rd.LogMove) -> str:
         """Grant in the present placement from now on; return a sentence for the user."""

@@ -71,11 +71,14 @@ def check_waits(job: Job, plan: Plan, profile: Profile) -> None:
             )
 
 
-def wire_problem(job: Job, plan: Plan, wires: Mapping[str, int], *, names_heads: bool = False) -> str:
+def wire_problem(
+    job: Job, plan: Plan, wires: Mapping[str, int], *, names_heads: bool = False, takes_back: bool = False
+) -> str:
     """Say which nodes are of a build that would pass over a part of the run; empty if all know it.
 
     Nodes of one version may be of several builds. ``wires`` are the numbers of the messages that they know
-    (``endpoints.WIRE``), ``names_heads``: owners are told from which disk they take embedding and head.
+    (``endpoints.WIRE``), ``names_heads``: owners are told from which disk they take embedding and head,
+    ``takes_back``: an owner that was left out shall come back.
     """
     is_full = plan.course.method.full_parameters
     can_move = len(plan.nodes) > 1 and not stay_reason(plan.course, plan.placements)
@@ -87,6 +90,7 @@ def wire_problem(job: Job, plan: Plan, wires: Mapping[str, int], *, names_heads:
         ("blocks and heads from other disks", 1): names_heads,
         ("recovery.copies as a number", 2): any(one.num_copies for one in plan.placements),
         ("[audit]", 2): bool(job.audit_share),
+        ("owners that come back", 2): takes_back or any(one.back is not None for one in plan.course.left_out),
     }
     oldest = min(wires.values(), default=0)
     what = [key for (key, number), is_used in needs.items() if is_used and number > oldest]

@@ -208,6 +208,7 @@ def recovery_policy(request: RunRequest, *, awaits_nodes: bool) -> RecoveryPolic
     return RecoveryPolicy(
         leaves_out=recovery.owners == SKIP_OWNER,
         awaits_s=recovery.wait_s if awaits_nodes and request.is_training else 0.0,
+        num_steps=request.job.train.num_steps,
     )
 
 

@@ -161,6 +161,7 @@ class RunDriver(Driver):
             admit=self._admit,
             addresses=self._addresses,
             models=self._models,
+            shards_run=self._checkpoints.shards_run,
         )
         self._timers: dict[str, float] = {}
         self._neighbours: dict[str, int] = {}

@@ -113,6 +113,7 @@ def fetched_text(command: LogFetched) -> str:
 
 def recovery_line(command: LogRecovery) -> dict[str, Any]:
     """Make the line of a recovery."""
+    course = command.plan.course
     return {
         "kind": "recovery",
         "step": command.step,
@@ -123,18 +124,29 @@ def recovery_line(command: LogRecovery) -> dict[str, Any]:
         **({"bad_step": command.bad_step} if command.bad_step else {}),
         **({"link": command.link} if command.link else {}),
         **({"back": [*command.back]} if command.back else {}),
-        **({"left_out": [*command.left_out], "num_steps": command.plan.course.num_steps} if command.left_out else {}),
+        **({"left_out": [*command.left_out]} if command.left_out else {}),
+        **({"returned": [*command.returned], "missed_turns": course.missed} if command.returned else {}),
+        **({"num_steps": course.num_steps} if command.left_out or command.returned else {}),
     }
 
 
-def left_out_text(job: Job, before: Course, after: Course) -> str:
-    """Say whose rows are left out from one course to the next, and what follows; empty where nobody's are."""
-    out = ", ".join(one.owner.node for one in after.left_out[len(before.left_out) :])
-    if not out:
+def owners_text(job: Job, before: Course, after: Course) -> str:
+    """Say whose rows are left out or taken in from one course to the next, and what follows; empty where nobody's."""
+    out = [owner.node for owner in before.owners if after.owner(owner.node) is None]
+    back = [owner.node for owner in after.owners if before.owner(owner.node) is None]
+    if not (out or back):
         return ""
-    text = f"; the rows of {out} are left out, so that the run ends with step {after.num_steps}"
+    missed = ", ".join(f"{node} has missed {_turns(after.missed.get(node, 0))}" for node in back)
+    text = f"; the rows of {', '.join(out)} are left out" if out else ""
+    text += f"; the rows of {', '.join(back)} are trained again ({missed})" if back else ""
+    text += f", so that the run ends with step {after.num_steps}"
     anew = job.train.keep_best and num_eval_rows(before) != num_eval_rows(after)
-    return text + "; the best of the evaluations from here on, which are without them, is kept" * anew
+    whom = "without" if out else "with"
+    return text + f"; the best of the evaluations from here on, which are {whom} them, is kept" * anew
+
+
+def _turns(count: int) -> str:
+    return "1 turn" if count == 1 else f"{count} turns"
 
 
 FIGURES: Final = (
@@ -270,7 +282,8 @@ def training_facts(course: Course) -> dict[str, Any]:
         "epochs": round(sum(use.trained_rows for use in uses) / rows, 6),
         "classes": list(course.labels),
         "owners": {use.owner: _owner(use) for use in uses},
-        "left_out": [one.owner.node for one in course.left_out],
+        "left_out": [one.owner.node for one in course.absent],
+        "missed_turns": course.missed,
         "notes": training_notes(course),
     }
 
@@ -320,8 +333,10 @@ def training_notes(course: Course) -> list[str]:
         found.append(f"no turn in {steps}, so no row is used: {listed(idle, 5)}; {remedy}")
     elif any(use.used_rows < use.rows for use in uses):
         found.append("not every row is used; train.epochs = 1 would use each about once")
-    lost = [(one.owner.node, one.turns) for one in course.left_out]
+    missed = course.missed
+    lost = [(one.owner.node, one.turns - missed.pop(one.owner.node, 0)) for one in course.absent]
     found += [f"{node} is lost, and its rows are left out after {turns} of its turns" for node, turns in lost]
+    found += [f"{node} was lost and came back, and has missed {_turns(count)}" for node, count in missed.items()]
     there = uses[: len(course.owners)]
     least, most = min(there, key=lambda use: use.epochs), max(there, key=lambda use: use.epochs)
     if course.turns == EQUAL and not idle and most.epochs > _FAR_APART * least.epochs:

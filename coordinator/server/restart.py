@@ -165,7 +165,7 @@ def _newest(found: Iterable[CheckpointManifest]) -> tuple[CheckpointManifest, ..
 def _of_one_course(
     request: RunRequest, plan: Plan, newest: tuple[CheckpointManifest, ...], lengths: tuple[Length, ...]
 ) -> Resume:
-    """Return the points to resume from, without those before an owner was left out, except the newest."""
+    """Return the points to resume from, without those before an owner was lost or came back, except the newest."""
     plan = plan_of_checkpoint(request.job, plan, [newest[0].plan_digest], lengths)
     known = set[str]().union(*digests(request.job, plan, lengths).values())
     manifests = tuple(one for one in newest if one is newest[0] or one.plan_digest in known)

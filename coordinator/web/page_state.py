@@ -279,6 +279,8 @@ def _recovery(line: Mapping[str, Any]) -> str:
         return f"node {lost} was lost, and {there} is back; the run {back}"
     if lost:
         return f"node {lost} is lost; the run {back}"
+    if there := ", ".join(map(str, line.get("returned", ()))):
+        return f"node {there} is back, and its rows are trained again; the run {back}"
     if link := line.get("link"):
         return f"{link}; both nodes live, and the run {back}"
     return f"step {line.get('bad_step')} was not finite; the run {back}"
@@ -508,7 +510,8 @@ class PageState:
         step = int(line.get("step", 0))
         self.ahead = {at: value for at, value in self.ahead.items() if at <= step}
         self._last = LastStep()
-        self.lost = (self.lost | set(map(str, line.get("lost", ())))) - set(map(str, line.get("back", ())))
+        back = {str(node) for key in ("back", "returned") for node in line.get(key, ())}
+        self.lost = (self.lost | set(map(str, line.get("lost", ())))) - back
         self._placement_number = placement_number(line, self._placement_number)
         self._show_plan()
 

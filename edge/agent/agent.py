@@ -24,7 +24,7 @@ from typing import Any, TypeVar, cast
 
 from edge.agent.active_run import ActiveRun, TorchBackend, build_slice, check_private, collect, open_links, start_loop
 from edge.agent.migration import AgentMigration
-from edge.checkpoint.shard_saver import ResumeShard
+from edge.checkpoint.shard_saver import ResumeShard, require_rows
 from edge.checkpoint.snapshot_servicer import fetch_audited
 from edge.checkpoint.snapshots import MigratedState
 from edge.machine import resources
@@ -113,11 +113,13 @@ class Agent:
         nodes: Collection[str] = (),
         shards_run: str = "",
         model_sha256: str = "",
+        rows_run: str = "",
     ) -> str:
         """Count rows and labels, and time every kind of work (nothing if ``timing`` is None).
 
         ``nodes`` of the run may measure their links to this one, and fetch what is on its disk of run ``shards_run``.
-        A node without a copy of the model fetches that with digest ``model_sha256``.
+        A node without a copy of the model fetches that with digest ``model_sha256``. Rows have to be those of the start
+        of run ``rows_run``, where the node's folder has their digest.
 
         Returns:
             ``profile.NodeFacts`` as JSON; empty if the node has no copy of the model and got no digest.
@@ -143,6 +145,8 @@ class Agent:
                 self.options, job, timing=timing, memory_bytes=budget, dataset=known
             )
             self._data = (run_id, dataset)
+            if rows_run and dataset is not None:
+                require_rows(self.options.state, self.options.name, rows_run, dataset.digest(rows_run))
             return facts
 
         left_s, what = deadline_s - time.monotonic(), f"node {self.options.name} to inspect its model and data"

@@ -53,6 +53,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
                 nodes=tuple(request.nodes),
                 shards_run=request.checkpoint_run,
                 model_sha256=request.model_sha256,
+                rows_run=request.rows_run,
             ),
         )
         if not facts:

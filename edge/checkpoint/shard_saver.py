@@ -167,11 +167,8 @@ class Saver:
         Raises:
             DataError: the rows or their order differ.
         """
-        if self._rows and self.open().rows() not in ("", self._rows):
-            raise DataError(
-                f"owner {self._node}: its rows, or their order, are not those that the run began with, so it would not "
-                "go on as it was; put the files back as they were, or train anew without --resume"
-            )
+        if self._rows:
+            _refuse_other_rows(self._node, self.open().rows(), self._rows)
 
     def moments(self) -> Path:
         """Return the folder for optimizer state of inactive units, removed at the run's end; errors as ``open``."""
@@ -323,6 +320,24 @@ def check_shards(
 def saved_parts(state: Path | None, node: str, run_id: str) -> SavedParts | None:
     """Return the copies and heads of a run for reading, without a lock; None where the node has no folder."""
     return SavedParts(RunShards(state / check_run_id(run_id)), node) if state is not None else None
+
+
+def require_rows(state: Path | None, node: str, run_id: str, rows: str) -> None:
+    """Refuse rows whose digest differs from that of a run's start, if the node's folder has it.
+
+    Raises:
+        DataError: the rows or their order differ.
+    """
+    if state is not None:
+        _refuse_other_rows(node, RunShards(state / check_run_id(run_id)).rows(), rows)
+
+
+def _refuse_other_rows(node: str, kept: str, rows: str) -> None:
+    if kept not in ("", rows):
+        raise DataError(
+            f"owner {node}: its rows, or their order, are not those that the run began with, so it would not go on as "
+            "it was; put the files back as they were, or train anew without --resume"
+        )
 
 
 def list_parts(state: Path | None, node: str, run_id: str) -> tuple[SavedPart, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -242,23 +243,29 @@ def test_last_owner_is_never_left_out() -> None:
     assert finish is not None and "no other node than c owns rows" in finish.message
 
 
+@pytest.mark.parametrize("back_s", [None, 20.0])
 @pytest.mark.parametrize("turns", ["equal", "rows"])
-def test_losses_of_a_lost_owner_are_forgotten_where_losses_decide(turns: str) -> None:
-    """With unfreeze.at = "auto" each turn has the decisions that follow from the losses of whoever is there."""
+def test_losses_of_a_lost_owner_are_forgotten_where_losses_decide(turns: str, back_s: float | None) -> None:
+    """With unfreeze.at = "auto" each turn has the decisions that follow from the losses of whoever is there.
+
+    An owner that is back counts from its first turn on.
+    """
     slices, owners = [("a", 0, 2), ("c", 2, 5)], ["a", "b", "c"]
     plan = make_plan(slices, owners, num_blocks=5, num_steps=60, local_iterations=2, unfreeze="auto", patience_steps=2)
     plan = changed(plan, turns=turns)
     decided = after = 0
     for seed in range(5):
-        ring = ring_of(plan, random.Random(seed), recovery=SKIPS, carrier=Losses(plan, seed))
+        back = {"recovery": taking_back(plan), "back_s": lambda node: back_s}
+        ring = ring_of(plan, random.Random(seed), carrier=Losses(plan, seed), **back)
         ring.when = lambda what, node, ring=ring: "b" if len(ring.moments) == 250 else None  # type: ignore[misc]
         result = ring.run()
         assert result.finish == rd.Finish("", ""), seed
-        assert trained(result) == without_owners(train_items(plan.course), left_out(result)), seed
+        assert trained(result) == without_owners(train_items(plan.course), changes(result)), seed
+        assert len(changes(result)) == (1 if back_s is None else 2), seed
         course, known = plan.course, NOTHING_KNOWN
         found: list[Turn] = []
         for entry in result.logged:
-            if isinstance(entry, rd.LogRecovery) and entry.left_out:
+            if isinstance(entry, rd.LogRecovery):
                 known, course = known.without(course, entry.plan.course), entry.plan.course
                 after += len(known.unfreeze_at)
             elif isinstance(entry, rd.LogTurn) and entry.turn.kind is StepKind.TRAIN:
@@ -307,6 +314,99 @@ def test_best_evaluation_is_that_of_the_same_rows(seed: int, eval_rows: int) -> 
             found.append((entry.is_best, best.best_step == entry.step))
     assert found and all(told == wanted for told, wanted in found)
     assert ring.collected_best <= {best.best_step, 0}
+
+
+def returning(steps: int = 24, **values: Any) -> RecoveringRing:
+    """A run that loses owner c, which hosts nothing, after some turns, and has it back in 60 s."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "c", "d"], num_blocks=4, num_steps=steps, checkpoint_every=4)
+    how = {"recovery": taking_back(plan), "back_s": lambda node: 60.0}
+    ring = ring_of(plan, random.Random(1), **{**how, **values})
+    ring.when = lambda what, node: "c" if what == "update" and len(ring.moments) > 90 and not ring.came else None
+    return ring
+
+
+def test_run_takes_an_owner_back_between_two_turns_and_repeats_none() -> None:
+    """In the placement that there is: what was granted before is done first, and the new course is saved at once."""
+    ring = returning()
+    obey, granted = ring._obey_rounds, list[Turn]()
+
+    def note(command: rd.Command) -> None:
+        if isinstance(command, rd.Grant) and recoveries(ring.result):
+            granted.extend(turn for turn in command.turns if turn.kind is StepKind.TRAIN)
+        obey(command)
+
+    ring._obey_rounds = note  # type: ignore[method-assign]
+    result = ring.run()
+    assert result.finish == rd.Finish("", "")
+    lost, back = recoveries(result)
+    assert (lost.left_out, back.returned, back.lost) == (("c",), ("c",), ())
+    assert back.part.placement.slices == lost.part.placement.slices
+    assert set(back.part.nodes) == {"a", "b", "c", "d"}
+    saved = [entry.step for entry in result.logged[result.logged.index(back) :] if isinstance(entry, rd.LogCheckpoint)]
+    assert saved[0] == back.step
+    steps = [turn.first_step for turn in granted]
+    assert steps[0] == lost.step and steps == sorted(set(steps)) and lost.step < back.step < back.plan.course.num_steps
+
+
+@pytest.mark.parametrize("error", ["CapacityError", "DataError"])
+def test_owner_that_can_not_take_its_part_is_left_out_again(error: str) -> None:
+    """It has less memory than before, or other rows: the others go on without it, and the run does not end."""
+    ring = returning()
+    obey = ring._obey_rounds
+
+    def refuse(command: rd.Command) -> None:
+        if isinstance(command, rd.Move) and command.node == "c":
+            failed = rd.MoveFailed("c", command.part.placement.placement_number, error, "node c: it can't")
+            ring.clock.at(ring.clock.now_s, ring._tell_rounds, failed)
+            ring.lost.append("c")
+        else:
+            obey(command)
+
+    ring._obey_rounds = refuse  # type: ignore[method-assign]
+    result = ring.run()
+    assert result.finish == rd.Finish("", "")
+    assert [(entry.left_out, entry.returned) for entry in recoveries(result)] == [(("c",), ()), ((), ())]
+    assert trained(result) == without_owners(train_items(ring.plan.course), changes(result))
+
+
+def test_run_says_why_an_owner_stays_out() -> None:
+    """It was not asked to leave owners out, it ends, or the owner has no turn any more."""
+    reasons = {
+        "recovery.owners is not 'skip'": returning(recovery=SKIPS),
+        "the last turns of this run are granted already": returning(steps=13, back_s=lambda node: 60.0),
+        "none of its turns is left": returning(steps=8, back_s=lambda node: 1.0),
+    }
+    for why, ring in reasons.items():
+        told, tell = list[str](), ring._tell_rounds
+
+        def watch(event: rd.Event, ring: RecoveringRing = ring, told: list[str] = told, tell: Any = tell) -> None:
+            if isinstance(event, rd.NodeJoined):
+                assert ring._rounds.left_out == ("c",)
+                told.append(ring._rounds.return_reason("c"))
+            tell(event)
+
+        ring._tell_rounds = watch  # type: ignore[method-assign]
+        result = ring.run()
+        assert result.finish == rd.Finish("", "") and len(recoveries(result)) == 1, why
+        assert told == [why]
+
+
+def test_run_that_is_being_stopped_takes_nobody_back() -> None:
+    """It ends with a checkpoint, as without the owner."""
+    ring = returning(drain_at_s=0.0)
+    tell = ring._tell_rounds
+
+    def watch(event: rd.Event) -> None:
+        if not (isinstance(event, rd.DrainRequested) and not ring.came):
+            tell(event)
+        if isinstance(event, rd.NodeJoined):
+            tell(rd.DrainRequested("stopped by the user"))
+
+    ring._tell_rounds = watch  # type: ignore[method-assign]
+    result = ring.run()
+    assert result.finish == rd.Finish("InterruptedRunError", "stopped by the user")
+    assert len(recoveries(result)) == 1
+    assert isinstance(result.logged[-1], rd.LogCheckpoint | rd.EnterPhase | rd.LogTurn)
 
 
 @pytest.mark.parametrize("awaits_s", [0.0, 1e3])

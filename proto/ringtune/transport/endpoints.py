@@ -237,7 +237,7 @@ WIRE: Final = 2
 
 1: ``adapter.from``; checkpoints' copies, best results on disks, and heads from other disks, where all parameters train;
 copies of what helpers fit.
-2: ``[audit]``; numbers of copies, and racks.
+2: ``[audit]``; numbers of copies, and racks; owners that come back.
 """
 
 

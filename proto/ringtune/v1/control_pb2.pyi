@@ -539,7 +539,7 @@ class HelperEntry(_message.Message):
     def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class InspectRequest(_message.Message):
-    __slots__ = ("run_id", "job_toml", "measure", "checkpoint_run", "shards", "measure_s", "neighbours", "fresh", "frozen_dtype", "frozen_native", "nodes", "model_sha256")
+    __slots__ = ("run_id", "job_toml", "measure", "checkpoint_run", "shards", "measure_s", "neighbours", "fresh", "frozen_dtype", "frozen_native", "nodes", "model_sha256", "rows_run")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
     MEASURE_FIELD_NUMBER: _ClassVar[int]
@@ -552,6 +552,7 @@ class InspectRequest(_message.Message):
     FROZEN_NATIVE_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     MODEL_SHA256_FIELD_NUMBER: _ClassVar[int]
+    ROWS_RUN_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job_toml: str
     measure: bool
@@ -564,7 +565,8 @@ class InspectRequest(_message.Message):
     frozen_native: bool
     nodes: _containers.RepeatedScalarFieldContainer[str]
     model_sha256: str
-    def __init__(self, run_id: _Optional[str] = ..., job_toml: _Optional[str] = ..., measure: _Optional[bool] = ..., checkpoint_run: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardRef, _Mapping]]] = ..., measure_s: _Optional[float] = ..., neighbours: _Optional[int] = ..., fresh: _Optional[bool] = ..., frozen_dtype: _Optional[str] = ..., frozen_native: _Optional[bool] = ..., nodes: _Optional[_Iterable[str]] = ..., model_sha256: _Optional[str] = ...) -> None: ...
+    rows_run: str
+    def __init__(self, run_id: _Optional[str] = ..., job_toml: _Optional[str] = ..., measure: _Optional[bool] = ..., checkpoint_run: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardRef, _Mapping]]] = ..., measure_s: _Optional[float] = ..., neighbours: _Optional[int] = ..., fresh: _Optional[bool] = ..., frozen_dtype: _Optional[str] = ..., frozen_native: _Optional[bool] = ..., nodes: _Optional[_Iterable[str]] = ..., model_sha256: _Optional[str] = ..., rows_run: _Optional[str] = ...) -> None: ...
 
 class ShardRef(_message.Message):
     __slots__ = ("step", "sha256")

@@ -37,7 +37,7 @@ from ringtune.job.job import Job
 from ringtune.run_control.checkpoint import Resume
 from ringtune.run_control.continuation import Length, job_digest, with_state_where_asked
 from ringtune.schedule.methods.hift import Hift
-from ringtune.schedule.migration import without_owner
+from ringtune.schedule.migration import with_owner, without_owner
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
@@ -608,4 +608,16 @@ def test_checkpoints_around_the_loss_of_an_owner(tmp_path: Path) -> None:
     resume = find_resume(tmp_path, job, notes.append)
     assert resume is not None and resume.plan == after
     assert resume.manifests == (newest,)
-    assert notes == ["the checkpoint of step 8 is from before an owner was left out, so it is not used"]
+    assert notes == ["the checkpoint of step 8 is from before an owner was lost or came back, so it is not used"]
+    # Back since step 14: with a checkpoint from before, the plan of before; b is there, and is taken in again
+    again = Plan(with_owner(after.course, "b", 7, 20), after.placements)
+    again = again.extended(again.placements[-1], 7, placement_number=3)
+    (tmp_path / "plan.json").write_text(json.dumps(again.to_json()))
+    notes.clear()
+    resume = find_resume(tmp_path, job, notes.append)
+    assert resume is not None and resume.plan.course == after.course and resume.manifests == (newest,)
+    assert notes[0] == "the newest checkpoint is from before b came back"
+    last = manifest(14, plan_digest=again.at(3).digest, job_digest=job_digest(job), placement_number=3)
+    RunCheckpoints(tmp_path).add(dataclasses.replace(last, shards=last.shards[:2]))
+    resume = find_resume(tmp_path, job, notes.append)
+    assert resume is not None and resume.plan == again and [one.step for one in resume.manifests] == [14]

@@ -16,6 +16,8 @@ from coordinator.run.requests import RunRequest
 from coordinator.run.run_driver import RunDriver
 from ringtune.errors import BusyError, ConnectionFailedError, DataError, FrameError, IntegrityError
 from ringtune.schedule.methods import Hift, RingAda
+from ringtune.schedule.migration import without_owner
+from ringtune.schedule.plan import Plan
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, facts, job
 from tests.support.plans import changed, make_plan
@@ -281,6 +283,14 @@ def test_owner_that_comes_back_has_the_rows_that_it_had() -> None:
     for changes, why in rows:
         found = refusal_reason(facts("b", **changes), KNOWN)
         assert found.startswith(why) and bool(found) == bool(why)
+    # One that was left out before this part of the run began is compared with the plan
+    course = changed(KNOWN.plan, labels=("neg", "pos")).course
+    plan = Plan(without_owner(course, "b", 1), KNOWN.plan.placements)
+    known = KnownNodes(plan, {"a": facts("a")})
+    (had,) = [one.owner for one in plan.course.absent]
+    for changes, why in rows:
+        found = refusal_reason(facts("b", **{"eval_rows": had.eval_rows, **changes}), known)
+        assert found.startswith(why.replace(" 5", f" {had.eval_rows}")) and bool(found) == bool(why)
 
 
 def test_owner_with_copies_comes_back_with_the_device_that_it_had() -> None:

@@ -206,6 +206,11 @@ def test_node_of_an_older_build_takes_no_part_where_state_moves() -> None:
     )
     refused = [plan for plan in (alone, both, staying) if wire_problem(job(), plan, {"a": 1, "b": 0})]
     assert refused == [both]
+    assert wire_problem(job(), both, {"a": 1, "b": 1}) == "" == wire_problem(job(), both, {"a": 2}, takes_back=True)
+    assert wire_problem(job(), both, {"a": 2, "b": 1}, takes_back=True) == (
+        "node b has an older build of ringtune, which does not know owners that come back; install the coordinator's "
+        "there"
+    )
     problem = wire_problem(job(), both, {"a": 1, "b": 0})
     assert "node b has an older build" in problem and "moves and recoveries; install" in problem
     audited = job().with_overrides({"audit.share": 0.02, "recovery.copies": "next"})

@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.run.recorder import RunRecorder
 from coordinator.run.report import OperationsLedger, RunLedger, figures, mean
-from coordinator.run.run_text import all_figures, figures_text, stop_text, training_facts
+from coordinator.run.run_text import all_figures, figures_text, owners_text, recovery_line, stop_text, training_facts
 from coordinator.run.trace import MAX_SPANS, Activity, TraceText, step_begin, step_waits
 from coordinator.screen.progress import PlainProgress
 from coordinator.screen.training_text import saved_lines
@@ -28,7 +28,7 @@ from ringtune.run_control import events as rd
 from ringtune.run_control.evaluation import name_of
 from ringtune.schedule.actions import Action, Op, Payload, parse_action
 from ringtune.schedule.methods import Hift
-from ringtune.schedule.migration import without_owner
+from ringtune.schedule.migration import with_owner, without_owner
 from ringtune.schedule.operation_tables import BatchOperations, Operations
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
@@ -578,6 +578,29 @@ def test_owner_that_is_left_out_is_told_with_its_turns_and_compared_with_nobody(
     assert training_facts(course)["left_out"] == []
     by_rows = dataclasses.replace(course, turns="rows")
     assert training_facts(without_owner(by_rows, "b", 4))["steps"] == 42
+
+
+def test_owner_that_is_back_is_told_with_the_turns_that_it_has_missed() -> None:
+    """In the report, in the line of the recovery and in the sentence; lost again it is one that is left out."""
+    plan = make_plan([("a", 0, 4)], ["a", "b", "c"], num_steps=60, local_iterations=2)
+    lost = without_owner(plan.course, "b", 4)
+    back = with_owner(lost, "b", 8, 60)
+    found = training_facts(back)
+    assert (found["left_out"], found["missed_turns"], found["steps"]) == ([], {"b": 2}, 56)
+    assert {name: own["steps"] for name, own in found["owners"].items()} == {"a": 20, "b": 16, "c": 20}
+    assert "b was lost and came back, and has missed 2 turns" in found["notes"]
+    part = Plan(back, plan.placements)
+    line = recovery_line(rd.LogRecovery(16, (), part, part, 1.0, (), returned=("b",)))
+    assert (line["returned"], line["missed_turns"], line["num_steps"]) == (["b"], {"b": 2}, 56)
+    assert line["lost"] == [] and "left_out" not in line
+    keeps = job(train__keep_best=True, train__eval_every=4)
+    assert owners_text(keeps, lost, back) == (
+        "; the rows of b are trained again (b has missed 2 turns), so that the run ends with step 56; the best of the "
+        "evaluations from here on, which are with them, is kept"
+    )
+    again = training_facts(without_owner(back, "b", 12))
+    assert (again["left_out"], again["missed_turns"]) == (["b"], {"b": 2})
+    assert "b is lost, and its rows are left out after 3 of its turns" in again["notes"]
 
 
 def word_span(word: str, start_s: float = 1001.0, end_s: float = 1002.0) -> Span:

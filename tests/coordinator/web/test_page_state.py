@@ -201,6 +201,10 @@ def test_page_state_node_that_is_back_is_lost_no_more() -> None:
     assert state.section("nodes")["b"]["lost"]
     state.take(metrics(move), 8.0)
     assert not state.section("nodes")["b"]["lost"]
+    state.take(metrics(recovery), 9.0)
+    state.take(metrics({**recovery, "lost": [], "returned": ["b"]}), 10.0)
+    assert not state.section("nodes")["b"]["lost"]
+    assert "node b is back, and its rows are trained again; the run continues from step 2, after 1.5 s" in texts(state)
 
 
 def test_page_state_says_why_a_run_ends() -> None:

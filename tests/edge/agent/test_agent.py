@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -123,6 +125,23 @@ def test_agent_inspects_with_what_it_was_started_with(monkeypatch: pytest.Monkey
     facts = json.loads(agent.inspect(RUN, JOB, None, timeout_s=WAIT_S))
     ring.close()
     assert facts == {"node": "a", "path": "/elsewhere", "memory_bytes": 5, "timing": None}
+
+
+def test_agent_with_other_rows_than_at_the_start_of_the_run_says_so_when_it_is_inspected(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As far as its folder has their digest; nobody is told it."""
+    ring = TwoAgents(state=tmp_path)
+    agent, rows = ring.agents["a"], SimpleNamespace(digest=lambda run_id: f"digest for {run_id}")
+    monkeypatch.setattr(ring.shops["a"], "inspect", lambda *_, **__: ({"node": "a"}, rows))
+    agent.inspect(RUN, JOB, None, timeout_s=WAIT_S, rows_run=RUN)
+    for kept, is_refused in ((rows.digest(RUN), False), ("another", True)):
+        (tmp_path / RUN).mkdir(exist_ok=True)
+        (tmp_path / RUN / "rows").write_text(kept)
+        with pytest.raises(DataError, match="owner a: its rows, or their order") if is_refused else nullcontext():
+            agent.inspect(RUN, JOB, None, timeout_s=WAIT_S, rows_run=RUN)
+    agent.inspect(RUN, JOB, None, timeout_s=WAIT_S)
+    ring.close()
 
 
 def test_agent_refuses_calls_for_a_run_that_it_does_not_have(ring: TwoAgents) -> None:
