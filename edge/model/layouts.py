@@ -39,6 +39,9 @@ class BlockLayout:
         key_norm: the same of keys.
         attention_last_norm: norm of the attention's output, after its bottleneck; empty without one.
         feed_forward_last_norm: the same of the feed-forward part.
+        attention_dropout: dropout of the attention's output; empty without one.
+        feed_forward_dropout: the same of the feed-forward part.
+        order: in which the block computes queries, keys and values, and draws the dropout of their LoRA.
     """
 
     attention: str
@@ -62,6 +65,9 @@ class BlockLayout:
     key_norm: str = ""
     attention_last_norm: str = ""
     feed_forward_last_norm: str = ""
+    attention_dropout: str = ""
+    feed_forward_dropout: str = ""
+    order: tuple[str, ...] = ("query", "key", "value")
 
     @property
     def is_merged(self) -> bool:
@@ -93,6 +99,8 @@ _BERT: Final = BlockLayout(
     attention_adapter="attention.output",
     feed_forward_adapter="output",
     norm_first=False,
+    attention_dropout="attention.output.dropout",
+    feed_forward_dropout="output.dropout",
 )
 _DISTILBERT: Final = BlockLayout(
     attention="attention",
@@ -108,6 +116,7 @@ _DISTILBERT: Final = BlockLayout(
     attention_adapter="attention_adapters",
     feed_forward_adapter="output_adapters",
     norm_first=False,
+    feed_forward_dropout="ffn.dropout",
 )
 _GPT2: Final = BlockLayout(
     attention="attn",
@@ -124,6 +133,8 @@ _GPT2: Final = BlockLayout(
     feed_forward_adapter="output_adapters",
     norm_first=True,
     inputs_first=True,
+    attention_dropout="attn.resid_dropout",
+    feed_forward_dropout="mlp.dropout",
 )
 _LLAMA: Final = BlockLayout(
     attention="self_attn",
@@ -165,6 +176,9 @@ _VIT: Final = BlockLayout(
     attention_adapter="attention_adapters",
     feed_forward_adapter="output.output_adapters",
     norm_first=True,
+    attention_dropout="attention.output.dropout",
+    feed_forward_dropout="output.dropout",
+    order=("key", "value", "query"),
 )
 LAYOUTS: Final[Mapping[str, BlockLayout]] = {
     "bert": _BERT,
