@@ -17,6 +17,11 @@ Both results are summed, with the output bias once, and pass the library's bottl
 
 Without a graph, full and forward-only subnets are the same.
 
+Dropout draws the masks of the whole block, in the order of its modules, and a subnet has its part of them: the
+probabilities of its heads, its inputs of the output matrices. So a subnet drops the same numbers whatever the others
+do. A block without full subnets draws nothing, as a frozen one. On an accelerator a whole block draws in other kernels
+than parts of one, which drop other numbers there.
+
 The active subnets of a block are ranges of rows (or columns) of its matrices, with neighbours joined. Each range is one
 matrix product that writes into its part of the result, or adds to it, without a copy of the rows. So the graph keeps no
 more than that of the whole matrix, for trained and frozen matrices alike.
@@ -188,10 +193,15 @@ Whole = Callable[[torch.Tensor], torch.Tensor]
 
 
 class HeadGroups:
-    """Runs the hosted blocks of a model with any pattern of subnets; make it after ``materialise``."""
+    """Runs the hosted blocks of a model with any pattern of subnets; make it after ``materialise``.
 
-    def __init__(self, skeleton: Skeleton) -> None:
-        self._skeleton = skeleton
+    Args:
+        skeleton: with real hosted blocks.
+        dropout: probability in training mode.
+    """
+
+    def __init__(self, skeleton: Skeleton, dropout: float = 0.0) -> None:
+        self._skeleton, self._dropout = skeleton, dropout
         self._blocks: dict[tuple[int, int], PartialBlock] = {}
 
     def run(self, index: int, hidden_BTD: torch.Tensor, context: Any, pattern: str, whole: Whole) -> torch.Tensor:
@@ -216,21 +226,71 @@ class HeadGroups:
         if (index, count) not in self._blocks:
             model_type, block = self._skeleton.layout.model_type, self._skeleton.blocks[index]
             subnets = subnets_of_block(block, model_type, self._skeleton.model.config, count)
-            self._blocks[index, count] = PartialBlock(block, model_type, subnets, adapter=ADAPTER)
+            self._blocks[index, count] = PartialBlock(
+                block, model_type, subnets, adapter=ADAPTER, dropout=self._dropout
+            )
         return self._blocks[index, count]
 
 
 Active = tuple[int, ...]
 """Computed subnets, ascending."""
 _ATTENTION: Final = ("query", "key", "value")
+Drop = Callable[[torch.Tensor], torch.Tensor]
+
+
+class DropoutMasks:
+    """Dropout masks of one run of a block; each is drawn once, for the whole layer.
+
+    Args:
+        probability: of a dropped number.
+
+    Attributes:
+        draws: whether there are any.
+    """
+
+    def __init__(self, probability: float) -> None:
+        self.draws = probability > 0
+        self._kept = 1 - probability
+        self._drawn: dict[str, torch.Tensor] = {}
+
+    def drop(
+        self, place: str, x: torch.Tensor, ranges: Ranges = (), *, dimension: int = -1, whole: int = 0
+    ) -> torch.Tensor:
+        """Drop numbers of a tensor.
+
+        Args:
+            place: name of the mask; the same name has the same mask.
+            x: to be dropped.
+            ranges: of the layer that are side by side in ``x``; empty = the whole layer.
+            dimension: along which they are.
+            whole: size of the whole layer along it.
+        """
+        if not self.draws:
+            return x
+        if place not in self._drawn:
+            shape = list(x.shape)
+            shape[dimension] = whole if ranges else shape[dimension]
+            self._drawn[place] = x.new_empty(shape).bernoulli_(self._kept).div_(self._kept)
+        mask = self._drawn[place]
+        if ranges:
+            mask = torch.cat([mask.narrow(dimension, start, stop - start) for start, stop in ranges], dimension)
+        return x * mask
 
 
 class PartialBlock:
-    """Runs one block by its subnets; weights are read at each run, because an update may replace them."""
+    """Runs one block by its subnets; weights are read at each run, because an update may replace them.
 
-    def __init__(self, block: nn.Module, model_type: str, subnets: Subnets, *, adapter: str) -> None:
+    Args:
+        dropout: probability of every dropout in the block, in training mode.
+    """
+
+    def __init__(
+        self, block: nn.Module, model_type: str, subnets: Subnets, *, adapter: str, dropout: float = 0.0
+    ) -> None:
         self._layout, self._attend = LAYOUTS[model_type], ATTEND[model_type]
         self._subnets, self._adapter = subnets, adapter
+        self._block, self._dropout = block, dropout
+        self._masks = DropoutMasks(0.0)
         self._matrices = matrices(block, model_type, subnets)
         self._modules: dict[str, Any] = {
             name: block.get_submodule(path)
@@ -245,6 +305,7 @@ class PartialBlock:
         """
         free = _with_code(pattern, FORWARD_ONLY) if torch.is_grad_enabled() else ()
         full = tuple(at for at in range(len(pattern)) if at not in free and pattern[at] != SHORTCUT)
+        self._masks = DropoutMasks(self._dropout if self._block.training else 0.0)
 
         def attend(x_BTD: torch.Tensor, active: Active, with_bias: bool) -> torch.Tensor:
             return self._attention(x_BTD, active, with_bias, context)
@@ -268,6 +329,8 @@ class PartialBlock:
             with torch.no_grad():
                 rest = compute(x_BTD.detach(), free, False)
             total = total + rest
+        if dropout := self._modules.get(f"{name}_dropout"):
+            total = dropout(total)
         after = None if self._layout.norm_first else norm
         found: torch.Tensor = bottleneck.bottleneck_layer_forward(total, hidden_BTD, after)
         if last := self._modules.get(f"{name}_last_norm"):
@@ -276,14 +339,22 @@ class PartialBlock:
 
     def _attention(self, x_BTD: torch.Tensor, active: Active, with_bias: bool, context: Any) -> torch.Tensor:
         q, k, v = self._merged(x_BTD, active) if self._layout.is_merged else self._separate(x_BTD, active)
-        found = self._attend(self._modules["attention"], q, k, v, context)
+        heads = self._matrices["attention_out"]._replace(width=1)
+
+        def drop(scores_BHTT: torch.Tensor) -> torch.Tensor:
+            ranges = _ranges(heads, self._subnets, active)
+            return self._masks.drop("attention", scores_BHTT, ranges, dimension=1, whole=self._subnets.heads)
+
+        found = self._attend(self._modules["attention"], q, k, v, context, drop if self._masks.draws else None)
         return self._inputs("attention_out", found.flatten(2), active, with_bias)
 
     def _separate(self, x_BTD: torch.Tensor, active: Active) -> list[torch.Tensor]:
         """Compute the active heads of queries, keys and values: (B, H, T, W) each."""
-        found = [self._heads(name, self._outputs(name, x_BTD, active)) for name in _ATTENTION]
+        found = {name: self._heads(name, self._outputs(name, x_BTD, active)) for name in self._layout.order}
         norms = [self._modules.get(f"{name}_norm") for name in _ATTENTION]
-        return [x if norm is None else norm(x) for norm, x in zip(norms, found, strict=True)]
+        return [
+            found[name] if norm is None else norm(found[name]) for norm, name in zip(norms, _ATTENTION, strict=True)
+        ]
 
     def _merged(self, x_BTD: torch.Tensor, active: Active) -> list[torch.Tensor]:
         """Compute them with one fused matrix, whose LoRA has separate factors for some of the three."""
@@ -293,7 +364,8 @@ class PartialBlock:
         parts = list(found.chunk(3, -1))
         if (lora := self._lora(module)) is not None:
             wrapped = [at for at, enabled in enumerate(lora.enable_lora) if enabled]
-            inners = torch.nn.functional.linear(x_BTD, lora.lora_A).chunk(len(wrapped), -1)
+            dropped = self._masks.drop("query", x_BTD)
+            inners = torch.nn.functional.linear(dropped, lora.lora_A).chunk(len(wrapped), -1)
             for before, (at, inner) in enumerate(zip(wrapped, inners, strict=True)):
                 rows = self._matrices[_ATTENTION[at]]._replace(offset=before * (module.out_features // 3))
                 change = active_outputs(inner, lora.lora_B, None, _ranges(rows, self._subnets, active))
@@ -318,7 +390,7 @@ class PartialBlock:
         lora = self._lora(module)
         if lora is None:
             return found
-        inner = torch.nn.functional.linear(x_BTD, lora.lora_A)
+        inner = torch.nn.functional.linear(self._masks.drop(name, x_BTD), lora.lora_A)
         change = active_outputs(inner, lora.lora_B, None, _ranges(matrix, self._subnets, active))
         return torch.add(found, change, alpha=lora.scaling)
 
@@ -328,7 +400,8 @@ class PartialBlock:
         lora = self._lora(module)
         if lora is None:
             return found
-        inner = active_inputs(x_BTa, lora.lora_A, None, ranges)
+        dropped = self._masks.drop(name, x_BTa, ranges, whole=lora.lora_A.shape[1])
+        inner = active_inputs(dropped, lora.lora_A, None, ranges)
         return torch.add(found, torch.nn.functional.linear(inner, lora.lora_B), alpha=lora.scaling)
 
     def _weight(self, module: Any) -> torch.Tensor:
@@ -361,31 +434,57 @@ def _ranges(matrix: Matrix, subnets: Subnets, active: Active) -> Ranges:
     return tuple(found)
 
 
-Attend = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor, Any], torch.Tensor]
+Attend = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor, Any, Drop | None], torch.Tensor]
 
 
 def _encoder(
-    module: Any, q_BHTW: torch.Tensor, k_BHTW: torch.Tensor, v_BHTW: torch.Tensor, mask: torch.Tensor | None
+    module: Any,
+    q_BHTW: torch.Tensor,
+    k_BHTW: torch.Tensor,
+    v_BHTW: torch.Tensor,
+    mask: torch.Tensor | None,
+    drop: Drop | None,
 ) -> torch.Tensor:
     """Attend as BERT: with an additive mask, a 2-D mask, or none."""
     if mask is not None and mask.dim() == 2:
         mask = (mask != 0)[:, None, None, :]
+    if drop is not None:
+        return _dropped(q_BHTW, k_BHTW, v_BHTW, mask, drop, is_causal=False)
     found = torch.nn.functional.scaled_dot_product_attention(q_BHTW, k_BHTW, v_BHTW, attn_mask=mask)
     return found.transpose(1, 2)
 
 
-def _gpt2(module: Any, q_BHTW: torch.Tensor, k_BHTW: torch.Tensor, v_BHTW: torch.Tensor, context: Any) -> torch.Tensor:
+def _gpt2(
+    module: Any,
+    q_BHTW: torch.Tensor,
+    k_BHTW: torch.Tensor,
+    v_BHTW: torch.Tensor,
+    context: Any,
+    drop: Drop | None,
+) -> torch.Tensor:
     is_causal = context.mask is None and q_BHTW.shape[2] > 1
-    return _library(module, q_BHTW, k_BHTW, v_BHTW, context.mask, is_causal=is_causal)
+    return _library(module, q_BHTW, k_BHTW, v_BHTW, context.mask, drop, is_causal=is_causal)
 
 
-def _llama(module: Any, q_BHTW: torch.Tensor, k_BHTW: torch.Tensor, v_BHTW: torch.Tensor, context: Any) -> torch.Tensor:
+def _llama(
+    module: Any,
+    q_BHTW: torch.Tensor,
+    k_BHTW: torch.Tensor,
+    v_BHTW: torch.Tensor,
+    context: Any,
+    drop: Drop | None,
+) -> torch.Tensor:
     q_BHTW, k_BHTW = _turned(q_BHTW, k_BHTW, context.rotary)
-    return _library(module, q_BHTW, k_BHTW, v_BHTW, context.mask, scaling=module.scaling)
+    return _library(module, q_BHTW, k_BHTW, v_BHTW, context.mask, drop, scaling=module.scaling)
 
 
 def _layered(
-    module: Any, q_BHTW: torch.Tensor, k_BHTW: torch.Tensor, v_BHTW: torch.Tensor, context: Any
+    module: Any,
+    q_BHTW: torch.Tensor,
+    k_BHTW: torch.Tensor,
+    v_BHTW: torch.Tensor,
+    context: Any,
+    drop: Drop | None,
 ) -> torch.Tensor:
     """Attend as a block of its type: rotary positions and a cap on the scores as the module has them."""
     own = context.of(module)
@@ -393,7 +492,7 @@ def _layered(
         q_BHTW, k_BHTW = _turned(q_BHTW, k_BHTW, own.rotary)
     cap = getattr(module, "attn_logit_softcapping", None)
     choices = {} if cap is None else {"softcap": cap}
-    return _library(module, q_BHTW, k_BHTW, v_BHTW, own.mask, scaling=module.scaling, **choices)
+    return _library(module, q_BHTW, k_BHTW, v_BHTW, own.mask, drop, scaling=module.scaling, **choices)
 
 
 def _turned(q_BHTW: torch.Tensor, k_BHTW: torch.Tensor, rotary: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -404,21 +503,68 @@ def _turned(q_BHTW: torch.Tensor, k_BHTW: torch.Tensor, rotary: Any) -> tuple[to
     return q_BHTW, k_BHTW
 
 
-def _vit(module: Any, q_BHTW: torch.Tensor, k_BHTW: torch.Tensor, v_BHTW: torch.Tensor, context: Any) -> torch.Tensor:
-    return _library(module, q_BHTW, k_BHTW, v_BHTW, None, is_causal=False, scaling=module.scaling)
+def _vit(
+    module: Any,
+    q_BHTW: torch.Tensor,
+    k_BHTW: torch.Tensor,
+    v_BHTW: torch.Tensor,
+    context: Any,
+    drop: Drop | None,
+) -> torch.Tensor:
+    return _library(module, q_BHTW, k_BHTW, v_BHTW, None, drop, is_causal=False, scaling=module.scaling)
 
 
-def _library(module: Any, *tensors: torch.Tensor | None, **choices: Any) -> torch.Tensor:
+def _library(
+    module: Any,
+    q_BHTW: torch.Tensor,
+    k_BHTW: torch.Tensor,
+    v_BHTW: torch.Tensor,
+    mask: torch.Tensor | None,
+    drop: Drop | None,
+    **choices: Any,
+) -> torch.Tensor:
     """Call the attention function of the module's configuration; returns (B, T, H, W)."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     name = module.config._attn_implementation
     if name == "eager":
         function = importlib.import_module(type(module).__module__).eager_attention_forward
+    elif drop is not None:
+        return _dropped(q_BHTW, k_BHTW, v_BHTW, mask, drop, **choices)
     else:
         function = ALL_ATTENTION_FUNCTIONS[name]
-    found: torch.Tensor = function(module, *tensors, dropout=0.0, **choices)[0]
-    return found
+    found, scores_BHTT = function(module, q_BHTW, k_BHTW, v_BHTW, mask, dropout=0.0, **choices)
+    if drop is not None:
+        found = _times_values(drop(scores_BHTT), v_BHTW)
+    attended: torch.Tensor = found
+    return attended
+
+
+def _dropped(
+    q_BHTW: torch.Tensor,
+    k_BHTW: torch.Tensor,
+    v_BHTW: torch.Tensor,
+    mask: torch.Tensor | None,
+    drop: Drop,
+    *,
+    is_causal: bool = True,
+    scaling: float | None = None,
+) -> torch.Tensor:
+    """Attend with the formula of torch's fused function, and drop scores; returns (B, T, H, W)."""
+    k_BHTW = k_BHTW.repeat_interleave(q_BHTW.shape[1] // k_BHTW.shape[1], 1)
+    scores_BHTT = q_BHTW @ k_BHTW.transpose(2, 3) * (scaling or q_BHTW.shape[3] ** -0.5)
+    if mask is None and is_causal:
+        mask = torch.ones(scores_BHTT.shape[2:], dtype=torch.bool, device=q_BHTW.device).tril()
+    if mask is not None and mask.dtype == torch.bool:
+        scores_BHTT = scores_BHTT.masked_fill(~mask, -torch.inf)
+    elif mask is not None:
+        scores_BHTT = scores_BHTT + mask
+    return _times_values(drop(scores_BHTT.softmax(-1)), v_BHTW)
+
+
+def _times_values(scores_BHTT: torch.Tensor, v_BHTW: torch.Tensor) -> torch.Tensor:
+    v_BHTW = v_BHTW.repeat_interleave(scores_BHTT.shape[1] // v_BHTW.shape[1], 1)
+    return (scores_BHTT @ v_BHTW).transpose(1, 2)
 
 
 ATTEND: Final[Mapping[str, Attend]] = {
@@ -429,7 +575,7 @@ ATTEND: Final[Mapping[str, Attend]] = {
     "vit": _vit,
     **dict.fromkeys(("qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "smollm3"), _layered),
 }
-"""``model_type`` -> (attention module, queries, keys, values (B, H, T, W), context) -> (B, T, H, W)."""
+"""``model_type`` -> (attention module, queries, keys, values (B, H, T, W), context, dropout) -> (B, T, H, W)."""
 
 Ranges = tuple[tuple[int, int], ...]
 

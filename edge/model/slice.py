@@ -181,7 +181,7 @@ class BlockRunner:
             for index, block in enumerate(skeleton.blocks)
         }
         self._resting: set[int] = set()
-        self._head_groups = HeadGroups(skeleton)
+        self._head_groups = HeadGroups(skeleton, dropout)
 
     def parameters(self, start: int, stop: int) -> dict[str, nn.Parameter]:
         """Return the trainable parameters of the hosted blocks ``[start, stop)``, by name."""
@@ -234,21 +234,18 @@ class BlockRunner:
         with ForwardContext(skeleton.base, inputs_embeds=hidden_BTD, attention_mask=mask_BT):
             for index in range(start, stop):
                 with contextlib.nullcontext() if around is None else around(index):
-                    pattern = given.get(index, "")
-                    if not pattern:
-                        hidden_BTD = self._whole(index, context, train_at, hidden_BTD)
-                        continue
-                    whole = functools.partial(self._whole, index, context, train_at)
-                    hidden_BTD = self._head_groups.run(index, hidden_BTD, context, pattern, whole)
+                    set_mode(skeleton.blocks[index], train=train_at is not None)
+                    if train_at is not None and self.dropout > 0:
+                        seed_unit(self._seed, *train_at, block_unit(index))
+                    whole = functools.partial(self._whole, index, context)
+                    if pattern := given.get(index, ""):
+                        hidden_BTD = self._head_groups.run(index, hidden_BTD, context, pattern, whole)
+                    else:
+                        hidden_BTD = whole(hidden_BTD)
         return hidden_BTD
 
-    def _whole(
-        self, index: int, context: Any, train_at: tuple[int, int] | None, hidden_BTD: torch.Tensor
-    ) -> torch.Tensor:
+    def _whole(self, index: int, context: Any, hidden_BTD: torch.Tensor) -> torch.Tensor:
         block = self.skeleton.blocks[index]
-        set_mode(block, train=train_at is not None)
-        if train_at is not None and self.dropout > 0:
-            seed_unit(self._seed, *train_at, block_unit(index))
         if self._top_tokens and index == len(self.skeleton.blocks) - 1:
             return self.skeleton.family.first_tokens(block, hidden_BTD, context, self._top_tokens)
         return self.skeleton.family.block(block, hidden_BTD, context)

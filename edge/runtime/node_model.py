@@ -208,7 +208,7 @@ def _check_subnets(course: Course, job: Job, skeleton: Skeleton) -> None:
     """Refuse subnets that blocks with these adapters can't have."""
     if course.subnets > 1:
         subnets = subnets_of_config(skeleton.model.config, inner=course.hidden_size, count=course.subnets)
-        if problem := head_group_refusal(job.adapter.config, dropout=job.train.dropout, heads=subnets.heads_each):
+        if problem := head_group_refusal(job.adapter.config, heads=subnets.heads_each):
             raise JobError(problem)
 
 

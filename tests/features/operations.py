@@ -166,6 +166,11 @@ SUBNETS = [
         for name in ("gpt2", "distilbert")
     ),
     *(
+        subnets(f"-dropout/{name}-{word}", name, 2, config, dropout=0.2)
+        for word, config in (("double_seq_bn", "double_seq_bn"), ("lora", LORA))
+        for name in ("bert", "distilbert", "gpt2", "vit", "llama", "gemma2")
+    ),
+    *(
         subnets(f"/unfreezing-{adapter}", "bert", 4, adapter, method="ringada", every_steps=2, num_steps=7)
         for adapter in ("seq_bn", "full")
     ),

@@ -55,7 +55,6 @@ def test_all_full_tables_change_no_bit(feature: Feature) -> None:
     [
         ({"adapter": "ia3"}, "adapter.config 'ia3' can't be run by head groups"),
         ({"adapter": "dora"}, "DoRA"),
-        ({"dropout": 0.1}, "train.dropout = 0.1"),
     ],
 )
 def test_node_refuses_what_heads_can_not_be_left_out_of(changes: dict[str, Any], problem: str) -> None:

@@ -22,7 +22,7 @@ from ringtune.schedule.operation_tables import FORWARD_ONLY, FULL, SHORTCUT, Bat
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, items, turn_sequence
 from sim.ring import RingResult, VirtualRing
-from tests.support.reference import adapter_of, inputs_of, targets_of, whole_model
+from tests.support.reference import adapter_of, inputs_of, seed_units, targets_of, whole_model
 from tests.support.tiny_families import PLUGGED
 from tests.support.torch_ring import Case, TorchCarrier, make_carrier
 
@@ -54,8 +54,9 @@ class Masks:
         for index, block in model.iter_layers():
             block.register_forward_hook(functools.partial(self._block, index), with_kwargs=True)
             for name in WAYS_OUT[model.config.model_type] if subnets > 1 else ():
-                hook = functools.partial(self._way_out, index)
-                block.get_submodule(name).register_forward_hook(hook, prepend=True)  # before a bottleneck plugged in
+                module, hook = block.get_submodule(name), functools.partial(self._way_out, index)
+                module.register_forward_pre_hook(self._before)
+                module.register_forward_hook(hook, prepend=True)  # before a bottleneck plugged in
 
     def _block(self, index: int, block: Any, args: Any, kwargs: Any, output: Any) -> Any:
         hidden = args[0] if args else kwargs["hidden_states"]
@@ -66,6 +67,15 @@ class Masks:
         elif FULL not in pattern:
             after = hidden + (after - hidden).detach()
         return (after, *output[1:]) if isinstance(output, tuple) else after
+
+    def _before(self, *_: Any) -> None:
+        self._drawn = torch.get_rng_state()
+
+    def _again(self, module: Any, given: torch.Tensor) -> torch.Tensor:
+        """Compute once more, with the dropout of the first time."""
+        torch.set_rng_state(self._drawn)
+        found: torch.Tensor = module.forward(given)
+        return found
 
     def _way_out(self, index: int, module: Any, args: Any, output: Any) -> Any:
         """Full inputs with gradient, forward-only ones without, each by a multiplication with ones and zeros."""
@@ -80,8 +90,9 @@ class Masks:
         for code, part in zip(pattern, parts, strict=True):
             if code != SHORTCUT:
                 ones[code == FORWARD_ONLY][part] = 1.0
-        nothing = module.forward(torch.zeros_like(given))
-        return module.forward(given * ones[0]) + (module.forward(given * ones[1]) - nothing).detach()
+        nothing = self._again(module, torch.zeros_like(given))
+        free = self._again(module, given * ones[1]) - nothing
+        return self._again(module, given * ones[0]) + free.detach()
 
 
 @functools.lru_cache(maxsize=64)
@@ -91,6 +102,7 @@ def one_process(case: Case) -> dict[str, torch.Tensor]:
     datasets, table = case.datasets(), case.operations or Operations()
     model = whole_model(case.job, plan, case.folder / "model").eval()
     masks = Masks(model, table.subnets)
+    generator_state, at = torch.get_rng_state(), seed_units(model, case.job)
     blocks = [list(block.parameters()) for _, block in model.iter_layers()]
     trained = [[value for value in block if value.requires_grad] for block in blocks]
     head = [] if model.active_head == "default" else list(model.heads[model.active_head].parameters())
@@ -100,6 +112,7 @@ def one_process(case: Case) -> dict[str, torch.Tensor]:
     batch_ids = {name: BatchStream(data.train_rows, 8, 0, name) for name, data in datasets.items()}
     for item in train_items(plan):
         lowest = 0 if case.method == "all" else max(0, 3 - item.step // case.every_steps)
+        model.heads[model.active_head].train()
         for index, parameters in enumerate(trained):
             for value in parameters:
                 value.requires_grad_(index >= lowest)
@@ -113,12 +126,16 @@ def one_process(case: Case) -> dict[str, torch.Tensor]:
         all_targets = sum(targets_of(case.task, rows)[1] for rows in parts.values())
         for micro, rows in parts.items():
             masks.row = table_rows[micro]
+            at.update(step=item.step, micro=micro)
+            for index, block in model.iter_layers():  # a block that is forward-only as a whole draws nothing
+                block.train(index >= lowest and FULL in pattern_of(masks.row, index, table.subnets))
             targets, count = targets_of(case.task, rows)
             (model(**inputs_of(model, rows), **targets).loss * (count / all_targets)).backward()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(case.job.train, item.step, case.num_steps)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+    torch.set_rng_state(generator_state)
     heads = {
         name: value for name, value in model.state_dict().items() if name.startswith(("heads.ringtune.", "score."))
     }

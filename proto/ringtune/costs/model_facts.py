@@ -163,9 +163,9 @@ def _subnets(job: Job, *, heads: int, kv_heads: int, inner: int, where: str) -> 
 
 
 def _given(job: Job, subnets: Subnets) -> Subnets:
-    """Refuse given tables for parts of blocks where the job's adapter or dropout needs whole blocks."""
+    """Refuse given tables for parts of blocks where the job's adapter needs whole blocks."""
     heads = subnets.heads_each if subnets.count > 1 else 0
-    if problem := head_group_refusal(job.adapter.config, dropout=job.train.dropout, heads=heads):
+    if problem := head_group_refusal(job.adapter.config, heads=heads):
         raise JobError(f"operations.table has {subnets.count} subnets a block: {problem}")
     return subnets
 

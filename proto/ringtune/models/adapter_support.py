@@ -2,7 +2,7 @@
 
 Heads in groups: a block with subnets has its own forward, which computes attention and feed-forward part of the active
 subnets only. Norms and bottlenecks are the library's modules, applied once to the whole. LoRA has rows or columns for
-each subnet. Refused are adapters and dropout that mix subnets inside a matrix or draw random numbers there.
+each subnet. Refused are adapters that mix subnets inside a matrix.
 
 Merging: only a change of a matrix can be added to the weights of the base model.
 
@@ -47,18 +47,13 @@ from ringtune.models.family import Family
 _WHOLE_BLOCKS = "or set operations.heads = 0, which takes whole blocks"
 
 
-def head_group_refusal(adapter_config: str, *, dropout: float, heads: int) -> str:
+def head_group_refusal(adapter_config: str, *, heads: int) -> str:
     """Say why blocks with this adapter can't be computed by head groups; empty if they can.
 
     ``heads`` are those of one subnet; 0 = a whole block is one subnet, which works with every adapter.
     """
     if not heads:
         return ""
-    if dropout > 0:
-        return (
-            f"train.dropout = {dropout} can't be drawn for a part of the heads only (operations.heads = {heads}); set "
-            f"train.dropout = 0, {_WHOLE_BLOCKS}"
-        )
     for part in parse_adapter_config(adapter_config):
         if problem := _head_group_problem(part):
             return (
@@ -73,7 +68,7 @@ def _head_group_problem(part: AdapterPart) -> str:
     kind, defaults = known_configurations()[part.name]
     options = {**defaults, **part.options}
     if kind == "bottleneck":
-        return "its dropout draws numbers" if options.get("dropout") else ""
+        return ""
     if kind == "reft":
         return "ReFT changes what leaves a block, outside of attention and feed-forward part"
     if kind in AUXILIARY_KINDS:
@@ -86,7 +81,7 @@ def _head_group_problem(part: AdapterPart) -> str:
         return "DoRA takes norms over the whole matrix"
     if options["use_gating"]:
         return "the gate of LoRA depends on the whole matrix"
-    return "its dropout draws numbers" if options.get("dropout") else ""
+    return ""
 
 
 def merge_refusal(config: str) -> str:

@@ -111,6 +111,8 @@ GPT2 = Family(
         feed_forward_adapter="output_adapters",
         norm_first=True,
         inputs_first=True,
+        attention_dropout="attn.resid_dropout",
+        feed_forward_dropout="mlp.dropout",
     ),
     owner_shapes=_gpt2_owner,
     problem=lambda config: indivisible(config["n_embd"], config["n_head"]),

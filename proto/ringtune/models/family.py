@@ -176,6 +176,9 @@ class BlockLayout:
         attention_last_norm: norm of the attention's output, after its bottleneck; empty without one.
         feed_forward_last_norm: the same of the feed-forward part.
         norms_have_bias: whether norms have a bias beside their weight.
+        attention_dropout: dropout of the attention's output; empty without one.
+        feed_forward_dropout: the same of the feed-forward part.
+        order: in which the block computes queries, keys and values, and draws the dropout of their LoRA.
     """
 
     attention: str
@@ -200,6 +203,9 @@ class BlockLayout:
     attention_last_norm: str = ""
     feed_forward_last_norm: str = ""
     norms_have_bias: bool = True
+    attention_dropout: str = ""
+    feed_forward_dropout: str = ""
+    order: tuple[str, ...] = ("query", "key", "value")
 
     @property
     def is_merged(self) -> bool:

@@ -208,7 +208,7 @@ def check_operations(operations: OperationsSettings, *, adapter: Adapter, train:
             "blocks itself would have no part in the tables; remove one of them"
         )
     heads = 0 if operations.by_slice or not operations.is_chosen else operations.heads
-    if problem := head_group_refusal(adapter.config, dropout=train.dropout, heads=heads):
+    if problem := head_group_refusal(adapter.config, heads=heads):
         raise JobError(problem)
 
 

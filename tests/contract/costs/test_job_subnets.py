@@ -81,7 +81,7 @@ def test_given_table_has_its_own_subnets() -> None:
 
 def test_given_table_of_parts_of_blocks_needs_an_adapter_that_can_be_parted() -> None:
     """As for chosen ones, but known only with the model."""
-    job = JOB.with_overrides({"train.dropout": 0.1})
+    job = JOB.with_overrides({"adapter.config": "ia3"})
     assert job_subnets(_with_table(1, job), FACTS).count == 1
-    with pytest.raises(JobError, match=r"operations.table has 2 subnets a block: train.dropout = 0.1"):
+    with pytest.raises(JobError, match=r"operations.table has 2 subnets a block: adapter.config 'ia3'"):
         job_subnets(_with_table(2, job), FACTS)

@@ -15,6 +15,7 @@ COVERED = (
     "par_bn",
     "seq_bn[use_gating=True]",
     "lora",
+    "lora[dropout=0.1]",
     "lora[attn_matrices=['q','k','v'], intermediate_lora=True, output_lora=True]",
     "seq_bn|lora[r=4]",
 )
@@ -25,7 +26,6 @@ REFUSED = {
     "lora[use_gating=True]": "gate of LoRA",
     "mtl_lora": "MTL-LoRA",
     "loreft": "ReFT",
-    "lora[dropout=0.1]": "draws numbers",
     "seq_bn|ia3": "it scales",
     "linear": "an auxiliary model is not divided",
     "mlp[hidden=8]": "an auxiliary model is not divided",
@@ -35,22 +35,16 @@ REFUSED = {
 @cases("config", COVERED)
 def test_covered_adapters_are_not_refused(config: str) -> None:
     """Bottlenecks are applied once, LoRA has rows and columns."""
-    assert head_group_refusal(config, dropout=0.0, heads=1) == ""
+    assert head_group_refusal(config, heads=1) == ""
 
 
 @cases("config", REFUSED)
 def test_what_is_not_covered_is_refused_with_the_remedy(config: str) -> None:
     """Both keys are named, and whole blocks stay possible."""
-    message = head_group_refusal(config, dropout=0.0, heads=2)
+    message = head_group_refusal(config, heads=2)
     assert REFUSED[config] in message
     assert "adapter.config" in message and "operations.heads = 0" in message
-    assert head_group_refusal(config, dropout=0.0, heads=0) == ""
-
-
-def test_dropout_is_refused_for_parts_of_a_block_only() -> None:
-    """Attention dropout would be drawn for another number of heads."""
-    assert "train.dropout = 0.1" in head_group_refusal("seq_bn", dropout=0.1, heads=1)
-    assert head_group_refusal("seq_bn", dropout=0.1, heads=0) == ""
+    assert head_group_refusal(config, heads=0) == ""
 
 
 @cases(

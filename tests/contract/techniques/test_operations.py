@@ -161,14 +161,11 @@ def test_operations_do_not_go_with_private_blocks() -> None:
 @cases(
     ("change", "message"),
     [
-        ({"train.dropout": 0.1}, "train.dropout = 0.1 can't be drawn for a part of the heads"),
         ({"adapter.config": "ia3"}, "adapter.config 'ia3' can't be run by head groups"),
         ({"adapter.config": "dora"}, "DoRA takes norms over the whole matrix"),
     ],
 )
-def test_operations_of_heads_need_an_adapter_and_dropout_that_can_be_parted(
-    change: dict[str, object], message: str
-) -> None:
+def test_operations_of_heads_need_an_adapter_that_can_be_parted(change: dict[str, object], message: str) -> None:
     """Whole blocks and whole slices can have any of them."""
     job = JOB.with_overrides(change)
     with pytest.raises(JobError) as caught:
