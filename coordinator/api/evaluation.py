@@ -79,9 +79,6 @@ def evaluate_on_ring(
 
     Returns:
         As ``evaluate_alone``.
-
-    Raises:
-        RingTuneError: the error of the evaluation.
     """
     if data is None:
         with _free_coordinator(address, insecure=insecure) as client:

@@ -403,11 +403,6 @@ def write_plot(path: Path, axes: Sequence[Axis], before_s: float, cells: Sequenc
     """Draw a sweep: numbers as points on a line, categories as bars; cells without a time leave a gap.
 
     The first axis is the x-axis; ``before_s``, the training seconds of the unchanged plan, is a dashed line.
-
-    Raises:
-        UsageError: something else is there, or the name has another ending.
-        RingTuneError: matplotlib is not installed.
-        StorageError: no room.
     """
     figure = check_plot(path).Figure(figsize=_INCHES, layout="constrained")
     plot = figure.subplots()

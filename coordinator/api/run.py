@@ -45,10 +45,6 @@ def draw_losses(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mappin
     """Draw the loss of each step, its moving mean, evaluations, and a line wherever the depth grows.
 
     ``steps`` have ``step``, ``loss`` and ``depth``, ``evaluations`` have ``step`` and ``loss``.
-
-    Raises:
-        RingTuneError: matplotlib is not installed.
-        UsageError: there is no step yet.
     """
     try:
         figure = importlib.import_module("matplotlib.figure").Figure(figsize=_INCHES, layout="constrained")

@@ -56,12 +56,7 @@ def merge_into(run: SavedRun, target: Path, *, model: Path | None, user: str = "
 
 
 def sum_into(run: SavedRun, target: Path) -> None:
-    """Write the sum of the adapters of all users, as the folder of one adapter.
-
-    Raises:
-        RingTuneError: the error of the process.
-        DeadlineError: it took longer than ``MERGE_S``.
-    """
+    """Write the sum of the adapters of all users, as the folder of one adapter."""
     _start(run, target, ["--sum"])
 
 

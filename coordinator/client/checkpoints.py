@@ -72,11 +72,7 @@ class BestFolder:
         return (self._folder / str(step) / _COMPLETE).is_file()
 
     def complete(self, step: int) -> None:
-        """Mark the result of a step as complete.
-
-        Raises:
-            StorageError: no room.
-        """
+        """Mark the result of a step as complete."""
         write_durably(self._folder / str(step) / _COMPLETE, b"")
 
     def publish(self, step: int) -> None:
@@ -84,7 +80,6 @@ class BestFolder:
 
         Raises:
             IntegrityError: it is not complete.
-            StorageError: no room.
         """
         if not self.has(step):
             raise IntegrityError(
@@ -163,11 +158,7 @@ class RunCheckpoints:
         return tuple(sorted((int(match[1]) for match in found if match), reverse=True))
 
     def add(self, manifest: CheckpointManifest) -> None:
-        """Write a manifest, which completes the checkpoint; then drop all but the ``KEPT`` newest.
-
-        Raises:
-            StorageError: no room; earlier manifests stay valid.
-        """
+        """Write a manifest, which completes the checkpoint; then drop all but the ``KEPT`` newest."""
         move_folder_aside(self.path(manifest.step))
         write_durably(self.path(manifest.step), (json.dumps(manifest.to_json(), indent=1) + "\n").encode())
         for old in self.steps()[KEPT:]:
@@ -203,11 +194,7 @@ class RunCheckpoints:
             raise IntegrityError(f"{path} can't be read ({error}); the run can't be resumed without it") from error
 
     def add_length(self, length: Length) -> None:
-        """Store a former length of the run, before its job is overwritten.
-
-        Raises:
-            StorageError: no room.
-        """
+        """Store a former length of the run, before its job is overwritten."""
         if length not in self.lengths():
             lengths = [dataclasses.asdict(entry) for entry in (*self.lengths(), length)]
             write_durably(self._folder / _LENGTHS, json.dumps(lengths).encode())

@@ -39,6 +39,8 @@ _RENEW_S = 60.0
 class Connection:
     """A connection to a coordinator of a compatible version, which is checked at once.
 
+    Each call raises the coordinator's error, or ``ConnectionFailedError`` where it does not answer.
+
     Args:
         insecure: plain text, even to another machine; False = with the user's identity, if there is one; None = with
             the present identity of the process, to a coordinator of its own.
@@ -133,11 +135,7 @@ class Connection:
     # ---- stored runs ------------------------------------------------------------------------------
 
     def runs(self) -> list[RunRecord]:
-        """List the stored runs, oldest first.
-
-        Raises:
-            RingTuneError: the coordinator stores no runs, or does not answer.
-        """
+        """List the stored runs, oldest first."""
         reply = self._checked(lambda: self._stub.Runs(control_pb2.Empty(), timeout=CALL_S))
         return [RunRecord.parse(run.record_json) for run in reply.runs]
 
@@ -146,7 +144,6 @@ class Connection:
 
         Raises:
             ConnectionFailedError: it did not answer within ``wait_s``.
-            RingTuneError: it is of another version.
         """
         deadline_s, is_first = time.monotonic() + wait_s, True
         while True:
@@ -171,9 +168,6 @@ class Connection:
 
         ``wait``: until the end of the run, else the present ones; ``whole``: preceded by those of the runs that
         it resumes; ``with_files``: with the pieces of result files.
-
-        Raises:
-            RingTuneError: unknown run, or the connection is lost.
         """
         request = control_pb2.FollowRequest(run_id=run_id, wait=wait, without_files=not with_files, whole=whole)
         call = self._stub.Follow(request)  # no deadline: a run may take days
@@ -199,20 +193,12 @@ class Connection:
         return self._checked(lambda: self._membership.Invite(request, timeout=CALL_S)).token
 
     def remove(self, node: str, *, role: str, reason: str) -> trust_pb2.RemoveReply:
-        """Make the coordinator refuse a node or a user from now on.
-
-        Raises:
-            RingTuneError: the coordinator never knew it, or does not answer.
-        """
+        """Make the coordinator refuse a node or a user from now on."""
         request = trust_pb2.RemoveRequest(node=node, role=role, reason=reason)
         return self._checked(lambda: self._membership.Remove(request, timeout=CALL_S))
 
     def drain_node(self, node: str, *, undo: bool) -> str:
-        """Exclude a node from new runs, or undo that; return the run that it still works on.
-
-        Raises:
-            RingTuneError: it is no member, or the coordinator does not answer.
-        """
+        """Exclude a node from new runs, or undo that; return the run that it still works on."""
         request = trust_pb2.DrainNodeRequest(node=node, undo=undo)
         return self._checked(lambda: self._membership.DrainNode(request, timeout=CALL_S)).run_id
 
@@ -226,11 +212,7 @@ class Connection:
         return self._checked(lambda: self._membership.Rotate(request, timeout=CALL_S))
 
     def stop_run(self, run_id: str, reason: str, *, now: bool) -> None:
-        """Ask for the end of a run: after the granted turns with a checkpoint, or at once (``now``).
-
-        Raises:
-            RingTuneError: it is over, or the coordinator does not answer.
-        """
+        """Ask for the end of a run: after the granted turns with a checkpoint, or at once (``now``)."""
         request = control_pb2.DrainRequest(run_id=run_id, reason=reason, now=now)
         self._checked(lambda: self._stub.Drain(request, timeout=CALL_S))
 

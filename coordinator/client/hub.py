@@ -198,7 +198,6 @@ def store(wanted: HubId, commit: str, files: Sequence[HubFile], cache: Path, get
         IntegrityError: the commit is no commit id, or a file has another size or digest.
         DeadlineError: a file arrived too slowly.
         BusyError: another process fetches the model.
-        StorageError: no room.
     """
     if not COMMIT.fullmatch(commit) or (COMMIT.fullmatch(wanted.revision) and commit != wanted.revision):
         raise IntegrityError(f"the hub answers with commit {commit[:60]!r} for {wanted}")

@@ -55,11 +55,7 @@ class RunParts:
             return ()
 
     def begin(self, step: int) -> None:
-        """Begin the part that resumes from ``step``: move the files of the former part away.
-
-        Raises:
-            StorageError: no room.
-        """
+        """Begin the part that resumes from ``step``: move the files of the former part away."""
         stops = (*(stop for stop in self.stops() if stop < step), step)
         target = self._folder / str(self._num_attempts() + 1)
         with storage_errors(target):
@@ -141,7 +137,6 @@ class TablesFile:
 
         Raises:
             IntegrityError: the text is no table, or the file is damaged.
-            StorageError: no room.
         """
         try:
             table = ScheduledTable.from_json(read_object(text, "the table that was chosen"))

@@ -25,6 +25,8 @@ under its own name, by whole lines. Paths are from another machine and are check
 A folder that is not empty and has no marker is refused, so no file of the user has one of these names. The files that a
 new run would replace are moved to ``DIR.replaced-<time>``. So are files that the same run or a fetch replaces but that
 the user has changed or added: their size or time differs from ``.ringtune-written``.
+
+Whatever writes raises ``StorageError`` where there is no room; what was there before stays.
 """
 
 from __future__ import annotations
@@ -179,20 +181,12 @@ class RunFolder:
         self._written |= {name: _state(path) for name in names if is_plain_file(path := self.path / name)}
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a small file atomically.
-
-        Raises:
-            StorageError: no room.
-        """
+        """Write a small file atomically."""
         write_durably(self._target(name), text.encode())
         self._note(name)
 
     def write_initial(self, content: Pieces) -> None:
-        """Write the file of initial values, with which the run is resumed; a resumed run has it already.
-
-        Raises:
-            StorageError: no room.
-        """
+        """Write the file of initial values, with which the run is resumed; a resumed run has it already."""
         path = self.path / INITIAL_FILE
         if not (self._resume and path.is_file() and FilePieces(path).sha256() == content.sha256()):
             write_pieces_durably(path, content)
@@ -220,7 +214,6 @@ class RunFolder:
 
         Raises:
             JobError: the text is no job.
-            StorageError: no room.
         """
         before, now = self._job(), parse_job(text, source="the job of the run")
         if before == now:
@@ -265,11 +258,7 @@ class RunFolder:
         self._note(METRICS)
 
     def add_checkpoint(self, manifest: CheckpointManifest) -> None:
-        """Write a manifest, which completes a checkpoint, after the metrics up to its step are on disk.
-
-        Raises:
-            StorageError: no room; earlier checkpoints stay valid.
-        """
+        """Write a manifest, which completes a checkpoint, after the metrics up to its step are on disk."""
         force_to_disk(self.path / METRICS)
         self.checkpoints.add(manifest)
         if self._best.steps():
@@ -280,7 +269,6 @@ class RunFolder:
 
         Raises:
             IntegrityError: the result of the run is missing.
-            StorageError: no room.
         """
         if is_result:
             self._keep(*RESULT_FOLDERS)
@@ -295,7 +283,6 @@ class RunFolder:
 
         Raises:
             IntegrityError: the text is no table, or the file is damaged.
-            StorageError: no room.
         """
         self.tables.add(text)
         self._note(TABLES)
@@ -530,7 +517,6 @@ class EventFiles:
 
         Raises:
             IntegrityError: the event is not readable.
-            StorageError: no room.
         """
         folder = self._folder
         match event.WhichOneof("event"):

@@ -52,11 +52,7 @@ class RunLocation:
     local_nodes: int = 0
 
     def write(self, folder: Path) -> None:
-        """Write ``run.json`` into the run's folder.
-
-        Raises:
-            StorageError: no room.
-        """
+        """Write ``run.json`` into the run's folder."""
         write_durably(folder / PLACE, (json.dumps(dataclasses.asdict(self), indent=1) + "\n").encode())
 
 

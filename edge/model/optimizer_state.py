@@ -70,11 +70,7 @@ class DiskStateStore(StateStore):
         self._prefetcher = Prefetcher()
 
     def reserve(self, units: Mapping[int, Parameters]) -> None:
-        """Allocate the disk space for the state of these units.
-
-        Raises:
-            StorageError: the disk is full.
-        """
+        """Allocate the disk space for the state of these units."""
         for unit, parameters in units.items():
             shapes = _shapes(self._optimizer, parameters)
             if shapes:
@@ -84,7 +80,6 @@ class DiskStateStore(StateStore):
         """Map the state of a unit, with zeros for parameters that have none yet.
 
         Raises:
-            StorageError: the disk is full.
             IntegrityError: the file was replaced or cut.
         """
         wanted = _shapes(self._optimizer, updated)
@@ -251,11 +246,7 @@ class StateFile:
         self.infos: dict[str, TensorInfo] = header_of(io.BytesIO(self._header), self.size_bytes, where=str(path))
 
     def make(self) -> None:
-        """Make the file, with zeros in all tensors; one that was there is replaced.
-
-        Raises:
-            StorageError: the disk is full.
-        """
+        """Make the file, with zeros in all tensors; one that was there is replaced."""
         with storage_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.unlink(missing_ok=True)

@@ -439,9 +439,9 @@ No file of anybody: an event, an output, a setting of the kernel, an order to fa
     edge/machine/resources.py: reset_peak
     proto/ringtune/machine/process.py: guard_outputs
 Tools of this repository: boards, control groups and ledgers that they have made themselves, in folders of their own
-    deploy/arm64/commands.py: _rings
+    deploy/arm64/__main__.py: _rings
     deploy/arm64/emulated.py: Board.make
-    deploy/arm64/ring.py: Mixed._started
+    deploy/arm64/__main__.py: Mixed._started
     deploy/smoke/tiny_job.py: write_job, write_model, write_rows
     deploy/testbed/capabilities.py: _why_no_group
     deploy/testbed/cleanup.py: Ledger._append, Ledger.open, Ledger.remove_all
