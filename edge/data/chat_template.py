@@ -38,7 +38,7 @@ LIMIT_S: Final = 60.0
 _MEMORY_BYTES: Final = 512 << 20
 _MAX_CHARACTERS: Final = 1 << 24
 _ROWS_AT_ONCE: Final = 256
-_CHARACTERS_AT_ONCE: Final = 1 << 22
+_WORK_AT_ONCE: Final = 1 << 22  # characters that are rendered
 _REASON_LENGTH: Final = 300
 _TODAY: Final = datetime(2024, 7, 26)
 
@@ -125,19 +125,20 @@ class ChatTemplate:
     def _limits(self) -> str:
         return (
             f"it may take {self._limit_s:g} s, {_MEMORY_BYTES >> 20} MiB and {_MAX_CHARACTERS:,} characters for "
-            f"{_ROWS_AT_ONCE} conversations"
+            f"{_ROWS_AT_ONCE} conversations at most"
         )
 
 
 def _bunches(conversations: Sequence[Conversation]) -> Iterator[list[Conversation]]:
-    bunch, size = list[Conversation](), 0
+    """Divide conversations; one of n answers is rendered some n times."""
+    bunch, work = list[Conversation](), 0
     for one in conversations:
-        length = len(one.messages) + len(one.tools)
-        if bunch and (len(bunch) == _ROWS_AT_ONCE or size + length > _CHARACTERS_AT_ONCE):
+        own = (len(one.messages) + len(one.tools)) * max(1, one.messages.count(f'"{ASSISTANT}"'))
+        if bunch and (len(bunch) == _ROWS_AT_ONCE or work + own > _WORK_AT_ONCE):
             yield bunch
-            bunch, size = [], 0
+            bunch, work = [], 0
         bunch.append(one)
-        size += length
+        work += own
     if bunch:
         yield bunch
 

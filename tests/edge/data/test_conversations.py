@@ -172,10 +172,10 @@ def test_rows_that_are_too_long_are_cut_and_counted(tmp_path: Path) -> None:
     path = write_conversations(tmp_path / "rows.jsonl", rows)
     whole, cut = learned(examples_of(folder, path)), examples_of(folder, path, max_length=64)
     assert learned(cut) == [whole[0], (whole[2][0][:64], whole[2][1][:64])]
-    assert (list(cut.of_rows), cut.cut_rows, cut.left_out) == ([1, 0, 1], 2, {BEYOND: 1})
+    assert (list(cut.of_rows), cut.cut_rows, cut.left_out) == ([1, 0, 1], 1, {BEYOND: 1})
     dataset = OwnerDataset.load(job_of(folder, max_length=64), path, None, tokenizer_folder=folder)
-    assert (dataset.train_rows, dataset.left_out, dataset.cut_rows) == (2, {BEYOND: 1}, 2)
-    with pytest.raises(DataError, match=r"none of its rows can be used \(conv.* raise train.max_length"):
+    assert (dataset.train_rows, dataset.left_out, dataset.cut_rows) == (2, {BEYOND: 1}, 1)
+    with pytest.raises(DataError, match=r"none of its rows can be used \(rows whose .* raise train.max_length"):
         OwnerDataset.load(job_of(folder, max_length=16), path, None, tokenizer_folder=folder)
 
 
