@@ -29,6 +29,7 @@ from ringtune.job.job import Job, Model
 from ringtune.storage.durable import claim
 from ringtune.storage.tables import table_rows
 from tests.support.fake_agents import MODEL, job
+from tests.support.model_folder import write_any_family
 from tests.support.plans import make_plan as plan_by_hand
 
 tiny = pytest.importorskip("tests.support.tiny")
@@ -115,13 +116,10 @@ def test_estimates_refuse_bad_files(wanted: Job, tmp_path: Path, name: str, cont
 
 def test_estimates_of_conversations_need_a_template(wanted: Job, tmp_path: Path) -> None:
     """The model's own or one that the job names; plain prompts with completions need none. Unused columns are told."""
-    folder = write_family(tmp_path / "chat", "llama", with_decoder=True)
-    given = {
-        "model.path": str(folder),
-        "model.task": "chat",
-        "data.train": str(tmp_path / "rows.json"),
-        "data.eval": "",
-    }
+    config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 20, "n_positions": 64}
+    write_any_family(tmp_path / "chat", config)
+    given = {"model.path": str(tmp_path / "chat"), "model.task": "chat", "data.eval": ""}
+    given |= {"data.train": str(tmp_path / "rows.json")}
     chat = wanted.with_overrides(given)
     answer = {"role": "assistant", "content": "yes"}
     for row, needs in (({"messages": [answer], "id": 1}, True), ({"prompt": "w1", "completion": "w2", "id": 1}, False)):
