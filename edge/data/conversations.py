@@ -122,8 +122,8 @@ class Conversations:
             try:
                 made = getattr(self._template(has_tools), kind)([rows[place] for place in places])
             except TemplateError as error:
-                what = f"the chat template fails for this conversation ({error})"
-                raise RowFaultError(places[error.row], f"{what}; change the row, or set data.template") from error
+                what = f"the chat template fails for this conversation ({error}); change it, or set data.template"
+                raise RowFaultError(places[error.row], what) from error
             found |= dict(zip(places, made, strict=True))
         return [found[place] for place in sorted(found)]
 

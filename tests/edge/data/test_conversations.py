@@ -182,9 +182,11 @@ def test_rows_that_are_too_long_are_cut_and_counted(tmp_path: Path) -> None:
 def test_templates_that_fail_name_row_and_remedy(tmp_path: Path) -> None:
     """A role that the template refuses, earlier messages that it rewrites, and a model without a template."""
     refusing = write_tokenizer(tmp_path / "gemma", GEMMA)
-    rows = [ROWS[0][-2:], [{"role": "system", "content": "x"}, *ROWS[0][-2:]]]
+    rows = [ROWS[0][-2:], *[[{"role": "system", "content": "x"}, *ROWS[0][-2:]]] * 3]
     path = write_conversations(tmp_path / "rows.jsonl", rows)
-    with pytest.raises(DataError, match=r"rows.jsonl, line 2: .*System role not supported\); .* set data.template"):
+    with pytest.raises(
+        DataError, match=r"rows.jsonl, line 2: .*System role not supported; so do 2 more\); .* set data.template"
+    ):
         OwnerDataset.load(job_of(refusing), path, None, tokenizer_folder=refusing)
     rewriting = write_tokenizer(tmp_path / "count", "{{ messages | length }}{{ messages[-1].content }}")
     with pytest.raises(RowFaultError, match="it rewrites earlier messages"):
