@@ -35,7 +35,7 @@ from ringtune.job.rows import (
     refuse_plain_text,
     target_columns,
 )
-from ringtune.models.conversations import columns_of
+from ringtune.models.conversations import Conversation, columns_of, require_template
 from ringtune.models.family import CAUSAL_LM, CHAT, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
 from ringtune.schedule.batches import even_share, hold_out, split_rows
 from ringtune.storage.text_files import read_text
@@ -97,6 +97,7 @@ def count_rows(file: str, job: Job) -> RowCounts:
 
     Raises:
         DataError: the file is missing, unreadable or of another form, lacks a column, has invalid rows, or none.
+        ModelError: conversations, and no template for them.
     """
     path, task = Path(file), job.model.task
     if task == IMAGE_CLASSIFICATION:
@@ -105,6 +106,8 @@ def count_rows(file: str, job: Job) -> RowCounts:
         counts = _count_blocks(path, job)
     else:
         rows = read_rows(path, task, job.data, is_own=True)
+        if any(isinstance(row, Conversation) for row in rows.rows):
+            require_template(Path(job.model.path), job.data.template)
         counts = RowCounts(
             examples=tuple(_num_windows(row, job) if isinstance(row, Question) else 1 for row in rows.rows),
             labels=rows.labels,

@@ -38,7 +38,7 @@ LIMIT_S: Final = 60.0
 _MEMORY_BYTES: Final = 512 << 20
 _MAX_CHARACTERS: Final = 1 << 24
 _ROWS_AT_ONCE: Final = 256
-_CHARACTERS_AT_ONCE: Final = 1 << 22
+_WORK_AT_ONCE: Final = 1 << 22  # characters that are rendered
 _REASON_LENGTH: Final = 300
 _TODAY: Final = datetime(2024, 7, 26)
 
@@ -58,10 +58,10 @@ class Rendered(NamedTuple):
 
 
 class TemplateError(Exception):
-    """A conversation that the template can't render; ``row`` is its index."""
+    """Conversations that the template can't render: index of the first one, its reason, and how many more."""
 
-    def __init__(self, row: int, reason: str) -> None:
-        super().__init__(reason)
+    def __init__(self, row: int, reason: str, more: int) -> None:
+        super().__init__(f"{reason}{f'; so do {more:,} more' if more else ''}")
         self.row = row
 
 
@@ -97,14 +97,17 @@ class ChatTemplate:
 
     def _rendered(self, conversations: Sequence[Conversation], kind: str) -> list[list[Rendered]]:
         found: list[list[Rendered]] = []
+        errors: dict[int, str] = {}
         for bunch in _bunches(conversations):
-            first = len(found)
-            for line in self._ask(bunch, kind):
-                if "error" in line:
-                    raise TemplateError(first + line["row"], line["error"])
-                found.append([Rendered(text, tuple(map(tuple, spans))) for text, spans in line["found"]])
-            if len(found) != first + len(bunch):
+            lines = self._ask(bunch, kind)
+            if len(lines) != len(bunch):
                 raise ModelError(f"the chat template was stopped: {self._limits}; set data.template")
+            for line in lines:
+                if "error" in line:
+                    errors[len(found)] = line["error"]
+                found.append([Rendered(text, tuple(map(tuple, spans))) for text, spans in line.get("found", ())])
+        for row, reason in errors.items():
+            raise TemplateError(row, reason, len(errors) - 1)
         return found
 
     def _ask(self, bunch: Sequence[Conversation], kind: str) -> list[dict[str, Any]]:
@@ -116,7 +119,7 @@ class ChatTemplate:
             )
         except subprocess.TimeoutExpired:
             raise ModelError(f"the chat template was stopped: {self._limits}; set data.template") from None
-        answers: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+        answers: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.split(b"\n")[:-1]]
         if answers and "refused" in answers[0]:
             raise ModelError(f"the chat template can't be used ({answers[0]['refused']}); set data.template")
         return answers
@@ -125,19 +128,20 @@ class ChatTemplate:
     def _limits(self) -> str:
         return (
             f"it may take {self._limit_s:g} s, {_MEMORY_BYTES >> 20} MiB and {_MAX_CHARACTERS:,} characters for "
-            f"{_ROWS_AT_ONCE} conversations"
+            f"{_ROWS_AT_ONCE} conversations at most"
         )
 
 
 def _bunches(conversations: Sequence[Conversation]) -> Iterator[list[Conversation]]:
-    bunch, size = list[Conversation](), 0
+    """Divide conversations; one of n answers is rendered some n times."""
+    bunch, work = list[Conversation](), 0
     for one in conversations:
-        length = len(one.messages) + len(one.tools)
-        if bunch and (len(bunch) == _ROWS_AT_ONCE or size + length > _CHARACTERS_AT_ONCE):
+        own = (len(one.messages) + len(one.tools)) * max(1, one.messages.count(f'"{ASSISTANT}"'))
+        if bunch and (len(bunch) == _ROWS_AT_ONCE or work + own > _WORK_AT_ONCE):
             yield bunch
-            bunch, size = [], 0
+            bunch, work = [], 0
         bunch.append(one)
-        size += length
+        work += own
     if bunch:
         yield bunch
 
@@ -162,7 +166,7 @@ def main() -> int:
         return 0
     ways = {"answers": _marked, "all": _all_marked, "prompt": _prompt}
     left = _MAX_CHARACTERS
-    for row, line in enumerate(sys.stdin):
+    for line in sys.stdin:
         conversation = Conversation(**json.loads(line))
         tools = json.loads(conversation.tools) if conversation.tools else None
 
@@ -177,8 +181,8 @@ def main() -> int:
         try:
             found = ways[head["kind"]](render, json.loads(conversation.messages), conversation.learned_from)
         except Exception as error:
-            sys.stdout.write(json.dumps({"error": _reason(error), "row": row}) + "\n")
-            return 0
+            sys.stdout.write(json.dumps({"error": _reason(error)}) + "\n")
+            continue
         left -= sum(len(one.text) for one in found)
         if left < 0:
             return 1

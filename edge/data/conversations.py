@@ -27,11 +27,11 @@ from ringtune.config.sections import ANSWERS
 from ringtune.errors import ModelError
 from ringtune.job.job import Job
 from ringtune.job.rows import Rows, read_rows
-from ringtune.models.conversations import TEMPLATES, Conversation, PlainPair
+from ringtune.models.conversations import TEMPLATES, Conversation, PlainPair, require_template
 from ringtune.models.family import CHAT
 
 _LOG = logging.getLogger(__name__)
-BEYOND: Final = "conversations without an answer within train.max_length"
+BEYOND: Final = "rows whose answers all lie beyond train.max_length"
 _PROBE: Final = Conversation('[{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": "ANSWER"}]')
 
 
@@ -76,9 +76,8 @@ class Conversations:
         """
         of_rows, kept, num_cut = list[int](), list[Learned](), 0
         for texts in self._texts(rows):
-            made = [self._learned(text) for text in texts if text.ids]
-            num_cut += any(len(text.ids) > self._max_length for text in texts)
-            usable = [one for one in made if any(one.targets)]
+            usable = [one for one in map(self._learned, texts) if any(one.targets)]
+            num_cut += bool(usable) and any(len(text.ids) > self._max_length for text in texts)
             of_rows.append(len(usable))
             kept += usable
         more = len(kept) - sum(map(bool, of_rows))
@@ -123,8 +122,8 @@ class Conversations:
             try:
                 made = getattr(self._template(has_tools), kind)([rows[place] for place in places])
             except TemplateError as error:
-                what = f"the chat template fails for this conversation ({error})"
-                raise RowFaultError(places[error.row], f"{what}; change the row, or set data.template") from error
+                what = f"the chat template fails for this conversation ({error}); change it, or set data.template"
+                raise RowFaultError(places[error.row], what) from error
             found |= dict(zip(places, made, strict=True))
         return [found[place] for place in sorted(found)]
 
@@ -140,15 +139,11 @@ class Conversations:
             if tokenizer("a")["input_ids"][:1] != [tokenizer.bos_token_id]:
                 special.pop("bos_token", None)
             return ChatTemplate(TEMPLATES[name], special)
-        if tokenizer.chat_template is None:
-            raise ModelError(
-                f"the model in {self._folder} has no chat template; set data.template to one of "
-                f"{', '.join(map(repr, TEMPLATES))}, or give the chat model in place of its base"
-            )
+        require_template(self._folder, name)
         try:
             return ChatTemplate(tokenizer.get_chat_template(tools=[] if has_tools else None), special)
         except ValueError as error:
-            raise ModelError(f"{self._folder} has several chat templates and no default; set data.template") from error
+            raise ModelError(f"no chat template of {self._folder} can be taken ({error}); set data.template") from error
 
     def _encode(self, text: str) -> Any:
         return self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)

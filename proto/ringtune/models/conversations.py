@@ -22,6 +22,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from ringtune.errors import ModelError
 from ringtune.models.tokenizer import SETTINGS_FILE
 from ringtune.storage.strict import read_json
 from ringtune.storage.tables import Problem, Record, RowError, checked_text
@@ -241,6 +242,15 @@ def has_chat_template(folder: Path) -> bool:
         saved = {}  # told when the tokenizer is loaded
     in_settings = bool(saved.get("chat_template")) if isinstance(saved, dict) else False
     return in_settings or (folder / TEMPLATE_FILE).is_file() or any((folder / TEMPLATE_FOLDER).glob("*.jinja"))
+
+
+def require_template(folder: Path, template: str | None) -> None:
+    """Refuse a model without a chat template for which ``data.template`` names none; raises ``ModelError``."""
+    if template is None and not has_chat_template(folder):
+        raise ModelError(
+            f"the model in {folder} has no chat template; set data.template to one of "
+            f"{', '.join(map(repr, TEMPLATES))}, or give the chat model in place of its base"
+        )
 
 
 def fitting_template(folder: Path) -> str:

@@ -77,8 +77,8 @@ def test_rows_of_two_forms_are_not_mixed(tmp_path: Path) -> None:
 
 def test_rows_without_an_answer_may_be_left_out(tmp_path: Path) -> None:
     """As rows with an empty cell are; what is wrong otherwise is refused still."""
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in (GOOD, {"messages": [ASK]}, {"messages": []})))
+    path, rows = tmp_path / "rows.jsonl", (GOOD, {"messages": [ASK]}, {**GOOD, "messages": []})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = read_rows(path, "chat", Data(missing="skip"))
     assert (len(found.rows), sum(found.left_out.values())) == (1, 2)
     assert found.notes == (f"{path} has conversations (messages)",)
@@ -87,7 +87,9 @@ def test_rows_without_an_answer_may_be_left_out(tmp_path: Path) -> None:
 def test_messages_keep_what_a_template_may_read() -> None:
     """Tool calls need no content; roles of ShareGPT become those of templates; a prediction ends before the answer."""
     call = {"from": "gpt", "tool_calls": [{"name": "add"}]}
-    row = {"conversations": [{"from": "human", "value": "x"}, call, {"from": "observation", "value": "3"}, SAY]}
+    row: dict[str, object] = {
+        "conversations": [{"from": "human", "value": "x"}, call, {"from": "observation", "value": "3"}, SAY]
+    }
     found, form = conversation_of((1, row))
     assert isinstance(found, Conversation) and form == "conversations (ShareGPT)"
     messages = json.loads(found.messages)

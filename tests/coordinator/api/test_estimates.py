@@ -23,12 +23,13 @@ from coordinator.planner.given_plan import GivenPlan, accept_plan, read_given_pl
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import block_flop
 from coordinator.screen.plan_text import plan_json, plan_text, table_text
-from ringtune.errors import DataError, StorageError, UsageError
+from ringtune.errors import DataError, ModelError, StorageError, UsageError
 from ringtune.job import rows
 from ringtune.job.job import Job, Model
 from ringtune.storage.durable import claim
 from ringtune.storage.tables import table_rows
 from tests.support.fake_agents import MODEL, job
+from tests.support.model_folder import write_any_family
 from tests.support.plans import make_plan as plan_by_hand
 
 tiny = pytest.importorskip("tests.support.tiny")
@@ -93,7 +94,7 @@ def test_estimates_tell_what_is_wrong_with_both_files_at_once(wanted: Job, tmp_p
     ("name", "content", "message"),
     [
         ("none.csv", None, "is not there; set data.train"),
-        ("rows.txt", "text,label\n", "has the suffix '.txt'; rows are read from .csv, .tsv, .jsonl, "),
+        ("rows.txt", "text,label\n", "has the suffix '.txt'; rows are read from .csv, .tsv, .jsonl, .json, .xlsx"),
         ("empty.csv", "text,label\n", "has no rows"),
         ("other.csv", "text,class\na,b\n", "has no column 'label'; it has the columns 'text', 'class'; set data.label"),
         (
@@ -111,6 +112,25 @@ def test_estimates_refuse_bad_files(wanted: Job, tmp_path: Path, name: str, cont
         (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=message):
         estimate(wanted.with_overrides({"data.train": str(tmp_path / name)}), 1, memory_bytes=GIB)
+
+
+def test_estimates_of_conversations_need_a_template(wanted: Job, tmp_path: Path) -> None:
+    """The model's own or one that the job names; plain prompts with completions need none. Unused columns are told."""
+    config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 20, "n_positions": 64}
+    write_any_family(tmp_path / "chat", config)
+    given = {"model.path": str(tmp_path / "chat"), "model.task": "chat", "data.eval": ""}
+    given |= {"data.train": str(tmp_path / "rows.json")}
+    chat = wanted.with_overrides(given)
+    answer = {"role": "assistant", "content": "yes"}
+    for row, needs in (({"messages": [answer], "id": 1}, True), ({"prompt": "w1", "completion": "w2", "id": 1}, False)):
+        (tmp_path / "rows.json").write_text(json.dumps([row] * 4))
+        if needs:
+            with pytest.raises(ModelError, match=r"has no chat template; set data.template to one of 'chatml'"):
+                estimate(chat, 1, memory_bytes=GIB)
+        job_here = chat.with_overrides({"data.template": "zephyr"}) if needs else chat
+        found = estimate(job_here, 1, memory_bytes=GIB)
+        assert found.facts["node-0"].train_rows == 4
+        assert found.rows[:2] == ["chat: answers", "columns not used: 'id'"] and "has " in found.rows[2]
 
 
 def test_plan_text_has_slices_memory_and_table(wanted: Job) -> None:

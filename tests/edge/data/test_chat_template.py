@@ -46,8 +46,8 @@ def test_rows_of_all_bunches_are_rendered_in_order() -> None:
     rows = [Conversation(json.dumps([{"role": "user", "content": str(index)}])) for index in range(300)]
     assert [one.text for (one,) in template.whole(rows)] == [str(index) for index in range(300)]
     with pytest.raises(TemplateError, match="TemplateError: no") as caught:
-        template.whole([*rows, Conversation(json.dumps([{"role": "user", "content": "300"}]))])
-    assert caught.value.row == 300
+        template.whole([*rows, *[Conversation(json.dumps([{"role": "user", "content": "300"}]))] * 2])
+    assert caught.value.row == 300 and "so do 1 more" in str(caught.value)
 
 
 def test_prompts_end_where_the_model_answers() -> None:

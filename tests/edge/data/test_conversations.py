@@ -172,19 +172,21 @@ def test_rows_that_are_too_long_are_cut_and_counted(tmp_path: Path) -> None:
     path = write_conversations(tmp_path / "rows.jsonl", rows)
     whole, cut = learned(examples_of(folder, path)), examples_of(folder, path, max_length=64)
     assert learned(cut) == [whole[0], (whole[2][0][:64], whole[2][1][:64])]
-    assert (list(cut.of_rows), cut.cut_rows, cut.left_out) == ([1, 0, 1], 2, {BEYOND: 1})
+    assert (list(cut.of_rows), cut.cut_rows, cut.left_out) == ([1, 0, 1], 1, {BEYOND: 1})
     dataset = OwnerDataset.load(job_of(folder, max_length=64), path, None, tokenizer_folder=folder)
-    assert (dataset.train_rows, dataset.left_out, dataset.cut_rows) == (2, {BEYOND: 1}, 2)
-    with pytest.raises(DataError, match=r"none of its rows can be used \(conv.* raise train.max_length"):
+    assert (dataset.train_rows, dataset.left_out, dataset.cut_rows) == (2, {BEYOND: 1}, 1)
+    with pytest.raises(DataError, match=r"none of its rows can be used \(rows whose .* raise train.max_length"):
         OwnerDataset.load(job_of(folder, max_length=16), path, None, tokenizer_folder=folder)
 
 
 def test_templates_that_fail_name_row_and_remedy(tmp_path: Path) -> None:
     """A role that the template refuses, earlier messages that it rewrites, and a model without a template."""
     refusing = write_tokenizer(tmp_path / "gemma", GEMMA)
-    rows = [ROWS[0][-2:], [{"role": "system", "content": "x"}, *ROWS[0][-2:]]]
+    rows = [ROWS[0][-2:], *[[{"role": "system", "content": "x"}, *ROWS[0][-2:]]] * 3]
     path = write_conversations(tmp_path / "rows.jsonl", rows)
-    with pytest.raises(DataError, match=r"rows.jsonl, line 2: .*System role not supported\); .* set data.template"):
+    with pytest.raises(
+        DataError, match=r"rows.jsonl, line 2: .*System role not supported; so do 2 more\); .* set data.template"
+    ):
         OwnerDataset.load(job_of(refusing), path, None, tokenizer_folder=refusing)
     rewriting = write_tokenizer(tmp_path / "count", "{{ messages | length }}{{ messages[-1].content }}")
     with pytest.raises(RowFaultError, match="it rewrites earlier messages"):
