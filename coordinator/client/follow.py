@@ -28,6 +28,7 @@ from ringtune.costs.measurement import REHEARSAL_S
 from ringtune.costs.profile import Profile
 from ringtune.errors import ConnectionFailedError, RingTuneError, UsageError, error_from_name
 from ringtune.job.job import Job, parse_job
+from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.storage.strict import read_object
 from ringtune.v1 import control_pb2
@@ -105,6 +106,7 @@ class ShownEvents:
 
     def __init__(self, progress: Progress, outcome: Outcome) -> None:
         self._progress, self._outcome = progress, outcome
+        self._placement: Placement | None = None  # that is shown, of the present run
 
     def __call__(self, event: control_pb2.RunEvent) -> None:
         """Show one event.
@@ -113,10 +115,12 @@ class ShownEvents:
             IntegrityError: the event is not readable.
         """
         match event.WhichOneof("event"):
+            case "run_id":
+                self._placement = None
             case "state":
                 self._progress.state(event.state)
-            case "plan_json" if self._outcome.plan is not None:
-                self._progress.plan(self._outcome.plan, self._outcome.memory)
+            case "plan_json" if (plan := self._outcome.plan) is not None:  # of a recovery or a move: the newest one
+                self._show_plan(plan if self._placement is None else plan.parts[-1])
             case "step_json":
                 show_step(self._progress, read_object(event.step_json, "a step"))
             case "note":
@@ -126,13 +130,17 @@ class ShownEvents:
             case "done" if self._outcome.report:
                 self._progress.report(self._outcome.report)
 
+    def _show_plan(self, plan: Plan) -> None:
+        self._placement = plan.placement
+        self._progress.plan(plan, self._outcome.memory)
+
     def _show_resumed(self, resumed: dict[str, Any]) -> None:
         for reason in resumed["passed_over"]:
             self._progress.note(str(reason))
         step, plan = int(resumed["step"]), self._outcome.plan
-        if plan is not None and (part := plan.after(step)).placement != plan.placement:
+        if plan is not None and (part := plan.after(step)).placement != self._placement:
             self._progress.note(f"resuming after step {step}, in placement {part.placement.placement_number}:")
-            self._progress.plan(part, self._outcome.memory)
+            self._show_plan(part)
         else:
             self._progress.note(f"resuming after step {step}")
 

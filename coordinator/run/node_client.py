@@ -8,6 +8,7 @@ if it answered; else the node counts as lost.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import shutil
@@ -500,19 +501,10 @@ class AgentCalls:
     def grant(
         self, turns: Sequence[Turn], *, keep_from_step: int = 0, keep: Mapping[TensorKey, str] | None = None
     ) -> None:
-        """Grant turns to the node, let it drop shards of steps before ``keep_from_step``, and ``keep`` some tensors.
-
-        A node that does not know the run is lost: it is another process, which has not joined yet.
-        """
+        """Grant turns to the node, let it drop shards of steps before ``keep_from_step``, and ``keep`` some tensors."""
         request = self._grants.request(turns, keep_from_step=keep_from_step, keep=keep)
         again = RetriedCall(self._stub.Grant, request, peer=self._peer, lease_s=self._lease_s, is_held=False)
-
-        def lost(error: RingTuneError) -> None:
-            if isinstance(error, FrameError):
-                error = PeerLostError(f"node {self.node} was started again, or has given the run up: {error}")
-            self._on_failure(self.node, error)
-
-        self._submit(lambda: self._track(again).result(), lost)
+        self._submit(lambda: self._track(again).result(), self._lost)
 
     def repeat(
         self,
@@ -562,7 +554,8 @@ class AgentCalls:
             needed_steps=needed_steps,
         )
         names = (*part_files(users), _TOTALS)
-        self._submit(lambda: on_result(self._files.collect(request, folder, names, max_bytes, on_progress)))
+        collect = functools.partial(self._files.collect, request, folder, names, max_bytes, on_progress)
+        self._submit(lambda: on_result(collect()), self._lost)
 
     def release(self, reason: str, *, is_finished: bool = False) -> Future[None]:
         """Cancel the call under way and tell the node that the run is over; errors are only logged."""
@@ -622,6 +615,12 @@ class AgentCalls:
             for call in (self._call, self._fetching):
                 if call is not None:
                     call.cancel()
+
+    def _lost(self, error: RingTuneError) -> None:
+        """Tell of a failed call in training or collecting: a node that does not know the run has lost its state."""
+        if isinstance(error, FrameError):
+            error = PeerLostError(f"node {self.node} was started again, or has given the run up: {error}")
+        self._on_failure(self.node, error)
 
     def _bug(self, error: Exception) -> RingTuneError:
         _LOG.error("a call to node %s failed by a bug", self.node, exc_info=error)

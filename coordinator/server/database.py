@@ -299,11 +299,14 @@ class Database:
         self._renewed_s = began_s
 
     def _beat(self) -> None:
-        while not self._closing.wait(self.lease_s / _BEATS):
+        pause_s = self.lease_s / _BEATS
+        while not self._closing.wait(pause_s):
+            pause_s = self.lease_s / _BEATS
             try:
                 self.beat()
             except StorageError as error:
                 _LOG.warning("%s", error)
+                pause_s /= _BEATS  # the database may be back just before the lease is over
             except InterruptedRunError:
                 return
 

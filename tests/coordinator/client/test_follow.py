@@ -50,7 +50,7 @@ class Notes(Progress):
 @pytest.mark.parametrize(("step", "shown"), [(4, "c"), (3, "b")])
 def test_run_that_is_resumed_on_other_nodes_is_shown_as_they_host_it(step: int, shown: str) -> None:
     """The plan of the whole run has its first nodes; before the move they are those of the run."""
-    before, after = (make_plan([("a", 0, 2), (last, 2, 4)], ["a"]) for last in "bc")
+    before, after, third = (make_plan([("a", 0, 2), (last, 2, 4)], ["a"]) for last in "bcd")
     plan = before.extended(after.placement, 2, placement_number=5)
     outcome, lines = Outcome(job()), io.StringIO()
     show = ShownEvents(PlainProgress(lines), outcome)
@@ -61,9 +61,17 @@ def test_run_that_is_resumed_on_other_nodes_is_shown_as_they_host_it(step: int, 
     ):
         outcome(event)
         show(event)
-    hosts = [line.split()[0] for line in lines.getvalue().splitlines() if "blocks [2, 4)" in line]
-    assert hosts[-1] == shown
+
+    def hosts() -> list[str]:
+        return [line.split()[0] for line in lines.getvalue().splitlines() if "blocks [2, 4)" in line]
+
+    assert hosts() == ["b", "c"][: 1 + (shown == "c")]
     assert (f"resuming after step {step}, in placement 5:" in lines.getvalue()) == (shown == "c")
+    # The plan that a recovery of the same run makes is shown by its newest placement
+    recovered = control_pb2.RunEvent(plan_json=json.dumps(plan.extended(third.placement, 3).to_json()))
+    outcome(recovered)
+    show(recovered)
+    assert hosts()[-1] == "d"
 
 
 def test_submitter_whose_connection_breaks_hears_the_rest(tmp_path: Path) -> None:

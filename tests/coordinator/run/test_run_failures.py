@@ -263,6 +263,12 @@ ENDS: dict[str, tuple[dict[str, Node], dict[str, Any], type[RingTuneError], str]
         PeerLostError,
         "node b was started again, or has given the run up: node b has no run",
     ),
+    "a node was started again before its results are collected": (
+        {"a": {}, "b": {"fails_at": {"collect": FrameError("node b has no run, not run r; prepare it first")}}},
+        {},
+        PeerLostError,
+        "node b was started again, or has given the run up: node b has no run",
+    ),
     "a node is silent for a lease": (
         {"a": {"on_grant": _silent}},
         {"runtime__lease_s": 2.0},

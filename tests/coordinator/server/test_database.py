@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import sqlalchemy
@@ -172,6 +173,30 @@ def test_write_outlasts_a_database_that_is_away_for_less_than_a_lease(
         wrong["begin"] = 1000
         with pytest.raises(InterruptedRunError, match="took no beat for 10 s"):
             kept._runs[ONE](note("third"))
+
+
+def test_beat_that_fails_is_soon_repeated(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database that is away for most of a lease, and back before its end, costs nothing."""
+    monkeypatch.setattr(pair.a._thread, "start", lambda: None)  # its work is done here
+    pair.a.take()
+    beat, waits = pair.a.beat, list[float]()
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        pair.passes(seconds)
+        return len(waits) > 14
+
+    def away_until_9_s() -> None:
+        if 2 < sum(waits) < 9:
+            raise StorageError("it is away")
+        beat()
+
+    monkeypatch.setattr(pair.a, "beat", away_until_9_s)
+    monkeypatch.setattr(pair.a, "_closing", SimpleNamespace(wait=wait, set=lambda: None))
+    pair.a._beat()
+    assert waits[:3] == [LEASE_S / 4, LEASE_S / 16, LEASE_S / 16] and waits[-1] == LEASE_S / 4
+    assert pair.lost == []
+    pair.a.require_lease()
 
 
 def test_lease_that_was_given_back_is_free_at_once(pair: Pair) -> None:
