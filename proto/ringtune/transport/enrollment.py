@@ -38,6 +38,7 @@ _CALL_S: Final = 10.0
 _RENEW_S: Final = 3.0
 """Time limit of a renewal, short because a node's next heartbeat waits for it."""
 _RENEW_AGAIN_S: Final = 600.0
+_MOVE_AGAIN_S: Final = 20.0
 _TRIES: Final = 3
 """Attempts with a token and one key: an answer may be lost, and the same key gets the same certificate."""
 _BUSY_S: Final = 1.0
@@ -167,18 +168,21 @@ def renew_if_due(stub: trust_pb2_grpc.MembershipStub, speaker: Speaker, folder: 
     """Renew a certificate that is due; return whether it was renewed.
 
     It is from ``renew_at_unix_s`` on, and where another authority signs by now. A failure is logged, and the next
-    attempt is made ten minutes later.
+    attempt is made ten minutes later; for another authority, which may be the only one soon, 20 s.
     """
     identity = speaker.identity
     is_due = now_unix_s >= identity.facts.renew_at_unix_s or not identity.is_of_signing_authority
     if not is_due or now_unix_s < speaker.renew_after_unix_s:
         return False
-    speaker.renew_after_unix_s = now_unix_s + _RENEW_AGAIN_S
+    again_s = _RENEW_AGAIN_S if identity.is_of_signing_authority else _MOVE_AGAIN_S
+    speaker.renew_after_unix_s = now_unix_s + again_s
     try:
         renew(stub, speaker, folder)
     except RingTuneError as error:
         _LOG.warning("the certificate of %s can't be renewed yet: %s", speaker.identity.party, error)
         return False
+    if speaker.identity.is_of_signing_authority:
+        speaker.renew_after_unix_s = 0.0
     return True
 
 
