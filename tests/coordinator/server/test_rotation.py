@@ -41,6 +41,7 @@ from ringtune.transport.speaker import Speaker, speaking_as
 from ringtune.transport.status import error_of_call
 from ringtune.v1 import trust_pb2, trust_pb2_grpc
 from tests.coordinator.server.test_certificate_authority import ALICE, invited, membership
+from tests.support.failing_calls import DroppedCallError
 
 NOW_S = 1_800_000_000.0
 BEAT_S = 2.0
@@ -74,6 +75,8 @@ class Ring:
     Attributes:
         present: who beats, in this order.
         told: lines of the keeper.
+        is_settled: whether all members have joined the coordinator.
+        lost: how many answers to renewals get lost.
     """
 
     def __init__(self, folder: Path, *parties: Party) -> None:
@@ -90,6 +93,7 @@ class Ring:
         self.present = [party for party in parties if party.role == "node"]
         self.told: list[str] = []
         self.is_settled = True
+        self.lost = 0
 
     def restarted(self) -> TrustKeeper:
         """The keeper of a coordinator that is started again."""
@@ -116,6 +120,9 @@ class Ring:
 
         def certify(request: trust_pb2.RenewRequest, *, timeout: float) -> trust_pb2.CertifyReply:
             pem = keeper.renew(who.identity.facts, request.request_pem, takes_authorities=request.takes_authorities)
+            if self.lost:
+                self.lost -= 1
+                raise DroppedCallError("Socket closed")
             return trust_pb2.CertifyReply(certificate_pem=pem, authorities_pem=keeper.authorities)
 
         stub: Any = SimpleNamespace(Renew=certify)
@@ -182,6 +189,11 @@ def test_rotation_of_members_that_are_there_takes_a_few_heartbeats(tmp_path: Pat
     assert {who.identity.authorities for who in ring.parties.values()} == {ring.keeper.authorities}
     assert read_identity(tmp_path / "a", NOW_S) == ring.parties[A].identity
     assert ring.told == ["certificates are of the new authority from now on", "the old authority is trusted no longer"]
+    ring.keeper.rotate(HOUR_S)  # once more, with an answer that gets lost
+    ring.until(Phase.ISSUING)
+    ring.lost = 1
+    ring.until("", most=15)
+    assert ring.lost == 0
 
 
 def test_rotation_waits_for_who_is_away_and_for_open_tokens_until_its_end(tmp_path: Path) -> None:
