@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import grpc
 
-from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, RingTuneError, TrustError
+from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, RingTuneError, StorageError, TrustError
 from ringtune.transport.endpoints import CLIENT_OPTIONS, join_address, split_address
 from ringtune.transport.identity import (
     Identity,
@@ -189,15 +189,13 @@ def renew_if_due(stub: trust_pb2_grpc.MembershipStub, speaker: Speaker, folder: 
 def take_authorities(authorities: Iterable[bytes], speaker: Speaker, folder: Path) -> None:
     """Trust the authorities that the coordinator names from now on, in connections opened later, and store that.
 
-    Names that leave out the authority of the own certificate are not taken: with them nobody would take it.
+    Those that leave out the authority of the own certificate are not taken: nobody would accept that any more. If they
+    can't be stored they are trusted until this process ends.
 
     Args:
         authorities: certificates, PEM, the signing one first; none = of an earlier version, nothing changes.
         speaker: of this process.
         folder: of its identity.
-
-    Raises:
-        StorageError: the folder can't be written.
     """
     before, authorities = speaker.identity, tuple(authorities)
     if authorities in ((), before.authorities):
@@ -207,6 +205,9 @@ def take_authorities(authorities: Iterable[bytes], speaker: Speaker, folder: Pat
     except TrustError as error:
         _LOG.warning("other authorities are not taken: %s", error)
         return
-    write_identity(folder, after)
     speaker.identity = after
     _LOG.info("%s trusts other authorities now (%d)", after.party, len(authorities))
+    try:
+        write_identity(folder, after)
+    except StorageError as error:
+        _LOG.warning("the authorities that %s trusts are not stored: %s", after.party, error)
