@@ -83,8 +83,8 @@ def init(trust: options.Trust = None, json: options.Json = False) -> None:
         return
     typer.echo(f"the certificate authority (CA) is in {folder}; keep this folder secret")
     typer.echo(
-        f"save {AUTHORITY} and {FILE} of it elsewhere, again after each removal: without {AUTHORITY} all nodes and "
-        "users have to join anew"
+        f"save {AUTHORITY} and {FILE} of it elsewhere, again after each removal and 'ringtune coordinator rotate': "
+        f"without {AUTHORITY} all nodes and users have to join anew"
     )
     typer.echo(f"commands of this user on this machine use {admin}")
     typer.echo("next: 'ringtune coordinator', and for each node 'ringtune coordinator token NAME'")

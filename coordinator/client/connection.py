@@ -61,7 +61,7 @@ class Connection:
         self._renewed_s = time.monotonic()
         try:
             self._connect()
-            status = self.status()
+            status = self._asked()
             require_compatible(f"coordinator {address}", status.version)
             self._renew(status)
         except BaseException:
@@ -101,7 +101,7 @@ class Connection:
 
             take_authorities(status.authorities_pem, speaker, self._trust)
             if renew_if_due(self._membership, speaker, self._trust, time.time()):
-                self.status()  # with the new certificate, so that the coordinator knows that it has arrived
+                self._asked()  # with the new certificate, so that the coordinator knows that it has arrived
 
     def heard(self, events: Iterable[control_pb2.RunEvent]) -> Iterator[control_pb2.RunEvent]:
         """Pass events on, which may take days; renew this user's certificate meanwhile, as commands do, at times."""
@@ -109,7 +109,7 @@ class Connection:
             if self._trust is not None and time.monotonic() - self._renewed_s > _RENEW_S:
                 self._renewed_s = time.monotonic()
                 try:
-                    self._renew(self.status())
+                    self.status()
                 except RingTuneError as error:  # the events may still come
                     _LOG.info("the certificate is not renewed now: %s", error)
             yield event
@@ -129,7 +129,12 @@ class Connection:
         return list(self._checked(lambda: self._stub.Nodes(control_pb2.Empty(), timeout=CALL_S)).nodes)
 
     def status(self) -> control_pb2.StatusReply:
-        """Return the members and the state of the present run."""
+        """Return the members and the state of the present run; renew this user's certificate if that is due."""
+        reply = self._asked()
+        self._renew(reply)
+        return reply
+
+    def _asked(self) -> control_pb2.StatusReply:
         return self._checked(lambda: self._stub.Status(control_pb2.Empty(), timeout=CALL_S))
 
     # ---- stored runs ------------------------------------------------------------------------------

@@ -227,7 +227,7 @@ def rotation_lines(reply: trust_pb2.RotateReply) -> list[str]:
         return [f"the authority is {old}; no rotation is under way"]
     lines = [f"authority {old} is replaced by {new} since {utc(reply.began_unix_s)}; members trust both"]
     if reply.phase == "introducing":
-        late = f"; not yet: {', '.join(reply.unconfirmed)}" if reply.unconfirmed else ""
+        late = f"; not yet (of an earlier version: never): {', '.join(reply.unconfirmed)}" if reply.unconfirmed else ""
         lines.append(
             "certificates are of the new one once all living nodes have confirmed that they trust it, "
             f"from {utc(reply.issues_unix_s)} on in any case{late}"
@@ -235,9 +235,7 @@ def rotation_lines(reply: trust_pb2.RotateReply) -> list[str]:
     else:
         lines.append("certificates are of the new one; each node and user gets one with the next call")
     late = f"; shut out if that were now: {', '.join(reply.waiting)}" if reply.waiting else ""
-    lines.append(
-        f"the old one is trusted until all have called, at most until {utc(reply.ends_unix_s)}{late}",
-    )
+    lines.append(f"the old one is trusted until all have called, at most until {utc(reply.ends_unix_s)}{late}")
     if reply.problem:
         lines.append(f"it can't go on: {reply.problem}")
     lines.append(

@@ -444,8 +444,8 @@ class MembershipServicer(trust_pb2_grpc.MembershipServicer):
             if not request.only_looks:
                 if not least_s <= request.within_s <= _LONGEST_ROTATION_S:
                     raise UsageError(
-                        f"--within has to be {format_seconds(least_s)} to {format_seconds(_LONGEST_ROTATION_S)} here, "
-                        f"not {format_seconds(request.within_s)}: members learn of it at their heartbeats"
+                        f"--within has to be {format_seconds(least_s)} to 365 days here, not "
+                        f"{format_seconds(request.within_s)}: members learn of it at their heartbeats"
                     )
                 keeper.rotate(request.within_s)
                 self._coordinator.tell(

@@ -1,7 +1,8 @@
 """``make faults``: each node fails at each place of a run, then at random ones; a part of ``build/bench/trust.json``.
 
 A ring of two owners and three hosts carries one job in float64 out again and again. In each trial a process is killed,
-stands still for a quarter of its lease, is late, or loses a call, where a failpoint says. The run has to end by itself
+stands still for a quarter of its lease, is late, or loses a call, where a failpoint says; in some the authority of
+their certificates is rotated in mid-run. The run has to end by itself
 or, if an owner or nothing but the beginning is lost, to be resumed; with the weights of the undisturbed run (1e-9) and
 with every step and evaluation in the books once.
 
@@ -25,7 +26,7 @@ from typing import Any, NamedTuple
 from tests.bench.kept_trials import KeptTrials
 from tests.bench.trust_figures import spread, write_part
 from tests.support.cluster import TEMPLATE
-from tests.support.faulty_runs import COORDINATOR, HOSTS, OWNERS, Fault, FaultyRing, Trial, faulty_ring
+from tests.support.faulty_runs import BEGUN, COORDINATOR, HOSTS, OWNERS, WHOLE, Fault, FaultyRing, Trial, faulty_ring
 
 OF_ALL = ("answer Prepare 1", "answered Prepare 1", "answered Grant 3", "answer Collect 1", "answered Collect 1")
 OF_OWNERS = ("embedding 9", "head 9", "after head 9", "send t 2", "receive t 2", "send h 9")
@@ -62,15 +63,20 @@ RANDOM_PLACES = (
 
 
 class Case(NamedTuple):
-    """A trial: who fails, and whether the run has a second placement, and two copies of what hosts train."""
+    """A trial: who fails, and whether the run has a second placement, and two copies of what hosts train.
+
+    ``rotation`` is that of the authority in mid-run, with certificates; empty = none, in plain text.
+    """
 
     faults: tuple[Fault, ...]
     moves: bool = False
     has_two: bool = False
+    rotation: str = ""
 
     def __str__(self) -> str:
-        """The key of its kept trial; without ``has_two`` that of earlier versions."""
-        return f"Case(faults={self.faults}, moves={self.moves})" + ", two copies" * self.has_two
+        """The key of its kept trial; without ``has_two`` and ``rotation`` that of earlier versions."""
+        more = ", two copies" * self.has_two + (f", {self.rotation} in mid-run" if self.rotation else "")
+        return f"Case(faults={self.faults}, moves={self.moves}){more}"
 
 
 def matrix() -> Iterator[Case]:
@@ -92,6 +98,12 @@ def matrix() -> Iterator[Case]:
         yield from (Case((Fault(victim, f"call {call} {failure}"),)) for victim in "acd" for call in CALLS_OF_NODES)
         yield from (Case((Fault(COORDINATOR, f"call {call} {failure}"),)) for call in CALLS_OF_COORDINATOR)
     yield from (Case((Fault("d", f"{place} delay 2"),)) for place in ("forward* 9", "send h 9", "write step-8* 1"))
+    for rotation in (WHOLE, BEGUN):
+        yield Case((), rotation=rotation)
+        yield from (
+            Case((Fault("d", f"answered Grant 4 {failure}"),), rotation=rotation) for failure in ("kill", "stop")
+        )
+        yield Case((Fault("c", "answer Move 1 kill"),), moves=True, rotation=rotation)
 
 
 def soak(minutes: float, seed: int) -> Iterator[Case]:
@@ -120,14 +132,18 @@ def carry_out(cases: Iterable[Case], *, all_fail: bool, kept: KeptTrials) -> lis
     found, ahead = [], iter(cases)
     case = next(ahead, None)
     while case is not None:
-        with tempfile.TemporaryDirectory(prefix="ringtune-faults-") as folder, faulty_ring(Path(folder)) as ring:
-            while case is not None:
+        is_encrypted = bool(case.rotation)
+        with (
+            tempfile.TemporaryDirectory(prefix="ringtune-faults-") as folder,
+            faulty_ring(Path(folder), is_encrypted=is_encrypted) as ring,
+        ):
+            while case is not None and bool(case.rotation) == is_encrypted:
                 earlier = kept.of(str(case))
                 try:
                     trial = (
                         _again(earlier[0])
                         if earlier
-                        else ring.trial(*case.faults, moves=case.moves, has_two=case.has_two)
+                        else ring.trial(*case.faults, moves=case.moves, has_two=case.has_two, rotation=case.rotation)
                     )
                 except AssertionError as error:  # it does not end, say: the others get a ring of their own
                     trial = _without_end(case, f"{error}; {_said_last(ring)}")
@@ -138,7 +154,7 @@ def carry_out(cases: Iterable[Case], *, all_fail: bool, kept: KeptTrials) -> lis
                 sys.stdout.write(json.dumps({"good": judged.is_good, **dataclasses.asdict(trial)}) + "\n")
                 sys.stdout.flush()
                 case = next(ahead, None)
-                if trial.ended.startswith(_NO_END):
+                if trial.ended.startswith(_NO_END) or trial.rotation:  # a party renews a few times an hour only
                     break
     return found
 
@@ -193,7 +209,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0, help="of random faults after the matrix")
     parser.add_argument("--seed", type=int, default=0, help="of the random faults")
-    parser.add_argument("--only", default="", help="of the matrix only the orders with this text; 'two copies'")
+    parser.add_argument(
+        "--only", default="", help="of the matrix only the orders with this text; 'two copies', 'rotation'"
+    )
     parser.add_argument("--go-on", action="store_true", help="with what earlier calls have carried out of the matrix")
     options = parser.parse_args()
     cases = [

@@ -20,7 +20,7 @@ from tests.support.sources import ROOT
 
 LIMIT_S = 120.0
 PLACES = ("--coordinator", "--bind")
-NEEDS_A_COORDINATOR = {"fetch", "join", "logs", "nodes", "page", "runs", "status", "stop"}
+NEEDS_A_COORDINATOR = {"coordinator rotate", "fetch", "join", "logs", "nodes", "page", "runs", "status", "stop"}
 NEEDS_A_COORDINATOR |= {f"nodes {below}" for below in ("drain", "remove", "show")}
 """Commands that make no sense without a coordinator, or ask it for what is no folder; others may do without."""
 
@@ -112,9 +112,10 @@ def test_command_line_finds_its_coordinator_in_one_way() -> None:
 def test_command_line_leaves_this_machine_only_with_insecure() -> None:
     """A command that talks to an address has ``--insecure``, no other has; no variable stands for it.
 
-    ``join`` has none: it asks for a certificate, which makes no sense in plain text.
+    ``join`` and ``coordinator rotate`` have none: they are about certificates, which makes no sense in plain text.
     """
-    assert set(uses("--insecure")) == {name for place in PLACES for name in uses(place)} - {"join"}
+    of_certificates = {"join", "coordinator rotate"}
+    assert set(uses("--insecure")) == {name for place in PLACES for name in uses(place)} - of_certificates
     assert {parameter.envvar for parameter in uses("--insecure").values()} == {None}
     assert {parameter.default for parameter in uses("--insecure").values()} == {False}
 

@@ -430,7 +430,7 @@ A node's state folder, locked: below the ids of runs, and what the node has meas
     edge/checkpoint/state_folder.py: RunShards.finish, RunShards.keep_from, RunShards.keep_rows, RunShards.reopen
     edge/checkpoint/state_folder.py: _write_with_digest, StateFolder.drop_moments, StateFolder.drop_old_runs
 Keys, certificates and tokens: made once, only where there is none, or replaced by one that holds longer
-    coordinator/server/certificate_authority.py: Authority.write
+    coordinator/server/certificate_authority.py: Authority.write, TrustKeeper._put_in_place
     coordinator/server/certificate_authority.py: Register.__init__
     proto/ringtune/transport/identity.py: write_identity
     proto/ringtune/transport/page_access.py: token_of

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from coordinator.server.certificate_authority import Authority, TrustKeeper, init_trust, make_token
+from coordinator.server.certificate_authority import Authority, TrustKeeper, make_token
 from ringtune import cli
 from ringtune.errors import TrustError
 from ringtune.job.job import Job
@@ -26,6 +26,7 @@ from tests.support.cluster import RUN_S, Cluster, Outcome
 from tests.support.processes import run_ringtune
 from tests.support.results import largest_difference, reference_of, trained
 from tests.support.tap import Tap
+from tests.support.trust_parts import token_option, trusted, write_tokens
 
 pytestmark = pytest.mark.slow
 
@@ -35,15 +36,11 @@ NODES = ("node-0", "node-1", "node-2")
 @contextlib.contextmanager
 def encrypted(folder: Path, **more: float) -> Iterator[tuple[Cluster, TrustKeeper, Tap]]:
     """Three nodes that join with tokens; what goes to the first one passes a tap. ``more`` is of the cluster."""
-    trust = folder / "trust"
-    init_trust(trust, time.time())
-    keeper = TrustKeeper(trust)
+    keeper = trusted(folder)
     with speaking_as(keeper.speaker):
-        tokens = {name: ["--token-file", str(folder / f"{name}.token")] for name in NODES}
+        tokens = {name: token_option(folder, name) for name in NODES}
         cluster = Cluster(folder, owners=NODES[:2], hosts=NODES[2:], more=tokens, keeper=keeper, **more)
-        for name in NODES:
-            token = make_token(trust, node_party(name), time.time() + RUN_S)
-            (folder / f"{name}.token").write_text(str(token))
+        write_tokens(folder, NODES, ttl_s=RUN_S)
         with contextlib.closing(Tap(cluster.ports["node-0"])) as tap:
             cluster.advertised["node-0"] = tap.port
             with cluster.listening():

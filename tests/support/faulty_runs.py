@@ -12,22 +12,32 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coordinator.run.run_text import is_step
+from coordinator.server.certificate_authority import ADMIN, TrustKeeper
 from ringtune.errors import PeerLostError
 from ringtune.job.job import Job
 from ringtune.run_control.checkpoint import Resume
 from ringtune.schedule.plan import Plan
+from ringtune.transport.speaker import speaking_as
+from ringtune.v1 import control_pb2
 from tests.support import failpoints
-from tests.support.cluster import Cluster, Follower, Outcome
+from tests.support.cluster import RUN_S, START_S, Cluster, Follower, Outcome
 from tests.support.failpoints import DONE_SUFFIX, Failure, Order
 from tests.support.moves import Slices, moving
 from tests.support.results import largest_difference, reference_of, trained
+from tests.support.trust_parts import token_option, trusted, write_tokens
 
 OWNERS, HOSTS = ("a", "b"), ("c", "d", "e")
 COORDINATOR = "coordinator"
 STEPS = 24
+ENCRYPTED_LEASE_S = 2.0
+"""Of the coordinator, whose members tell at each third of it how far they are with a rotation; runs have their own."""
 RING: Slices = (("a", 0, 1), ("c", 1, 2), ("d", 2, 3), ("e", 3, 4))
 ELSEWHERE: Slices = (("a", 0, 1), ("d", 1, 3), ("c", 3, 4))
 """The placement of the last steps of a run that moves."""
+ROTATE_AT = 5
+"""The step of a run after which its authority is rotated."""
+WHOLE, BEGUN = "rotation", "begun rotation"
+"""Of a trial: the run stands still until the old authority is gone, or goes on meanwhile."""
 STOPPED_S = 1.5
 """How long a process stands still that is stopped: a quarter of the lease."""
 
@@ -54,6 +64,8 @@ class Trial:
         recovery_s: seconds from when the coordinator heard of a loss until the run went on; 0 = it did not.
         noticed_s: seconds from the failure until the run went on, or ended because of it; 0 = neither.
         wall_s: of the whole trial.
+        rotation: of the authority, that the trial had; empty = none.
+        has_rotated: whether it is over.
     """
 
     faults: tuple[Fault, ...]
@@ -66,6 +78,8 @@ class Trial:
     recovery_s: float
     noticed_s: float
     wall_s: float
+    rotation: str = ""
+    has_rotated: bool = True
 
     @property
     def is_good(self) -> bool:
@@ -74,7 +88,8 @@ class Trial:
         A run may end, to be resumed, only because it has lost a node.
         """
         may_end = not self.ended or self.ended.startswith(PeerLostError.__name__)
-        return self.failed == len(self.faults) and may_end and self.difference <= 1e-9 and self.has_right_books
+        is_equal = self.difference <= 1e-9 and self.has_right_books
+        return self.failed == len(self.faults) and may_end and is_equal and self.has_rotated
 
 
 class FaultyRing:
@@ -83,11 +98,12 @@ class FaultyRing:
     Args:
         cluster: of them, with failpoints.
         orders: folder of the orders.
+        keeper: of the coordinator's trust; None = plain text.
         changes: of the job.
     """
 
-    def __init__(self, cluster: Cluster, orders: Path, **changes: object) -> None:
-        self.cluster, self._orders = cluster, orders
+    def __init__(self, cluster: Cluster, orders: Path, *, keeper: TrustKeeper | None = None, **changes: object) -> None:
+        self.cluster, self._orders, self._keeper = cluster, orders, keeper
         wanted: dict[str, Any] = {
             "train__max_steps": STEPS,
             "train__local_iterations": 4,
@@ -124,13 +140,14 @@ class FaultyRing:
     def _done(self, fault: Fault) -> Path:
         return self._orders / f"{fault.victim}{DONE_SUFFIX}"
 
-    def trial(self, *faults: Fault, moves: bool = False, has_two: bool = False) -> Trial:
+    def trial(self, *faults: Fault, moves: bool = False, has_two: bool = False, rotation: str = "") -> Trial:
         """Carry the job out while processes fail; start them again, and resume the run if it has ended.
 
         Args:
             faults: at most one of each process.
             moves: whether the run has a second placement.
             has_two: whether it has two copies of what hosts train.
+            rotation: of the authority in mid-run, ``WHOLE`` or ``BEGUN``; empty = none.
         """
         began_s = time.monotonic()
         for fault in faults:
@@ -138,6 +155,9 @@ class FaultyRing:
         over = threading.Event()
         helper = threading.Thread(target=self._let_go_on, args=(faults, over))
         helper.start()
+        rotate = Rotate(self._keeper, is_whole=rotation == WHOLE) if rotation and self._keeper else None
+        if rotate is not None:
+            self.cluster.coordinator.sinks.append(rotate)
         try:
             follower = self._follow(moves=moves, has_two=has_two)
             outcome = follower.wait()
@@ -145,6 +165,8 @@ class FaultyRing:
         finally:
             over.set()
             helper.join()
+            if rotate is not None:
+                self.cluster.coordinator.sinks.remove(rotate)
         failed = [self._done(fault) for fault in faults if self._done(fault).exists()]
         failed_unix_s = min((path.stat().st_ctime for path in failed), default=ended_unix_s)
         for fault in faults:
@@ -166,6 +188,8 @@ class FaultyRing:
             has_right_books=books == self._books,
             recovery_s=sum(line["seconds"] for line in recoveries),
             noticed_s=went_on_unix_s - failed_unix_s,
+            rotation=rotation,
+            has_rotated=rotate is None or rotate.has_ended(),
             wall_s=time.monotonic() - began_s,
         )
 
@@ -196,15 +220,52 @@ def _books(outcome: Outcome) -> list[tuple[str, int]]:
     return sorted(steps + evaluations)
 
 
+class Rotate:
+    """Begins a rotation of the authority after a step of a run, whose events it gets.
+
+    Args:
+        keeper: of the authority; its only user is not waited for.
+        is_whole: whether the run's coordinator stands still until the old authority is gone.
+    """
+
+    def __init__(self, keeper: TrustKeeper, *, is_whole: bool) -> None:
+        self._keeper, self._is_whole = keeper, is_whole
+        self._steps = 0
+
+    def __call__(self, event: control_pb2.RunEvent) -> None:
+        """Count a step; begin with the one at which it is time."""
+        self._steps += event.WhichOneof("event") == "step_json"
+        if event.WhichOneof("event") == "step_json" and self._steps == ROTATE_AT:
+            self._keeper.rotate(RUN_S)
+            if self._is_whole:
+                self.has_ended()
+
+    def has_ended(self) -> bool:
+        """Wait until the rotation is over; whether it was begun and has ended before its time."""
+        deadline_s = time.monotonic() + START_S
+        while self._keeper.rotation_state(()) is not None and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        return self._steps >= ROTATE_AT and self._keeper.rotation_state(()) is None
+
+
 @contextmanager
-def faulty_ring(folder: Path, **changes: object) -> Iterator[FaultyRing]:
+def faulty_ring(folder: Path, *, is_encrypted: bool = False, **changes: object) -> Iterator[FaultyRing]:
     """A ring whose processes, and this one as coordinator, fail as they are ordered."""
-    orders = folder / "failpoints"
+    orders, more = folder / "failpoints", dict[str, Any]()
     orders.mkdir()
-    cluster = Cluster(folder, owners=OWNERS, hosts=HOSTS, failpoints=orders)
-    failpoints.arm(COORDINATOR, orders)
-    try:
-        with cluster.listening():
-            yield FaultyRing(cluster, orders, **changes)
-    finally:
-        failpoints.disarm()
+    keeper, options = None, dict[str, list[str]]()
+    if is_encrypted:
+        keeper = trusted(folder)
+        keeper.remove(ADMIN, "it makes no calls in a trial")
+        options = {name: token_option(folder, name) for name in (*OWNERS, *HOSTS)}
+        more = {"keeper": keeper, "more": options, "lease_s": ENCRYPTED_LEASE_S}
+    with speaking_as(keeper.speaker if keeper else None):
+        cluster = Cluster(folder, owners=OWNERS, hosts=HOSTS, failpoints=orders, **more)
+        if is_encrypted:
+            write_tokens(folder, options, ttl_s=RUN_S)
+        failpoints.arm(COORDINATOR, orders)
+        try:
+            with cluster.listening():
+                yield FaultyRing(cluster, orders, keeper=keeper, **changes)
+        finally:
+            failpoints.disarm()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
-from coordinator.server.certificate_authority import Authority
+from coordinator.server.certificate_authority import Authority, TrustKeeper, init_trust, make_token
 from ringtune.transport.identity import Identity, write_identity
-from ringtune.transport.parties import Party, Role
+from ringtune.transport.parties import Party, Role, node_party
 from ringtune.transport.speaker import Speaker
 
 AUTHORITY = Authority.make(time.time())
@@ -23,3 +24,21 @@ def keep(folder: Path, speaker: Speaker) -> Identity:
     """Write somebody's identity into a folder."""
     write_identity(folder, speaker.identity)
     return speaker.identity
+
+
+def trusted(folder: Path) -> TrustKeeper:
+    """A keeper of a new trust folder."""
+    init_trust(folder / "trust", time.time())
+    return TrustKeeper(folder / "trust")
+
+
+def token_option(folder: Path, name: str) -> list[str]:
+    """The option with which a node joins with the token that ``write_tokens`` writes."""
+    return ["--token-file", str(folder / f"{name}.token")]
+
+
+def write_tokens(folder: Path, names: Iterable[str], *, ttl_s: float) -> None:
+    """Write a token for each node; the coordinator listens already, as tokens have its port."""
+    for name in names:
+        token = make_token(folder / "trust", node_party(name), time.time() + ttl_s)
+        Path(token_option(folder, name)[1]).write_text(str(token))

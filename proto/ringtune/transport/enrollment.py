@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import grpc
 
-from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, RingTuneError, TrustError
+from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, RingTuneError, StorageError, TrustError
 from ringtune.transport.endpoints import CLIENT_OPTIONS, join_address, split_address
 from ringtune.transport.identity import (
     Identity,
@@ -38,6 +38,7 @@ _CALL_S: Final = 10.0
 _RENEW_S: Final = 3.0
 """Time limit of a renewal, short because a node's next heartbeat waits for it."""
 _RENEW_AGAIN_S: Final = 600.0
+_MOVE_AGAIN_S: Final = 20.0
 _TRIES: Final = 3
 """Attempts with a token and one key: an answer may be lost, and the same key gets the same certificate."""
 _BUSY_S: Final = 1.0
@@ -167,33 +168,34 @@ def renew_if_due(stub: trust_pb2_grpc.MembershipStub, speaker: Speaker, folder: 
     """Renew a certificate that is due; return whether it was renewed.
 
     It is from ``renew_at_unix_s`` on, and where another authority signs by now. A failure is logged, and the next
-    attempt is made ten minutes later.
+    attempt is made ten minutes later; for another authority, which may be the only one soon, 20 s.
     """
     identity = speaker.identity
     is_due = now_unix_s >= identity.facts.renew_at_unix_s or not identity.is_of_signing_authority
     if not is_due or now_unix_s < speaker.renew_after_unix_s:
         return False
-    speaker.renew_after_unix_s = now_unix_s + _RENEW_AGAIN_S
+    again_s = _RENEW_AGAIN_S if identity.is_of_signing_authority else _MOVE_AGAIN_S
+    speaker.renew_after_unix_s = now_unix_s + again_s
     try:
         renew(stub, speaker, folder)
     except RingTuneError as error:
         _LOG.warning("the certificate of %s can't be renewed yet: %s", speaker.identity.party, error)
         return False
+    if speaker.identity.is_of_signing_authority:
+        speaker.renew_after_unix_s = 0.0
     return True
 
 
 def take_authorities(authorities: Iterable[bytes], speaker: Speaker, folder: Path) -> None:
     """Trust the authorities that the coordinator names from now on, in connections opened later, and store that.
 
-    Names that leave out the authority of the own certificate are not taken: with them nobody would take it.
+    Those that leave out the authority of the own certificate are not taken: nobody would accept that any more. If they
+    can't be stored they are trusted until this process ends.
 
     Args:
         authorities: certificates, PEM, the signing one first; none = of an earlier version, nothing changes.
         speaker: of this process.
         folder: of its identity.
-
-    Raises:
-        StorageError: the folder can't be written.
     """
     before, authorities = speaker.identity, tuple(authorities)
     if authorities in ((), before.authorities):
@@ -203,6 +205,9 @@ def take_authorities(authorities: Iterable[bytes], speaker: Speaker, folder: Pat
     except TrustError as error:
         _LOG.warning("other authorities are not taken: %s", error)
         return
-    write_identity(folder, after)
     speaker.identity = after
     _LOG.info("%s trusts other authorities now (%d)", after.party, len(authorities))
+    try:
+        write_identity(folder, after)
+    except StorageError as error:
+        _LOG.warning("the authorities that %s trusts are not stored: %s", after.party, error)

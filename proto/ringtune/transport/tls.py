@@ -84,7 +84,7 @@ class RenewedChannel(grpc.Channel):
         self, callback: Callable[[grpc.ChannelConnectivity], None], try_to_connect: bool | None = False
     ) -> None:
         """Report the state of the newest connection."""
-        self._channels[-1].subscribe(callback, try_to_connect)
+        self._channels[-1].subscribe(callback, bool(try_to_connect))
 
     def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
         """Report no more."""
@@ -123,6 +123,9 @@ class _Method:
 
     def future(self, *arguments: Any, **named: Any) -> Any:
         return self._owner.bound(self).future(*arguments, **named)
+
+    def with_call(self, *arguments: Any, **named: Any) -> Any:
+        return self._owner.bound(self).with_call(*arguments, **named)
 
 
 def pinned_channel(

@@ -449,8 +449,8 @@ def invited(folder: Path, party: Party = PI_NODE, ttl_s: float = HOUR_S, *, is_a
 
 
 @contextlib.contextmanager
-def membership(address: str, speaker: Speaker) -> Iterator[trust_pb2_grpc.MembershipStub]:
-    """The calls of somebody who has joined."""
+def membership(address: str, speaker: Speaker | None) -> Iterator[trust_pb2_grpc.MembershipStub]:
+    """The calls of somebody who has joined, or of anybody in plain text."""
     with speaking_as(speaker), open_channel(address, peer=COORDINATOR) as channel:
         yield trust_pb2_grpc.MembershipStub(channel)
 

@@ -30,6 +30,7 @@ class FakeCoordinator:
         self.joins: list[grpc.StatusCode] = []
         self.beats: list[grpc.StatusCode | control_pb2.HeartbeatReply] = []
         self.calls: list[str] = []
+        self.versions: list[str] = []
         self.join_timeouts_s: list[float] = []
         self.beaten = threading.Event()
 
@@ -44,6 +45,7 @@ class FakeCoordinator:
     def Heartbeat(self, request: control_pb2.HeartbeatRequest, *, timeout: float) -> control_pb2.HeartbeatReply:
         """Heartbeat."""
         self.calls.append("beat")
+        self.versions.append(request.authorities_version)
         self.beaten.set()
         answer = self.beats.pop(0) if self.beats else control_pb2.HeartbeatReply(known=True, run_id=request.run_id)
         if isinstance(answer, grpc.StatusCode):
@@ -282,19 +284,24 @@ def test_membership_does_not_try_to_join_without_trust(monkeypatch: pytest.Monke
     assert coordinator.calls == ["join"]
 
 
-def test_membership_passes_on_who_was_removed() -> None:
-    """With every heartbeat, so that nodes refuse it too; a list comes when it has changed, or from an old version."""
-    heard: list[tuple[Removal, ...]] = []
+def test_membership_passes_on_who_was_removed_and_whom_to_trust() -> None:
+    """With every answer, so that nodes refuse it too; a list comes when it has changed, or from an old version.
+
+    A heartbeat names the authorities that the node trusts by then.
+    """
+    heard: list[tuple[tuple[Removal, ...], list[bytes]]] = []
     coordinator = FakeCoordinator()
     of_b = Removal("node b was removed", party=node_party("b"), generation=2)
     serial = Removal("node c was removed", "1f")
     coordinator.beats = [
         control_pb2.HeartbeatReply(known=True, removals_version="v1", removed=[removal_to_proto(of_b)]),
-        control_pb2.HeartbeatReply(known=True, removals_version="v1"),
+        control_pb2.HeartbeatReply(known=True, removals_version="v1", authorities_pem=[b"new", b"old"]),
         control_pb2.HeartbeatReply(known=True, removed=[removal_to_proto(serial)]),
         control_pb2.HeartbeatReply(known=True, removals_version="v0"),
     ]
-    membership = make(coordinator, Told(), on_answer=lambda found: heard.append(found.entries))
-    for _ in range(4):
-        membership.send_heartbeat()
-    assert heard == [(of_b,), (of_b,), (serial,), ()]
+    member = make(coordinator, Told(), on_answer=lambda found, given: heard.append((found.entries, list(given))))
+    with speaking_as(who := speaker_of("a")):
+        for _ in range(4):
+            member.send_heartbeat()
+    assert heard == [((of_b,), []), ((of_b,), [b"new", b"old"]), ((serial,), []), ((), [])]
+    assert coordinator.versions == [who.identity.authorities_version] * 4
