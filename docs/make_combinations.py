@@ -84,6 +84,8 @@ def _no_resume_elsewhere(planned: Planned, job: Job) -> str:
 
 
 def _no_replicas(planned: Planned, job: Job) -> str:
+    if not job.may_have_replicas:
+        return "an audit compares the work of single hosts"
     profile = planned.profile or Profile(nodes=(), links=())
     plan = planned.plan
     draft = dataclasses.replace(Draft.of(plan), activations=job.memory.activations)
@@ -132,6 +134,7 @@ FEATURES: Final = (
     Feature("lora", {"adapter.config": "lora"}),
     Feature("full: own weights of blocks", {"adapter.config": "full"}),
     Feature("invertible adapter", {"adapter.config": "seq_bn_inv"}),
+    Feature("audit", {"audit.share": 0.02, "recovery.copies": "next"}),
 )  # fmt: skip
 
 

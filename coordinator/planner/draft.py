@@ -34,6 +34,7 @@ from ringtune.schedule.units import Range
 from ringtune.schedule.versions import ever_trained, may_be_stale
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_checkpointing import AUTO, BOTH, NONE, RECOMPUTE, SlicePolicy
+from ringtune.techniques.audit import check_course
 from ringtune.techniques.full_parameters import check_warmup
 from ringtune.techniques.offload import helped, helpers_by_host, named_helpers
 
@@ -175,7 +176,7 @@ def with_activations(job: Job, draft: Draft, model: ModelFacts) -> Draft:
     """Give a draft the activation policy of its job.
 
     ``velora`` and ``both``: the course gets VeLoRA in every block that may train. ``auto``: the draft says how slices
-    may have it, but not beside operations. An evaluation keeps nothing.
+    may have it, but not beside operations or an audit. An evaluation keeps nothing.
 
     Raises:
         JobError: VeLoRA's layers do not train in this model, or have fewer inputs than parts.
@@ -187,7 +188,7 @@ def with_activations(job: Job, draft: Draft, model: ModelFacts) -> Draft:
         return draft
     draft = dataclasses.replace(draft, activations=activations)
     if activations == AUTO:
-        if job.operations.is_any:
+        if job.operations.is_any or job.audit is not None:
             return draft
         proposed = velora or proposed_velora(job.adapter.config, course, model, has_dropout=has_dropout)
         return dataclasses.replace(draft, velora=proposed, may_project=velora is not None)
@@ -374,6 +375,7 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         check_warmup(train, course.num_steps, course.method.rate_at(course, course.num_steps - 1)[1])
     kinds_of(job, course.users)  # refuses an adapter of a user who is none of the run
     check_pairs(job, model)
+    check_course(job, course)
     needs_copies = job.recovery.needs_copies or job.audit is not None
     has_copies = needs_copies and not stay_reason(course, (), from_disks=True)
     draft = Draft(

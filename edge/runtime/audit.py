@@ -244,7 +244,7 @@ class AuditRecorder:
                 found[name] = self._sum(kept, seq, micro)
         if place.last >= 0:
             found |= {"sum": self._sum(kept, seq, place.micro)}
-        if seq in kept.after:
+        if place.last >= 0 and seq in kept.after:
             found["after"] = kept.after[seq].content
         return _written(found)
 

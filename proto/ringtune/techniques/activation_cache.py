@@ -427,13 +427,15 @@ def with_prefix_cache(job: Any, plan: Plan) -> Plan:
     """Add to a plan the cache for which its job asks.
 
     Raises:
-        PlanError: helpers or the course exclude a cache, or no batch would be read.
+        PlanError: helpers, the course or an audit exclude a cache, or no batch would be read.
     """
     cache = job.cache.of_placement(job.model.dtype)
     if cache is None or not plan.course.num_steps:
         return plan
     if problem := no_cache_reason(plan.course, bool(plan.placement.helpers)):
         raise PlanError(problem)
+    if job.audit is not None:
+        raise PlanError("an audit repeats work from what a neighbour sent, not from a file of the host")
     cached = Plan(plan.course, tuple(dataclasses.replace(one, cache=cache) for one in plan.placements))
     if not expected_cache_use(cached).entering:
         raise PlanError(

@@ -37,7 +37,9 @@ from typing import Annotated, Any, Final, NamedTuple
 
 from ringtune.errors import IntegrityError, JobError, PlanError
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
+from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import Legs, item_updates, legs
+from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StepKind, Turn, items
@@ -458,11 +460,7 @@ def refusal(job: Any) -> str:
         return "goes back to the last turn that was agreed on; leave recovery.copies = 'none' out"
     if job.offload.mode != "off":
         return "has no digests of what helpers fit; set offload.mode = 'off'"
-    if job.operations.policy != "standard":
-        return "repeats whole blocks; use operations.policy = 'standard'"
-    if job.cache.prefix != "off":
-        return "repeats a cell from what a neighbour sent, not from a file of the host; set cache.prefix = 'off'"
-    if job.memory.activations in ("velora", "both", "auto"):
+    if job.memory.activations in ("velora", "both"):
         return "has no digests of VeLoRA's vectors; set memory.activations to 'none' or 'recompute'"
     if job.wire.dtype in ("int8", "float16"):
         return (
@@ -472,10 +470,23 @@ def refusal(job: Any) -> str:
     return ""
 
 
+def check_course(job: Any, course: Course) -> None:
+    """Refuse a course whose run can't go back to the end of a turn; raises ``PlanError``."""
+    if job.audit is not None and (why := stay_reason(course, ())):
+        raise PlanError(f"[audit] goes back to the last turn that was agreed on, which can't be: {why}; {_LEAVE}")
+
+
 def check_plan(job: Any, plan: Plan) -> None:
-    """Refuse a given plan with sums of several hosts, of which the planner makes none; raises ``PlanError``."""
-    if job.audit is not None and any(one.has_replicas for one in plan.placements):
+    """Refuse a given plan with what the planner leaves out of an audited run; raises ``PlanError``."""
+    if job.audit is None:
+        return
+    check_course(job, plan.course)
+    if any(one.has_replicas for one in plan.placements):
         raise PlanError(f"[audit] compares the work of single hosts, and the plan has replicas; plan anew, or {_LEAVE}")
+    if any(one.cache is not None for one in plan.placements):
+        raise PlanError(f"[audit] repeats work from what a neighbour sent, and the plan has a cache; {_LEAVE}")
+    if plan.course.velora is not None:
+        raise PlanError(f"[audit] has no digests of VeLoRA's vectors, and the plan has them; plan anew, or {_LEAVE}")
 
 
 TECHNIQUE: Final = Technique(name="audit", check_job=check_job, check_plan=check_plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from typing import Any, Final
@@ -11,6 +12,7 @@ import pytest
 from ringtune.errors import IntegrityError, JobError, PlanError
 from ringtune.job.job import Job, Model
 from ringtune.schedule.actions import Payload, TensorKey
+from ringtune.schedule.placement import ActivationCacheSettings
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn, turn_sequence
 from ringtune.techniques.audit import (
@@ -260,8 +262,6 @@ def job(**keys: object) -> Job:
     [
         ({"recovery__copies": "none"}, "recovery.copies"),  # copies
         ({"offload__mode": "auto"}, "offload.mode = 'off'"),  # helpers
-        ({"operations__policy": "two-stage"}, "operations.policy"),  # operations
-        ({"cache__prefix": "auto"}, "cache.prefix"),  # cache
         ({"memory__activations": "velora"}, "memory.activations"),  # velora
         ({"wire__dtype": "int8"}, "wire.dtype"),  # wire
         ({"audit__share": 0.0}, "audit.share"),
@@ -279,10 +279,16 @@ def test_job_without_audit_has_no_section() -> None:
     assert AuditSettings().share == 0.02 and job().audit == AuditSettings(share=0.1)
 
 
-def test_plan_with_replicas_is_refused_and_none_is_made() -> None:
-    """Sums of several hosts are no work of one."""
+def test_plan_with_what_an_audit_does_not_have_is_refused_and_none_is_made() -> None:
+    """Sums of several hosts are no work of one; a cache is left out, as is VeLoRA where the planner chooses."""
     plan = make_plan([("a", 0, 2), ("b", 0, 2), ("c", 2, 4)], ["a"], method="all")
     with pytest.raises(PlanError, match="replicas"):
         check_plan(job(), plan)
+    stale = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], method="pipeadapter")
+    with pytest.raises(PlanError, match="depends on the ring"):
+        check_plan(job(), stale)
+    cached = dataclasses.replace(PLAN.placement, cache=ActivationCacheSettings())
+    with pytest.raises(PlanError, match="has a cache"):
+        check_plan(job(), Plan(PLAN.course, (cached,)))
     check_plan(job(), PLAN)
     assert not job().may_have_replicas and Job(model=Model(path="m")).may_have_replicas

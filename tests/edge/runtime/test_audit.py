@@ -17,8 +17,10 @@ from edge.transport.tensors import WIRE_TYPES
 from ringtune.errors import FrameError, IntegrityError
 from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Action, Op, TensorKey
+from ringtune.schedule.operation_tables import Choice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn, turn_sequence
+from ringtune.schedule.units import Range
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import TensorFile
 from ringtune.techniques.audit import (
@@ -42,9 +44,12 @@ from ringtune.techniques.audit import (
     work_of,
 )
 from tests.features.feature import inputs
+from tests.features.operations import random_table, with_idle
 from tests.suites.test_recovery_on_virtual_clock import ring_of
+from tests.support.choosing import make_choice
 from tests.support.torch_ring import Case, TorchCarrier, make_executor
 
+TABLE = with_idle(random_table(3, ("a", "o"), "11123"))
 SLICES = (("a", 0, 1), ("b", 1, 3), ("c", 3, 4))
 Cheat = Callable[[str, Action, NodeExecutor], None]
 
@@ -164,10 +169,19 @@ def case_of(**changes: Any) -> Case:
     return Case(folder=inputs(), **values | changes)
 
 
-def audited(cheat: Cheat = honest, *, with_third: bool = False, **changes: Any) -> AuditedCarrier:
+def audited(
+    cheat: Cheat = honest,
+    *,
+    with_third: bool = False,
+    choice: Choice | None = None,
+    recompute: tuple[Range, ...] = (),
+    **changes: Any,
+) -> AuditedCarrier:
     """A run of which each cell is repeated."""
     case = case_of(**changes)
     plan = case.plan(SLICES)
+    placement = dataclasses.replace(plan.placement, recompute=recompute)
+    plan = Plan(dataclasses.replace(plan.course, choice=choice), (placement,))
     carrier = AuditedCarrier(case, plan, cheat)
     carrier.with_third = with_third
     ring = ring_of(plan, random.Random(1), carrier=carrier)
@@ -179,12 +193,17 @@ def audited(cheat: Cheat = honest, *, with_third: bool = False, **changes: Any) 
     "changes",
     [
         {},
-        {"method": "all", "dropout": 0.2, "dtype": "float32", "wire": "bfloat16"},
+        {"method": "all", "dropout": 0.2, "dtype": "float32", "wire": "bfloat16", "recompute": (Range(1, 4),)},
         {"method": "all", "optimizer": "sgd", "adapter": "lora", "eval_every": 2, "checkpoint_every": 2},
+        {"method": "all", "microbatches": 4, "adapter": "lora", "operations": TABLE},
+        {"microbatches": 4, "choice": make_choice(subnets=2, refresh_steps=2), "dtype": "float32"},
     ],
 )
 def test_repeated_work_of_honest_hosts_has_equal_bits(changes: dict[str, Any]) -> None:
-    """Every cell of every turn of another owner, forward, backward and update, whatever depth, dropout or wire."""
+    """Every cell of every turn of another owner, forward, backward and update, whatever depth, dropout or wire.
+
+    And where operation tables, given or chosen, let a micro-batch pass a host without a gradient, or not at all.
+    """
     carrier = audited(**changes)
     assert not carrier.findings
     assert {asked.cell.node for asked, _ in carrier.repeated} == {"a", "b", "c"}
