@@ -40,14 +40,14 @@ def masked(case: Case, run: Run) -> Wanted:
     return Wanted(tensors=masked_process(case))
 
 
-def random_table(seed: int, owners: tuple[str, ...], codes: str, passes: int = 1) -> Operations:
+def random_table(seed: int, owners: tuple[str, ...], codes: str, passes: int = 1, num_batches: int = 4) -> Operations:
     """Other operations for every micro-batch of every batch and pass; no two rows of a batch are equal."""
     rng = random.Random(seed)
     rows = ["".join(row) for row in itertools.product(sorted(set(codes)), repeat=4)]
     weights = [functools.reduce(lambda product, code: product * codes.count(code), row, 1) for row in rows]
     entries = []
     for owner in owners:
-        for batch_id, of_pass in itertools.product(range(4), range(passes)):
+        for batch_id, of_pass in itertools.product(range(num_batches), range(passes)):
             chosen: dict[str, None] = {}
             while len(chosen) < 4:
                 chosen.setdefault(rng.choices(rows, weights)[0])
@@ -97,6 +97,30 @@ TABLES += [
             "checkpoint_every": 12,
         },
         reference=masked,
+    )
+]
+
+TABLES += [
+    Feature(
+        **of_family(
+            f"table-invertible/{model_type}-{number}",
+            model_type,
+            task,
+            adapter="seq_bn_inv",
+            microbatches=4,
+            num_steps=6,
+            owners=("a", "b"),
+            operations=random_table(3, ("a", "b"), "12233", num_batches=2),
+            **changes,
+        ),
+        reference=masked,
+    )
+    for number, (model_type, task, changes) in enumerate(
+        (
+            ("bert", "sequence-classification", {"method": "all"}),
+            ("bert", "sequence-classification", {"local_iterations": 1, "dropout": 0.2}),
+            ("gpt2", "causal-lm", {"method": "all", "checkpoint_every": 4}),
+        )
     )
 ]
 
@@ -237,6 +261,7 @@ CHOICES = [
     for name, choice, adapter in (
         ("two-stage", TAYLOR, "seq_bn"),
         ("two-stage", TAYLOR, "full"),
+        ("two-stage", TAYLOR, "seq_bn_inv"),
         ("joint", make_choice("joint", subnets=4, backward_score=Score.GRADIENT_MAGNITUDE.value), "lora"),
         ("adapter-scores", dataclasses.replace(TAYLOR, scored_weights="adapter"), "lora"),
         ("adapter-scores", make_choice("joint", refresh_steps=2, scored_weights="adapter"), "seq_bn"),

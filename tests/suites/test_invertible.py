@@ -95,7 +95,6 @@ def planned(case: Case, keys: dict[str, Any]) -> None:
         ("qwen2", {}, {}, "AdapterHub has no invertible adapters for qwen2"),
         ("bert", {"method": "pipeadapter"}, {}, "has several items in flight, an invertible adapter has one set"),
         ("bert", {"method": "hift"}, {}, "the method trains all parameters and has no adapters"),
-        ("bert", {}, {"operations.policy": "joint"}, r"and \[operations\] can't go together"),
         ("bert", {"offload": 'mode = "auto"'}, {}, "its invertible adapter is at the owners of rows"),
         ("bert", {"adapter": "seq_bn_inv[inv_adapter_reduction_factor=17]"}, {}, "leaves no channel of 16; lower it"),
     ],

@@ -22,7 +22,7 @@ from ringtune.schedule.operation_tables import FORWARD_ONLY, FULL, SHORTCUT, Bat
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, items, turn_sequence
 from sim.ring import RingResult, VirtualRing
-from tests.support.reference import adapter_of, inputs_of, seed_units, targets_of, whole_model
+from tests.support.reference import adapter_of, first_drawing, inputs_of, seed_units, targets_of, whole_model
 from tests.support.tiny_families import PLUGGED
 from tests.support.torch_ring import Case, TorchCarrier, make_carrier
 
@@ -107,12 +107,17 @@ def one_process(case: Case) -> dict[str, torch.Tensor]:
     trained = [[value for value in block if value.requires_grad] for block in blocks]
     head = [] if model.active_head == "default" else list(model.heads[model.active_head].parameters())
     kind: Any = torch.optim.AdamW if case.optimizer == "adamw" else torch.optim.SGD
-    optimizer = kind([*itertools.chain(*trained), *head], lr=1.0, weight_decay=case.weight_decay)
+    invertible = [value for name, value in model.named_parameters() if ".invertible_adapters." in name]
+    optimizer = kind([*itertools.chain(*trained), *head, *invertible], lr=1.0, weight_decay=case.weight_decay)
     rows_of = {(entry.owner, entry.batch_id, entry.of_pass): entry.rows for entry in table.batches}
     batch_ids = {name: BatchStream(data.train_rows, 8, 0, name) for name, data in datasets.items()}
     for item in train_items(plan):
-        lowest = 0 if case.method == "all" else max(0, 3 - item.step // case.every_steps)
+        units = plan.course.method.trained(plan.course, item.step)
+        lowest = units.blocks[0]
+        for value in invertible:
+            value.requires_grad_(units.has_embedding)
         model.heads[model.active_head].train()
+        first_drawing(model).train(units.has_embedding)
         for index, parameters in enumerate(trained):
             for value in parameters:
                 value.requires_grad_(index >= lowest)

@@ -503,8 +503,6 @@ def _check_invertible(course: Course) -> None:
             f"the method {name} has several items in flight, an invertible adapter has one set of weights; use another "
             "train.method, or an adapter.config without it"
         )
-    if course.may_skip:
-        raise PlanError("operations choose among blocks, and none trains an invertible adapter; leave one of them out")
     if course.offload is not None:
         raise PlanError("helpers fit adapters of blocks, an invertible adapter is at an owner; leave one of them out")
 

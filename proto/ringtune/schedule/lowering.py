@@ -373,6 +373,8 @@ def possible_arrivals(plan: Plan, owner: str, node: str) -> frozenset[Arrival]:
     path = route(plan, owner)
     names = [part.node for part in path]
     found = {Arrival(name, plan.course.head, Payload.HIDDEN) for name in names if node == owner}
+    if plan.course.invertible and node == owner:
+        found |= {Arrival(name, 0, Payload.GRAD) for name in names}
     for at, part in enumerate(path):
         if part.node == node:
             found |= {Arrival(name, part.start, Payload.HIDDEN) for name in (owner, *names[:at])}
@@ -443,7 +445,7 @@ def links(plan: Plan, start: StartPoint | None = None) -> frozenset[tuple[str, s
             up = [part.node for part in path if set(row[part.start : part.stop]) != {SHORTCUT}]
             down = [part.node for part in path if FULL in row[part.start : part.stop]]
             pairs.update(itertools.pairwise([owner, *up, owner]))
-            pairs.update(itertools.pairwise([owner, *reversed(down)]))
+            pairs.update(itertools.pairwise([owner, *reversed(down), *[owner] * plan.course.invertible]))
     # credits and acknowledgements come back on the same link, but both ends need one to send anything else
     both = pairs | {(target, source) for source, target in pairs}
     for helper in plan.placement.helpers:

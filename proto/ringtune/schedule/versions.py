@@ -19,7 +19,7 @@ from ringtune.schedule.units import EMBEDDING, Units
 def trained(course: Course, kind: StepKind, step: int) -> Units:
     """Return the units with a gradient of their weights in an item of this kind; empty without a backward.
 
-    In a ``SCORE`` item these are all units that may train.
+    In a ``SCORE`` item these are all units that may train, without an invertible adapter, which has no score.
     """
     return _trained(course.plain, kind, step)
 
@@ -28,7 +28,9 @@ def trained(course: Course, kind: StepKind, step: int) -> Units:
 def _trained(course: Course, kind: StepKind, step: int) -> Units:
     if not kind.has_backward:
         return Units(course.num_blocks)
-    return course.trainable if kind is StepKind.SCORE else course.method.trained(course, step)
+    if kind is StepKind.SCORE:
+        return course.trainable.within(0, course.head + 1)
+    return course.method.trained(course, step)
 
 
 def depth(course: Course, step: int) -> int:

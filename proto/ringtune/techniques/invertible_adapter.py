@@ -2,7 +2,8 @@
 
 It is computed after the embedding, and its inverse before a language model's decoder, so every owner has it. It trains
 as the unit below block 0, at the steps that train block 0: before, no gradient gets there, and it is applied with the
-values with which it began. At the end of a turn it goes to the next owner with the head::
+values with which it began. With operations it trains in every micro-batch that takes part: gradients pass
+forward-only and skipped blocks unchanged. At the end of a turn it goes to the next owner with the head::
 
     step          0 1 2 3 | 4 5 6 7        ringada, two blocks, one more from step 4 on
     head          0 1 2 3 | 4 5 6 7        updates before the step
@@ -40,19 +41,6 @@ def check_family(adapter_config: str, family: Family, dimensions: Dimensions) ->
         )
 
 
-def check_job(job: Any) -> None:
-    """Refuse an invertible adapter beside operations.
-
-    Raises:
-        JobError: names both keys, and the remedy.
-    """
-    if job.operations.is_any and invertible_of(job.adapter.config) is not None:
-        raise JobError(
-            f"adapter.config = {job.adapter.config!r} and [operations] can't go together: operations choose among "
-            "blocks, and none trains an invertible adapter; remove the section, or leave inv_adapter out"
-        )
-
-
 def courses(job: Any, course: Course, nodes: Sequence[Any]) -> tuple[Course]:
     """Return the course, with the invertible adapter if the job has one.
 
@@ -77,7 +65,6 @@ def course_lines(course: Course) -> list[str]:
 
 TECHNIQUE: Final = Technique(
     name="invertible_adapter",
-    check_job=check_job,
     courses=courses,
     course_lines=course_lines,
 )
