@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 
 from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.profile import LinkFacts, Profile
-from ringtune.schedule.actions import Payload, TensorKey
-from sim.ledger import Items
+from ringtune.schedule.actions import TensorKey
+from sim.ledger import REPLICA_GRAD, UNIT_GRAD, Items
 
 
 class MessageCost(NamedTuple):
@@ -188,7 +188,7 @@ class MeasuredLinks:
             link, source, target, kind
         )
         link.sent_bytes += num_bytes
-        if payload == Payload.UNIT_GRAD:
+        if payload == UNIT_GRAD:
             link.unit_bytes += num_bytes
         arrival_s = now_s + around_s
         if link.rate is not None:
@@ -211,7 +211,7 @@ class MeasuredLinks:
 
     def _size(self, payload: str, seq: int, micro: int) -> float:
         """Padded tokens of a message's micro-batch; 0 where its bytes do not depend on them."""
-        return 0.0 if micro < 0 or payload == Payload.REPLICA_GRAD else self._by_seq[seq].sizes[micro]
+        return 0.0 if micro < 0 or payload == REPLICA_GRAD else self._by_seq[seq].sizes[micro]
 
     def credit_s(self, source: str, target: str, now_s: float) -> float:
         """``now_s`` plus the latency of the link."""

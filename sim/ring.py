@@ -30,6 +30,7 @@ from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn
 from ringtune.techniques.operations import expected_table, score_keys
+from sim.ledger import HEAD, HIDDEN
 from sim.links import Delays, MessageCost, Transport
 
 
@@ -214,12 +215,13 @@ class VirtualNode:
     def begin(self, seconds: float, now_s: float) -> None:
         """Begin an action: later if messages keep the processor, with a shorter duration after a rest."""
         self.is_running = True
-        rested_s = min(now_s - self.free_s, self.rest.max_s)
-        if rested_s <= 0:
-            self.ends_s = max(now_s, self.free_s) + seconds
+        free_s, (max_s, min_share) = self.free_s, self.rest
+        if free_s >= now_s or not max_s:
+            self.ends_s = (now_s if now_s > free_s else free_s) + seconds
             self.left_s = 0.0
             return
-        saved_s = min(rested_s, (1 - self.rest.min_share) * seconds)
+        rested_s = min(now_s - free_s, max_s)
+        saved_s = min(rested_s, (1 - min_share) * seconds)
         self.ends_s, self.left_s = now_s + seconds - saved_s, rested_s - saved_s
 
     def end(self, now_s: float) -> None:
@@ -261,6 +263,7 @@ class ExpectedTables:
 
 
 _NEW: Final = tuple.__new__  # makes an event in a third of the time; every action and message has one
+_HEAD_OP: Final = Op.HEAD
 _HEAD_VALUES: Final = (("count", 1.0), ("loss_sum", 0.0))
 
 
@@ -478,21 +481,20 @@ class VirtualRing:
 
     def _tell(self, node: VirtualNode, event: ev.Event) -> None:
         now_s = self.clock.now_s
-        commands = node.handle(event, now_s)
+        node.commands = commands = node.handle(event, now_s)
         if self._record:
             node.handled.append(Handled(now_s, event, commands))
-        node.commands = commands
-        obeys = self._obeys
         for command in commands:
-            obeys[type(command)](node, command)
+            self._obeys[type(command)](node, command)
 
     def _run(self, node: VirtualNode, command: ev.RunAction) -> None:
-        action = command.action
+        action = command[0]
         if self._record:
             node.order.append(action)
-        start_s = self.clock.now_s
+        clock = self.clock
+        start_s = clock.now_s
         node.begin(self._action_s(node.name, action), start_s)
-        self.clock.at(node.ends_s, self._done, node, action, start_s)
+        clock.at(node.ends_s, self._done, node, action, start_s)
 
     def _done(self, node: VirtualNode, action: Action, start_s: float) -> None:
         result, now_s = self.result, self.clock.now_s
@@ -503,7 +505,7 @@ class VirtualRing:
         if self._carrier is not None:
             values = self._carrier.run(node.name, action)
         else:  # a head yields a count, so that reports are complete
-            values = _HEAD_VALUES if action.op is Op.HEAD else ()
+            values = _HEAD_VALUES if action[0] is _HEAD_OP else ()
         result.num_actions += 1
         result.wall_s = now_s
         if self._record:
@@ -521,7 +523,7 @@ class VirtualRing:
             self._carrier.put(node.name, key, content)
         if self._observer is not None:
             self._observer.accepted(node.name, key)
-        if key[0] == Payload.HIDDEN:
+        if key[0] == HIDDEN:
             at_s = self._transport.credit_s(node.name, source, self.clock.now_s)
             self.clock.at(at_s, self._tell, self._nodes[source], _NEW(ev.CreditArrived, (key[3], node.name)))
 
@@ -629,7 +631,7 @@ class VirtualRing:
     def _deliver(self, key: TensorKey, source: str, node: VirtualNode, content: Any) -> None:
         if self._observer is not None:
             self._observer.arrived(key, source, node.name, self.clock.now_s)
-        if key[0] == Payload.HEAD:
+        if key[0] == HEAD:
             node.heads[key.seq] = content
             self._tell(node, ev.HeadArrived(key.seq, source))
             return
