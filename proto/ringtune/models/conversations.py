@@ -209,15 +209,18 @@ def _json(value: Sequence[Any]) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-_BOS: Final = "{{ bos_token if bos_token is defined }}"
+_HEAD: Final = (
+    "{% if tools or messages | selectattr('tool_calls') | list %}{{ raise_exception('it has no form for tools') }}"
+    "{% endif %}{{ bos_token if bos_token is defined }}"
+)
 TEMPLATES: Final[Mapping[str, str]] = {
-    "chatml": _BOS
+    "chatml": _HEAD
     + "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
-    "zephyr": _BOS
+    "zephyr": _HEAD
     + "{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}{{ eos_token }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
-    "alpaca": _BOS
+    "alpaca": _HEAD
     + "{% for message in messages %}{% if message.role == 'assistant' %}### Response:\n{{ message.content }}"
     "{{ eos_token }}\n\n{% elif message.role == 'system' %}{{ message.content }}\n\n{% else %}### "
     "{{ 'Input' if message.role == 'tool' else 'Instruction' }}:\n{{ message.content }}\n\n{% endif %}{% endfor %}"

@@ -84,6 +84,14 @@ def test_rows_without_an_answer_may_be_left_out(tmp_path: Path) -> None:
     assert found.notes == (f"{path} has conversations (messages)",)
 
 
+def test_users_of_conversations_are_read_from_their_column(tmp_path: Path) -> None:
+    """As of any rows."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({**GOOD, "author": name}) + "\n" for name in ("anna", "ben")))
+    assert read_rows(path, "chat", Data(user="author")).users == ("anna", "ben")
+    assert "no name of a user" in refused(tmp_path, [{**GOOD, "author": "No!"}], user="author")
+
+
 def test_messages_keep_what_a_template_may_read() -> None:
     """Tool calls need no content; roles of ShareGPT become those of templates; a prediction ends before the answer."""
     call = {"from": "gpt", "tool_calls": [{"name": "add"}]}
