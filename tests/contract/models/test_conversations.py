@@ -11,7 +11,7 @@ import pytest
 from ringtune.errors import DataError
 from ringtune.job.job import Data
 from ringtune.job.rows import read_rows
-from ringtune.models.conversations import Conversation, conversation_of
+from ringtune.models.conversations import Conversation, columns_of, conversation_of
 from tests.support.cases import cases
 
 ASK, SAY = {"role": "user", "content": "w1"}, {"role": "assistant", "content": "yes"}
@@ -105,6 +105,10 @@ def test_messages_keep_what_a_template_may_read() -> None:
     assert messages[1] == {"role": "assistant", "content": "", "tool_calls": [{"name": "add"}]}
     asked, _ = conversation_of((1, row), with_answer=False)
     assert isinstance(asked, Conversation) and json.loads(asked.messages) == messages[:3]
+    large = {"Instruction": "w1", "OUTPUT": "yes", "Input ": "no", "id": 1}
+    assert columns_of(large) == ("Instruction", "OUTPUT", "Input ")
+    both = json.dumps([{"role": "user", "content": "w1\n\nno"}, SAY])
+    assert conversation_of((1, large)) == (Conversation(both, "", 1), "instructions and outputs (Alpaca)")
     parts: tuple[dict[str, object], ...] = ({"prompt": [ASK]}, {"instruction": "w1"}, {"messages": [ASK]})
     for part in parts:
         wanted = Conversation(json.dumps([ASK]), "", part.keys() != {"messages"})
