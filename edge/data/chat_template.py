@@ -228,7 +228,10 @@ def _start(render: Render, before: list[Any], after: str) -> int:
         return len(prompt)
     plain = render(before, False).text
     if not after.startswith(plain):
-        raise ValueError("it rewrites earlier messages when an answer follows, so that answers can't be told apart")
+        raise ValueError(
+            "it rewrites earlier messages when an answer follows, so that answers can't be told apart; if that is the "
+            "system message, write it into the first question"
+        )
     common = next((at for at, (a, b) in enumerate(zip(prompt, after, strict=False)) if a != b), len(after))
     return max(common, len(plain))
 

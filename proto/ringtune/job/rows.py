@@ -431,7 +431,7 @@ def _value_and_target(record: Record, task: str, data: Data, *, with_targets: bo
 def _refuse_half_a_conversation(path: Path, record: Record, data: Data) -> None:
     """Refuse a table of conversations if ``data.text`` is only one side of them."""
     form = form_of(record[1])
-    if (form or has_preferences(record[1])) and data.text in (*_HALVES, *PREFERENCES):
+    if (form or has_preferences(record[1])) and data.text.strip().lower() in (*_HALVES, *PREFERENCES):
         remedy = CONVERSATION_REMEDY if form and not has_preferences(record[1]) else PREFERENCES_REMEDY
         raise DataError(
             f"{path} has {form or 'preferences'}, and data.text = {data.text!r} is a part of it: the model would learn "

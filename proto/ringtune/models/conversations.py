@@ -80,26 +80,31 @@ class Conversation(NamedTuple):
 
 
 def form_of(columns: Collection[str], *, with_answer: bool = True) -> str:
-    """Name the form of conversations with these columns; empty for other tables.
+    """Name the form of conversations with these columns, in large or small letters; empty for other tables.
 
     Example: ``instruction``, ``input`` and ``output`` give "instructions and outputs (Alpaca)".
     """
     for words, needed in _FORMS.items():
         wanted = needed if with_answer or len(needed) == 1 else needed[:-1]
-        if set(wanted) <= set(columns):
+        if _by_name(columns).keys() >= set(wanted):
             return words
     return ""
 
 
+def _by_name(columns: Collection[str]) -> dict[str, str]:
+    """Return name in small letters -> column."""
+    return {name.strip().lower(): name for name in columns}
+
+
 def columns_of(columns: Collection[str]) -> tuple[str, ...]:
     """Names of the columns that are read, of all columns of a file; none where it has no conversations."""
-    used = _FORMS.get(form_of(columns), ())
-    return (*used, *(name for name in [_BESIDE.get(used[0], "")] if name in columns)) if used else ()
+    used, named = _FORMS.get(form_of(columns), ()), _by_name(columns)
+    return tuple(named[name] for name in (*used, *map(_BESIDE.get, used)) if name in named)
 
 
 def has_preferences(columns: Collection[str]) -> bool:
     """Whether a table has chosen and rejected answers."""
-    return set(PREFERENCES) <= set(columns)
+    return _by_name(columns).keys() >= set(PREFERENCES)
 
 
 def conversation_of(record: Record, *, with_answer: bool = True) -> tuple[Conversation | PlainPair, str]:
@@ -111,7 +116,7 @@ def conversation_of(record: Record, *, with_answer: bool = True) -> tuple[Conver
 
     Raises ``RowError`` for a row of no form, an unknown role, a content that is no text, or no answer.
     """
-    row = {name: value for name, value in record[1].items() if value is not None}
+    row = {name.strip().lower(): value for name, value in record[1].items() if value is not None}
     if has_preferences(row):
         raise RowError(Problem("it has a chosen and a rejected answer", "write 'prompt' and 'completion'"))
     form = form_of(row, with_answer=with_answer)
@@ -209,15 +214,18 @@ def _json(value: Sequence[Any]) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-_BOS: Final = "{{ bos_token if bos_token is defined }}"
+_HEAD: Final = (
+    "{% if tools or messages | selectattr('tool_calls') | list %}{{ raise_exception('it has no form for tools') }}"
+    "{% endif %}{{ bos_token if bos_token is defined }}"
+)
 TEMPLATES: Final[Mapping[str, str]] = {
-    "chatml": _BOS
+    "chatml": _HEAD
     + "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
-    "zephyr": _BOS
+    "zephyr": _HEAD
     + "{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}{{ eos_token }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
-    "alpaca": _BOS
+    "alpaca": _HEAD
     + "{% for message in messages %}{% if message.role == 'assistant' %}### Response:\n{{ message.content }}"
     "{{ eos_token }}\n\n{% elif message.role == 'system' %}{{ message.content }}\n\n{% else %}### "
     "{{ 'Input' if message.role == 'tool' else 'Instruction' }}:\n{{ message.content }}\n\n{% endif %}{% endfor %}"

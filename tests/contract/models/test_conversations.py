@@ -11,7 +11,7 @@ import pytest
 from ringtune.errors import DataError
 from ringtune.job.job import Data
 from ringtune.job.rows import read_rows
-from ringtune.models.conversations import Conversation, conversation_of
+from ringtune.models.conversations import Conversation, columns_of, conversation_of
 from tests.support.cases import cases
 
 ASK, SAY = {"role": "user", "content": "w1"}, {"role": "assistant", "content": "yes"}
@@ -84,6 +84,14 @@ def test_rows_without_an_answer_may_be_left_out(tmp_path: Path) -> None:
     assert found.notes == (f"{path} has conversations (messages)",)
 
 
+def test_users_of_conversations_are_read_from_their_column(tmp_path: Path) -> None:
+    """As of any rows."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({**GOOD, "author": name}) + "\n" for name in ("anna", "ben")))
+    assert read_rows(path, "chat", Data(user="author")).users == ("anna", "ben")
+    assert "no name of a user" in refused(tmp_path, [{**GOOD, "author": "No!"}], user="author")
+
+
 def test_messages_keep_what_a_template_may_read() -> None:
     """Tool calls need no content; roles of ShareGPT become those of templates; a prediction ends before the answer."""
     call = {"from": "gpt", "tool_calls": [{"name": "add"}]}
@@ -97,6 +105,10 @@ def test_messages_keep_what_a_template_may_read() -> None:
     assert messages[1] == {"role": "assistant", "content": "", "tool_calls": [{"name": "add"}]}
     asked, _ = conversation_of((1, row), with_answer=False)
     assert isinstance(asked, Conversation) and json.loads(asked.messages) == messages[:3]
+    large = {"Instruction": "w1", "OUTPUT": "yes", "Input ": "no", "id": 1}
+    assert columns_of(large) == ("Instruction", "OUTPUT", "Input ")
+    both = json.dumps([{"role": "user", "content": "w1\n\nno"}, SAY])
+    assert conversation_of((1, large)) == (Conversation(both, "", 1), "instructions and outputs (Alpaca)")
     parts: tuple[dict[str, object], ...] = ({"prompt": [ASK]}, {"instruction": "w1"}, {"messages": [ASK]})
     for part in parts:
         wanted = Conversation(json.dumps([ASK]), "", part.keys() != {"messages"})

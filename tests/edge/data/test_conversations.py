@@ -191,6 +191,12 @@ def test_templates_that_fail_name_row_and_remedy(tmp_path: Path) -> None:
     rewriting = write_tokenizer(tmp_path / "count", "{{ messages | length }}{{ messages[-1].content }}")
     with pytest.raises(RowFaultError, match="it rewrites earlier messages"):
         examples_of(rewriting, path)
+    with_tools = {"messages": ROWS[0][-2:], "tools": [{"name": "add"}]}
+    calls = [ROWS[0][-2], {"role": "assistant", "tool_calls": [{"name": "add"}]}]
+    for row in (with_tools, calls):
+        tools = write_conversations(tmp_path / "tools.jsonl", [row])
+        with pytest.raises(RowFaultError, match="it has no form for tools"):
+            examples_of(refusing, tools, template="chatml")
     none = write_tokenizer(tmp_path / "none")
     with pytest.raises(ModelError, match=r"has no chat template; set data.template to one of 'chatml', 'zephyr'"):
         examples_of(none, path)
@@ -213,9 +219,10 @@ def test_templates_for_models_without_one_are_read_as_any(name: str, tmp_path: P
 
 def test_tools_go_to_the_template_for_tools(tmp_path: Path) -> None:
     """Of several templates in a folder the one for tools is taken for rows that have some."""
-    folder = write_tokenizer(tmp_path / "m", TEMPLATES["chatml"])
+    chatml = TEMPLATES["chatml"].partition("{% endif %}")[2]  # without what refuses tools
+    folder = write_tokenizer(tmp_path / "m", chatml)
     (folder / "additional_chat_templates").mkdir(exist_ok=True)
-    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools[0].name }}" + TEMPLATES["chatml"])
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools[0].name }}" + chatml)
     plain = ROWS[0][-2:]
     path = write_conversations(tmp_path / "rows.jsonl", [plain, {"messages": plain, "tools": [{"name": "add"}]}])
     first, second = learned(examples_of(folder, path))
