@@ -12,6 +12,7 @@ Source: trl 0.24, ``SFTTrainer``; transformers 4.57, ``apply_chat_template`` (to
 
 from __future__ import annotations
 
+import json
 import logging
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from ringtune.config.sections import ANSWERS
 from ringtune.errors import ModelError
 from ringtune.job.job import Job
 from ringtune.job.rows import Rows, read_rows
-from ringtune.models.conversations import TEMPLATES, Conversation, PlainPair, require_template
+from ringtune.models.conversations import ASSISTANT, TEMPLATES, Conversation, PlainPair, require_template
 from ringtune.models.family import CHAT
 
 _LOG = logging.getLogger(__name__)
@@ -104,7 +105,11 @@ class Conversations:
 
     def _texts(self, rows: Sequence[Conversation | PlainPair]) -> Iterator[list[_Encoded]]:
         """Yield the texts of each row: one, or several where answers need their own."""
-        written = iter(self._by_template("whole" if self._learns_all else "answers", rows))
+        rendered = self._by_template("whole" if self._learns_all else "answers", rows)
+        conversation = next((row for row in rows if isinstance(row, Conversation)), None)
+        if conversation is not None and _ends_with_answer(rendered[0][-1].text, conversation):
+            _LOG.warning("the chat template puts nothing behind an answer: the model does not learn where to end")
+        written = iter(rendered)
         for row in rows:
             yield [self._plain(row)] if isinstance(row, PlainPair) else [self._written(one) for one in next(written)]
 
@@ -176,6 +181,13 @@ class Conversations:
         if targets:
             targets[0] = 0
         return Learned(TokenRow(ids, array("i", bytes(ids.itemsize * len(ids)))), targets)
+
+
+def _ends_with_answer(text: str, conversation: Conversation) -> bool:
+    """Whether the text of a conversation that ends with an answer has nothing behind it."""
+    last = json.loads(conversation.messages)[-1]
+    answer = last["content"].strip()
+    return last["role"] == ASSISTANT and bool(answer) and text.rstrip().endswith(answer)
 
 
 class _Encoded(NamedTuple):

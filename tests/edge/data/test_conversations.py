@@ -204,6 +204,16 @@ def test_templates_that_fail_name_row_and_remedy(tmp_path: Path) -> None:
         examples_of(write_tokenizer(tmp_path / "bad", "{{ x "), path)
 
 
+def test_templates_without_an_end_of_turn_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The model would never end; any other template says nothing."""
+    path = write_conversations(tmp_path / "rows.jsonl", ROWS[:2])
+    endless = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    for template, told in ((LLAMA, False), (endless, True)):
+        caplog.clear()
+        examples_of(write_tokenizer(tmp_path / str(told), template), path)
+        assert ("the model does not learn where to end" in caplog.text) is told
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_templates_for_models_without_one_are_read_as_any(name: str, tmp_path: Path) -> None:
     """Their answers are those of the prefixes too, and begin and end are the tokenizer's."""
