@@ -1,9 +1,9 @@
 """Conversations as examples of a language model that learns the answers: the task ``chat``.
 
 A conversation is written out by the model's chat template and encoded once, without special tokens of the tokenizer's
-own: the template has them, so that none is doubled. A token is a target if it has a character of an answer; the end of
-the turn belongs to the answer, also where its token pads, because padding is known by the mask. A plain prompt with a
-completion is encoded as the tokenizer does with any text, and ends with the end-of-text token.
+own: the template has them, so that none is doubled. A token is a target if it has a character of an answer; what the
+template puts behind an answer belongs to it, also where that token pads, because padding is known by the mask. A plain
+prompt with a completion is encoded as the tokenizer does with any text, and ends with the end-of-text token.
 
 Rows are cut at ``train.max_length``. An example without a target left is left out, and counted.
 
@@ -84,7 +84,7 @@ class Conversations:
         more = len(kept) - sum(map(bool, of_rows))
         if more:
             _LOG.info(
-                "%d answers are examples of their own: the template shows a turn otherwise when others follow", more
+                "%d answers are examples of their own: the template shows an answer otherwise when others follow", more
             )
         return ChatExamples(kept, of_rows, self._padder, num_cut=num_cut)
 
@@ -98,7 +98,7 @@ class Conversations:
             for row in rows
         ]
 
-    def end_of_turn(self) -> str:
+    def answer_end(self) -> str:
         """Return the text that the template puts behind an answer, without blanks around it; empty if there is none."""
         ((found, *_),) = self._by_template("whole", [_PROBE])
         return str(found.text).rpartition("ANSWER")[2].strip()
@@ -226,7 +226,7 @@ class ChatExamples(UnscoredExamples):
 
     @property
     def of_rows(self) -> Sequence[int]:
-        """Number of examples of each row: one, or more where the template shows a turn otherwise later, or none."""
+        """Number of examples of each row: one, or more where the template shows an answer otherwise later, or none."""
         return self._of_rows
 
     @property
