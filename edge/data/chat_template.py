@@ -12,7 +12,7 @@ The answers of a conversation are found by what they add. With U, A the messages
     render(U A)                        <|im_start|>user ... <|im_start|>assistant\nyes<|im_end|>\n
     answer                                                                        [yes<|im_end|>\n)
 
-Where a template shows a turn otherwise once others follow, as Qwen3 drops the thoughts of former turns, ``render(U A)``
+Where a template shows an answer otherwise once others follow, as Qwen3 drops its thoughts, ``render(U A)``
 is no beginning of the whole: such an answer becomes an example of its own, of what the model sees when it gives it. A
 template with ``{% generation %}`` says itself what the model writes.
 
@@ -50,7 +50,7 @@ class Rendered(NamedTuple):
 
     Attributes:
         text: with special tokens written out.
-        answers: half-open ranges of characters that the model is to write, ends of turns included.
+        answers: half-open ranges of characters that the model is to write, with what ends them.
     """
 
     text: str

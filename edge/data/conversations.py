@@ -1,9 +1,9 @@
 """Conversations as examples of a language model that learns the answers: the task ``chat``.
 
 A conversation is written out by the model's chat template and encoded once, without special tokens of the tokenizer's
-own: the template has them, so that none is doubled. A token is a target if it has a character of an answer; the end of
-the turn belongs to the answer, also where its token pads, because padding is known by the mask. A plain prompt with a
-completion is encoded as the tokenizer does with any text, and ends with the end-of-text token.
+own: the template has them, so that none is doubled. A token is a target if it has a character of an answer; what the
+template puts behind an answer belongs to it, also where that token pads, because padding is known by the mask. A plain
+prompt with a completion is encoded as the tokenizer does with any text, and ends with the end-of-text token.
 
 Rows are cut at ``train.max_length``. An example without a target left is left out, and counted.
 
@@ -12,6 +12,7 @@ Source: trl 0.24, ``SFTTrainer``; transformers 4.57, ``apply_chat_template`` (to
 
 from __future__ import annotations
 
+import json
 import logging
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from ringtune.config.sections import ANSWERS
 from ringtune.errors import ModelError
 from ringtune.job.job import Job
 from ringtune.job.rows import Rows, read_rows
-from ringtune.models.conversations import TEMPLATES, Conversation, PlainPair, require_template
+from ringtune.models.conversations import ASSISTANT, TEMPLATES, Conversation, PlainPair, require_template
 from ringtune.models.family import CHAT
 
 _LOG = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class Conversations:
         more = len(kept) - sum(map(bool, of_rows))
         if more:
             _LOG.info(
-                "%d answers are examples of their own: the template shows a turn otherwise when others follow", more
+                "%d answers are examples of their own: the template shows an answer otherwise when others follow", more
             )
         return ChatExamples(kept, of_rows, self._padder, num_cut=num_cut)
 
@@ -97,14 +98,18 @@ class Conversations:
             for row in rows
         ]
 
-    def end_of_turn(self) -> str:
+    def answer_end(self) -> str:
         """Return the text that the template puts behind an answer, without blanks around it; empty if there is none."""
         ((found, *_),) = self._by_template("whole", [_PROBE])
         return str(found.text).rpartition("ANSWER")[2].strip()
 
     def _texts(self, rows: Sequence[Conversation | PlainPair]) -> Iterator[list[_Encoded]]:
         """Yield the texts of each row: one, or several where answers need their own."""
-        written = iter(self._by_template("whole" if self._learns_all else "answers", rows))
+        rendered = self._by_template("whole" if self._learns_all else "answers", rows)
+        conversation = next((row for row in rows if isinstance(row, Conversation)), None)
+        if conversation is not None and _ends_with_answer(rendered[0][-1].text, conversation):
+            _LOG.warning("the chat template puts nothing behind an answer: the model does not learn where to end")
+        written = iter(rendered)
         for row in rows:
             yield [self._plain(row)] if isinstance(row, PlainPair) else [self._written(one) for one in next(written)]
 
@@ -178,6 +183,13 @@ class Conversations:
         return Learned(TokenRow(ids, array("i", bytes(ids.itemsize * len(ids)))), targets)
 
 
+def _ends_with_answer(text: str, conversation: Conversation) -> bool:
+    """Whether the text of a conversation that ends with an answer has nothing behind it."""
+    last = json.loads(conversation.messages)[-1]
+    answer = last["content"].strip()
+    return last["role"] == ASSISTANT and bool(answer) and text.rstrip().endswith(answer)
+
+
 class _Encoded(NamedTuple):
     """A text in tokens.
 
@@ -214,7 +226,7 @@ class ChatExamples(UnscoredExamples):
 
     @property
     def of_rows(self) -> Sequence[int]:
-        """Number of examples of each row: one, or more where the template shows a turn otherwise later, or none."""
+        """Number of examples of each row: one, or more where the template shows an answer otherwise later, or none."""
         return self._of_rows
 
     @property

@@ -470,16 +470,16 @@ class ChatAnswers(Texts):
         account.check()
 
     def predict(self, inputs: Sequence[Any], first: int) -> list[Row]:
-        """Answer each conversation, up to the end of the turn."""
+        """Answer each conversation, up to the text that ends an answer."""
         return [
-            self._continued(ids, first + index, self._end_of_turn() if is_conversation else "")
+            self._continued(ids, first + index, self._answer_end() if is_conversation else "")
             for index, (ids, is_conversation) in enumerate(inputs)
         ]
 
-    def _end_of_turn(self) -> str:
+    def _answer_end(self) -> str:
         """Return the text that ends an answer, unless it is one token, which then is one of those that end a text."""
         if self._stop is None:
-            self._stop = self._source.end_of_turn()
+            self._stop = self._source.answer_end()
             ids = self._tokenizer(self._stop, add_special_tokens=False)["input_ids"]
             if len(ids) == 1:
                 self._ends, self._stop = (*self._ends, *ids), ""

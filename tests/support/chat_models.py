@@ -1,7 +1,7 @@
 """Tokenizers with chat templates, and conversations for them.
 
 The templates have the form of those that models are published with: ChatML (Qwen 2), Llama 3, Mistral with its
-brackets, Gemma, which refuses a system message, and Qwen 3, which drops the thoughts of former turns.
+brackets, Gemma, which refuses a system message, and Qwen 3, which drops the thoughts of former answers.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def write_tokenizer(folder: Path, template: str | None = None, *, pad: str = "<p
 
 
 def conversations(num_rows: int, *, seed: int = 0, system: bool = False) -> list[list[dict[str, str]]]:
-    """Conversations of one to three turns, of 3 to some 60 tokens a row."""
+    """Conversations of one to three answers, of 3 to some 60 tokens a row."""
     draws = random.Random(f"conversations/{seed}")
     rows = []
     for _ in range(num_rows):

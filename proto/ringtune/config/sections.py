@@ -255,7 +255,7 @@ class Train:
         max_length: longest row in tokens; longer texts are cut. Ignored for image-classification, where the model
             decides.
         loss_on: tokens of a conversation that are learned, for the task chat: answers = all answers of the assistant,
-            each with its end of turn; all = every token. answers if not given.
+            each with the token that ends it; all = every token. answers if not given.
         local_iterations: steps of an owner's turn.
         turns: order of the owners' turns: equal = one turn for each owner in a round; rows = turns in proportion to the
             owners' rows.

@@ -79,7 +79,7 @@ def by_prefixes(tokenizer: Any, messages: list[Any], learned_from: int = 0) -> l
     ids=["chatml", "llama-3", "mistral", "gemma", "qwen-3"],
 )
 def test_labels_are_what_answers_add_to_the_text(template: str, system: bool, tmp_path: Path) -> None:
-    """Each answer with its end of turn, in 12 conversations of each template; the begin token stands once."""
+    """Each answer with what ends it, in 12 conversations of each template; the begin token stands once."""
     rows = conversations(12, seed=len(template), system=system)
     folder = write_tokenizer(tmp_path / "m", template, bos=True)
     examples = examples_of(folder, write_conversations(tmp_path / "rows.jsonl", rows))
@@ -93,7 +93,7 @@ def test_labels_are_what_answers_add_to_the_text(template: str, system: bool, tm
 
 
 def test_marks_of_a_template_say_what_is_learned(tmp_path: Path) -> None:
-    """As transformers finds them: with the end of turn, without the line feed behind it."""
+    """As transformers finds them: with the token that ends an answer, without the line feed behind it."""
     folder = write_tokenizer(tmp_path / "m", MARKED)
     tokenizer = Conversations(job_of(folder), folder).tokenizer
     found = learned(examples_of(folder, write_conversations(tmp_path / "rows.jsonl", ROWS)))
@@ -113,7 +113,7 @@ def test_loss_on_all_learns_every_token_but_the_first(tmp_path: Path) -> None:
     assert learned(found) == [(ids, [IGNORED, *ids[1:]]) for ids in wanted]
 
 
-def test_end_of_turn_is_learned_where_it_pads_too(tmp_path: Path) -> None:
+def test_end_of_an_answer_is_learned_where_it_pads_too(tmp_path: Path) -> None:
     """Padding is known by the mask, and the token that ends a text by its place."""
     folder = write_tokenizer(tmp_path / "m", MISTRAL, pad="</s>")
     batch = examples_of(folder, write_conversations(tmp_path / "rows.jsonl", ROWS)).batch(range(len(ROWS)), {})
@@ -204,6 +204,16 @@ def test_templates_that_fail_name_row_and_remedy(tmp_path: Path) -> None:
         examples_of(write_tokenizer(tmp_path / "bad", "{{ x "), path)
 
 
+def test_templates_without_an_end_of_answers_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The model would never end; any other template says nothing."""
+    path = write_conversations(tmp_path / "rows.jsonl", ROWS[:2])
+    endless = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    for template, told in ((LLAMA, False), (endless, True)):
+        caplog.clear()
+        examples_of(write_tokenizer(tmp_path / str(told), template), path)
+        assert ("the model does not learn where to end" in caplog.text) is told
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_templates_for_models_without_one_are_read_as_any(name: str, tmp_path: Path) -> None:
     """Their answers are those of the prefixes too, and begin and end are the tokenizer's."""
@@ -214,7 +224,7 @@ def test_templates_for_models_without_one_are_read_as_any(name: str, tmp_path: P
     found = learned(source.examples(source.read(path).rows, ()))
     assert found == [one for row in ROWS for one in by_prefixes(source.tokenizer, row)]
     assert all(ids[0] == 1 for ids, _ in found)
-    assert source.end_of_turn() == ("<|im_end|>" if name == "chatml" else "</s>")
+    assert source.answer_end() == ("<|im_end|>" if name == "chatml" else "</s>")
 
 
 def test_tools_go_to_the_template_for_tools(tmp_path: Path) -> None:

@@ -94,8 +94,8 @@ def test_predicting_goes_on_as_the_library_does(
         assert line["predicted"]["tokens"] <= 6
 
 
-def test_answers_end_with_the_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A conversation goes on behind its prompt in the template, up to the text that ends a turn: one token, or two."""
+def test_answers_end_where_the_template_ends_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A conversation goes on behind its prompt in the template, up to the text that ends it: one token, or two."""
     folder = write_family(tmp_path / "base", "llama", num_blocks=2, with_decoder=True)
     chat_models.write_tokenizer(folder, chat_models.MISTRAL)
     (tmp_path / "job.toml").write_text(JOB.format(model=folder).replace("causal-lm", "chat"), encoding="utf-8")
