@@ -57,7 +57,7 @@ def read_trace(path: Path, num_blocks: int) -> Recording:
     spans = []
     for index, event in enumerate(events):
         if event.get("ph") == "X" and isinstance(event.get("args"), dict) and "action" in event["args"]:
-            spans.append(_span(event, names, num_blocks, f"{path}, event {index + 1}"))
+            spans.append(span_of(event, names, num_blocks, f"{path}, event {index + 1}"))
     spans = [span for span in spans if span[1].op not in (Op.SEND, Op.RECEIVE)]
     if not spans:
         raise PlanError(f"{path} has no compute action; give the trace.json of a run that began to train")
@@ -109,9 +109,15 @@ def _finite(time: object) -> float:
         return math.nan
 
 
-def _span(
+def span_of(
     event: Mapping[str, Any], names: Mapping[Any, str], num_blocks: int, where: str
 ) -> tuple[str, Action, float, float]:
+    """Read node, action, start and end of a complete event with an action.
+
+    Raises:
+        IntegrityError: its process has no name, or its times are none.
+        PlanError: an unknown action.
+    """
     node = names.get(_process(event))
     if node is None:
         raise IntegrityError(f"{where}: process {event.get('pid')!r} has no name; {_REMEDY}")

@@ -226,7 +226,7 @@ def _follow_stored(run: Run, place: RunLocation, shown: Progress) -> None:
             raise ConnectionFailedError(
                 f"coordinator {place.coordinator} does not answer; its run may continue: wait again"
             )
-        run_id = last_of({record.run_id: record for record in client.runs()}, place.run_id)
+        run_id = last_of(client.records(), place.run_id)
         outcome = show_events(client, run_id, follow=True, progress=shown)
         fetch_run(client, kept_record(client, run_id), run.folder, replace=True)
     if outcome is not None:

@@ -233,9 +233,6 @@ def _submit(request: RunRequest, folder: RunFolder, client: Client, say: Callabl
     """Start a run on a coordinator that stores it, and return once it trains.
 
     Only the record of where the run is driven is written to the folder.
-
-    Raises:
-        RingTuneError: the coordinator stores no runs, or the run failed before it trained.
     """
     with client, folder:
         for line in _of_replaced(folder):
@@ -272,12 +269,7 @@ def _require_extras(web: str, log: str, *, local: int, wait: bool) -> None:
 
 
 def _require_usable(out: Path, job: Job, *, replace: bool, resume: bool) -> None:
-    """Refuse an unusable folder before anything is started or written.
-
-    Raises:
-        UsageError: it has something else, or a run that may not be replaced, or the job's rows or model are in it.
-        StorageError: it is no folder.
-    """
+    """Refuse an unusable folder before anything is started or written."""
     if not resume:
         require_run_folder(out)
         require_no_run(out, files_of_run(out), replace=replace)

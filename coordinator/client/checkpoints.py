@@ -301,11 +301,7 @@ def _lengths_before(path: Path, job: Job, checkpoints: RunCheckpoints) -> tuple[
 
 
 def _made_longer(plan: Plan, job: Job, note: Callable[[str], None]) -> Plan:
-    """Make the plan of the longer run, and note it.
-
-    Raises:
-        JobError: the run can't be made longer.
-    """
+    """Make the plan of the longer run, and note it."""
     made = longer(plan, job)
     note(f"the run had {plan.course.num_steps} steps and gets {made.course.num_steps}")
     return made

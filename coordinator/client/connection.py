@@ -144,6 +144,10 @@ class Connection:
         reply = self._checked(lambda: self._stub.Runs(control_pb2.Empty(), timeout=CALL_S))
         return [RunRecord.parse(run.record_json) for run in reply.runs]
 
+    def records(self) -> dict[str, RunRecord]:
+        """Return the stored runs by id, oldest first."""
+        return {record.run_id: record for record in self.runs()}
+
     def await_answer(self, wait_s: float, *, on_silence: Callable[[], None]) -> bool:
         """Ask until the coordinator answers; return whether it answered at once, else call ``on_silence`` first.
 

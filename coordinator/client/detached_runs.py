@@ -231,7 +231,7 @@ def kept_record(client: Connection, run_id: str) -> RunRecord:
     Raises:
         UsageError: the coordinator does not keep it, or there is not exactly one new run.
     """
-    records = {record.run_id: record for record in client.runs()}
+    records = client.records()
     if not run_id:
         new = only_run(list(records.values()), lambda record: record.has_books and not record.is_fetched, "new run")
         run_id = new.run_id
@@ -259,7 +259,7 @@ def fetch_run(
     has_beginning = first.run_id == record.first_run
     place = RunLocation(run_id=record.run_id, coordinator=client.address, is_local=False, pid=os.getpid())
     before = read_place(out) if out.is_dir() else None
-    chain = chain_of({known.run_id: known for known in client.runs()}, record.run_id)
+    chain = chain_of(client.records(), record.run_id)
     is_same = before is not None and before.run_id in {known.run_id for known in chain}
     goes_on = not has_beginning
     with fetched_folder(out, replace=replace, goes_on=goes_on, is_same=is_same, say=say) as folder:
@@ -280,7 +280,7 @@ def update_run_folder(client: Connection, out: Path) -> str:
     """
     place = read_place(out) if out.is_dir() else None
     try:
-        records = {record.run_id: record for record in client.runs()}
+        records = client.records()
     except UsageError:  # the coordinator keeps none
         return ""
     if place is None or place.run_id not in records:
@@ -321,7 +321,7 @@ def stop_run(client: Connection, run_id: str, *, now: bool, wait_s: float) -> st
     """
     driven = client.status().run
     if run_id and run_id != driven.run_id:
-        run_id = last_of({record.run_id: record for record in client.runs()}, run_id)
+        run_id = last_of(client.records(), run_id)
     if not driven.run_id or driven.is_over or (run_id and run_id != driven.run_id):
         raise UsageError(f"run {run_id} is not driven there now" if run_id else "no run is driven there now")
     client.stop_run(driven.run_id, f"stopped by {submitter_name()}", now=now)

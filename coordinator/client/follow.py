@@ -246,10 +246,10 @@ class FollowerState:
             self._await(wait_s)
             try:
                 self._run_id = self._run_id or self._find()
-                if self._run_id in self._records():  # one that began anew as another may be dropped
+                if self._run_id in self._client.records():  # one that began anew as another may be dropped
                     events = self._client.events(self._run_id, wait=True, whole=False, with_files=True)
                     hear(itertools.islice(events, self._num_heard, None))
-                records = self._records()
+                records = self._client.records()
             except ConnectionFailedError:
                 if self.is_left:
                     raise
@@ -268,9 +268,6 @@ class FollowerState:
 
         if not self._client.await_answer(wait_s, on_silence=say):
             self._say(f"coordinator {address} answers again")
-
-    def _records(self) -> dict[str, RunRecord]:
-        return {record.run_id: record for record in self._client.runs()}
 
     def _find(self) -> str:
         """Find the run by its submission, before its id has arrived."""
@@ -327,7 +324,7 @@ def show_events(client: Connection, run_id: str, *, follow: bool, progress: Prog
                 outcome(event)
                 ShownEvents(progress, outcome)(event)
         is_over = outcome is not None and (outcome.is_done or outcome.error is not None)
-        records = {} if is_over or not follow else {record.run_id: record for record in client.runs()}
+        records = {} if is_over or not follow else client.records()
         found = resumed_by(records, after)
         after = found.run_id if found is not None else ""
     if outcome is not None and outcome.error is not None:

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 from ringtune.errors import CapacityError, DeadlineError, JobError, RingTuneError, UsageError
@@ -123,9 +122,7 @@ class AgentTemplate:
         self._reader.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Kill the template, and with it the agents that still run."""
         self._process.kill()
         self._process.wait(_END_S)
@@ -352,9 +349,7 @@ class LocalNodes:
         self._watcher.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End every agent: SIGTERM, then SIGKILL."""
         self._undo.close()
 

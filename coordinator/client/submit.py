@@ -62,9 +62,7 @@ class Terminal:
             sys.stdout, sys.stderr = unbreakable_stream(sys.stdout), unbreakable_stream(sys.stderr)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Restore the outputs; those of a closed terminal stay redirected."""
         if self._descriptors:
             sys.stdout, sys.stderr = self._before

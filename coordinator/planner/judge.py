@@ -256,25 +256,15 @@ def simulated_job_s(
     max_depths = _ROUGH_DEPTHS if is_rough else _MAX_DEPTHS
     depths = _spread(costs.depths, 1 if has_sweeps else max(1, min(max_depths, num_probes // len(chosen))))
     kinds, everyone = step_kinds(plan.course), step_times(costs, ring)
+    probe = functools.partial(simulated_step_s, plan, profile, optimizer=optimizer, burn_in=burn_in, measured=measured)
     ratios = {}
     for number, depth in enumerate(depths):
         if is_over():
             return None
         some = _of_owners(costs, [chosen[number % len(chosen)]] if is_rough else chosen)
-        seconds = [
-            simulated_step_s(
-                plan,
-                profile,
-                kinds[depth][1],
-                optimizer=optimizer,
-                owner=costs.names[owner.node],
-                burn_in=burn_in,
-                measured=measured,
-            )
-            for owner in some.owners
-        ]
+        owners = [costs.names[owner.node] for owner in some.owners]
         predicted = step_times(some, ring)
-        simulated_s = sum(seconds) / len(seconds)
+        simulated_s = _mean_simulated_s(probe, kinds[depth][1], owners)
         formula_s = _mean_step_s(costs, predicted) if has_sweeps else predicted[depth]
         ratios[depth] = simulated_s / formula_s if formula_s else 1.0
     return sum(costs.steps_at[at] * everyone[at] * _between(ratios, at) for at in costs.depths)
@@ -309,22 +299,18 @@ def simulated_step_times(
     names = [costs.names[one.node] for one in costs.owners if one.node >= 0]
     owners = (names[0], names[-1])[: len(names)]
     is_rough = max_depths < _DEPTHS_PROBED
+    probe = functools.partial(
+        simulated_step_s, plan, profile, optimizer=optimizer, burn_in=_BURN_IN_PROBED, measured=_MEASURED_PROBED
+    )
     times = {}
     for number, depth in enumerate(probed):
-        seconds = [
-            simulated_step_s(
-                plan,
-                profile,
-                kinds[depth][1],
-                optimizer=optimizer,
-                owner=owner,
-                burn_in=_BURN_IN_PROBED,
-                measured=_MEASURED_PROBED,
-            )
-            for owner in ([owners[number % len(owners)]] if is_rough else owners)
-        ]
-        times[depth] = sum(seconds) / len(seconds)
+        some = [owners[number % len(owners)]] if is_rough else owners
+        times[depth] = _mean_simulated_s(probe, kinds[depth][1], some)
     return {depth: _between(times, depth) for depth in depths}
+
+
+def _mean_simulated_s(probe: Callable[..., float], units: Units, owners: Sequence[str]) -> float:
+    return sum(probe(units, owner=owner) for owner in owners) / len(owners)
 
 
 def _mean_step_s(costs: RingCosts, times: Mapping[int, float]) -> float:

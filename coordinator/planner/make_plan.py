@@ -350,12 +350,7 @@ def _placed(
     is_alike: bool,
     has_remedies: bool = True,
 ) -> Planned:
-    """Place the best of some drafts that differ in the values that the planner may choose.
-
-    Raises:
-        CapacityError: no split fits; names a node with needed and available bytes.
-        StorageError: no split fits the disks; names a node with needed and free bytes.
-    """
+    """Place the best of some drafts that differ in the values that the planner may choose."""
     model = next(iter(facts.values())).model
     drafts, left_out = with_fitting_operations(job, choices, model, profile)
     choice = None

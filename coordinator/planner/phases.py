@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from coordinator.planner.draft import Draft
 from coordinator.planner.judge import Ranking, simulated_step_times
@@ -66,10 +66,6 @@ class PhasesReason:
     phases: tuple[Phase, ...] = ()
     is_taken: bool = False
     why_not: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as numbers and strings."""
-        return dataclasses.asdict(self)
 
 
 def phases_lines(reason: PhasesReason, seconds: Callable[[float], str]) -> list[str]:

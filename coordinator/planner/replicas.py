@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from coordinator.planner.draft import Draft
 from coordinator.planner.judge import Ranking, simulated_steps_s
@@ -52,10 +52,6 @@ class ReplicasReason:
     def best_s(self) -> float | None:
         """Seconds of all steps of the plan that was taken; None if nothing was judged."""
         return None if not self.judged else self.judged[0][1] if self.is_taken else self.ring_s
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as numbers and strings."""
-        return dataclasses.asdict(self)
 
 
 def layout_text(plan: Plan) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Final, Self
 
 import typer
@@ -58,11 +57,9 @@ class LiveProgress(LineProgress):
         self._live.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Stop drawing, unless the end is drawn already."""
-        self._end("stopped" if error is not None else "done")
+        self._end("stopped" if any(error) else "done")
 
     def _end(self, phase: str) -> None:
         """Draw the run for the last time; later notes are below it."""

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self, TextIO, TypeVar
 
 from coordinator.run.run_text import STEP_KIND, LastStep, figure, figures_text, training_facts
@@ -225,9 +224,7 @@ class Progress:
         """Start the display."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Restore the terminal."""
 
     def state(self, state: str) -> None:
@@ -401,9 +398,7 @@ class WaitNotice(Progress):
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the wait."""
         with self._changed:
             self._is_over = True

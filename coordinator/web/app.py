@@ -107,6 +107,7 @@ class _Connection(H11Protocol):
 
 STATIC: Final = Path(__file__).parent / "static"
 MAX_QUESTION_BYTES: Final = 8192
+_STATUS: Final = ((UsageError, 400), (BusyError, 429), (DeadlineError, 504))
 _TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".txt": "text/plain"}
 _HEADERS: Final = {
     "content-security-policy": (
@@ -133,7 +134,7 @@ def make_app(streams: Streams, asking: SimulatorProcess, guard: Guard) -> ASGIAp
     files["/"] = STATIC / "index.html"
     routes = [
         *(Route(at, _file(path), methods=["GET"]) for at, path in files.items()),
-        Route("/api/login", pages.login, methods=["GET"]),
+        Route("/api/login", pages.guarded(pages.login), methods=["GET"]),
         Route("/api/state", pages.guarded(pages.state), methods=["GET"]),
         Route("/api/stream", pages.guarded(pages.stream), methods=["GET"]),
         Route("/api/what-if", pages.guarded(pages.what_if), methods=["POST"]),
@@ -178,11 +179,7 @@ class _Pages:
 
         return answer
 
-    async def login(self, request: Request) -> Response:
-        headers = request.headers
-        refusal = self._guard.refuse(headers.get("host"), headers.get("authorization"), headers.get("cookie"))
-        if refusal is not None:
-            return _problem(refusal.status, refusal.message)
+    async def login(self, _: Request) -> Response:
         answer = Response(status_code=204)
         if not self._guard.is_local:
             name, value = self._guard.cookie_name, self._guard.cookie_value
@@ -223,14 +220,8 @@ class _Pages:
             return _problem(400, "a what-if has to be JSON")
         try:
             return JSONResponse(await self._asking.ask(question), headers={"cache-control": "no-store"})
-        except UsageError as error:
-            return _problem(400, str(error))
-        except BusyError as error:
-            return _problem(429, str(error))
-        except DeadlineError as error:
-            return _problem(504, str(error))
         except RingTuneError as error:
-            return _problem(500, str(error))
+            return _problem(next((status for kind, status in _STATUS if isinstance(error, kind)), 500), str(error))
 
     async def metrics(self, _: Request) -> Response:
         return Response(self._figures.text(), headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})

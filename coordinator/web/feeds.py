@@ -15,7 +15,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Final
 
 from coordinator.client.saved_run import read_place, read_run_file
@@ -23,12 +22,13 @@ from coordinator.run.trace import Activity
 from coordinator.server.coordinator import Coordinator
 from coordinator.web.streams import MemberStatus, PageData
 from ringtune.engine.events import Span
-from ringtune.errors import IntegrityError, PlanError, RingTuneError, UsageError
-from ringtune.schedule.actions import Op, parse_action
+from ringtune.errors import IntegrityError, RingTuneError, UsageError
+from ringtune.schedule.actions import Op
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.storage.strict import parse_json
 from ringtune.v1 import control_pb2
+from sim.recorded_run import span_of
 
 MAX_TRACE_BYTES: Final = 32 << 20
 """Bytes that are read from the end of a trace: some 150,000 actions."""
@@ -166,7 +166,7 @@ def trace_tail(path: Path, num_blocks: int) -> Iterator[tuple[str, Span]]:
     """Yield (node, span) from the end of a ``trace.json``, which has one event per line.
 
     Raises:
-        IntegrityError: the names of the nodes, at its beginning, are not readable.
+        IntegrityError: the names of the nodes, at its beginning, or the times of an action are not readable.
         PlanError: an action is unknown.
     """
     with path.open("rb") as file:
@@ -179,8 +179,9 @@ def trace_tail(path: Path, num_blocks: int) -> Iterator[tuple[str, Span]]:
             file.seek(0)
         while line := file.readline(_MAX_LINE):
             event = _event(line)
-            if event.get("ph") == "X" and (found := _span(event, names, num_blocks)) is not None:
-                yield found
+            if event.get("ph") == "X" and isinstance(event.get("args"), dict) and "action" in event["args"]:
+                node, action, start_s, end_s = span_of(event, names, num_blocks, str(path))
+                yield node, Span(action, start_s, end_s)
 
 
 def _names(file: BinaryIO) -> dict[int, str]:
@@ -205,18 +206,6 @@ def _event(line: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _span(event: dict[str, Any], names: dict[int, str], num_blocks: int) -> tuple[str, Span] | None:
-    args, node = event.get("args"), names.get(event.get("pid", -1))
-    if node is None or not isinstance(args, dict) or "action" not in args:
-        return None
-    try:
-        action = parse_action(str(args["action"]), num_blocks)
-        start_s, took_s = float(event["ts"]) / 1e6, float(event["dur"]) / 1e6
-    except (KeyError, TypeError, ValueError) as error:
-        raise PlanError("an event of the trace has no times") from error
-    return node, Span(action, start_s, start_s + took_s)
-
-
 MAX_AHEAD: Final = 20_000
 """Limit of queued events for the page."""
 _LOOK_S: Final = 0.2
@@ -237,9 +226,7 @@ class RunFeed:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop the thread."""
         self._left.set()
         self._thread.join(_END_S)

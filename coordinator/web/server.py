@@ -10,7 +10,6 @@ import socket
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from coordinator.web.streams import PageData, Streams
@@ -99,9 +98,7 @@ class PageServer:
             raise ConnectionFailedError(f"the page did not begin to listen at {self.address} within {_START_S:g} s")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Send the last events, end all streams, and close the socket."""
         with contextlib.suppress(RuntimeError):  # the loop has ended already
             self._loop.call_soon_threadsafe(self._end)

@@ -142,11 +142,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _call(words: list[str], folder: Path) -> None:
-    """Run a command to its end; its variables are those of a user without a checkout.
-
-    Raises:
-        CalledProcessError: it failed; its own words are on the screen.
-    """
+    """Run a command to its end; its variables are those of a user without a checkout."""
     _say(f"$ {shlex.join(words)[:160]}")
     subprocess.run(words, check=True, stdin=subprocess.DEVNULL, cwd=folder, env=_environment(folder))  # noqa: S603 - ours
 

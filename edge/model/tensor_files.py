@@ -13,7 +13,6 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import torch
@@ -42,9 +41,7 @@ class SafetensorsFiles:
     def __enter__(self) -> SafetensorsFiles:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._handles.clear()
         self._piece = None
 

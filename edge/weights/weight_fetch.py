@@ -378,11 +378,7 @@ class Sources:
     # ---- one call -----------------------------------------------------------------------------------
 
     def _ask(self, address: str, wanted: PendingFetch, sha256: str) -> ModelManifest:
-        """Ask one source for its manifest; no idle limit, because the source hashes its copy first.
-
-        Raises:
-            IntegrityError: it has another one.
-        """
+        """Ask one source for its manifest; no idle limit, because the source hashes its copy first."""
         request = weights_pb2.ManifestRequest(run_id=wanted.run_id, sha256=sha256)
         call: Any = self._stub(address).Manifest.future(request, timeout=wanted.left_s())
         with IdleWatchdog(call, wanted, idle_s=math.inf):
@@ -429,9 +425,6 @@ def _finish_if_whole(file: CheckedFile, address: str = "") -> None:
     """Finish a file if all of its bytes are there.
 
     A wrong digest is the fault of ``address`` only if it sent all bytes; otherwise the file is fetched again.
-
-    Raises:
-        IntegrityError: ``address`` sent other bytes than the manifest says.
     """
     if file.offset < file.nbytes or file.path.is_file():
         return

@@ -320,17 +320,8 @@ def _read_csv(file: TextIO, columns: Mapping[str, str], account: RowAccount) -> 
     reader = csv.reader(lines, delimiter=separator, strict=True)
     shift = bool(named)  # lines before the reader's first one
     try:
-        header = next((cells for cells in reader if cells), [])
-        _check_header(account, header, reader.line_num + shift)
-        for cells in reader:
-            if len(cells) > len(header):
-                account.bad(reader.line_num + shift, _too_many(len(cells), len(header), _SEPARATORS[separator]))
-            elif cells:
-                if account.rows == 0:
-                    require_columns(account, columns, header)
-                account.rows += 1
-                missing: list[str | None] = [None] * (len(header) - len(cells))
-                yield reader.line_num + shift, dict(zip(header, [*cells, *missing], strict=True))
+        rows = ((reader.line_num + shift, cells) for cells in reader)
+        yield from _under_header(rows, columns, account, f"put a text with {_SEPARATORS[separator]} in quotes")
     except csv.Error as error:
         account.bad(reader.line_num + shift, Problem(_csv_problem(str(error)), "correct it; lines below are not read"))
 
@@ -387,9 +378,23 @@ def _csv_problem(problem: str) -> str:
     return problem
 
 
-def _too_many(cells: int, columns: int, separator: str) -> Problem:
-    what = f"the row has {cells} cells, the header has {columns} columns"
-    return Problem(what, f"put a text with {separator} in quotes")
+def _under_header(
+    rows: Iterable[tuple[int, Sequence[str | None]]], columns: Mapping[str, str], account: RowAccount, remedy: str = ""
+) -> Iterator[Record]:
+    """Yield the rows after the first one that has cells, each with its line; the first one names the columns."""
+    header: list[str] = []
+    for line, cells in rows:
+        if not header and cells:
+            header = [name or "" for name in cells]
+            _check_header(account, header, line)
+        elif len(cells) > len(header):
+            what = f"the row has {len(cells)} cells, the header has {len(header)} columns"
+            account.bad(line, Problem(what, remedy) if remedy else Problem(what))
+        elif cells:
+            if account.rows == 0:
+                require_columns(account, columns, header)
+            account.rows += 1
+            yield line, dict(zip(header, [*cells, *[None] * (len(header) - len(cells))], strict=True))
 
 
 def _check_header(account: RowAccount, header: Sequence[str], line: int) -> None:
@@ -512,7 +517,8 @@ def _read_xlsx(path: Path, columns: Mapping[str, str], account: RowAccount) -> I
                 names = ", ".join(repr(str(sheet.title)) for sheet in sheets[1:])
                 account.notes.append(f"{path}: only the sheet {sheets[0].title!r} is read, not {names}")
             if sheets:
-                yield from _sheet_rows(sheets[0], columns, account)
+                rows = ((number, _filled(cells)) for number, cells in enumerate(_cells(sheets[0]), start=1))
+                yield from _under_header(rows, columns, account)
         finally:
             book.close()
     except (OSError, ValueError, KeyError, TypeError, IndexError, SyntaxError, zipfile.BadZipFile) as error:
@@ -531,25 +537,6 @@ def _filled(cells: Sequence[object]) -> list[str | None]:
 
 def _text(value: Any) -> str:
     return str(value.isoformat()) if hasattr(value, "isoformat") else str(value)
-
-
-def _sheet_rows(sheet: Any, columns: Mapping[str, str], account: RowAccount) -> Iterator[Record]:
-    header: list[str] = []
-    for number, row in enumerate(_cells(sheet), start=1):
-        cells = _filled(row)
-        if not cells:
-            continue
-        if not header:
-            header = [name or "" for name in cells]
-            _check_header(account, header, number)
-            continue
-        if len(cells) > len(header):
-            account.bad(number, Problem(f"the row has {len(cells)} cells, the header has {len(header)} columns"))
-            continue
-        if account.rows == 0:
-            require_columns(account, columns, header)
-        account.rows += 1
-        yield number, dict(zip(header, [*cells, *[None] * (len(header) - len(cells))], strict=True))
 
 
 CONLL_SUFFIXES: Final = (".conll", ".bio", ".iob")
