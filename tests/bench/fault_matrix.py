@@ -63,7 +63,7 @@ RANDOM_PLACES = (
 
 
 class Case(NamedTuple):
-    """A trial: who fails, and whether the run has a second placement, and two copies of what hosts train.
+    """A trial: who fails; whether the run has a second placement, two copies, or an owner that is lost and back.
 
     ``rotation`` is that of the authority in mid-run, with certificates; empty = none, in plain text.
     """
@@ -72,10 +72,12 @@ class Case(NamedTuple):
     moves: bool = False
     has_two: bool = False
     rotation: str = ""
+    comes_back: bool = False
 
     def __str__(self) -> str:
-        """The key of its kept trial; without ``has_two`` and ``rotation`` that of earlier versions."""
+        """The key of its kept trial; without the last three that of earlier versions."""
         more = ", two copies" * self.has_two + (f", {self.rotation} in mid-run" if self.rotation else "")
+        more += ", owner lost and back" * self.comes_back
         return f"Case(faults={self.faults}, moves={self.moves}){more}"
 
 
@@ -94,6 +96,9 @@ def matrix() -> Iterator[Case]:
     for below, above in (("c", "d"), ("d", "e")):  # two neighbours at once
         for place in ("answered Grant 3", "answered Grant 5"):
             yield Case((Fault(below, f"{place} kill"), Fault(above, f"{place} kill")), has_two=True)
+    for victim in OWNERS:
+        for place in ("answered Grant 3", "embedding 9", "after head 9", "send t 2"):
+            yield Case((Fault(victim, f"{place} kill"),), comes_back=True)
     for failure in ("drop-request", "drop-reply"):
         yield from (Case((Fault(victim, f"call {call} {failure}"),)) for victim in "acd" for call in CALLS_OF_NODES)
         yield from (Case((Fault(COORDINATOR, f"call {call} {failure}"),)) for call in CALLS_OF_COORDINATOR)
@@ -143,7 +148,13 @@ def carry_out(cases: Iterable[Case], *, all_fail: bool, kept: KeptTrials) -> lis
                     trial = (
                         _again(earlier[0])
                         if earlier
-                        else ring.trial(*case.faults, moves=case.moves, has_two=case.has_two, rotation=case.rotation)
+                        else ring.trial(
+                            *case.faults,
+                            moves=case.moves,
+                            has_two=case.has_two,
+                            rotation=case.rotation,
+                            comes_back=case.comes_back,
+                        )
                     )
                 except AssertionError as error:  # it does not end, say: the others get a ring of their own
                     trial = _without_end(case, f"{error}; {_said_last(ring)}")
@@ -210,7 +221,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0, help="of random faults after the matrix")
     parser.add_argument("--seed", type=int, default=0, help="of the random faults")
     parser.add_argument(
-        "--only", default="", help="of the matrix only the orders with this text; 'two copies', 'rotation'"
+        "--only",
+        default="",
+        help="of the matrix only the orders with this text; 'two copies', 'rotation', 'lost and back'",
     )
     parser.add_argument("--go-on", action="store_true", help="with what earlier calls have carried out of the matrix")
     options = parser.parse_args()

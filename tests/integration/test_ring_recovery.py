@@ -10,7 +10,6 @@ import itertools
 import json
 import shutil
 import signal
-import threading
 from typing import Any
 
 import pytest
@@ -22,13 +21,11 @@ from coordinator.run.run_text import is_step
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.job.job import Job
 from ringtune.run_control.checkpoint import Resume
-from ringtune.schedule.migration import course_before
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.offload import helped
-from tests.support import reference
-from tests.support.cluster import START_S, Cluster, Follower, Outcome
+from tests.support.cluster import START_S, Cluster, Follower, Hold, Outcome
 from tests.support.moves import slices_of
-from tests.support.results import largest_difference, reference_of, trained
+from tests.support.results import largest_difference, reference_of, trained, turns_of
 
 pytestmark = pytest.mark.slow
 RING = (("a", 0, 1), ("c", 1, 3), ("b", 3, 4))
@@ -101,26 +98,33 @@ def test_run_goes_on_without_a_helper_that_is_killed(ring: Cluster) -> None:
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("owner", ["a", "b"])
 @pytest.mark.sampled(1)
-def test_run_goes_on_without_the_rows_of_an_owner_that_is_killed(ring: Cluster, owner: str) -> None:
-    """As one process that trains on what is left; its books say who was left out, and that the run is shorter."""
-    job = job_of(ring, recovery__owners="skip")
+def test_run_goes_on_without_the_rows_of_an_owner_that_is_killed_until_it_is_back(ring: Cluster, owner: str) -> None:
+    """As one process that trains on what is there; its books say who was left out and came back, and what it missed."""
+    job = job_of(ring, recovery__owners="skip", train__max_steps=96, train__eval_every=48, runtime__wait_s=300.0)
     follower = followed(ring, job)
     follower.wait_for_steps(9)
     ring.signal(owner, signal.SIGKILL)
+    follower.wait_for(lambda outcome: bool(outcome.of_kind("recovery")))
+    hold = Hold(follower)
+    ring.wait_exit(owner)
+    ring.start(owner)
+    told = f"node {owner} is back; its rows are trained again from the next turn boundary on"
+    follower.wait_for(lambda outcome: told in outcome.notes)
+    hold.let_go()
     outcome = follower.wait()
     assert outcome.is_done, outcome.message
-    (recovery,) = outcome.of_kind("recovery")
-    assert recovery["left_out"] == [owner] and outcome.plan is not None
-    after, step = outcome.plan, recovery["step"]
-    before = Plan(course_before(after.course, 24), after.placements)
-    wanted = reference_of(ring, job, outcome, reference.turns_around(before, after, step))
+    lost, back = outcome.of_kind("recovery")
+    assert lost["left_out"] == back["returned"] == [owner]
+    wanted = reference_of(ring, job, outcome, turns_of(outcome, 96))
     assert largest_difference(trained(outcome), wanted.adapter() | wanted.head()) < 1e-9
     steps = [line for line in outcome.metrics if is_step(line)]
-    assert [line["step"] for line in steps] == list(range(1, recovery["num_steps"] + 1))
-    assert all(line["initiator"] != owner for line in steps if line["step"] > step)
-    assert recovery["num_steps"] < 24
-    assert step in [manifest.step for manifest in outcome.checkpoints], "what is from before it needs the owner"
-    assert outcome.report["training"]["left_out"] == [owner]
+    missed = back["missed_turns"][owner]
+    assert [line["step"] for line in steps] == list(range(1, 97 - 4 * missed)) and missed > 0
+    away = {line["initiator"] for line in steps if lost["step"] < line["step"] <= back["step"]}
+    assert owner not in away and owner in {line["initiator"] for line in steps if line["step"] > back["step"]}
+    assert {lost["step"], back["step"]} <= {manifest.step for manifest in outcome.checkpoints}
+    training = outcome.report["training"]
+    assert (training["left_out"], training["missed_turns"]) == ([], {owner: missed})
 
 
 @pytest.mark.promise("1 partition invariance")
@@ -212,34 +216,6 @@ def pays(patch: pytest.MonkeyPatch) -> None:
         return PlacementProposal(found, "the ring of the test", 1000.0, 1.0, 5.0) if pays else None
 
     patch.setattr(migration, "replanned", replanned)
-
-
-class Hold:
-    """Keeps the grants of a run back, so that it has not ended when a node has come.
-
-    Args:
-        follower: of the run.
-    """
-
-    def __init__(self, follower: Follower) -> None:
-        self._moving = follower.driver._require_moving()
-        self._lock, self._held, self._is_open = threading.Lock(), list[Any](), False
-        self._grant = self._moving.grant
-        self._moving.grant = self._keep  # type: ignore[method-assign]
-
-    def _keep(self, turns: Any, keep: Any = None) -> None:
-        with self._lock:
-            if self._is_open or not turns:
-                self._grant(turns, keep)
-            else:
-                self._held.append(turns)
-
-    def let_go(self) -> None:
-        """Grant what was kept back, and whatever follows."""
-        with self._lock:
-            self._is_open = True
-            for turns in self._held:
-                self._grant(turns)
 
 
 @pytest.mark.thorough

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import no_replicas
-from ringtune.schedule.turns import StepKind, Turn, num_eval_rows, turn_sequence
+from ringtune.schedule.turns import num_eval_rows
 from ringtune.storage.tensor_files import TensorFile
 from tests.features.feature import Feature, Tensors, each_technique, run_of
 from tests.features.memory import VELORA
@@ -209,24 +208,6 @@ def test_run_that_loses_an_owner_equals_one_process_without_its_later_rows(featu
         assert evaluated[step] == pytest.approx(trained.evaluations[step][0], rel=1e-9)
 
 
-def turns_as_written(plan: Plan, changes: Sequence[rd.LogRecovery]) -> list[tuple[Plan, Turn]]:
-    """The train turns of the undisturbed run without those of an owner that is away, in steps numbered without gaps.
-
-    Each with the plan that holds then, for its rate. A turn counts if its owner is there when the one before it ends.
-    """
-    found, holding, step = list[tuple[Plan, Turn]](), plan, 0
-    left = [turn for turn in turn_sequence(plan.course) if turn.kind is StepKind.TRAIN]
-    for change in (*changes, None):
-        there = [owner.node for owner in holding.course.owners]
-        while left and (change is None or step < change.step):
-            turn, *left = left
-            if turn.owner in there:
-                found.append((holding, dataclasses.replace(turn, first_step=step)))
-                step += turn.num_items
-        holding = change.plan if change is not None else holding
-    return found
-
-
 BACK_CASES = {name: {"num_steps": 29, "eval_every": 5, **changes} for name, changes in OWNER_CASES.items()}
 BACK = [Feature(name=f"owner-back/{name}", changes=THREE_OWNERS | changes) for name, changes in BACK_CASES.items()]
 
@@ -246,7 +227,7 @@ def test_run_whose_lost_owner_comes_back_equals_one_process_without_the_turns_th
     lost, back = recoveries(loss.ring.result)
     assert lost.left_out == back.returned and not back.lost and sum(back.plan.course.missed.values()) > 0
     assert back.plan.course.num_steps == case.num_steps - sum(back.plan.course.missed.values()) * case.local_iterations
-    turns = turns_as_written(loss.plan, (lost, back))
+    turns = reference.turns_as_written(loss.plan, [(one.step, one.plan) for one in (lost, back)])
     trained = reference.train(case.job, loss.plan, case.folder / "model", case.datasets(), turns=turns)
     assert distance(loss.tensors, trained.adapter() | trained.head()) < 1e-9
     logged = {entry.step: entry for entry in loss.ring.result.logged if isinstance(entry, rd.LogEvaluation)}

@@ -297,6 +297,34 @@ class Nodes:
         return Job(model=Model(path=str(self.model))).with_overrides(values)
 
 
+class Hold:
+    """Keeps the grants of a run back, so that it has not ended when a node has come.
+
+    Args:
+        follower: of the run.
+    """
+
+    def __init__(self, follower: Follower) -> None:
+        self._moving = follower.driver._require_moving()
+        self._lock, self._held, self._is_open = threading.Lock(), list[Any](), False
+        self._grant = self._moving.grant
+        self._moving.grant = self._keep  # type: ignore[method-assign]
+
+    def _keep(self, turns: Any, keep: Any = None) -> None:
+        with self._lock:
+            if self._is_open or not turns:
+                self._grant(turns, keep)
+            else:
+                self._held.append(turns)
+
+    def let_go(self) -> None:
+        """Grant what was kept back, and whatever follows."""
+        with self._lock:
+            self._is_open = True
+            for turns in self._held:
+                self._grant(turns)
+
+
 class Cluster(Nodes):
     """A coordinator in this process, and its agents.
 

@@ -20,10 +20,10 @@ from ringtune.schedule.plan import Plan
 from ringtune.transport.speaker import speaking_as
 from ringtune.v1 import control_pb2
 from tests.support import failpoints
-from tests.support.cluster import RUN_S, START_S, Cluster, Follower, Outcome
+from tests.support.cluster import RUN_S, START_S, Cluster, Follower, Hold, Outcome
 from tests.support.failpoints import DONE_SUFFIX, Failure, Order
 from tests.support.moves import Slices, moving
-from tests.support.results import largest_difference, reference_of, trained
+from tests.support.results import largest_difference, reference_of, trained, turns_of
 from tests.support.trust_parts import token_option, trusted, write_tokens
 
 OWNERS, HOSTS = ("a", "b"), ("c", "d", "e")
@@ -119,13 +119,16 @@ class FaultyRing:
             moves: one.with_copies(True) for moves, one in ((False, still), (True, moving(still, (3, ELSEWHERE))))
         }
         self._with_two = still.with_copies(True, 2)
+        self._long: Job = self.job.with_overrides({"recovery.owners": "skip", "train.max_steps": 3 * STEPS})
+        self._long_plan = cluster.plan_on(self._long, RING).with_copies(True)
         whole = cluster.run(self.job, plan=self._plans[False])
         self._wanted, self._books = trained(whole), _books(whole)
         reference = reference_of(cluster, self.job, whole)
         assert largest_difference(self._wanted, reference.adapter() | reference.head()) < 1e-9
 
-    def _follow(self, *, moves: bool, has_two: bool) -> Follower:
-        return self.cluster.follow(self.job, plan=self._plan(moves=moves, has_two=has_two))
+    def _follow(self, job: Job, *, moves: bool, has_two: bool) -> Follower:
+        is_long = job is self._long
+        return self.cluster.follow(job, plan=self._long_plan if is_long else self._plan(moves=moves, has_two=has_two))
 
     def _plan(self, *, moves: bool, has_two: bool) -> Plan:
         return self._with_two if has_two else self._plans[moves]
@@ -140,7 +143,14 @@ class FaultyRing:
     def _done(self, fault: Fault) -> Path:
         return self._orders / f"{fault.victim}{DONE_SUFFIX}"
 
-    def trial(self, *faults: Fault, moves: bool = False, has_two: bool = False, rotation: str = "") -> Trial:
+    def trial(
+        self,
+        *faults: Fault,
+        moves: bool = False,
+        has_two: bool = False,
+        rotation: str = "",
+        comes_back: bool = False,
+    ) -> Trial:
         """Carry the job out while processes fail; start them again, and resume the run if it has ended.
 
         Args:
@@ -148,7 +158,9 @@ class FaultyRing:
             moves: whether the run has a second placement.
             has_two: whether it has two copies of what hosts train.
             rotation: of the authority in mid-run, ``WHOLE`` or ``BEGUN``; empty = none.
+            comes_back: whether the run leaves out an owner that is killed, and takes it back while it trains.
         """
+        job = self._long if comes_back else self.job
         began_s = time.monotonic()
         for fault in faults:
             self._order(fault)
@@ -159,7 +171,9 @@ class FaultyRing:
         if rotate is not None:
             self.cluster.coordinator.sinks.append(rotate)
         try:
-            follower = self._follow(moves=moves, has_two=has_two)
+            follower = self._follow(job, moves=moves, has_two=has_two)
+            if comes_back:
+                self._bring_back(follower, faults[0].victim)
             outcome = follower.wait()
             ended_unix_s = time.time()
         finally:
@@ -177,6 +191,12 @@ class FaultyRing:
         self.cluster.revive()
         if not outcome.is_done:
             outcome, books = self._resume(outcome, moves=moves, has_two=has_two)
+        wanted, wanted_books = self._wanted, self._books
+        if comes_back and outcome.is_done and outcome.plan is not None:
+            one = reference_of(self.cluster, job, outcome, turns_of(outcome, 3 * STEPS))
+            wanted, last = one.adapter() | one.head(), outcome.plan.course.num_steps
+            evaluated = [("evaluation", step) for step in sorted({*range(8, last, 8), last})]
+            wanted_books = [*evaluated, *(("step", step) for step in range(1, last + 1))]
         went_on_unix_s = follower.seen_unix_s.get("recovery", ended_unix_s if ended else failed_unix_s)
         return Trial(
             faults=faults,
@@ -184,14 +204,23 @@ class FaultyRing:
             failed=len(failed),
             ended=ended,
             recoveries=len(recoveries),
-            difference=largest_difference(trained(outcome), self._wanted) if outcome.is_done else float("inf"),
-            has_right_books=books == self._books,
+            difference=largest_difference(trained(outcome), wanted) if outcome.is_done else float("inf"),
+            has_right_books=books == wanted_books,
             recovery_s=sum(line["seconds"] for line in recoveries),
             noticed_s=went_on_unix_s - failed_unix_s,
             rotation=rotation,
             has_rotated=rotate is None or rotate.has_ended(),
             wall_s=time.monotonic() - began_s,
         )
+
+    def _bring_back(self, follower: Follower, owner: str) -> None:
+        """Start an owner again that the run has left out, and let the run go on once it knows."""
+        follower.wait_for(lambda outcome: bool(outcome.of_kind("recovery")))
+        hold = Hold(follower)
+        self.cluster.wait_exit(owner)
+        self.cluster.start(owner)
+        follower.wait_for(lambda outcome: any(f"node {owner} is back; its rows" in note for note in outcome.notes))
+        hold.let_go()
 
     def _let_go_on(self, faults: Sequence[Fault], over: threading.Event) -> None:
         """Let processes that are stopped go on after a while; until the run is over."""
@@ -205,7 +234,7 @@ class FaultyRing:
     def _resume(self, stopped: Outcome, *, moves: bool, has_two: bool) -> tuple[Outcome, list[tuple[str, int]]]:
         manifests = tuple(reversed(stopped.checkpoints[-2:]))
         if not manifests or stopped.plan is None:
-            outcome = self._follow(moves=moves, has_two=has_two).wait()
+            outcome = self._follow(self.job, moves=moves, has_two=has_two).wait()
             return outcome, _books(outcome)
         plan = self._plan(moves=moves, has_two=has_two)
         outcome = self.cluster.follow(self.job, Resume(plan=plan, manifests=manifests)).wait()

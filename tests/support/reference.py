@@ -6,6 +6,7 @@ and the pure functions of the plan (turn sequence, what trains at which step, le
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -277,6 +278,24 @@ def turns_around(before: Plan, after: Plan, step: int) -> list[tuple[Plan, Turn]
     ended = (turn for turn in turn_sequence(before.course) if turn.end_step <= step and turn.first_step < step)
     following = turn_sequence(after.course, start=start)
     return [*((before, turn) for turn in ended), *((after, turn) for turn in following)]
+
+
+def turns_as_written(plan: Plan, changes: Sequence[tuple[int, Plan]]) -> list[tuple[Plan, Turn]]:
+    """The train turns of the undisturbed run without those of an owner that is away, in steps numbered without gaps.
+
+    Each with the plan that holds then, for its rate; ``changes`` are the steps from which other plans hold. A turn
+    counts if its owner is there when the one before it has ended.
+    """
+    found, holding, step = list[tuple[Plan, Turn]](), plan, 0
+    left = [turn for turn in turn_sequence(plan.course) if turn.kind is StepKind.TRAIN]
+    for until, after in (*changes, (plan.course.num_steps, plan)):
+        while left and step < until:
+            turn, *left = left
+            if holding.course.owner(turn.owner) is not None:
+                found.append((holding, dataclasses.replace(turn, first_step=step)))
+                step += turn.num_items
+        holding = after
+    return found
 
 
 def backward(model: Any, job: Job, plan: Plan, item: Item, dataset: OwnerDataset, at: dict[str, int]) -> float:

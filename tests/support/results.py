@@ -10,6 +10,7 @@ from safetensors.torch import load
 
 from edge.data.dataset import OwnerDataset
 from ringtune.job.job import Job
+from ringtune.schedule.migration import course_before
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
 from tests.support import reference
@@ -43,6 +44,17 @@ def reference_of(
     """Train the same items in this process on the whole model; those of the plan, or of other turns."""
     assert outcome.plan is not None
     return reference.train(job, outcome.plan, cluster.model, datasets_of(cluster, job), turns=turns)
+
+
+def turns_of(outcome: Outcome, num_steps: int) -> list[tuple[Plan, Turn]]:
+    """The turns that a run has to have trained that has lost owners and taken some back; ``num_steps`` with all."""
+    assert outcome.plan is not None
+    plan, changes = outcome.plan, list[tuple[int, Plan]]()
+    for line in reversed(outcome.of_kind("recovery")):
+        changes.insert(0, (line["step"], plan))
+        for _ in (*line.get("left_out", ()), *line.get("returned", ())):
+            plan = Plan(course_before(plan.course, num_steps), plan.placements)
+    return reference.turns_as_written(plan, changes)
 
 
 def largest_difference(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
