@@ -134,8 +134,11 @@ class Database:
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
         self._engine = _engine(url)
         self.where = self._engine.url.render_as_string(hide_password=True)
-        with contextlib.suppress(sql.exc.IntegrityError), self._errors():  # another one makes the tables
-            _META.create_all(self._engine)
+        with self._errors():
+            try:
+                _META.create_all(self._engine)
+            except (sql.exc.IntegrityError, sql.exc.ProgrammingError):  # another one makes the tables, and has by now
+                _META.create_all(self._engine)
         self.database_id = self._begin_lease()
 
     def _begin_lease(self) -> str:
