@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,12 @@ from ringtune.errors import PeerLostError
 from tests.support.faulty_runs import COORDINATOR, Fault, FaultyRing, faulty_ring
 
 pytestmark = pytest.mark.slow
-SHORT = {"train__max_steps": 12, "train__local_iterations": 2, "train__checkpoint_every": 4, "train__eval_every": 4}
+SHORT: dict[str, Any] = {
+    "train__max_steps": 12,
+    "train__local_iterations": 2,
+    "train__checkpoint_every": 4,
+    "train__eval_every": 4,
+}
 """Half of the steps of the matrix, in as many turns."""
 
 
