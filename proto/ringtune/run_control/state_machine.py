@@ -603,7 +603,8 @@ class RunStateMachine:
             case rd.MoveFailed(node, placement_number, error, message) if placement_number == recovery.placement_number:
                 if error not in _UNREACHED:
                     raise error_from_name(error, message)
-                if recovery.link and self._broken_link is not None:
+                is_there = error != PeerLostError.__name__  # else its lease says soon that it is lost
+                if recovery.link and is_there and self._broken_link is not None:
                     self._lose_an_end(self._broken_link, now_s, commands)
                     return
                 recovery.problem = message  # the node that it misses will be missed by all, or time runs out
