@@ -383,12 +383,13 @@ class OutLink:
     def _read(self) -> None:
         call = self._call
         while True:
+            opened_s = time.monotonic()
             failure, in_order = self._follow(call)
             with self._changed:
                 self._is_welcome = False
                 if in_order or not self._counts or self._state is not _State.OPEN:
                     break
-            call = self._open_again(failure)
+            call = self._open_again(failure, opened_s)
             if isinstance(call, RingTuneError):
                 failure = call
                 break
@@ -431,10 +432,11 @@ class OutLink:
         else:
             self._welcome.put(error_from_name(ack.error, ack.refusal))
 
-    def _open_again(self, failure: RingTuneError) -> Any:
+    def _open_again(self, failure: RingTuneError, opened_s: float) -> Any:
         """Open the link again within ``reopen_s``; return the new call, or the error with which the link ends.
 
-        Times between which frames waited and none arrived count as one.
+        Times between which frames waited and none arrived count as one, with a quarter of ``reopen_s`` at most of each
+        connection between them, from ``opened_s`` on: the frames may be younger.
         """
         began_s, pause_s = time.monotonic(), _FIRST_PAUSE_S
         _log.info("the link to node %s broke and is opened again: %s", self.target, failure)
@@ -451,7 +453,8 @@ class OutLink:
             except RingTuneError as error:
                 return error
             tried_s = time.monotonic() - began_s
-            self._stuck_s = self._stuck_s + tried_s if self._is_stuck() else 0.0
+            lasted_s = min(began_s - opened_s, self._reopen_s / 4)
+            self._stuck_s = self._stuck_s + lasted_s + tried_s if self._is_stuck() else 0.0
             if self._stuck_s >= self._reopen_s:
                 return PeerLostError(
                     f"{self._peer} gets no frame although the link is opened again and again: {failure}"

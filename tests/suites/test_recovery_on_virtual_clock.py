@@ -241,6 +241,38 @@ def test_runs_in_which_a_link_stays_broken_go_on_without_an_end_of_it_that_owns_
 
 @pytest.mark.parametrize("block", range(6))
 @pytest.mark.sampled(1)
+def test_runs_that_recover_with_a_host_that_can_not_reach_another_node_go_on_without_it(block: int) -> None:
+    """Both live, so that nobody misses them: the host is left out once time is up."""
+    without = 0
+    for seed in range(block * 15, block * 15 + 15):
+        rng = random.Random(seed)
+        plan = plan_of(rng).at(0)
+        wanted = ring_of(plan, random.Random(seed)).run()
+        hosts = [node for node in plan.nodes if plan.owner(node) is None]
+        if len(hosts) < 2:
+            continue
+        ring, due, (lost, stuck) = ring_of(plan, rng, wait_s=1000.0), rng.randint(1, 100), rng.sample(hosts, 2)
+        other = rng.choice([node for node in plan.nodes if node not in (lost, stuck)])
+
+        def when(what: str, node: str) -> str | None:
+            if len(ring.moments) < due or any(ring.cut):  # noqa: B023
+                return None
+            ring.cut = (stuck, other)  # noqa: B023
+            return lost  # noqa: B023
+
+        ring.when = when
+        result = ring.run()
+        if result.finish.error:
+            told = result.finish.message
+            assert any(text in told for text in ("no living node", "nothing fits")), (seed, told)
+            continue
+        assert story(result) == story(wanted), seed
+        without += any(stuck in one.lost and len(one.lost) == 2 for one in recoveries(result))
+    assert without >= 1
+
+
+@pytest.mark.parametrize("block", range(6))
+@pytest.mark.sampled(1)
 def test_runs_that_replan_and_lose_hosts_log_what_undisturbed_ones_do(block: int) -> None:
     """A recovery has a placement number of its own, also after a move found in mid-run; and the other way round."""
     both = 0

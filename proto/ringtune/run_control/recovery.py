@@ -335,6 +335,7 @@ class Recovery:
         plan: with the placement that was found; None while it is searched.
         sources: by node, the blocks that it takes over.
         problem: why a node can't move; another loss may be the cause.
+        stuck: nodes that can't move for such a reason.
         is_old: whether a node has joined since the last search for a placement.
     """
 
@@ -364,6 +365,7 @@ class Recovery:
         self.start: StartPoint | None = None
         self.sources: dict[str, tuple[Source, ...]] = {}
         self.problem, self.is_old = "", False
+        self.stuck: list[str] = []
         self._nodes, self._waiting = nodes, set(nodes)
         self._moves = False
         self._bytes: dict[str, int] = {}

@@ -258,7 +258,11 @@ class RunStateMachine:
         if self.awaited:
             self._fail(*self.awaited.late(), commands)
         elif self._recovery is not None:
-            raise DeadlineError(f"{self._recovery.overdue(self._wait_s)}; {RESUME}")
+            late, stuck = self._recovery.overdue(self._wait_s), self._recovery.stuck
+            lost = next((node for node in stuck if self._course.owner(node) is None), "")
+            if not lost:
+                raise DeadlineError(f"{late}; {RESUME}")
+            self._on_node_failed(rd.NodeFailed(lost, PeerLostError.__name__, late), now_s, commands)
         elif self.phase == "moving":
             self._on_moving(self._required_migration.late(now_s), now_s, commands)
         else:
@@ -669,10 +673,12 @@ class RunStateMachine:
                     return
                 if error not in _UNREACHED:
                     raise error_from_name(error, message)
-                if recovery.link and self._broken_link is not None:
+                is_there = error != PeerLostError.__name__  # else its lease says soon that it is lost
+                if recovery.link and is_there and self._broken_link is not None:
                     self._lose_an_end(self._broken_link, now_s, commands)
                     return
                 recovery.problem = message  # the node that it misses will be missed by all, or time runs out
+                recovery.stuck.append(node)
             case rd.NoPlacementFound(placement_number, error, message) if placement_number == recovery.placement_number:
                 self._not_placed(recovery, error, message, now_s)
                 self._find_placement(recovery, now_s, commands)
