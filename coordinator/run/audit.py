@@ -200,13 +200,17 @@ class RunAudit:
         )
 
     def take(self, answer: CellRepeated) -> rd.NodeFailed | None:
-        """Take a host's answer; return the failure of a host that is lost."""
+        """Take a host's answer; return the failure of a host that is lost, or that it could not reach."""
         turn, part, cell = self._turn, self._part, answer.cell
         if turn is None or part is None or answer.turn != turn.index or cell not in self._waiting:
             return None
         if isinstance(answer.error, PeerLostError):
             self.forget()
             return rd.NodeFailed(answer.checker, PeerLostError.__name__, str(answer.error))
+        if answer.reply is not None and answer.reply.is_lost and answer.reply.node in self._sources(cell):
+            text, lost = printable(answer.reply.problem), answer.reply.node
+            self.forget()
+            return rd.NodeFailed(answer.checker, PeerLostError.__name__, text, lost)
         try:
             finding = self._compared(self._waiting[cell], answer)
         except RingTuneError as error:
@@ -233,13 +237,17 @@ class RunAudit:
             self._end(finding)
         return None
 
+    def _sources(self, cell: Cell) -> tuple[str, ...]:
+        """Return the nodes that hand something in for a cell."""
+        return (cell.node, *self._waiting[cell].peers.values())
+
     def _compared(self, asked: Question, answer: CellRepeated) -> Finding | None:
         """Judge an answer; raises ``RingTuneError`` where it is none, which speaks against who gives it."""
         node, host = answer.checker, asked.cell.node
         if answer.reply is None:
             raise answer.error or IntegrityError("there is no answer")
         if accused := answer.reply.node:
-            if accused not in (host, *asked.peers.values()):
+            if accused not in self._sources(asked.cell):
                 raise IntegrityError(f"it accuses node {printable(accused)}, which has no part in it")
             return Finding(
                 (accused,), f"node {accused} does not hand in what it told: {printable(answer.reply.problem)}"

@@ -48,16 +48,13 @@ def write_ledger(folder: Path, *, is_signed: bool = True, authority: Authority =
     last = weights_of(folder / "adapter/adapter.safetensors")
     lines: Lines = [{"kind": "run", "run": "r", "authority": authority.certificate_pem.decode() if is_signed else ""}]
     turns = list(turn_sequence(PLAN.course))
+    states = [{block: (f"w{at} {block}", "r") for block in last} for at in range(len(turns))]
+    states.append({block: (digest, "r") for block, digest in last.items()})
     for turn in turns:
+        begin, end = states[turn.index : turn.index + 2]
         nodes: dict[str, dict[str, str]] = {}
         for node in PLAN.nodes:
-            trail = trail_of(
-                PLAN,
-                turn,
-                node,
-                lambda block, at=turn.index: (f"w{at} {block}", "r"),
-                lambda block, at=turn.index: (last[block] if at == len(turns) - 1 else f"w{at + 1} {block}", "r"),
-            )
+            trail = trail_of(PLAN, turn, node, begin.__getitem__, end.__getitem__)
             says = statement("r", PLAN, turn, node, trail)
             nodes[node] = {"says": says}
             if is_signed:

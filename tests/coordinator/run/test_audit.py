@@ -180,6 +180,18 @@ def test_lost_checker_is_a_lost_node() -> None:
     assert audit.answer("c") is None and not audit.put
 
 
+def test_node_that_a_checker_could_not_reach_is_a_lost_node() -> None:
+    """It is asked whether it lives, as after a complaint of a neighbour; one without a part can't be accused."""
+    audit = Audit()
+    audit.check()
+    failed = audit.reply("c", control_pb2.RepeatReply(node="a", problem="no answer", is_lost=True))
+    assert failed == rd.NodeFailed("c", "PeerLostError", "no answer", "a") and not audit.put
+    audit = Audit()
+    audit.check()
+    assert audit.reply("c", control_pb2.RepeatReply(node="o", problem="no answer", is_lost=True)) is None
+    assert audit.found == ("c",)
+
+
 def test_nodes_with_no_or_another_trail_than_the_plan_says_are_named() -> None:
     """None, one that can't be read, one without sums, another state at the beginning; two ends that differ."""
     audit = Audit()
