@@ -298,8 +298,7 @@ def statement(run_id: str, plan: Plan, turn: Turn, node: str, trail: Trail) -> s
     """Return what a node signs of a turn, as JSON: digests of each link, of the states at both ends, and of the trail.
 
     Of a link it is over names and digests of the tensors of the turn, so it is equal at both ends. The end of a block
-    has the digests of weights and of optimizer state. A statement of a node with four blocks and two links has some
-    1.5 kB.
+    has the digests of weights and of optimizer state. A statement of a node with three blocks has some 1 kB.
     """
     links: dict[str, list[str]] = {}
     for name, peer in work_of(plan, turn, node).peers.items():
