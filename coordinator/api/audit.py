@@ -4,8 +4,8 @@ A ledger has a line for each closed turn, with what was drawn and a *statement* 
 the states of its blocks at both ends of the turn, and of its trail (``ringtune.techniques.audit.statement``). With
 certificates each statement is signed::
 
-    {"kind": "run", "run": "r2026...", "authority": "-----BEGIN CERTIFICATE..."}
-    {"kind": "turn", "turn": 0, "drawn": [["b", 3, 1, "c"]], "nodes": {"b": {"says": "{...}", "signature": "3045...",
+    {"line": "run", "run": "r2026...", "authority": "-----BEGIN CERTIFICATE..."}
+    {"line": "turn", "turn": 0, "drawn": [["b", 3, 1, "c"]], "nodes": {"b": {"says": "{...}", "signature": "3045...",
      "certificate": "-----BEGIN ..."}}}
 
 What a run without the tensors can show: who said what, that all of it fits together, and that the result is what they
@@ -140,7 +140,7 @@ class LedgerCheck:
                 self._problems.append(f"{where} is not a line of a ledger: {type(error).__name__} {error}")
 
     def _head(self, table: Mapping[str, Any], where: str) -> None:
-        if table["kind"] != "run":
+        if table["line"] != "run":
             raise IntegrityError("the head of the ledger is missing")
         self._run_id, self._authority = str(table["run"]), str(table["authority"]).encode()
         if not self._authority:
@@ -158,7 +158,7 @@ class LedgerCheck:
 
     def _turn(self, table: Mapping[str, Any], where: str) -> None:
         """Check signatures, links, and that the turn begins with the states with which the one before ended."""
-        if table["kind"] != "turn":
+        if table["line"] != "turn":
             raise IntegrityError("a line of another kind")
         found: dict[str, Statement] = {}
         for node, entry in table["nodes"].items():

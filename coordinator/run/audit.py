@@ -167,9 +167,11 @@ class RunAudit:
         return None
 
     def _state_problem(self, part: Plan, node: str, turn: Turn) -> str:
-        """Say if a node began with another state than the turn before ended with, at whatever host."""
-        for block, begin, _ in ends(part, self._open[turn.index].trails[node], node):
-            if self._agreed.get(block, begin) != begin:
+        """Say if a node began with another state than the closed turn before ended with, at whatever host."""
+        began = {block: begin for block, begin, _ in ends(part, self._open[turn.index].trails[node], node)}
+        piece = part.slice_of(node)
+        for block in range(piece.start, piece.stop):
+            if block in self._agreed and self._agreed[block] != began.get(block):
                 return f"node {node} began turn {turn.index} with another state of block {block}"
         return ""
 
@@ -211,13 +213,17 @@ class RunAudit:
             text, lost = printable(answer.reply.problem), answer.reply.node
             self.forget()
             return rd.NodeFailed(answer.checker, PeerLostError.__name__, text, lost)
+        first = self._against.pop(cell, None)
+        checker, *third = checkers_of(part.placement, cell.node)
         try:
             finding = self._compared(self._waiting[cell], answer)
         except RingTuneError as error:
-            self._end(Finding((answer.checker,), f"node {answer.checker} can't repeat work of {cell.node}: {error}"))
+            text = f"node {answer.checker} can't repeat work of node {cell.node}: {error}"
+            if first is not None and answer.reply is None:  # a third that lacks memory is not to blame
+                self._end(_undecided(first, checker, text))
+            else:
+                self._end(Finding((answer.checker,), text))
             return None
-        first = self._against.pop(cell, None)
-        checker, *third = checkers_of(part.placement, cell.node)
         if first is not None:
             finding = settle(first, finding, checker)
         elif finding is not None:
@@ -226,8 +232,7 @@ class RunAudit:
                 self._against[cell] = finding
                 self._ask(cell, third[0])
                 return None
-            alone = f"{finding.text}, says node {checker}, and no third host can repeat it"
-            finding = Finding(tuple(dict.fromkeys((*finding.nodes, checker))), alone)
+            finding = _undecided(finding, checker, "no third host can repeat it")
         del self._waiting[cell]
         self.figures["checked"] += 1
         if finding is not None and not finding.nodes:
@@ -277,7 +282,7 @@ class RunAudit:
             return ""
         part, now = self._checked.pop(turn.index)
         self._agreed |= {block: end for node in part.nodes for block, _, end in ends(part, now.trails[node], node)}
-        head = {"kind": "run", "run": self._run_id, "authority": self._authority.decode()}
+        head = {"line": "run", "run": self._run_id, "authority": self._authority.decode()}
         lines = [*([] if self._has_head else [head]), self._line(part, turn, now)]
         self._has_head = True
         return "".join(json.dumps(one, separators=(",", ":")) + "\n" for one in lines)
@@ -293,4 +298,9 @@ class RunAudit:
                 self._certificates[node] = told.certificate_pem
                 nodes[node]["certificate"] = told.certificate_pem.decode()
         drawn = [[*cell, *checkers_of(part.placement, cell.node)[:1]] for cell in now.drawn]
-        return {"kind": "turn", "turn": turn.index, "drawn": drawn, "nodes": nodes}
+        return {"line": "turn", "turn": turn.index, "drawn": drawn, "nodes": nodes}
+
+
+def _undecided(finding: Finding, checker: str, why: str) -> Finding:
+    """Name both sides where no third host decides between a checker and what it says."""
+    return Finding(tuple(dict.fromkeys((*finding.nodes, checker))), f"{finding.text}, says node {checker}, and {why}")

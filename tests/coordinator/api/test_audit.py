@@ -46,7 +46,7 @@ def write_ledger(folder: Path, *, is_signed: bool = True, authority: Authority =
     """A run of three turns whose last states have the weights of the result."""
     write_run(folder)
     last = weights_of(folder / "adapter/adapter.safetensors")
-    lines: Lines = [{"kind": "run", "run": "r", "authority": authority.certificate_pem.decode() if is_signed else ""}]
+    lines: Lines = [{"line": "run", "run": "r", "authority": authority.certificate_pem.decode() if is_signed else ""}]
     turns = list(turn_sequence(PLAN.course))
     states = [{block: (f"w{at} {block}", "r") for block in last} for at in range(len(turns))]
     states.append({block: (digest, "r") for block, digest in last.items()})
@@ -60,7 +60,7 @@ def write_ledger(folder: Path, *, is_signed: bool = True, authority: Authority =
             if is_signed:
                 signature, certificate = sign(says.encode(), speaker_of(node, authority=authority).identity)
                 nodes[node] |= {"signature": signature.hex(), "certificate": certificate.decode()}
-        lines.append({"kind": "turn", "turn": turn.index, "drawn": [["b", turn.first_seq, 0, "a"]], "nodes": nodes})
+        lines.append({"line": "turn", "turn": turn.index, "drawn": [["b", turn.first_seq, 0, "a"]], "nodes": nodes})
     write(folder, lines)
     metrics = "".join(json.dumps({"kind": STEP_KIND, "step": step}) + "\n" for step in range(1, turns[-1].end_step + 1))
     (folder / "metrics.jsonl").write_text(metrics)

@@ -142,8 +142,13 @@ def test_third_host_decides_between_a_host_and_its_checker(first: Any, second: A
     assert audit.run.figures["disagreed"] == 1
 
 
-def test_two_hosts_that_disagree_are_both_named() -> None:
-    """As is a neighbour, of which the third itself has a tensor to hand in."""
+def test_two_hosts_that_disagree_are_both_named_where_no_third_decides() -> None:
+    """In a ring of two, where the third has no memory for it, and where it is itself the accused."""
+    audit = Audit()
+    audit.check()
+    audit.answer("c", **WRONG)
+    audit.reply("a", None, CapacityError("no memory"))
+    assert {*audit.found} == {"b", "c"} and "node a can't repeat work of node b" in audit.put[0].problem
     audit = Audit(TWO)
     audit.check()
     audit.answer("a", **WRONG)
@@ -254,7 +259,7 @@ def test_state_counts_once_its_turn_is_closed() -> None:
     audit.check()
     audit.answer("c")
     lines = [json.loads(line) for line in audit.run.closed(audit.turn).splitlines()]
-    assert [line["kind"] for line in lines] == ["run", "turn"] and {*lines[1]["nodes"]} == {*"abco"}
+    assert [line["line"] for line in lines] == ["run", "turn"] and {*lines[1]["nodes"]} == {*"abco"}
     assert audit.run._agreed == dict.fromkeys(range(4), state_digest("w", "r"))
     assert audit.run.closed(audit.turn) == ""
 
