@@ -94,15 +94,21 @@ def audit_run(folder: Path) -> CheckedLedger:
     run, parts = read_run(folder), folder / PARTS
     if not (folder / LEDGER).is_file():
         raise UsageError(f"{folder} has no {LEDGER}; a run with [audit] in its job writes one")
-    numbers = sorted(int(path.parent.name) for path in parts.glob(f"[0-9]*/{LEDGER}"))
+    numbers = sorted(int(path.parent.name) for path in parts.glob(f"*/{LEDGER}") if path.parent.name.isdecimal())
     check = LedgerCheck()
     for path in (*(parts / str(number) / LEDGER for number in numbers), folder / LEDGER):
         check.read(path, str(path.relative_to(folder)))
     weights = next(path for name in (ADAPTER_FILE, BLOCKS_FILE) if (path := run.saved / name).is_file())
-    lines = map(json.loads, (folder / METRICS).read_text(encoding="utf-8").splitlines())
-    steps = max((int(line["step"]) for line in lines if is_step(line)), default=0)
-    check.compare(weights, steps=steps, keeps_best=run.job.train.keep_best)
+    check.compare(weights, steps=_last_step(folder / METRICS), keeps_best=run.job.train.keep_best)
     return check.checked()
+
+
+def _last_step(metrics: Path) -> int:
+    try:
+        lines = map(json.loads, metrics.read_text(encoding="utf-8").splitlines())
+        return max((int(line["step"]) for line in lines if is_step(line)), default=0)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise IntegrityError(f"{metrics} is not readable ({error}); copy the run's folder again") from error
 
 
 class LedgerCheck:
