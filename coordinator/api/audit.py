@@ -4,8 +4,8 @@ A ledger has a line for each closed turn, with what was drawn and a *statement* 
 the states of its blocks at both ends of the turn, and of its trail (``ringtune.techniques.audit.statement``). With
 certificates each statement is signed::
 
-    {"kind": "run", "run": "r2026...", "authorities": ["-----BEGIN CERTIFICATE..."]}
-    {"kind": "turn", "turn": 0, "drawn": [["b", 3, 1, "c"]], "nodes": {"b": {"says": "{...}", "signature": "3045...",
+    {"line": "run", "run": "r2026...", "authorities": ["-----BEGIN CERTIFICATE..."]}
+    {"line": "turn", "turn": 0, "drawn": [["b", 3, 1, "c"]], "nodes": {"b": {"says": "{...}", "signature": "3045...",
      "certificate": "-----BEGIN ..."}}}
 
 What a run without the tensors can show: who said what, that all of it fits together, and that the result is what they
@@ -94,15 +94,21 @@ def audit_run(folder: Path) -> CheckedLedger:
     run, parts = read_run(folder), folder / PARTS
     if not (folder / LEDGER).is_file():
         raise UsageError(f"{folder} has no {LEDGER}; a run with [audit] in its job writes one")
-    numbers = sorted(int(path.parent.name) for path in parts.glob(f"[0-9]*/{LEDGER}"))
+    numbers = sorted(int(path.parent.name) for path in parts.glob(f"*/{LEDGER}") if path.parent.name.isdecimal())
     check = LedgerCheck()
     for path in (*(parts / str(number) / LEDGER for number in numbers), folder / LEDGER):
         check.read(path, str(path.relative_to(folder)))
     weights = next(path for name in (ADAPTER_FILE, BLOCKS_FILE) if (path := run.saved / name).is_file())
-    lines = map(json.loads, (folder / METRICS).read_text(encoding="utf-8").splitlines())
-    steps = max((int(line["step"]) for line in lines if is_step(line)), default=0)
-    check.compare(weights, steps=steps, keeps_best=run.job.train.keep_best)
+    check.compare(weights, steps=_last_step(folder / METRICS), keeps_best=run.job.train.keep_best)
     return check.checked()
+
+
+def _last_step(metrics: Path) -> int:
+    try:
+        lines = map(json.loads, metrics.read_text(encoding="utf-8").splitlines())
+        return max((int(line["step"]) for line in lines if is_step(line)), default=0)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise IntegrityError(f"{metrics} is not readable ({error}); copy the run's folder again") from error
 
 
 class LedgerCheck:
@@ -130,7 +136,7 @@ class LedgerCheck:
             where = f"{name}, line {number}"
             try:
                 table = read_object(line, where)
-                if number == 1 or table["kind"] == "run":
+                if number == 1 or table["line"] == "run":
                     self._head(table, where)
                 else:
                     self._turn(table, where)
@@ -140,7 +146,7 @@ class LedgerCheck:
                 self._problems.append(f"{where} is not a line of a ledger: {type(error).__name__} {error}")
 
     def _head(self, table: Mapping[str, Any], where: str) -> None:
-        if table["kind"] != "run":
+        if table["line"] != "run":
             raise IntegrityError("the head of the ledger is missing")
         self._run_id = str(table["run"])
         self._authorities = tuple(text.encode() for text in table["authorities"])
@@ -161,7 +167,7 @@ class LedgerCheck:
 
     def _turn(self, table: Mapping[str, Any], where: str) -> None:
         """Check signatures, links, and that the turn begins with the states with which the one before ended."""
-        if table["kind"] != "turn":
+        if table["line"] != "turn":
             raise IntegrityError("a line of another kind")
         found: dict[str, Statement] = {}
         for node, entry in table["nodes"].items():

@@ -169,9 +169,11 @@ class RunAudit:
         return None
 
     def _state_problem(self, part: Plan, node: str, turn: Turn) -> str:
-        """Say if a node began with another state than the turn before ended with, at whatever host."""
-        for block, begin, _ in ends(part, self._open[turn.index].trails[node], node):
-            if self._agreed.get(block, begin) != begin:
+        """Say if a node began with another state than the closed turn before ended with, at whatever host."""
+        began = {block: begin for block, begin, _ in ends(part, self._open[turn.index].trails[node], node)}
+        piece = part.slice_of(node)
+        for block in range(piece.start, piece.stop):
+            if block in self._agreed and self._agreed[block] != began.get(block):
                 return f"node {node} began turn {turn.index} with another state of block {block}"
         return ""
 
@@ -203,20 +205,28 @@ class RunAudit:
         )
 
     def take(self, answer: CellRepeated) -> rd.NodeFailed | None:
-        """Take a host's answer; return the failure of a host that is lost."""
+        """Take a host's answer; return the failure of a host that is lost, or that it could not reach."""
         turn, part, cell = self._turn, self._part, answer.cell
         if turn is None or part is None or answer.turn != turn.index or cell not in self._waiting:
             return None
         if isinstance(answer.error, PeerLostError):
             self.forget()
             return rd.NodeFailed(answer.checker, PeerLostError.__name__, str(answer.error))
+        if answer.reply is not None and answer.reply.is_lost and answer.reply.node in self._sources(cell):
+            text, lost = printable(answer.reply.problem), answer.reply.node
+            self.forget()
+            return rd.NodeFailed(answer.checker, PeerLostError.__name__, text, lost)
+        first = self._against.pop(cell, None)
+        checker, *third = checkers_of(part.placement, cell.node)
         try:
             finding = self._compared(self._waiting[cell], answer)
         except RingTuneError as error:
-            self._end(Finding((answer.checker,), f"node {answer.checker} can't repeat work of {cell.node}: {error}"))
+            text = f"node {answer.checker} can't repeat work of node {cell.node}: {error}"
+            if first is not None and answer.reply is None:  # a third that lacks memory is not to blame
+                self._end(_undecided(first, checker, text))
+            else:
+                self._end(Finding((answer.checker,), text))
             return None
-        first = self._against.pop(cell, None)
-        checker, *third = checkers_of(part.placement, cell.node)
         if first is not None:
             finding = settle(first, finding, checker)
         elif finding is not None:
@@ -225,8 +235,7 @@ class RunAudit:
                 self._against[cell] = finding
                 self._ask(cell, third[0])
                 return None
-            alone = f"{finding.text}, says node {checker}, and no third host can repeat it"
-            finding = Finding(tuple(dict.fromkeys((*finding.nodes, checker))), alone)
+            finding = _undecided(finding, checker, "no third host can repeat it")
         del self._waiting[cell]
         self.figures["checked"] += 1
         if finding is not None and not finding.nodes:
@@ -236,13 +245,17 @@ class RunAudit:
             self._end(finding)
         return None
 
+    def _sources(self, cell: Cell) -> tuple[str, ...]:
+        """Return the nodes that hand something in for a cell."""
+        return (cell.node, *self._waiting[cell].peers.values())
+
     def _compared(self, asked: Question, answer: CellRepeated) -> Finding | None:
         """Judge an answer; raises ``RingTuneError`` where it is none, which speaks against who gives it."""
         node, host = answer.checker, asked.cell.node
         if answer.reply is None:
             raise answer.error or IntegrityError("there is no answer")
         if accused := answer.reply.node:
-            if accused not in (host, *asked.peers.values()):
+            if accused not in self._sources(asked.cell):
                 raise IntegrityError(f"it accuses node {printable(accused)}, which has no part in it")
             return Finding(
                 (accused,), f"node {accused} does not hand in what it told: {printable(answer.reply.problem)}"
@@ -276,7 +289,7 @@ class RunAudit:
         if len(self._trusted) != self._num_told:  # at the begin, and when the authority is rotated
             self._num_told = len(self._trusted)
             texts = [authority.decode() for authority in self._trusted]
-            lines.insert(0, {"kind": "run", "run": self._run_id, "authorities": texts})
+            lines.insert(0, {"line": "run", "run": self._run_id, "authorities": texts})
         return "".join(json.dumps(one, separators=(",", ":")) + "\n" for one in lines)
 
     def _line(self, part: Plan, turn: Turn, now: _Open) -> dict[str, Any]:
@@ -290,4 +303,9 @@ class RunAudit:
                 self._certificates[node] = told.certificate_pem
                 nodes[node]["certificate"] = told.certificate_pem.decode()
         drawn = [[*cell, *checkers_of(part.placement, cell.node)[:1]] for cell in now.drawn]
-        return {"kind": "turn", "turn": turn.index, "drawn": drawn, "nodes": nodes}
+        return {"line": "turn", "turn": turn.index, "drawn": drawn, "nodes": nodes}
+
+
+def _undecided(finding: Finding, checker: str, why: str) -> Finding:
+    """Name both sides where no third host decides between a checker and what it says."""
+    return Finding(tuple(dict.fromkeys((*finding.nodes, checker))), f"{finding.text}, says node {checker}, and {why}")

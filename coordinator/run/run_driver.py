@@ -291,7 +291,7 @@ class RunDriver(Driver):
                 self._drop_old_shards(step)
             case CellRepeated():
                 if self._audit is not None and (failed := self._audit.take(entry)) is not None:
-                    self._feed(failed)
+                    (self._judge if failed.lost else self._feed)(failed)
             case _:
                 self._feed(entry)
 

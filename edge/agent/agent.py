@@ -36,7 +36,14 @@ from edge.runtime.reporter import SharedClock, Totals
 from edge.transport.access import RunAccess
 from edge.transport.probe import LinkRate, computing_lost_s_per_byte, measure_link
 from edge.weights.weight_fetch import ModelFetcher
-from ringtune.errors import FrameError, IntegrityError, RingTuneError
+from ringtune.errors import (
+    ConnectionFailedError,
+    DeadlineError,
+    FrameError,
+    IntegrityError,
+    PeerLostError,
+    RingTuneError,
+)
 from ringtune.job.job import Job, parse_job, result_of
 from ringtune.schedule.access import NOT_PLANNED, CopyBytes
 from ringtune.schedule.actions import TensorKey
@@ -334,7 +341,8 @@ class Agent:
                 wanted = control_pb2.AuditedTensor(**key._asdict(), ticket=request.tickets.get(source, ""))
                 tensors[key] = audit.read_tensor(fetched(source, audited=wanted), key, given)
         except RingTuneError as error:
-            return control_pb2.RepeatReply(node=source, problem=str(error))
+            is_lost = isinstance(error, (PeerLostError, ConnectionFailedError, DeadlineError))
+            return control_pb2.RepeatReply(node=source, problem=str(error), is_lost=is_lost)
         what, timeout_s = f"the work of node {request.node} to be repeated", deadline_s - time.monotonic()
         try:
             results = run.call(lambda: audit.repeat(cell, place, files, tensors), timeout_s=timeout_s, what=what)

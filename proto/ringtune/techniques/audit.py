@@ -271,7 +271,7 @@ def trail_problem(plan: Plan, work: Work, trail: Trail, node: str) -> str:
     names |= {name for block in blocks for name in end_names(block)}
     names |= {state_name(seq, block) for seq in work.updates for block in blocks}
     if odd := sorted(names ^ trail.keys()):
-        return f"node {node} reports {'no ' if odd[0] in names else ''}{odd[0]!r}, against the plan"
+        return f"node {node} reports {'no ' if odd[0] in names else ''}{odd[0][:60]!r}, against the plan"
     for block, begin, end in ends(plan, trail, node):
         if end != (trail[state_name(work.updates[-1], block)] if work.updates else begin):
             return f"node {node} reports two states of block {block} at the end of a turn"
@@ -298,8 +298,7 @@ def statement(run_id: str, plan: Plan, turn: Turn, node: str, trail: Trail) -> s
     """Return what a node signs of a turn, as JSON: digests of each link, of the states at both ends, and of the trail.
 
     Of a link it is over names and digests of the tensors of the turn, so it is equal at both ends. The end of a block
-    has the digests of weights and of optimizer state. A statement of a node with four blocks and two links has some
-    1.5 kB.
+    has the digests of weights and of optimizer state. A statement of a node with three blocks has some 1 kB.
     """
     links: dict[str, list[str]] = {}
     for name, peer in work_of(plan, turn, node).peers.items():
@@ -377,7 +376,7 @@ def read_results(text: str, node: str, asked: Question) -> dict[str, Compared]:
     found: dict[str, Compared] = {}
     for name, value in read_object(text, f"what node {node} has repeated").items():
         if not isinstance(value, list) or [type(one) for one in value] != [str, float] or not 0.0 <= value[1] <= 1.0:
-            raise IntegrityError(f"node {node} answers {name} with no digest and distance")
+            raise IntegrityError(f"node {node} answers {name[:60]!r} with no digest and distance")
         found[name] = Compared(*value)
     if missing := [name for name in asked.told if name not in found]:
         raise IntegrityError(f"node {node} has not repeated {missing[0]} of node {asked.cell.node}")

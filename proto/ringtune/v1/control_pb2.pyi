@@ -814,14 +814,16 @@ class RepeatRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., placement_number: _Optional[int] = ..., node: _Optional[str] = ..., cell: _Optional[_Union[AuditedCell, _Mapping]] = ..., given: _Optional[_Mapping[str, str]] = ..., tickets: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class RepeatReply(_message.Message):
-    __slots__ = ("results_json", "node", "problem")
+    __slots__ = ("results_json", "node", "problem", "is_lost")
     RESULTS_JSON_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    IS_LOST_FIELD_NUMBER: _ClassVar[int]
     results_json: str
     node: str
     problem: str
-    def __init__(self, results_json: _Optional[str] = ..., node: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...
+    is_lost: bool
+    def __init__(self, results_json: _Optional[str] = ..., node: _Optional[str] = ..., problem: _Optional[str] = ..., is_lost: _Optional[bool] = ...) -> None: ...
 
 class KeepChunk(_message.Message):
     __slots__ = ("run_id", "step", "node", "file", "is_head", "placement_number", "is_saved")

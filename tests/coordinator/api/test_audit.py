@@ -47,24 +47,21 @@ def write_ledger(folder: Path, *, is_signed: bool = True, authority: Authority =
     write_run(folder)
     last = weights_of(folder / "adapter/adapter.safetensors")
     authorities = [authority.certificate_pem.decode()] if is_signed else []
-    lines: Lines = [{"kind": "run", "run": "r", "authorities": authorities}]
+    lines: Lines = [{"line": "run", "run": "r", "authorities": authorities}]
     turns = list(turn_sequence(PLAN.course))
+    states = [{block: (f"w{at} {block}", "r") for block in last} for at in range(len(turns))]
+    states.append({block: (digest, "r") for block, digest in last.items()})
     for turn in turns:
+        begin, end = states[turn.index : turn.index + 2]
         nodes: dict[str, dict[str, str]] = {}
         for node in PLAN.nodes:
-            trail = trail_of(
-                PLAN,
-                turn,
-                node,
-                lambda block, at=turn.index: (f"w{at} {block}", "r"),
-                lambda block, at=turn.index: (last[block] if at == len(turns) - 1 else f"w{at + 1} {block}", "r"),
-            )
+            trail = trail_of(PLAN, turn, node, begin.__getitem__, end.__getitem__)
             says = statement("r", PLAN, turn, node, trail)
             nodes[node] = {"says": says}
             if is_signed:
                 signature, certificate = sign(says.encode(), speaker_of(node, authority=authority).identity)
                 nodes[node] |= {"signature": signature.hex(), "certificate": certificate.decode()}
-        lines.append({"kind": "turn", "turn": turn.index, "drawn": [["b", turn.first_seq, 0, "a"]], "nodes": nodes})
+        lines.append({"line": "turn", "turn": turn.index, "drawn": [["b", turn.first_seq, 0, "a"]], "nodes": nodes})
     write(folder, lines)
     metrics = "".join(json.dumps({"kind": STEP_KIND, "step": step}) + "\n" for step in range(1, turns[-1].end_step + 1))
     (folder / "metrics.jsonl").write_text(metrics)
@@ -101,10 +98,14 @@ def test_ledger_of_which_all_fits_together_is_fine(tmp_path: Path, is_signed: bo
     assert "the blocks' weights of step 6, the last one" in output and "not shown" in output
 
 
-def other_state(lines: Lines) -> None:
-    """A says that it began the last turn with another state."""
-    entry = lines[3]["nodes"]["a"]
-    entry["says"] = entry["says"].replace(json.loads(entry["says"])["begin"]["1"], "0" * 64)
+def other_state_of(at: int) -> Callable[[Lines], None]:
+    """A says that it began a turn with another state."""
+
+    def change(lines: Lines) -> None:
+        entry = lines[at]["nodes"]["a"]
+        entry["says"] = entry["says"].replace(json.loads(entry["says"])["begin"]["1"], "0" * 64)
+
+    return change
 
 
 def other_link(lines: Lines) -> None:
@@ -122,7 +123,7 @@ def other_key(lines: Lines) -> None:
 @cases(
     ["change", "words"],
     [
-        (other_state, ("line 4", "node a has not signed")),
+        (other_state_of(3), ("line 4", "node a has not signed")),
         (other_link, ("line 3", "node a has not signed", "nodes a and b say different things")),
         (other_key, ("line 3", "node b has not signed", "not one of")),
         (lambda lines: lines.pop(2), ("line 3 begins at step 4", "ends at 2")),
@@ -150,7 +151,7 @@ def test_unsigned_ledger_shows_states_that_do_not_chain(tmp_path: Path) -> None:
     """Only who changes all of it in the same way is not found."""
     folder = tmp_path / "run"
     write_ledger(folder, is_signed=False)
-    changed(folder, other_state)
+    changed(folder, other_state_of(3))
     code, output = asked(folder)
     assert code == 7 and "node a began with another state of block 1" in output
 
@@ -172,6 +173,24 @@ def test_other_result_cut_file_and_foreign_authority_are_told(tmp_path: Path) ->
     keep(tmp_path / "trust", speaker_of("anna", "submitter"))
     code, output = asked(tmp_path / "other", trust=tmp_path / "trust")
     assert code == 7 and "another authority than yours" in output
+
+
+def test_resumed_run_is_checked_over_its_parts(tmp_path: Path) -> None:
+    """The second part begins with the states of the checkpoint's step, after which the first one has a turn more."""
+    folder = tmp_path / "run"
+    write_ledger(folder)
+    lines = [json.loads(line) for line in (folder / LEDGER).read_text().splitlines()]
+    (folder / "parts/1").mkdir(parents=True)
+    write(folder / "parts/1", lines[:3])
+    write(folder, [lines[0], *lines[2:]])
+    code, output = asked(folder)
+    assert code == 0 and "4 turns of steps 0 to 6" in output and output.count("are not checked") == 1, output
+    changed(folder, other_state_of(1))
+    code, output = asked(folder)
+    assert code == 7 and "ledger.jsonl, line 2: node a began with another state" in output
+    (folder / "metrics.jsonl").write_text("[")
+    code, _ = asked(folder)
+    assert code == 7
 
 
 def test_run_without_a_ledger_is_refused(tmp_path: Path) -> None:

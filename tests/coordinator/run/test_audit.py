@@ -143,8 +143,13 @@ def test_third_host_decides_between_a_host_and_its_checker(first: Any, second: A
     assert audit.run.figures["disagreed"] == 1
 
 
-def test_two_hosts_that_disagree_are_both_named() -> None:
-    """As is a neighbour, of which the third itself has a tensor to hand in."""
+def test_two_hosts_that_disagree_are_both_named_where_no_third_decides() -> None:
+    """In a ring of two, where the third has no memory for it, and where it is itself the accused."""
+    audit = Audit()
+    audit.check()
+    audit.answer("c", **WRONG)
+    audit.reply("a", None, CapacityError("no memory"))
+    assert {*audit.found} == {"b", "c"} and "node a can't repeat work of node b" in audit.put[0].problem
     audit = Audit(TWO)
     audit.check()
     audit.answer("a", **WRONG)
@@ -179,6 +184,18 @@ def test_lost_checker_is_a_lost_node() -> None:
     audit.check()
     assert audit.reply("c", None, PeerLostError("gone")) == rd.NodeFailed("c", "PeerLostError", "gone")
     assert audit.answer("c") is None and not audit.put
+
+
+def test_node_that_a_checker_could_not_reach_is_a_lost_node() -> None:
+    """It is asked whether it lives, as after a complaint of a neighbour; one without a part can't be accused."""
+    audit = Audit()
+    audit.check()
+    failed = audit.reply("c", control_pb2.RepeatReply(node="a", problem="no answer", is_lost=True))
+    assert failed == rd.NodeFailed("c", "PeerLostError", "no answer", "a") and not audit.put
+    audit = Audit()
+    audit.check()
+    assert audit.reply("c", control_pb2.RepeatReply(node="o", problem="no answer", is_lost=True)) is None
+    assert audit.found == ("c",)
 
 
 def test_nodes_with_no_or_another_trail_than_the_plan_says_are_named() -> None:
@@ -243,7 +260,7 @@ def test_state_counts_once_its_turn_is_closed() -> None:
     audit.check()
     audit.answer("c")
     lines = [json.loads(line) for line in audit.run.closed(audit.turn).splitlines()]
-    assert [line["kind"] for line in lines] == ["run", "turn"] and {*lines[1]["nodes"]} == {*"abco"}
+    assert [line["line"] for line in lines] == ["run", "turn"] and {*lines[1]["nodes"]} == {*"abco"}
     assert audit.run._agreed == dict.fromkeys(range(4), state_digest("w", "r"))
     assert audit.run.closed(audit.turn) == ""
 
