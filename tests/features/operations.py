@@ -21,7 +21,7 @@ from ringtune.schedule.operation_tables import (
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, Turn
 from ringtune.techniques.knapsacks import choose_table
-from tests.features.feature import FOUR, TWO, Feature, Run, Wanted, inputs, on_one_node, one_process, planned
+from tests.features.feature import FOUR, PRIVATE, TWO, Feature, Run, Wanted, inputs, on_one_node, one_process, planned
 from tests.features.models import of_family
 from tests.support.choosing import make_choice
 from tests.support.moves import Slices
@@ -84,6 +84,20 @@ TABLES = [
         ("full", "all"),
     ]
 ]
+
+
+def with_invertible(name: str, model_type: str, task: str, **changes: Any) -> Feature:
+    """A table beside an invertible adapter; micro-batches are forward-only or passed by at any block."""
+    table = random_table(3, ("a", "b"), "12233", num_batches=2)
+    values = {"adapter": "seq_bn_inv", "microbatches": 4, "num_steps": 6, "owners": ("a", "b"), "operations": table}
+    return Feature(**of_family(f"table-invertible/{name}", model_type, task, **values, **changes), reference=masked)
+
+
+TABLES += [
+    with_invertible("all", "bert", "sequence-classification", method="all"),
+    with_invertible("dropout", "bert", "sequence-classification", local_iterations=1, dropout=0.2),
+    with_invertible("inverse", "gpt2", "causal-lm", method="all", checkpoint_every=4),
+]
 TABLES += [
     Feature(
         name="passes",
@@ -97,30 +111,6 @@ TABLES += [
             "checkpoint_every": 12,
         },
         reference=masked,
-    )
-]
-
-TABLES += [
-    Feature(
-        **of_family(
-            f"table-invertible/{model_type}-{number}",
-            model_type,
-            task,
-            adapter="seq_bn_inv",
-            microbatches=4,
-            num_steps=6,
-            owners=("a", "b"),
-            operations=random_table(3, ("a", "b"), "12233", num_batches=2),
-            **changes,
-        ),
-        reference=masked,
-    )
-    for number, (model_type, task, changes) in enumerate(
-        (
-            ("bert", "sequence-classification", {"method": "all"}),
-            ("bert", "sequence-classification", {"local_iterations": 1, "dropout": 0.2}),
-            ("gpt2", "causal-lm", {"method": "all", "checkpoint_every": 4}),
-        )
     )
 ]
 
@@ -267,6 +257,20 @@ CHOICES = [
         ("adapter-scores", make_choice("joint", refresh_steps=2, scored_weights="adapter"), "seq_bn"),
         ("magnitude-gradient", make_choice("magnitude-gradient", subnets=4, refresh_steps=2), "full"),
         ("random", make_choice("random", subnets=2, refresh_steps=2), "seq_bn"),
+    )
+]
+PRIVATE_TABLES = [
+    dataclasses.replace(
+        feature,
+        name=f"operations-private/{feature.name.replace('/', '-')}",
+        changes={**feature.changes, "private_blocks": 1},
+        splits=PRIVATE,
+    )
+    for feature in (
+        CHOICES[0],
+        subnets("/heads", "bert", 4, "seq_bn"),
+        subnets("/blocks", "bert", 1, "lora", method="ringada"),
+        subnets("/own-weights", "bert", 2, "full"),
     )
 ]
 

@@ -50,7 +50,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
-from ringtune.config.sections import MAX_STEPS, Adapter, Privacy, Train
+from ringtune.config.sections import MAX_STEPS, Adapter, Train
 from ringtune.errors import ContradictionError, IntegrityError, JobError, PlanError
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.models.adapter_support import head_group_refusal
@@ -181,7 +181,7 @@ def operations_of(job: Any) -> OperationsSettings:
 _OF_A_CHOICE: Final = ("compute", "full", "by_slice", "balance", "scores", "refresh_rounds")
 
 
-def check_operations(operations: OperationsSettings, *, adapter: Adapter, train: Train, privacy: Privacy) -> None:
+def check_operations(operations: OperationsSettings, *, adapter: Adapter, train: Train) -> None:
     """Refuse operations that the other sections of a job exclude.
 
     Raises:
@@ -201,11 +201,6 @@ def check_operations(operations: OperationsSettings, *, adapter: Adapter, train:
         raise ContradictionError(
             f"operations.scores = {operations.scores!r} has no meaning with adapter.config = {adapter.config!r}, where "
             "no adapter is and the scored base weights train; remove it, or set adapter.config = 'lora'"
-        )
-    if operations.is_any and privacy.private_blocks:
-        raise JobError(
-            f"privacy.private_blocks = {privacy.private_blocks} and [operations] can't go together: an owner that runs "
-            "blocks itself would have no part in the tables; remove one of them"
         )
     heads = 0 if operations.by_slice or not operations.is_chosen else operations.heads
     if problem := head_group_refusal(adapter.config, heads=heads):
@@ -724,5 +719,5 @@ TECHNIQUE: Final = Technique(
         f"operations.{name}": value for name, value in {**dataclasses.asdict(OperationsSettings()), **_FORMER}.items()
     },
     unused_keys=_unused_keys,
-    check_job=lambda job: check_operations(job.operations, adapter=job.adapter, train=job.train, privacy=job.privacy),
+    check_job=lambda job: check_operations(job.operations, adapter=job.adapter, train=job.train),
 )

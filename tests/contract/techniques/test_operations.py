@@ -152,12 +152,6 @@ def test_operations_fit_more_micro_batches() -> None:
     assert job.operations.is_chosen
 
 
-def test_operations_do_not_go_with_private_blocks() -> None:
-    """An owner that runs blocks itself is in no table."""
-    with pytest.raises(JobError, match=r"privacy.private_blocks = 1 and \[operations\] can't go together"):
-        JOB.with_overrides({**CHOSEN, "privacy.private_blocks": 1})
-
-
 @cases(
     ("change", "message"),
     [
