@@ -217,10 +217,7 @@ def load_layout(path: Path) -> Layout:
 def parse_layout(text: str, *, folder: Path, source: str) -> Layout:
     """Read the text of a file of boards.
 
-    Args:
-        text: TOML.
-        folder: what relative paths are relative to.
-        source: where it came from, for messages.
+    Relative paths are relative to ``folder``; ``source`` names the text in messages.
 
     Raises:
         InvalidInputError: not TOML, an unknown key, a wrong type, or a rule is broken.

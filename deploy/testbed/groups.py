@@ -60,9 +60,8 @@ class Setting:
 def find_mounts(mounts: str, *, controllers: str) -> GroupMounts | str:
     """Where controllers ``cpu`` and ``memory`` are.
 
-    Args:
-        mounts: the text of ``/proc/mounts``.
-        controllers: the text of ``cgroup.controllers`` of the version 2 mount, empty if there is none.
+    ``mounts`` is the text of ``/proc/mounts``, ``controllers`` that of ``cgroup.controllers`` of the version 2
+    mount, empty if there is none.
 
     Returns:
         The folders, or why there are none.

@@ -173,10 +173,8 @@ class Bench:
     def measure(self, timer: Timer, *, budget_s: float, disk: Path | None) -> MeasuredWork:
         """Time every kind of work that this node may do.
 
-        Args:
-            timer: runs the loops.
-            budget_s: approximate seconds for all loops, and again for the rests of a quota; slow boards take longer.
-            disk: the node's folder for checkpoints; None = saving is not timed.
+        ``budget_s`` are approximate seconds for all loops, and again for the rests of a quota; slow boards take
+        longer. ``disk`` is the node's folder for checkpoints; None = saving is not timed.
         """
         loops = _BLOCK_LOOPS + (_OWNER_LOOPS if self._rows else 0) + (_PART_LOOPS if self._subnets > 1 else 0)
         each_s = budget_s / (len(self.sizes) * loops + _ONCE_LOOPS)
