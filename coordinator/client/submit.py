@@ -339,10 +339,7 @@ class Client(Connection):
         join_s: float,
         choices: Choices = NO_CHOICES,
     ) -> tuple[Plan, Profile, str]:
-        """Make the nodes measure themselves, and plan for them; see ``run``.
-
-        Returns:
-            The plan, its profile, and notes as one text.
+        """Let the nodes measure themselves, and plan for them (see ``run``): plan, profile and notes as text.
 
         Raises:
             RingTuneError: inspection or planning failed.

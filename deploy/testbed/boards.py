@@ -123,10 +123,7 @@ class Layout:
         raise InvalidInputError(f"no board is called {name!r}; there are {', '.join(b.name for b in self.boards)}")
 
     def check_fits(self, *, num_cores: int, free_bytes: int) -> list[str]:
-        """Compare with the machine.
-
-        Returns:
-            Warnings.
+        """Compare with the machine; return warnings.
 
         Raises:
             CapacityError: more cores than there are: no share would hold.

@@ -155,10 +155,7 @@ class Testbed:
         return self.layout.namespace(self.layout.board(on)) if on else self.layout.hub
 
     def start_coordinator(self, *, lease_s: float = 10.0) -> str:
-        """Start a coordinator on the hub and wait until it listens.
-
-        Returns:
-            Its address.
+        """Start a coordinator on the hub and wait until it listens; return its address.
 
         Raises:
             PeerLostError: it ended.

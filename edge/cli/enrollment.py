@@ -190,10 +190,7 @@ _ASK_MS = 1000
 def find_coordinator(
     name: str, trust: Path | None, token_file: Path | None, *, state: Path, insecure: bool, token: Token | None = None
 ) -> tuple[str, Token | None]:
-    """Find the coordinator that this node joins; arguments as ``choose_trust``.
-
-    Returns:
-        Its address, and the token if it was read.
+    """Find the coordinator that this node joins, and the token if it was read; arguments as ``choose_trust``.
 
     Raises:
         ConnectionFailedError: none was found.

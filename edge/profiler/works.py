@@ -344,12 +344,9 @@ class Bench:
     # ---- parts ------------------------------------------------------------------------------------
 
     def _item(self, *, lowest: bool, kind: StepKind = StepKind.TRAIN, is_part: bool = False) -> int:
-        """Grant one item anew, at a step where the block is, or is not, the lowest trainable one.
+        """Grant one item anew where the block is the lowest trainable one (``seq`` 0) or not (1); return that ``seq``.
 
         With ``is_part`` half of the block's subnets take the shortcut.
-
-        Returns:
-            The item's ``seq``: 0 where the block is the lowest, 1 where it is not.
         """
         step = self._num_blocks - 1 - self._block + (0 if lowest else 1)
         index = 0 if lowest else 1
