@@ -184,12 +184,7 @@ def check_cores() -> Check:
 
 
 def check_memory(*, proc: Path = PROC, cgroup: Path = CGROUP) -> Check:
-    """Check the memory that a run may use, below the limits of this process's control groups (version 1 and 2).
-
-    Args:
-        proc: where procfs is mounted.
-        cgroup: where the control groups are mounted.
-    """
+    """Check the memory that a run may use, below the limits of this process's control groups (version 1 and 2)."""
     budget_bytes = memory_budget(proc=proc, cgroup=cgroup)
     limits = memory_limits(proc=proc, cgroup=cgroup)
     version = 2 if (cgroup / "cgroup.controllers").exists() else 1
@@ -208,9 +203,6 @@ def check_device(*, dev: Path = Path("/dev")) -> Check:
     """Name the accelerator that a node computes on, with its memory; without one it is the processor.
 
     Torch is loaded only where there is a device of NVIDIA's.
-
-    Args:
-        dev: where device files are.
     """
     if not has_cuda_device(dev=dev):
         return passed("device", "cpu, no CUDA device here")
@@ -315,10 +307,7 @@ def check_packages(
 ) -> list[Check]:
     """Check each package that is needed with these extras, a line each.
 
-    Args:
-        wanted: the requirements.
-        extras: besides the packages that are always needed.
-        find: version of a package by name.
+    ``extras`` are besides the packages that are always needed; ``find`` returns the version of a package by name.
     """
     if not wanted:
         return [warned("packages", "ringtune is not installed here, only run", "pip install it to check versions")]
@@ -395,10 +384,7 @@ _REMEDY = "join with a new token of the coordinator, or correct --trust"
 def check_own(role: str, trust: Path | None, *, insecure: bool) -> Check:
     """Check the identity of this machine, and speak with it from now on.
 
-    Args:
-        role: ``node`` or ``coordinator``.
-        trust: its folder; None = where the role or this user has it, if at all.
-        insecure: whether the user wants plain text.
+    ``trust`` is its folder; None = where the role or this user has it, if at all.
     """
     speak_as(None)
     try:

@@ -72,13 +72,10 @@ def evaluate_alone(run: SavedRun, data: Path | None, *, join_s: float, model: Pa
 def evaluate_on_ring(
     run: SavedRun, data: Path | None, address: str, *, join_s: float, model: Path | None, insecure: bool
 ) -> dict[str, Any]:
-    """Evaluate on the nodes of a running coordinator, and one more node on this machine that owns the rows.
+    """As ``evaluate_alone``, on the nodes of a running coordinator and one more here that owns the rows.
 
     ``data`` stays on this machine; None = the evaluation rows of the nodes. ``model`` replaces the job's, on this
     machine only; the node here has ``join_s`` seconds to join.
-
-    Returns:
-        As ``evaluate_alone``.
     """
     if data is None:
         with _free_coordinator(address, insecure=insecure) as client:

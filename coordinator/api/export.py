@@ -230,7 +230,7 @@ _CARD = "README.md"
 def export_run(
     folder: Path, target: Path, *, base_model: str = "", merge: bool = False, model: Path | None = None, user: str = ""
 ) -> dict[str, str]:
-    """Write the adapter or model of a run, with a model card, to the folder ``target``.
+    """Write the adapter or model of a run, with a model card, to ``target``; return the SHA-256 of every file, by name.
 
     Args:
         folder: of the run.
@@ -239,9 +239,6 @@ def export_run(
         merge: write a whole model with the adapter merged into its weights, instead of the adapter.
         model: folder of the base model for the merge; None = the run's own.
         user: of the adapters, if each user has their own; empty: see ``require_user``.
-
-    Returns:
-        SHA-256 of every file, by name.
 
     Raises:
         UsageError: the run has no result, or no adapter; the target exists; ``base_model`` is no id; the adapter can't

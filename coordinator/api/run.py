@@ -435,12 +435,9 @@ class Run:
         return self
 
     def stop(self, *, now: bool = False, wait_s: float = STOP_S) -> Run:
-        """Stop a run after the granted turns, with a checkpoint, and wait until it is over.
+        """Stop this run after the granted turns, with a checkpoint, and wait until it is over; return the run.
 
         With ``now`` at once, without a further checkpoint; waits ``wait_s`` seconds at most.
-
-        Returns:
-            The run; ``train`` with ``resume=True`` resumes it.
 
         Raises:
             UsageError: it is not running.

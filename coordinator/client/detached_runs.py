@@ -128,11 +128,7 @@ def _copy(source: Path, target: Path, names: Iterable[str]) -> None:
 
 
 def _take_over(coming: Path, out: Path, replaced: Iterable[str]) -> Path | None:
-    """Replace the old files, so that no interruption leaves a folder that seems complete.
-
-    Returns:
-        The folder of the old files.
-    """
+    """Replace the old files, so that no interruption leaves a folder that seems complete; return their folder."""
     aside = put_run_aside(out, sorted(replaced, key=_LAST.__contains__, reverse=True))
     if (coming / PLACE).exists():
         rename_durably(coming / PLACE, out / PLACE)

@@ -146,10 +146,7 @@ class AgentTemplate:
     ) -> ForkedAgent:
         """Wait until the libraries are loaded, then fork an agent.
 
-        Args:
-            arguments: of ``ringtune node``.
-            log: the agent's output is appended.
-            environment: variables that differ from the template's.
+        The output is appended to ``log``; ``environment`` has variables that differ from the template's.
 
         Raises:
             RingTuneError: the template has ended, or does not answer in time.
@@ -251,11 +248,8 @@ class LocalSetup:
     ) -> LocalSetup:
         """Divide this machine's cores and free memory among ``num_nodes`` nodes.
 
-        Args:
-            job: names the data, and the number of owners.
-            num_nodes: at least 1.
-            available_bytes: free memory; None = measured here.
-            base_bytes: memory of an agent that hosts nothing; None = ``LIBRARY_BYTES``.
+        ``available_bytes`` are of free memory, None = measured here; ``base_bytes`` of an agent that hosts
+        nothing, None = ``LIBRARY_BYTES``.
 
         Raises:
             UsageError: ``num_nodes`` is below 1.

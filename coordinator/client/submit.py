@@ -177,13 +177,9 @@ class Client(Connection):
     ) -> Outcome:
         """Start or resume a run, and follow it to its end.
 
-        Args:
-            request: of the run; the job's paths have to be valid on the nodes.
-            progress: shows it.
-            folder: gets its files; None = no files.
-            interrupts: drains the run at the first Ctrl-C; None = Ctrl-C ends it at once.
-            sinks: further readers of the run's events.
-            coordinator_wait_s: time limit for the return of a coordinator that stores the run, in seconds.
+        The job's paths have to be valid on the nodes; ``folder`` = None: no files. ``interrupts`` drains the
+        run at the first Ctrl-C; None = Ctrl-C ends it at once. ``sinks`` are further readers of the run's
+        events. A coordinator that stores the run has ``coordinator_wait_s`` seconds to return.
 
         Raises:
             InterruptedRunError: Ctrl-C.
@@ -343,10 +339,7 @@ class Client(Connection):
         join_s: float,
         choices: Choices = NO_CHOICES,
     ) -> tuple[Plan, Profile, str]:
-        """Make the nodes measure themselves, and plan for them; see ``run``.
-
-        Returns:
-            The plan, its profile, and notes as one text.
+        """Let the nodes measure themselves, and plan for them (see ``run``): plan, profile and notes as text.
 
         Raises:
             RingTuneError: inspection or planning failed.

@@ -253,13 +253,10 @@ def with_timed_frozen(job: Job, draft: Draft, nodes: Sequence[NodeFacts]) -> Dra
 
 
 def first_fit(ways: Sequence[Course], place: Callable[[Course], T]) -> tuple[T, tuple[tuple[Course, str], ...]]:
-    """Place the first course that fits.
+    """Place the first course that fits; return the plan, and each course before it with the reason why it does not fit.
 
     ``ways`` are variants of a course in the order of preference; ``place`` raises ``CapacityError`` for one that does
     not fit.
-
-    Returns:
-        The plan, and each course before it with the reason why it does not fit.
 
     Raises:
         CapacityError: none fits; the message is that of the last.

@@ -287,12 +287,9 @@ class WhatIf:
         return profile
 
     def _planned(self, profile: Profile, job: Job, changes: Sequence[str]) -> tuple[Profile, Plan, str]:
-        """Plan again with the changes, as ``ringtune plan`` does.
+        """Plan again with the changes, as ``ringtune plan`` does: the profile, the plan, and its note.
 
         Keys of a plan change the job, except for credits, which no job has.
-
-        Returns:
-            The profile, the plan, and its note.
         """
         of_job: dict[str, object] = {}
         of_plan: dict[str, Any] = {}

@@ -145,13 +145,8 @@ def watch_nodes(
 ) -> None:
     """List the members once a second, until Ctrl-C.
 
-    Args:
-        ask: lists the members.
-        coordinator: ``host:port`` of theirs.
-        as_json: print a line for each member, no table.
-        console: for the table; None = the standard output.
-        sleep: waits so many seconds.
-        times: an iterable with an entry for each listing.
+    ``ask`` lists the members of ``coordinator`` (``host:port``). ``as_json``: a line for each member, no table.
+    ``times`` has an entry for each listing.
 
     Raises:
         InterruptedRunError: Ctrl-C.

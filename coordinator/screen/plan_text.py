@@ -47,19 +47,9 @@ def plan_text(
 ) -> list[str]:
     """Write a plan as lines for people.
 
-    Args:
-        plan: of a run.
-        memory: needs of each node.
-        at_step: first step of the action table.
-        num_steps: steps in the table; 0 = no table.
-        measured: whether nodes were measured; else equal ones are assumed.
-        note: says which numbers are estimates.
-        effort: number of searched layouts and seconds.
-        why: the planner's reasons.
-        time: predicted or guessed.
-        budgets: memory budget of each node, in bytes.
-        facts: of any node, for the bytes to helpers.
-        rows: sentences about the files of rows.
+    ``num_steps`` = 0: no table of actions. ``measured``: nodes were measured, else equal ones are assumed. ``note``
+    says which numbers are estimates; ``facts`` are of any node, for the bytes to helpers; ``rows`` are sentences
+    about the files of rows.
     """
     source = "measured nodes" if measured else "assumed equal nodes"
     course = plan.course

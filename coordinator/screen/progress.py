@@ -437,11 +437,7 @@ def shown_cells(
 ) -> Generator[Cell]:
     """Pass the results of a sweep on, and show on a terminal their number and the remaining time.
 
-    Args:
-        cells: results.
-        total: final number of results.
-        stream: for the progress; not that of the results.
-        now_s: a monotonic clock.
+    ``total`` is the final number of results. ``stream`` is for the progress, not for the results.
     """
     if not stream.isatty():
         yield from cells

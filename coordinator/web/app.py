@@ -122,13 +122,7 @@ _HEADERS: Final = {
 
 
 def make_app(streams: Streams, asking: SimulatorProcess, guard: Guard) -> ASGIApp:
-    """Make the application.
-
-    Args:
-        streams: of frames.
-        asking: answers what-ifs.
-        guard: checks hosts and tokens.
-    """
+    """Make the application."""
     pages = _Pages(streams, asking, guard)
     files = {f"/static/{path.name}": path for path in sorted(STATIC.iterdir()) if path.suffix in _TYPES}
     files["/"] = STATIC / "index.html"

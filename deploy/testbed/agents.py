@@ -40,13 +40,8 @@ def agent_command(
 ) -> Command:
     """A board's agent. It finds its memory limit itself, as in any container.
 
-    Args:
-        layout: all boards; those that share ``setup.data`` get equal parts.
-        board: one of them.
-        setup: what all are started with.
-        coordinator: ``host:port``.
-        folder: for the states and caches of all boards.
-        join_s: how long it tries to reach the coordinator.
+    Boards of ``layout`` that share ``setup.data`` get equal parts. ``folder`` has the states and caches of all
+    boards; the agent tries for ``join_s`` seconds to reach the coordinator.
     """
     # as a module: its end leaves out what would take a slow board seconds
     command = [sys.executable, "-P", "-m", "edge", "--coordinator", coordinator, "--name", board.name]

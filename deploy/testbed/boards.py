@@ -123,10 +123,7 @@ class Layout:
         raise InvalidInputError(f"no board is called {name!r}; there are {', '.join(b.name for b in self.boards)}")
 
     def check_fits(self, *, num_cores: int, free_bytes: int) -> list[str]:
-        """Compare with the machine.
-
-        Returns:
-            Warnings.
+        """Compare with the machine; return warnings.
 
         Raises:
             CapacityError: more cores than there are: no share would hold.
@@ -217,10 +214,7 @@ def load_layout(path: Path) -> Layout:
 def parse_layout(text: str, *, folder: Path, source: str) -> Layout:
     """Read the text of a file of boards.
 
-    Args:
-        text: TOML.
-        folder: what relative paths are relative to.
-        source: where it came from, for messages.
+    Relative paths are relative to ``folder``; ``source`` names the text in messages.
 
     Raises:
         InvalidInputError: not TOML, an unknown key, a wrong type, or a rule is broken.

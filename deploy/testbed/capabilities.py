@@ -177,11 +177,7 @@ def _last_words(text: str) -> str:
 
 
 def describe_capabilities(capabilities: Capabilities, *, write: Callable[[str], object]) -> bool:
-    """A line for each capability.
-
-    Returns:
-        Whether a testbed is possible.
-    """
+    """Write a line for each capability; return whether a testbed is possible."""
     for one in capabilities.found:
         state = "PASS" if one.is_here else "FAIL" if one.is_needed else "LACK"
         write(f"{state}  {one.name:<10}  {one.use}" + (f": {one.reason}" if one.reason else ""))

@@ -160,12 +160,9 @@ class Ledger:
 
 
 def clean(*, folder: Path = LEDGERS, force: bool = False) -> list[str]:
-    """Remove what testbeds have left whose process has ended.
+    """Remove what testbeds have left whose process has ended; return a line for each testbed.
 
     ``force``: also those whose process runs.
-
-    Returns:
-        A line for each testbed.
 
     Raises:
         RingTuneError: something can't be removed.

@@ -58,14 +58,10 @@ class Setting:
 
 
 def find_mounts(mounts: str, *, controllers: str) -> GroupMounts | str:
-    """Where controllers ``cpu`` and ``memory`` are.
+    """Folders of the controllers ``cpu`` and ``memory``, or why there are none.
 
-    Args:
-        mounts: the text of ``/proc/mounts``.
-        controllers: the text of ``cgroup.controllers`` of the version 2 mount, empty if there is none.
-
-    Returns:
-        The folders, or why there are none.
+    ``mounts`` is the text of ``/proc/mounts``, ``controllers`` that of ``cgroup.controllers`` of the version 2
+    mount, empty if there is none.
     """
     found: dict[str, Path] = {}
     unified: Path | None = None

@@ -12,10 +12,7 @@ _LIMIT_S = 20.0
 
 
 def call(command: Sequence[str]) -> str:
-    """Run a command to its end.
-
-    Returns:
-        What it printed.
+    """Run a command to its end; return what it printed.
 
     Raises:
         RingTuneError: it failed; quotes the command and its last words.

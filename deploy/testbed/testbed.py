@@ -130,10 +130,7 @@ class Testbed:
     def start(self, name: str, command: Sequence[str], *, on: str = "") -> Running:
         """Start any command in the background.
 
-        Args:
-            name: of its log file.
-            command: what to start.
-            on: the board; empty = the hub.
+        ``on`` is the board; empty = the hub.
         """
         running = self._start(name, command, on=on, threads=1)
         self._others.append(running)
@@ -158,10 +155,7 @@ class Testbed:
         return self.layout.namespace(self.layout.board(on)) if on else self.layout.hub
 
     def start_coordinator(self, *, lease_s: float = 10.0) -> str:
-        """Start a coordinator on the hub and wait until it listens.
-
-        Returns:
-            Its address.
+        """Start a coordinator on the hub and wait until it listens; return its address.
 
         Raises:
             PeerLostError: it ended.
@@ -182,9 +176,7 @@ class Testbed:
     def start_agents(self, setup: AgentSetup | None = None, *, join_s: float = 180.0) -> None:
         """Start an agent on each board and wait until all have joined.
 
-        Args:
-            setup: data, model, threads.
-            join_s: for all of them; a slow board takes a while to start Python.
+        ``join_s`` is for all of them; a slow board takes a while to start Python.
 
         Raises:
             UsageError: no coordinator yet.
@@ -287,10 +279,7 @@ class Testbed:
         ``{coordinator}`` in its words becomes the address, which is in ``RINGTUNE_COORDINATOR`` too. Ctrl-C is the
         command's; SIGTERM is passed on to it.
 
-        Args:
-            command: its words.
-            on: the board; empty = the hub.
-            timeout_s: when to end it.
+        ``on`` is the board; empty = the hub.
 
         Returns:
             Its exit code, as a shell gives it: 128 + N for signal N.

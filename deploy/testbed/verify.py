@@ -86,10 +86,7 @@ def verify(
 ) -> list[BoardCheck]:
     """Measure every board.
 
-    Args:
-        bed: built, with nothing running in it.
-        duration_s: of each measurement.
-        note: gets a line now and then.
+    Nothing may run in the testbed ``bed``. ``note`` gets a line now and then.
 
     Raises:
         RingTuneError: a probe failed.

@@ -37,12 +37,8 @@ def resolve_node_name(
 ) -> tuple[str, Token | None]:
     """Return the name of this node: the given one, that of its token or certificate, else that of its host.
 
-    Args:
-        name: given by the user; empty = none.
-        trust: given folder of its identity.
-        token_file: with a join token; ``-`` = standard input. A missing file is ignored here.
-        state: given state folder; None = all of this user.
-        insecure: whether the user asked for no encryption.
+    ``name``, ``trust`` and ``state`` are as the user gave them, else empty or None; without ``state`` all state
+    folders of this user are looked at. A missing ``token_file`` is ignored here; ``-`` = standard input.
 
     Returns:
         The name, and the token if it was read.
@@ -194,10 +190,7 @@ _ASK_MS = 1000
 def find_coordinator(
     name: str, trust: Path | None, token_file: Path | None, *, state: Path, insecure: bool, token: Token | None = None
 ) -> tuple[str, Token | None]:
-    """Find the coordinator that this node joins; arguments as ``choose_trust``.
-
-    Returns:
-        Its address, and the token if it was read.
+    """Find the coordinator that this node joins, and the token if it was read; arguments as ``choose_trust``.
 
     Raises:
         ConnectionFailedError: none was found.

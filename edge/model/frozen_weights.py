@@ -167,10 +167,7 @@ def round_to_int8(rows_RC: torch.Tensor, numbers_RC: torch.Tensor, scales_R1: to
 
     Example: the row -1.27, 0.5, 0.004 has the scale 0.01 and the numbers -127, 50, 0.
 
-    Args:
-        rows_RC: in float32.
-        numbers_RC: in int8.
-        scales_R1: in float32; 0 for a row of zeros.
+    ``scales_R1`` are 0 for a row of zeros.
     """
     largest_R1 = torch.maximum(rows_RC.amax(dim=1, keepdim=True), -rows_RC.amin(dim=1, keepdim=True))
     torch.div(largest_R1, _MAX_INT8, out=scales_R1)
@@ -247,12 +244,8 @@ def mm_into(
 ) -> None:
     """Write ``x @ matrix + bias`` into ``out``, or add ``x @ matrix`` to it; outside of any graph.
 
-    Args:
-        out: (N, O).
-        x: (N, I).
-        matrix: (I, O), plain or ``FrozenMatrix``.
-        bias: (O,), or None; not used with ``add``.
-        add: whether to add to ``out``.
+    Shapes: ``out`` (N, O), ``x`` (N, I), ``matrix`` (I, O), plain or ``FrozenMatrix``, ``bias`` (O,), not with
+    ``add`` to ``out``.
     """
     if isinstance(matrix, FrozenMatrix):
         found = _multiplied(x, matrix.held, bias, by_rows=matrix.is_transposed)

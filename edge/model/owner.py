@@ -153,13 +153,9 @@ class OwnerParts:
     ) -> HeadResult:
         """Compute the loss and the gradient of the hidden state, and accumulate the head's gradients.
 
-        Args:
-            hidden_BTD: output of the last block.
-            batch: the rows of this micro-batch.
-            num_targets: valid targets of all micro-batches of the step, the divisor of the loss.
-            at: (step, micro-batch), for dropout; None = without.
-            weights: units that collect gradients: the head, and with stand-ins the embedding.
-            goes_down: whether the hidden state gets a gradient.
+        ``num_targets`` of all micro-batches of the step divide the loss. ``at`` is (step, micro-batch), for
+        dropout; None = without. ``weights``: units that collect gradients: the head, and with stand-ins the
+        embedding. ``goes_down``: the hidden state gets a gradient.
         """
         set_mode(self.head, train=at is not None)
         if at is not None and self._train.dropout > 0:

@@ -83,13 +83,8 @@ def _read_module(
 ) -> None:
     """Read the tensors of the base model under ``path``.
 
-    Args:
-        skeleton: is filled.
-        weights: with the base weights.
-        path: dotted path in the base model.
-        dtype: to convert to.
-        private: copied into memory; otherwise frozen tensors stay mapped, for a table with few used rows.
-        device: of frozen tensors; the caller moves the others.
+    ``private``: copied into memory; otherwise frozen tensors stay mapped, for a table with few used rows.
+    ``device`` is that of frozen tensors; the caller moves the others.
     """
     module = skeleton.base.get_submodule(path)
     state: dict[str, torch.Tensor] = {}
@@ -218,15 +213,9 @@ class BlockRunner:
     ) -> torch.Tensor:
         """Run blocks ``[start, stop)``.
 
-        Args:
-            hidden_BTD: input of block ``start``.
-            mask_BT: 1 = token.
-            context: of ``context``.
-            start: first block.
-            stop: one past the last block.
-            train_at: (step, micro-batch) of a forward with dropout; None = without.
-            patterns: block -> operations of its subnets; a missing block is full.
-            around: makes a context around each block; None = none.
+        ``context`` is of ``context``. ``train_at`` is (step, micro-batch) of a forward with dropout, None =
+        without. ``patterns``: block -> operations of its subnets; a missing block is full. ``around`` makes a
+        context around each block.
         """
         from adapters.context import ForwardContext
 

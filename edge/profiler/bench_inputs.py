@@ -53,17 +53,8 @@ def bench_plan(
 ) -> Plan:
     """Make a plan in which this node hosts ``block`` alone; step s unfreezes block N - 1 - s of N blocks.
 
-    Args:
-        job: gives micro-batches, wire dtype and seed.
-        rows: of a micro-batch.
-        tokens: of the longest row.
-        block: index of the hosted block.
-        num_blocks: of the model.
-        hidden_size: of the model.
-        labels: class names that all owners agreed on.
-        has_rows: whether this node is the owner.
-        subnets: of each block; above 1, turns may carry operation tables.
-        frozen: dtype and arithmetic of frozen weights.
+    ``block`` is the index of the hosted block; ``labels`` are class names that all owners agreed on; ``has_rows``:
+    this node is the owner. With more than one of ``subnets`` a block, turns may carry operation tables.
     """
     pieces = (
         Slice(node=_BELOW, start=0, stop=block),

@@ -184,10 +184,8 @@ class Timer:
         Rests are of different lengths, so that the work begins at any moment of a period; the first four are as evenly
         spread over it as all twelve.
 
-        Args:
-            work: runs after a rest.
-            budget_s: after so many seconds no rest begins, except the first ``3 * budget_s`` (at least 4, at most 12).
-            rest: waits so many seconds.
+        ``work`` runs after a rest. After ``budget_s`` no rest begins, except the first ``3 * budget_s`` (at
+        least 4, at most 12).
         """
         if self.cpu is None:
             return 0.0

@@ -173,10 +173,8 @@ class Bench:
     def measure(self, timer: Timer, *, budget_s: float, disk: Path | None) -> MeasuredWork:
         """Time every kind of work that this node may do.
 
-        Args:
-            timer: runs the loops.
-            budget_s: approximate seconds for all loops, and again for the rests of a quota; slow boards take longer.
-            disk: the node's folder for checkpoints; None = saving is not timed.
+        ``budget_s`` are approximate seconds for all loops, and again for the rests of a quota; slow boards take
+        longer. ``disk`` is the node's folder for checkpoints; None = saving is not timed.
         """
         loops = _BLOCK_LOOPS + (_OWNER_LOOPS if self._rows else 0) + (_PART_LOOPS if self._subnets > 1 else 0)
         each_s = budget_s / (len(self.sizes) * loops + _ONCE_LOOPS)
@@ -346,12 +344,9 @@ class Bench:
     # ---- parts ------------------------------------------------------------------------------------
 
     def _item(self, *, lowest: bool, kind: StepKind = StepKind.TRAIN, is_part: bool = False) -> int:
-        """Grant one item anew, at a step where the block is, or is not, the lowest trainable one.
+        """Grant one item anew where the block is the lowest trainable one (``seq`` 0) or not (1); return that ``seq``.
 
         With ``is_part`` half of the block's subnets take the shortcut.
-
-        Returns:
-            The item's ``seq``: 0 where the block is the lowest, 1 where it is not.
         """
         step = self._num_blocks - 1 - self._block + (0 if lowest else 1)
         index = 0 if lowest else 1

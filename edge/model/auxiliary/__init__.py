@@ -193,12 +193,8 @@ def add_auxiliary(
 ) -> None:
     """Add auxiliary models to all blocks that are not left out; other modules keep training.
 
-    Args:
-        blocks: with or without the library's modules; their weights may be placeholders.
-        layout: of the family.
-        auxiliary: kinds and places, at most one for each matrix (see
-            ``ringtune.models.auxiliary_models.check_places``).
-        name: of the adapter, a part of its tensors' names.
+    Weights of ``blocks`` may be placeholders. ``auxiliary`` has at most one for each matrix (see
+    ``ringtune.models.auxiliary_models.check_places``); ``name`` of the adapter is a part of its tensors' names.
 
     Raises:
         JobError: parts of one fused matrix have different factors.

@@ -207,11 +207,8 @@ def exit_error(who: str, code: int, output: str, *, log: Path) -> RingTuneError:
     The exit code selects the error's class, the last line ``error: ...`` the message. If one of them is missing, or a
     signal ended the process, it is a ``PeerLostError``.
 
-    Args:
-        who: the process, such as ``node node-1``.
-        code: exit code; negative for a signal.
-        output: end of its output.
-        log: file with its whole output.
+    ``who`` is the process, such as ``node node-1``; ``code`` is negative for a signal; ``output`` is the end of its
+    output, ``log`` the file with all of it.
     """
     lines = [line.removeprefix("error: ") for line in output.splitlines() if line.startswith("error: ")]
     kinds = {kind.exit_code: kind for kind in reversed(all_errors()) if kind is not RingTuneError}

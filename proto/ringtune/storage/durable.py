@@ -53,10 +53,7 @@ def failpoint(place: str) -> object:
 def write_durably(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     """Replace a file's content in one step: after a crash it is the old content or the new one.
 
-    Args:
-        path: of the file; its folder is made if it is missing.
-        content: the new content.
-        mode: permissions of the file from its creation on, before the umask.
+    The folder is made if it is missing. ``mode``: permissions of the file from its creation on, before the umask.
 
     Raises:
         StorageError: it can't be written; the old content is still there.
@@ -293,10 +290,8 @@ def require_absent(path: Path) -> None:
 def require_own(path: Path, what: str, is_own: Callable[[Path], bool]) -> None:
     """Refuse to overwrite a file that the same command has not written.
 
-    Args:
-        path: to be written.
-        what: the command and its file, for the message, such as ``plan as 'ringtune plan' saved it``.
-        is_own: whether a file is the command's; an ``OSError`` or ``ValueError`` means that it is not.
+    ``what`` is the command and its file, for the message, such as ``plan as 'ringtune plan' saved it``. ``is_own``:
+    whether a file is the command's; an ``OSError`` or ``ValueError`` means that it is not.
 
     Raises:
         UsageError: another file is there.
@@ -479,9 +474,8 @@ class FileLock:
 def make_private_folder(folder: Path, *, is_ours: Callable[[str], bool] = lambda name: True) -> None:
     """Make a folder with mode 0700, or change the mode of an existing one, with a warning in the log.
 
-    Args:
-        folder: to make or change.
-        is_ours: whether an entry of this name is RingTune's; a folder with another one keeps its mode, with a warning.
+    ``is_ours``: whether an entry of this name is RingTune's; a folder with another one keeps its mode, with a
+    warning.
 
     Raises:
         StorageError: it can't be made or changed.
