@@ -52,16 +52,6 @@ def test_rounds_plan_once_all_nodes_are_inspected() -> None:
     assert kinds(answer) == ["EnterPhase", "EnterPhase", "Prepare", "Prepare"]
 
 
-def test_rounds_release_a_node_that_the_plan_leaves_out() -> None:
-    """A node without slice and data is let go before training."""
-    rounds = RunStateMachine(lambda facts: PLAN)
-    rounds.handle(rd.Started(("a", "b", "z")), 0.0)
-    rounds.handle(rd.Inspected("a", 1), 0.0)
-    rounds.handle(rd.Inspected("b", 1), 0.0)
-    answer = rounds.handle(rd.Inspected("z", 1), 0.0)
-    assert [command.node for command in answer if isinstance(command, rd.Release)] == ["z"]
-
-
 def test_rounds_plan_only_ends_after_planning() -> None:
     """With ``plan_only`` nothing is prepared."""
     rounds = RunStateMachine(lambda facts: PLAN, plan_only=True)
@@ -119,16 +109,6 @@ def test_rounds_whole_run_logs_every_turn_in_order_and_collects_once() -> None:
     ]
     log = rounds.handle(rd.Collected("a"), 2.0) + rounds.handle(rd.Collected("b"), 2.0)
     assert log[-1] == rd.Finish("", "") and rounds.phase == "done"
-
-
-@cases("event", [rd.NodeFailed("b", "PeerLostError", "node b was lost"), rd.RunStopRequested("Ctrl-C")])
-def test_rounds_any_failure_releases_every_node_once(event: rd.Event) -> None:
-    """After a failure all nodes are released and later events change nothing."""
-    rounds = trained_rounds()
-    answer = rounds.handle(event, 1.0)
-    assert [command.node for command in answer if isinstance(command, rd.Release)] == ["a", "b"]
-    assert isinstance(answer[-1], rd.Finish) and answer[-1].error
-    assert rounds.handle(rd.TurnReported("a", 0), 2.0) == [] and rounds.handle(event, 2.0) == []
 
 
 @cases("recovery", [None, RecoveryPolicy()])

@@ -43,15 +43,6 @@ def test_plan_slice_of_a_node_without_blocks_is_empty() -> None:
     assert plan.owner("c") == Owner(node="c", train_rows=10, eval_rows=3)
 
 
-@cases(
-    ("rows", "sizes"),
-    [(None, (4, 4, 4, 4)), (16, (4, 4, 4, 4)), (7, (2, 2, 2, 1)), (4, (1, 1, 1, 1)), (3, (1, 1, 1)), (1, (1,))],
-)
-def test_plan_microbatches_share_rows_evenly(rows: int | None, sizes: tuple[int, ...]) -> None:
-    """The first micro-batches take the remainder; a very short batch has fewer of them."""
-    assert make_plan(SLICES, ["a"], batch_size=16, microbatches=4).course.microbatch_sizes(rows) == sizes
-
-
 @given(batch=st.integers(1, 64), parts=st.integers(1, 64), rows=st.integers(1, 64))
 def test_plan_microbatches_cover_every_batch(batch: int, parts: int, rows: int) -> None:
     """Sizes add up, differ by one at most, descend, and none is empty."""

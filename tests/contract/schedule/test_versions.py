@@ -97,19 +97,6 @@ def test_depth_stops_above_private_blocks() -> None:
     assert depth(make_plan(slices, ["a"], method="all", private_blocks=1).course, 0) == 3
 
 
-def test_weight_version_counts_the_updates_of_a_block() -> None:
-    """A block that joins at step s has had step - s updates; the head is updated in every step."""
-    plan = make_plan(AB, ["a"], every_steps=2)
-    versions = {block: [weight_version(plan.course, block, step) for step in range(8)] for block in range(5)}
-    assert versions == {
-        0: [0, 0, 0, 0, 0, 0, 0, 1],
-        1: [0, 0, 0, 0, 0, 1, 2, 3],
-        2: [0, 0, 0, 1, 2, 3, 4, 5],
-        3: [0, 1, 2, 3, 4, 5, 6, 7],
-        4: [0, 1, 2, 3, 4, 5, 6, 7],
-    }
-
-
 @pytest.mark.promise("2 right version")
 def test_forward_version_of_pipeadapter_lags_by_what_is_in_flight() -> None:
     """Three hosts, turns of 5 and 3 steps: the lowest lags by up to 2 steps, the top and the head never."""

@@ -318,14 +318,6 @@ def test_pruning_keeps_whole_subnets() -> None:
     assert Counter(rows[0]) == {"1": 12, "3": 8}
 
 
-def test_unequal_micro_batches_stay_within_capacity() -> None:
-    """A batch of 10 rows in 4 micro-batches: capacities are in rows, whatever the micro-batches are."""
-    course = dataclasses.replace(choosing_course(full=2, microbatches=4, num_blocks=3, size=3), batch_size=10)
-    for batch in expected_table(course).batches:
-        for column in zip(*batch.rows, strict=True):
-            assert sum(rows for code, rows in zip(column, (3, 3, 2, 2), strict=True) if code == "1") <= 6
-
-
 def test_small_batch_has_its_share_of_capacity() -> None:
     """An owner of fewer rows than a batch has capacities in the same share."""
     course = choosing_course(full=2, microbatches=4, num_blocks=2, size=2, train_rows=4)
