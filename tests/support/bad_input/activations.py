@@ -51,7 +51,6 @@ def _velora() -> list[Case]:
 
 def _of_the_model() -> list[Case]:
     lora = '[adapter]\nconfig = "lora"\n'
-    heads = '[operations]\npolicy = "two-stage"\ncompute = 0.6\nheads = 1\n'
     return [
         _job("a gate that is not there", FULL + VELORA + 'layers = ["gate"]', "'gate'", "this model", arguments=PLAN),
         _job("more parts than values", VELORA + "parts = 33", "velora.parts is 33", "32 values", arguments=PLAN),
@@ -63,7 +62,6 @@ def _of_the_model() -> list[Case]:
             "those that train are adapter_down, adapter_down:query, adapter_down:value",
             arguments=PLAN,
         ),
-        _job("parts of the heads", VELORA + "parts = 4\n" + heads, "velora", "operations.heads = 0", arguments=PLAN),
     ]
 
 
