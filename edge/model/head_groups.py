@@ -42,6 +42,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
+from torch.overrides import handle_torch_function, has_torch_function
 
 from edge.model.frozen_weights import FrozenMatrix, mm_into
 from edge.model.skeleton import ADAPTER, Skeleton
@@ -580,36 +581,75 @@ ATTEND: Final[Mapping[str, Attend]] = {
 Ranges = tuple[tuple[int, int], ...]
 
 
+Projection = tuple[torch.Tensor, torch.Tensor]
+"""Projections (N, P) of a layer's whole input, with the vector (M) of its sub-tokens, as VeLoRA keeps them."""
+
+
 def active_outputs(
-    x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, ranges: Ranges
+    x_NI: torch.Tensor,
+    weight_OI: torch.Tensor,
+    bias_O: torch.Tensor | None,
+    ranges: Ranges,
+    projection: Projection | None = None,
 ) -> torch.Tensor:
     """Compute the outputs in ``ranges`` (ascending) of a linear layer, side by side.
 
-    x has any number of leading dimensions; matrix and bias are the whole ones.
+    x has any number of leading dimensions; matrix and bias are the whole ones. A torch function mode may give a
+    projection, from which the gradient of the matrix is computed then.
     """
-    found: torch.Tensor = _ActiveOutputs.apply(x_NI, weight_OI, bias_O, ranges)  # type: ignore[no-untyped-call]
+    if weight_OI.requires_grad and has_torch_function((x_NI, weight_OI)):
+        chosen: torch.Tensor = handle_torch_function(active_outputs, (x_NI, weight_OI), x_NI, weight_OI, bias_O, ranges)
+        return chosen
+    found: torch.Tensor = _ActiveOutputs.apply(x_NI, weight_OI, bias_O, ranges, projection)  # type: ignore[no-untyped-call]
     return found
 
 
 def active_inputs(
-    x_Na: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, ranges: Ranges
+    x_Na: torch.Tensor,
+    weight_OI: torch.Tensor,
+    bias_O: torch.Tensor | None,
+    ranges: Ranges,
+    projection: Projection | None = None,
 ) -> torch.Tensor:
     """Compute a linear layer from the inputs in ``ranges`` (ascending) alone, which stand side by side in x.
 
-    x has any number of leading dimensions; matrix and bias are the whole ones.
+    Other arguments as for ``active_outputs``; a projection is of the whole input, with zeros outside of the ranges.
     """
-    found: torch.Tensor = _ActiveInputs.apply(x_Na, weight_OI, bias_O, ranges)  # type: ignore[no-untyped-call]
+    if weight_OI.requires_grad and has_torch_function((x_Na, weight_OI)):
+        chosen: torch.Tensor = handle_torch_function(active_inputs, (x_Na, weight_OI), x_Na, weight_OI, bias_O, ranges)
+        return chosen
+    found: torch.Tensor = _ActiveInputs.apply(x_Na, weight_OI, bias_O, ranges, projection)  # type: ignore[no-untyped-call]
     return found
+
+
+def whole_inputs(x_Na: torch.Tensor, ranges: Ranges, width: int) -> torch.Tensor:
+    """Return inputs that stand side by side at their places among ``width`` ones; the others are zeros."""
+    found = x_Na.new_zeros(*x_Na.shape[:-1], width)
+    for (start, stop), part in _range_parts(x_Na, ranges):
+        found[..., start:stop] = part
+    return found
+
+
+def rebuilt_gradient(sums_OP: torch.Tensor, vector_M: torch.Tensor, width: int) -> torch.Tensor:
+    """Return the gradient (O, D) of a matrix of ``width`` inputs from products of gradients and projections."""
+    return (sums_OP[:, :, None] * vector_M).flatten(1)[:, :width]
 
 
 class _ActiveOutputs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ranges: Ranges) -> Any:
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        ranges: Ranges,
+        projection: Projection | None,
+    ) -> Any:
         rows = _flat(x)
         y = rows.new_empty(rows.shape[0], _width(ranges))
         for (start, stop), part in _range_parts(y, ranges):
             mm_into(part, rows, weight[start:stop].t(), bias=None if bias is None else bias[start:stop])
-        _save(ctx, rows, weight, bias, ranges)
+        _save(ctx, rows, weight, ranges, projection)
         return y.view(*x.shape[:-1], -1)
 
     @staticmethod
@@ -624,11 +664,13 @@ def _x_of_outputs(grad: torch.Tensor, weight: torch.Tensor, ranges: Ranges) -> t
     return found
 
 
-def _weight_of_outputs(grad: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, ranges: Ranges) -> torch.Tensor:
-    found = torch.zeros_like(weight)
+def _weight_of_outputs(
+    grad: torch.Tensor, rows: torch.Tensor, vector: torch.Tensor | None, weight: torch.Tensor, ranges: Ranges
+) -> torch.Tensor:
+    found = grad.new_zeros(weight.shape[0], rows.shape[1])
     for (start, stop), part in _range_parts(grad, ranges):
         torch.mm(part.t(), rows, out=found[start:stop])
-    return found
+    return found if vector is None else rebuilt_gradient(found, vector, weight.shape[1])
 
 
 def _bias_of_outputs(grad: torch.Tensor, weight: torch.Tensor, ranges: Ranges) -> torch.Tensor:
@@ -640,12 +682,19 @@ def _bias_of_outputs(grad: torch.Tensor, weight: torch.Tensor, ranges: Ranges) -
 
 class _ActiveInputs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ranges: Ranges) -> Any:
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        ranges: Ranges,
+        projection: Projection | None,
+    ) -> Any:
         rows = _flat(x)
         y = rows.new_empty(rows.shape[0], weight.shape[0])
         for at, ((start, stop), part) in enumerate(_range_parts(rows, ranges)):
             mm_into(y, part, weight[:, start:stop].t(), bias=bias if at == 0 else None, add=at > 0)
-        _save(ctx, rows, weight, bias, ranges)
+        _save(ctx, rows, weight, ranges, projection)
         return y.view(*x.shape[:-1], -1)
 
     @staticmethod
@@ -660,10 +709,17 @@ def _x_of_inputs(grad: torch.Tensor, weight: torch.Tensor, ranges: Ranges) -> to
     return found
 
 
-def _weight_of_inputs(grad: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, ranges: Ranges) -> torch.Tensor:
+def _weight_of_inputs(
+    grad: torch.Tensor, rows: torch.Tensor, vector: torch.Tensor | None, weight: torch.Tensor, ranges: Ranges
+) -> torch.Tensor:
     found = torch.zeros_like(weight)
-    for (start, stop), part in _range_parts(rows, ranges):
-        torch.mm(grad.t(), part, out=found[:, start:stop])
+    if vector is None:
+        for (start, stop), part in _range_parts(rows, ranges):
+            torch.mm(grad.t(), part, out=found[:, start:stop])
+        return found
+    rebuilt = rebuilt_gradient(grad.t() @ rows, vector, weight.shape[1])
+    for start, stop in ranges:
+        found[:, start:stop] = rebuilt[:, start:stop]
     return found
 
 
@@ -675,15 +731,16 @@ def _gradients(
     ctx: Any,
     grad: torch.Tensor,
     of_x: Callable[[torch.Tensor, torch.Tensor, Ranges], torch.Tensor],
-    of_weight: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Ranges], torch.Tensor],
+    of_weight: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, Ranges], torch.Tensor],
     of_bias: Callable[[torch.Tensor, torch.Tensor, Ranges], torch.Tensor],
 ) -> tuple[torch.Tensor | None, ...]:
-    flat, (rows, weight) = _flat(grad), _saved(ctx)
-    needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+    flat, (rows, vector, weight) = _flat(grad), _saved(ctx)
+    needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
     return (
         of_x(flat, weight, ctx.ranges).view(*grad.shape[:-1], -1) if needs_x else None,
-        of_weight(flat, rows, weight, ctx.ranges) if needs_weight else None,
+        of_weight(flat, rows, vector, weight, ctx.ranges) if needs_weight else None,
         of_bias(flat, weight, ctx.ranges) if needs_bias else None,
+        None,
         None,
     )
 
@@ -692,17 +749,18 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1, tensor.shape[-1])
 
 
-def _save(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ranges: Ranges) -> None:
-    """Save for backward what the library's linear layer saves: its input only if the matrix trains."""
+def _save(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, ranges: Ranges, projection: Projection | None) -> None:
+    """Save for backward what the library's linear layer saves: input or projection only if the matrix trains."""
     is_small = isinstance(weight, FrozenMatrix)
-    ctx.save_for_backward(rows if ctx.needs_input_grad[1] else None, None if is_small else weight)
+    kept, vector = projection or (rows, None)
+    ctx.save_for_backward(kept if ctx.needs_input_grad[1] else None, vector, None if is_small else weight)
     ctx.small, ctx.ranges = weight if is_small else None, ranges
 
 
-def _saved(ctx: Any) -> tuple[Any, Any]:
-    """Return the input, or None, and the matrix."""
-    rows, weight = ctx.saved_tensors
-    return rows, weight if ctx.small is None else ctx.small
+def _saved(ctx: Any) -> tuple[Any, Any, Any]:
+    """Return the input, or None, its projection's vector, or None, and the matrix."""
+    rows, vector, weight = ctx.saved_tensors
+    return rows, vector, weight if ctx.small is None else ctx.small
 
 
 def _width(ranges: Ranges) -> int:
@@ -713,5 +771,5 @@ def _range_parts(tensor: torch.Tensor, ranges: Ranges) -> Any:
     """Yield each range with its columns of a tensor in which the ranges are side by side."""
     at = 0
     for start, stop in ranges:
-        yield (start, stop), tensor[:, at : at + stop - start]
+        yield (start, stop), tensor[..., at : at + stop - start]
         at += stop - start

@@ -12,6 +12,9 @@ While a block runs, every call of a linear layer is checked. A call with a graph
 projected; all others run unchanged. So the library's modules (base layers, LoRA, bottlenecks) are unchanged, and
 updates may replace their weights.
 
+In a block of which only some subnets are full, a layer keeps the projection of its whole input, with zeros for the
+inputs of the other subnets. Their columns have no gradient, as without projections.
+
 Layers with the same input share its projection, if their vectors are equal. They have to be chosen together: otherwise
 the others would keep the input, and nothing would be saved.
 
@@ -48,6 +51,7 @@ from torch.overrides import TorchFunctionMode
 
 from edge.checkpoint.snapshots import COUNT
 from edge.model.auxiliary import FUSED_PARTS, LinearDelta, MlpDelta
+from edge.model.head_groups import Ranges, active_inputs, active_outputs, rebuilt_gradient, whole_inputs
 from edge.model.skeleton import ADAPTER, Skeleton, unit_seed
 from ringtune.errors import IntegrityError, JobError
 from ringtune.models.families import LAYOUTS
@@ -246,10 +250,25 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in (active_outputs, active_inputs):
+            return self._of_subnets(func, *args)
         name, call = self._chosen(func, args, kwargs)
         if call is None or not torch.is_grad_enabled() or not call.weight.requires_grad:
             return func(*args, **kwargs)
         return projected_linear(*call, *self._projection(name, call.x))
+
+    def _of_subnets(
+        self, func: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ranges: Ranges
+    ) -> torch.Tensor:
+        """Run a layer of some subnets, which keeps the projection of its whole input; zeros are for the other ones."""
+        found: torch.Tensor
+        name = self._name(weight) or self._name(_base(weight))
+        if not name or not torch.is_grad_enabled():
+            found = func(x, weight, bias, ranges)
+            return found
+        whole = x if func is active_outputs else whole_inputs(x.detach(), ranges, weight.shape[1])
+        found = func(x, weight, bias, ranges, self._projection(name, whole))
+        return found
 
     def _chosen(self, func: Any, args: Any, kwargs: Any) -> tuple[str, _Call | None]:
         """Return name and parts of a call of a chosen layer; None for all other calls.
@@ -468,9 +487,7 @@ class _Projected(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             x_grad = (grad @ weight).view(*grads[0].shape[:-1], weight.shape[1])
         if ctx.needs_input_grad[1]:
-            sums_OP = grad.t() @ z
-            rebuilt = (sums_OP[:, :, None] * vector).flatten(1)
-            weight_grad = rebuilt[:, : weight.shape[1]]
+            weight_grad = rebuilt_gradient(grad.t() @ z, vector, weight.shape[1])
         if ctx.needs_input_grad[2]:
             bias_grad = grad.sum(0)
         return x_grad, weight_grad, bias_grad, None, None, None

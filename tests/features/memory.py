@@ -72,6 +72,17 @@ def velora(name: str, model_type: str, projected: Velora, **more: Any) -> Featur
     return Feature(**arguments, plan=planned(velora=projected), reference=literally)
 
 
+def with_masks(case: Case, run: Run) -> Wanted:
+    """The paper's formulas where the inputs of other subnets than full ones are zeros."""
+    return Wanted(tensors=masked(case, run.plan.course.velora))
+
+
+VELORA_OF_SUBNETS: list[tuple[str, str, float, Velora]] = [
+    *(("bert", "full", 0.0, every_layer("bert", parts=5, init=init)) for init in INITS),
+    *((name, "full", 0.0, every_layer(name, parts=5)) for name in ("gpt2", "llama")),
+    *((name, LORA, 0.2, ADAPTER_DOWN) for name in ("bert", "gpt2", "llama")),
+    ("bert", "seq_bn", 0.0, ADAPTER_DOWN),
+]
 SKIPPING = Operations(
     batches=tuple(
         BatchOperations(owner=owner, batch_id=batch, rows=("3211", "1321", "1111", "2113"))
@@ -95,6 +106,28 @@ VELORA = [
             adapter=adapter,
         )
         for number, (name, adapter, layers, sub_tokens) in enumerate(SITES)
+    ),
+    *(
+        Feature(
+            **of_family(
+                f"velora-subnets/{model_type}-{number}",
+                model_type,
+                "sequence-classification",
+                adapter=adapter,
+                method="all",
+                microbatches=4,
+                num_steps=3,
+                eval_every=0,
+                checkpoint_every=2,
+                owners=("a", "b"),
+                local_iterations=1,
+                operations=mixed_table(7, ("a", "b"), 2),
+                dropout=dropout,
+            ),
+            plan=planned(velora=projected),
+            reference=with_masks,
+        )
+        for number, (model_type, adapter, dropout, projected) in enumerate(VELORA_OF_SUBNETS)
     ),
     velora("/some-blocks", "bert", Velora(blocks=(Range(1, 2), Range(3, 4)), layers=("down",), parts=8)),
     Feature(

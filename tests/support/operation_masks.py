@@ -15,13 +15,16 @@ from typing import Any
 
 import torch
 
+from edge.model.layouts import LAYOUTS
 from ringtune.config.sections import learning_rate
 from ringtune.run_control import events as rd
 from ringtune.schedule.batches import BatchStream
 from ringtune.schedule.operation_tables import FORWARD_ONLY, FULL, SHORTCUT, BatchOperations, Operations, pattern_of
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.turns import StepKind, items, turn_sequence
 from sim.ring import RingResult, VirtualRing
+from tests.support.literal_velora import make_literal
 from tests.support.reference import adapter_of, first_drawing, inputs_of, seed_units, targets_of, whole_model
 from tests.support.tiny_families import PLUGGED
 from tests.support.torch_ring import Case, TorchCarrier, make_carrier
@@ -47,61 +50,79 @@ WAYS_OUT = {
 
 
 class Masks:
-    """Hooks on the blocks of a whole model that do what the row of the current micro-batch says."""
+    """Forwards in place of those of the blocks of a whole model, which do what the row of the micro-batch says.
 
-    def __init__(self, model: Any, subnets: int = 1) -> None:
+    ``cuts`` cuts the gradient that VeLoRA's reconstruction gives to columns of other subnets than full ones; then each
+    backward follows its forward.
+    """
+
+    def __init__(self, model: Any, subnets: int = 1, *, cuts: bool = False) -> None:
         self.row, self._subnets = "", subnets
+        inputs_first = LAYOUTS[model.config.model_type].inputs_first
         for index, block in model.iter_layers():
-            block.register_forward_hook(functools.partial(self._block, index), with_kwargs=True)
+            block.forward = functools.partial(self._block, index, block.forward)
             for name in WAYS_OUT[model.config.model_type] if subnets > 1 else ():
-                module, hook = block.get_submodule(name), functools.partial(self._way_out, index)
-                module.register_forward_pre_hook(self._before)
-                module.register_forward_hook(hook, prepend=True)  # before a bottleneck plugged in
+                module = block.get_submodule(name)
+                module.forward = functools.partial(self._way_out, index, module.forward)
+                for path, value in module.named_parameters() if cuts else ():
+                    if value.requires_grad and path.endswith(("lora_A", "weight")):
+                        is_turned = inputs_first and path.endswith("weight")
+                        value.register_hook(functools.partial(self._of_full, index, 0 if is_turned else 1))
 
-    def _block(self, index: int, block: Any, args: Any, kwargs: Any, output: Any) -> Any:
+    def _block(self, index: int, forward: Any, *args: Any, **kwargs: Any) -> Any:
         hidden = args[0] if args else kwargs["hidden_states"]
-        after = output[0] if isinstance(output, tuple) else output
         pattern = pattern_of(self.row, index, self._subnets) or FULL
-        if set(pattern) == {SHORTCUT}:
-            after = hidden
-        elif FULL not in pattern:
-            after = hidden + (after - hidden).detach()
-        return (after, *output[1:]) if isinstance(output, tuple) else after
+        if FULL in pattern:
+            return forward(*args, **kwargs)
+        with torch.no_grad():
+            output = forward(*args, **kwargs)
+            after = output[0] if isinstance(output, tuple) else output
+            change = torch.zeros_like(hidden) if set(pattern) == {SHORTCUT} else after - hidden
+        return (hidden + change, *output[1:]) if isinstance(output, tuple) else hidden + change
 
-    def _before(self, *_: Any) -> None:
-        self._drawn = torch.get_rng_state()
-
-    def _again(self, module: Any, given: torch.Tensor) -> torch.Tensor:
-        """Compute once more, with the dropout of the first time."""
-        torch.set_rng_state(self._drawn)
-        found: torch.Tensor = module.forward(given)
-        return found
-
-    def _way_out(self, index: int, module: Any, args: Any, output: Any) -> Any:
-        """Full inputs with gradient, forward-only ones without, each by a multiplication with ones and zeros."""
+    def _parts(self, index: int, given: torch.Tensor, dimension: int) -> list[torch.Tensor]:
+        """Ones at the inputs of full subnets, and at those of forward-only ones."""
         pattern = pattern_of(self.row, index, self._subnets)
-        if not pattern:
-            return output
         if FULL not in pattern:  # the whole block is without gradient then
             pattern = pattern.replace(FORWARD_ONLY, FULL)
-        given = args[0]
-        parts = torch.arange(given.shape[-1]).tensor_split(self._subnets)
-        ones = [torch.zeros(given.shape[-1], dtype=given.dtype) for _ in (FULL, FORWARD_ONLY)]
-        for code, part in zip(pattern, parts, strict=True):
+        width = given.shape[dimension]
+        ones = [torch.zeros(width, dtype=given.dtype) for _ in (FULL, FORWARD_ONLY)]
+        for code, part in zip(pattern, torch.arange(width).tensor_split(self._subnets), strict=True):
             if code != SHORTCUT:
                 ones[code == FORWARD_ONLY][part] = 1.0
-        nothing = self._again(module, torch.zeros_like(given))
-        free = self._again(module, given * ones[1]) - nothing
-        return self._again(module, given * ones[0]) + free.detach()
+        return ones
+
+    def _of_full(self, index: int, dimension: int, grad: torch.Tensor) -> torch.Tensor:
+        if not pattern_of(self.row, index, self._subnets):
+            return grad
+        ones = self._parts(index, grad, dimension)[0]
+        return grad * (ones if dimension else ones[:, None])
+
+    def _way_out(self, index: int, forward: Any, given: torch.Tensor) -> Any:
+        """Full inputs with gradient, forward-only ones without, each by a multiplication with ones and zeros."""
+        if not pattern_of(self.row, index, self._subnets):
+            return forward(given)
+        full, free = self._parts(index, given, -1)
+        drawn = torch.get_rng_state()  # all have the same dropout
+
+        def computed(inputs: torch.Tensor) -> Any:
+            torch.set_rng_state(drawn)
+            return forward(inputs)
+
+        with torch.no_grad():
+            rest = computed(given * free) - computed(torch.zeros_like(given))
+        return computed(given * full) + rest
 
 
 @functools.lru_cache(maxsize=64)
-def one_process(case: Case) -> dict[str, torch.Tensor]:
+def one_process(case: Case, velora: Velora | None = None) -> dict[str, torch.Tensor]:
     """The whole model, all blocks run, the masks applied, one optimizer; once per case, whatever the slices."""
     plan = case.plan((("a", case.private_blocks, 4),))
     datasets, table = case.datasets(), case.operations or Operations()
     model = whole_model(case.job, plan, case.folder / "model").eval()
-    masks = Masks(model, table.subnets)
+    if velora is not None:
+        make_literal(model, velora, plan.course.seed)
+    masks = Masks(model, table.subnets, cuts=velora is not None)
     generator_state, at = torch.get_rng_state(), seed_units(model, case.job)
     blocks = [list(block.parameters()) for _, block in model.iter_layers()]
     trained = [[value for value in block if value.requires_grad] for block in blocks]

@@ -487,7 +487,7 @@ def _check(course: Course) -> None:
     elif not course.method.full_parameters and EMBEDDING in course.method.reach(course):
         raise PlanError(f"the method {course.method.name} trains the embedding, but has adapters; no node can do that")
     if course.velora is not None:
-        _check_velora(course, course.velora)
+        course.velora.check(num_blocks=course.num_blocks, hidden_size=course.hidden_size)
     if course.choice is not None:
         _check_choice(course, course.choice)
     if course.operations is not None:
@@ -505,16 +505,6 @@ def _check_invertible(course: Course) -> None:
         )
     if course.offload is not None:
         raise PlanError("helpers fit adapters of blocks, an invertible adapter is at an owner; leave one of them out")
-
-
-def _check_velora(course: Course, velora: Velora) -> None:
-    velora.check(num_blocks=course.num_blocks, hidden_size=course.hidden_size)
-    if course.subnets > 1:
-        raise PlanError(
-            f"velora and operations of {course.subnets} subnets a block don't go together: a layer behind some of the "
-            "heads has only a part of its input there, which has no fixed sub-tokens; use operations.heads = 0, which "
-            "takes whole blocks, or leave velora out"
-        )
 
 
 def _check_choice(course: Course, choice: Choice) -> None:

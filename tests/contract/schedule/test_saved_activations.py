@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from ringtune.errors import PlanError
-from ringtune.schedule.operation_tables import BlockCapacity, Choice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import Velora, num_subtokens, subtoken_size
 from ringtune.schedule.units import Range
@@ -17,9 +16,6 @@ from tests.support.cases import cases
 from tests.support.plans import changed, make_plan
 
 DOWN = Velora(blocks=(Range(0, 1), Range(2, 4)), layers=("down",))
-CHOICE = Choice(
-    policy="two-stage", subnets=2, capacities=(BlockCapacity(full=3.0, forward_only=0.8, forward=0.4, backward=0.6),)
-)
 
 
 def test_velora_and_recompute_survive_json() -> None:
@@ -58,15 +54,13 @@ def test_velora_refuses_what_it_can_not_be(values: dict[str, Any], problem: str)
 
 
 def test_course_refuses_a_velora_that_does_not_fit() -> None:
-    """Blocks that there are not, more parts than values, and subnets are named with both numbers."""
+    """Blocks that there are not, and more parts than values are named with both numbers."""
     plan = make_plan([("a", 0, 4)], ["a"])
     with pytest.raises(PlanError, match=r"velora.blocks has \[3, 5\), but there are 4 blocks"):
         changed(plan, velora=dataclasses.replace(DOWN, blocks=(Range(3, 5),)))
     width = plan.course.hidden_size
     with pytest.raises(PlanError, match=f"velora.parts is {width + 1}, but a token has {width} values"):
         changed(plan, velora=dataclasses.replace(DOWN, parts=width + 1))
-    with pytest.raises(PlanError, match="velora and operations of 2 subnets a block don't go together"):
-        changed(plan, velora=DOWN, choice=CHOICE)
 
 
 def test_placement_refuses_to_recompute_what_it_does_not_have() -> None:

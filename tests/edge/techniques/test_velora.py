@@ -197,8 +197,10 @@ def projections_of(skeleton: Skeleton, velora: Velora) -> Projections:
     return Projections(velora, skeleton, start=0, stop=2, seed=0)
 
 
-def graph_of(skeleton: Skeleton, velora: Velora | None, dropout: float, x: torch.Tensor | None = None) -> torch.Tensor:
-    """What leaves two blocks, with the graph behind it."""
+def graph_of(
+    skeleton: Skeleton, velora: Velora | None, dropout: float, x: torch.Tensor | None = None, pattern: str = ""
+) -> torch.Tensor:
+    """What leaves two blocks, with the graph behind it; of both the subnets have these operations."""
     runner = BlockRunner(skeleton, dropout=dropout, seed=0)
     x = torch.randn(ROWS, TOKENS, WIDTH, requires_grad=True) if x is None else x
     mask = torch.ones(ROWS, TOKENS, dtype=torch.int64)
@@ -207,7 +209,8 @@ def graph_of(skeleton: Skeleton, velora: Velora | None, dropout: float, x: torch
     if velora is not None:
         projections = projections_of(skeleton, velora)
         around = lambda index: projections.block(index, used)  # noqa: E731
-    return runner.run(x, mask, runner.context(x, mask), 0, 2, train_at=(0, 0), around=around)
+    patterns = {0: pattern, 1: pattern} if pattern else {}
+    return runner.run(x, mask, runner.context(x, mask), 0, 2, train_at=(0, 0), patterns=patterns, around=around)
 
 
 def kept_inputs(skeleton: Skeleton, velora: Velora, dropout: float, *, is_projected: bool) -> dict[str, bool]:
@@ -239,6 +242,15 @@ def test_velora_keeps_no_input_of_own_weights(build: Any, model_type: str) -> No
     assert len(before) == 2 * len(set(paths(model_type, velora)))
     assert set(before.values()) == {True}
     assert set(kept_inputs(skeleton, velora, 0.1, is_projected=True).values()) == {False}
+
+
+def test_velora_keeps_no_input_of_subnets(build: Any) -> None:
+    """Of one full subnet of four it saves the inputs at the feed-forward part's second matrix, less the projections."""
+    skeleton, down = build("bert", "full"), Velora(blocks=BLOCKS, layers=("down",), parts=8)
+    found = (storage_bytes(saved_tensors(graph_of(skeleton, one, 0.0, pattern="1332"))) for one in (None, down))
+    kept, projected = (sum(each.values()) for each in found)
+    inner, bytes_each = skeleton.model.config.intermediate_size, 4
+    assert kept - projected >= 2 * ROWS * TOKENS * bytes_each * (inner / 4 - 8) - 2 * bytes_each * inner
 
 
 def paths(model_type: str, velora: Velora) -> list[str]:
