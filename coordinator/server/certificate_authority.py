@@ -38,7 +38,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from coordinator.server.rotation import Phase, Rotation, RotationState
 from ringtune.errors import BusyError, StorageError, TokenError, TrustError, UsageError
-from ringtune.storage.durable import make_private_folder, storage_errors, write_durably
+from ringtune.storage.durable import drop_file, make_private_folder, storage_errors, write_durably
 from ringtune.texts import RepeatCounter, printable, times
 from ringtune.transport import parties
 from ringtune.transport.identity import (
@@ -729,7 +729,7 @@ class TrustKeeper:
     def _put_in_place(self, authority: Authority) -> None:
         authority.write(self._folder)
         with storage_errors(self._folder / NEXT):
-            (self._folder / NEXT).unlink(missing_ok=True)
+            drop_file(self._folder / NEXT)
 
     def _own(self) -> Identity:
         """Read the coordinator's identity; make a new one if it is missing, ends soon, or is of another authority."""

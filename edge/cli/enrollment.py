@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.options import all_states, default_name
-from ringtune.errors import BusyError, ConnectionFailedError, TokenError, TrustError, UsageError
+from ringtune.errors import BusyError, ConnectionFailedError, RingTuneError, TokenError, TrustError, UsageError
 from ringtune.hints import hint_to_install
 from ringtune.ids import check_node_name
 from ringtune.options import DEFAULT_COORDINATOR
@@ -77,7 +77,8 @@ def choose_trust(
 ) -> Path | None:
     """Use this node's identity for all channels; no encryption if it has neither identity nor token.
 
-    A token is used only if there is no identity yet, so the first command line works again later.
+    A token is used only if there is no identity yet, so the first command line works again later; or if the identity
+    does not trust the token's authority, as that of a node that was away while the authority was rotated.
 
     Args:
         name: of the node.
@@ -106,8 +107,22 @@ def choose_trust(
         return None
     if token_file is not None and not (folder / IDENTITY).is_file():
         join_as(node_party(name), token_file, folder, coordinator, join_s, token=token)
+    elif token_file is not None and str(token_file) != "-":  # later starts may have nothing on standard input
+        _join_anew(node_party(name), token_file, folder, coordinator, token=token)
     require_name(speak_from(folder).identity.party, node_party(name), folder)
     return folder
+
+
+def _join_anew(party: Party, token_file: Path, folder: Path, coordinator: str, *, token: Token | None) -> None:
+    """Exchange a token of an authority that the identity does not trust; one that is used or gone changes nothing."""
+    from ringtune.transport.identity import fingerprint, read_identity
+
+    try:
+        token = token or token_for(party, token_file)
+        if token.authority_sha256 not in map(fingerprint, read_identity(folder, time.time()).authorities):
+            join_as(party, token_file, folder, coordinator, 0.0, token=token)
+    except RingTuneError as error:
+        _LOG.info("%s has a certificate in %s, the token in %s is not used: %s", party, folder, token_file, error)
 
 
 def join_as(

@@ -19,8 +19,10 @@ from edge.options import AgentOptions, default_name, default_state
 from ringtune import __version__, cli
 from ringtune.errors import ConnectionFailedError, TokenError, TrustError, UsageError
 from ringtune.transport.discovery import Announcement
+from ringtune.transport.identity import read_identity
 from ringtune.transport.parties import IDENTITY, Party, Token, make_secret, node_party, node_trust
 from ringtune.transport.speaker import Speaker, speak_as, speaker
+from tests.coordinator.server.test_certificate_authority import invited, running
 from tests.support.trust_parts import DAY_S, keep, speaker_of
 
 HASH = "0123456789abcdef" * 4
@@ -34,9 +36,10 @@ def _silence() -> Iterator[None]:
 
 def choose(tmp_path: Path, **changes: Any) -> Path | None:
     """What node ``pi`` chooses with its state folder in ``tmp_path``."""
-    asked: dict[str, Any] = {"trust": None, "token_file": None, "insecure": False} | changes
+    usual: dict[str, Any] = {"trust": None, "token_file": None, "insecure": False, "coordinator": "127.0.0.1:1"}
+    asked = usual | changes
     trust, token_file = asked.pop("trust"), asked.pop("token_file")
-    return choose_trust("pi", trust, token_file, state=tmp_path, coordinator="127.0.0.1:1", **asked)
+    return choose_trust("pi", trust, token_file, state=tmp_path, **asked)
 
 
 def spoken() -> str:
@@ -76,6 +79,22 @@ def test_choosing_joins_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert choose(tmp_path, token_file=Path("t")) == node_trust(tmp_path)
         assert spoken() == "node pi"
     assert asked == [Path("t")]
+
+
+def test_choosing_joins_anew_where_the_authority_was_replaced(tmp_path: Path) -> None:
+    """With a token of the new one; that in the command line of a service, which is used or gone, is left alone."""
+    file, folder = tmp_path / "t", node_trust(tmp_path / "state")
+    with running(tmp_path / "trust") as (keeper, address):
+        kept = keep(folder, speaker_of("pi"))
+        for text in ("", str(Token(node_party("pi"), 7071, HASH, make_secret()))):
+            file.write_text(text)
+            assert choose(tmp_path / "state", token_file=file, coordinator=address) == folder
+            assert read_identity(folder, time.time()) == kept
+        file.write_text(str(invited(tmp_path / "trust", node_party("pi"))))
+        for _ in range(2):
+            choose(tmp_path / "state", token_file=file, coordinator=address)
+            assert read_identity(folder, time.time()).authorities == keeper.authorities
+            file.write_text(str(invited(tmp_path / "trust", node_party("b"))))
 
 
 def test_choosing_refuses_what_does_not_belong_together(tmp_path: Path) -> None:
