@@ -343,7 +343,7 @@ class Database:
             database.execute(_FILES.delete().where(is_it & (_FILES.c.number >= number)))
             database.execute(_FILES.insert().values(run_id=run_id, name=name, number=number, content=bytes(piece)))
 
-        for number, piece in enumerate(content):  # noqa: B007 - a transaction each: beats wait for it
+        for number, piece in enumerate(content):  # a transaction each: beats wait for it
             self._write(write)
 
     def append(self, run_id: str, position: int, content: bytes) -> None:
