@@ -24,6 +24,7 @@ Source: C. Gray, D. Cheriton, "Leases", SOSP 1989; for fencing M. Kleppmann, "Ho
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -339,12 +340,12 @@ class Database:
         """Replace a file of a run, in one step if it is of one piece; raises as ``writing``."""
         is_it = (_FILES.c.run_id == run_id) & (_FILES.c.name == name)
 
-        def write(database: sql.Connection) -> None:
+        def write(number: int, piece: Piece, database: sql.Connection) -> None:
             database.execute(_FILES.delete().where(is_it & (_FILES.c.number >= number)))
             database.execute(_FILES.insert().values(run_id=run_id, name=name, number=number, content=bytes(piece)))
 
-        for number, piece in enumerate(content):  # noqa: B007 - a transaction each: beats wait for it
-            self._write(write)
+        for number, piece in enumerate(content):  # a transaction each: beats wait for it
+            self._write(functools.partial(write, number, piece))
 
     def append(self, run_id: str, position: int, content: bytes) -> None:
         """Store one event at a position of its file, in place of what is there or after it; raises as ``writing``."""

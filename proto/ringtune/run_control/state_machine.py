@@ -491,7 +491,10 @@ class RunStateMachine:
         commands += recovery.halt()
 
     def _lose_an_end(self, link: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
-        """Continue without an end of a link that stays broken: the accused node, or the other if only it has none."""
+        """Continue without one end of a link that stays broken.
+
+        That is the accused node, or the other one where only that owns no rows.
+        """
         lost = next((node for node in (link.lost, link.node) if self._course.owner(node) is None), link.lost)
         self._on_node_failed(rd.NodeFailed(lost, link.error, link.message), now_s, commands)
 
