@@ -8,6 +8,7 @@ end.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -194,6 +195,9 @@ def predict(
 ) -> Prediction:
     """Run ``plan`` on a virtual clock with the times of ``profile``.
 
+    A plan whose owners were lost or came back says when for the turns after that only: from its very beginning as many
+    steps are predicted with the owners that are there now.
+
     Args:
         plan: what to run.
         profile: nodes, and links if they take time.
@@ -213,6 +217,8 @@ def predict(
         PlanError: the profile lacks a node, a link or a time.
         DeadlineError: the virtual run does not end; says who waits for what.
     """
+    if start is None and plan.course.left_out:
+        plan = Plan(dataclasses.replace(plan.course, left_out=()), plan.placements)
     simulated = _Simulated(plan, profile, _Options(optimizer, dtype, embedding_bytes, control_latency_s, keep_spans))
     if samples is not None:
         simulated.replays(tuple(samples), same_run=same_run, seed=seed)

@@ -208,6 +208,20 @@ def comparison_lines(before: PredictedPlan, after: PredictedPlan) -> list[str]:
     return [*lines, f"left out: {', '.join(after.left_out)}"] if after.left_out else lines
 
 
+def loss_lines(losses: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each loss of nodes at once, with what follows, and how often the run goes on."""
+    rows = []
+    for row in losses:
+        lasts = f"after {format_seconds(row['seconds'])}, {row['layout']}" if row["seconds"] is not None else row["why"]
+        waits = f"for {', '.join(row['awaited'])}, " if row["awaited"] else ""
+        rows.append([", ".join(row["lost"]), row["outcome"], f"{waits}{lasts}"])
+    good = sum(row["outcome"] != "ends" for row in losses)
+    return [
+        *table_lines(["lost at once", "the run", ""], rows, left=3),
+        f"in {good} of {len(losses)} cases it goes on or waits; seconds are of the move, once the loss is noticed",
+    ]
+
+
 def _differences(before: PredictedPlan, after: PredictedPlan, *, is_same: bool) -> list[str]:
     differences = course_differences(before, after)
     lines = [f"after the change: {difference_text(differences)}"] if differences else []

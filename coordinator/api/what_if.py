@@ -15,7 +15,14 @@ from coordinator.api.output import Table
 from coordinator.api.prediction_inputs import read_inputs, read_recorded
 from coordinator.api.prediction_text import comparison_json, comparison_lines, sweep_rows
 from coordinator.client.initial_values import with_initial_digest
-from coordinator.planner.what_if import CellResult, PredictedPlan, WhatIf, job_differences
+from coordinator.planner.what_if import (
+    CellResult,
+    PredictedPlan,
+    WhatIf,
+    job_differences,
+    loss_result,
+    lost_nodes,
+)
 from ringtune.errors import UsageError
 from sim.sweep import Axis, check_workers, each_cell, grid, parse_axis
 
@@ -32,6 +39,8 @@ class Comparison:
         cells: a row for each combination of a sweep's values, with ``wall_s`` and further figures; empty without a
             sweep.
         job_changed: key -> both values, where the job to plan for differs from that of the run.
+        losses: a row for each set of nodes that are lost at once, with ``outcome`` (goes on, waits or ends), ``why``,
+            ``layout`` and ``seconds``.
     """
 
     question: WhatIf
@@ -40,6 +49,7 @@ class Comparison:
     results: Sequence[CellResult]
     axes: Sequence[Axis]
     job_changed: dict[str, tuple[str, str]]
+    losses: Table
 
     @cached_property
     def after(self) -> PredictedPlan:
@@ -53,11 +63,12 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return the output of ``ringtune what-if --json``, with the cells."""
-        return {**comparison_json(self.before, self.after), "cells": [dict(row) for row in self.cells]}
+        rows = {"cells": [dict(row) for row in self.cells], "losses": [dict(row) for row in self.losses]}
+        return {**comparison_json(self.before, self.after), **rows}
 
     def __repr__(self) -> str:
         lines = comparison_lines(self.before, self.after)
-        return "\n".join([*lines, *([repr(self.cells)] if len(self.cells) else [])])
+        return "\n".join([*lines, *(repr(table) for table in (self.cells, self.losses) if len(table))])
 
 
 @for_python
@@ -67,6 +78,7 @@ def what_if(
     *,
     profile: str | PathLike[str] | None = None,
     drop: Sequence[str] = (),
+    lose: Sequence[str] = (),
     add: Mapping[str, str] | Iterable[tuple[str, str]] | None = None,
     replan: JobLike = None,
     trace: RunLike | None = None,
@@ -86,6 +98,8 @@ def what_if(
         change: key -> value, with the keys of ``ringtune what-if --change``.
         profile: file of measured times; None = that of the run.
         drop: nodes that leave.
+        lose: nodes that a run loses at once, ``NODE+NODE``, or ``any two`` for every pair; of a run's folder, or with
+            ``replan``.
         add: name of a new node -> the node that it is like; with ``replan``.
         replan: job to plan again for.
         trace: draw times from this recorded run, stragglers included, instead of medians.
@@ -99,8 +113,8 @@ def what_if(
     Raises:
         RingTuneError: a file can't be read, a change is invalid, or its result does not fit.
     """
-    if not (change or drop or add or replan is not None or sweep):
-        raise UsageError("nothing changes; give --change, --sweep, --drop, --add or --replan")
+    if not (change or drop or lose or add or replan is not None or sweep):
+        raise UsageError("nothing changes; give --change, --sweep, --drop, --lose, --add or --replan")
     job = with_initial_digest(read_job(replan, {})) if replan is not None else None
     given = read_inputs(folder_of(plan), Path(profile) if profile is not None else None)
     question = WhatIf(
@@ -117,6 +131,9 @@ def what_if(
         recorded=read_recorded(folder_of(trace), given.plan, seed=seed) if trace is not None else None,
     )
     question.check([()])
+    losses, rules = [nodes for text in lose for nodes in lost_nodes(given.plan.parts[-1].nodes, text)], job or given.job
+    if losses and rules is None:
+        raise UsageError("--lose asks for [recovery] of a job; give a run's folder, or --replan JOB")
     axes = [parse_axis(text) for text in _texts(sweep)]
     cells = grid(axes) if axes else []
     if axes:
@@ -133,8 +150,9 @@ def what_if(
         results=results,
         axes=axes,
         job_changed=job_differences(given.job, job) if given.job and job else {},
+        losses=Table([loss_result(given.plan, given.profile, rules, nodes).to_json() for nodes in losses if rules]),
     )
-    if not axes:
+    if not axes and not losses:
         _ = found.after  # raises an error if the result does not fit
     return found
 

@@ -38,6 +38,13 @@ def what_if(
         list[str] | None,
         typer.Option(metavar="NODE", help="Leave a node out; without --replan the host before it takes its blocks."),
     ] = None,
+    lose: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NODES",
+            help="Lost by a run at once, A+B or 'any two': does it go on, by [recovery] of its job or --replan?",
+        ),
+    ] = None,
     add: Annotated[list[str] | None, typer.Option(metavar="NODE", help="Add a node without data.")] = None,
     like: Annotated[
         list[str] | None, typer.Option(metavar="NODE", help="Node with the speed, memory and links of an added one.")
@@ -71,12 +78,20 @@ def what_if(
 
     from coordinator.api import what_if as api
     from coordinator.api.arguments import typed
-    from coordinator.api.prediction_text import check_plot, comparison_json, comparison_lines, require_sweep_place
+    from coordinator.api.prediction_text import (
+        check_plot,
+        comparison_json,
+        comparison_lines,
+        loss_lines,
+        require_sweep_place,
+    )
     from coordinator.planner.what_if import difference_text
     from coordinator.screen.progress import WaitNotice, shown_cells
     from ringtune.errors import InterruptedRunError, UsageError
     from ringtune.storage.durable import check_writable
 
+    if lose and (sweep or change or drop or add):
+        raise UsageError("--lose is of the plan as it is; give --change, --drop, --add and --sweep in another call")
     if (csv or plot) and not sweep:
         raise UsageError("--csv and --plot are for a --sweep")
     if plot is not None:
@@ -103,6 +118,7 @@ def what_if(
             change,
             profile=profile,
             drop=drop or (),
+            lose=lose or (),
             add=tuple(zip(add or (), _models(add or [], like or []), strict=True)),
             replan=replan,
             trace=trace,
@@ -121,6 +137,11 @@ def what_if(
         if missing:
             done = len(found.results)
             raise InterruptedRunError(f"stopped; {done} of {done + missing} cells are done, and they are above")
+    elif lose and json:
+        typer.echo(json_module.dumps({"event": "losses", "losses": [dict(row) for row in found.losses], **told}))
+    elif lose:
+        for line in loss_lines(found.losses):
+            typer.echo(line)
     elif json:
         compared = comparison_json(found.before, found.after)
         typer.echo(json_module.dumps({"event": "what-if", **compared, **told}))

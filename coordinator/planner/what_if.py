@@ -5,20 +5,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, Final, TypedDict
 
+from coordinator.planner.limits import Effort
 from coordinator.planner.make_plan import check_inputs, make_plan
+from coordinator.planner.replan import placed_without
+from coordinator.planner.replicas import layout_text
+from ringtune.config.sections import SKIP_OWNER
+from ringtune.costs.action_costs import move_s
 from ringtune.costs.memory_terms import MemoryEstimate
 from ringtune.costs.profile import NodeFacts, Profile, TimedShape
-from ringtune.errors import PlanError, RingTuneError
+from ringtune.errors import CapacityError, PlanError, RingTuneError, StorageError, UsageError
 from ringtune.job.job import Job
+from ringtune.run_control.recovery import RecoveryPolicy, loss_outcome
 from ringtune.schedule.actions import Action
 from ringtune.schedule.course import COLLABORATION, JOINT, Course
 from ringtune.schedule.migration import first_step
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import row_uses
+from ringtune.storage.strict import nearest
 from ringtune.techniques.offload import AUTO, OFF, parse_helpers
 from sim.prediction import Prediction, check_fits, memory_bounds, predict
 from sim.recorded_run import Recording
@@ -321,6 +330,87 @@ class WhatIf:
         memory = memory_bounds(plan, profile, optimizer=self.optimizer, dtype=self.dtype)
         left_out = tuple(node.node for node in profile.nodes if node.node not in plan.nodes)
         return PredictedPlan(plan=plan, prediction=found, memory=memory, left_out=left_out, note=note)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossResult:
+    """The predicted outcome of the loss of some nodes at once.
+
+    Attributes:
+        why: why the run ends, or waits.
+        awaited: owners for which it waits.
+        layout: in which it goes on; empty if it ends.
+        seconds: of the move to this layout by the planner's formula, without those in which the loss is noticed; None
+            if the run ends.
+    """
+
+    lost: tuple[str, ...]
+    why: str = ""
+    awaited: tuple[str, ...] = ()
+    layout: str = ""
+    seconds: float | None = None
+
+    @property
+    def outcome(self) -> str:
+        """Whether the run ``ends``, ``waits`` or ``goes on``."""
+        return "ends" if self.seconds is None else "waits" if self.awaited else "goes on"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as a row of values."""
+        return {
+            **dataclasses.asdict(self),
+            "lost": list(self.lost),
+            "awaited": list(self.awaited),
+            "outcome": self.outcome,
+        }
+
+
+_NUMBERS: Final = {"one": 1, "two": 2, "three": 3}
+_SEARCH_S: Final = 5.0
+
+
+def lost_nodes(nodes: Sequence[str], text: str) -> list[tuple[str, ...]]:
+    """Read ``NODE+NODE``, or ``any two`` (``any 2``): every set of so many nodes.
+
+    Raises:
+        UsageError: another form, an unknown node, or no node would be left.
+    """
+    word, _, count = text.partition(" ")
+    if word == "any":
+        number = _NUMBERS.get(count, int(count) if count.isdecimal() else 0)
+        if not 0 < number < len(nodes):
+            raise UsageError(f"--lose {text!r}: give a number from 1 to {len(nodes) - 1}, such as 'any two'")
+        return list(itertools.combinations(nodes, number))
+    names = tuple(dict.fromkeys(text.split("+")))
+    for name in names:
+        if name not in nodes:
+            raise UsageError(f"--lose {text}: the plan has no node {name!r}; {nearest(name, nodes)}")
+    if len(names) == len(nodes):
+        raise UsageError(f"--lose {text}: no node would be left; name fewer")
+    return [names]
+
+
+def loss_result(plan: Plan, profile: Profile, job: Job, lost: tuple[str, ...]) -> LossResult:
+    """Predict the loss of nodes at once, in the last placement of a plan, by the rules of a run of ``job``."""
+    part, recovery = plan.parts[-1], job.recovery
+    policy = RecoveryPolicy(leaves_out=recovery.owners == SKIP_OWNER, awaits_s=recovery.wait_s)
+    found = loss_outcome(part, lost, policy)
+    if found.ends:
+        return LossResult(lost=lost, why=found.ends)
+    gone, placement = tuple(node for node in lost if node not in found.awaited), part.placement
+    after = Plan(found.course, part.placements)
+    try:
+        placement = placed_without(after, job, profile, gone, Effort(seconds=_SEARCH_S)) if gone else placement
+    except (CapacityError, StorageError) as error:
+        return LossResult(lost=lost, why=str(error))
+    rows = f"own{'s' * (len(found.awaited) == 1)} rows, which no other node has"
+    return LossResult(
+        lost=lost,
+        why=f"{', '.join(found.awaited)} {rows}" if found.awaited else "",
+        awaited=found.awaited,
+        layout=layout_text(Plan.of(found.course, dataclasses.replace(placement, placement_number=0, first_turn=0))),
+        seconds=move_s(part.placement, placement, profile.nodes[0]),
+    )
 
 
 _SHOWN = ("num_steps", "batch_size", "microbatches", "max_length", "wire_dtype", "eval_every", "local_iterations")

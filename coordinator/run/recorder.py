@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from coordinator.run.events import EventSink, GrowingFile
@@ -127,6 +127,11 @@ class RunRecorder:
         if self._trace_file is not None and self._trace_text is not None:
             text = self._trace_text.move(command.part.nodes, command, at_unix_s)
             self._trace_file.write(text.encode())
+
+    @property
+    def nodes(self) -> Collection[str]:
+        """The nodes of the run, those that have joined among them."""
+        return self.ledger.nodes.keys()
 
     def joined(self, facts: NodeFacts, links: Sequence[LinkFacts]) -> None:
         """Add one more node with its links; the books of a returned node are continued."""

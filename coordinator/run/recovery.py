@@ -110,7 +110,7 @@ class Reports:
         if not self.is_new(request):
             return  # the node sent it again without our answer
         last = self._num_reports.get(request.node, 0)
-        check_report(request, last=last, nodes=recorder.plan.nodes, end_seq=recorder.end_seq)
+        check_report(request, last=last, nodes=recorder.nodes, end_seq=recorder.end_seq)
         self._num_reports[request.node] = request.number
         recorder.add_report(request)
         for step in request.steps:

@@ -136,7 +136,7 @@ def test_log_of_a_library_is_not_flooded_by_a_stranger(logged: io.StringIO) -> N
 class _Books:
     """Books of a run into which nothing is written."""
 
-    plan, end_seq = make_plan([("a", 0, 4)], ["a"]), 1
+    plan, nodes, end_seq = make_plan([("a", 0, 4)], ["a"]), ("a",), 1
 
     def add_report(self, request: control_pb2.ReportRequest) -> None:
         """Ignore it."""

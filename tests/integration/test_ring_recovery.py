@@ -96,18 +96,27 @@ def test_run_goes_on_without_a_helper_that_is_killed(ring: Cluster) -> None:
 
 
 @pytest.mark.promise("1 partition invariance")
-@pytest.mark.parametrize("owner", ["a", "b"])
+@pytest.mark.parametrize(("owner", "is_killed"), [("a", True), ("b", False)])
 @pytest.mark.sampled(1)
-def test_run_goes_on_without_the_rows_of_an_owner_that_is_killed_until_it_is_back(ring: Cluster, owner: str) -> None:
-    """As one process that trains on what is there; its books say who was left out and came back, and what it missed."""
+def test_run_goes_on_without_the_rows_of_a_lost_owner_until_it_is_back(
+    ring: Cluster, owner: str, is_killed: bool
+) -> None:
+    """As one process that trains on what is there; its books say who was left out and came back, and what it missed.
+
+    It is another process of its name, or one that stood still for longer than its lease.
+    """
     job = job_of(ring, recovery__owners="skip", train__max_steps=96, train__eval_every=48, runtime__wait_s=300.0)
     follower = followed(ring, job)
     follower.wait_for_steps(9)
-    ring.signal(owner, signal.SIGKILL)
-    follower.wait_for(lambda outcome: bool(outcome.of_kind("recovery")))
-    hold = Hold(follower)
-    ring.wait_exit(owner)
-    ring.start(owner)
+    ring.signal(owner, signal.SIGKILL if is_killed else signal.SIGSTOP)
+    try:
+        follower.wait_for(lambda outcome: bool(outcome.of_kind("recovery")))
+        hold = Hold(follower)
+    finally:
+        ring.signal(owner, signal.SIGCONT)
+    if is_killed:
+        ring.wait_exit(owner)
+        ring.start(owner)
     told = f"node {owner} is back; its rows are trained again from the next turn boundary on"
     follower.wait_for(lambda outcome: told in outcome.notes)
     hold.let_go()

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import random
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from ringtune.errors import PlanError
 from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.methods import Everything
-from ringtune.schedule.migration import stay_reason
+from ringtune.schedule.migration import stay_reason, with_owner, without_owner
 from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, Choice, Operations, share
 from ringtune.schedule.placement import ActivationCacheSettings, Placement
 from ringtune.schedule.plan import Plan
@@ -639,3 +640,21 @@ def test_prediction_counts_the_reading_as_decoding_and_the_keeping_as_encoding()
     assert found["b"][str(Op.READ)] == pytest.approx(expected.entering * 0.25)
     assert found["b"][str(Op.KEEP)] == pytest.approx(expected.kept["b"] * 0.5)
     assert str(Op.READ) not in found["a"]
+
+
+@pytest.mark.parametrize("unfreeze", ["auto", None])
+def test_prediction_of_a_run_that_lost_an_owner_or_took_it_back_has_its_steps(unfreeze: str | None) -> None:
+    """From the beginning with the owners that are there at the end; from where it changed with their very turns."""
+    slices = [("a", 0, 2), ("c", 2, 5)]
+    decides: dict[str, Any] = {"unfreeze": unfreeze, "patience_steps": 2} if unfreeze else {}
+    plan = make_plan(slices, ["a", "b", "c"], num_blocks=5, num_steps=60, local_iterations=2, **decides)
+    lost = without_owner(plan.course, "b", 6)
+    back = with_owner(lost, "b", 12, 60)
+    for course, names in ((lost, {"a", "c"}), (back, {"a", "b", "c"})):
+        after = Plan(course, plan.placements)
+        profile = profile_of(after, links=all_pairs(after.nodes, 1e5, 0.01))
+        assert predict(after, profile).num_steps == course.num_steps
+        assert {node.node for node in predict(after, profile).nodes if node.busy_s} == names
+    if unfreeze is None:
+        found = predict(after, profile, start=StartPoint.of(course, step=24))
+        assert sum(each.steps for each in found.depths) == course.num_steps - 24

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import pytest
 
 from ringtune.run_control import events as rd
+from ringtune.run_control.recovery import RecoveryPolicy, loss_outcome
 from ringtune.schedule.lowering import links
 from ringtune.schedule.migration import stay_reason
-from ringtune.schedule.placement import Placement
+from ringtune.schedule.placement import Placement, Rack
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import no_replicas
 from sim.ring import RingResult
@@ -348,3 +350,47 @@ def test_items_are_shown_when_they_are_done_and_once() -> None:
     before = [entry for entry in logged[: logged.index(recovery)] if isinstance(entry, rd.ShowStep)]
     assert any(entry.step >= recovery.step for entry in before), "some step was done that had to be repeated"
     assert len(ring._rounds._log._shown) < len(shown) / 2, "what is committed is never repeated, so it is forgotten"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_loss_of_nodes_at_once_is_foretold(seed: int) -> None:
+    """Any hosts and copies on any racks: the run ends where that is said, and for that reason; else it goes on."""
+    rng = random.Random(f"foretold {seed}")
+    hosts = [(name, block, block + 1) for block, name in enumerate("wxyz")]
+    plan = make_plan(hosts, ["a", "b"], num_steps=16, local_iterations=2, method="all")
+    racks = tuple(Rack(name, rng.choice("123")) for name in "abwxyz")
+    plan = plan.with_copies(True, seed % 3, racks if seed % 3 else ())
+    outcomes = set[bool]()
+    for lost in itertools.combinations("wxyz", rng.choice([2, 3]) if seed % 3 else 2):
+        found = loss_outcome(plan, lost, RecoveryPolicy())
+        ring = ring_of(plan, rng, num_copies=seed % 3)
+
+        def when(what: str, node: str, ring: RecoveringRing = ring, lost: tuple[str, ...] = lost) -> str | None:
+            if what == "backward" and sum(isinstance(entry, rd.LogTurn) for entry in ring.result.logged) > 2:
+                for each in lost:
+                    ring.lose(each)
+            return None
+
+        ring.when = when
+        result = ring.run()
+        assert result.finish is not None and set(ring.lost) == set(lost)
+        assert bool(result.finish.error) == bool(found.ends), (lost, result.finish, found)
+        assert not found.ends or "no living node has a copy of block" in result.finish.message
+        assert not found.awaited
+        outcomes.add(bool(found.ends))
+    assert outcomes == {True, False} or seed % 3
+
+
+def test_loss_of_owners_is_foretold_by_what_the_job_says() -> None:
+    """They are awaited, or left out; the only one that is left is awaited, or the run ends."""
+    plan = make_plan([("x", 0, 2), ("y", 2, 4)], ["a", "b"], num_steps=16).with_copies(True, 2)
+    skips, waits = RecoveryPolicy(leaves_out=True, awaits_s=5.0), RecoveryPolicy(awaits_s=5.0)
+    assert loss_outcome(plan, ("a", "x"), waits)[:2] == ("", ("a",))
+    one = loss_outcome(plan, ("a", "x"), skips)
+    assert one[:2] == ("", ()) and [owner.node for owner in one.course.owners] == ["b"]
+    assert loss_outcome(plan, ("a", "b"), skips).awaited == ("b",)
+    assert "no other node than b owns rows" in loss_outcome(plan, ("a", "b"), RecoveryPolicy(leaves_out=True)).ends
+    assert "a owns rows" in loss_outcome(plan, ("a", "x"), RecoveryPolicy()).ends
+    assert "keeps no copies of turns" in loss_outcome(plan.with_copies(False), ("x",), waits).ends
+    # The head is at its owner and at the next one
+    assert "copy of the head" in loss_outcome(plan.with_copies(True), ("a", "b"), waits).ends

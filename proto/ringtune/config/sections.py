@@ -533,7 +533,7 @@ class RecoverySettings:
             at once. Where all parameters train, copies are of checkpoints, on the nodes' disks, from which the run goes
             on without the host; auto = none.
         owners: when an owner of rows is lost: wait = the run waits for it, for at most ``wait_s``, and continues from
-            copies when it is back; skip = the run continues from copies without the owner's remaining turns.
+            copies when it is back; skip = the run continues from copies without the owner's turns, until it is back.
         wait_s: longest time that the run waits for a node that it can't do without, in seconds: an owner of rows, or a
             node with memory for blocks that fit nowhere else. After it the run ends, and can be resumed. 0 = the run
             ends at once, as it does without copies, and with --local, where no node is started again.

@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from ringtune.errors import CapacityError, DivergedError, PeerLostError, StorageError, needed
 from ringtune.run_control.events import (
@@ -60,7 +60,7 @@ from ringtune.run_control.events import (
     ShowStep,
 )
 from ringtune.schedule.course import Course
-from ringtune.schedule.migration import CopyHolders, Source, rows_reason
+from ringtune.schedule.migration import CopyHolders, Source, rows_reason, without_owner
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn
@@ -125,6 +125,56 @@ def end_reason(lost: str, course: Course, kept: CopyHolders, policy: RecoveryPol
     if kept.step and not kept.holder:
         return f"no living node has a copy of the head after step {kept.step}; {RESUME}"
     return ""
+
+
+class LossOutcome(NamedTuple):
+    """The outcome of the loss of some nodes at once.
+
+    Attributes:
+        ends: why the run ends; empty = it goes on.
+        awaited: owners for which it waits before.
+        course: without the owners that it leaves out.
+    """
+
+    ends: str
+    awaited: tuple[str, ...]
+    course: Course
+
+
+def loss_outcome(part: Plan, lost: Collection[str], policy: RecoveryPolicy) -> LossOutcome:
+    """Tell what follows if nodes are lost at once near the end of a run, whichever owner had the last turn.
+
+    ``part`` is the plan with the placement that holds then. As many blocks are trained as can be.
+    """
+    course, placement = part.course.soonest(), part.placement
+    if not part.goes_back:
+        return LossOutcome(f"the plan keeps no copies of turns (recovery.copies); {RESUME}", (), part.course)
+    length = course.local_iterations
+    done = max(1, course.num_steps // length - 1) * length
+    left, awaited = part.course, list[str]()
+    for owner in course.owners:
+        kept, left, awaited = CopyHolders(), part.course, []
+        turn = Turn(
+            index=0,
+            kind=StepKind.TRAIN,
+            owner=owner.node,
+            round=0,
+            first_seq=0,
+            num_items=length,
+            first_step=done - length,
+            first_batch=0,
+        )
+        kept.commit(course, placement, turn)
+        for node in lost:
+            kept.lose(node)
+        for node in lost:
+            if why := end_reason(node, left, kept, policy):
+                return LossOutcome(why, (), part.course)
+            if left.owner(node) is not None and policy.leaves_out and not rows_reason(left, node, done):
+                left = without_owner(left, node, left.turns_of(done))
+            elif left.owner(node) is not None:
+                awaited.append(node)
+    return LossOutcome("", tuple(awaited), left)
 
 
 class UncommittedLog:

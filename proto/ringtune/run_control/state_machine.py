@@ -546,7 +546,7 @@ class RunStateMachine:
         if not self._policy.leaves_out or self._policy.num_steps is None:
             return "recovery.owners is not 'skip'"
         if not self._goes_back:
-            return "this plan keeps no copies of turns (recovery.copies)"
+            return "this plan keeps no copies of the ends of turns (recovery.copies)"
         step, is_over = self.last_step, grants is not None and grants.is_exhausted
         if self._recovery is not None:
             step, is_over = self._recovery.step, is_over and self._recovery.course is None

@@ -204,7 +204,7 @@ def reduced_num_steps(course: Course, num_steps: int) -> int:
     turns = [out.get(owner.node, count) for owner, count in zip(owners, counts, strict=True)]
     last = next_owner(own, turn_counts(own, total - 1)) if total else 0  # its last turn may be short
     num_turns = sum(turns) - sum(course.missed.values())
-    return num_turns * length - (-num_steps % length if turns[last] == counts[last] else 0)
+    return max(0, num_turns * length - (-num_steps % length if turns[last] == counts[last] else 0))
 
 
 def course_before(course: Course, num_steps: int) -> Course:

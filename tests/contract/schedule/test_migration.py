@@ -134,7 +134,12 @@ def test_owners_have_the_turns_of_the_whole_run_while_they_are_there(seed: int) 
         assert [turn.first_step for turn in found] == [
             step + sum(turn.num_items for turn in found[:at]) for at in range(len(found))
         ]
-        if found:
+        if left:
+            later = rng.randrange(len(left))
+            resumed = train_turns(course, StartPoint.of(course, step=found[later].first_step))
+            assert [(what(turn), turn.first_step) for turn in resumed] == [
+                (what(turn), turn.first_step) for turn in found[later:]
+            ]
             assert holder_after(course, course.num_steps) == found[-1].owner
             pairs = hand_overs(course, start)
             ways = itertools.pairwise([start.holder, *(turn.owner for turn in turn_sequence(course, start=start))])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import itertools
 import json
@@ -20,17 +21,20 @@ from coordinator.planner.judge import simulated_job_s
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.what_if import CellResult, WhatIf
 from coordinator.screen.progress import shown_cells
+from ringtune.costs.action_costs import move_s
 from ringtune.errors import StorageError
 from ringtune.job.job import load_job
 from ringtune.plan_keys import PLAN_KEYS
+from ringtune.schedule.placement import Rack
 from ringtune.storage import durable
 from sim.prediction import predict
 from sim.sweep import parse_axis
-from tests.support.moves import moving
+from tests.support import plans
+from tests.support.moves import moving, slices_of
 from tests.support.plans import changed
 from tests.support.predictions import MOVE_S, PLAN, PROFILE, asked, ringtune, tiny_job, write_pair, write_run
 from tests.support.processes import source_environment
-from tests.support.profiles import profile_of
+from tests.support.profiles import all_pairs, profile_of
 
 EXPECTED = predict(PLAN, PROFILE)
 
@@ -120,10 +124,39 @@ def test_what_if_plans_anew_for_a_job(pair: tuple[str, ...], tmp_path: Path) -> 
     assert dropped["slices"] == {"alice": [0, 4]}
 
 
+def test_what_if_says_what_follows_when_nodes_are_lost_at_once(tmp_path: Path) -> None:
+    """Two copies on other racks: any host and another go; both owners are awaited, and hosts move meanwhile."""
+    slices = [(name, at, at + 1) for at, name in enumerate("abcd")]
+    plan = plans.make_plan(slices, ["a", "c"], num_steps=24, method="all")
+    plan = changed(plan, max_length=8, hidden_size=8)
+    racks = tuple(Rack(name, rack) for name, rack in zip("abcd", "1122", strict=True))
+    plan, profile = plan.with_copies(True, 2, racks), profile_of(plan, links=all_pairs(plan.nodes, 1e5, 0.01))
+    files, job = write_pair(tmp_path, plan=plan, profile=profile), tmp_path / "job.toml"
+    job.write_text(tiny_job())
+    pair = (files[0], "--profile", files[1])
+    losses = asked(*pair, "--replan", job, "--lose", "any two")["losses"]
+    assert [row["lost"] for row in losses] == [[*lost] for lost in itertools.combinations("abcd", 2)]
+    assert {row["outcome"] for row in losses if {"a", "c"} & {*row["lost"]}} == {"waits"}
+    (hosts,) = [row for row in losses if row["lost"] == ["b", "d"]]
+    assert hosts["outcome"] == "goes on" and hosts["why"] == "" and "b" not in hosts["layout"].split()
+    after = dataclasses.replace(plan.placement, slices=slices_of([("a", 0, 3), ("c", 3, 4)]))
+    assert hosts["seconds"] == move_s(plan.placement, after, profile.nodes[0])
+    lines = ringtune("what-if", *pair, "--replan", job, "--lose", "b+d", "--lose", "a+b+c").stdout.splitlines()
+    assert lines[1].split()[:4] == ["b,", "d", "goes", "on"]
+    assert lines[2].split()[3] == "ends" and "no living node has a copy of block 0" in lines[2]
+    assert lines[3].startswith("in 1 of 2 cases")
+    refused = {"any 4": "give a number from 1 to 3", "b+x": "no node 'x'", "a+b+c+d": "no node would be left"}
+    for lost, why in refused.items():
+        result = ringtune("what-if", *pair, "--replan", job, "--lose", lost)
+        assert result.exit_code == 2 and why in result.stderr
+    assert "--lose asks for [recovery] of a job" in ringtune("what-if", *pair, "--lose", "b").stderr
+    assert "in another call" in ringtune("what-if", *pair, "--lose", "b", "--drop", "b").stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message", "exit_code"),
     [
-        ([], "nothing changes; give --change, --sweep, --drop, --add or --replan", 2),
+        ([], "nothing changes; give --change, --sweep, --drop, --lose, --add or --replan", 2),
         (["--change", "bob"], "'bob' is not KEY=VALUE", 2),
         (["--change", "bobb.compute=2"], "no node 'bobb'; did you mean 'bob'?", 5),
         (["--change", "bob.memory=100KiB"], "node bob needs ", 6),

@@ -295,7 +295,7 @@ def test_lost_node_that_only_helped_is_called_a_helper() -> None:
 class _NoBooks:
     """Books into which nothing is written, of a run of which eight items are granted."""
 
-    plan, end_seq = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"]), 8
+    plan, nodes, end_seq = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"]), ("a", "b", "new"), 8
 
     def note_end(self, seq: int, at_unix_s: float) -> None:
         """Ignore it."""
@@ -422,6 +422,9 @@ def test_report_of_granted_items_is_taken() -> None:
         add(request)
     recorder: Any = _NoBooks()
     assert [type(event) for event in reports.take(request, recorder)] == [rd.StepReported] * 2
+    # A node that has joined may be lost before the plan has it
+    lost = control_pb2.ReportRequest(node="a", number=2, error="PeerLostError", message="new is gone", lost_peer="new")
+    assert list(reports.take(lost, recorder)) == [] and reports.verdict(math.inf) is not None
 
 
 def test_totals_that_are_no_figures_are_refused() -> None:

@@ -6,15 +6,20 @@ import dataclasses
 import queue
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from coordinator.run.join import KnownNodes, refusal_reason
+from coordinator.run.checkpoint import CheckpointManager
+from coordinator.run.join import Joined, JoinEvent, JoinHandler, KnownNodes, refusal_reason
 from coordinator.run.members import MAX_BETWEEN_S, Member, Registry, WakingClock, check_reachable
+from coordinator.run.node_client import AgreedModel
+from coordinator.run.recovery import Reports
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_driver import RunDriver
 from ringtune.errors import BusyError, ConnectionFailedError, DataError, FrameError, IntegrityError
+from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.methods import Hift, RingAda
 from ringtune.schedule.migration import without_owner
 from ringtune.schedule.plan import Plan
@@ -257,6 +262,31 @@ def test_run_that_waits_for_room_asks_members_that_had_no_part(cluster: FakeClus
     assert going.note_of("c") == "node c is back; resuming"
     assert agent.log == ["inspect"] and going.driver.nodes == {"a", "b", "c"}
     going.driver.stop("test")
+
+
+def test_run_that_begins_without_owners_asks_those_that_are_there() -> None:
+    """They were left out in an earlier part of the run; other members are asked when they join."""
+    joined = list[JoinEvent]()
+    members: Any = SimpleNamespace(living=lambda: (member("a"), member("b"), member("c")))
+    handler = JoinHandler(
+        "run",
+        RunRequest(job=job()),
+        members,
+        RunStateMachine(None),
+        Reports(CheckpointManager("run", job(), None)),
+        lease_s=1.0,
+        put=joined.append,
+        feed=lambda event: None,
+        note=lambda line: None,
+        admit=lambda one, calls: "",
+        addresses={},
+        models=AgreedModel(lambda: None),
+        shards_run="run",
+    )
+    books: Any = None
+    plan = Plan(without_owner(KNOWN.plan.course, "b", 1), KNOWN.plan.placements)
+    handler.begin(KnownNodes(plan, {"a": facts("a")}), books, books)
+    assert joined == [Joined(member("b"))]
 
 
 def test_report_of_a_former_process_is_refused(cluster: FakeCluster) -> None:
