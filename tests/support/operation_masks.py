@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from edge.model.layouts import LAYOUTS
 from ringtune.config.sections import learning_rate
+from ringtune.models.families import LAYOUTS
 from ringtune.run_control import events as rd
 from ringtune.schedule.batches import BatchStream
 from ringtune.schedule.operation_tables import FORWARD_ONLY, FULL, SHORTCUT, BatchOperations, Operations, pattern_of
