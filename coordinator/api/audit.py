@@ -237,12 +237,7 @@ class LedgerCheck:
         """
         if steps != self._last:
             self._problems.append(f"the ledger ends at step {self._last}, and the run has {steps} steps")
-        blocks: dict[int, dict[str, TensorPieces]] = {}
-        file = TensorFile(FilePieces(weights), where=str(weights))
-        for name in file.infos:
-            if (block := block_of(name)) is not None:
-                blocks.setdefault(block, {})[name[name.index(f".{block}.") + 1 :]] = file.tensor(name)
-        digests = {block: tensors_digest(tensors) for block, tensors in blocks.items()}
+        digests = weights_of(TensorFile(FilePieces(weights), where=str(weights)))
         wrong: dict[int, list[int]] = {}
         for step, ends in self._ends.items():
             wrong[step] = [block for block, (expected, _) in ends.items() if digests.get(block) != expected]
@@ -258,7 +253,26 @@ class LedgerCheck:
     def checked(self) -> CheckedLedger:
         """Return what was found."""
         figures = {**self._figures, "first": self._first, "last": self._last}
-        return CheckedLedger(tuple(self._problems), tuple(self._facts), figures)
+        return CheckedLedger(tuple(self._problems), tuple(dict.fromkeys(self._facts)), figures)
+
+
+def weights_of(file: TensorFile) -> dict[int, str]:
+    """Return by block the digest of its tensors in a result, which is that of its weights in the state of a node."""
+    blocks: dict[int, dict[str, TensorPieces]] = {}
+    for name in file.infos:
+        if (block := block_of(name)) is not None:
+            blocks.setdefault(block, {})[name[name.index(f".{block}.") + 1 :]] = file.tensor(name)
+    return {block: tensors_digest(_without_twins(tensors)) for block, tensors in blocks.items()}
+
+
+def _without_twins(tensors: Mapping[str, TensorPieces]) -> dict[str, TensorPieces]:
+    """Leave out the second name of a norm before a bottleneck (``ln_before``), which the library saves twice."""
+
+    def is_twin(name: str) -> bool:
+        other = tensors.get(name.replace(".adapter_down.0.", ".adapter_norm_before."))
+        return ".adapter_down.0." in name and other is not None and bytes(other.data) == bytes(tensors[name].data)
+
+    return {name: tensor for name, tensor in tensors.items() if not is_twin(name)}
 
 
 def sentences(found: CheckedLedger) -> Iterator[str]:

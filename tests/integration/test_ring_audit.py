@@ -64,3 +64,16 @@ def test_host_that_scales_a_gradient_is_taken_out_and_the_run_goes_on(
     assert largest_difference(trained(outcome), wanted.adapter() | wanted.head()) < 1e-9
     found = checked(outcome, tmp_path / "recovered")
     assert not found.problems and found.figures["turns"] > 2 and outcome.report["audit"]["disagreed"] == 1
+
+
+def test_host_that_accuses_an_honest_one_is_taken_out(audited: Cluster, orders: Path) -> None:
+    """C says that a computed otherwise, and b, which repeats it too, finds nothing wrong."""
+    (orders / "c").write_text("after repeat 3 scale")
+    job, follower = followed(audited)
+    outcome = follower.wait()
+    assert outcome.is_done, outcome.message
+    (recovery,) = outcome.of_kind("recovery")
+    assert recovery["lost"] == ["c"]
+    assert [note for note in outcome.notes if "node c says that node a computed another result" in note]
+    wanted = reference_of(audited, job, outcome)
+    assert largest_difference(trained(outcome), wanted.adapter() | wanted.head()) < 1e-9

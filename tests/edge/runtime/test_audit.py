@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from edge.runtime.audit import AuditRecorder, NodeAudit
+from coordinator.api.audit import weights_of
+from edge.runtime.audit import AuditRecorder, NodeAudit, State
 from edge.runtime.executor import NodeExecutor
 from edge.transport.tensors import WIRE_TYPES
 from ringtune.errors import FrameError, IntegrityError
@@ -22,7 +23,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn, turn_sequence
 from ringtune.schedule.units import Range
 from ringtune.storage.pieces import Pieces
-from ringtune.storage.tensor_files import TensorFile
+from ringtune.storage.tensor_files import TensorFile, write_tensors
 from ringtune.techniques.audit import (
     Cell,
     CellPlace,
@@ -196,7 +197,7 @@ def audited(
         {"method": "all", "dropout": 0.2, "dtype": "float32", "wire": "bfloat16", "recompute": (Range(1, 4),)},
         {"method": "all", "optimizer": "sgd", "adapter": "lora", "eval_every": 2, "checkpoint_every": 2},
         {"method": "all", "microbatches": 4, "adapter": "lora", "operations": TABLE},
-        {"microbatches": 4, "choice": make_choice(subnets=2, refresh_steps=2), "dtype": "float32"},
+        {"microbatches": 4, "num_steps": 4, "choice": make_choice(subnets=2, refresh_steps=2), "dtype": "float32"},
     ],
 )
 def test_repeated_work_of_honest_hosts_has_equal_bits(changes: dict[str, Any]) -> None:
@@ -317,3 +318,17 @@ def test_other_hand_ins_than_told_are_refused_before_they_are_used() -> None:
             read(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
         with pytest.raises(IntegrityError):
             read(b"no file")
+
+
+@pytest.mark.parametrize(
+    ("family", "adapter"),
+    [("", "seq_bn[ln_before=True]"), ("gpt2", "lora"), ("smollm3", "full"), ("vit", "double_seq_bn")],
+)
+def test_weights_in_a_result_have_the_digest_that_a_node_signs(family: str, adapter: str) -> None:
+    """Block by block, whatever the tensors are called around it."""
+    task = "image-classification" if family == "vit" else "sequence-classification"
+    case = Case(folder=inputs(family, task if family else ""), owners=("a",), task=task, adapter=adapter)
+    executor = make_executor(case, case.plan((("b", 0, 2), ("a", 2, 4))), "b")
+    state = State.of(bytes(write_tensors(executor.part.tensors())))
+    (file,) = (file for name, file in executor.adapter_files(with_head=False).items() if name.endswith(".safetensors"))
+    assert weights_of(TensorFile(file, where="it")) == {block: both[0] for block, both in state.parts.items()}
