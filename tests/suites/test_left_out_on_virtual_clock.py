@@ -288,22 +288,25 @@ class AnyLosses(Losses):
         return (("count", 2.0), ("loss_sum", random.Random(f"{self._seed}/{self._steps[action.seq]}").random()))
 
 
+@pytest.mark.parametrize("back_s", [None, 15.0])
 @pytest.mark.parametrize("eval_rows", [5, 0])
 @pytest.mark.parametrize("seed", range(4))
-def test_best_evaluation_is_that_of_the_same_rows(seed: int, eval_rows: int) -> None:
-    """Evaluations before an owner is left out count no more, unless it had no part in them."""
+def test_best_evaluation_is_that_of_the_same_rows(seed: int, eval_rows: int, back_s: float | None) -> None:
+    """Evaluations before an owner is left out, or back, count no more, unless it has no part in them."""
     plan = make_plan(
         [("a", 0, 2), ("b", 2, 4)], ["a", "c", "b"], num_blocks=4, num_steps=40, local_iterations=2, eval_every=4
     )
     owners = [dataclasses.replace(one, eval_rows=eval_rows if one.node == "c" else 5) for one in plan.course.owners]
     plan = changed(plan, owners=tuple(owners))
     rng = random.Random(f"best {seed}")
-    ring = ring_of(plan, rng, recovery=SKIPS, rounds={"keeps_best": True}, carrier=AnyLosses(plan, seed))
+    back = {"recovery": taking_back(plan), "back_s": lambda node: back_s}
+    ring = ring_of(plan, rng, rounds={"keeps_best": True}, carrier=AnyLosses(plan, seed), **back)
     asks = rng.randint(2, 4)
     moment = rng.choice(["collect best", "backward"])
-    ring.when = lambda what, node: "c" if (what, ring.best[0] >= 4 * asks) == (moment, True) else None
+    ring.when = lambda what, node: "c" if (what, ring.best[0] >= 4 * asks) == (moment, True) and not ring.came else None
     result = ring.run()
     assert result.finish == rd.Finish("", "") and [owner for _, owner in left_out(result)] == ["c"]
+    assert [entry.returned for entry in recoveries(result)[1:]] == [("c",)] * (back_s is not None)
     best, found = NONE_DONE, list[tuple[bool | None, bool]]()
     for entry in result.logged:
         if isinstance(entry, rd.LogRecovery) and eval_rows:

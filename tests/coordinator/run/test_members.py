@@ -23,6 +23,7 @@ from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.methods import Hift, RingAda
 from ringtune.schedule.migration import without_owner
 from ringtune.schedule.plan import Plan
+from ringtune.transport.endpoints import WIRE
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, facts, job
 from tests.support.plans import changed, make_plan
@@ -262,6 +263,36 @@ def test_run_that_waits_for_room_asks_members_that_had_no_part(cluster: FakeClus
     assert going.note_of("c") == "node c is back; resuming"
     assert agent.log == ["inspect"] and going.driver.nodes == {"a", "b", "c"}
     going.driver.stop("test")
+
+
+@pytest.mark.parametrize(
+    ("reason", "wire", "changes", "note"),
+    [
+        (
+            "",
+            WIRE,
+            {"placement__replan": "never"},
+            "is back; its rows are trained again from the next turn boundary on",
+        ),
+        ("", WIRE - 1, {}, "takes no part in this run: node c has an older build of ringtune"),
+        ("none is left", WIRE, {}, "decided after the next turn; its rows stay left out: none is left"),
+        ("none is left", WIRE, {"placement__replan": "never"}, "takes no part in this run: its rows stay left out"),
+    ],
+)
+def test_owner_that_was_left_out_and_joins_is_told_what_becomes_of_its_rows(
+    monkeypatch: pytest.MonkeyPatch, reason: str, wire: int, changes: dict[str, Any], note: str
+) -> None:
+    """It need not pay as a host that comes; where its rows stay out it may still get blocks."""
+    monkeypatch.setattr(RunStateMachine, "left_out", ("c",))
+    monkeypatch.setattr(RunStateMachine, "return_reason", lambda machine, node: reason)
+    with FakeCluster("a", "b", agents={"a": silent(1), "b": silent(2)}) as made:
+        going = Going(made, **changes)
+        agent = FakeAgent("c", made.server.address, **silent(3))
+        agent.wire = wire
+        made.agents["c"] = agent
+        agent.join()
+        assert note in going.note_of("c")
+        going.driver.stop("test")
 
 
 def test_run_that_begins_without_owners_asks_those_that_are_there() -> None:
