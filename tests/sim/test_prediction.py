@@ -29,6 +29,7 @@ from ringtune.schedule.versions import depth
 from ringtune.techniques.activation_cache import expected_cache_use
 from ringtune.techniques.operations import expected_table
 from sim.prediction import Prediction, memory_bounds, predict
+from sim.what_if import with_speed
 from tests.support.cases import cases
 from tests.support.moves import moving, moving_at_random
 from tests.support.plans import changed, make_plan, random_operations, random_plan, two_nodes
@@ -200,13 +201,6 @@ B, B_LOW, H = (TIMES[work] for work in (Work.BACKWARD, Work.BACKWARD_LOWEST, Wor
 U, U_HEAD = TIMES[Work.UPDATE], TIMES[Work.UPDATE_HEAD]
 
 
-def test_prediction_of_one_step_is_the_way_there_and_back() -> None:
-    """One micro-batch is at one place at a time; a updates its block and, while b works backward, the head."""
-    found = predict(two_nodes(), profile_of(two_nodes()))
-    assert found.wall_s == E + LOW + G + H + B + B_LOW + U
-    assert {node.node: node.busy_s for node in found.nodes} == {"a": E + LOW + H + B_LOW + U + U_HEAD, "b": G + B + U}
-
-
 def test_prediction_of_a_block_that_runs_again_takes_one_forward_more() -> None:
     """It is done before its backward."""
     plan = two_nodes()
@@ -214,13 +208,18 @@ def test_prediction_of_a_block_that_runs_again_takes_one_forward_more() -> None:
     assert predict(again, profile_of(plan)).wall_s == E + LOW + G + H + (G + B) + B_LOW + U
 
 
-@cases("num_steps", [2, 3, 7])
-def test_prediction_of_more_steps_hides_only_the_embedding(num_steps: int) -> None:
-    """A step waits for the updates of the one before; its batch is embedded while a waits for b."""
+@cases("num_steps", [1, 2, 3, 7])
+def test_prediction_of_steps_is_the_way_there_and_back_with_one_embedding(num_steps: int) -> None:
+    """A step waits for the updates of the one before; its batch is embedded while a waits for b.
+
+    One micro-batch is at one place at a time; a updates its block and, while b works backward, the head.
+    """
     plan = two_nodes(num_steps=num_steps, credits_per_channel=1)
     found = predict(plan, profile_of(plan))
     assert found.wall_s == E + num_steps * (LOW + G + H + B + B_LOW + U)
     assert found.num_actions == num_steps * len("EFFHBBUUU")
+    busy_s = {"a": E + LOW + H + B_LOW + U + U_HEAD, "b": G + B + U}
+    assert {node.node: node.busy_s for node in found.nodes} == {name: num_steps * own for name, own in busy_s.items()}
 
 
 def test_prediction_of_two_micro_batches_is_the_table_drawn_by_hand() -> None:
@@ -347,21 +346,8 @@ def test_prediction_is_no_faster_with_a_slower_node(seed: int) -> None:
     plan = changed(drawn_plan, method=Everything(), microbatches=1, num_steps=min(drawn_plan.course.num_steps, 6))
     profile = random_profile(plan, rng)
     slow = rng.choice(plan.nodes)
-    slower = dataclasses.replace(
-        profile,
-        nodes=tuple(
-            dataclasses.replace(
-                node,
-                work_times=tuple(
-                    dataclasses.replace(time, median_s=2 * time.median_s, high_s=2 * time.high_s)
-                    for time in node.work_times
-                ),
-            )
-            if node.node == slow
-            else node
-            for node in profile.nodes
-        ),
-    )
+    nodes = tuple(with_speed(node, 0.5) if node.node == slow else node for node in profile.nodes)
+    slower = dataclasses.replace(profile, nodes=nodes)
     assert predict(plan, slower).wall_s >= predict(plan, profile).wall_s - 1e-9
 
 

@@ -97,24 +97,6 @@ def test_engine_unknown_node_is_refused() -> None:
         NodeEngine(host_plan(), "x")
 
 
-def test_engine_host_does_one_step_in_the_order_of_the_lowering() -> None:
-    """Receive, frozen block, trainable block, send; gradient, backward, update."""
-    driver = EngineDriver(host_plan(), "b")
-    driver.arrive(HIDDEN, 0, 0, 2, "a")
-    driver.step(Op.FORWARD_FREE, 2, 3)
-    driver.step(Op.FORWARD, 3, 4)
-    assert driver.running is None
-    driver.arrive(GRAD, 0, 0, 4, "c")
-    driver.step(Op.BACKWARD, 3, 4)
-    driver.step(Op.UPDATE, 3, 4)
-    told = [command for command in driver.log if not isinstance(command, (ev.RunAction, ev.SetTimer))]
-    assert told == [
-        ev.Accept(TensorKey(HIDDEN, 0, 0, 2), "a"),
-        ev.SendTensor(TensorKey(HIDDEN, 0, 0, 4), "c"),
-        ev.Accept(TensorKey(GRAD, 0, 0, 4), "c"),
-    ]
-
-
 def test_engine_frozen_block_runs_ahead_but_the_trainable_one_waits() -> None:
     """The next step's frozen block runs at once, its trainable block only after the update."""
     driver = EngineDriver(host_plan(), "b")
@@ -150,61 +132,6 @@ def test_engine_out_of_order_arrival_waits_for_the_older_micro_batch() -> None:
     assert driver.running is None
     driver.arrive(HIDDEN, 0, 0, 2, "a")
     assert driver.running is not None and driver.running.seq == 0
-
-
-def test_engine_of_pipeadapter_updates_after_the_last_forward_that_must_not_see_it() -> None:
-    """With two items in flight, the update of item 0 and the backward of item 1 wait for later forwards."""
-    plan = make_plan(
-        [("a", 0, 2), ("b", 2, 4)],
-        ["c"],
-        eval_rows=0,
-        num_steps=3,
-        local_iterations=3,
-        microbatches=1,
-        method="pipeadapter",
-    )
-    driver = EngineDriver(plan, "a")
-    driver.arrive(HIDDEN, 0, 0, 0, "c")
-    driver.step(Op.FORWARD, 0, 2)
-    driver.arrive(GRAD, 0, 0, 2, "b")
-    driver.step(Op.BACKWARD, 0, 2)
-    assert driver.running is None, "the forward of item 1 has to see the weights before this update"
-    driver.arrive(HIDDEN, 1, 0, 0, "c")
-    driver.step(Op.FORWARD, 0, 2)
-    driver.arrive(GRAD, 1, 0, 2, "b")
-    driver.step(Op.UPDATE, 0, 2)
-    driver.step(Op.BACKWARD, 0, 2)
-    assert driver.running is None, "the forward of item 2 has to see one update, not two"
-    driver.arrive(HIDDEN, 2, 0, 0, "c")
-    driver.step(Op.FORWARD, 0, 2)
-    driver.step(Op.UPDATE, 0, 2)
-    driver.arrive(GRAD, 2, 0, 2, "b")
-    driver.step(Op.BACKWARD, 0, 2)
-    driver.step(Op.UPDATE, 0, 2)
-    assert not driver.engine._ready_queue.states
-
-
-def test_engine_of_pipeadapter_never_mixes_gradients_of_two_items() -> None:
-    """A gradient of item 1 that comes first waits until item 0 was updated."""
-    plan = make_plan(
-        [("a", 0, 2), ("b", 2, 4)],
-        ["c"],
-        eval_rows=0,
-        num_steps=2,
-        local_iterations=2,
-        microbatches=1,
-        method="pipeadapter",
-    )
-    driver = EngineDriver(plan, "a")
-    for seq in (0, 1):
-        driver.arrive(HIDDEN, seq, 0, 0, "c")
-        driver.step(Op.FORWARD, 0, 2)
-    driver.arrive(GRAD, 1, 0, 2, "b")
-    assert driver.running is None
-    driver.arrive(GRAD, 0, 0, 2, "b")
-    for op, seq in ((Op.BACKWARD, 0), (Op.UPDATE, 0), (Op.BACKWARD, 1), (Op.UPDATE, 1)):
-        assert driver.running is not None and driver.running.seq == seq
-        driver.step(op, 0, 2)
 
 
 def test_engine_credit_is_returned_when_the_tensor_is_used() -> None:
@@ -261,19 +188,6 @@ def test_engine_head_is_handed_over_after_the_last_update_of_the_turn() -> None:
     assert not any(isinstance(command, ev.SendHead) for command in driver.log)
     driver.step(Op.UPDATE, 4, 5)
     assert [command for command in driver.log if isinstance(command, ev.SendHead)] == [ev.SendHead(1, "d")]
-
-
-def test_engine_next_initiator_waits_for_the_head() -> None:
-    """Its batch may come back through the ring before the head does; then the head action waits."""
-    plan = make_plan([("a", 0, 4)], ["c", "d"], num_steps=2, local_iterations=1, microbatches=1, eval_rows=0)
-    driver = EngineDriver(plan, "d")
-    driver.step(Op.EMBED, -1, 0)
-    driver.arrive(HIDDEN, 1, 0, 4, "a")
-    assert driver.running is None
-    assert "the head of step 1" in driver.engine.waiting_for() and "node c" in driver.engine.waiting_for()
-    answer = driver.tell(ev.HeadArrived(1, "c"))
-    assert answer[0] == ev.AcceptHead(1, "c")
-    assert driver.running is not None and driver.running.op is Op.HEAD
 
 
 def test_engine_head_that_was_passed_on_is_not_used_for_a_later_turn() -> None:

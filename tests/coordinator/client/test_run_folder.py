@@ -64,17 +64,6 @@ def test_folder_gives_a_file_its_name_when_it_is_complete(tmp_path: Path) -> Non
     assert not (tmp_path / "adapter/b.safetensors").exists()
 
 
-def test_folder_forces_a_file_to_the_disk_before_it_gets_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a power cut there is no adapter under its name that is empty or half."""
-    with RunFolder(tmp_path) as folder:
-        folder.add_chunk(chunk("adapter/a.safetensors", b"one"))
-        log = log_of_syncs(monkeypatch)
-        folder.add_chunk(chunk("adapter/a.safetensors", b"two", sha256=digest(b"onetwo")))
-        assert log == ["a.safetensors.part", "a.safetensors.part -> a.safetensors", "adapter"]
-
-
 def test_folder_of_a_user_is_on_the_disk_before_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a power cut a run with a report has the folders of all its users."""
     with RunFolder(tmp_path) as folder:

@@ -33,6 +33,7 @@ from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
+from sim.what_if import with_speed
 from tests.support.moves import moving, slices_of
 from tests.support.planner_rings import MIB, QUICK, device
 from tests.support.plans import changed
@@ -270,19 +271,8 @@ def test_replicas_on_unlike_nodes_are_neither_planned_nor_accepted() -> None:
 
 def slowed(profile: Profile, node: str, factor: float) -> Profile:
     """The profile with one node whose work takes so many times as long."""
-
-    def changed(facts: NodeFacts) -> NodeFacts:
-        if facts.node != node:
-            return facts
-        times = tuple(
-            dataclasses.replace(
-                time, median_s=factor * time.median_s, low_s=factor * time.low_s, high_s=factor * time.high_s
-            )
-            for time in facts.work_times
-        )
-        return dataclasses.replace(facts, work_times=times)
-
-    return dataclasses.replace(profile, nodes=tuple(map(changed, profile.nodes)))
+    nodes = tuple(with_speed(facts, 1 / factor) if facts.node == node else facts for facts in profile.nodes)
+    return dataclasses.replace(profile, nodes=nodes)
 
 
 def case(*, num_blocks: int = 4, **changes: object) -> tuple[Job, Plan, Profile]:
