@@ -237,6 +237,8 @@ Active = tuple[int, ...]
 """Computed subnets, ascending."""
 _ATTENTION: Final = ("query", "key", "value")
 Drop = Callable[[torch.Tensor], torch.Tensor]
+Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Queries, keys and values of some heads: (B, H, T, W) each."""
 
 
 class DropoutMasks:
@@ -339,25 +341,24 @@ class PartialBlock:
         return hidden_BTD + found if self._layout.adds_residual else found
 
     def _attention(self, x_BTD: torch.Tensor, active: Active, with_bias: bool, context: Any) -> torch.Tensor:
-        q, k, v = self._merged(x_BTD, active) if self._layout.is_merged else self._separate(x_BTD, active)
-        heads = self._matrices["attention_out"]._replace(width=1)
+        heads = self._merged(x_BTD, active) if self._layout.is_merged else self._separate(x_BTD, active)
 
         def drop(scores_BHTT: torch.Tensor) -> torch.Tensor:
-            ranges = _ranges(heads, self._subnets, active)
+            ranges = _ranges(self._matrices["attention_out"]._replace(width=1), self._subnets, active)
             return self._masks.drop("attention", scores_BHTT, ranges, dimension=1, whole=self._subnets.heads)
 
-        found = self._attend(self._modules["attention"], q, k, v, context, drop if self._masks.draws else None)
+        found = self._attend(self._modules["attention"], heads, context, drop if self._masks.draws else None)
         return self._inputs("attention_out", found.flatten(2), active, with_bias)
 
-    def _separate(self, x_BTD: torch.Tensor, active: Active) -> list[torch.Tensor]:
-        """Compute the active heads of queries, keys and values: (B, H, T, W) each."""
+    def _separate(self, x_BTD: torch.Tensor, active: Active) -> Heads:
+        """Compute the active heads of queries, keys and values."""
         found = {name: self._heads(name, self._outputs(name, x_BTD, active)) for name in self._layout.order}
-        norms = [self._modules.get(f"{name}_norm") for name in _ATTENTION]
-        return [
-            found[name] if norm is None else norm(found[name]) for norm, name in zip(norms, _ATTENTION, strict=True)
-        ]
+        for name in found:
+            if norm := self._modules.get(f"{name}_norm"):
+                found[name] = norm(found[name])
+        return found["query"], found["key"], found["value"]
 
-    def _merged(self, x_BTD: torch.Tensor, active: Active) -> list[torch.Tensor]:
+    def _merged(self, x_BTD: torch.Tensor, active: Active) -> Heads:
         """Compute them with one fused matrix, whose LoRA has separate factors for some of the three."""
         module = self._modules["query"]
         ranges = [_ranges(self._matrices[name], self._subnets, active) for name in _ATTENTION]
@@ -373,7 +374,8 @@ class PartialBlock:
                 parts[at] = torch.add(parts[at], change, alpha=lora.scaling)
             # so that no view keeps the fused output
             parts = [part if at in wrapped else part.contiguous() for at, part in enumerate(parts)]
-        return [self._heads(name, part) for name, part in zip(_ATTENTION, parts, strict=True)]
+        q, k, v = (self._heads(name, part) for name, part in zip(_ATTENTION, parts, strict=True))
+        return q, k, v
 
     def _heads(self, name: str, outputs_BTa: torch.Tensor) -> torch.Tensor:
         return outputs_BTa.view(*outputs_BTa.shape[:-1], -1, self._matrices[name].width).transpose(1, 2)
@@ -435,95 +437,49 @@ def _ranges(matrix: Matrix, subnets: Subnets, active: Active) -> Ranges:
     return tuple(found)
 
 
-Attend = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor, Any, Drop | None], torch.Tensor]
+Attend = Callable[[Any, Heads, Any, Drop | None], torch.Tensor]
 
 
-def _encoder(
-    module: Any,
-    q_BHTW: torch.Tensor,
-    k_BHTW: torch.Tensor,
-    v_BHTW: torch.Tensor,
-    mask: torch.Tensor | None,
-    drop: Drop | None,
-) -> torch.Tensor:
+def _encoder(module: Any, heads: Heads, mask: torch.Tensor | None, drop: Drop | None) -> torch.Tensor:
     """Attend as BERT: with an additive mask, a 2-D mask, or none."""
     if mask is not None and mask.dim() == 2:
         mask = (mask != 0)[:, None, None, :]
     if drop is not None:
-        return _dropped(q_BHTW, k_BHTW, v_BHTW, mask, drop, is_causal=False)
-    found = torch.nn.functional.scaled_dot_product_attention(q_BHTW, k_BHTW, v_BHTW, attn_mask=mask)
-    return found.transpose(1, 2)
+        return _dropped(heads, mask, drop, is_causal=False)
+    return torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=mask).transpose(1, 2)
 
 
-def _gpt2(
-    module: Any,
-    q_BHTW: torch.Tensor,
-    k_BHTW: torch.Tensor,
-    v_BHTW: torch.Tensor,
-    context: Any,
-    drop: Drop | None,
-) -> torch.Tensor:
-    is_causal = context.mask is None and q_BHTW.shape[2] > 1
-    return _library(module, q_BHTW, k_BHTW, v_BHTW, context.mask, drop, is_causal=is_causal)
+def _gpt2(module: Any, heads: Heads, context: Any, drop: Drop | None) -> torch.Tensor:
+    is_causal = context.mask is None and heads[0].shape[2] > 1
+    return _library(module, heads, context.mask, drop, is_causal=is_causal)
 
 
-def _llama(
-    module: Any,
-    q_BHTW: torch.Tensor,
-    k_BHTW: torch.Tensor,
-    v_BHTW: torch.Tensor,
-    context: Any,
-    drop: Drop | None,
-) -> torch.Tensor:
-    q_BHTW, k_BHTW = _turned(q_BHTW, k_BHTW, context.rotary)
-    return _library(module, q_BHTW, k_BHTW, v_BHTW, context.mask, drop, scaling=module.scaling)
+def _llama(module: Any, heads: Heads, context: Any, drop: Drop | None) -> torch.Tensor:
+    return _library(module, _turned(heads, context.rotary), context.mask, drop, scaling=module.scaling)
 
 
-def _layered(
-    module: Any,
-    q_BHTW: torch.Tensor,
-    k_BHTW: torch.Tensor,
-    v_BHTW: torch.Tensor,
-    context: Any,
-    drop: Drop | None,
-) -> torch.Tensor:
+def _layered(module: Any, heads: Heads, context: Any, drop: Drop | None) -> torch.Tensor:
     """Attend as a block of its type: rotary positions and a cap on the scores as the module has them."""
     own = context.of(module)
     if getattr(module, "use_rope", True):
-        q_BHTW, k_BHTW = _turned(q_BHTW, k_BHTW, own.rotary)
+        heads = _turned(heads, own.rotary)
     cap = getattr(module, "attn_logit_softcapping", None)
     choices = {} if cap is None else {"softcap": cap}
-    return _library(module, q_BHTW, k_BHTW, v_BHTW, own.mask, drop, scaling=module.scaling, **choices)
+    return _library(module, heads, own.mask, drop, scaling=module.scaling, **choices)
 
 
-def _turned(q_BHTW: torch.Tensor, k_BHTW: torch.Tensor, rotary: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _turned(heads: Heads, rotary: Any) -> Heads:
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
     turn: Any = apply_rotary_pos_emb
-    q_BHTW, k_BHTW = turn(q_BHTW, k_BHTW, *rotary)
-    return q_BHTW, k_BHTW
+    return *turn(*heads[:2], *rotary), heads[2]
 
 
-def _vit(
-    module: Any,
-    q_BHTW: torch.Tensor,
-    k_BHTW: torch.Tensor,
-    v_BHTW: torch.Tensor,
-    context: Any,
-    drop: Drop | None,
-) -> torch.Tensor:
-    return _library(module, q_BHTW, k_BHTW, v_BHTW, None, drop, is_causal=False, scaling=module.scaling)
+def _vit(module: Any, heads: Heads, context: Any, drop: Drop | None) -> torch.Tensor:
+    return _library(module, heads, None, drop, is_causal=False, scaling=module.scaling)
 
 
-def _library(
-    module: Any,
-    q_BHTW: torch.Tensor,
-    k_BHTW: torch.Tensor,
-    v_BHTW: torch.Tensor,
-    mask: torch.Tensor | None,
-    drop: Drop | None,
-    **choices: Any,
-) -> torch.Tensor:
+def _library(module: Any, heads: Heads, mask: torch.Tensor | None, drop: Drop | None, **choices: Any) -> torch.Tensor:
     """Call the attention function of the module's configuration; returns (B, T, H, W)."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -531,27 +487,19 @@ def _library(
     if name == "eager":
         function = importlib.import_module(type(module).__module__).eager_attention_forward
     elif drop is not None:
-        return _dropped(q_BHTW, k_BHTW, v_BHTW, mask, drop, **choices)
+        return _dropped(heads, mask, drop, **choices)
     else:
         function = ALL_ATTENTION_FUNCTIONS[name]
-    found, scores_BHTT = function(module, q_BHTW, k_BHTW, v_BHTW, mask, dropout=0.0, **choices)
-    if drop is not None:
-        found = _times_values(drop(scores_BHTT), v_BHTW)
-    attended: torch.Tensor = found
-    return attended
+    found: torch.Tensor
+    found, scores_BHTT = function(module, *heads, mask, dropout=0.0, **choices)
+    return found if drop is None else _times_values(drop(scores_BHTT), heads[2])
 
 
 def _dropped(
-    q_BHTW: torch.Tensor,
-    k_BHTW: torch.Tensor,
-    v_BHTW: torch.Tensor,
-    mask: torch.Tensor | None,
-    drop: Drop,
-    *,
-    is_causal: bool = True,
-    scaling: float | None = None,
+    heads: Heads, mask: torch.Tensor | None, drop: Drop, *, is_causal: bool = True, scaling: float | None = None
 ) -> torch.Tensor:
     """Attend with the formula of torch's fused function, and drop scores; returns (B, T, H, W)."""
+    q_BHTW, k_BHTW, v_BHTW = heads
     k_BHTW = k_BHTW.repeat_interleave(q_BHTW.shape[1] // k_BHTW.shape[1], 1)
     scores_BHTT = q_BHTW @ k_BHTW.transpose(2, 3) * (scaling or q_BHTW.shape[3] ** -0.5)
     if mask is None and is_causal:
@@ -576,7 +524,7 @@ ATTEND: Final[Mapping[str, Attend]] = {
     "vit": _vit,
     **dict.fromkeys(("qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "smollm3"), _layered),
 }
-"""``model_type`` -> (attention module, queries, keys, values (B, H, T, W), context, dropout) -> (B, T, H, W)."""
+"""``model_type`` -> (attention module, heads, context, dropout) -> (B, T, H, W)."""
 
 Ranges = tuple[tuple[int, int], ...]
 

@@ -34,12 +34,12 @@ _WIDTHS: dict[str, dict[str, object]] = {
 _CAPACITY = BlockCapacity(full=8.0, forward_only=0.0, forward=1.0, backward=1.0)
 
 
-def make_case(folder: Path, model_type: str, adapter: str) -> tuple[Path, Job]:
+def make_case(folder: Path, model_type: str, adapter: str, dropout: float = 0.0) -> tuple[Path, Job]:
     """A folder with a wide model of two blocks, and a job on it."""
     folder = tiny_families.write_family(folder, model_type, num_blocks=2, **_WIDTHS.get(model_type, _WIDE))
     task = FAMILIES[model_type].tasks[0]
     job = Job(model=Model(path=str(folder), task=task), adapter=Adapter(config=adapter)).with_overrides(
-        {"train.max_length": 50, "train.batch_size": 8, "train.microbatches": 1, "train.dropout": 0.0}
+        {"train.max_length": 50, "train.batch_size": 8, "train.microbatches": 1, "train.dropout": dropout}
     )
     return folder, job
 
@@ -56,15 +56,19 @@ def kept_bytes(bench: Bench, *, is_part: bool, kind: StepKind = StepKind.TRAIN) 
     return found / (size.rows * size.tokens)
 
 
-@pytest.mark.parametrize("adapter", ["seq_bn", "lora", "full"])
+@pytest.mark.parametrize(
+    ("adapter", "dropout"), [*((name, 0.0) for name in ("seq_bn", "lora", "full")), ("lora", 0.1), ("full", 0.1)]
+)
 @pytest.mark.parametrize("model_type", tiny_families.MODEL_TYPES)
 @pytest.mark.sampled(2)
-def test_half_of_a_block_keeps_at_most_what_is_counted(tmp_path: Path, model_type: str, adapter: str) -> None:
+def test_half_of_a_block_keeps_at_most_what_is_counted(
+    tmp_path: Path, model_type: str, adapter: str, dropout: float
+) -> None:
     """A graph with half of the subnets is counted as all of it without half of what subnets keep.
 
     That is at most 20 % too much. The mask, which a micro-batch has once, may be in either; so may a number a head.
     """
-    folder, job = make_case(tmp_path, model_type, adapter)
+    folder, job = make_case(tmp_path, model_type, adapter, dropout)
     facts = model_facts(folder, job)
     whole, half = (kept_bytes(make_bench(folder, job, subnets=2), is_part=is_part) for is_part in (False, True))
     plan = make_plan([("a", 0, 2)], ["a"], num_blocks=2, hidden_size=facts.hidden_size)
