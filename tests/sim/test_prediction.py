@@ -29,7 +29,6 @@ from ringtune.schedule.versions import depth
 from ringtune.techniques.activation_cache import expected_cache_use
 from ringtune.techniques.operations import expected_table
 from sim.prediction import Prediction, memory_bounds, predict
-from sim.what_if import with_speed
 from tests.support.cases import cases
 from tests.support.moves import moving, moving_at_random
 from tests.support.plans import changed, make_plan, random_operations, random_plan, two_nodes
@@ -346,7 +345,7 @@ def test_prediction_is_no_faster_with_a_slower_node(seed: int) -> None:
     plan = changed(drawn_plan, method=Everything(), microbatches=1, num_steps=min(drawn_plan.course.num_steps, 6))
     profile = random_profile(plan, rng)
     slow = rng.choice(plan.nodes)
-    nodes = tuple(with_speed(node, 0.5) if node.node == slow else node for node in profile.nodes)
+    nodes = tuple(node.at_pace(2.0) if node.node == slow else node for node in profile.nodes)
     slower = dataclasses.replace(profile, nodes=nodes)
     assert predict(plan, slower).wall_s >= predict(plan, profile).wall_s - 1e-9
 

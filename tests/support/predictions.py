@@ -17,7 +17,6 @@ from ringtune.engine.events import Span
 from ringtune.schedule.operation_tables import ScheduledTable, tables_to_json
 from ringtune.schedule.plan import Plan
 from sim.prediction import Prediction, predict
-from sim.what_if import with_speed
 from tests.support.fake_agents import job
 from tests.support.plans import make_plan
 from tests.support.profiles import all_pairs, profile_of
@@ -81,7 +80,7 @@ def write_run(
         What that run would measure.
     """
     write_pair(folder, plan=plan)
-    nodes = tuple(with_speed(node, 1 / slower) for node in PROFILE.nodes)
+    nodes = tuple(node.at_pace(slower) for node in PROFILE.nodes)
     real = predict(plan, dataclasses.replace(PROFILE, nodes=nodes), keep_spans=True, tables=tables, move_s=MOVE_S)
     text = TraceText(plan.nodes, num_blocks=plan.course.num_blocks, started_unix_s=1.7e9)
     spans = "".join(

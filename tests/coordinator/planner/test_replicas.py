@@ -33,7 +33,6 @@ from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
-from sim.what_if import with_speed
 from tests.support.moves import moving, slices_of
 from tests.support.planner_rings import MIB, QUICK, device
 from tests.support.plans import changed
@@ -271,7 +270,7 @@ def test_replicas_on_unlike_nodes_are_neither_planned_nor_accepted() -> None:
 
 def slowed(profile: Profile, node: str, factor: float) -> Profile:
     """The profile with one node whose work takes so many times as long."""
-    nodes = tuple(with_speed(facts, 1 / factor) if facts.node == node else facts for facts in profile.nodes)
+    nodes = tuple(facts.at_pace(factor) if facts.node == node else facts for facts in profile.nodes)
     return dataclasses.replace(profile, nodes=nodes)
 
 
