@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import ipaddress
+import logging
 import platform
 import tempfile
 import threading
@@ -28,12 +29,12 @@ from coordinator.run.run_driver import RunDriver
 from coordinator.server.certificate_authority import TrustKeeper
 from coordinator.server.coordinator import Coordinator
 from ringtune import __version__
-from ringtune.errors import BusyError, ConnectionFailedError, TokenError, TrustError, UsageError
+from ringtune.errors import BusyError, ConnectionFailedError, StorageError, TokenError, TrustError, UsageError
 from ringtune.hints import hint_to_install
 from ringtune.job.job import parse_job, result_of
 from ringtune.quantities import format_seconds
 from ringtune.storage.chunks import write_files
-from ringtune.texts import printable
+from ringtune.texts import RepeatCounter, printable, times
 from ringtune.transport.channels import Server, caller_of
 from ringtune.transport.codecs import removal_to_proto
 from ringtune.transport.discovery import SERVICE, is_announced, words_of
@@ -55,6 +56,7 @@ from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc
 if TYPE_CHECKING:
     from ringtune.transport.identity import CertificateFacts
 
+_LOG = logging.getLogger(__name__)
 _MAX_TEXT: Final = 300
 _SAID = tuple(field.name for field in dataclasses.fields(Member) if field.name not in ("seen_at_s", "rss_bytes"))
 _OPTIONAL: tuple[Literal["train_rows"], Literal["eval_rows"]] = ("train_rows", "eval_rows")
@@ -91,6 +93,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         self._coordinator = coordinator
         self._keeper = keeper
         self._began_s = time.monotonic()
+        self._repeats = RepeatCounter()
         self._lock = threading.Lock()
         self._uploads: Counter[str] = Counter()
         self._owners: dict[str, str] = {}  # of the driven run, which may be none that is stored
@@ -144,16 +147,26 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         """Let a rotation of the authority go on with a call: of whom, and which authorities a node trusts."""
         keeper, caller = self._keeper, caller_of(context)
         if keeper is not None and caller is not None:
-            answer(context, lambda: keeper.heard(caller, authorities))
+            answer(context, lambda: self._try(lambda: keeper.heard(caller, authorities)))
             answer(context, self.advance_rotation)
 
     def advance_rotation(self) -> None:
         """Go on with a rotation of the authority, if one is under way and it is time."""
-        if self._keeper is None:
+        keeper = self._keeper
+        if keeper is None:
             return
         is_settled = time.monotonic() - self._began_s > self._coordinator.lease_s
-        if line := self._keeper.advance(self._coordinator.living_names(), is_settled=is_settled):
+        if line := self._try(lambda: keeper.advance(self._coordinator.living_names(), is_settled=is_settled)):
             self._coordinator.tell(line)
+
+    def _try(self, step: Callable[[], str | None]) -> str | None:
+        """Make a step of a rotation; one that the disk prevents is logged and made later, as no run depends on it."""
+        try:
+            return step()
+        except StorageError as error:
+            if count := self._repeats.told(str(error)):
+                _LOG.warning("the rotation of the authority does not go on now: %s%s", error, times(count))
+            return None
 
     def Leave(self, request: control_pb2.LeaveRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Remove the calling node from the members."""

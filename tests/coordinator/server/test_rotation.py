@@ -28,6 +28,7 @@ from coordinator.server.database import Database
 from coordinator.server.rotation import Phase, Rotation
 from coordinator.server.server import CoordinatorServer
 from ringtune.errors import InterruptedRunError, StorageError, TrustError, UsageError
+from ringtune.transport.channels import open_channel
 from ringtune.transport.enrollment import join, renew, renew_if_due, take_authorities
 from ringtune.transport.identity import (
     Identity,
@@ -38,11 +39,11 @@ from ringtune.transport.identity import (
     make_request,
     read_identity,
 )
-from ringtune.transport.parties import VARIABLE, Party, node_party
+from ringtune.transport.parties import COORDINATOR, VARIABLE, Party, node_party
 from ringtune.transport.speaker import Speaker, speaking_as
 from ringtune.transport.status import error_of_call
-from ringtune.v1 import control_pb2, trust_pb2, trust_pb2_grpc
-from tests.coordinator.server.test_certificate_authority import ALICE, invited, membership
+from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc
+from tests.coordinator.server.test_certificate_authority import ALICE, invited, membership, running
 from tests.support.failing_calls import DroppedCallError
 
 NOW_S = 1_800_000_000.0
@@ -262,7 +263,10 @@ def test_rotation_goes_on_where_it_was_when_the_coordinator_starts_again(tmp_pat
     assert ring.call(A) and ring.call(B)
 
 
-def test_rotation_survives_a_crash_at_its_begin_and_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("starts_again", [True, False])
+def test_rotation_survives_a_crash_at_its_begin_and_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts_again: bool
+) -> None:
     """What is stored in the register counts: a key without it is made anew, and one that counts is put in place."""
     ring = Ring(tmp_path, A)
 
@@ -282,7 +286,11 @@ def test_rotation_survives_a_crash_at_its_begin_and_at_its_end(tmp_path: Path, m
             ring.until("")
     after = Authority.read(ring.trust, NEXT).certificate_pem
     assert make_token(ring.trust, B, NOW_S).authority_sha256 == fingerprint(after)
-    assert ring.restarted().authorities == (after,) == (Authority.read(ring.trust).certificate_pem,)
+    if starts_again:
+        ring.restarted()
+    else:
+        ring.round()
+    assert ring.keeper.authorities == (after,) == (Authority.read(ring.trust).certificate_pem,)
     assert ring.call(A)
 
 
@@ -391,6 +399,28 @@ def test_rotation_is_for_administrators_of_a_coordinator_with_an_authority(tmp_p
         pytest.raises(UsageError, match="gives no certificates; start it with a trust folder"),
     ):
         rotate(stub, HOUR_S)
+
+
+def test_rotation_that_the_disk_prevents_fails_no_heartbeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said once, and goes on with a later call."""
+
+    def full(*_: object, **named: object) -> None:
+        raise StorageError("the disk is full")
+
+    with running(tmp_path / "trust") as (keeper, address):
+        pi = Speaker(join(address, invited(tmp_path / "trust"), tmp_path / "pi"))
+        keeper.rotate(HOUR_S)
+        with speaking_as(pi), open_channel(address, peer=COORDINATOR) as channel:
+            stub = control_pb2_grpc.CoordinatorStub(channel)
+            beat = control_pb2.HeartbeatRequest(node="pi", instance="one", authorities_version="")
+            with monkeypatch.context() as patched:
+                patched.setattr(TrustKeeper, "heard", full)
+                patched.setattr(TrustKeeper, "advance", full)
+                replies = [stub.Heartbeat(beat, timeout=30) for _ in range(2)]
+            assert [list(reply.authorities_pem) for reply in replies] == [list(keeper.authorities)] * 2
+    assert caplog.text.count("does not go on now: the disk is full") < 4
 
 
 def test_rotation_reaches_a_command_that_follows_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
