@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -273,7 +274,7 @@ def test_given_plan_with_other_operations_is_refused() -> None:
 @pytest.mark.parametrize(
     "keys", [{"by_slice": True}, {"balance": True, "compute": 0.8}, {"policy": "magnitude"}, {"policy": "joint"}]
 )
-def test_plan_is_accepted_for_its_own_job(keys: dict[str, object], private_blocks: int) -> None:
+def test_plan_is_accepted_for_its_own_job(keys: dict[str, Any], private_blocks: int) -> None:
     """Choosers are of the blocks above the private ones, which are full in every row."""
     wanted = chosen(**keys).with_overrides({"privacy.private_blocks": private_blocks})
     plan = make_plan(wanted, FACTS).plan
