@@ -218,9 +218,12 @@ def _ranges(choice: Choice) -> str:
 
 
 def _costs_of(choice: Choice, hosts: Sequence[Slice]) -> dict[str, tuple[float, float]]:
-    """Seconds of a block with which a choice was made, for each host."""
-    capacities = {host.node: choice.capacity(host.start) for host in hosts}
-    return {node: (each.forward * choice.subnets, each.backward * choice.subnets) for node, each in capacities.items()}
+    """Seconds of a block with which a choice was made, for each host; pruning has one capacity for whole blocks."""
+    capacities, count = (
+        {host.node: choice.capacity(host.start) for host in hosts},
+        1 if choice.prunes else choice.subnets,
+    )
+    return {node: (each.forward * count, each.backward * count) for node, each in capacities.items()}
 
 
 def _are_alike(one: Sequence[BlockCapacity], other: Sequence[BlockCapacity]) -> bool:

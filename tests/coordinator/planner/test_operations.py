@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,7 @@ from ringtune.schedule.operation_tables import (
     tables_to_json,
 )
 from ringtune.schedule.plan import Plan
+from ringtune.techniques.operations import choosers_of, expected_table
 from tests.support import plans
 from tests.support.fake_agents import MODEL, facts, job
 from tests.support.profiles import profile_of
@@ -266,6 +268,22 @@ def test_given_plan_with_other_operations_is_refused() -> None:
         with pytest.raises(PlanError) as caught:
             accepted(planned, run)
         assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("private_blocks", [0, 1])
+@pytest.mark.parametrize(
+    "keys", [{"by_slice": True}, {"balance": True, "compute": 0.8}, {"policy": "magnitude"}, {"policy": "joint"}]
+)
+def test_plan_is_accepted_for_its_own_job(keys: dict[str, Any], private_blocks: int) -> None:
+    """Choosers are of the blocks above the private ones, which are full in every row."""
+    wanted = chosen(**keys).with_overrides({"privacy.private_blocks": private_blocks})
+    plan = make_plan(wanted, FACTS).plan
+    assert accept_plan(GivenPlan(plan=plan), wanted, FACTS).plan == plan
+    choice, choosers = plan.course.choice, choosers_of(plan.course)
+    assert choice is not None
+    assert (choosers[0].start, choosers[-1].stop) == (private_blocks, plan.course.num_blocks)
+    rows = [row for batch in expected_table(plan.course).batches for row in batch.rows]
+    assert {row[: private_blocks * choice.subnets] for row in rows} == {"1" * private_blocks * choice.subnets}
 
 
 def test_given_plan_keeps_what_it_settled_for_its_own_slices() -> None:
