@@ -139,7 +139,7 @@ def test_run_goes_on_without_the_rows_of_a_lost_owner_until_it_is_back(
 @pytest.mark.thorough
 @pytest.mark.promise("1 partition invariance")
 def test_run_that_is_resumed_takes_in_an_owner_that_was_left_out_before(ring: Cluster) -> None:
-    """It is there when the run is resumed, was the first host, and is taken in after a turn; the run is resumed again."""
+    """It was the first host, is there when the run is resumed, and is taken in after a turn; resumed once more."""
     job = job_of(ring, recovery__owners="skip", train__max_steps=192, train__eval_every=48, runtime__wait_s=300.0)
     follower = followed(ring, job)
     follower.wait_for_steps(9)
