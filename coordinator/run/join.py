@@ -167,7 +167,7 @@ def refusal_reason(facts: NodeFacts, known: KnownNodes) -> str:
     Its base model must be that of the others, an owner's rows those of the plan, and its copies of embedding and head
     must be updated as those of the other owners.
     """
-    model = known.facts[known.plan.nodes[0]].model
+    model = next(iter(known.facts.values())).model  # nodes of former placements may lack
     if facts.model.digest != model.digest:
         return (
             f"it has model {facts.model.digest[:12]}…, the run has {model.digest[:12]}…; put the same folder there, or "

@@ -135,11 +135,12 @@ class RunRecorder:
 
     def joined(self, facts: NodeFacts, links: Sequence[LinkFacts]) -> None:
         """Add one more node with its links; the books of a returned node are continued."""
-        if facts.node in self.ledger.nodes:
+        if not self._recorded.has_node(facts.node):
+            self._links = (*self._links, *links)
+            self._recorded.joined(facts, links)
+        if facts.node in self.ledger.nodes:  # it may be of a former placement, and was not there at the start
             return
         self.ledger.nodes[facts.node] = NodeTotals()
-        self._links = (*self._links, *links)
-        self._recorded.joined(facts, links)
         self._operations.joined(facts.node)
         if self._trace_file is not None and self._trace_text is not None:
             self._trace_file.write(self._trace_text.joined(facts.node).encode())

@@ -136,6 +136,37 @@ def test_run_goes_on_without_the_rows_of_a_lost_owner_until_it_is_back(
     assert (training["left_out"], training["missed_turns"]) == ([], {owner: missed})
 
 
+@pytest.mark.thorough
+@pytest.mark.promise("1 partition invariance")
+def test_run_that_is_resumed_takes_in_an_owner_that_was_left_out_before(ring: Cluster) -> None:
+    """It was the first host, is there when the run is resumed, and is taken in after a turn; resumed once more."""
+    job = job_of(ring, recovery__owners="skip", train__max_steps=192, train__eval_every=48, runtime__wait_s=300.0)
+    follower = followed(ring, job)
+    follower.wait_for_steps(9)
+    ring.signal("a", signal.SIGKILL)
+    parts = list[Outcome]()
+    for _ in range(2):
+        follower.wait_for(lambda outcome: bool(outcome.of_kind("recovery")))
+        follower.driver.drain("stopped by the user")
+        stopped = follower.wait()
+        assert stopped.error == "InterruptedRunError" and stopped.plan is not None
+        parts.append(stopped)
+        if len(parts) == 1:
+            ring.wait_exit("a")
+            ring.start("a")
+        ring.wait_idle(*ring.names)
+        resume = Resume(plan=stopped.plan, manifests=(stopped.checkpoints[-1],))
+        follower = ring.follow(job, resume, num_nodes=0, join_s=START_S)
+    outcome = follower.wait()
+    assert outcome.is_done, outcome.message
+    outcome.metrics[:0] = [line for part in parts for line in part.metrics]
+    lost, back = outcome.of_kind("recovery")
+    assert lost["left_out"] == back["returned"] == ["a"]
+    wanted = reference_of(ring, job, outcome, turns_of(outcome, 192))
+    assert largest_difference(trained(outcome), wanted.adapter() | wanted.head()) < 1e-9
+    assert outcome.report["training"]["missed_turns"] == back["missed_turns"]
+
+
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("owner", ["a", "b"])
 @pytest.mark.sampled(1)

@@ -241,6 +241,10 @@ class RecordedProfile:
         self.links = RecordedLinks()
         self.pace: dict[tuple[str, Work], tuple[float, float]] = {}
 
+    def has_node(self, node: str) -> bool:
+        """Whether a node was there at the start, or has joined."""
+        return node in self._facts
+
     def joined(self, facts: NodeFacts, links: Sequence[LinkFacts]) -> None:
         """Add a node that joined the run, with its links."""
         profile, points = self._profile, work_points(facts)

@@ -346,11 +346,11 @@ def test_owner_that_comes_back_has_the_rows_that_it_had() -> None:
         assert found.startswith(why) and bool(found) == bool(why)
     # One that was left out before this part of the run began is compared with the plan
     course = changed(KNOWN.plan, labels=("neg", "pos")).course
-    plan = Plan(without_owner(course, "b", 1), KNOWN.plan.placements)
-    known = KnownNodes(plan, {"a": facts("a")})
+    plan = Plan(without_owner(course, "a", 1), KNOWN.plan.placements)
+    known = KnownNodes(plan, {"b": facts("b")})  # it was the first host
     (had,) = [one.owner for one in plan.course.absent]
     for changes, why in rows:
-        found = refusal_reason(facts("b", **{"eval_rows": had.eval_rows, **changes}), known)
+        found = refusal_reason(facts("a", **{"eval_rows": had.eval_rows, **changes}), known)
         assert found.startswith(why.replace(" 5", f" {had.eval_rows}")) and bool(found) == bool(why)
 
 
