@@ -39,10 +39,6 @@ def _job(
 
 
 def _budgets() -> list[Case]:
-    dropout, private = (
-        ("rounds = 1", "rounds = 1\ndropout = 0.1"),
-        ("[train]", "[privacy]\nprivate_blocks = 1\n[train]"),
-    )
     ia3 = ("[train]", '[adapter]\nconfig = "ia3"\n[train]')
     return [
         _job("nothing is said", "", "operations.compute", "operations.full"),
@@ -59,8 +55,6 @@ def _budgets() -> list[Case]:
             "nothing would train",
             arguments=PLAN,
         ),
-        _job("private blocks", "compute = 0.5", "privacy.private_blocks", "[operations]", change=private),
-        _job("dropout", "compute = 0.5", "train.dropout", "operations.heads", change=dropout),
         _job("ia3", "compute = 0.5", "adapter.config 'ia3'", "operations.heads", change=ia3),
         job_case("operations: a budget for standard", "[train]", "[operations]\ncompute = 0.6\n[train]", "standard"),
     ]
