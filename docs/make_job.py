@@ -206,10 +206,10 @@ _INVERTIBLE = """\
 A bottleneck with `inv_adapter='nice'`, as in `seq_bn_inv` and `double_seq_bn_inv` (MAD-X), has two small networks F
 and G after the embedding: the halves x1 and x2 of a token become `y1 = x1 + F(x2)` and `y2 = x2 + G(y1)`. Before a
 language model's decoder the same weights compute the inverse. Owners have it, and hand it over with the head. It
-trains while block 0 does: with `ringada` from the last unfreezing on, with private blocks never; until then it is
-applied with the values with which it began. AdapterHub has it for BERT, RoBERTa, XLM-R, ELECTRA, DistilBERT, GPT-2,
-Llama and Mistral. The result of a language model loads into an `AutoAdapterModel`: `AutoModelForCausalLM` leaves the
-inverse out.
+trains while block 0 does: with `ringada` from the last unfreezing on, with `[operations]` in each micro-batch that
+takes part, with private blocks never; until then it is applied with the values with which it began. AdapterHub has it
+for BERT, RoBERTa, XLM-R, ELECTRA, DistilBERT, GPT-2, Llama and Mistral. The result of a language model loads into an
+`AutoAdapterModel`: `AutoModelForCausalLM` leaves the inverse out.
 """
 _FULL = """\
 ### Without an adapter

@@ -88,10 +88,9 @@ def of_full_parameters(seed: int, rng: random.Random) -> tuple[Plan, Profile]:
 
 
 def of_invertible(seed: int, rng: random.Random) -> tuple[Plan, Profile]:
-    """Weights, gradients and moments of an adapter at the embedding, larger than all else."""
-    plan = recomputing(
-        changed(invertible_plan(seed), method=rng.choice([Everything(), RingAda(every_steps=1)])), rng, 0.3
-    )
+    """Weights, gradients and moments of an adapter at the embedding, larger than all else; often with operations."""
+    plan = changed(invertible_plan(seed), method=rng.choice([Everything(), RingAda(every_steps=1)]))
+    plan = recomputing(plan, rng, 0.3) if seed % 2 else with_operations(plan, rng)
     profile = random_profile(plan, rng)
     nodes = (
         dataclasses.replace(node, model=dataclasses.replace(node.model, embedding_train_bytes=10**7))

@@ -375,8 +375,8 @@ def _gradients(course: Course, share: Share, lowest: int, flying: int) -> int:
         count += (share.below if course.may_skip else 1) * below(share.above + 2)
     if share.is_owner and course.head > lowest and not (is_host and is_top and not course.may_skip):
         count += below(1)
-    if share.is_owner and lowest == EMBEDDING and not (is_host and share.start == 0):
-        count += 1  # of the hidden state that the embedding made
+    if share.is_owner and lowest == EMBEDDING:  # of the hidden state that the embedding made
+        count += share.below + share.above if course.may_skip else int(not (is_host and share.start == 0))
     return count
 
 
