@@ -43,7 +43,7 @@ from ringtune.models.conversations import ASSISTANT, Conversation
 LIMIT_S: Final = 60.0
 _WAITS: Final = 10
 _MEMORY_BYTES: Final = 512 << 20
-_MAX_CHARACTERS: Final = 1 << 24
+_WRITTEN_BYTES: Final = 1 << 25
 _ROWS_AT_ONCE: Final = 256
 _WORK_AT_ONCE: Final = 1 << 22  # characters that are rendered
 _REASON_LENGTH: Final = 300
@@ -143,8 +143,8 @@ class ChatTemplate:
     @property
     def _limits(self) -> str:
         return (
-            f"it may take {self._limit_s:g} s of processor time, {_MEMORY_BYTES >> 20} MiB and {_MAX_CHARACTERS:,} "
-            f"characters for {_ROWS_AT_ONCE} conversations at most"
+            f"it may take {self._limit_s:g} s of processor time, {_MEMORY_BYTES >> 20} MiB and write "
+            f"{_WRITTEN_BYTES >> 20} MiB for {_ROWS_AT_ONCE} conversations at most"
         )
 
 
@@ -181,7 +181,7 @@ def main() -> int:
         sys.stdout.write(json.dumps({"refused": _reason(error, str(error))}) + "\n")
         return 0
     ways = {"answers": _marked, "all": _all_marked, "prompt": _prompt}
-    left = _MAX_CHARACTERS
+    left = _WRITTEN_BYTES
     for line in sys.stdin:
         conversation = Conversation(**json.loads(line))
         tools = json.loads(conversation.tools) if conversation.tools else None
@@ -196,13 +196,13 @@ def main() -> int:
 
         try:
             found = ways[head["kind"]](render, json.loads(conversation.messages), conversation.learned_from)
+            written = json.dumps({"found": found}, ensure_ascii=False).encode()
         except Exception as error:
-            sys.stdout.write(json.dumps({"error": _reason(error, head["template"])}) + "\n")
-            continue
-        left -= sum(len(one.text) for one in found)
+            written = json.dumps({"error": _reason(error, head["template"])}).encode()
+        left -= len(written)
         if left < 0:
             return 1
-        sys.stdout.write(json.dumps({"found": found}) + "\n")
+        sys.stdout.buffer.write(written + b"\n")
     return 0
 
 

@@ -30,6 +30,7 @@ DOUBLED = "{% set n = namespace(x='aa') %}{% for _ in range(60) %}{% set n.x = n
         ("{{ messages.append(1) }}", TemplateError, "SecurityError"),
         ("{% for _ in range(100001) %}{% endfor %}", TemplateError, "OverflowError"),
         ("{{ no.such }}", TemplateError, "UndefinedError: 'no' is undefined"),
+        ("{{ '\ud800' }}", TemplateError, "UnicodeEncodeError"),
         ("{{ raise_exception('no such role') }}", TemplateError, "TemplateError: no such role"),
         ("{{ raise_exception('no' ~ messages[0].content) }}", TemplateError, "^TemplateError$"),
         ("{{ messages[0][messages[0].content].y }}", TemplateError, "^UndefinedError$"),
