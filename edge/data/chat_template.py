@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import resource
 import subprocess
@@ -38,6 +39,7 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from ringtune.errors import ModelError
+from ringtune.machine.process import die_with_parent
 from ringtune.models.conversations import ASSISTANT, Conversation
 
 LIMIT_S: Final = 60.0
@@ -123,7 +125,8 @@ class ChatTemplate:
         return found
 
     def _ask(self, bunch: Sequence[Conversation], kind: str) -> list[dict[str, Any]]:
-        lines = [json.dumps({**self._head, "kind": kind}), *(json.dumps(one._asdict()) for one in bunch)]
+        head = {**self._head, "kind": kind, "parent": os.getpid()}
+        lines = [json.dumps(head), *(json.dumps(one._asdict()) for one in bunch)]
         command = [sys.executable, "-P", "-m", "edge.data.chat_template"]
         try:
             done = subprocess.run(  # noqa: S603 - our own module
@@ -171,6 +174,8 @@ Render = Callable[[list[Any], bool], Rendered]
 def main() -> int:
     """Read a template and conversations from standard input, a JSON line each; write what is rendered, in lines."""
     head = json.loads(sys.stdin.readline())
+    if not die_with_parent(head["parent"]):
+        return 1
     _, most_bytes = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, most_bytes))
     seconds = math.ceil(head["limit_s"])

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import subprocess
+import sys
 import time
 
 import pytest
@@ -42,6 +46,29 @@ def test_hostile_templates_are_refused_in_bounded_time(text: str, error: type[Ex
     with pytest.raises(error, match=message):
         ChatTemplate(text, {}, limit_s=1.0 if "for" in text else 30.0).answers([ROW])
     assert time.monotonic() - began < 40
+
+
+def test_rendering_ends_with_its_node() -> None:
+    """A killed node leaves no process that renders on."""
+    endless = "{% for _ in range(99999) %}{% for _ in range(99999) %}{% endfor %}{% endfor %}"
+    head = {"template": endless, "variables": {}, "limit_s": 60, "kind": "all"}
+    node = (
+        "import json, os, subprocess, sys\n"
+        "command = [sys.executable, '-P', '-m', 'edge.data.chat_template']\n"
+        "render = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)\n"
+        f"lines = [json.dumps({{**{head!r}, 'parent': os.getpid()}}), {json.dumps(ROW._asdict())!r}]\n"
+        "render.stdin.write('\\n'.join(lines).encode())\n"
+        "render.stdin.close()\n"
+        "print(render.pid, flush=True)\n"
+        "render.wait()\n"
+    )
+    with subprocess.Popen([sys.executable, "-P", "-c", node], stdout=subprocess.PIPE) as parent:  # noqa: S603 - our own module
+        assert parent.stdout is not None
+        rendering = os.pidfd_open(int(parent.stdout.readline()))
+        parent.kill()
+        ended, _, _ = select.select([rendering], [], [], 30.0)
+    os.close(rendering)
+    assert ended
 
 
 def test_rows_of_all_bunches_are_rendered_in_order() -> None:
