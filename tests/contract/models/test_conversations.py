@@ -77,7 +77,8 @@ def test_rows_of_two_forms_are_not_mixed(tmp_path: Path) -> None:
 
 def test_rows_without_an_answer_may_be_left_out(tmp_path: Path) -> None:
     """As rows with an empty cell are; what is wrong otherwise is refused still."""
-    path, rows = tmp_path / "rows.jsonl", (GOOD, {"messages": [ASK]}, {"messages": []}, {"messages": None})
+    path = tmp_path / "rows.jsonl"
+    rows: list[Any] = [GOOD, {"messages": [ASK]}, {"messages": []}, {"messages": None}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = read_rows(path, "chat", Data(missing="skip"))
     assert (len(found.rows), sum(found.left_out.values())) == (1, 3)
