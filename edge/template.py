@@ -45,6 +45,7 @@ import typer
 
 from edge.machine.libraries import limit_library_threads, load_libraries, require_libraries
 from ringtune.errors import RingTuneError
+from ringtune.machine.process import die_with_parent
 from ringtune.machine.resources import usable_cores
 
 END_S: Final = 10.0
@@ -259,7 +260,6 @@ def _take_standard_input() -> socket.socket:
     return control
 
 
-_PR_SET_PDEATHSIG: Final = 1  # of linux/prctl.h
 _ARG_START, _ARG_END = 45, 46  # of the fields of /proc/PID/stat behind the name, counted from 0
 
 
@@ -269,25 +269,6 @@ def count_threads() -> int:
         return len(list(Path("/proc/self/task").iterdir()))
     except OSError:
         return threading.active_count()
-
-
-def die_with_parent(parent: int) -> bool:
-    """Let the kernel kill this process as soon as its parent has ended; nothing happens but on Linux.
-
-    Args:
-        parent: process id of the parent, asked for before the fork.
-
-    Returns:
-        Whether the parent still runs.
-
-    Source: Linux, prctl(2), ``PR_SET_PDEATHSIG``.
-    """
-    try:
-        zero = ctypes.c_ulong(0)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), zero, zero, zero)
-    except (OSError, AttributeError):
-        pass
-    return os.getppid() == parent
 
 
 def set_command_line(words: Sequence[str]) -> None:

@@ -112,6 +112,7 @@ LENGTHS: Final = {"quick": 0.5, "normal": 1.0, "thorough": 2.5}
 
 _CHARACTERS_PER_TOKEN = 3.5
 _SPECIAL_TOKENS = 3
+_TEMPLATE_TOKENS = 40  # around a question and its answer; many templates have a system message of their own
 _COVERED = 0.95
 _MIN_TOKENS, _MAX_TOKENS, _STEP_TOKENS = 32, 256, 16
 _MAX_CHAT_TOKENS = 1024
@@ -179,7 +180,8 @@ def _max_length(seen: JobFacts) -> ChosenValue:
     if not seen.texts:
         return ChosenValue(min(most, 128), "")
     characters = sum(column.at_share(_COVERED) for column in seen.texts)
-    tokens = math.ceil(characters / _CHARACTERS_PER_TOKEN) + _SPECIAL_TOKENS
+    around = _TEMPLATE_TOKENS if seen.task == CHAT else _SPECIAL_TOKENS
+    tokens = math.ceil(characters / _CHARACTERS_PER_TOKEN) + around
     rounded = -(-tokens // _STEP_TOKENS) * _STEP_TOKENS
     value = min(max(rounded, _MIN_TOKENS), most)
     share = f"{_COVERED:.0%} of the rows have at most {characters:,} characters, some {tokens:,} tokens"

@@ -2,8 +2,9 @@ r"""Chat templates, rendered by jinja2 in a process of their own with limits of 
 
 A template is a program that came with a model. As in transformers it runs in jinja's immutable sandbox, which reaches
 no file and no attribute of Python; but nothing there ends ``{% for %}`` in ``{% for %}``, or a string that doubles.
-So each bunch of conversations is rendered by ``python -m edge.data.chat_template``, which has ``LIMIT_S`` seconds and
-``_MEMORY_BYTES``; what is slower or larger is refused.
+So each bunch of conversations is rendered by ``python -m edge.data.chat_template``, which has ``LIMIT_S`` seconds of
+processor time and ``_MEMORY_BYTES``; what is slower or larger is refused. Processor time, as a template can't wait, and
+a busy board is no reason to refuse one; the caller waits ``_WAITS`` times as long.
 
 The answers of a conversation are found by what they add. With U, A the messages of user and assistant:
 
@@ -16,6 +17,9 @@ Where a template shows an answer otherwise once others follow, as Qwen3 drops it
 is no beginning of the whole: such an answer becomes an example of its own, of what the model sees when it gives it. A
 template with ``{% generation %}`` says itself what the model writes.
 
+The reason of a template that refuses a conversation goes to the coordinator, and a template can write a row into it. So
+it is told where it stands in the template, or is jinja's on a name that does; else only the kind of error.
+
 ``strftime_now`` gives one fixed date: the tokens of a row are the same on each day, also after a resume.
 
 Source: transformers 4.57, ``utils/chat_template_utils.py``; trl 0.24, ``SFTTrainer`` (prompt-completion rows).
@@ -24,6 +28,9 @@ Source: transformers 4.57, ``utils/chat_template_utils.py``; trl 0.24, ``SFTTrai
 from __future__ import annotations
 
 import json
+import math
+import os
+import re
 import resource
 import subprocess
 import sys
@@ -32,14 +39,21 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from ringtune.errors import ModelError
+from ringtune.machine.process import die_with_parent
 from ringtune.models.conversations import ASSISTANT, Conversation
 
 LIMIT_S: Final = 60.0
+_WAITS: Final = 10
 _MEMORY_BYTES: Final = 512 << 20
-_MAX_CHARACTERS: Final = 1 << 24
+_WRITTEN_BYTES: Final = 1 << 25
 _ROWS_AT_ONCE: Final = 256
 _WORK_AT_ONCE: Final = 1 << 22  # characters that are rendered
 _REASON_LENGTH: Final = 300
+_ON_NAMES: Final = re.compile(
+    r"'(\w+)' is undefined|'\w+ object' has no attribute '(\w+)'|\w+ object has no element (\d+)|"
+    r"access to attribute '(\w+)' of '\w+' object is unsafe\."
+)
+_ANY_TEXT: Final = "\ufffc"
 _TODAY: Final = datetime(2024, 7, 26)
 
 Span = tuple[int, int]
@@ -71,7 +85,7 @@ class ChatTemplate:
     Args:
         text: in jinja's language.
         variables: names of special tokens -> their texts.
-        limit_s: seconds for one bunch of conversations.
+        limit_s: seconds of processor time for one bunch of conversations.
     """
 
     def __init__(self, text: str, variables: Mapping[str, str], *, limit_s: float = LIMIT_S) -> None:
@@ -111,11 +125,16 @@ class ChatTemplate:
         return found
 
     def _ask(self, bunch: Sequence[Conversation], kind: str) -> list[dict[str, Any]]:
-        lines = [json.dumps({**self._head, "kind": kind}), *(json.dumps(one._asdict()) for one in bunch)]
+        head = {**self._head, "kind": kind, "parent": os.getpid()}
+        lines = [json.dumps(head), *(json.dumps(one._asdict()) for one in bunch)]
         command = [sys.executable, "-P", "-m", "edge.data.chat_template"]
         try:
             done = subprocess.run(  # noqa: S603 - our own module
-                command, input="\n".join(lines).encode(), capture_output=True, timeout=self._limit_s, check=False
+                command,
+                input="\n".join(lines).encode(),
+                capture_output=True,
+                timeout=_WAITS * self._limit_s,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             raise ModelError(f"the chat template was stopped: {self._limits}; set data.template") from None
@@ -127,8 +146,8 @@ class ChatTemplate:
     @property
     def _limits(self) -> str:
         return (
-            f"it may take {self._limit_s:g} s, {_MEMORY_BYTES >> 20} MiB and {_MAX_CHARACTERS:,} characters for "
-            f"{_ROWS_AT_ONCE} conversations at most"
+            f"it may take {self._limit_s:g} s of processor time, {_MEMORY_BYTES >> 20} MiB and write "
+            f"{_WRITTEN_BYTES >> 20} MiB for {_ROWS_AT_ONCE} conversations at most"
         )
 
 
@@ -155,17 +174,19 @@ Render = Callable[[list[Any], bool], Rendered]
 def main() -> int:
     """Read a template and conversations from standard input, a JSON line each; write what is rendered, in lines."""
     head = json.loads(sys.stdin.readline())
+    if not die_with_parent(head["parent"]):
+        return 1
     _, most_bytes = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, most_bytes))
-    seconds = int(head["limit_s"]) + 1  # where the caller is gone
+    seconds = math.ceil(head["limit_s"])
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     try:
         template, marks = _compiled(head["template"])
     except Exception as error:
-        sys.stdout.write(json.dumps({"refused": _reason(error)}) + "\n")
+        sys.stdout.write(json.dumps({"refused": _reason(error, str(error))}) + "\n")
         return 0
     ways = {"answers": _marked, "all": _all_marked, "prompt": _prompt}
-    left = _MAX_CHARACTERS
+    left = _WRITTEN_BYTES
     for line in sys.stdin:
         conversation = Conversation(**json.loads(line))
         tools = json.loads(conversation.tools) if conversation.tools else None
@@ -180,13 +201,13 @@ def main() -> int:
 
         try:
             found = ways[head["kind"]](render, json.loads(conversation.messages), conversation.learned_from)
+            written = json.dumps({"found": found}, ensure_ascii=False).encode()
         except Exception as error:
-            sys.stdout.write(json.dumps({"error": _reason(error)}) + "\n")
-            continue
-        left -= sum(len(one.text) for one in found)
+            written = json.dumps({"error": _reason(error, head["template"])}).encode()
+        left -= len(written)
         if left < 0:
             return 1
-        sys.stdout.write(json.dumps({"found": found}) + "\n")
+        sys.stdout.buffer.write(written + b"\n")
     return 0
 
 
@@ -203,14 +224,15 @@ def _marked(render: Render, messages: list[Any], learned_from: int) -> list[Rend
     """Mark the answers by what they add; see the docstring of the module."""
     whole = render(messages, False)
     if whole.answers:
-        first = len(render(messages[:learned_from], True).text) if learned_from else 0
+        before = render(messages[:learned_from], False).text if learned_from else ""
+        first = _common(before, whole.text)
         return [whole._replace(answers=tuple(span for span in whole.answers if span[0] >= first))]
     inside, alone = list[Span](), list[Rendered]()
     for index, message in enumerate(messages):
         if message["role"] != ASSISTANT or index < learned_from:
             continue
         after = render(messages[: index + 1], False).text if index + 1 < len(messages) else whole.text
-        span = (_start(render, messages[:index], after), len(after))
+        span = (_start(render, messages[: index + 1], after), len(after))
         if whole.text.startswith(after):
             inside.append(span)
         else:
@@ -218,27 +240,52 @@ def _marked(render: Render, messages: list[Any], learned_from: int) -> list[Rend
     return [*([Rendered(whole.text, tuple(inside))] if inside else []), *alone]
 
 
-def _start(render: Render, before: list[Any], after: str) -> int:
-    """Return where an answer begins: after the beginning that the template asks the model to continue.
+def _start(render: Render, messages: list[Any], after: str) -> int:
+    """Return where the last message, an answer, begins in the text ``after``: behind the prompt for it.
 
-    That may be more than an answer has, as ``<think>`` before one without thoughts: then what both have in common.
+    The prompt may be more than the text has, as ``<think>`` before an answer without thoughts: then behind what both
+    have in common. Many templates read the first message, and can't render none: then what precedes a first answer is
+    what stays with another content.
     """
-    prompt = render(before, True).text
+    *before, answer = messages
+    try:
+        prompt = render(before, True).text
+    except Exception:
+        if before:
+            raise
+        return _common(render([{**answer, "content": _ANY_TEXT}], False).text, after)
     if after.startswith(prompt):
         return len(prompt)
     plain = render(before, False).text
     if not after.startswith(plain):
-        raise ValueError(
+        raise RewrittenError
+    return max(_common(prompt, after), len(plain))
+
+
+def _common(one: str, other: str) -> int:
+    """Length of the beginning that two texts have in common."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+class RewrittenError(Exception):
+    """An answer can't be told apart."""
+
+    def __str__(self) -> str:
+        return (
             "it rewrites earlier messages when an answer follows, so that answers can't be told apart; if that is the "
             "system message, write it into the first question"
         )
-    common = next((at for at, (a, b) in enumerate(zip(prompt, after, strict=False)) if a != b), len(after))
-    return max(common, len(plain))
 
 
-def _reason(error: Exception) -> str:
-    kind = type(error).__name__
-    return f"{kind}: {' '.join(str(error).split())}"[:_REASON_LENGTH] if str(error) else kind
+def _reason(error: Exception, known: str) -> str:
+    """Describe an error: the kind alone, where what it says is not in the text ``known`` and may be that of a row."""
+    kind, said = type(error).__name__, " ".join(str(error).split())
+    if isinstance(error, RewrittenError):
+        return said
+    on_name = _ON_NAMES.fullmatch(said)
+    told = on_name.group(on_name.lastindex or 0) if on_name else said
+    return f"{kind}: {said}"[:_REASON_LENGTH] if told and told in " ".join(known.split()) else kind
 
 
 class _Marks:

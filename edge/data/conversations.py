@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -33,6 +34,7 @@ from ringtune.models.family import CHAT
 
 _LOG = logging.getLogger(__name__)
 BEYOND: Final = "rows whose answers all lie beyond train.max_length"
+UNSHOWN: Final = "rows whose answers the chat template does not show"
 _PROBE: Final = Conversation('[{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": "ANSWER"}]')
 
 
@@ -75,10 +77,13 @@ class Conversations:
             RowFaultError: the template can't render a row.
             ModelError: no template, or one that takes too long.
         """
-        of_rows, kept, num_cut = list[int](), list[Learned](), 0
+        of_rows, kept, num_cut, left_out = list[int](), list[Learned](), 0, Counter[str]()
         for texts in self._texts(rows):
             usable = [one for one in map(self._learned, texts) if any(one.targets)]
             num_cut += bool(usable) and any(len(text.ids) > self._max_length for text in texts)
+            if not usable:
+                shown = any(start < stop for text in texts for start, stop in text.answers)
+                left_out[BEYOND if shown else UNSHOWN] += 1
             of_rows.append(len(usable))
             kept += usable
         more = len(kept) - sum(map(bool, of_rows))
@@ -86,7 +91,7 @@ class Conversations:
             _LOG.info(
                 "%d answers are examples of their own: the template shows an answer otherwise when others follow", more
             )
-        return ChatExamples(kept, of_rows, self._padder, num_cut=num_cut)
+        return ChatExamples(kept, of_rows, self._padder, num_cut=num_cut, left_out=left_out)
 
     def prompts(self, rows: Sequence[Conversation | PlainPair]) -> list[list[int]]:
         """Encode rows up to where the model answers; raises as ``examples``."""
@@ -210,16 +215,20 @@ class ChatExamples(UnscoredExamples):
         examples: of all rows, in order.
         of_rows: number of examples of each row.
         num_cut: number of rows longer than ``train.max_length``.
-
-    Attributes:
-        left_out: the number of rows whose answers all lie beyond ``train.max_length``, by that reason.
+        left_out: reason -> number of rows without an example.
     """
 
-    def __init__(self, examples: Sequence[Learned], of_rows: Sequence[int], padder: Padder, *, num_cut: int) -> None:
+    def __init__(
+        self,
+        examples: Sequence[Learned],
+        of_rows: Sequence[int],
+        padder: Padder,
+        *,
+        num_cut: int,
+        left_out: Mapping[str, int],
+    ) -> None:
         self._examples, self._of_rows, self._padder = examples, of_rows, padder
-        self._num_cut = num_cut
-        none = sum(not count for count in of_rows)
-        self.left_out = {BEYOND: none} if none else {}
+        self._num_cut, self.left_out = num_cut, left_out
 
     def __len__(self) -> int:
         return len(self._examples)

@@ -193,7 +193,8 @@ class OwnerDataset:
         train, labels, users, train_place = _take(source, found, [kept[at] for at in mine], digest, train_place)
         if train.left_out and not len(train):
             why = ", ".join(train.left_out)
-            raise DataError(f"{path}: none of its rows can be used ({why}); raise train.max_length, or shorten them")
+            remedy = "raise train.max_length, shorten them, or change the template"
+            raise DataError(f"{path}: none of its rows can be used ({why}); {remedy}")
         evaluation: Examples | None = None
         eval_labels: tuple[str, ...] = ()
         eval_users: tuple[tuple[str, int], ...] = ()

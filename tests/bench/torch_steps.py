@@ -33,8 +33,8 @@ from edge.data.dataset import OwnerDataset
 from edge.data.tokens import Batch
 from edge.machine.resources import keep_freed_memory
 from edge.model.families.encoders import sdpa_mask
-from edge.template import die_with_parent
 from ringtune.job.job import Job, load_job
+from ringtune.machine.process import die_with_parent
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, items, turn_sequence
 from tests.bench.plain import datasets_of

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import ctypes
 import errno
 import io
 import os
@@ -28,6 +29,26 @@ from typing import Any, Final, TextIO, cast
 from ringtune.errors import PeerLostError, RingTuneError, all_errors
 
 ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PR_SET_PDEATHSIG: Final = 1  # of linux/prctl.h
+
+
+def die_with_parent(parent: int) -> bool:
+    """Let the kernel kill this process as soon as its parent has ended; nothing happens but on Linux.
+
+    Args:
+        parent: process id of the parent, asked for before the fork.
+
+    Returns:
+        Whether the parent still runs.
+
+    Source: Linux, prctl(2), ``PR_SET_PDEATHSIG``.
+    """
+    try:
+        zero = ctypes.c_ulong(0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), zero, zero, zero)
+    except (OSError, AttributeError):
+        pass
+    return os.getppid() == parent
 
 
 @contextmanager

@@ -120,6 +120,10 @@ def conversation_of(record: Record, *, with_answer: bool = True) -> tuple[Conver
     if has_preferences(row):
         raise RowError(Problem("it has a chosen and a rejected answer", "write 'prompt' and 'completion'"))
     form = form_of(row, with_answer=with_answer)
+    if not form and form_of(record[1], with_answer=with_answer):
+        raise RowError(
+            Problem("a part of its conversation is missing", "fill it in or remove the row", is_missing=True)
+        )
     if not form:
         known = " or ".join(dict.fromkeys(" and ".join(map(repr, names)) for names in _FORMS.values()))
         raise RowError(Problem("it has no conversation", f"give the row {known}"))
@@ -168,16 +172,16 @@ def _messages(value: object, column: str) -> list[dict[str, Any]]:
 
 
 def _message(message: object, where: str) -> dict[str, Any]:
-    """Read a message, with ``from`` and ``value`` as role and content; other keys stay."""
+    """Read a message, with ``from`` and ``value`` as role and content; other keys stay unless they are null."""
     if not isinstance(message, dict):
         raise RowError(Problem(f"{where} is no object but a {type(message).__name__}", "give role and content"))
-    found = dict(message)
+    found = {key: value for key, value in message.items() if value is not None}
     for key, other in (("role", "from"), ("content", "value")):
         if key not in found and other in found:
             found[key] = found.pop(other)
     role = found.get("role")
     if not isinstance(role, str) or role not in _ROLES:
-        said = f"the unknown role {role!r}" if isinstance(role, str) and len(role) < 20 else "no role"
+        said = "an unknown role" if isinstance(role, str) else "no role"
         raise RowError(Problem(f"{where} has {said}", f"the roles are {', '.join(_ROLES)}"))
     may_be_empty = _ROLES[role] != ASSISTANT or bool(found.get("tool_calls"))
     return {**found, "role": _ROLES[role], "content": _content(found.get("content"), where, may_be_empty=may_be_empty)}
@@ -190,8 +194,7 @@ def _content(value: object, where: str, *, may_be_empty: bool) -> str:
     for part in parts:
         text = part.get("text") if isinstance(part, dict) and part.get("type", "text") == "text" else part
         if isinstance(text, dict):
-            kind = str(text.get("type"))[:20]
-            raise RowError(Problem(f"{where} has a part of type {kind!r}", "the models here read text: remove the row"))
+            raise RowError(Problem(f"{where} has a part that is no text", "the models here read text: remove the row"))
         if not isinstance(text, str):
             raise RowError(Problem(f"{where} has a content that is no text but a {type(text).__name__}", "give a text"))
         texts.append(checked_text(text, where))

@@ -34,7 +34,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "message": ({"messages": ["x"]}, "message 1 of column 'messages' is no object but a str"),
     "role": (
         {"messages": [{"role": "boss", "content": "x"}]},
-        "message 1 of column 'messages' has the unknown role 'boss'",
+        "message 1 of column 'messages' has an unknown role; the roles are system, user",
     ),
     "no role": (
         {"messages": [{"content": "x"}]},
@@ -46,7 +46,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "number": ({"messages": [{**ASK, "content": 7}, SAY]}, "message 1 .* has a content that is no text but a int"),
     "image": (
         {"messages": [{**ASK, "content": [{"type": "text", "text": "x"}, {"type": "image_url"}]}, SAY]},
-        "message 1 of column 'messages' has a part of type 'image_url'; the models here read text: remove the row",
+        "message 1 of column 'messages' has a part that is no text; the models here read text: remove the row",
     ),
     "zero": ({"messages": [{**ASK, "content": "a\0"}, SAY]}, "message 1 of column 'messages' has a zero character"),
     "tools": ({**GOOD, "tools": "add"}, "column 'tools' is no list; give a list of JSON schemas"),
@@ -77,10 +77,11 @@ def test_rows_of_two_forms_are_not_mixed(tmp_path: Path) -> None:
 
 def test_rows_without_an_answer_may_be_left_out(tmp_path: Path) -> None:
     """As rows with an empty cell are; what is wrong otherwise is refused still."""
-    path, rows = tmp_path / "rows.jsonl", (GOOD, {"messages": [ASK]}, {**GOOD, "messages": []})
+    path = tmp_path / "rows.jsonl"
+    rows: list[Any] = [GOOD, {"messages": [ASK]}, {"messages": []}, {"messages": None}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = read_rows(path, "chat", Data(missing="skip"))
-    assert (len(found.rows), sum(found.left_out.values())) == (1, 2)
+    assert (len(found.rows), sum(found.left_out.values())) == (1, 3)
     assert found.notes == (f"{path} has conversations (messages)",)
 
 
@@ -94,7 +95,7 @@ def test_users_of_conversations_are_read_from_their_column(tmp_path: Path) -> No
 
 def test_messages_keep_what_a_template_may_read() -> None:
     """Tool calls need no content; roles of ShareGPT become those of templates; a prediction ends before the answer."""
-    call = {"from": "gpt", "tool_calls": [{"name": "add"}]}
+    call = {"from": "gpt", "tool_calls": [{"name": "add"}], "role": None, "name": None}
     row: dict[str, object] = {
         "conversations": [{"from": "human", "value": "x"}, call, {"from": "observation", "value": "3"}, SAY]
     }

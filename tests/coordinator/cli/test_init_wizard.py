@@ -274,6 +274,7 @@ def test_begin_finds_conversations_and_says_their_form(
     assert (f"Columns not used: {unused}." in told) is bool(unused)
     job = job_of(found)
     assert (job.data.template, job.train.loss_on) == ("zephyr", "answers")
+    assert job.train.max_length >= 40, "the template takes room too"
     assert found.chosen["data.template"].reason == "the model has no chat template of its own"
     (tmp_path / "gpt" / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
     assert job_of(begin(wishes, DefaultAnswers())).data.template is None

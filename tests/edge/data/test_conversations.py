@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from edge.data.conversations import BEYOND, ChatExamples, Conversations
+from edge.data.conversations import BEYOND, UNSHOWN, ChatExamples, Conversations
 from edge.data.dataset import OwnerDataset
 from edge.data.tokens import IGNORED, RowFaultError
 from ringtune.errors import DataError, ModelError
@@ -175,6 +175,8 @@ def test_rows_that_are_too_long_are_cut_and_counted(tmp_path: Path) -> None:
     assert (list(cut.of_rows), cut.cut_rows, cut.left_out) == ([1, 0, 1], 1, {BEYOND: 1})
     dataset = OwnerDataset.load(job_of(folder, max_length=64), path, None, tokenizer_folder=folder)
     assert (dataset.train_rows, dataset.left_out, dataset.cut_rows) == (2, {BEYOND: 1}, 1)
+    hidden = write_tokenizer(tmp_path / "hidden", "{{ messages | selectattr('role', 'equalto', 'user') | list }}")
+    assert examples_of(hidden, path).left_out == {UNSHOWN: 3}
     with pytest.raises(DataError, match=r"none of its rows can be used \(rows whose .* raise train.max_length"):
         OwnerDataset.load(job_of(folder, max_length=16), path, None, tokenizer_folder=folder)
 
