@@ -162,6 +162,11 @@ def authority_id(pem: bytes) -> str:
         raise TrustError("a certificate is of no authority; join anew with a new token") from error
 
 
+def began_unix_s(pem: bytes) -> float:
+    """Return the begin of a certificate's validity."""
+    return read_certificate(pem).not_valid_before_utc.timestamp()
+
+
 def authorities_version(authorities: Iterable[bytes]) -> str:
     """Return a digest of certificates of authorities and their order."""
     return hashlib.sha256(b"".join(authorities)).hexdigest()[:16]
