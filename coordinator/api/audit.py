@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,6 +122,8 @@ class LedgerCheck:
         self._ends: dict[int, dict[int, tuple[str, str]]] = {}  # by step, by block
         self._first = self._last = 0
         self._authorities: tuple[bytes, ...] = ()
+        self._own: set[str] | None = None  # digests of the user's authorities
+        self._foreign: Counter[str] = Counter()  # signatures by digest of another authority
         self._certificates: dict[str, bytes] = {}
         self._run_id, self._at, self._is_first = "", 0, True
 
@@ -162,8 +165,8 @@ class LedgerCheck:
             self._facts.append(
                 f"the certificates are of the authority {', '.join(sorted(shown))}; compare it with your coordinator's"
             )
-        elif shown.isdisjoint(map(fingerprint, read_identity(trust, time.time()).authorities)):
-            raise IntegrityError(f"the certificates are of another authority than yours, {', '.join(sorted(shown))}")
+        else:
+            self._own = set(map(fingerprint, read_identity(trust, time.time()).authorities))
 
     def _turn(self, table: Mapping[str, Any], where: str) -> None:
         """Check signatures, links, and that the turn begins with the states with which the one before ended."""
@@ -188,7 +191,7 @@ class LedgerCheck:
     def _signature(self, node: str, entry: Mapping[str, str], where: str) -> None:
         if not self._authorities:
             return
-        from ringtune.transport.identity import signature_problem
+        from ringtune.transport.identity import fingerprint, is_issued_by, signature_problem
 
         if "certificate" in entry:
             self._certificates[node] = entry["certificate"].encode()
@@ -196,8 +199,11 @@ class LedgerCheck:
         says, who = entry["says"].encode(), node_party(node)
         if why := signature_problem(says, signature, certificate, self._authorities, who):
             self._problems.append(f"{where}: node {node} has not signed what it says: {why}")
-        else:
-            self._figures["signatures"] += 1
+            return
+        self._figures["signatures"] += 1
+        issuers = [fingerprint(authority) for authority in self._authorities if is_issued_by(certificate, authority)]
+        if self._own is not None and self._own.isdisjoint(issuers):
+            self._foreign.update(issuers[:1])
 
     def _links(self, found: Mapping[str, Statement], where: str) -> None:
         for node, said in found.items():
@@ -251,7 +257,20 @@ class LedgerCheck:
             self._problems.append(f"the result has other weights than at step {self._last}, of block {named}")
 
     def checked(self) -> CheckedLedger:
-        """Return what was found."""
+        """Return what was found.
+
+        Who changes a ledger can name an authority of his own in its head, so what another one than the user's has
+        signed is told: some of it is in a run during which the authority was rotated.
+        """
+        if self._foreign:
+            named, count = ", ".join(sorted(self._foreign)), self._foreign.total()
+            if count == self._figures["signatures"]:
+                self._problems.append(f"the certificates are of another authority than yours, {named}")
+            else:
+                self._facts.append(
+                    f"{count:,} of the signatures are of the authority {named}, which you do not trust; compare it "
+                    "with that of your coordinator before it was rotated"
+                )
         figures = {**self._figures, "first": self._first, "last": self._last}
         return CheckedLedger(tuple(self._problems), tuple(dict.fromkeys(self._facts)), figures)
 

@@ -24,7 +24,7 @@ from ringtune.run_control.events import LogFetched, LogRecovery, Replanned
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import EQUAL
-from ringtune.schedule.turns import Evaluations, RowUse, num_eval_rows, row_uses
+from ringtune.schedule.turns import Evaluations, RowUse, evaluates_as, row_uses
 from ringtune.techniques import TECHNIQUES
 from ringtune.texts import listed
 
@@ -140,7 +140,7 @@ def owners_text(job: Job, before: Course, after: Course) -> str:
     text = f"; the rows of {', '.join(out)} are left out" if out else ""
     text += f"; the rows of {', '.join(back)} are trained again ({missed})" if back else ""
     text += f", so that the run ends with step {after.num_steps}"
-    anew = job.train.keep_best and num_eval_rows(before) != num_eval_rows(after)
+    anew = job.train.keep_best and not evaluates_as(before, after)
     whom = "without" if out else "with"
     return text + f"; the best of the evaluations from here on, which are {whom} them, is kept" * anew
 

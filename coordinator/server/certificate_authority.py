@@ -93,7 +93,8 @@ CREATE TABLE tokens (
     key_sha256 TEXT, certificate BLOB, invited_by TEXT
 );
 CREATE TABLE certificates (
-    serial TEXT PRIMARY KEY, role TEXT NOT NULL, name TEXT NOT NULL, ends_unix_s REAL NOT NULL, removed TEXT
+    serial TEXT PRIMARY KEY, role TEXT NOT NULL, name TEXT NOT NULL, ends_unix_s REAL NOT NULL, removed TEXT,
+    sha256 TEXT
 );
 CREATE TABLE notes (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
@@ -135,8 +136,9 @@ class Register:
                 raise StorageError(
                     f"{self._path} is of version {version}, here is {_VERSION}; use the ringtune that wrote it"
                 )
-            elif "invited_by" not in {row[1] for row in database.execute("PRAGMA table_info(tokens)")}:
-                database.execute("ALTER TABLE tokens ADD COLUMN invited_by TEXT")  # of an earlier version
+            for table, column in (("tokens", "invited_by"), ("certificates", "sha256")):  # of an earlier version
+                if column not in {row[1] for row in database.execute(f"PRAGMA table_info({table})")}:
+                    database.execute(f"ALTER TABLE {table} ADD COLUMN {column} TEXT")
             database.execute(_GENERATIONS)
 
     @contextlib.contextmanager
@@ -231,20 +233,30 @@ class Register:
     def renew(self, caller: CertificateFacts, now_unix_s: float, issue: Callable[[], bytes]) -> bytes:
         """Return a new certificate, made by ``issue``, for one that is not removed.
 
-        It is of the caller's generation, so whichever comes first, this or a removal, the removal holds.
+        It is of the caller's generation, so whichever comes first, this or a removal, the removal holds. For one that
+        is not in the register, as after its restoration or made by who has a copy of the key, there is none of another
+        authority, also later.
 
         Raises:
-            TrustError: it was removed.
+            TrustError: it was removed, or is not in the register and would be replaced by one of another authority.
         """
         with self._transaction() as database:
             removal = _removal_of(database, caller.party)
-            found = database.execute("SELECT removed FROM certificates WHERE serial = ?", (caller.serial,)).fetchone()
+            found = database.execute(
+                "SELECT removed, sha256 FROM certificates WHERE serial = ?", (caller.serial,)
+            ).fetchone()
             reason = removal.reason if caller.generation < removal.generation else found and found[0]
             if reason:
                 raise TrustError(f"the certificate of {caller.party} is refused: {reason}; join with a new token")
+            is_known = found is not None and found[1] in (None, caller.sha256)  # None: of an earlier version
             _forget_expired(database, now_unix_s)
             pem = issue()
-            _write_down(database, pem)
+            if not is_known and facts_of(pem).authority != caller.authority:
+                raise TrustError(
+                    f"the certificate of {caller.party} is not in the register, and the new authority replaces only "
+                    "those that are; join with a new token"
+                )
+            _write_down(database, pem, is_known=is_known)
         return pem
 
     def remove(self, party: Party, reason: str) -> int:
@@ -352,11 +364,12 @@ def _key(party: Party) -> tuple[str, str]:
     return party.role, party.name
 
 
-def _write_down(database: sqlite3.Connection, pem: bytes) -> None:
+def _write_down(database: sqlite3.Connection, pem: bytes, *, is_known: bool = True) -> None:
+    """Store a certificate; ``is_known``: whether that which it replaces, if any, was stored."""
     facts = facts_of(pem)
     database.execute(
-        "INSERT INTO certificates (serial, role, name, ends_unix_s) VALUES (?, ?, ?, ?)",
-        (facts.serial, *_key(facts.party), facts.ends_unix_s),
+        "INSERT INTO certificates (serial, role, name, ends_unix_s, sha256) VALUES (?, ?, ?, ?, ?)",
+        (facts.serial, *_key(facts.party), facts.ends_unix_s, facts.sha256 if is_known else ""),
     )
 
 

@@ -78,7 +78,8 @@ def choose_trust(
     """Use this node's identity for all channels; no encryption if it has neither identity nor token.
 
     A token is used only if there is no identity yet, so the first command line works again later; or if the identity
-    does not trust the token's authority, as that of a node that was away while the authority was rotated.
+    does not trust the token's authority, which is a later one, as that of a node that was away while the authority was
+    rotated.
 
     Args:
         name: of the node.
@@ -114,13 +115,15 @@ def choose_trust(
 
 
 def _join_anew(party: Party, token_file: Path, folder: Path, coordinator: str, *, token: Token | None) -> None:
-    """Exchange a token of an authority that the identity does not trust; one that is used or gone changes nothing."""
+    """Exchange a token of a later authority than the identity trusts; one that is used or gone changes nothing."""
+    from ringtune.transport.enrollment import join
     from ringtune.transport.identity import fingerprint, read_identity
 
     try:
         token = token or token_for(party, token_file)
-        if token.authority_sha256 not in map(fingerprint, read_identity(folder, time.time()).authorities):
-            join_as(party, token_file, folder, coordinator, 0.0, token=token)
+        present = read_identity(folder, time.time())
+        if token.authority_sha256 not in map(fingerprint, present.authorities):
+            join(coordinator, token, folder, instead_of=present)
     except RingTuneError as error:
         _LOG.info("%s has a certificate in %s, the token in %s is not used: %s", party, folder, token_file, error)
 

@@ -14,7 +14,6 @@ from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import no_replicas
-from ringtune.schedule.turns import num_eval_rows
 from ringtune.storage.tensor_files import TensorFile
 from tests.features.feature import Feature, Tensors, each_technique, run_of
 from tests.features.memory import VELORA
@@ -232,7 +231,7 @@ def test_run_whose_lost_owner_comes_back_equals_one_process_without_the_turns_th
     assert distance(loss.tensors, trained.adapter() | trained.head()) < 1e-9
     logged = {entry.step: entry for entry in loss.ring.result.logged if isinstance(entry, rd.LogEvaluation)}
     last = logged[back.plan.course.num_steps]
-    assert dict(last.values)["count"] == num_eval_rows(loss.plan.course)
+    assert dict(last.values)["count"] == sum(owner.eval_rows for owner in loss.plan.course.owners)
 
 
 @pytest.mark.promise("1 partition invariance")

@@ -13,7 +13,7 @@ from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.course import Course, HelperSettings, Offload
-from ringtune.schedule.migration import stay_reason
+from ringtune.schedule.migration import stay_reason, with_owner, without_owner
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import NONE_DONE, NOTHING_KNOWN, StepKind, Turn, items, turn_sequence
@@ -317,6 +317,16 @@ def test_best_evaluation_is_that_of_the_same_rows(seed: int, eval_rows: int, bac
             found.append((entry.is_best, best.best_step == entry.step))
     assert found and all(told == wanted for told, wanted in found)
     assert ring.collected_best <= {best.best_step, 0}
+
+
+def test_evaluations_of_as_many_rows_of_another_owner_are_others() -> None:
+    """As where one is lost while all stop to take another one back."""
+    course = make_plan([("a", 0, 2)], ["a", "b", "c", "d"], num_blocks=2, num_steps=40).course
+    whole = [dataclasses.replace(one, eval_rows=0 if one.node == "d" else 5) for one in course.owners]
+    course = dataclasses.replace(course, owners=tuple(whole))
+    some, known = without_owner(course, "b", 3), NONE_DONE.after(8, 0.5)
+    assert known.without(some, with_owner(without_owner(some, "c", 6), "b", 6, 40)) == NONE_DONE
+    assert known.without(some, without_owner(some, "d", 6)) == known.without(course, course) == known
 
 
 def returning(steps: int = 24, **values: Any) -> RecoveringRing:

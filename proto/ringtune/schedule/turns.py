@@ -103,7 +103,7 @@ class Evaluations:
 
     def without(self, before: Course, after: Course) -> Evaluations:
         """Return the state with other owners: as before the first where evaluations have other rows then."""
-        return self if num_eval_rows(before) == num_eval_rows(after) else NONE_DONE
+        return self if evaluates_as(before, after) else NONE_DONE
 
     def stops_run(self, patience_evals: int) -> bool:
         """Whether a run with this patience ends now; 0 = never."""
@@ -113,9 +113,10 @@ class Evaluations:
 NONE_DONE: Final = Evaluations()
 
 
-def num_eval_rows(course: Course) -> int:
-    """Count the rows of an evaluation, at all owners."""
-    return sum(owner.eval_rows for owner in course.owners)
+def evaluates_as(before: Course, after: Course) -> bool:
+    """Whether evaluations have the same rows in two courses of a run."""
+    one, other = ({owner.node for owner in course.owners if owner.eval_rows} for course in (before, after))
+    return one == other
 
 
 def boundary_before(course: Course, step: int) -> int:

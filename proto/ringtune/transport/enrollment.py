@@ -19,6 +19,7 @@ from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, Rin
 from ringtune.transport.endpoints import CLIENT_OPTIONS, join_address, split_address
 from ringtune.transport.identity import (
     Identity,
+    began_unix_s,
     facts_of,
     fingerprint,
     is_issued_by,
@@ -48,7 +49,14 @@ _SERVES_OTHERS: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMEN
 Reply = TypeVar("Reply", trust_pb2.AuthorityReply, trust_pb2.CertifyReply)
 
 
-def join(coordinator: str, token: Token, folder: Path, *, clock: Callable[[], float] = time.time) -> Identity:
+def join(
+    coordinator: str,
+    token: Token,
+    folder: Path,
+    *,
+    clock: Callable[[], float] = time.time,
+    instead_of: Identity | None = None,
+) -> Identity:
     """Get a certificate for a token and store it in a folder.
 
     Args:
@@ -57,6 +65,8 @@ def join(coordinator: str, token: Token, folder: Path, *, clock: Callable[[], fl
         token: with the party, and the hash of the coordinator's authority.
         folder: for the identity.
         clock: this machine's wall clock.
+        instead_of: present identity in the folder, which one of an older authority does not replace: that may be the
+            one that its authority has replaced.
 
     Raises:
         ConnectionFailedError: nobody answers there.
@@ -65,6 +75,11 @@ def join(coordinator: str, token: Token, folder: Path, *, clock: Callable[[], fl
         StorageError: the folder can't be written.
     """
     address, authority_pem = _answering(coordinator, token, clock())
+    if instead_of is not None and began_unix_s(authority_pem) < max(map(began_unix_s, instead_of.authorities)):
+        raise TrustError(
+            f"the token is of an older authority than the certificate in {folder}; ask for a new token, or remove the "
+            "certificate"
+        )
     key = make_key()
     request = trust_pb2.CertifyRequest(secret=token.secret, request_pem=make_request(key), takes_authorities=True)
     credentials = grpc.ssl_channel_credentials(authority_pem)

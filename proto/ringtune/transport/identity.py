@@ -57,6 +57,7 @@ class CertificateFacts:
         generation: number of removals of the party before its issue; of an earlier version 0.
         has_own_runs_only: whether it is of a user who is no administrator; of an earlier version all users are.
         authority: identifier of the key that has signed it, as ``authority_id``.
+        sha256: of the certificate (``fingerprint``).
     """
 
     party: Party
@@ -66,6 +67,7 @@ class CertificateFacts:
     generation: int = 0
     has_own_runs_only: bool = False
     authority: str = ""
+    sha256: str = ""
 
     @property
     def renew_at_unix_s(self) -> float:
@@ -119,6 +121,7 @@ def facts_of(pem: bytes) -> CertificateFacts:
             for each in certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
         ),
         authority=_signer_of(certificate),
+        sha256=certificate.fingerprint(hashes.SHA256()).hex(),
     )
 
 
@@ -157,6 +160,11 @@ def authority_id(pem: bytes) -> str:
         return read_certificate(pem).extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value.digest.hex()
     except _UNREADABLE as error:
         raise TrustError("a certificate is of no authority; join anew with a new token") from error
+
+
+def began_unix_s(pem: bytes) -> float:
+    """Return the begin of a certificate's validity."""
+    return read_certificate(pem).not_valid_before_utc.timestamp()
 
 
 def authorities_version(authorities: Iterable[bytes]) -> str:

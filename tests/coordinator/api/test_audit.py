@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from ringtune.schedule.turns import turn_sequence
 from ringtune.storage.pieces import FilePieces
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, tensors_digest
 from ringtune.techniques.audit import LEDGER, statement
-from ringtune.transport.identity import sign
+from ringtune.transport.identity import fingerprint, sign
 from ringtune.transport.parties import VARIABLE
 from tests.support.audit_trails import trail_of
 from tests.support.cases import cases
@@ -42,11 +42,11 @@ def weights_of(file: Path) -> dict[int, str]:
     return {block: tensors_digest(tensors) for block, tensors in blocks.items()}
 
 
-def write_ledger(folder: Path, *, is_signed: bool = True, authority: Authority = AUTHORITY) -> None:
-    """A run of three turns whose last states have the weights of the result."""
+def write_ledger(folder: Path, *, is_signed: bool = True, signers: Sequence[Authority] = (AUTHORITY,) * 3) -> None:
+    """A run of three turns, signed with certificates of these, whose last states have the weights of the result."""
     write_run(folder)
     last = weights_of(folder / "adapter/adapter.safetensors")
-    authorities = [authority.certificate_pem.decode()] if is_signed else []
+    authorities = sorted({one.certificate_pem.decode() for one in (*signers, AUTHORITY)}) if is_signed else []
     lines: Lines = [{"line": "run", "run": "r", "authorities": authorities}]
     turns = list(turn_sequence(PLAN.course))
     states = [{block: (f"w{at} {block}", "r") for block in last} for at in range(len(turns))]
@@ -59,7 +59,7 @@ def write_ledger(folder: Path, *, is_signed: bool = True, authority: Authority =
             says = statement("r", PLAN, turn, node, trail)
             nodes[node] = {"says": says}
             if is_signed:
-                signature, certificate = sign(says.encode(), speaker_of(node, authority=authority).identity)
+                signature, certificate = sign(says.encode(), speaker_of(node, authority=signers[turn.index]).identity)
                 nodes[node] |= {"signature": signature.hex(), "certificate": certificate.decode()}
         lines.append({"line": "turn", "turn": turn.index, "drawn": [["b", turn.first_seq, 0, "a"]], "nodes": nodes})
     write(folder, lines)
@@ -157,7 +157,7 @@ def test_unsigned_ledger_shows_states_that_do_not_chain(tmp_path: Path) -> None:
 
 
 def test_other_result_cut_file_and_foreign_authority_are_told(tmp_path: Path) -> None:
-    """The block that differs; a file that was cut off; certificates that anybody can make."""
+    """The block that differs; a file that was cut off; certificates of an authority that anybody can make and name."""
     folder = tmp_path / "run"
     write_ledger(folder)
     adapter = folder / "adapter/adapter.safetensors"
@@ -169,10 +169,13 @@ def test_other_result_cut_file_and_foreign_authority_are_told(tmp_path: Path) ->
     (folder / LEDGER).write_bytes((folder / LEDGER).read_bytes()[:-10])
     code, output = asked(folder)
     assert code == 7 and "it is cut off" in output and "line 4" in output
-    write_ledger(tmp_path / "other", authority=Authority.make(time.time()))
+    write_ledger(tmp_path / "other", signers=(other := Authority.make(time.time()),) * 3)
     keep(tmp_path / "trust", speaker_of("anna", "submitter"))
     code, output = asked(tmp_path / "other", trust=tmp_path / "trust")
     assert code == 7 and "another authority than yours" in output
+    write_ledger(tmp_path / "rotated", signers=(other, other, AUTHORITY))  # as in a run in which it was rotated
+    code, output = asked(tmp_path / "rotated", trust=tmp_path / "trust")
+    assert code == 0 and f"6 of the signatures are of the authority {fingerprint(other.certificate_pem)}" in output
 
 
 def test_resumed_run_is_checked_over_its_parts(tmp_path: Path) -> None:

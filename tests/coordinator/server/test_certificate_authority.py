@@ -343,6 +343,7 @@ def test_register_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     old, new = (facts_of(issue(PI_NODE, 0)) for _ in range(2))
     with sqlite3.connect(tmp_path / FILE) as database:
         database.execute("DROP TABLE generations")
+        database.execute("ALTER TABLE certificates DROP COLUMN sha256")
         for facts, why in ((old, "stolen"), (new, None)):
             row = (facts.serial, "node", "pi", facts.ends_unix_s, why)
             database.execute("INSERT INTO certificates VALUES (?, ?, ?, ?, ?)", row)

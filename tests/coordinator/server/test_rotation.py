@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import shutil
 import time
@@ -32,6 +33,7 @@ from ringtune.transport.channels import open_channel
 from ringtune.transport.enrollment import join, renew, renew_if_due, take_authorities
 from ringtune.transport.identity import (
     Identity,
+    facts_of,
     fingerprint,
     is_issued_by,
     key_pem,
@@ -307,6 +309,22 @@ def test_rotation_keeps_who_was_removed_out(tmp_path: Path, phase: Phase) -> Non
     ring.until("")
     assert ring.keeper.speaker.refusal(ring.parties[B].identity.facts)
     assert ring.restarted().speaker.refusal(ring.parties[B].identity.facts)
+
+
+def test_rotation_gives_nothing_to_who_has_a_copy_of_the_old_key(tmp_path: Path) -> None:
+    """Certificates that it makes, of members too, end with the old authority, also if they were renewed before."""
+    ring = Ring(tmp_path, A, B)
+    facts = ring.parties[A].identity.facts
+    forged = ring.keeper._authority.identity(ALICE, NOW_S).facts
+    given = [forged, facts_of(ring.keeper.renew(forged, make_request(make_key())))]
+    ring.keeper.rotate(HOUR_S)
+    ring.until(Phase.ISSUING)
+    given.append(dataclasses.replace(forged, party=A, serial=facts.serial))  # of a copy of the register
+    for caller in given:
+        with pytest.raises(TrustError, match=r"is not in the register.*join with a new token"):
+            ring.keeper.renew(caller, make_request(make_key()))
+        earlier = ring.keeper.renew(caller, make_request(make_key()), takes_authorities=False)
+        assert is_issued_by(earlier, ring.keeper.authority_pem)
 
 
 def test_authorities_that_leave_out_the_own_one_are_not_taken(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_choosing_joins_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_choosing_joins_anew_where_the_authority_was_replaced(tmp_path: Path) -> None:
-    """With a token of the new one; that in the command line of a service, which is used or gone, is left alone."""
+    """With a token of the new one; that in the command line of a service, used, gone or of the old one, is left."""
     file, folder = tmp_path / "t", node_trust(tmp_path / "state")
     with running(tmp_path / "trust") as (keeper, address):
         kept = keep(folder, speaker_of("pi"))
@@ -95,6 +95,10 @@ def test_choosing_joins_anew_where_the_authority_was_replaced(tmp_path: Path) ->
             choose(tmp_path / "state", token_file=file, coordinator=address)
             assert read_identity(folder, time.time()).authorities == keeper.authorities
             file.write_text(str(invited(tmp_path / "trust", node_party("b"))))
+        later = keep(folder, Speaker(Authority.make(time.time() + 60).identity(node_party("pi"), time.time())))
+        file.write_text(str(invited(tmp_path / "trust", node_party("pi"))))
+        choose(tmp_path / "state", token_file=file, coordinator=address)
+        assert read_identity(folder, time.time()) == later
 
 
 def test_choosing_refuses_what_does_not_belong_together(tmp_path: Path) -> None:
