@@ -327,6 +327,25 @@ def test_rotation_gives_nothing_to_who_has_a_copy_of_the_old_key(tmp_path: Path)
         assert is_issued_by(earlier, ring.keeper.authority_pem)
 
 
+def test_rotation_notes_few_calls_of_who_has_certificates_of_both(tmp_path: Path) -> None:
+    """Each is a write, for which heartbeats wait."""
+    ring = Ring(tmp_path, A, B)
+    old = ring.parties[A].identity.facts
+    ring.present = [A]
+    ring.keeper.rotate(HOUR_S)
+    ring.until(Phase.ISSUING)
+    ring.round()
+    new, written = ring.parties[A].identity.facts, 0
+    for _ in range(20):
+        for facts in (old, new):
+            state = ring.keeper.rotation_state(())
+            ring.keeper.heard(facts, None)
+            after = ring.keeper.rotation_state(())
+            assert state is not None and after is not None
+            written += state.rotation != after.rotation
+    assert 0 < written < 7
+
+
 def test_authorities_that_leave_out_the_own_one_are_not_taken(tmp_path: Path) -> None:
     """Nobody would take its certificate then; those with it are kept on the disk, if that is possible."""
     old, new = Authority.make(NOW_S), Authority.make(NOW_S)
