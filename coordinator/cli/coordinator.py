@@ -350,6 +350,7 @@ def coordinator(
                 announced.enter_context(
                     announcing(server.address, asked=asked, authority_sha256=authority, say=progress.note)
                 )
+                asked = None if asked else asked  # a problem of a later announcement is told, and ends nothing
             if ending.wait():
                 break
             server.coordinator.report_lost_members()

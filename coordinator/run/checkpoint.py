@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 from coordinator.planner.limits import Effort
@@ -272,6 +272,7 @@ class CheckpointManager:
 
     Args:
         resume: what to resume from; None = begin.
+        excluded: nodes that an audit has named so far.
 
     Attributes:
         keep_from_step: nodes may drop shards of earlier steps.
@@ -280,11 +281,11 @@ class CheckpointManager:
         PlanError: the checkpoints are of another job or plan.
     """
 
-    def __init__(self, run_id: str, job: Job, resume: Resume | None) -> None:
+    def __init__(self, run_id: str, job: Job, resume: Resume | None, excluded: Set[str] = frozenset()) -> None:
         if resume is not None:
             resume.check(job)
         self.keep_from_step = 0
-        self._job = job
+        self._job, self._excluded = job, excluded
         self._resume = resume
         self._attempt = run_id
         self._run_id = resume.run_id if resume else run_id
@@ -490,6 +491,7 @@ class CheckpointManager:
             evaluations=evaluations,
             placement_number=plan.placement.placement_number,
             attempt=self._attempt,
+            excluded=tuple(sorted(self._excluded)),
         )
 
     def note_kept(self, step: int) -> bool:

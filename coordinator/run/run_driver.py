@@ -142,7 +142,9 @@ class RunDriver(Driver):
         self._rounds = state_machine_of(request, awaits_nodes=awaits_nodes)
         self._policy = recovery_policy(request, awaits_nodes=awaits_nodes)
         self._lost = ""
-        self._checkpoints = CheckpointManager(run_id, request.job, request.resume)
+        if request.resume is not None:
+            self._rounds.excluded.update(*(manifest.excluded for manifest in request.resume.manifests))
+        self._checkpoints = CheckpointManager(run_id, request.job, request.resume, self._rounds.excluded)
         self._run_planner = RunPlanner(
             request, self._checkpoints, members.links, put=self._queue.put, emit=self._emit, enter=self._enter
         )

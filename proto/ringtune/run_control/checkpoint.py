@@ -71,6 +71,7 @@ class CheckpointManifest:
         placement_number: at that step.
         attempt: id of the run that trained up to here: ``run_id`` or one that continues it; empty = not known.
         evaluations: state of early stopping, so that a resumed run ends at the same step.
+        excluded: nodes that an audit has named; they take no part in a resumed run either.
     """
 
     run_id: str
@@ -86,6 +87,7 @@ class CheckpointManifest:
     attempt: Annotated[str, LATER] = ""
     evaluations: Annotated[Evaluations, LATER] = NONE_DONE
     operations: Annotated[Operations | None, LATER] = None
+    excluded: Annotated[tuple[str, ...], LATER] = ()
 
     def __post_init__(self) -> None:
         """Refuse a wrong schema, and a run id or node name that may not become part of a path."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +15,11 @@ import pytest
 from coordinator.planner.limits import Effort
 from coordinator.run.checkpoint import CheckpointManager, Disks, ResumeChooser, ResumePoint
 from coordinator.run.driver import AbsentNodes
+from coordinator.run.members import LinkCache, Member
 from coordinator.run.recovery import GRACE_S, PeerSuspicions, Reports, with_role
 from coordinator.run.report import RunLedger
+from coordinator.run.requests import RunRequest
+from coordinator.run.run_driver import RunDriver
 from ringtune.errors import IntegrityError, ModelError
 from ringtune.job.job import Job, Model
 from ringtune.run_control import events as rd
@@ -160,6 +165,21 @@ def test_run_goes_on_without_a_node_in_another_placement() -> None:
         assert sum(source.stop - source.start for source in taken) == 4
         assert {source.node for source in taken if source.start in (1, 2)} == {"d"}
         assert found.told.startswith("node c is not there; the checkpoint of step 8 is taken from copies")
+
+
+def test_node_that_an_audit_has_named_takes_no_part_in_a_resumed_run() -> None:
+    """Nor in one that is resumed from the checkpoints of that one; whole manifests of before have the same digest."""
+    named = manifest(8, excluded=("c",))
+    assert CheckpointManifest.from_json(named.to_json()) == named
+    assert "excluded" not in manifest(8).to_json()
+    members: Any = SimpleNamespace(links=LinkCache())
+    request = RunRequest(JOB, resume=Resume(plan=PLAN, manifests=(named, manifest(4))))
+    driver = RunDriver("r20261129-120000-89abcdef", request, members, lease_s=1.0, on_end=lambda: None)
+    member = Member(node="c", address="127.0.0.1:1", instance="c")
+    assert "computed otherwise" in driver._join_handler._refusal_reason(member, set())
+    events = list[control_pb2.RunEvent]()
+    driver._checkpoints.log(PLAN, rd.LogKept(12, "a"), events.append, is_kept=True)
+    assert CheckpointManifest.from_json(json.loads(events[0].kept_turn_json)).excluded == ("c",)
 
 
 def test_run_that_had_lost_a_node_goes_on_without_it() -> None:
