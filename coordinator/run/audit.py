@@ -80,7 +80,7 @@ class RunAudit:
     """The audit of one run; called on the run's thread.
 
     Args:
-        facts: by node.
+        facts: returns those of the run's nodes, also of nodes that have joined since, by name.
         calls: to the nodes.
         put: takes answers, from any thread.
         authorities: returns the authorities of the nodes' certificates, PEM, two while the authority is rotated; none =
@@ -95,7 +95,7 @@ class RunAudit:
         self,
         run_id: str,
         job: Job,
-        facts: Mapping[str, NodeFacts],
+        facts: Callable[[], Mapping[str, NodeFacts]],
         calls: Mapping[str, AgentCalls],
         put: Callable[[CellRepeated | rd.TurnChecked], None],
         *,
@@ -261,7 +261,8 @@ class RunAudit:
                 (accused,), f"node {accused} does not hand in what it told: {printable(answer.reply.problem)}"
             )
         results = read_results(answer.reply.results_json, node, asked)
-        classes = [(numeric_class(self._facts[one]), self._facts[one].threads) for one in (host, node)]
+        facts = self._facts()
+        classes = [(numeric_class(facts[one]), facts[one].threads) for one in (host, node)]
         return judge(asked, results, tolerance(self._job.model.dtype, classes[0], classes[1]))
 
     def _end(self, finding: Finding | None) -> None:

@@ -276,6 +276,11 @@ class JoinHandler:
             self._put(early)
         self._early = {}
 
+    @property
+    def facts(self) -> Mapping[str, NodeFacts]:
+        """The facts of the run's nodes by name, with lost ones and those that have joined; none before the plan."""
+        return self._known.facts if self._known is not None else {}
+
     def gathered(self) -> None:
         """Queue that the run has its first nodes, behind their own events."""
         self._put(InitialNodesJoined())

@@ -494,7 +494,7 @@ class RunDriver(Driver):
                 self._audit = RunAudit(
                     self.run_id,
                     self._job,
-                    made.profile.by_name,
+                    lambda: self._join_handler.facts,
                     calls,
                     self._queue.put,
                     authorities=lambda: who.identity.authorities if who is not None else (),

@@ -13,6 +13,7 @@ from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.course import Course, HelperSettings, Offload
+from ringtune.schedule.lowering import links
 from ringtune.schedule.migration import stay_reason, with_owner, without_owner
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
@@ -221,6 +222,25 @@ def test_run_that_has_ended_early_trains_no_more_without_a_lost_owner(
     assert result.finish == rd.Finish("", "") and ring.lost == ["c"]
     (stop,) = [entry for entry in result.logged if isinstance(entry, rd.LogStop)]
     assert max(entry.step for entry in result.logged if isinstance(entry, rd.LogStep)) == stop.step == step
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_owner_that_is_back_and_has_no_way_to_another_node_is_left_out_again(seed: int) -> None:
+    """Time is up for its return, and the others go on as before."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "c", "d"], num_blocks=4, num_steps=24, local_iterations=2)
+    ring = ring_of(plan, random.Random(seed), recovery=taking_back(plan), back_s=lambda node: 5.0, wait_s=1000.0)
+
+    def when(what: str, node: str) -> str | None:
+        if len(ring.moments) < 60 or ring.came:
+            return None
+        ring.cut = random.Random(seed).choice([ends for ends in sorted(links(plan)) if "c" in ends])
+        return "c"
+
+    ring.when = when
+    result = ring.run()
+    assert result.finish == rd.Finish("", "") and ring.came == ["c"]
+    assert trained(result) == without_owners(train_items(plan.course), left_out(result))
+    assert [entry.lost for entry in recoveries(result)] == [("c",)] * 2
 
 
 def test_run_waits_for_an_owner_unless_it_is_told_otherwise() -> None:

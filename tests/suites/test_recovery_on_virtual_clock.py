@@ -273,6 +273,28 @@ def test_runs_that_recover_with_a_host_that_can_not_reach_another_node_go_on_wit
     assert without >= 1
 
 
+@pytest.mark.parametrize("is_bad", [False, True])
+def test_run_that_has_no_copy_of_the_committed_turn_ends_when_it_has_to_go_back(is_bad: bool) -> None:
+    """The hosts of the placement before are lost after a move, and no turn is committed since."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["o"], num_blocks=4, num_steps=12, local_iterations=2, method="all")
+    plan = plan.extended(make_plan([("c", 0, 2), ("d", 2, 4)], ["o"], num_blocks=4).placement, 2)
+    ring, due = ring_of(plan, random.Random(0)), [True]
+
+    def when(what: str, node: str) -> str | None:
+        if what == "backward" and node in "cd" and len(ring.lost) < 2:
+            return "ab"[len(ring.lost)]
+        if ring._rounds._kept.missing and due and not is_bad:
+            due.clear()
+            ring.lose_link("c", "d")
+        return None
+
+    ring.when = when
+    ring.is_bad = lambda node, action: is_bad and bool(ring._rounds._kept.missing and due and [due.pop()])
+    finish = ring.run().finish
+    assert finish is not None and finish.error == ("DivergedError" if is_bad else "PeerLostError")
+    assert "no living node has a copy of blocks 0, 1, 2, 3" in finish.message
+
+
 @pytest.mark.parametrize("block", range(6))
 @pytest.mark.sampled(1)
 def test_runs_that_replan_and_lose_hosts_log_what_undisturbed_ones_do(block: int) -> None:

@@ -27,6 +27,7 @@ Source: RingAda, Algorithm 1 and section III-B (initialisation, training round).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
@@ -259,7 +260,8 @@ class RunStateMachine:
             self._fail(*self.awaited.late(), commands)
         elif self._recovery is not None:
             late, stuck = self._recovery.overdue(self._wait_s), self._recovery.stuck
-            lost = next((node for node in stuck if self._course.owner(node) is None), "")
+            hosts = (node for node in stuck if self._course.owner(node) is None)
+            lost = next(itertools.chain(self._recovery.returned, hosts), "")
             if not lost:
                 raise DeadlineError(f"{late}; {RESUME}")
             self._on_node_failed(rd.NodeFailed(lost, PeerLostError.__name__, late), now_s, commands)
@@ -478,7 +480,7 @@ class RunStateMachine:
         if event.placement_number != part.placement.placement_number:
             return  # all links were opened since
         can_go_back = self._goes_back and self.phase in _RECOVERS_IN and self._recovery is None
-        if not (event.answers and can_go_back) or step is None:
+        if not (event.answers and can_go_back) or step is None or self._kept.missing:
             self._on_node_failed(event.failed, now_s, commands)
             return
         self._broken_link = event.failed
@@ -505,7 +507,8 @@ class RunStateMachine:
         if self.phase != "training":
             self._continue_without(event.node, event, now_s, commands)
             return
-        problem = self._bad.end_reason(self._kept.step) if self._goes_back else NOTHING_KEPT
+        missing = end_reason("", self._course, self._kept, self._policy)
+        problem = (self._bad.end_reason(self._kept.step) or missing) if self._goes_back else NOTHING_KEPT
         if problem:
             self._log.forget_held()  # what came since the committed turn may be of the bad step
             self._fail(event.error, f"{event.message}; {problem}", commands)
@@ -737,7 +740,8 @@ class RunStateMachine:
 
     def _grant_ahead(self, now_s: float, commands: list[rd.Command]) -> None:
         grants = self._required_grants
-        grants.holds = self._kept.step is not None and any(node in self._nodes for node in self._returned)
+        can_go_back = self._kept.step is not None and not self._kept.missing
+        grants.holds = can_go_back and any(node in self._nodes for node in self._returned)
         found = grants.ahead()
         if any(isinstance(command, rd.ChooseOperations) for command in found):
             self._set_deadline(now_s, commands)

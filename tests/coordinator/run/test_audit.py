@@ -47,7 +47,7 @@ class Audit:
     """An audit whose only drawn cell is ``CELL``, and the answers to it."""
 
     def __init__(self, plan: Any = PLAN, *, signers: Mapping[str, str] | None = None) -> None:
-        facts = {node: device(node, num_blocks=4) for node in plan.nodes}
+        self.facts = {node: device(node, num_blocks=4) for node in plan.nodes}
         self.calls = {node: Calls() for node in plan.nodes}
         self.put: list[Any] = []
         job = Job(model=Model(path="m")).with_overrides({"audit.share": 1.0})
@@ -55,7 +55,9 @@ class Audit:
         self.plan, self.signers = plan, signers or {}
         authorities = (AUTHORITY.certificate_pem,) if signers else ()
         random_numbers, trusted = random.Random(0), lambda: authorities
-        self.run = RunAudit("r", job, facts, calls, self.put.append, authorities=trusted, source=random_numbers)
+        self.run = RunAudit(
+            "r", job, lambda: self.facts, calls, self.put.append, authorities=trusted, source=random_numbers
+        )
         self.turn: Turn = next(turn_sequence(plan.course))
         self.kept = self.run.granted(plan, [self.turn])
         self.opened = self.run._open[self.turn.index]

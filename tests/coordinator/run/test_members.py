@@ -198,7 +198,7 @@ def test_node_that_comes_is_asked_and_may_have_blocks(cluster: FakeCluster) -> N
     agent = come(cluster)
     assert going.note_of("c").startswith("node c may get blocks of this run")
     assert agent.log == ["inspect"] and agent.inspected.measure and agent.inspected.measure_s == 1.0
-    assert going.driver.nodes == {"a", "b", "c"}
+    assert going.driver.nodes == {"a", "b", "c"} == {*going.driver._join_handler.facts}
     going.driver.stop("test")
     assert agent.released.wait(CALL_S)
 
