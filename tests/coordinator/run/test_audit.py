@@ -222,7 +222,10 @@ def test_nodes_with_no_or_another_trail_than_the_plan_says_are_named() -> None:
 
 
 def test_statement_that_a_node_has_not_signed_names_it() -> None:
-    """With another node's key, or not at all, or a certificate and more; signed ones go into the ledger, each certificate once."""
+    """With another node's key, not at all, or with more than a certificate; signed ones go into the ledger.
+
+    Each certificate goes there once.
+    """
     own = {node: node for node in PLAN.nodes}
     for signers in ({**own, "b": "a"}, {**own, "b": ""}):
         audit = Audit(signers=signers)
