@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from coordinator.client.run_files import FOLDER as PARTS
 from coordinator.client.run_folder import METRICS
@@ -28,10 +28,14 @@ from coordinator.run.run_text import is_step
 from ringtune.errors import IntegrityError, RingTuneError, UsageError
 from ringtune.models.result_files import ADAPTER_FILE, BLOCKS_FILE, block_of
 from ringtune.storage.pieces import FilePieces
-from ringtune.storage.strict import read_object
+from ringtune.storage.strict import read_given, read_object
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, tensors_digest
 from ringtune.techniques.audit import LEDGER, state_digest
+from ringtune.texts import printable
 from ringtune.transport.parties import find_user_trust, node_party
+
+_MAX_PROBLEMS: Final = 1000
+"""Of a file, which is read no further then."""
 
 
 class Statement(NamedTuple):
@@ -95,20 +99,22 @@ def audit_run(folder: Path) -> CheckedLedger:
     run, parts = read_run(folder), folder / PARTS
     if not (folder / LEDGER).is_file():
         raise UsageError(f"{folder} has no {LEDGER}; a run with [audit] in its job writes one")
-    numbers = sorted(int(path.parent.name) for path in parts.glob(f"*/{LEDGER}") if path.parent.name.isdecimal())
+    found = (path for path in parts.glob(f"*/{LEDGER}") if path.parent.name.isdecimal() and path.is_file())
     check = LedgerCheck()
-    for path in (*(parts / str(number) / LEDGER for number in numbers), folder / LEDGER):
+    for path in (*sorted(found, key=lambda path: int(path.parent.name)), folder / LEDGER):
         check.read(path, str(path.relative_to(folder)))
     weights = next(path for name in (ADAPTER_FILE, BLOCKS_FILE) if (path := run.saved / name).is_file())
-    check.compare(weights, steps=_last_step(folder / METRICS), keeps_best=run.job.train.keep_best)
+    private = run.plan.placements[-1].private_blocks
+    steps, keeps_best = _last_step(folder / METRICS), run.job.train.keep_best
+    check.compare(weights, steps=steps, keeps_best=keeps_best, private_blocks=private)
     return check.checked()
 
 
 def _last_step(metrics: Path) -> int:
     try:
-        lines = map(json.loads, metrics.read_text(encoding="utf-8").splitlines())
+        lines = map(json.loads, read_given(metrics).splitlines())
         return max((int(line["step"]) for line in lines if is_step(line)), default=0)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise IntegrityError(f"{metrics} is not readable ({error}); copy the run's folder again") from error
 
 
@@ -129,30 +135,37 @@ class LedgerCheck:
 
     def read(self, path: Path, name: str) -> None:
         """Check one file; ``name`` is for messages."""
-        self._certificates, self._is_first = {}, True
-        content = path.read_bytes()
-        if not content.endswith(b"\n"):
+        self._certificates, self._is_first, self._authorities = {}, True, ()
+        most, line = len(self._problems) + _MAX_PROBLEMS, b""
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line != b"\n":
+                    self._line(line, f"{name}, line {number}", is_first=number == 1)
+                if len(self._problems) > most:
+                    return self._problems.append(f"{name} is read no further")
+        if not line.endswith(b"\n"):
             self._problems.append(f"{name} ends in the middle of a line; it is cut off")
-        for number, line in enumerate(content.split(b"\n"), start=1):
-            if not line:
-                continue
-            where = f"{name}, line {number}"
-            try:
-                table = read_object(line, where)
-                if number == 1 or table["line"] == "run":
-                    self._head(table, where)
-                else:
-                    self._turn(table, where)
-            except RingTuneError as error:
-                self._problems.append(f"{where}: {error}")
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                self._problems.append(f"{where} is not a line of a ledger: {type(error).__name__} {error}")
+        return None
+
+    def _line(self, line: bytes, where: str, *, is_first: bool) -> None:
+        try:
+            table = read_object(line, where)
+            if is_first or table["line"] == "run":
+                self._head(table, where)
+            else:
+                self._turn(table, where)
+        except RingTuneError as error:
+            self._problems.append(f"{where}: {error}")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            self._problems.append(f"{where} is not a line of a ledger: {type(error).__name__} {error}")
 
     def _head(self, table: Mapping[str, Any], where: str) -> None:
         if table["line"] != "run":
             raise IntegrityError("the head of the ledger is missing")
         self._run_id = str(table["run"])
-        self._authorities = tuple(text.encode() for text in table["authorities"])
+        before, self._authorities = self._authorities, tuple(text.encode() for text in table["authorities"])
+        if not {*before} <= {*self._authorities}:
+            self._problems.append(f"{where} leaves an authority out, which only another run can")
         if not self._authorities:
             self._facts.append(
                 "nothing is signed, as the run was in plain text: who has the file may have written it all"
@@ -233,20 +246,23 @@ class LedgerCheck:
         self._ends = {step: ends for step, ends in self._ends.items() if step <= first} | {stop: end}
         self._last, self._is_first = stop, False
 
-    def compare(self, weights: Path, *, steps: int, keeps_best: bool) -> None:
-        """Compare the weights of the run's result with the states at the end of a turn.
+    def compare(self, weights: Path, *, steps: int, keeps_best: bool, private_blocks: int = 0) -> None:
+        """Compare the weights of the run's result with the states at the end of a turn, which has to have all of them.
 
         Args:
             weights: file of the result with the tensors of the blocks.
             steps: of the run by its metrics.
             keeps_best: whether the result may be of an earlier step, of the best evaluation.
+            private_blocks: number of first blocks that never train, and of which nobody says anything.
         """
         if steps != self._last:
             self._problems.append(f"the ledger ends at step {self._last}, and the run has {steps} steps")
-        digests = weights_of(TensorFile(FilePieces(weights), where=str(weights)))
+        found = weights_of(TensorFile(FilePieces(weights), where=str(weights)))
+        digests = {block: digest for block, digest in found.items() if block >= private_blocks}
         wrong: dict[int, list[int]] = {}
         for step, ends in self._ends.items():
-            wrong[step] = [block for block, (expected, _) in ends.items() if digests.get(block) != expected]
+            said = {block: weights for block, (weights, _) in ends.items()}
+            wrong[step] = sorted(block for block in {*digests, *said} if digests.get(block) != said.get(block))
         fitting = [step for step, differ in wrong.items() if not differ]
         if self._last in fitting:
             self._facts.append(f"the result has the blocks' weights of step {self._last}, the last one")
@@ -301,7 +317,6 @@ def sentences(found: CheckedLedger) -> Iterator[str]:
         f"{turns:,} turns of steps {found.figures['first']:,} to {found.figures['last']:,}, {says:,} statements, "
         f"{signed:,} of them signed; {drawn:,} micro-batches were drawn and repeated by other hosts"
     )
-    yield from found.facts
-    yield from found.problems
+    yield from (printable(line).replace("\n", r"\n") for line in (*found.facts, *found.problems))
     yield "not shown: that what was not drawn was computed rightly; head and embedding; the rows of an owner"
     yield "fine" if not found.problems else f"wrong: {len(found.problems)} of the lines above"

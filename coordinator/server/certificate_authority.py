@@ -602,6 +602,8 @@ _AUTHORITY: Final = "authority_sha256"
 _ROTATION: Final = "rotation"
 """Key of a note in the register: the rotation that is under way; empty = none."""
 NEXT: Final = "authority-next.pem"
+_MAX_VERSION: Final = 64
+"""Longest kept text of the authorities that a node says it trusts; those of a rotation are shorter."""
 _LOOK_S: Final = 1.0
 """Least time between two looks at who needs the old authority, as the register may be on another machine."""
 NO_AUTHORITY: Final = "{folder} has no authority; make one with 'ringtune coordinator init', or correct --trust"
@@ -921,7 +923,7 @@ class TrustKeeper:
             if (rotation := self._rotation) is None:
                 return
             if caller.party.role == NODE_ROLE:
-                self._versions[caller.party.name] = authorities_version
+                self._versions[caller.party.name] = authorities_version and authorities_version[:_MAX_VERSION]
             is_of_new = caller.authority == authority_id(rotation.new)
             after = rotation.heard(str(caller.party), is_of_new=is_of_new)
             if after != rotation and self._moves.count(caller.party):  # who calls with both would keep the disk busy

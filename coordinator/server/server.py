@@ -458,7 +458,7 @@ class MembershipServicer(trust_pb2_grpc.MembershipServicer):
                 if not least_s <= request.within_s <= _LONGEST_ROTATION_S:
                     raise UsageError(
                         f"--within has to be {format_seconds(least_s)} to 365 days here, not "
-                        f"{format_seconds(request.within_s)}: members learn of it at their heartbeats"
+                        f"{request.within_s:g} s: members learn of it at their heartbeats"
                     )
                 keeper.rotate(request.within_s)
                 self._coordinator.tell(

@@ -226,7 +226,7 @@ def micro_order(trail: Trail, seq: int) -> tuple[int, ...]:
 def read_trail(text: str, node: str) -> Trail:
     """Parse a node's trail; raises ``IntegrityError``."""
     found = read_object(text, f"what node {node} did in a turn")
-    if not all(isinstance(value, str) and len(value) <= 64 for value in found.values()):
+    if not all(isinstance(value, str) and len(value) <= 64 and value.isascii() for value in found.values()):
         raise IntegrityError(f"node {node} reports a trail that can't be read; use one version on all machines")
     return dict(found)
 

@@ -246,11 +246,16 @@ def sign(content: bytes, identity: Identity) -> tuple[bytes, bytes]:
 def signature_problem(
     content: bytes, signature: bytes, certificate_pem: bytes, authorities: Iterable[bytes], who: Party
 ) -> str:
-    """Say why some bytes are not signed by a party with a certificate of an authority; empty if they are."""
+    """Say why some bytes are not signed by a party with a certificate of an authority; empty if they are.
+
+    The certificate has to be alone, without the text that PEM permits around it, as it is stored.
+    """
     try:
-        key = read_certificate(certificate_pem).public_key()
+        certificate = read_certificate(certificate_pem)
+        key = certificate.public_key()
         is_issued = any(is_issued_by(certificate_pem, authority) for authority in authorities)
-        if facts_of(certificate_pem).party != who or not is_issued:
+        is_alone = certificate.public_bytes(serialization.Encoding.PEM) == certificate_pem
+        if facts_of(certificate_pem).party != who or not is_issued or not is_alone:
             return f"the certificate is not one of {who}"
         if not isinstance(key, ec.EllipticCurvePublicKey):
             return "the certificate has no key of an elliptic curve"

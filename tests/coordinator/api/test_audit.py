@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -85,6 +86,14 @@ def changed(folder: Path, change: Callable[[Lines], object]) -> None:
     write(folder, lines)
 
 
+def signed_by_another(lines: Lines) -> None:
+    """A member without a part in the run puts a turn without states in the place of all."""
+    table = {"run": "r", "node": "m", "turn": 0, "steps": [0, 6], "links": {}, "begin": {}, "end": {}}
+    signature, certificate = sign((says := json.dumps(table)).encode(), speaker_of("m").identity)
+    entry = {"says": says, "signature": signature.hex(), "certificate": certificate.decode()}
+    lines[1:] = [{"line": "turn", "turn": 0, "drawn": [], "nodes": {"m": entry}}]
+
+
 @pytest.mark.parametrize("is_signed", [True, False])
 def test_ledger_of_which_all_fits_together_is_fine(tmp_path: Path, is_signed: bool) -> None:
     """It says what was found, what was not, and whether anybody has signed it."""
@@ -133,6 +142,10 @@ def other_key(lines: Lines) -> None:
         (lambda lines: lines[2]["nodes"].update(b=lines[2]["nodes"]["a"]), ("node b has a statement of another",)),
         (lambda lines: lines.pop(0), ("line 1", "head of the ledger is missing")),
         (lambda lines: lines[1].update(nodes=[]), ("line 2 is not a line of a ledger",)),
+        (lambda lines: lines.insert(1, {**lines[0], "authorities": []}), ("line 2 leaves an authority out",)),
+        (lambda lines: lines.extend([{}] * 1001), ("is not a line", "ledger.jsonl is read no further")),
+        (signed_by_another, ("the result has other weights than at step 6, of block 0, 1, 2, 3",)),
+        (lambda lines: lines[1]["nodes"].update({"a\x1b[2J": lines[1]["nodes"]["a"]}), (r"node a\x1b[2J has",)),
     ],
 )
 def test_ledger_that_was_changed_is_told_by_line_and_node(
@@ -191,9 +204,16 @@ def test_resumed_run_is_checked_over_its_parts(tmp_path: Path) -> None:
     changed(folder, other_state_of(1))
     code, output = asked(folder)
     assert code == 7 and "ledger.jsonl, line 2: node a began with another state" in output
-    (folder / "metrics.jsonl").write_text("[")
-    code, _ = asked(folder)
-    assert code == 7
+    for name in ("2", "03", "٤"):  # nobody's parts
+        (folder / "parts" / name).mkdir()
+    (folder / "parts/2" / LEDGER).mkdir()
+    os.mkfifo(folder / "parts/03" / LEDGER)
+    (folder / "parts/٤" / LEDGER).symlink_to("/dev/zero")
+    assert asked(folder) == (code, output)
+    for text in ("[", "[" * 100_000):
+        (folder / "metrics.jsonl").write_text(text)
+        code, _ = asked(folder)
+        assert code == 7
 
 
 def test_run_without_a_ledger_is_refused(tmp_path: Path) -> None:

@@ -205,7 +205,8 @@ def test_nodes_with_no_or_another_trail_than_the_plan_says_are_named() -> None:
     audit = Audit()
     audit.check("a", "c", "o")
     assert audit.found == ("b",)
-    for wrong in ("[", '{"a": 1}', "{}"):
+    odd = {**audit.trails["b"], "h 0.0 1": "\ud800"}
+    for wrong in ("[", '{"a": 1}', "{}", json.dumps(odd)):
         audit = Audit()
         request = control_pb2.ReportRequest(node="b")
         request.trails.add(turn=audit.turn.index, digests_json=wrong)
@@ -223,12 +224,22 @@ def test_nodes_with_no_or_another_trail_than_the_plan_says_are_named() -> None:
 
 
 def test_statement_that_a_node_has_not_signed_names_it() -> None:
-    """With another node's key, or not at all; signed ones go into the ledger, each certificate once."""
+    """With another node's key, not at all, or with more than a certificate; signed ones go into the ledger.
+
+    Each certificate goes there once.
+    """
     own = {node: node for node in PLAN.nodes}
     for signers in ({**own, "b": "a"}, {**own, "b": ""}):
         audit = Audit(signers=signers)
         audit.check()
         assert audit.found == ("b",) and "does not sign" in audit.put[0].problem
+    for before, after in ((b"\xff\n", b""), (b"", b"\xff"), (b"# x\n", b"")):  # text around a certificate is permitted
+        audit = Audit(signers=own)
+        audit.told()
+        told = audit.opened.told["b"]
+        told.certificate_pem = before + told.certificate_pem + after
+        audit.check()
+        assert audit.found == ("b",) and "not one of node b" in audit.put[0].problem
     audit = Audit(signers=own)
     audit.check()
     audit.answer("c")

@@ -421,8 +421,9 @@ def test_rotation_is_for_administrators_of_a_coordinator_with_an_authority(tmp_p
             rotate(stub, HOUR_S)
         with membership(server.address, admin) as stub:
             assert rotation_lines(rotate(stub))[0].endswith("no rotation is under way")
-            with pytest.raises(UsageError, match="--within has to be 1 min 40 s to"):
-                rotate(stub, 99.0)
+            for wrong in (99.0, float("nan"), float("inf")):
+                with pytest.raises(UsageError, match="--within has to be 1 min 40 s to"):
+                    rotate(stub, wrong)
             lines = rotation_lines(rotate(stub, HOUR_S))
         assert lines[2].endswith("UTC; shut out if that were now: submitter admin")
         assert f"{NEXT} and register.sqlite of {tmp_path}" in lines[3]
@@ -451,7 +452,9 @@ def test_rotation_that_the_disk_prevents_fails_no_heartbeat(
         keeper.rotate(HOUR_S)
         with speaking_as(pi), open_channel(address, peer=COORDINATOR) as channel:
             stub = control_pb2_grpc.CoordinatorStub(channel)
-            beat = control_pb2.HeartbeatRequest(node="pi", instance="one", authorities_version="")
+            beat = control_pb2.HeartbeatRequest(node="pi", instance="one", authorities_version="0" * 1_000_000)
+            stub.Heartbeat(beat, timeout=30)
+            assert len(keeper._versions["pi"] or "") < 100
             with monkeypatch.context() as patched:
                 patched.setattr(TrustKeeper, "heard", full)
                 patched.setattr(TrustKeeper, "advance", full)
