@@ -59,6 +59,7 @@ from ringtune.models.family import (
     Family,
 )
 from ringtune.models.folder import CONFIG_FILE, read_config
+from ringtune.models.peft import HEAD_MODULES, PEFT_FILES
 from ringtune.models.result_files import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
@@ -85,7 +86,6 @@ MAX_INITIAL_BYTES: Final = 1 << 32
 
 _NAME: Final = "ringtune"
 _PICKLED: Final = {ADAPTER_FILE: "pytorch_adapter.bin", HEAD_FILE: "pytorch_model_head.bin"}
-_PEFT_FILES: Final = ("adapter_model.safetensors", "adapter_model.bin")
 _HEAD: Final = "head"
 _HEAD_TYPES: Final = {
     "classification": CLASSIFICATION,
@@ -340,7 +340,6 @@ _NOT_LORA: Final = {
     "rank_pattern": "it has several ranks",
     "alpha_pattern": "it has several factors",
     "lora_bias": "it has biases",
-    "modules_to_save": "it has copies of whole modules",
     "trainable_token_indices": "it trains tokens",
     "target_parameters": "it has LoRA of single parameters",
     "layer_replication": "it has other blocks than its base",
@@ -352,7 +351,7 @@ _FUSED: Final = "c_attn"
 
 
 def _of_peft(folder: Path, content: Mapping[str, Any], model: Path, unpickle: Unpickle) -> Folder:
-    """Read a folder of PEFT; its head, whose classes it does not name, is not taken over."""
+    """Read a folder of PEFT; a head of its own, whose classes it does not name, is not taken over."""
     if content["peft_type"] != "LORA":
         raise _refused(folder, f"has peft_type {content['peft_type']!r}; only LORA of PEFT can be taken over")
     reasons = [why for key, why in _NOT_LORA.items() if content.get(key)]
@@ -368,13 +367,19 @@ def _of_peft(folder: Path, content: Mapping[str, Any], model: Path, unpickle: Un
         raise _refused(folder, f"is of PEFT and is read with the model's config, but {model} is not on this machine")
     base = read_config(model)
     family = FAMILIES[base["model_type"]]
+    heads = (*HEAD_MODULES, *family.unused_paths)
+    if others := sorted(set(content.get("modules_to_save") or ()) - set(heads)):
+        raise _refused(folder, f"has a copy of the whole module {others[0]}; merge it into its model and give that")
+    of_head = re.compile(rf"base_model\.model\.(?:{re.escape(family.prefix)})?(?:{'|'.join(heads)})\..+")
     pattern = re.compile(
         rf"(?:.*?\.)?{re.escape(family.block_prefix)}(?P<block>\d+)\.(?P<module>.+)"
         r"\.lora_(?P<half>[AB])\.(?:default\.)?weight"
     )
     tensors, modules, blocks = {}, set[str](), set[int]()
-    file = _file(folder, _PEFT_FILES, unpickle)
+    file = _file(folder, PEFT_FILES, unpickle)
     for key in file.infos:
+        if of_head.fullmatch(key):
+            continue
         if (match := pattern.fullmatch(key)) is None:
             raise _refused(folder, f"has {key}, which is no LoRA of a block; train it again without, or merge it")
         block, module, half = match.groups()
@@ -387,7 +392,7 @@ def _of_peft(folder: Path, content: Mapping[str, Any], model: Path, unpickle: Un
     if len(tensors) != 2 * len(modules) * len(blocks):
         raise _refused(folder, "has LoRA beside other matrices in some blocks than in others; merge it into its model")
     left_out = sorted(set(range(family.dimensions(base).num_blocks)) - blocks)
-    return Folder(_peft_config(folder, content, family, modules, left_out), tensors, {})
+    return Folder(_peft_config(folder, content, family, modules, left_out), tensors, *_head_of(folder, unpickle))
 
 
 def _thrice(tensor: TensorPieces) -> TensorPieces:
