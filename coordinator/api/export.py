@@ -392,8 +392,8 @@ def _peft_contents(run: SavedRun, base_model: str) -> tuple[dict[str, Pieces], s
         num_blocks=run.plan.course.num_blocks,
         base_model=name,
     )
-    if architecture_head(model_type, task) is None:
-        found |= {key: contents[key] for key in (HEAD_CONFIG_FILE, HEAD_FILE)}
+    beside = (HEAD_CONFIG_FILE, *(() if architecture_head(model_type, task) else (HEAD_FILE,)))
+    found |= {key: contents[key] for key in beside if key in contents}
     digests = {key: content.sha256() for key, content in found.items()}
     return found, peft_card(run, base_model=name, model_type=model_type, digests=digests)
 

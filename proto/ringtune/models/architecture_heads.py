@@ -44,6 +44,12 @@ class ArchitectureHead(NamedTuple):
         layer, _, rest = name.removeprefix(HEAD_PREFIX).partition(".")
         return f"{self.layers[layer]}.{rest}" if layer in self.layers else name
 
+    def library_name(self, name: str) -> str:
+        """Return AdapterHub's name of a tensor; the inverse of ``named``."""
+        layers = (layer for layer, own in self.layers.items() if name.startswith(f"{own}."))
+        layer = next(layers, "")
+        return f"{HEAD_PREFIX}{layer}{name.removeprefix(self.layers[layer])}" if layer else name
+
 
 _ROBERTA = {"1": "classifier.dense", "4": "classifier.out_proj"}
 _SPANS = {"1": "qa_outputs"}
