@@ -11,14 +11,17 @@ import secrets
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from coordinator.api.model_card import adapter_card, whole_model_card
+from coordinator.api.model_card import adapter_card, peft_card, whole_model_card
 from coordinator.api.user_adapters import adapter_of, as_of, check_can_merge, merge_into, require_user
 from coordinator.client.saved_run import SavedRun, read_run, read_run_file
 from ringtune.errors import IntegrityError, StorageError, UsageError
 from ringtune.models.adapter_config import FULL, INVERTIBLE, INVERTIBLE_TENSORS, trains_own_weights
+from ringtune.models.adapter_support import merge_refusal, peft_refusal
+from ringtune.models.architecture_heads import architecture_head
 from ringtune.models.auxiliary_models import AdapterDescription, described, is_of_library, own_tensors
+from ringtune.models.families import family_named
 from ringtune.models.family import NAMED_TASKS
 from ringtune.models.folder import (
     CONFIG_FILE,
@@ -29,10 +32,21 @@ from ringtune.models.folder import (
     read_config,
     read_headers,
 )
-from ringtune.models.result_files import AUXILIARY_CONFIG_FILE, BLOCKS_FILE, INTERFACE_FILE, model_result
+from ringtune.models.peft import peft_files
+from ringtune.models.result_files import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_FILE,
+    AUXILIARY_CONFIG_FILE,
+    BLOCKS_FILE,
+    HEAD_CONFIG_FILE,
+    HEAD_FILE,
+    INTERFACE_FILE,
+    model_result,
+)
 from ringtune.storage.durable import make_folder, rename_durably, write_pieces_durably
 from ringtune.storage.pieces import FilePieces, Pieces
-from ringtune.storage.tensor_files import TensorInfo, read_safetensors_header
+from ringtune.storage.strict import nearest
+from ringtune.storage.tensor_files import TensorFile, TensorInfo, read_safetensors_header
 
 _BLOCK = re.compile(r"\.(\d+)\.")
 _MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -227,8 +241,21 @@ def _weight_files(folder: Path) -> list[str]:
 _CARD = "README.md"
 
 
+ADAPTER_HUB: Final = "adapterhub"
+PEFT: Final = "peft"
+FORMATS: Final = (ADAPTER_HUB, PEFT)
+"""Forms of an exported adapter."""
+
+
 def export_run(
-    folder: Path, target: Path, *, base_model: str = "", merge: bool = False, model: Path | None = None, user: str = ""
+    folder: Path,
+    target: Path,
+    *,
+    base_model: str = "",
+    merge: bool = False,
+    model: Path | None = None,
+    user: str = "",
+    form: str = ADAPTER_HUB,
 ) -> dict[str, str]:
     """Write the adapter or model of a run, with a model card, to ``target``; return the SHA-256 of every file, by name.
 
@@ -239,10 +266,11 @@ def export_run(
         merge: write a whole model with the adapter merged into its weights, instead of the adapter.
         model: folder of the base model for the merge; None = the run's own.
         user: of the adapters, if each user has their own; empty: see ``require_user``.
+        form: of the adapter's folder, one of ``FORMATS``.
 
     Raises:
         UsageError: the run has no result, or no adapter; the target exists; ``base_model`` is no id; the adapter can't
-            be merged; or a user is missing or unknown.
+            be merged, or is none of PEFT; or a user is missing or unknown.
         IntegrityError: the result is damaged, or contains a local path.
         StorageError: it can't be written.
     """
@@ -250,9 +278,13 @@ def export_run(
     _check_can_be_given(run)
     require_user(run, user)
     _check_target(target)
+    if form not in FORMATS:
+        raise UsageError(f"the format {form!r} is not known; {nearest(form, FORMATS)}")
+    if merge and form == PEFT:
+        raise UsageError("--merge writes a whole model and no adapter; leave --merge or --format peft out")
     if not merge:
         with adapter_of(run, user) as chosen:
-            return _write(_contents(chosen, base_model), target)
+            return _write(_contents(chosen, base_model, form), target)
     check_can_merge(run)
     return _export_merged(as_of(run, user), target, base_model, model, user)
 
@@ -318,8 +350,10 @@ def _check_target(target: Path) -> None:
         raise UsageError(f"{target} is there already; choose another --out or remove it")
 
 
-def _contents(run: SavedRun, base_model: str) -> dict[str, Pieces]:
-    make = model_contents if run.result.is_model else _adapter_contents
+def _contents(run: SavedRun, base_model: str, form: str) -> dict[str, Pieces]:
+    if form == PEFT:
+        _check_peft(run)
+    make = model_contents if run.result.is_model else _peft_contents if form == PEFT else _adapter_contents
     contents, card = make(run, base_model)
     return _checked(run, contents, card, is_model=run.result.is_model)
 
@@ -332,6 +366,36 @@ def _checked(run: SavedRun, contents: Mapping[str, Pieces], card: str, *, is_mod
         if not (is_model and name.endswith(".safetensors")):  # weights of a model have no paths
             check_private(name, bytes(content).decode("utf-8", errors="replace"), paths)
     return contents
+
+
+def _check_peft(run: SavedRun) -> None:
+    config = run.job.adapter.config
+    if run.result.is_model:
+        raise UsageError(f"{run.folder} has a whole model and no adapter; leave --format peft out")
+    if problem := peft_refusal(config):
+        remedy = "leave --format peft out" if merge_refusal(config) else "write a merged model with --merge"
+        raise UsageError(f"adapter.config = {config!r} can't be a folder of PEFT: {problem}; {remedy}")
+
+
+def _peft_contents(run: SavedRun, base_model: str) -> tuple[dict[str, Pieces], str]:
+    """Check the adapter; return the content of a PEFT folder by file name, and its card."""
+    contents, _ = _adapter_contents(run, base_model)
+    config, task = json.loads(bytes(contents[ADAPTER_CONFIG_FILE])), run.job.model.task
+    model_type, name = family_named(config["model_type"], where=ADAPTER_CONFIG_FILE).model_type, config["model_name"]
+    head = TensorFile(contents[HEAD_FILE], where=HEAD_FILE) if HEAD_FILE in contents else None
+    found = peft_files(
+        TensorFile(contents[ADAPTER_FILE], where=ADAPTER_FILE),
+        {key: head.tensor(key) for key in head.infos} if head else {},
+        config=run.job.adapter.config,
+        model_type=model_type,
+        task=task,
+        num_blocks=run.plan.course.num_blocks,
+        base_model=name,
+    )
+    beside = (HEAD_CONFIG_FILE, *(() if architecture_head(model_type, task) else (HEAD_FILE,)))
+    found |= {key: contents[key] for key in beside if key in contents}
+    digests = {key: content.sha256() for key, content in found.items()}
+    return found, peft_card(run, base_model=name, model_type=model_type, digests=digests)
 
 
 def _adapter_contents(run: SavedRun, base_model: str) -> tuple[dict[str, Pieces], str]:

@@ -20,7 +20,8 @@ from ringtune.models.decoders import WRITTEN_OUT
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM, PAIR_TASKS, REGRESSION
 from ringtune.models.folder import CONFIG_FILE, with_old_rope
-from ringtune.models.result_files import INTERFACE_FILE, has_trained_head
+from ringtune.models.peft import peft_class
+from ringtune.models.result_files import HEAD_FILE, INTERFACE_FILE, has_trained_head
 from ringtune.quantities import format_seconds
 from ringtune.storage.strict import read_json
 
@@ -96,6 +97,18 @@ _WITH_LIBRARY = (
     "both; the library's own `load_adapter` can't read a part of this folder."
 )
 
+_LOADING_PEFT = """```python
+from peft import PeftModel
+from transformers import {loader}
+
+model = {loader}.from_pretrained({base}{choices})
+model = PeftModel.from_pretrained(model, "PATH_OF_THIS_FOLDER")
+```{what}"""
+_HEAD_BESIDE = (
+    "\n\nThe head that was trained is one of AdapterHub, and no class of transformers has it: PEFT loads the LoRA "
+    "alone. `head_config.json` and `model_head.safetensors` have the head, for `load_head` of an `AutoAdapterModel`."
+)
+
 _MODEL_LOADING = """```python
 from {library} import {loader}
 
@@ -137,6 +150,34 @@ def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], 
             ]
         ),
         library=("library", adapter.get("version", "") if library == "adapters" else ""),
+    )
+
+
+def peft_card(run: SavedRun, *, base_model: str, model_type: str, digests: Mapping[str, str]) -> str:
+    """Return the text of ``README.md`` for a folder of PEFT; arguments as ``adapter_card``."""
+    loader = peft_class(model_type, run.job.model.task)[1]
+    what = "" if has_trained_head(run.job.model.task) else f"\n\n{_OWN_HEAD.strip()}"
+    if HEAD_FILE in digests:
+        what = _HEAD_BESIDE
+    return _card(
+        run,
+        digests,
+        model_type=model_type,
+        front=_front_matter(base_model, "peft", model_type),
+        title=f"# LoRA for {base_model}",
+        what=f"adapter configuration `{run.job.adapter.config}`",
+        loading="\n\n".join(
+            [
+                _LOADING_PEFT.format(
+                    loader=loader,
+                    base=json.dumps(base_model),
+                    choices="" if HEAD_FILE in digests else _choices(run, model_type),
+                    what=what,
+                ),
+                *_of_transformers_5(Path(run.job.model.path) / CONFIG_FILE),
+            ]
+        ),
+        library=("library", "peft"),
     )
 
 

@@ -25,6 +25,9 @@ def export(
     model: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Model folder on this machine; replaces the run's model.path.")
     ] = None,
+    form: Annotated[
+        str, typer.Option("--format", metavar="NAME", help="Folder of an adapter: adapterhub, or peft for LoRA.")
+    ] = "adapterhub",
     user: options.User = "",
     json: options.Json = False,
 ) -> None:
@@ -39,13 +42,15 @@ def export(
     if model is not None and not merge:
         raise UsageError("--model is the base model to merge into; give --merge too, or leave it out")
     with WaitNotice(f"merging {folder} into its base model" if merge else f"writing {out}"):
-        digests = export_run(folder, out, base_model=base_model, merge=merge, model=model, user=user)
+        digests = export_run(folder, out, base_model=base_model, merge=merge, model=model, user=user, form=form)
     if json:
         typer.echo(json_module.dumps({"event": "export", "folder": str(out), "sha256": digests}))
         return
     for name, digest in sorted(digests.items()):
         typer.echo(f"{digest}  {name}")
     as_adapter = f"model.load_adapter({str(out)!r}, use_safetensors=True, set_active=True)"
+    if form == "peft":
+        as_adapter = f"peft.PeftModel.from_pretrained(model, {str(out)!r}), as its README.md says"
     if AUXILIARY_CONFIG_FILE in digests:
         as_adapter = f"edge.model.auxiliary.load_auxiliary(model, {str(out)!r})"
     typer.echo(f"exported to {out}; load it with {_as_model(out) if 'config.json' in digests else as_adapter}")

@@ -43,7 +43,7 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
@@ -55,16 +55,11 @@ from edge.model.tensor_files import fill, is_finite, pieces_of
 from ringtune.engine.failure_texts import LOWER_THE_RATE
 from ringtune.errors import DivergedError, IntegrityError
 from ringtune.models.adapter_config import INVERTIBLE
+from ringtune.models.architecture_heads import HEAD_PREFIX, ArchitectureHead, architecture_head
 from ringtune.models.auxiliary_models import describe
 from ringtune.models.family import (
-    CAUSAL_LM,
     CLASSIFICATION,
-    IMAGE_CLASSIFICATION,
     LM_HEAD,
-    QUESTION_ANSWERING,
-    REGRESSION,
-    TAGGING,
-    head_task,
 )
 from ringtune.models.folder import (
     CONFIG_FILE,
@@ -332,9 +327,6 @@ def _saved(loader: Any, name: str, config_file: str) -> tuple[Tensors, bytes]:
         return tensors, (Path(folder) / config_file).read_bytes()
 
 
-_PREFIX = f"heads.{HEAD}."
-
-
 def as_static(
     tensors: Mapping[str, torch.Tensor], config: bytes, form: ArchitectureHead
 ) -> tuple[dict[str, torch.Tensor], bytes]:
@@ -344,78 +336,9 @@ def as_static(
     described |= {"config": None, "name": None, "model_class": form.architecture}
     described |= {name: own[name] for name in ("label2id", "num_labels") if name in own}
     return (
-        {_named(name, form): value for name, value in tensors.items()},
+        {form.named(name): value for name, value in tensors.items()},
         json.dumps(described, indent=2, sort_keys=True).encode(),
     )
-
-
-def _named(name: str, form: ArchitectureHead) -> str:
-    layer, _, rest = name.removeprefix(_PREFIX).partition(".")
-    return f"{form.layers[layer]}.{rest}" if layer in form.layers else name
-
-
-class ArchitectureHead(NamedTuple):
-    """A head under an architecture's own names.
-
-    Attributes:
-        layers: layer of AdapterHub's head -> its name in that class; empty if the names are equal.
-    """
-
-    architecture: str
-    layers: Mapping[str, str]
-
-
-_ROBERTA = {"1": "classifier.dense", "4": "classifier.out_proj"}
-_SPANS = {"1": "qa_outputs"}
-_SCORE = {"1": "score"}
-_TAGS = {"1": "classifier"}
-
-_OWN: Mapping[tuple[str, str], ArchitectureHead] = {
-    ("bert", CLASSIFICATION): ArchitectureHead(
-        "BertForSequenceClassification", {"1": "bert.pooler.dense", "4": "classifier"}
-    ),
-    ("roberta", CLASSIFICATION): ArchitectureHead("RobertaForSequenceClassification", _ROBERTA),
-    ("xlm-roberta", CLASSIFICATION): ArchitectureHead("XLMRobertaForSequenceClassification", _ROBERTA),
-    ("bert", TAGGING): ArchitectureHead("BertForTokenClassification", _TAGS),
-    ("roberta", TAGGING): ArchitectureHead("RobertaForTokenClassification", _TAGS),
-    ("xlm-roberta", TAGGING): ArchitectureHead("XLMRobertaForTokenClassification", _TAGS),
-    ("electra", TAGGING): ArchitectureHead("ElectraForTokenClassification", _TAGS),
-    ("distilbert", TAGGING): ArchitectureHead("DistilBertForTokenClassification", _TAGS),
-    ("gpt2", TAGGING): ArchitectureHead("GPT2ForTokenClassification", _TAGS),
-    ("llama", TAGGING): ArchitectureHead("LlamaForTokenClassification", _SCORE),
-    ("mistral", TAGGING): ArchitectureHead("MistralForTokenClassification", _SCORE),
-    ("bert", QUESTION_ANSWERING): ArchitectureHead("BertForQuestionAnswering", _SPANS),
-    ("roberta", QUESTION_ANSWERING): ArchitectureHead("RobertaForQuestionAnswering", _SPANS),
-    ("xlm-roberta", QUESTION_ANSWERING): ArchitectureHead("XLMRobertaForQuestionAnswering", _SPANS),
-    ("electra", QUESTION_ANSWERING): ArchitectureHead("ElectraForQuestionAnswering", _SPANS),
-    ("distilbert", QUESTION_ANSWERING): ArchitectureHead("DistilBertForQuestionAnswering", _SPANS),
-    ("gpt2", QUESTION_ANSWERING): ArchitectureHead("GPT2ForQuestionAnswering", _SPANS),
-    ("vit", IMAGE_CLASSIFICATION): ArchitectureHead("ViTForImageClassification", {"1": "classifier"}),
-    ("gpt2", CAUSAL_LM): ArchitectureHead("GPT2LMHeadModel", {}),
-    ("llama", CAUSAL_LM): ArchitectureHead("LlamaForCausalLM", {}),
-    ("mistral", CAUSAL_LM): ArchitectureHead("MistralForCausalLM", {}),
-    ("qwen2", CLASSIFICATION): ArchitectureHead("Qwen2ForSequenceClassification", _SCORE),
-    ("qwen3", CLASSIFICATION): ArchitectureHead("Qwen3ForSequenceClassification", _SCORE),
-    ("gemma", CLASSIFICATION): ArchitectureHead("GemmaForSequenceClassification", _SCORE),
-    ("gemma2", CLASSIFICATION): ArchitectureHead("Gemma2ForSequenceClassification", _SCORE),
-    ("gemma3_text", CLASSIFICATION): ArchitectureHead("Gemma3TextForSequenceClassification", _SCORE),
-    ("smollm3", CLASSIFICATION): ArchitectureHead("SmolLM3ForSequenceClassification", _SCORE),
-    ("qwen2", CAUSAL_LM): ArchitectureHead("Qwen2ForCausalLM", {}),
-    ("qwen3", CAUSAL_LM): ArchitectureHead("Qwen3ForCausalLM", {}),
-    ("gemma", CAUSAL_LM): ArchitectureHead("GemmaForCausalLM", {}),
-    ("gemma2", CAUSAL_LM): ArchitectureHead("Gemma2ForCausalLM", {}),
-    ("gemma3_text", CAUSAL_LM): ArchitectureHead("Gemma3ForCausalLM", {}),
-    ("smollm3", CAUSAL_LM): ArchitectureHead("SmolLM3ForCausalLM", {}),
-}
-
-
-# regression uses the classification head with one output
-_NUMBERS = {(name, REGRESSION): form for (name, task), form in _OWN.items() if task == CLASSIFICATION}
-
-
-def architecture_head(model_type: str, task: str) -> ArchitectureHead | None:
-    """Return the architecture's form of a task's head; None if it has no equal head."""
-    return {**_OWN, **_NUMBERS}.get((model_type, head_task(task)))
 
 
 _LOCAL_KEYS: Final = ("_name_or_path", "name_or_path", "special_tokens_map_file", "tokenizer_file", "auto_map")
@@ -470,7 +393,7 @@ def _head_tensors(skeleton: Skeleton, task: str) -> Tensors:
     found: Tensors = {}
     for name, value in head.named_parameters():
         layer, _, rest = name.partition(".")
-        found[f"{form.layers[layer]}.{rest}" if form else _PREFIX + name] = value.detach()
+        found[f"{form.layers[layer]}.{rest}" if form else HEAD_PREFIX + name] = value.detach()
     return found
 
 

@@ -101,7 +101,11 @@ class OfBlocks:
 
 def whole(folder: Path, task: str, *, trained: bool = True) -> Any:
     """The trained model as one process has it, with the head active."""
-    skeleton = hosted(folder, task, range(NUM_BLOCKS), is_owner=True, trained=trained)
+    return as_model(hosted(folder, task, range(NUM_BLOCKS), is_owner=True, trained=trained))
+
+
+def as_model(skeleton: Skeleton) -> Any:
+    """The model of a skeleton with all parts, with the head active."""
     if skeleton.layout.plugged:
         return OfBlocks(skeleton)
     if hasattr(skeleton.base, "pooler"):

@@ -105,6 +105,24 @@ def part_refusal(part: AdapterPart) -> str:
     return "it is no change of matrices"
 
 
+def peft_refusal(config: str) -> str:
+    """Say why PEFT's LoRA can't hold the result of an ``adapter.config``; empty if it can."""
+    if trains_own_weights(config):
+        return "the blocks' own weights trained"
+    first, *more = parse_adapter_config(config)
+    kind, defaults = known_configurations()[first.name]
+    options = {**defaults, **first.options}
+    if more:
+        return "it has several parts, PEFT's LoRA one"
+    if kind != "lora":
+        return "it is no LoRA"
+    if options["composition_mode"] != "add":
+        return "its vectors are at other places than those of PEFT's (IA)3"
+    if options["use_dora"]:
+        return "its DoRA has other names and shapes than PEFT's"
+    return "its gate is none of PEFT's" if options["use_gating"] else ""
+
+
 def places_of(config: str) -> tuple[str, ...]:
     """Return the matrices of a block that a configuration adds to, in the order of ``PLACES``.
 

@@ -15,7 +15,8 @@ AdapterHub's, also pickled            the adapter's name becomes ``ringtune``
 PEFT's with LoRA                      ``X.lora_A.weight`` becomes ``X.loras.ringtune.lora_A``, and so ``lora_B``; the
                                       factor of the product is alpha / r in both. Where query, key and value are one
                                       matrix, AdapterHub has three A, which begin as PEFT's one;
-                                      blocks without LoRA are ``leave_out`` of ``adapter.config``
+                                      blocks without LoRA are ``leave_out`` of ``adapter.config``. Its head is taken
+                                      over where ``head_config.json`` names its classes, as ``ringtune export`` does
 ====================================  ==================================================================================
 
 The head is taken over if it is of the job's task and of the run's classes in their order. Otherwise it begins anew.
@@ -46,6 +47,7 @@ from ringtune.models.adapter_config import (
     library_config,
     trains_own_weights,
 )
+from ringtune.models.architecture_heads import architecture_head
 from ringtune.models.auxiliary_models import AuxiliaryConfig, described
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import (
@@ -59,6 +61,7 @@ from ringtune.models.family import (
     Family,
 )
 from ringtune.models.folder import CONFIG_FILE, read_config
+from ringtune.models.peft import HEAD_MODULES, PEFT_FILES
 from ringtune.models.result_files import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
@@ -85,7 +88,6 @@ MAX_INITIAL_BYTES: Final = 1 << 32
 
 _NAME: Final = "ringtune"
 _PICKLED: Final = {ADAPTER_FILE: "pytorch_adapter.bin", HEAD_FILE: "pytorch_model_head.bin"}
-_PEFT_FILES: Final = ("adapter_model.safetensors", "adapter_model.bin")
 _HEAD: Final = "head"
 _HEAD_TYPES: Final = {
     "classification": CLASSIFICATION,
@@ -301,8 +303,13 @@ def _renamed(file: TensorFile, family: Family, name: str) -> dict[str, TensorPie
     return {key if key.startswith(family.prefix) else family.prefix + key: value for key, value in found.items()}
 
 
-def _head_of(folder: Path, unpickle: Unpickle) -> tuple[dict[str, TensorPieces], tuple[str, tuple[str, ...]]]:
-    """Return the tensors of a head, and its task and classes; none for a head without a task of a run."""
+def _head_of(
+    folder: Path, unpickle: Unpickle, own: Mapping[str, TensorPieces] | None = None, model_type: str = ""
+) -> tuple[dict[str, TensorPieces], tuple[str, tuple[str, ...]]]:
+    """Return the tensors of a head, and its task and classes; none for a head without a task of a run.
+
+    ``own`` are its tensors by the names of its architecture, of a ``model_type``; else they are in a file of their own.
+    """
     if not (folder / HEAD_CONFIG_FILE).is_file():
         return {}, ("", ())
     content = _object(folder / HEAD_CONFIG_FILE)
@@ -317,13 +324,17 @@ def _head_of(folder: Path, unpickle: Unpickle) -> tuple[dict[str, TensorPieces],
         return {}, ("", ())
     if task == CLASSIFICATION and len(names) == 1:
         task = REGRESSION
+    head_of = (task, tuple(names) if task in NAMED_TASKS else ())
+    if own:
+        form = architecture_head(model_type, task) if content.get("config") else None
+        return {form.library_name(key) if form else key: value for key, value in own.items()}, head_of
     file = _file(folder, (HEAD_FILE, _PICKLED[HEAD_FILE]), unpickle)
     start = f"heads.{name}."
     tensors = {
         f"heads.{_NAME}.{key.removeprefix(start)}" if key.startswith(start) else key: file.tensor(key)
         for key in file.infos
     }
-    return tensors, (task, tuple(names) if task in NAMED_TASKS else ())
+    return tensors, head_of
 
 
 # ---- PEFT -------------------------------------------------------------------------------------------------------
@@ -340,7 +351,6 @@ _NOT_LORA: Final = {
     "rank_pattern": "it has several ranks",
     "alpha_pattern": "it has several factors",
     "lora_bias": "it has biases",
-    "modules_to_save": "it has copies of whole modules",
     "trainable_token_indices": "it trains tokens",
     "target_parameters": "it has LoRA of single parameters",
     "layer_replication": "it has other blocks than its base",
@@ -352,7 +362,7 @@ _FUSED: Final = "c_attn"
 
 
 def _of_peft(folder: Path, content: Mapping[str, Any], model: Path, unpickle: Unpickle) -> Folder:
-    """Read a folder of PEFT; its head, whose classes it does not name, is not taken over."""
+    """Read a folder of PEFT; its head is taken over if ``head_config.json`` beside names its classes."""
     if content["peft_type"] != "LORA":
         raise _refused(folder, f"has peft_type {content['peft_type']!r}; only LORA of PEFT can be taken over")
     reasons = [why for key, why in _NOT_LORA.items() if content.get(key)]
@@ -368,13 +378,20 @@ def _of_peft(folder: Path, content: Mapping[str, Any], model: Path, unpickle: Un
         raise _refused(folder, f"is of PEFT and is read with the model's config, but {model} is not on this machine")
     base = read_config(model)
     family = FAMILIES[base["model_type"]]
+    heads = (*HEAD_MODULES, *family.unused_paths)
+    if others := sorted(set(content.get("modules_to_save") or ()) - set(heads)):
+        raise _refused(folder, f"has a copy of the whole module {others[0]}; merge it into its model and give that")
+    of_head = re.compile(rf"base_model\.model\.(?:{re.escape(family.prefix)})?(?:{'|'.join(heads)})\..+")
     pattern = re.compile(
         rf"(?:.*?\.)?{re.escape(family.block_prefix)}(?P<block>\d+)\.(?P<module>.+)"
         r"\.lora_(?P<half>[AB])\.(?:default\.)?weight"
     )
-    tensors, modules, blocks = {}, set[str](), set[int]()
-    file = _file(folder, _PEFT_FILES, unpickle)
+    tensors, head, modules, blocks = dict[str, TensorPieces](), dict[str, TensorPieces](), set[str](), set[int]()
+    file = _file(folder, PEFT_FILES, unpickle)
     for key in file.infos:
+        if of_head.fullmatch(key):
+            head[key.removeprefix("base_model.model.")] = file.tensor(key)
+            continue
         if (match := pattern.fullmatch(key)) is None:
             raise _refused(folder, f"has {key}, which is no LoRA of a block; train it again without, or merge it")
         block, module, half = match.groups()
@@ -387,7 +404,8 @@ def _of_peft(folder: Path, content: Mapping[str, Any], model: Path, unpickle: Un
     if len(tensors) != 2 * len(modules) * len(blocks):
         raise _refused(folder, "has LoRA beside other matrices in some blocks than in others; merge it into its model")
     left_out = sorted(set(range(family.dimensions(base).num_blocks)) - blocks)
-    return Folder(_peft_config(folder, content, family, modules, left_out), tensors, {})
+    found = _head_of(folder, unpickle, head, family.model_type)
+    return Folder(_peft_config(folder, content, family, modules, left_out), tensors, *found)
 
 
 def _thrice(tensor: TensorPieces) -> TensorPieces:

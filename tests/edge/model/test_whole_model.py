@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edge.model.result import architecture_head, load_saved, model_tensors
+from edge.model.result import load_saved, model_tensors
 from ringtune.errors import DivergedError, IntegrityError
+from ringtune.models.architecture_heads import architecture_head
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM
 from tests.support import whole_models as whole

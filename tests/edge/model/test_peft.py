@@ -1,0 +1,240 @@
+"""Folders of PEFT that are written: by its naming they are the run's model, and a run can begin from them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load, load_file
+from typer.testing import CliRunner
+
+from coordinator.api.export import export_run
+from coordinator.client.initial_values import unpickled
+from edge.model.heads import task_of
+from edge.model.result import adapter_files
+from edge.model.skeleton import Skeleton, build_skeleton
+from edge.model.slice import materialise
+from edge.model.tensor_files import SafetensorsFiles
+from ringtune import cli
+from ringtune.errors import UsageError
+from ringtune.job.job import parse_job
+from ringtune.models.adapter_config import parse_adapter_config
+from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING, TAGGING
+from ringtune.models.peft import peft_class
+from ringtune.storage.durable import mark
+from ringtune.techniques.initial_adapter import initial_values
+from tests.support import whole_models as whole
+from tests.support.plans import make_plan
+from tests.support.saved_runs import auxiliary_instead, users_instead, write_run
+from tests.support.stock_plugged import SCORES_CAPPED
+from tests.support.tiny_data import labels_of
+from tests.support.tiny_families import DECODERS, MODEL_TYPES, write_family
+
+ALL = "lora[r=2,alpha=6,attn_matrices=['q','v'],intermediate_lora=True,output_lora=True]"
+SOME = "lora[r=3,alpha=3.5,attn_matrices=['k'],leave_out=[0,2],dropout=0.1]"
+FUSED = "lora[r=2,alpha=6,attn_matrices=['q','v']]"
+CASES = [
+    *((model_type, CLASSIFICATION, ALL) for model_type in MODEL_TYPES if model_type != "vit"),
+    *((model_type, CAUSAL_LM, SOME) for model_type in DECODERS),
+    *(("vit", IMAGE_CLASSIFICATION, config) for config in (ALL, SOME)),
+    ("bert", TAGGING, SOME),
+    ("electra", QUESTION_ANSWERING, FUSED),
+    ("gpt2", TAGGING, FUSED),
+]
+
+
+def run_of(folder: Path, model_type: str, task: str, config: str) -> tuple[Path, Skeleton]:
+    """The folder of a run that left random values, and its model."""
+    base = write_family(folder / "base", model_type, with_decoder=task == CAUSAL_LM)
+    text = f'[model]\npath = "{base}"\ntask = "{task}"\n[adapter]\nconfig = "{config}"\n[data]\ntrain = "x"\n'
+    job, labels = parse_job(text, source="test"), labels_of(task)
+    with torch.random.fork_rng(devices=[]), SafetensorsFiles(base) as weights, torch.no_grad():
+        torch.manual_seed(7)
+        skeleton = build_skeleton(base, job)
+        head = task_of(task).add(skeleton.model, labels)
+        blocks, cpu = range(whole.NUM_BLOCKS), torch.device("cpu")
+        materialise(skeleton, weights, blocks=blocks, with_embedding=True, dtype=torch.float32, device=cpu)
+        task_of(task).connect(skeleton, head, weights)
+        for name, parameter in skeleton.model.named_parameters():
+            if ".ringtune." in name and parameter.requires_grad:
+                parameter.normal_(std=0.3)
+    skeleton.model.eval()
+    (folder / "run/adapter").mkdir(parents=True)
+    mark(folder / "run", "run")
+    (folder / "run/job.toml").write_text(job.to_toml())
+    plan = make_plan([("a", 0, 4)], ["a"], num_blocks=whole.NUM_BLOCKS, hidden_size=32, labels=labels)
+    (folder / "run/plan.json").write_text(json.dumps(plan.to_json()))
+    for name, content in adapter_files(skeleton, without_blocks=(), with_head=True).items():
+        (folder / "run/adapter" / name).write_bytes(bytes(content))
+    return folder / "run", skeleton
+
+
+def base_of(base: Path, model_type: str, task: str) -> Any:
+    """The base model in the class that the card names."""
+    choices: dict[str, Any] = {"attn_implementation": "eager"} if model_type in SCORES_CAPPED else {}
+    if (loader := peft_class(model_type, task)[1]) != "AutoModel" and labels_of(task):
+        choices["num_labels"] = len(labels_of(task))
+    return getattr(transformers, loader).from_pretrained(str(base), **choices).eval()
+
+
+def with_peft_by_hand(model: Any, folder: Path) -> Any:
+    """Add alpha / r * B A to the weights that PEFT's documentation says, and fill the modules to save."""
+    config = json.loads((folder / "adapter_config.json").read_text())
+    tensors = load_file(folder / "adapter_model.safetensors")
+    own = {name.removeprefix("base_model.model."): value for name, value in tensors.items()}
+    changed = {name.removesuffix(".lora_A.weight") for name in own if name.endswith(".lora_A.weight")}
+    assert changed == {name for name, _ in model.named_modules() if is_target(config, name)}
+    for name in changed:
+        down, up = own.pop(f"{name}.lora_A.weight"), own.pop(f"{name}.lora_B.weight")
+        rank, alpha = (
+            next((value for end, value in config.get(pattern, {}).items() if name.endswith(end)), config[key])
+            for pattern, key in (("rank_pattern", "r"), ("alpha_pattern", "lora_alpha"))
+        )
+        assert len(down) == up.shape[1] == rank
+        change = alpha / rank * up @ down
+        model.get_submodule(name).weight.data += change.T if config["fan_in_fan_out"] else change
+    saved = tuple(config["modules_to_save"] or ())
+    for name, parameter in model.named_parameters():
+        if any(f".{module}." in f".{name}" for module in saved):
+            parameter.data.copy_(own.pop(name))
+    assert not own
+    return model
+
+
+def is_target(config: dict[str, Any], name: str) -> bool:
+    """Whether PEFT adds LoRA beside a module: its name ends so, in these layers."""
+    if name in config["target_modules"]:
+        return True
+    layers = config.get("layers_to_transform")
+    block = re.match(rf"(?:^|.*?\.){config.get('layers_pattern')}\.(\d+)\.", name) if layers else None
+    is_layer = layers is None or (block is not None and int(block[1]) in layers)
+    return is_layer and any(name.endswith(f".{end}") for end in config["target_modules"])
+
+
+def outputs(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Logits, or the last hidden state where a model has no head."""
+    with torch.no_grad():
+        found = model(**inputs)
+    names = ("logits", "start_logits", "last_hidden_state")
+    return next(found[name] for name in names if name in found)
+
+
+def model_of(skeleton: Skeleton, task: str) -> Any:
+    """The run's model; without its head where no class of transformers has it."""
+    model = whole.as_model(skeleton)
+    return model if peft_class(skeleton.layout.model_type, task)[1] != "AutoModel" else model.base_model
+
+
+@pytest.mark.parametrize(("model_type", "task", "config"), CASES)
+def test_folder_of_peft_is_the_model_of_the_run(tmp_path: Path, model_type: str, task: str, config: str) -> None:
+    """The base model with the folder's tensors added by hand has the run's outputs; without them it has others."""
+    run, skeleton = run_of(tmp_path, model_type, task, config)
+    digests = export_run(run, tmp_path / "out", base_model="acme/tiny", form="peft")
+    loader = peft_class(model_type, task)[1]
+    assert ("model_head.safetensors" in digests) is (loader == "AutoModel")
+    inputs, wanted = whole.inputs_of(model_type), outputs(model_of(skeleton, task), whole.inputs_of(model_type))
+    model = base_of(tmp_path / "base", model_type, task)
+    assert float((outputs(model, inputs) - wanted).abs().max()) > 1e-2
+    found = outputs(with_peft_by_hand(model, tmp_path / "out"), inputs)
+    assert float((found - wanted).abs().max()) <= 1e-5 * max(1.0, float(wanted.abs().max()))
+    card = (tmp_path / "out/README.md").read_text()
+    assert f'model = {loader}.from_pretrained("acme/tiny"' in card and "library_name: peft" in card
+    described = json.loads((tmp_path / "out/adapter_config.json").read_text())
+    assert described["base_model_name_or_path"] == "acme/tiny"
+    assert described["lora_dropout"] == (0.1 if config == SOME else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "again"),
+    [
+        ("bert", ALL, ALL),
+        ("qwen2", SOME, SOME),
+        ("llama", ALL, ALL),
+        ("electra", SOME, SOME),
+        ("gpt2", FUSED, "lora[r=4,alpha=12,attn_matrices=['q','k','v']]"),
+    ],
+)
+def test_run_begins_from_the_folder_that_was_written(tmp_path: Path, model_type: str, config: str, again: str) -> None:
+    """Every matrix changes by the same product; the same factors, unless three matrices are one; the head too."""
+    run, _ = run_of(tmp_path, model_type, CLASSIFICATION, config)
+    export_run(run, tmp_path / "out", form="peft")
+    text = f'[model]\npath = "{tmp_path / "base"}"\n[adapter]\nconfig = "{again}"\nfrom = "{tmp_path / "out"}"\n'
+    found = load(bytes(initial_values(parse_job(text, source="test"), unpickled)))
+    saved = load_file(run / "adapter/adapter.safetensors")
+    head = load_file(run / "adapter/model_head.safetensors")
+    assert head and found.keys() == saved.keys() | head.keys()
+    assert all(torch.equal(found[name], value) for name, value in head.items())
+    if config == again:
+        assert all(torch.equal(found[name], value) for name, value in saved.items())
+    for name in (name.removesuffix("lora_A") for name in saved if name.endswith("lora_A")):
+        one, other = change_of(saved, name, config), change_of(found, name, again)
+        torch.testing.assert_close(other[: len(one)] if len(one) == len(other) else other[[0, 2]], one)
+        assert len(one) == len(other) or not other[1].any()
+
+
+def change_of(tensors: dict[str, torch.Tensor], name: str, config: str) -> torch.Tensor:
+    """Change of each part of a matrix by AdapterHub's LoRA, shape (parts, outputs, inputs)."""
+    (part,) = parse_adapter_config(config)
+    down, up = tensors[f"{name}lora_A"], tensors[f"{name}lora_B"]
+    parts = len(down) // up.shape[1]
+    pairs = zip(up.chunk(parts), down.chunk(parts), strict=True)
+    return torch.stack([part.options["alpha"] / part.options["r"] * one @ other for one, other in pairs])
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("seq_bn", "it is no LoRA; leave --format peft out"),
+        ("ia3", "at other places than those of PEFT's .* leave --format peft out"),
+        ("dora", "its DoRA has other names and shapes than PEFT's; leave --format peft out"),
+        ("lora[use_gating=True]", "its gate is none of PEFT's; leave --format peft out"),
+        ("lora|linear[attn_matrices=['k']]", "has several parts, PEFT's LoRA one; write a .* with --merge"),
+        ("linear", "it is no LoRA; write a merged model with --merge"),
+    ],
+)
+def test_adapter_that_peft_does_not_hold_is_refused(tmp_path: Path, config: str, message: str) -> None:
+    """Before anything is written, with what does hold it."""
+    run = write_run(tmp_path / "run")
+    if "linear" in config:
+        auxiliary_instead(run)
+    job = (run / "job.toml").read_text()
+    (run / "job.toml").write_text(re.sub(r'\nconfig = ".*"', f'\nconfig = "{config}"', job))
+    with pytest.raises(UsageError, match=message):
+        export_run(run, tmp_path / "out", form="peft")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["--format", "peft", "--merge"], "leave --merge or --format peft out"),
+        (["--format", "petf"], "the format 'petf' is not known; did you mean 'peft'?"),
+        (["--format", "peft"], "it is no LoRA"),
+    ],
+)
+def test_command_refuses_formats_that_do_not_go_together(tmp_path: Path, typed: list[str], message: str) -> None:
+    """One line with the remedy; nothing is written."""
+    run = write_run(tmp_path / "run")
+    shown = CliRunner().invoke(cli.app, ["export", str(run), "--out", str(tmp_path / "out"), *typed])
+    assert shown.exit_code == UsageError.exit_code
+    assert message in shown.stderr and not (tmp_path / "out").exists()
+
+
+def test_command_writes_the_adapter_of_a_user_for_peft(tmp_path: Path) -> None:
+    """Only theirs, without names and paths; the last line says how it loads."""
+    run = write_run(tmp_path / "run")
+    users_instead(run, "alone")
+    out = tmp_path / "out"
+    typed = ["export", str(run), "--out", str(out), "--format", "peft", "--user", "bob"]
+    shown = CliRunner().invoke(cli.app, typed)
+    assert shown.exit_code == 0, shown.output
+    assert f"peft.PeftModel.from_pretrained(model, {str(out)!r})" in shown.stdout.splitlines()[-1]
+    tensors = load_file(out / "adapter_model.safetensors")
+    name = "base_model.model.bert.encoder.layer.1.attention.self.query.lora_B.weight"
+    assert torch.equal(tensors[name], torch.full((8, 2), 2.0))
+    assert not (any(word in path.read_bytes() for path in out.iterdir() for word in (b"/srv/carol", b"alice")))
