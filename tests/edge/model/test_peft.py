@@ -24,7 +24,14 @@ from ringtune import cli
 from ringtune.errors import UsageError
 from ringtune.job.job import parse_job
 from ringtune.models.adapter_config import parse_adapter_config
-from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING, TAGGING
+from ringtune.models.family import (
+    CAUSAL_LM,
+    CLASSIFICATION,
+    IMAGE_CLASSIFICATION,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TAGGING,
+)
 from ringtune.models.peft import peft_class
 from ringtune.storage.durable import mark
 from ringtune.techniques.initial_adapter import initial_values
@@ -43,6 +50,7 @@ CASES = [
     *((model_type, CAUSAL_LM, SOME) for model_type in DECODERS),
     *(("vit", IMAGE_CLASSIFICATION, config) for config in (ALL, SOME)),
     ("bert", TAGGING, SOME),
+    ("roberta", REGRESSION, FUSED),
     ("electra", QUESTION_ANSWERING, FUSED),
     ("gpt2", TAGGING, FUSED),
 ]
@@ -77,8 +85,9 @@ def run_of(folder: Path, model_type: str, task: str, config: str) -> tuple[Path,
 def base_of(base: Path, model_type: str, task: str) -> Any:
     """The base model in the class that the card names."""
     choices: dict[str, Any] = {"attn_implementation": "eager"} if model_type in SCORES_CAPPED else {}
-    if (loader := peft_class(model_type, task)[1]) != "AutoModel" and labels_of(task):
-        choices["num_labels"] = len(labels_of(task))
+    outputs = len(labels_of(task)) or (1 if task == REGRESSION else 0)
+    if (loader := peft_class(model_type, task)[1]) != "AutoModel" and outputs:
+        choices["num_labels"] = outputs
     return getattr(transformers, loader).from_pretrained(str(base), **choices).eval()
 
 
@@ -121,7 +130,8 @@ def outputs(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     with torch.no_grad():
         found = model(**inputs)
     names = ("logits", "start_logits", "last_hidden_state")
-    return next(found[name] for name in names if name in found)
+    output: torch.Tensor = next(found[name] for name in names if name in found)
+    return output
 
 
 def model_of(skeleton: Skeleton, task: str) -> Any:
