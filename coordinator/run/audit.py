@@ -306,8 +306,9 @@ class RunAudit:
     def _line(self, part: Plan, turn: Turn, now: _Open) -> dict[str, Any]:
         """Return the statements of a checked turn, each with its signature, and with its certificate if that is new."""
         nodes: dict[str, dict[str, str]] = {}
-        for node, told in now.told.items():
-            nodes[node] = {"says": statement(self._run_id, part, turn, node, now.trails[node])}
+        for node, trail in now.trails.items():  # what a node without a part in the turn tells of it is left out
+            told = now.told[node]
+            nodes[node] = {"says": statement(self._run_id, part, turn, node, trail)}
             if told.signature:
                 nodes[node]["signature"] = told.signature.hex()
             if told.signature and self._certificates.get(node) != told.certificate_pem:
