@@ -106,7 +106,7 @@ class RunAudit:
         self._authorities, self._source = authorities, source or random.SystemRandom()
         self.figures = {"drawn": 0, "checked": 0, "disagreed": 0, "seconds": 0.0}
         self._open: dict[int, _Open] = {}
-        self._agreed: dict[int, str] = {}
+        self._agreed: dict[int, tuple[str, str]] = {}  # by block: its host, and its state at the end of a turn
         self._turn: Turn | None = None
         self._part: Plan | None = None
         self._since_s = 0.0
@@ -150,13 +150,15 @@ class RunAudit:
         for node, work in works.items():
             try:
                 now.trails[node] = read_trail(now.told[node].digests_json, node)
-                problem = trail_problem(part, work, now.trails[node], node) or self._state_problem(part, node, turn)
+                problem = trail_problem(part, work, now.trails[node], node)
             except KeyError:
                 problem = f"node {node} does not tell what it did in turn {turn.index}"
             except IntegrityError as error:
                 problem = str(error)
             if problem := problem or self._signature_problem(part, turn, node):
                 return self._end(Finding((node,), problem))
+            if finding := self._other_state(part, node, turn):
+                return self._end(finding)
         if finding := ends_differ(works, now.trails):
             return self._end(finding)
         self.figures["drawn"] += len(now.drawn)
@@ -168,14 +170,20 @@ class RunAudit:
             self._ask(cell, checkers_of(part.placement, cell.node)[0])
         return None
 
-    def _state_problem(self, part: Plan, node: str, turn: Turn) -> str:
-        """Say if a node began with another state than the closed turn before ended with, at whatever host."""
+    def _other_state(self, part: Plan, node: str, turn: Turn) -> Finding | None:
+        """Find a block with which a node began in another state than the closed turn before ended with.
+
+        If another host had it then, that one may have handed on something else than it said.
+        """
         began = {block: begin for block, begin, _ in ends(part, self._open[turn.index].trails[node], node)}
         piece = part.slice_of(node)
         for block in range(piece.start, piece.stop):
-            if block in self._agreed and self._agreed[block] != began.get(block):
-                return f"node {node} began turn {turn.index} with another state of block {block}"
-        return ""
+            before, digest = self._agreed.get(block, (node, began.get(block)))
+            if digest != began.get(block):
+                told = "" if before == node else f" than node {before} ended with"
+                text = f"node {node} began turn {turn.index} with another state of block {block}{told}"
+                return Finding(tuple(dict.fromkeys((node, before))), text)
+        return None
 
     def _signature_problem(self, part: Plan, turn: Turn, node: str) -> str:
         self._trusted |= dict.fromkeys(self._authorities())  # a trail may come when its authority is replaced already
@@ -285,7 +293,9 @@ class RunAudit:
         if turn.index not in self._checked:
             return ""
         part, now = self._checked.pop(turn.index)
-        self._agreed |= {block: end for node in part.nodes for block, _, end in ends(part, now.trails[node], node)}
+        self._agreed |= {
+            block: (node, end) for node in part.nodes for block, _, end in ends(part, now.trails[node], node)
+        }
         lines = [self._line(part, turn, now)]
         if len(self._trusted) != self._num_told:  # at the begin, and when the authority is rotated
             self._num_told = len(self._trusted)
@@ -296,8 +306,9 @@ class RunAudit:
     def _line(self, part: Plan, turn: Turn, now: _Open) -> dict[str, Any]:
         """Return the statements of a checked turn, each with its signature, and with its certificate if that is new."""
         nodes: dict[str, dict[str, str]] = {}
-        for node, told in now.told.items():
-            nodes[node] = {"says": statement(self._run_id, part, turn, node, now.trails[node])}
+        for node, trail in now.trails.items():  # what a node without a part in the turn tells of it is left out
+            told = now.told[node]
+            nodes[node] = {"says": statement(self._run_id, part, turn, node, trail)}
             if told.signature:
                 nodes[node]["signature"] = told.signature.hex()
             if told.signature and self._certificates.get(node) != told.certificate_pem:

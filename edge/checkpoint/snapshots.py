@@ -317,4 +317,4 @@ def block_of(name: str) -> int:
     if prefix == STATE or rest.endswith(COUNT):
         rest = rest.rpartition("/")[0]
     number = rest.rpartition("/")[2].partition(".")[0]
-    return int(number) if number.isdecimal() else -1
+    return int(number) if number.isdecimal() and len(number) < 10 else -1

@@ -25,7 +25,7 @@ from edge.checkpoint.snapshots import block_of
 from edge.model.tensor_files import fill, pieces_of, torch_dtype
 from edge.runtime.executor import NodeExecutor
 from edge.transport.tensors import WIRE_TYPES, bytes_of
-from ringtune.errors import FrameError, IntegrityError
+from ringtune.errors import DivergedError, FrameError, IntegrityError
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.lowering import legs
 from ringtune.schedule.plan import Plan
@@ -287,7 +287,7 @@ class WorkRepeater:
         ``files`` are those of ``AuditRecorder.work_file``, ``tensors`` what the host exchanged, from its neighbours.
 
         Raises:
-            IntegrityError: a file is missing or does not fit the slice.
+            IntegrityError: a file is missing, does not fit the slice, or leads to numbers that are not finite.
         """
         executor, seq, micro = self._executor, place.seq, place.micro
         now, item = item_of(self._plan, turn, seq)
@@ -311,6 +311,8 @@ class WorkRepeater:
                     executor.run(action)
             if any(leg.op is Op.BACKWARD for leg in way):
                 results |= self._updated(now, item, place, files)
+        except DivergedError as error:  # the host itself would not have gone on
+            raise IntegrityError(f"{_WHERE} leads to numbers that are not finite") from error
         finally:
             set_gradients(executor, b"")
             executor.forget_turn(turn.index)

@@ -213,10 +213,11 @@ def test_nodes_with_no_or_another_trail_than_the_plan_says_are_named() -> None:
         audit.run.note(request)
         audit.check()
         assert audit.found == ("b",)
-    audit = Audit()
-    audit.run._agreed = {1: "other"}
-    audit.check()
-    assert audit.found == ("b",) and "another state of block 1" in audit.put[0].problem
+    for host, named in (("b", ("b",)), ("d", ("b", "d"))):  # d had the block before, and may have handed on another one
+        audit = Audit()
+        audit.run._agreed = {1: (host, "other")}
+        audit.check()
+        assert audit.found == named and "another state of block 1" in audit.put[0].problem
     audit = Audit()
     audit.trails["b"]["h 0.0 1"] = "x"
     audit.check()
@@ -270,11 +271,13 @@ def test_state_counts_once_its_turn_is_closed() -> None:
     audit.run.forget()
     assert audit.run.closed(audit.turn) == "" and not audit.run._agreed
     audit = Audit()
+    audit.trails["z"] = {}  # a node of the run without a part in the turn
+    audit.told("z")
     audit.check()
     audit.answer("c")
     lines = [json.loads(line) for line in audit.run.closed(audit.turn).splitlines()]
     assert [line["line"] for line in lines] == ["run", "turn"] and {*lines[1]["nodes"]} == {*"abco"}
-    assert audit.run._agreed == dict.fromkeys(range(4), state_digest("w", "r"))
+    assert audit.run._agreed == {block: ("abcc"[block], state_digest("w", "r")) for block in range(4)}
     assert audit.run.closed(audit.turn) == ""
 
 

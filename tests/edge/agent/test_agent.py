@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from edge.agent.agent import Agent
 from edge.checkpoint.state_folder import StateFolder
 from edge.profiler.timing import TimingRequest
 from ringtune.errors import (
     ConnectionFailedError,
     DataError,
+    DeadlineError,
     FrameError,
     IntegrityError,
     InterruptedRunError,
@@ -315,3 +318,18 @@ def test_agent_measures_no_link_beyond_this_machine_unless_told(ring: TwoAgents)
         ring.agents["a"].links.measure("b", "10.0.0.7:1", 1000, timeout_s=WAIT_S)
     with pytest.raises(ConnectionFailedError, match=r"node a won't send tensors unencrypted to b at 10.0.0.7:1"):
         ring.agents["a"].links.computing_lost_s_per_byte("b", "10.0.0.7:1", 1000, 1.0, timeout_s=WAIT_S)
+
+
+def test_checker_answers_in_time_whoever_hands_in_too_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names that node, with half of the time left: else its own answer would be late, and it the lost one."""
+    agent: Any = Agent.__new__(Agent)
+    active = SimpleNamespace(audit=SimpleNamespace(read_work=None), addresses={}, lease_s=1.0)
+    agent.of, agent.options = lambda run_id, placement_number: (active, None), SimpleNamespace(name="c")
+
+    def fetch(request: Any, source: str, address: str, deadline_s: float, check: Any, **more: float) -> None:
+        assert deadline_s <= time.monotonic() + 50.0
+        raise DeadlineError(f"node {source} is slow")
+
+    monkeypatch.setattr("edge.agent.agent.fetch_audited", fetch)
+    reply = agent.repeat(control_pb2.RepeatRequest(node="b"), timeout_s=100.0)
+    assert (reply.node, reply.is_lost) == ("b", True)

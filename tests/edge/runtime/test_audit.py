@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from coordinator.api.audit import weights_of
+from edge.model.tensor_files import pieces_of
 from edge.runtime.audit import AuditRecorder, NodeAudit, State
 from edge.runtime.executor import NodeExecutor
 from edge.transport.tensors import WIRE_TYPES
@@ -318,6 +319,22 @@ def test_other_hand_ins_than_told_are_refused_before_they_are_used() -> None:
             read(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
         with pytest.raises(IntegrityError):
             read(b"no file")
+
+
+def test_hand_in_that_can_not_be_worked_with_speaks_against_who_told_of_it() -> None:
+    """A sum with numbers that are not finite, and a state with a tensor of no block: it is no error of the checker."""
+    carrier = audited(method="all", microbatches=1)
+    asked, content, tensors = carrier.handed_in["b"]
+    audit, turn = carrier.audits["c"], next(turn for turn in turn_sequence(carrier.part.course) if turn.index == 2)
+    work = audit.read_work(Pieces.of(content), asked.place, asked.given)
+    given = {key: audit.read_tensor(Pieces.of(one), key, asked.given) for key, one in tensors.items()}
+    sums = TensorFile(Pieces.of(work["total"]), where="it")
+    bad = {name: torch.full(info.shape, float("nan"), dtype=torch.float64) for name, info in sums.infos.items()}
+    work["total"] = bytes(write_tensors({name: pieces_of(tensor) for name, tensor in bad.items()}))
+    with pytest.raises(IntegrityError, match="not finite"):
+        audit.repeater("b").repeat(turn, asked.place, work, given)
+    odd = State.of(bytes(write_tensors({f"adapter/{'9' * 5000}.weight": pieces_of(torch.ones(2))})))
+    assert [*odd.digests] == [-1]
 
 
 @pytest.mark.parametrize(
