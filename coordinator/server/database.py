@@ -29,6 +29,7 @@ import logging
 import math
 import os
 import platform
+import re
 import secrets
 import shutil
 import sqlite3
@@ -47,6 +48,7 @@ from ringtune.errors import InterruptedRunError, StorageError, UsageError
 from ringtune.ids import RUN_ID
 from ringtune.storage.durable import FileLock, make_private_folder, storage_errors, write_pieces_durably
 from ringtune.storage.pieces import PIECE_BYTES, Piece
+from ringtune.texts import shown
 
 _LOG = logging.getLogger(__name__)
 _CALL_S: Final = 10
@@ -56,6 +58,8 @@ _PAUSE_S: Final = 0.25
 _BEATS: Final = 4
 """Beats in each lease."""
 _FORMAT: Final = 1
+_FILE: Final = re.compile(r"[a-z_]+(\.[a-z_]+)*")
+"""Names of a run's files, which become parts of a path."""
 
 _META = sql.MetaData()
 _LEASE = sql.Table(
@@ -386,6 +390,11 @@ class Database:
                 if RUN_ID.fullmatch(old.name) and old.name not in runs:
                     shutil.rmtree(old)
         for run_id, name in names:
+            if run_id in runs and not _FILE.fullmatch(name):
+                raise StorageError(
+                    f"the database {self.where} has a file {shown(name)} of run {run_id}, which no coordinator writes; "
+                    "remove its row, and look who else has the URL"
+                )
             path = folder / run_id / name
             if run_id in runs and (name == record or not path.exists()):
                 write_pieces_durably(path, self._pieces(run_id, name))

@@ -115,12 +115,20 @@ def read_job_text(path: Path) -> str:
         raise JobError(f"can't read the job file {path}: {reason}") from error
 
 
+_MOST_PARTS: Final = 16
+_LONG_KEY: Final = re.compile(
+    r"""(?<![\w.-])(?:(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){%d}""" % (_MOST_PARTS - 1)  # noqa: UP031 - braces
+)
+
+
 def parse_tables(text: str, *, source: str) -> dict[str, Any]:
     """Parse TOML; ``source`` is its origin, for messages.
 
     Raises:
         JobError: not TOML; the message has the line, and for common mistakes the remedy.
     """
+    if _LONG_KEY.search(text):  # the time of tomllib grows with the square of its parts
+        raise JobError(f"{source}: not valid TOML: a key has {_MOST_PARTS} parts or more, joined by dots")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -310,6 +310,7 @@ MAX_S: Final = 1e11
 """Seconds from 1970 to the year 5138; a clock that is wrong by decades is accepted."""
 _MAX_SUM: Final = 1e300
 _MAX_NAMES: Final = 64
+_MAX_NOTES: Final = 1000  # of one report; each is a line at the user
 _MAX_COUNTS: Final = MAX_CLASSES**2 + MAX_CLASSES * len(KINDS)
 _KINDS: Final = frozenset(StepKind)
 _FINITE: Final = (StepKind.TRAIN, StepKind.EVALUATE)
@@ -331,6 +332,8 @@ def check_report(request: control_pb2.ReportRequest, *, last: int, nodes: Collec
 def _problems(request: control_pb2.ReportRequest, last: int, nodes: Collection[str], end_seq: int) -> Iterator[str]:
     if request.number > last + MAX_SKIPPED:
         yield f"with number {request.number} after {last}"
+    if len(request.notes) > _MAX_NOTES:
+        yield f"{len(request.notes):,} sentences at once"
     for step in request.steps:
         yield from _of_step(step, end_seq)
     for traffic in request.traffic:

@@ -357,6 +357,8 @@ _VELORA = "[memory]\nactivations = 'velora'\n[velora]\n"
         ("[offload]\ninterval = 2", "offload.interval = 2 has no meaning with offload.mode = 'off'"),
         ("[adapter]\nconfig = 'mam'", "adapter.config 'mam' can't be sliced"),
         ("[train]\nseed = 4\nseed = 5", "not valid TOML"),
+        ("a." * 100_000 + "a = 1", "a key has 16 parts or more"),
+        ("['a' . " + "'a' . " * 100_000 + "a]", "a key has 16 parts or more"),
         ("train = 3", "unknown key 'model.train'"),
     ],
 )

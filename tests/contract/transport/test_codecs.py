@@ -255,6 +255,14 @@ def test_report_may_count_classes_in_an_evaluation_only() -> None:
         check("evaluate", 0, others=65)
 
 
+def test_report_has_a_thousand_sentences_at_most() -> None:
+    """Each is a line at the user."""
+    notes = [""] * 1000
+    check_report(control_pb2.ReportRequest(node="a", number=1, notes=notes), last=0, nodes=("a",), end_seq=9)
+    with pytest.raises(IntegrityError, match="node a reports 1,001 sentences at once"):
+        check_report(control_pb2.ReportRequest(node="a", number=1, notes=[*notes, ""]), last=0, nodes=(), end_seq=9)
+
+
 # ---- scores as bytes ---------------------------------------------------------------------------------
 
 SCORED = changed(make_plan([("a", 0, 3), ("b", 3, 4)], ["a", "b"], microbatches=3), choice=make_choice(subnets=3))

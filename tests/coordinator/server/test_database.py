@@ -274,6 +274,21 @@ def test_runs_that_are_deleted_are_gone_from_the_database(pair: Pair, tmp_path: 
     assert list((tmp_path / "b" / "runs").iterdir()) == []
 
 
+def test_file_of_a_database_with_a_path_as_its_name_is_not_written(pair: Pair, tmp_path: Path) -> None:
+    """Who has the URL writes nothing else on the disk of a coordinator."""
+    pair.a.take()
+    with contextlib.closing(RunStore(tmp_path / "a", database=pair.a)) as kept:
+        kept.begin(record(), on_saved=lambda step: None)
+    for name in (f"{tmp_path}/absolute", "../../../above"):
+        pair.a.put(ONE, name, [b"x"])
+        with pytest.raises(StorageError, match="no coordinator writes"):
+            copy_runs(pair.b, tmp_path / "b")
+        assert not [*tmp_path.glob("ab*e")]
+        with pair.a.transaction() as rows:
+            rows.execute(database._FILES.delete().where(database._FILES.c.name == name))
+    copy_runs(pair.b, tmp_path / "b")
+
+
 @pytest.mark.slow
 def test_two_coordinators_that_begin_with_an_empty_database_make_its_tables_once(server: PostgreSql) -> None:
     """The other one makes them after this one has seen that there are none; SQLite locks its file before."""
