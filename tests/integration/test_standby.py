@@ -149,15 +149,10 @@ def taken_over(folder: Path, url: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.promise("6 every wait ends")
-def test_run_goes_on_at_the_standby_after_the_death_of_its_coordinator(tmp_path: Path) -> None:
-    """On SQLite: equal bits, each step once, and neither nodes nor the user do anything."""
-    taken_over(tmp_path, f"sqlite:///{tmp_path}/state.sqlite")
-
-
-@pytest.mark.slow
 def test_run_goes_on_at_the_standby_with_postgresql(tmp_path: Path) -> None:
-    """As on SQLite; the laws of lease and copy are in ``tests/coordinator/server/test_database.py``."""
+    """As on SQLite below; the laws of lease and copy are in ``tests/coordinator/server/test_database.py``."""
     with postgresql() as server:
         taken_over(tmp_path, server.new_database())
 
