@@ -117,7 +117,8 @@ def read_job_text(path: Path) -> str:
 
 _MOST_PARTS: Final = 16
 _LONG_KEY: Final = re.compile(
-    r"""(?<![\w.-])(?:(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){%d}""" % (_MOST_PARTS - 1)  # noqa: UP031 - braces
+    r"""(?m)(?:^|[\[{,])[ \t]*+(?:(?:[\w-]++|"(?:[^"\\\n]|\\.){0,256}+"|'[^'\n]{0,256}+')[ \t]*+\.[ \t]*+){%d}"""  # noqa: UP031 - braces
+    % (_MOST_PARTS - 1)
 )
 
 
