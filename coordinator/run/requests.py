@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from coordinator.planner.limits import NO_CHOICES, Choices
 from coordinator.run.members import Member
 from coordinator.run.result_files import saved_part
 from ringtune.costs.profile import NodeFacts, Profile
-from ringtune.errors import DataError, IntegrityError
+from ringtune.errors import DataError, IntegrityError, UsageError
 from ringtune.job.job import Job, parse_job, result_of
 from ringtune.run_control.checkpoint import Resume
 from ringtune.schedule.plan import Plan
@@ -219,6 +220,8 @@ def run_request_from_proto(message: control_pb2.RunRequest) -> RunRequest:
         RingTuneError: a part is invalid.
     """
     profile, plan = message.profile_json, message.plan_json
+    if not math.isfinite(message.join_s):
+        raise UsageError(f"nodes are waited for until a time, not for {message.join_s:g} seconds; give a number")
     return RunRequest(
         job=parse_job(message.job_toml, source="the submitted job"),
         plan_only=message.plan_only,

@@ -23,7 +23,7 @@ from coordinator.run.requests import (
 from coordinator.server.run_record import RunRecord
 from coordinator.server.run_store import RunStore
 from ringtune.costs.profile import Profile
-from ringtune.errors import IntegrityError, InterruptedRunError, JobError
+from ringtune.errors import IntegrityError, InterruptedRunError, JobError, UsageError
 from ringtune.ids import make_run_id
 from ringtune.run_control.checkpoint import Resume
 from ringtune.storage.pieces import Pieces
@@ -58,6 +58,8 @@ def test_run_request_arrives_as_it_was_sent() -> None:
     # What came from another program is read as strictly as a file
     with pytest.raises(JobError, match="the submitted job"):
         run_request_from_proto(control_pb2.RunRequest(job_toml="[model]\npaths = 1"))
+    with pytest.raises(UsageError, match="not for nan seconds"):
+        run_request_from_proto(control_pb2.RunRequest(join_s=float("nan")))
 
 
 def test_file_of_initial_values_goes_behind_its_request(tmp_path: Path) -> None:
