@@ -9,11 +9,13 @@ import json
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from coordinator.api.model_card import adapter_card, peft_card, whole_model_card
+from coordinator.api.gguf import LORA_NAME, MODEL_NAME, MODELFILE, end_token, modelfile, write_lora, write_model
+from coordinator.api.model_card import adapter_card, gguf_card, peft_card, whole_model_card
 from coordinator.api.user_adapters import adapter_of, as_of, check_can_merge, merge_into, require_user
 from coordinator.client.saved_run import SavedRun, read_run, read_run_file
 from ringtune.errors import IntegrityError, StorageError, UsageError
@@ -22,7 +24,7 @@ from ringtune.models.adapter_support import merge_refusal, peft_refusal
 from ringtune.models.architecture_heads import architecture_head
 from ringtune.models.auxiliary_models import AdapterDescription, described, is_of_library, own_tensors
 from ringtune.models.families import family_named
-from ringtune.models.family import NAMED_TASKS
+from ringtune.models.family import FROZEN_HEAD_TASKS, NAMED_TASKS
 from ringtune.models.folder import (
     CONFIG_FILE,
     INDEX_FILE,
@@ -32,7 +34,7 @@ from ringtune.models.folder import (
     read_config,
     read_headers,
 )
-from ringtune.models.peft import peft_files
+from ringtune.models.peft import PEFT_FILES, peft_files
 from ringtune.models.result_files import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
@@ -207,7 +209,7 @@ def model_contents(
     base_model = checked_id(base_model or id_of_folder(Path(run.job.model.path)))
     names = [CONFIG_FILE, *_weight_files(saved), *(name for name in model_result().more if (saved / name).is_file())]
     contents: dict[str, Pieces] = {name: FilePieces(saved / name) for name in names}
-    digests = {name: content.sha256() for name, content in contents.items()}
+    digests = _digests(contents)
     return contents, whole_model_card(run, base_model=base_model, config=config, digests=digests, what=what)
 
 
@@ -243,8 +245,10 @@ _CARD = "README.md"
 
 ADAPTER_HUB: Final = "adapterhub"
 PEFT: Final = "peft"
-FORMATS: Final = (ADAPTER_HUB, PEFT)
-"""Forms of an exported adapter."""
+GGUF: Final = "gguf"
+GGUF_LORA: Final = "gguf-lora"
+FORMATS: Final = (ADAPTER_HUB, PEFT, GGUF, GGUF_LORA)
+"""Forms of an export: an adapter's folder, a merged language model for llama.cpp, or an adapter for it."""
 
 
 def export_run(
@@ -264,13 +268,13 @@ def export_run(
         target: absent or empty.
         base_model: id of the base model, ``name`` or ``owner/name``; default: the name of its folder.
         merge: write a whole model with the adapter merged into its weights, instead of the adapter.
-        model: folder of the base model for the merge; None = the run's own.
+        model: folder of the base model for a merge or ``gguf-lora``; None = the run's own.
         user: of the adapters, if each user has their own; empty: see ``require_user``.
-        form: of the adapter's folder, one of ``FORMATS``.
+        form: one of ``FORMATS``; ``gguf`` merges.
 
     Raises:
         UsageError: the run has no result, or no adapter; the target exists; ``base_model`` is no id; the adapter can't
-            be merged, or is none of PEFT; or a user is missing or unknown.
+            be merged, or is none of PEFT; the model is none of llama.cpp; or a user is missing or unknown.
         IntegrityError: the result is damaged, or contains a local path.
         StorageError: it can't be written.
     """
@@ -280,26 +284,72 @@ def export_run(
     _check_target(target)
     if form not in FORMATS:
         raise UsageError(f"the format {form!r} is not known; {nearest(form, FORMATS)}")
-    if merge and form == PEFT:
-        raise UsageError("--merge writes a whole model and no adapter; leave --merge or --format peft out")
-    if not merge:
+    if merge and form in (PEFT, GGUF_LORA):
+        raise UsageError(f"--merge writes a whole model and no adapter; leave --merge or --format {form} out")
+    if form in (GGUF, GGUF_LORA) and run.job.model.task not in FROZEN_HEAD_TASKS:
+        raise UsageError(
+            f"{run.folder} is of the task {run.job.model.task}, GGUF is for language models; leave --format {form} out"
+        )
+    if form == GGUF_LORA:
+        with adapter_of(run, user) as chosen:
+            return _export_lora(chosen, target, base_model, model)
+    if not merge and form != GGUF:
         with adapter_of(run, user) as chosen:
             return _write(_contents(chosen, base_model, form), target)
-    check_can_merge(run)
-    return _export_merged(as_of(run, user), target, base_model, model, user)
+    if not run.result.is_model:
+        check_can_merge(run)
+    return _export_merged(as_of(run, user), target, base_model, model, user, form)
 
 
-def _export_merged(run: SavedRun, target: Path, base_model: str, model: Path | None, user: str) -> dict[str, str]:
+def _export_merged(
+    run: SavedRun, target: Path, base_model: str, model: Path | None, user: str, form: str
+) -> dict[str, str]:
     """Start a process that writes the merged model beside the target, and export that."""
+    with _working_folder(target) as merged:
+        what, saved = "all parameters", run.saved
+        if not run.result.is_model:
+            merge_into(run, merged, model=model, user=user)
+            what, saved = f"adapter configuration `{run.job.adapter.config}`, merged into the weights", merged
+        contents, card = model_contents(run, base_model, saved=saved, what=what)
+        if form == GGUF:
+            name = checked_id(base_model or id_of_folder(Path(run.job.model.path)))
+            write_model(saved, merged / MODEL_NAME, name=name)
+            text = modelfile(f"./{MODEL_NAME}", stop=end_token(saved))
+            contents = {MODEL_NAME: FilePieces(merged / MODEL_NAME), MODELFILE: Pieces.of(text.encode())}
+            card = gguf_card(run, base_model=name, config=read_config(saved), what=what, digests=_digests(contents))
+        return _write(_checked(run, contents, card, is_model=True), target)
+
+
+def _export_lora(run: SavedRun, target: Path, base_model: str, model: Path | None) -> dict[str, str]:
+    """Write the LoRA as GGUF beside the target, and export that."""
+    _check_peft(run, GGUF_LORA)
+    base = model or Path(run.job.model.path)
+    if not base.is_dir():
+        raise UsageError(f"the base model {base} is not there; name its folder with --model")
+    with _working_folder(target) as folder:
+        found, _ = _peft_contents(run, base_model)
+        described, path = json.loads(bytes(found[ADAPTER_CONFIG_FILE])), folder / LORA_NAME
+        write_lora(TensorFile(found[PEFT_FILES[0]], where=PEFT_FILES[0]), described, read_config(base), path)
+        text = modelfile("./base.gguf", adapter=f"./{LORA_NAME}", stop=end_token(base))
+        contents: dict[str, Pieces] = {LORA_NAME: FilePieces(path), MODELFILE: Pieces.of(text.encode())}
+        name, what = described["base_model_name_or_path"], f"adapter configuration `{run.job.adapter.config}`"
+        card = gguf_card(run, base_model=name, config=read_config(base), what=what, digests=_digests(contents))
+        return _write(_checked(run, contents, card, is_model=False), target)
+
+
+@contextmanager
+def _working_folder(target: Path) -> Iterator[Path]:
+    """Yield a new folder beside the target; it is removed at the end.
+
+    Raises:
+        StorageError: it can't be written.
+    """
     try:
         merged = _beside(target)
     except OSError as error:
         raise StorageError(f"can't write {target}: {error.strerror}; choose another --out or make room") from error
     try:
-        merge_into(run, merged, model=model, user=user)
-        what = f"adapter configuration `{run.job.adapter.config}`, merged into the weights"
-        contents, card = model_contents(run, base_model, saved=merged, what=what)
-        return _write(_checked(run, contents, card, is_model=True), target)
+        yield merged
     except OSError as error:
         raise StorageError(f"can't write {merged}: {error.strerror}; choose another --out or make room") from error
     finally:
@@ -316,7 +366,7 @@ def _write(contents: Mapping[str, Pieces], target: Path) -> dict[str, str]:
         for name, content in contents.items():
             write_pieces_durably(part / name, content)
         digests = {name: FilePieces(part / name).sha256() for name in contents}
-        if digests != {name: content.sha256() for name, content in contents.items()}:
+        if digests != _digests(contents):
             raise IntegrityError(f"{part} does not hold what was written; check the disk")
         if target.exists():
             target.rmdir()
@@ -363,18 +413,23 @@ def _checked(run: SavedRun, contents: Mapping[str, Pieces], card: str, *, is_mod
     contents = {**contents, _CARD: Pieces.of(card.encode())}
     paths = private_paths(run)
     for name, content in contents.items():
-        if not (is_model and name.endswith(".safetensors")):  # weights of a model have no paths
+        if not (is_model and name.endswith((".safetensors", ".gguf"))):  # weights of a model have no paths
             check_private(name, bytes(content).decode("utf-8", errors="replace"), paths)
     return contents
 
 
-def _check_peft(run: SavedRun) -> None:
+def _check_peft(run: SavedRun, form: str = PEFT) -> None:
     config = run.job.adapter.config
     if run.result.is_model:
-        raise UsageError(f"{run.folder} has a whole model and no adapter; leave --format peft out")
+        raise UsageError(f"{run.folder} has a whole model and no adapter; leave --format {form} out")
     if problem := peft_refusal(config):
-        remedy = "leave --format peft out" if merge_refusal(config) else "write a merged model with --merge"
+        merged = "--merge" if form == PEFT else f"--format {GGUF}"
+        remedy = f"leave --format {form} out" if merge_refusal(config) else f"write a merged model with {merged}"
         raise UsageError(f"adapter.config = {config!r} can't be a folder of PEFT: {problem}; {remedy}")
+
+
+def _digests(contents: Mapping[str, Pieces]) -> dict[str, str]:
+    return {name: content.sha256() for name, content in contents.items()}
 
 
 def _peft_contents(run: SavedRun, base_model: str) -> tuple[dict[str, Pieces], str]:
@@ -394,7 +449,7 @@ def _peft_contents(run: SavedRun, base_model: str) -> tuple[dict[str, Pieces], s
     )
     beside = (HEAD_CONFIG_FILE, *(() if architecture_head(model_type, task) else (HEAD_FILE,)))
     found |= {key: contents[key] for key in beside if key in contents}
-    digests = {key: content.sha256() for key, content in found.items()}
+    digests = _digests(found)
     return found, peft_card(run, base_model=name, model_type=model_type, digests=digests)
 
 
@@ -412,7 +467,7 @@ def _adapter_contents(run: SavedRun, base_model: str) -> tuple[dict[str, Pieces]
         if name == INTERFACE_FILE:
             continue
         contents[name] = _json({**config, "model_name": base_model})
-    digests = {name: content.sha256() for name, content in contents.items()}
+    digests = _digests(contents)
     return contents, adapter_card(run, base_model=base_model, adapter=adapter, digests=digests)
 
 

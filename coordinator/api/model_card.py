@@ -109,6 +109,17 @@ _HEAD_BESIDE = (
     "alone. `head_config.json` and `model_head.safetensors` have the head, for `load_head` of an `AutoAdapterModel`."
 )
 
+_LOADING_GGUF = """```sh
+llama-cli -m model.gguf      # llama.cpp
+ollama create NAME -f Modelfile
+```
+
+Values have the type that they were trained from; `llama-quantize` writes smaller ones."""
+_LOADING_GGUF_LORA = """```sh
+llama-cli -m base.gguf --lora lora.gguf      # llama.cpp
+ollama create NAME -f Modelfile              # with base.gguf, the base model, beside it
+```"""
+
 _MODEL_LOADING = """```python
 from {library} import {loader}
 
@@ -213,6 +224,23 @@ def whole_model_card(
         what=what,
         loading=_MODEL_LOADING.format(library=loader[0], loader=loader[1]),
         library=("architecture", architecture),
+    )
+
+
+def gguf_card(
+    run: SavedRun, *, base_model: str, config: Mapping[str, Any], digests: Mapping[str, str], what: str
+) -> str:
+    """Return the text of ``README.md`` for GGUF; arguments as ``whole_model_card``, ``config`` of the base model."""
+    is_lora, model_type = not any(name == "model.gguf" for name in digests), str(config.get("model_type", ""))
+    return _card(
+        run,
+        digests,
+        model_type=model_type,
+        front=_front_matter(base_model, "gguf", model_type),
+        title=f"# LoRA for {base_model}" if is_lora else f"# Model trained from {base_model}",
+        what=what,
+        loading=_LOADING_GGUF_LORA if is_lora else _LOADING_GGUF,
+        library=("format", "gguf"),
     )
 
 

@@ -26,7 +26,8 @@ def export(
         Path | None, typer.Option(metavar="DIR", help="Model folder on this machine; replaces the run's model.path.")
     ] = None,
     form: Annotated[
-        str, typer.Option("--format", metavar="NAME", help="Folder of an adapter: adapterhub, or peft for LoRA.")
+        str,
+        typer.Option("--format", metavar="NAME", help="adapterhub, peft for LoRA, gguf or gguf-lora for llama.cpp."),
     ] = "adapterhub",
     user: options.User = "",
     json: options.Json = False,
@@ -39,9 +40,9 @@ def export(
     from ringtune.errors import UsageError
     from ringtune.models.result_files import AUXILIARY_CONFIG_FILE
 
-    if model is not None and not merge:
+    if model is not None and not merge and not form.startswith("gguf"):
         raise UsageError("--model is the base model to merge into; give --merge too, or leave it out")
-    with WaitNotice(f"merging {folder} into its base model" if merge else f"writing {out}"):
+    with WaitNotice(f"merging {folder} into its base model" if merge or form == "gguf" else f"writing {out}"):
         digests = export_run(folder, out, base_model=base_model, merge=merge, model=model, user=user, form=form)
     if json:
         typer.echo(json_module.dumps({"event": "export", "folder": str(out), "sha256": digests}))
@@ -53,6 +54,8 @@ def export(
         as_adapter = f"peft.PeftModel.from_pretrained(model, {str(out)!r}), as its README.md says"
     if AUXILIARY_CONFIG_FILE in digests:
         as_adapter = f"edge.model.auxiliary.load_auxiliary(model, {str(out)!r})"
+    if form.startswith("gguf"):
+        as_adapter = "llama.cpp or Ollama, as its README.md says"
     typer.echo(f"exported to {out}; load it with {_as_model(out) if 'config.json' in digests else as_adapter}")
 
 

@@ -15,11 +15,7 @@ from typer.testing import CliRunner
 
 from coordinator.api.export import export_run
 from coordinator.client.initial_values import unpickled
-from edge.model.heads import task_of
-from edge.model.result import adapter_files
-from edge.model.skeleton import Skeleton, build_skeleton
-from edge.model.slice import materialise
-from edge.model.tensor_files import SafetensorsFiles
+from edge.model.skeleton import Skeleton
 from ringtune import cli
 from ringtune.errors import UsageError
 from ringtune.job.job import parse_job
@@ -33,53 +29,25 @@ from ringtune.models.family import (
     TAGGING,
 )
 from ringtune.models.peft import peft_class
-from ringtune.storage.durable import mark
 from ringtune.techniques.initial_adapter import initial_values
 from tests.support import whole_models as whole
-from tests.support.plans import make_plan
+from tests.support.lora_runs import ALL_MATRICES, lora_run
 from tests.support.saved_runs import auxiliary_instead, users_instead, write_run
 from tests.support.stock_plugged import SCORES_CAPPED
 from tests.support.tiny_data import labels_of
-from tests.support.tiny_families import DECODERS, MODEL_TYPES, write_family
+from tests.support.tiny_families import DECODERS, MODEL_TYPES
 
-ALL = "lora[r=2,alpha=6,attn_matrices=['q','v'],intermediate_lora=True,output_lora=True]"
 SOME = "lora[r=3,alpha=3.5,attn_matrices=['k'],leave_out=[0,2],dropout=0.1]"
 FUSED = "lora[r=2,alpha=6,attn_matrices=['q','v']]"
 CASES = [
-    *((model_type, CLASSIFICATION, ALL) for model_type in MODEL_TYPES if model_type != "vit"),
+    *((model_type, CLASSIFICATION, ALL_MATRICES) for model_type in MODEL_TYPES if model_type != "vit"),
     *((model_type, CAUSAL_LM, SOME) for model_type in DECODERS),
-    *(("vit", IMAGE_CLASSIFICATION, config) for config in (ALL, SOME)),
+    *(("vit", IMAGE_CLASSIFICATION, config) for config in (ALL_MATRICES, SOME)),
     ("bert", TAGGING, SOME),
     ("roberta", REGRESSION, FUSED),
     ("electra", QUESTION_ANSWERING, FUSED),
     ("gpt2", TAGGING, FUSED),
 ]
-
-
-def run_of(folder: Path, model_type: str, task: str, config: str) -> tuple[Path, Skeleton]:
-    """The folder of a run that left random values, and its model."""
-    base = write_family(folder / "base", model_type, with_decoder=task == CAUSAL_LM)
-    text = f'[model]\npath = "{base}"\ntask = "{task}"\n[adapter]\nconfig = "{config}"\n[data]\ntrain = "x"\n'
-    job, labels = parse_job(text, source="test"), labels_of(task)
-    with torch.random.fork_rng(devices=[]), SafetensorsFiles(base) as weights, torch.no_grad():
-        torch.manual_seed(7)
-        skeleton = build_skeleton(base, job)
-        head = task_of(task).add(skeleton.model, labels)
-        blocks, cpu = range(whole.NUM_BLOCKS), torch.device("cpu")
-        materialise(skeleton, weights, blocks=blocks, with_embedding=True, dtype=torch.float32, device=cpu)
-        task_of(task).connect(skeleton, head, weights)
-        for name, parameter in skeleton.model.named_parameters():
-            if ".ringtune." in name and parameter.requires_grad:
-                parameter.normal_(std=0.3)
-    skeleton.model.eval()
-    (folder / "run/adapter").mkdir(parents=True)
-    mark(folder / "run", "run")
-    (folder / "run/job.toml").write_text(job.to_toml())
-    plan = make_plan([("a", 0, 4)], ["a"], num_blocks=whole.NUM_BLOCKS, hidden_size=32, labels=labels)
-    (folder / "run/plan.json").write_text(json.dumps(plan.to_json()))
-    for name, content in adapter_files(skeleton, without_blocks=(), with_head=True).items():
-        (folder / "run/adapter" / name).write_bytes(bytes(content))
-    return folder / "run", skeleton
 
 
 def base_of(base: Path, model_type: str, task: str) -> Any:
@@ -143,7 +111,7 @@ def model_of(skeleton: Skeleton, task: str) -> Any:
 @pytest.mark.parametrize(("model_type", "task", "config"), CASES)
 def test_folder_of_peft_is_the_model_of_the_run(tmp_path: Path, model_type: str, task: str, config: str) -> None:
     """The base model with the folder's tensors added by hand has the run's outputs; without them it has others."""
-    run, skeleton = run_of(tmp_path, model_type, task, config)
+    run, skeleton = lora_run(tmp_path, model_type, task, config)
     digests = export_run(run, tmp_path / "out", base_model="acme/tiny", form="peft")
     loader = peft_class(model_type, task)[1]
     assert ("model_head.safetensors" in digests) is (loader == "AutoModel")
@@ -162,16 +130,16 @@ def test_folder_of_peft_is_the_model_of_the_run(tmp_path: Path, model_type: str,
 @pytest.mark.parametrize(
     ("model_type", "config", "again"),
     [
-        ("bert", ALL, ALL),
+        ("bert", ALL_MATRICES, ALL_MATRICES),
         ("qwen2", SOME, SOME),
-        ("llama", ALL, ALL),
+        ("llama", ALL_MATRICES, ALL_MATRICES),
         ("electra", SOME, SOME),
         ("gpt2", FUSED, "lora[r=4,alpha=12,attn_matrices=['q','k','v']]"),
     ],
 )
 def test_run_begins_from_the_folder_that_was_written(tmp_path: Path, model_type: str, config: str, again: str) -> None:
     """Every matrix changes by the same product; the same factors, unless three matrices are one; the head too."""
-    run, _ = run_of(tmp_path, model_type, CLASSIFICATION, config)
+    run, _ = lora_run(tmp_path, model_type, CLASSIFICATION, config)
     export_run(run, tmp_path / "out", form="peft")
     text = f'[model]\npath = "{tmp_path / "base"}"\n[adapter]\nconfig = "{again}"\nfrom = "{tmp_path / "out"}"\n'
     found = load(bytes(initial_values(parse_job(text, source="test"), unpickled)))
