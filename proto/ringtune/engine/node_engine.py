@@ -38,6 +38,7 @@ from ringtune.schedule.versions import head_version
 
 WAIT_TIMER = "wait"
 _NEW: Final = tuple.__new__
+_EMBED, _HEAD, _SHIP, _FIT = Op.EMBED, Op.HEAD, Op.SHIP, Op.FIT  # a name is read faster than an attribute
 
 
 class NodeEngine:
@@ -192,14 +193,16 @@ class NodeEngine:
         self._running = self._running_flow = self._running_state = None
         for name, value in values:
             state.values[name] = state.values.get(name, 0.0) + value
+        op = action.op
         if flow is None:
             commands.extend(self._on_updated(action, state))
         else:
             self._go_on(flow, commands)
-        commands.extend(self._ready_queue.exchange.sums.leaving())
-        if state.is_own and (action.op is Op.HEAD or flow is None):
+        if flow is None or op.is_downward:
+            commands.extend(self._ready_queue.exchange.sums.leaving())
+        if state.is_own and (flow is None or op is _HEAD):
             self._report_step(action, state, commands)
-        if state.is_done:
+        if (flow is None or flow.place is None) and state.is_done:
             self._retire(commands)
         return True
 
@@ -230,10 +233,10 @@ class NodeEngine:
         if send is not None:
             payload, boundary, target = send
             key = _NEW(TensorKey, (payload, flow.seq, flow.micro, boundary))
-            sends: Any = ev.SendParcel if place.op is Op.SHIP else ev.SendTensor
+            sends: Any = ev.SendParcel if place.op is _SHIP else ev.SendTensor
             commands.append(_NEW(sends, (key, target)))
         self._ready_queue.passed(flow, place)
-        if place.op is Op.HEAD and not flow.state.heads:
+        if place.op is _HEAD and not flow.state.heads:
             self._head_may_move = True
 
     def _hand_over(self, commands: list[ev.Command]) -> None:
@@ -247,8 +250,7 @@ class NodeEngine:
     def _start_next(self, commands: list[ev.Command]) -> None:
         """Start the ready action of the highest priority."""
         backlog = self._ready_queue
-        update = backlog.next_update()
-        if update is not None:
+        if backlog.may_update and (update := backlog.next_update()) is not None:
             (self._running, self._running_state), self._running_flow = update, None
             commands.extend(backlog.exchange.messages_before(*update))
             commands.append(ev.RunAction(update[0]))
@@ -258,12 +260,12 @@ class NodeEngine:
             return
         place = flow.place
         if place.receive is not None and flow.arrived is not None:
-            accepts: Any = ev.AcceptParcel if place.op is Op.FIT else ev.Accept
+            accepts: Any = ev.AcceptParcel if place.op is _FIT else ev.Accept
             commands.append(_NEW(accepts, flow.arrived))  # both are a key and a source
             flow.arrived = None
         if place.credit is not None:
             place.credit.left -= 1
-        if place.op is Op.EMBED:
+        if place.op is _EMBED:
             backlog.began_embedding()
         # what Action(...) does in the end, in a third of the time: this is every action of every node
         action = _NEW(Action, (place.op, flow.seq, flow.micro, place.start, place.stop, "", ""))

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from ringtune.engine.events import ParcelArrived, TensorArrived
-from ringtune.errors import FrameError
 from ringtune.schedule.actions import Action, Graph, Leg, Op, Payload
 from ringtune.schedule.lowering import WAITING, item_updates, route
 from ringtune.schedule.plan import Plan
@@ -107,8 +106,10 @@ class Place:
         frontier: its first unit if upward, which a later micro-batch must not overtake; infinity otherwise. READ has
             the embedding as frontier, so that nothing overtakes it and credits are taken in order.
         goes_on: whether it and the next place are one forward with a graph, cut at the blocks of a helper.
+        has_version: whether it needs the right version of its units.
         credit: the channel of which it takes a credit; None = it takes none.
         next: the next place; None = it is the last one.
+        too_early: payload and boundary of tensors that can't exist before this place or a later one has sent another.
     """
 
     def __init__(self, leg: Leg, receive: Message | None, send: Message | None, credit: Channel | None) -> None:
@@ -122,7 +123,9 @@ class Place:
         self.is_of_embedding = leg.start == EMBEDDING
         self.frontier = (EMBEDDING if op is Op.READ else leg.start) if self.is_upward else math.inf
         self.goes_on = False
+        self.has_version = op is not Op.SKIP and not op.is_of_cache
         self.next: Place | None = None
+        self.too_early: frozenset[tuple[str, int]] = frozenset()
 
 
 class Path:
@@ -154,8 +157,12 @@ class Path:
                 send = _message(after) if after is not None and after.op is Op.SEND else None
                 places.append(Place(leg, receive, send, credits_at[at]))
                 receive = None
+        received: set[tuple[str, int]] = set()
         for following, place in itertools.pairwise(reversed(places)):
             place.next = following
+            if following.receive is not None:
+                received.add(following.receive[:2])
+            place.too_early = frozenset(received) if place.send is not None else following.too_early
             place.awaits = place.receive or following.awaits
             place.goes_on = place.keeps_graph and following.keeps_graph and following.receive is None
         self.first = places[0]
@@ -228,36 +235,6 @@ class MicroBatchState:
         """The next place, if its tensor is here; else None."""
         place = self.place
         return place if place is None or place.receive is None or self.arrived else None
-
-    def awaited(self, *, is_running: bool) -> Message | None:
-        """The next tensor that the micro-batch takes here; a running action already has its own."""
-        place = self.place
-        if is_running and place is not None:
-            place = place.next
-        return None if place is None else place.awaits
-
-    def refuse_early(self, event: TensorArrived) -> None:
-        """Refuse a gradient that can't exist yet.
-
-        Raises:
-            FrameError: it arrived before this node sent the tensor from which it is computed.
-        """
-        (payload, seq, micro, boundary), source = event
-        if self._has_to_send_before(payload, boundary):
-            raise FrameError(
-                f"node {source} sent the gradient of item {seq}, micro-batch {micro}, block {boundary} before this "
-                f"node sent what it follows from; look at node {source}, and use one version on all machines"
-            )
-
-    def _has_to_send_before(self, payload: str, boundary: int) -> bool:
-        """Whether this node must send another tensor of the micro-batch before this one can exist."""
-        place, sends = self.place, False
-        while place is not None:
-            if place.receive is not None and place.receive[:2] == (payload, boundary):
-                return sends
-            sends = sends or place.send is not None
-            place = place.next
-        return False
 
 
 class ItemState:

@@ -21,6 +21,7 @@ from ringtune.engine import events as ev
 from ringtune.engine.events import TensorArrived
 from ringtune.engine.exchange import Exchange
 from ringtune.engine.paths import Credits, ItemState, MicroBatchState, Path, Place, max_embeds
+from ringtune.errors import FrameError
 from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import Legs, credit_boundary
@@ -152,6 +153,7 @@ class HeadTracker:
 
 
 _FORWARD_RANK: Final = Op.FORWARD.rank
+_EMBED, _HEAD, _FIT, _GRAD = Op.EMBED, Op.HEAD, Op.FIT, Payload.GRAD  # a name is read faster than an attribute
 
 
 class ReadyQueue:
@@ -165,6 +167,7 @@ class ReadyQueue:
         exchange: updates that need parcels of other nodes, or send some.
         states: items that are not done, in order.
         is_host: whether the node hosts blocks.
+        may_update: whether an update may have become possible since one was looked for.
     """
 
     def __init__(self, plan: Plan, node: str, head: HeadTracker) -> None:
@@ -182,7 +185,7 @@ class ReadyQueue:
         # things leave a queue when they are behind it
         self.states: deque[ItemState] = deque()
         self._updating: deque[ItemState] = deque()
-        self._graphs: deque[ItemState] = deque()
+        self._graphs: deque[ItemState] = deque()  # only the first ones may keep graphs
         self._heads: deque[ItemState] = deque()
         self._backwards: deque[ItemState] = deque()
         self._upward: list[MicroBatchState] = []
@@ -197,7 +200,8 @@ class ReadyQueue:
         self._going_on: MicroBatchState | None = None
         # what may have become possible since it was last looked for
         self._is_starved = False
-        self._may_update = self._may_run_head = self._may_go_down = False
+        self.may_update = self._may_run_head = self._may_go_down = False
+        self._is_helper = bool(placement.helped_by(node))
 
     # ---- arrivals -----------------------------------------------------------------------------------
 
@@ -235,7 +239,7 @@ class ReadyQueue:
 
     def recheck(self) -> None:
         """Mark every queue, after a turn, an update, a head or a parcel."""
-        self._may_update = self._may_run_head = self._may_go_down = True
+        self.may_update = self._may_run_head = self._may_go_down = True
 
     def took_head(self, course: Course, step: int) -> None:
         """Note a head of ``step``, with which an invertible adapter came."""
@@ -248,22 +252,28 @@ class ReadyQueue:
         ``running`` is the micro-batch of the running action.
 
         Raises:
-            FrameError: see ``MicroBatchState.refuse_early``.
+            FrameError: a gradient arrived before this node sent the tensor from which it is computed.
         """
-        (payload, seq, micro, boundary), _ = event
+        (payload, seq, micro, boundary), source = event
         flow = self._flows.get((seq, micro))
         if flow is None:  # its turn is granted to others already
             early = self._early.setdefault((seq, micro), [])
             if event not in early:
                 early.append(event)
             return False
-        if payload == Payload.GRAD:
-            flow.refuse_early(event)
-        awaited = flow.awaited(is_running=flow is running)
+        place, is_gradient = flow.place, payload == _GRAD
+        if is_gradient and place is not None and (payload, boundary) in place.too_early:
+            raise FrameError(
+                f"node {source} sent the gradient of item {seq}, micro-batch {micro}, block {boundary} before this "
+                f"node sent what it follows from; look at node {source}, and use one version on all machines"
+            )
+        if flow is running and place is not None:  # a running action already has its own tensor
+            place = place.next
+        awaited = None if place is None else place.awaits
         if awaited is None or awaited[1] != boundary or awaited[0] != payload:
             return False  # it came before, and nothing waits for it any more
         flow.arrived = event
-        if payload == Payload.GRAD:
+        if is_gradient:
             self._may_go_down = True
         elif boundary == self._head_unit:
             self._may_run_head = True
@@ -271,21 +281,16 @@ class ReadyQueue:
 
     def note_credit(self, source: str, boundary: int) -> bool:
         """Take a credit of ``source`` back; return whether an action may have waited for it."""
-        if self.exchange.copies.note_credit(source, boundary):
-            self._may_update = True
-            return True
         channel = self._credits.known(source, boundary)
-        if channel is None:  # nothing was ever sent there
+        if channel is not None:
+            channel.return_credit()
+            if boundary < self._pairs_boundary:
+                is_awaited, self._is_starved = self._is_starved, False
+                return is_awaited
+        elif not self.exchange.copies.note_credit(source, boundary):  # nothing was ever sent there
             return False
-        channel.return_credit()
-        if boundary == self._pairs_boundary:
-            self._may_go_down = True
-            return True
-        if boundary == self._weights_boundary:
-            self._may_update = True
-            return True
-        is_awaited, self._is_starved = self._is_starved, False
-        return is_awaited
+        self._may_go_down = self.may_update = True
+        return True
 
     # ---- progress -----------------------------------------------------------------------------------
 
@@ -296,9 +301,9 @@ class ReadyQueue:
 
     def passed(self, flow: MicroBatchState, place: Place) -> None:
         """Move a micro-batch from a place that is done to the next."""
-        if place.op is Op.FIT:
+        if place.op is _FIT:
             self.exchange.helping.passed(flow)
-            self._may_update = True
+            self.may_update = True
             return
         following = flow.place = place.next
         if place.is_upward:
@@ -309,15 +314,15 @@ class ReadyQueue:
                 upward.remove(flow)
                 self._may_run_head = True
                 if not upward or upward[0].seq > flow.seq:
-                    self._may_update = True
-        elif place.op is Op.HEAD:
+                    self.may_update = True
+        elif place.op is _HEAD:
             flow.state.heads.popleft()
             self._embeds_in_flight -= flow.path.has_embedding
             if flow.path.head_room is not None:
                 flow.path.head_room.return_credit()
             self._may_run_head = self._may_go_down = True
             if not flow.state.heads:
-                self._may_update = True
+                self.may_update = True
         elif place.is_downward:
             self._went_backward(flow, place, following)
         if following is None:
@@ -333,7 +338,8 @@ class ReadyQueue:
         else:
             return
         if not flow.state.backwards:
-            self._may_update = True
+            self.may_update = True
+        self._free_room()
 
     def updated(self, action: Action, state: ItemState) -> list[ev.Command]:
         """Note that an update or a save is done; return the commands that follow."""
@@ -342,9 +348,15 @@ class ReadyQueue:
             return self.exchange.helping.updated(action, state)
         (state.updates if action in state.updates else state.copies).remove(action)
         self.recheck()
+        self._free_room()
         if action.op is not Op.SAVE:
             self._versions.updated(action)
         return []
+
+    def _free_room(self) -> None:
+        """Drop items that block no graphs any more."""
+        while self._graphs and not self._graphs[0].takes_room:
+            self._graphs.popleft()
 
     def retired(self) -> Iterator[ItemState]:
         """Remove finished items, in order, and yield them."""
@@ -364,10 +376,8 @@ class ReadyQueue:
 
     def next_update(self) -> tuple[Action, ItemState] | None:
         """Choose an update or a save that is possible; None if there is none."""
-        if not self._may_update:
-            return None
         found = self._next_own_update() or self.exchange.next_update(self._heads, self._backwards)
-        self._may_update = found is not None
+        self.may_update = found is not None
         return found
 
     def _next_own_update(self) -> tuple[Action, ItemState] | None:
@@ -389,22 +399,17 @@ class ReadyQueue:
         flow, self._going_on = self._going_on, None
         if flow is not None and flow.place is not None and self._is_next(flow, flow.place):
             return flow
-        if self._may_run_head:
-            flow = self._ready_head()
-            if flow is not None:
-                return flow
-        if self._may_go_down:
-            flow = self._ready_backward()
-            if flow is not None:
-                return flow
-        flow = self.exchange.helping.next_fit()
-        if flow is not None:
+        if self._may_run_head and (flow := self._ready_head()) is not None:
+            return flow
+        if self._may_go_down and (flow := self._ready_backward()) is not None:
+            return flow
+        if self._is_helper and (flow := self.exchange.helping.next_fit()) is not None:
             return flow
         found = None
         barrier, floor = math.inf, self._floor
         for flow in self._upward:
             place = flow.place
-            if place is None or place.op is Op.EMBED:
+            if place is None or place.op is _EMBED:
                 break  # earlier ones come first at every unit above
             if place.stop <= barrier and (place.receive is None or flow.arrived) and self._is_ready(flow, place):
                 if place.rank == _FORWARD_RANK:
@@ -447,7 +452,7 @@ class ReadyQueue:
             state = self._heads[0]
             flow = state.heads[0]
             place = flow.ready
-            if place is not None and place.op is Op.HEAD and self._head.counts_for(state):
+            if place is not None and place.op is _HEAD and self._head.counts_for(state):
                 return flow
         self._may_run_head = False
         return None
@@ -457,10 +462,11 @@ class ReadyQueue:
         while self._backwards and not self._backwards[0].goes_backward:
             self._backwards.popleft()
         for state in itertools.islice(self._backwards, self._max_graphs):
+            wanted = state.backward_versions
             for waiting in (state.backwards, state.embedding_backwards):
                 if not waiting:
                     continue
-                flow, wanted = waiting[0], state.backward_versions
+                flow = waiting[0]
                 place = flow.ready
                 if place is None or not place.is_downward or (wanted and not self._versions.are(wanted, place)):
                     continue
@@ -471,19 +477,13 @@ class ReadyQueue:
 
     def _is_ready(self, flow: MicroBatchState, place: Place) -> bool:
         """Whether an upward action with its tensor here has room for a graph, a credit and the right versions."""
-        if place.keeps_graph and not self._has_room_for_graph(flow.state):
+        if place.keeps_graph and flow.state not in itertools.islice(self._graphs, self._max_graphs):
             return False
         if place.credit is not None and place.credit.left <= 0:
             self._is_starved = True
             return False
         wanted = flow.state.forward_versions
-        return not wanted or place.op is Op.SKIP or place.op.is_of_cache or self._versions.are(wanted, place)
-
-    def _has_room_for_graph(self, state: ItemState) -> bool:
-        graphs = self._graphs
-        while graphs and not graphs[0].takes_room:
-            graphs.popleft()
-        return state in itertools.islice(graphs, self._max_graphs)
+        return not wanted or not place.has_version or self._versions.are(wanted, place)
 
     def _or_embedding(self, found: MicroBatchState | None) -> MicroBatchState | None:
         """Return the next embedding if it can run and is older than ``found``; else ``found``."""
