@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.full_parameters_costs import resting_units
@@ -43,6 +43,7 @@ HIDDEN, GRAD, HEAD, UNIT_GRAD, REPLICA_GRAD = (
     Payload.REPLICA_GRAD,
 )
 """A name is read ten times as fast as the member of an enumeration, and all are asked for every message."""
+_OF_MICRO_BATCH: Final = (HIDDEN, GRAD)
 _NO_GRAPH, _KEEPS, _FREES = Graph.NONE, Graph.KEEPS, Graph.FREES
 
 
@@ -344,7 +345,7 @@ class MemoryLedger:
     def arrived(self, key: TensorKey, source: str, target: str, now_s: float) -> None:
         """Move a tensor from its sender to the inbox of its target; a head is counted with its owner."""
         payload, seq, micro, boundary = key
-        if payload == HIDDEN or payload == GRAD:
+        if payload in _OF_MICRO_BATCH:
             num_bytes = self._by_seq[seq].sizes[micro] * self._token_bytes
         elif payload == UNIT_GRAD:
             self._held[target].add(self._sizes[target].unit_grad_bytes(boundary))

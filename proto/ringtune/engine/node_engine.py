@@ -115,8 +115,9 @@ class NodeEngine:
             return False
         plan = turn.settled(self.plan)
         if self._next_turn == self._start_point.first_turn:
-            self._ready_queue.begin(plan, self._start_point)
-            self._head.begin(head_version(plan.course, self._start_point.step))
+            start = self._start_point
+            self._ready_queue.versions.begin(plan, start.step, has_head=start.holder == self.node)
+            self._head.begin(head_version(plan.course, start.step))
         self._next_turn = turn.index + 1
         self._last_progress_s = now_s
         self._turns[turn.index] = turn
@@ -193,14 +194,19 @@ class NodeEngine:
         self._running = self._running_flow = self._running_state = None
         for name, value in values:
             state.values[name] = state.values.get(name, 0.0) + value
-        op = action.op
-        if flow is None:
+        place = flow.place if flow is not None else None
+        if flow is None or place is None:
             commands.extend(self._on_updated(action, state))
         else:
-            self._go_on(flow, commands)
-        if flow is None or op.is_downward:
+            if place.send is not None:
+                payload, boundary, target = place.send
+                sends: Any = ev.SendParcel if place.op is _SHIP else ev.SendTensor
+                commands.append(_NEW(sends, (_NEW(TensorKey, (payload, flow.seq, flow.micro, boundary)), target)))
+            self._ready_queue.passed(flow, place)
+        if place is None or place.is_downward:
             commands.extend(self._ready_queue.exchange.sums.leaving())
-        if state.is_own and (flow is None or op is _HEAD):
+        if state.is_own and not state.heads and (place is None or place.op is _HEAD):
+            self._head_may_move = True
             self._report_step(action, state, commands)
         if (flow is None or flow.place is None) and state.is_done:
             self._retire(commands)
@@ -216,28 +222,13 @@ class NodeEngine:
 
     def _report_step(self, action: Action, state: ItemState, commands: list[ev.Command]) -> None:
         """Report an own item once, after its head's last action: its update in training, else the forward."""
-        if state.heads or any(update.start == self._head_unit for update in state.updates):
+        if any(update.start == self._head_unit for update in state.updates):
             return
         if action.op is Op.HEAD or action.start == self._head_unit:
             item = state.item
             commands.append(ev.ReportStep(item.seq, item.step, item.kind.value, tuple(sorted(state.values.items()))))
 
     # ---- decisions --------------------------------------------------------------------------------
-
-    def _go_on(self, flow: MicroBatchState, commands: list[ev.Command]) -> None:
-        """Move a micro-batch behind a done action, and send what the action has made."""
-        place = flow.place
-        if place is None:
-            raise PlanError(f"node {self.node} was told of an action of a micro-batch that is through")
-        send = place.send
-        if send is not None:
-            payload, boundary, target = send
-            key = _NEW(TensorKey, (payload, flow.seq, flow.micro, boundary))
-            sends: Any = ev.SendParcel if place.op is _SHIP else ev.SendTensor
-            commands.append(_NEW(sends, (key, target)))
-        self._ready_queue.passed(flow, place)
-        if place.op is _HEAD and not flow.state.heads:
-            self._head_may_move = True
 
     def _hand_over(self, commands: list[ev.Command]) -> None:
         """Take and send heads; called after a turn, a head, or an action that may permit it."""

@@ -58,21 +58,21 @@ class Channel:
 
 
 class Credits:
-    """The channels of one node."""
+    """The channels of one node.
+
+    Attributes:
+        known: by target and boundary, those to which something was to be sent.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._channels: dict[tuple[str, int], Channel] = {}
-
-    def known(self, target: str, boundary: int) -> Channel | None:
-        """Find a channel; None if nothing was to be sent there."""
-        return self._channels.get((target, boundary))
+        self.known: dict[tuple[str, int], Channel] = {}
 
     def channel(self, target: str, boundary: int, most: int = 0) -> Channel:
         """Return the channel to a node for a boundary, always the same object; ``most`` 0 = the default."""
-        found = self._channels.get((target, boundary))
+        found = self.known.get((target, boundary))
         if found is None:
-            found = self._channels[target, boundary] = Channel(target, boundary, most or self._most)
+            found = self.known[target, boundary] = Channel(target, boundary, most or self._most)
         return found
 
 

@@ -165,6 +165,7 @@ class ReadyQueue:
 
     Attributes:
         exchange: updates that need parcels of other nodes, or send some.
+        versions: of the units here.
         states: items that are not done, in order.
         is_host: whether the node hosts blocks.
         may_update: whether an update may have become possible since one was looked for.
@@ -173,15 +174,13 @@ class ReadyQueue:
     def __init__(self, plan: Plan, node: str, head: HeadTracker) -> None:
         course, placement, piece = plan.course, plan.placement, plan.slice_of(node)
         is_owner = plan.owner(node) is not None
-        self._node, self._course, self._head, self._head_unit = node, course, head, course.head
+        self._course, self._head, self._head_unit = course, head, course.head
         self._credits = Credits(placement.credits)
         self.exchange = Exchange(plan, node, self._credits)
-        self._pairs_boundary = credit_boundary(course, Payload.PAIRS)
-        self._weights_boundary = credit_boundary(course, Payload.WEIGHTS)
         self._private_blocks = placement.private_blocks
         self.is_host = piece.num_blocks > 0
         self._floor = 0 if is_owner and placement.private_blocks else piece.start
-        self._versions = UnitVersions(plan, node)
+        self.versions = UnitVersions(plan, node)
         # things leave a queue when they are behind it
         self.states: deque[ItemState] = deque()
         self._updating: deque[ItemState] = deque()
@@ -205,15 +204,12 @@ class ReadyQueue:
 
     # ---- arrivals -----------------------------------------------------------------------------------
 
-    def begin(self, plan: Plan, start: StartPoint) -> None:
-        """Begin or continue the run at ``start``; ``plan`` has the unfreezing decisions up to there."""
-        self._versions.begin(plan, start.step, has_head=start.holder == self._node)
-
     def path(self, legs: Legs) -> Path:
         """Return the path of these legs; computed once."""
         path = self._paths.get(legs)
         if path is None:
-            path = self._paths[legs] = Path(legs, self._private_blocks, self._credits, self._pairs_boundary)
+            pairs_boundary = credit_boundary(self._course, Payload.PAIRS)
+            path = self._paths[legs] = Path(legs, self._private_blocks, self._credits, pairs_boundary)
         return path
 
     def take_on(self, state: ItemState) -> None:
@@ -243,7 +239,7 @@ class ReadyQueue:
 
     def took_head(self, course: Course, step: int) -> None:
         """Note a head of ``step``, with which an invertible adapter came."""
-        self._versions.embedding = weight_version(course, EMBEDDING, step)
+        self.versions.embedding = weight_version(course, EMBEDDING, step)
         self.recheck()
 
     def note_tensor(self, event: TensorArrived, running: MicroBatchState | None) -> bool:
@@ -281,10 +277,10 @@ class ReadyQueue:
 
     def note_credit(self, source: str, boundary: int) -> bool:
         """Take a credit of ``source`` back; return whether an action may have waited for it."""
-        channel = self._credits.known(source, boundary)
+        channel = self._credits.known.get((source, boundary))
         if channel is not None:
             channel.return_credit()
-            if boundary < self._pairs_boundary:
+            if boundary <= self._head_unit:
                 is_awaited, self._is_starved = self._is_starved, False
                 return is_awaited
         elif not self.exchange.copies.note_credit(source, boundary):  # nothing was ever sent there
@@ -312,7 +308,8 @@ class ReadyQueue:
             elif following is None or not following.is_upward:
                 upward = self._upward
                 upward.remove(flow)
-                self._may_run_head = True
+                if flow.path.has_head:
+                    self._may_run_head = True
                 if not upward or upward[0].seq > flow.seq:
                     self.may_update = True
         elif place.op is _HEAD:
@@ -350,7 +347,7 @@ class ReadyQueue:
         self.recheck()
         self._free_room()
         if action.op is not Op.SAVE:
-            self._versions.updated(action)
+            self.versions.updated(action)
         return []
 
     def _free_room(self) -> None:
@@ -420,7 +417,9 @@ class ReadyQueue:
                 barrier = place.frontier
                 if barrier <= floor:
                     break
-        return self._or_embedding(found) if self._embeds else found
+        if self._embeds and self._embeds_in_flight < self._max_embeds:
+            return self._or_embedding(found)
+        return found
 
     def _is_next(self, flow: MicroBatchState, place: Place) -> bool:
         """Whether a micro-batch can move upward without overtaking an older one."""
@@ -468,7 +467,9 @@ class ReadyQueue:
                     continue
                 flow = waiting[0]
                 place = flow.ready
-                if place is None or not place.is_downward or (wanted and not self._versions.are(wanted, place)):
+                if place is None or not place.is_downward:
+                    continue
+                if wanted and not self.versions.are(wanted, place):
                     continue
                 if place.credit is None or place.credit.left > 0:
                     return flow
@@ -483,12 +484,12 @@ class ReadyQueue:
             self._is_starved = True
             return False
         wanted = flow.state.forward_versions
-        return not wanted or not place.has_version or self._versions.are(wanted, place)
+        return not wanted or not place.has_version or self.versions.are(wanted, place)
 
     def _or_embedding(self, found: MicroBatchState | None) -> MicroBatchState | None:
         """Return the next embedding if it can run and is older than ``found``; else ``found``."""
         flow = self._embeds[0]
-        if self._embeds_in_flight >= self._max_embeds or flow.state.embedding_version != self._versions.embedding:
+        if flow.state.embedding_version != self.versions.embedding:
             return found
         if self._course.invertible and flow.path.trains_embedding and not self._head.counts_for(flow.state):
             return found  # a head that arrives later would change weights of this graph
