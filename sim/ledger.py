@@ -258,25 +258,22 @@ class Effect:
         if now_bytes + self.touches > held.peak_bytes:
             held.peak_bytes = now_bytes + self.touches
         held.now_bytes -= self.frees
-        if self.graph is not _NO_GRAPH or self.input_bytes:
-            self._end_input((seq, micro))
-
-    def _end_input(self, flow: tuple[int, int]) -> None:
-        """Count graphs of a micro-batch, and free its hidden state when nothing needs it any more."""
-        graphs = self.held.graphs
-        left = graphs.get(flow, 0)
-        if self.graph is _KEEPS:
-            graphs[flow] = left + 1
-            self.held.outputs.add(flow)
-        elif self.graph is _FREES and left > 1:
-            graphs[flow] = left - 1
-        elif self.graph is _FREES:
-            graphs.pop(flow, None)
-            self.held.now_bytes -= self.input_bytes
-        elif flow in self.held.outputs:
-            self.held.outputs.remove(flow)
+        graph = self.graph
+        if graph is _NO_GRAPH and not self.input_bytes:
+            return
+        # graphs of a micro-batch are counted; its hidden state is freed when nothing needs it any more
+        flow, graphs = (seq, micro), held.graphs
+        if graph is _KEEPS:
+            graphs[flow] = graphs.get(flow, 0) + 1
+            held.outputs.add(flow)
+        elif graph is _FREES and graphs.get(flow, 0) > 1:
+            graphs[flow] -= 1
+        elif graph is _NO_GRAPH and flow in held.outputs:
+            held.outputs.remove(flow)
         else:
-            self.held.now_bytes -= self.input_bytes
+            if graph is _FREES:
+                graphs.pop(flow, None)
+            held.now_bytes -= self.input_bytes
 
 
 class MemoryLedger:

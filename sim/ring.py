@@ -208,17 +208,19 @@ class VirtualNode:
         if self.rest.max_s:
             self.free_s = min(now_s, max(self.free_s, now_s - self.rest.max_s) + seconds)
 
-    def begin(self, seconds: float, now_s: float) -> None:
-        """Begin an action: later if messages keep the processor, with a shorter duration after a rest."""
+    def begin(self, seconds: float, now_s: float) -> float:
+        """Begin an action: later if messages keep the processor, with a shorter duration after a rest; its end."""
         self.is_running = True
         free_s, (max_s, min_share) = self.free_s, self.rest
         if not max_s or free_s >= now_s:
-            self.ends_s = (now_s if now_s > free_s else free_s) + seconds
             self.left_s = 0.0
-            return
+            self.ends_s = ends_s = (now_s if now_s > free_s else free_s) + seconds
+            return ends_s
         rested_s = min(now_s - free_s, max_s)
         saved_s = min(rested_s, (1 - min_share) * seconds)
-        self.ends_s, self.left_s = now_s + seconds - saved_s, rested_s - saved_s
+        self.left_s = rested_s - saved_s
+        self.ends_s = ends_s = now_s + seconds - saved_s
+        return ends_s
 
 
 class Chooser(Protocol):
@@ -482,10 +484,9 @@ class VirtualRing:
         (action,) = command
         if self._record:
             node.order.append(action)
-        clock = self.clock
-        start_s = clock.now_s
-        node.begin(self._action_s(node.name, action), start_s)
-        clock.at(node.ends_s, self._done, node, action, start_s)
+        start_s = self.clock.now_s
+        ends_s = node.begin(self._action_s(node.name, action), start_s)
+        self.clock.at(ends_s, self._done, node, action, start_s)
 
     def _done(self, node: VirtualNode, action: Action, start_s: float) -> None:
         result, now_s = self.result, self.clock.now_s

@@ -126,8 +126,8 @@ class NodeEngine:
         self._ready_queue.recheck()
         left = 0
         for item in items(plan.course, turn):
-            paths = [self._ready_queue.path(each) if each else None for each in legs(plan, item, self.node)]
-            fits = [self._ready_queue.path(each) if each else None for each in fit_legs(plan, item, self.node)]
+            paths = self._ready_queue.paths(legs(plan, item, self.node))
+            fits = self._ready_queue.paths(fit_legs(plan, item, self.node))
             state = ItemState(plan, item, self.node, paths, fits)
             if not state.is_done:
                 left += 1

@@ -267,7 +267,7 @@ class ItemState:
     """
 
     def __init__(
-        self, plan: Plan, item: Item, node: str, paths: Sequence[Path | None], fits: Sequence[Path | None] = ()
+        self, plan: Plan, item: Item, node: str, paths: Sequence[Path | None], fits: Sequence[Path | None]
     ) -> None:
         course, piece = plan.course, plan.slice_of(node)
         self.item = item
@@ -282,9 +282,9 @@ class ItemState:
         self.fits = deque(MicroBatchState(self, micro, path) for micro, path in enumerate(fits) if path is not None)
         self.flows = [MicroBatchState(self, micro, path) for micro, path in enumerate(paths) if path is not None]
         self.flows_left = len(self.flows)
-        self.heads = deque(flow for flow in self.flows if flow.path.has_head)
-        self.backwards = deque(flow for flow in self.flows if flow.path.goes_backward)
-        self.embedding_backwards = deque(flow for flow in self.flows if flow.path.trains_embedding)
+        self.heads = deque([flow for flow in self.flows if flow.path.has_head])
+        self.backwards = deque([flow for flow in self.flows if flow.path.goes_backward])
+        self.embedding_backwards = deque([flow for flow in self.flows if flow.path.trains_embedding])
         self.head_version = head_version(course, item.step)
         self.embedding_version = weight_version(course, EMBEDDING, item.step)
         self.awaited_seq = item.seq

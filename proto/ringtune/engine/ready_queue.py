@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from ringtune.engine import events as ev
@@ -204,13 +204,19 @@ class ReadyQueue:
 
     # ---- arrivals -----------------------------------------------------------------------------------
 
-    def path(self, legs: Legs) -> Path:
-        """Return the path of these legs; computed once."""
-        path = self._paths.get(legs)
-        if path is None:
-            pairs_boundary = credit_boundary(self._course, Payload.PAIRS)
-            path = self._paths[legs] = Path(legs, self._private_blocks, self._credits, pairs_boundary)
-        return path
+    def paths(self, ways: Sequence[Legs]) -> list[Path | None]:
+        """Return the path of each micro-batch with these legs, computed once; None for one without legs."""
+        found: list[Path | None] = []
+        for at, legs in enumerate(ways):
+            if at and legs is ways[at - 1]:
+                found.append(found[-1])
+                continue
+            path = self._paths.get(legs)
+            if path is None and legs:
+                pairs_boundary = credit_boundary(self._course, Payload.PAIRS)
+                path = self._paths[legs] = Path(legs, self._private_blocks, self._credits, pairs_boundary)
+            found.append(path)
+        return found
 
     def take_on(self, state: ItemState) -> None:
         """Add an item and its micro-batches to the queues."""
@@ -226,8 +232,9 @@ class ReadyQueue:
         for flow in state.flows:
             key = (flow.seq, flow.micro)
             self._flows[key] = flow
-            for event in self._early.pop(key, ()):
-                self.note_tensor(event, None)
+            if key in self._early:
+                for event in self._early.pop(key):
+                    self.note_tensor(event, None)
             if flow.path.first.is_upward:
                 self._upward.append(flow)
             if flow.path.has_embedding:
@@ -336,7 +343,7 @@ class ReadyQueue:
             return
         if not flow.state.backwards:
             self.may_update = True
-        self._free_room()
+            self._free_room()
 
     def updated(self, action: Action, state: ItemState) -> list[ev.Command]:
         """Note that an update or a save is done; return the commands that follow."""
@@ -393,9 +400,10 @@ class ReadyQueue:
 
     def next_flow(self) -> MicroBatchState | None:
         """Choose the micro-batch to run: one in a cut forward, else of the lowest ready rank the oldest."""
-        flow, self._going_on = self._going_on, None
-        if flow is not None and flow.place is not None and self._is_next(flow, flow.place):
-            return flow
+        if self._going_on is not None:
+            flow, self._going_on = self._going_on, None
+            if flow.place is not None and self._is_next(flow, flow.place):
+                return flow
         if self._may_run_head and (flow := self._ready_head()) is not None:
             return flow
         if self._may_go_down and (flow := self._ready_backward()) is not None:
