@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import count
 from typing import Any, Final, NamedTuple, Protocol
 
 from ringtune.costs.action_costs import Rest
@@ -40,12 +39,13 @@ class VirtualClock:
     def __init__(self) -> None:
         self.now_s = 0.0
         self._queue: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
-        self._numbers = count()
+        self._number = 0
         self.is_stopped = False
 
     def at(self, time_s: float, callback: Callable[..., object], *args: Any) -> None:
         """Call ``callback(*args)`` at ``time_s``; a time in the past means now."""
-        heappush(self._queue, (time_s if time_s > self.now_s else self.now_s, next(self._numbers), callback, args))
+        self._number = number = self._number + 1
+        heappush(self._queue, (time_s if time_s > self.now_s else self.now_s, number, callback, args))
 
     def stop(self) -> None:
         """End ``run`` after the present callback."""
@@ -509,7 +509,7 @@ class VirtualRing:
     def _accept(self, node: VirtualNode, command: ev.Accept) -> None:
         key, source = command
         if self._record:
-            node.order.append(_message(Op.RECEIVE, key, source))
+            node.order.append(message(Op.RECEIVE, key, source))
         content = node.inbox.pop(key)
         if self._carrier is not None:
             self._carrier.put(node.name, key, content)
@@ -520,7 +520,7 @@ class VirtualRing:
     def _send_tensor(self, node: VirtualNode, command: ev.SendTensor) -> None:
         key, target = command
         if self._record:
-            node.order.append(_message(Op.SEND, key, target))
+            node.order.append(message(Op.SEND, key, target))
         self._send(key, node, target, None if self._carrier is None else self._carrier.take(node.name, key))
 
     def _send_head(self, node: VirtualNode, command: ev.SendHead) -> None:
@@ -644,8 +644,3 @@ class VirtualRing:
     ) -> None:
         if self._timers.get((who, timer)) == generation:
             callback(*args)
-
-
-def _message(op: Op, key: TensorKey, peer: str) -> Action:
-    payload, seq, micro, boundary = key
-    return Action(op, seq, micro, boundary, 0, peer, payload)

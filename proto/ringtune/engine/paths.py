@@ -230,12 +230,6 @@ class MicroBatchState:
         self.place: Place | None = path.first
         self.arrived: TensorArrived | ParcelArrived | None = None
 
-    @property
-    def ready(self) -> Place | None:
-        """The next place, if its tensor is here; else None."""
-        place = self.place
-        return place if place is None or place.receive is None or self.arrived else None
-
 
 class ItemState:
     """The progress of one item at this node.

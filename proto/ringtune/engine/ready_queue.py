@@ -26,7 +26,7 @@ from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import Legs, credit_boundary
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, Turn
+from ringtune.schedule.turns import Turn
 from ringtune.schedule.units import EMBEDDING
 from ringtune.schedule.versions import in_flight, max_open_items, weight_version
 
@@ -324,7 +324,9 @@ class ReadyQueue:
             self._embeds_in_flight -= flow.path.has_embedding
             if flow.path.head_room is not None:
                 flow.path.head_room.return_credit()
-            self._may_run_head = self._may_go_down = True
+            self._may_run_head = True
+            if following is not None and following.receive is None:
+                self._may_go_down = True
             if not flow.state.heads:
                 self.may_update = True
         elif place.is_downward:
@@ -343,6 +345,8 @@ class ReadyQueue:
             return
         if not flow.state.backwards:
             self.may_update = True
+        while self._backwards and not self._backwards[0].goes_backward:
+            self._backwards.popleft()
             self._free_room()
 
     def updated(self, action: Action, state: ItemState) -> list[ev.Command]:
@@ -458,24 +462,23 @@ class ReadyQueue:
         if self._heads:
             state = self._heads[0]
             flow = state.heads[0]
-            place = flow.ready
-            if place is not None and place.op is _HEAD and self._head.counts_for(state):
+            place = flow.place
+            is_here = place is not None and place.op is _HEAD and (place.receive is None or flow.arrived is not None)
+            if is_here and self._head.counts_for(state):
                 return flow
         self._may_run_head = False
         return None
 
     def _ready_backward(self) -> MicroBatchState | None:
         """The oldest micro-batch that can go backward here."""
-        while self._backwards and not self._backwards[0].goes_backward:
-            self._backwards.popleft()
         for state in itertools.islice(self._backwards, self._max_graphs):
             wanted = state.backward_versions
             for waiting in (state.backwards, state.embedding_backwards):
                 if not waiting:
                     continue
                 flow = waiting[0]
-                place = flow.ready
-                if place is None or not place.is_downward:
+                place = flow.place
+                if place is None or not place.is_downward or (place.receive is not None and flow.arrived is None):
                     continue
                 if wanted and not self.versions.are(wanted, place):
                     continue

@@ -276,6 +276,7 @@ class StepKind(enum.StrEnum):
     MEASURE = "measure"  # forward and backward as at this step, no update
     CHECKPOINT = "checkpoint"  # every node saves what it trained; no batch passes
 
+    __hash__ = str.__hash__  # equal to its text, so of the same hash; and a fast one
     has_backward: bool
     has_update: bool
 
