@@ -344,7 +344,6 @@ class VirtualRing:
             ev.SendParcel: self._send_parcel,
             ev.AcceptParcel: self._accept_parcel,
             ev.SetTimer: self._on_timer,
-            ev.CancelTimer: self._on_cancel,
             ev.ReportStep: self._on_report_step,
             ev.ReportTurn: self._on_report_turn,
             ev.Fail: self._on_fail,
@@ -564,9 +563,6 @@ class VirtualRing:
 
     def _on_timer(self, node: VirtualNode, command: ev.SetTimer) -> None:
         self._set_timer(node.name, command.timer, command.at_s, self._tell, node, ev.TimerFired(command.timer))
-
-    def _on_cancel(self, node: VirtualNode, command: ev.CancelTimer) -> None:
-        self._timers.pop((node.name, command.timer), None)
 
     def _on_report_step(self, node: VirtualNode, command: ev.ReportStep) -> None:
         seq, step, kind, values = command

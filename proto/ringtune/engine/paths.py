@@ -271,7 +271,8 @@ class ItemState:
         if not self.is_own and course.method.full_parameters:
             self.copies = [update for update in self.updates if update.start in replicated_units(course, item)]
             self.updates = [update for update in self.updates if update not in self.copies]
-        self.helped = [update for update in self.updates if _is_helped(plan, update, node)]
+        helped = [helper.has_block for helper in plan.placement.helped_by(node)]
+        self.helped = [one for one in self.updates if one.op is Op.UPDATE and any(has(one.start) for has in helped)]
         self.updates = [update for update in self.updates if update not in self.helped]
         self.fits = deque(MicroBatchState(self, micro, path) for micro, path in enumerate(fits) if path is not None)
         self.flows = [MicroBatchState(self, micro, path) for micro, path in enumerate(paths) if path is not None]
@@ -315,9 +316,3 @@ class ItemState:
     def uses_head(self, head: int) -> bool:
         """Whether the head is still to run, be updated or saved for this item."""
         return bool(self.heads) or any(action.op is Op.SAVE or action.start == head for action in self.updates)
-
-
-def _is_helped(plan: Plan, update: Action, node: str) -> bool:
-    """Whether this node does the update as a helper of another node."""
-    helped = plan.placement.helped_by(node) if update.op is Op.UPDATE else ()
-    return any(one.has_block(update.start) for one in helped)
