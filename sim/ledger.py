@@ -16,7 +16,8 @@ Helpers add pairs and weights::
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.full_parameters_costs import resting_units
@@ -25,7 +26,7 @@ from ringtune.costs.memory_sizes import Sizes, block_scores_bytes, needs_gradien
 from ringtune.costs.memory_terms import Share
 from ringtune.costs.profile import NodeFacts
 from ringtune.schedule.actions import Action, Graph, Op, Payload, Scope, TensorKey
-from ringtune.schedule.lowering import PARCELS, lowest_units, subnet_rows
+from ringtune.schedule.lowering import lowest_units, subnet_rows
 from ringtune.schedule.operation_tables import FULL, patterns_of, share
 from ringtune.schedule.placement import Helper, Placement
 from ringtune.schedule.plan import Plan
@@ -34,12 +35,20 @@ from ringtune.schedule.turns import StepKind, Turn, items
 from ringtune.schedule.units import EMBEDDING, Units
 from ringtune.schedule.versions import trained
 
-HIDDEN, HEAD, UNIT_GRAD, REPLICA_GRAD = Payload.HIDDEN, Payload.HEAD, Payload.UNIT_GRAD, Payload.REPLICA_GRAD
+HIDDEN, GRAD, HEAD, UNIT_GRAD, REPLICA_GRAD = (
+    Payload.HIDDEN,
+    Payload.GRAD,
+    Payload.HEAD,
+    Payload.UNIT_GRAD,
+    Payload.REPLICA_GRAD,
+)
 """A name is read ten times as fast as the member of an enumeration, and all are asked for every message."""
+_OF_MICRO_BATCH: Final = (HIDDEN, GRAD)
 _NO_GRAPH, _KEEPS, _FREES = Graph.NONE, Graph.KEEPS, Graph.FREES
 
 
-class ItemKind(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ItemKind:
     """The properties of an item that set time and memory of its actions.
 
     Items of one turn have equal kinds if depth, rows, operations and the lowest units with a gradient are equal.
@@ -49,6 +58,7 @@ class ItemKind(NamedTuple):
         trained: the units whose weights get a gradient.
         lowest: per micro-batch the lowest unit that gets a gradient.
         rows: per micro-batch the operations of all subnets; empty = everything is full.
+        alike: per micro-batch the first one with equal ``lowest``, ``sizes`` and ``rows``.
     """
 
     number: int
@@ -58,6 +68,12 @@ class ItemKind(NamedTuple):
     sizes: tuple[float, ...]
     rows: tuple[str, ...] = ()
     subnets: int = 1
+    alike: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Compare the micro-batches."""
+        kinds = [*zip(self.lowest, self.sizes, self.rows or self.sizes, strict=False)]
+        object.__setattr__(self, "alike", tuple(kinds.index(kind) for kind in kinds))
 
     def patterns(self, micro: int, start: int, stop: int) -> tuple[str, ...]:
         """The patterns of blocks [start, stop) for a micro-batch; none where everything is full."""
@@ -232,34 +248,32 @@ class Effect:
         The peak has all that the action took and touched, before it frees anything.
         """
         held = self.held
-        if self.gradient or self.updates:
+        if self.updates:
             if self.completes:
                 held.give(self.updates)
             held.free_grads(self.updates)
+        if self.gradient:
             held.give(self.gradient)
         held.now_bytes = now_bytes = held.now_bytes + self.takes
         if now_bytes + self.touches > held.peak_bytes:
             held.peak_bytes = now_bytes + self.touches
         held.now_bytes -= self.frees
-        if self.graph is not _NO_GRAPH or self.input_bytes:
-            self._end_input((seq, micro))
-
-    def _end_input(self, flow: tuple[int, int]) -> None:
-        """Count graphs of a micro-batch, and free its hidden state when nothing needs it any more."""
-        graphs = self.held.graphs
-        left = graphs.get(flow, 0)
-        if self.graph is _KEEPS:
-            graphs[flow] = left + 1
-            self.held.outputs.add(flow)
-        elif self.graph is _FREES and left > 1:
-            graphs[flow] = left - 1
-        elif self.graph is _FREES:
-            graphs.pop(flow, None)
-            self.held.now_bytes -= self.input_bytes
-        elif flow in self.held.outputs:
-            self.held.outputs.remove(flow)
+        graph = self.graph
+        if graph is _NO_GRAPH and not self.input_bytes:
+            return
+        # graphs of a micro-batch are counted; its hidden state is freed when nothing needs it any more
+        flow, graphs = (seq, micro), held.graphs
+        if graph is _KEEPS:
+            graphs[flow] = graphs.get(flow, 0) + 1
+            held.outputs.add(flow)
+        elif graph is _FREES and graphs.get(flow, 0) > 1:
+            graphs[flow] -= 1
+        elif graph is _NO_GRAPH and flow in held.outputs:
+            held.outputs.remove(flow)
         else:
-            self.held.now_bytes -= self.input_bytes
+            if graph is _FREES:
+                graphs.pop(flow, None)
+            held.now_bytes -= self.input_bytes
 
 
 class MemoryLedger:
@@ -315,8 +329,10 @@ class MemoryLedger:
         owner.
         """
         payload, seq, micro, _ = key
+        if payload != HIDDEN:
+            return
         held = self._held[source]
-        if payload != HIDDEN or (seq, micro) not in held.outputs:
+        if (seq, micro) not in held.outputs:
             return
         held.outputs.remove((seq, micro))
         held.now_bytes = now_bytes = held.now_bytes + self._by_seq[seq].sizes[micro] * self._token_bytes
@@ -325,19 +341,19 @@ class MemoryLedger:
 
     def arrived(self, key: TensorKey, source: str, target: str, now_s: float) -> None:
         """Move a tensor from its sender to the inbox of its target; a head is counted with its owner."""
-        payload, seq, micro, _ = key
-        if payload == HEAD:
+        payload, seq, micro, boundary = key
+        if payload in _OF_MICRO_BATCH:
+            num_bytes = self._by_seq[seq].sizes[micro] * self._token_bytes
+        elif payload == UNIT_GRAD:
+            self._held[target].add(self._sizes[target].unit_grad_bytes(boundary))
             return
-        if payload == UNIT_GRAD:
-            self._held[target].add(self._sizes[target].unit_grad_bytes(key.boundary))
+        elif payload == REPLICA_GRAD:
+            self._held[target].add(self._sizes[target].adapter_bytes * (self._stops[target] - boundary))
             return
-        if payload == REPLICA_GRAD:
-            self._held[target].add(self._sizes[target].adapter_bytes * (self._stops[target] - key.boundary))
-            return
-        if payload in PARCELS and self._helping is not None:
+        elif self._helping is not None and payload != HEAD:
             num_bytes = self._helping.parcel_bytes(key, self._by_seq[seq].sizes[micro] if micro >= 0 else 0.0)
         else:
-            num_bytes = self._by_seq[seq].sizes[micro] * self._token_bytes
+            return
         self._held[source].now_bytes -= num_bytes
         held = self._held[target]
         held.now_bytes = now_bytes = held.now_bytes + num_bytes
@@ -345,10 +361,7 @@ class MemoryLedger:
             held.peak_bytes = now_bytes
 
     def accepted(self, node: str, key: TensorKey) -> None:
-        """Make a unit's gradient whole where it was taken out of the inbox; a tensor is held by its micro-batch.
-
-        Gradients of a replica are added up at once.
-        """
+        """Make a unit's gradient whole where it was taken out of the inbox; those of a replica are added up at once."""
         if key[0] == REPLICA_GRAD:
             self._held[node].add(-self._sizes[node].adapter_bytes * (self._stops[node] - key.boundary))
         if key[0] == UNIT_GRAD:

@@ -39,21 +39,14 @@ class Transport(Protocol):
     The key of a head has the turn in place of the item.
     """
 
-    def arrival_s(self, key: TensorKey, source: str, target: str, now_s: float) -> float:
-        """The arrival of a message that is sent at ``now_s``."""
+    def send(self, key: TensorKey, source: str, target: str, now_s: float) -> tuple[float, MessageCost | None]:
+        """The arrival of a message that is sent at ``now_s``, and its cost for the processors at its ends, if any."""
 
     def credit_s(self, source: str, target: str, now_s: float) -> float:
         """The arrival of a credit that is returned at ``now_s``."""
 
     def control_s(self, source: str, target: str, now_s: float) -> float:
         """The arrival of a control message between a node and the coordinator, sent at ``now_s``."""
-
-    @property
-    def has_strain(self) -> bool:
-        """Whether any message so far costs the processors time."""
-
-    def strain(self, key: TensorKey, source: str, target: str) -> MessageCost | None:
-        """The cost of a message for the processors at its ends; call ``arrival_s`` first. None = no cost."""
 
 
 class Delays:
@@ -71,11 +64,10 @@ class Delays:
     ) -> None:
         self._message_s, self._control_s = message_s, control_s
         self._free_s: dict[tuple[str, str, str], float] = {}
-        self.has_strain = False
 
-    def arrival_s(self, key: TensorKey, source: str, target: str, now_s: float) -> float:
-        """``now_s`` plus ``message_s``, but not before an earlier message of the link."""
-        return self._in_order(source, target, "data", now_s + self._message_s(source, target, key.payload))
+    def send(self, key: TensorKey, source: str, target: str, now_s: float) -> tuple[float, MessageCost | None]:
+        """``now_s`` plus ``message_s``, but not before an earlier message of the link; no cost for the processors."""
+        return self._in_order(source, target, "data", now_s + self._message_s(source, target, key.payload)), None
 
     def credit_s(self, source: str, target: str, now_s: float) -> float:
         """``now_s`` plus ``message_s``, but not before an earlier credit of the link."""
@@ -88,10 +80,6 @@ class Delays:
         """
         return self._in_order(source, target, "control", now_s + self._control_s(source or target))
 
-    def strain(self, key: TensorKey, source: str, target: str) -> MessageCost | None:
-        """Return None: messages cost no processor time here."""
-        return None
-
     def _in_order(self, source: str, target: str, lane: str, at_s: float) -> float:
         key = (source, target, lane)
         at_s = max(at_s, self._free_s.get(key, 0.0))
@@ -102,12 +90,13 @@ class Delays:
 class _Passage(NamedTuple):
     """The times of all messages of one kind and size on a link."""
 
+    link: _Link
     num_bytes: float
     around_s: float
     on_wire_s: float
     uplink_s: float
     downlink_s: float
-    strain: MessageCost | None
+    cost: MessageCost | None
 
 
 class _Side:
@@ -127,7 +116,6 @@ class _Link:
         self.latency_s = facts.latency_s if facts else 0.0
         self.facts = facts
         self.free_s = self.arrived_s = self.busy_s = self.sent_bytes = self.unit_bytes = 0.0
-        self.passages: dict[tuple[str, int, float], _Passage] = {}
 
 
 class MeasuredLinks:
@@ -152,10 +140,11 @@ class MeasuredLinks:
         slow_computing: bool = True,
     ) -> None:
         self._costs, self._by_seq, self._control_latency_s = costs, granted.by_seq, control_latency_s
-        self._slow_computing, self.has_strain = slow_computing, False
+        self._slow_computing = slow_computing
         self._uplinks: dict[str, _Side] = {}
         self._downlinks: dict[str, _Side] = {}
         self._links: dict[tuple[str, str], _Link] = {}
+        self._passages: dict[tuple[str, str, str, int, float], _Passage] = {}
         for link in profile.links:
             for side in (self._side(self._uplinks, link.source), self._side(self._downlinks, link.target)):
                 side.rate = max(link.rate_bytes_per_s, side.rate)
@@ -175,17 +164,20 @@ class MeasuredLinks:
         """Seconds for which each used link carried a message, by (source, target)."""
         return {pair: link.busy_s for pair, link in self._links.items() if link.sent_bytes}
 
-    def arrival_s(self, key: TensorKey, source: str, target: str, now_s: float) -> float:
-        """The arrival of a message that is sent at ``now_s``, decoded; counts its bytes.
+    def send(self, key: TensorKey, source: str, target: str, now_s: float) -> tuple[float, MessageCost | None]:
+        """The arrival of a message that is sent at ``now_s``, decoded, and its cost for processors; counts its bytes.
+
+        A message costs a processor time where a node has no spare core.
 
         Raises:
             PlanError: the profile has links, but not this one.
         """
-        link = self._links.get((source, target)) or self._link(source, target)
         payload, seq, micro, boundary = key
-        kind = (payload, boundary, self._size(payload, seq, micro))
-        num_bytes, around_s, on_wire_s, uplink_s, downlink_s, _ = link.passages.get(kind) or self._passage(
-            link, source, target, kind
+        # padded tokens of the micro-batch; 0 where the bytes of the message do not depend on them
+        size = 0.0 if micro < 0 or payload == REPLICA_GRAD else self._by_seq[seq].sizes[micro]
+        kind = (source, target, payload, boundary, size)
+        link, num_bytes, around_s, on_wire_s, uplink_s, downlink_s, cost = self._passages.get(kind) or self._passage(
+            kind
         )
         link.sent_bytes += num_bytes
         if payload == UNIT_GRAD:
@@ -200,18 +192,9 @@ class MeasuredLinks:
             link.busy_s += on_wire_s
             arrival_s = end_s + link.latency_s
         if arrival_s < link.arrived_s:
-            return link.arrived_s
+            arrival_s = link.arrived_s
         link.arrived_s = arrival_s
-        return arrival_s
-
-    def strain(self, key: TensorKey, source: str, target: str) -> MessageCost | None:
-        """The cost of a message where a node has no spare core; call ``arrival_s`` first."""
-        payload, seq, micro, boundary = key
-        return self._links[source, target].passages[payload, boundary, self._size(payload, seq, micro)].strain
-
-    def _size(self, payload: str, seq: int, micro: int) -> float:
-        """Padded tokens of a message's micro-batch; 0 where its bytes do not depend on them."""
-        return 0.0 if micro < 0 or payload == REPLICA_GRAD else self._by_seq[seq].sizes[micro]
+        return arrival_s, cost
 
     def credit_s(self, source: str, target: str, now_s: float) -> float:
         """``now_s`` plus the latency of the link."""
@@ -232,8 +215,9 @@ class MeasuredLinks:
         self._links[source, target] = link = _Link(facts, uplink, downlink)
         return link
 
-    def _passage(self, link: _Link, source: str, target: str, kind: tuple[str, int, float]) -> _Passage:
-        payload, boundary, size = kind
+    def _passage(self, kind: tuple[str, str, str, int, float]) -> _Passage:
+        source, target, payload, boundary, size = kind
+        link = self._links.get((source, target)) or self._link(source, target)
         num_bytes = self._costs.message_bytes(payload, boundary, size)
         size = self._costs.sent_size(boundary, size)
         around_s = self._costs.around_message_s(source, target, payload, size, num_bytes=num_bytes)
@@ -241,12 +225,9 @@ class MeasuredLinks:
         if self._slow_computing:
             taken_s = self._costs.taken_s(source, target, payload, num_bytes, size)
         late_s = (link.facts.busy_source_s, link.facts.busy_target_s) if link.facts else (0.0, 0.0)
-        strain = MessageCost(*taken_s, *late_s) if any(taken_s) or any(late_s) else None
-        self.has_strain |= strain is not None
-        if link.rate is None:
-            passage = _Passage(num_bytes, around_s, 0.0, 0.0, 0.0, strain)
-        else:
-            shared_s = (num_bytes / link.uplink.rate, num_bytes / link.downlink.rate)
-            passage = _Passage(num_bytes, around_s, num_bytes / link.rate, *shared_s, strain)
-        link.passages[kind] = passage
+        cost = MessageCost(*taken_s, *late_s) if any(taken_s) or any(late_s) else None
+        on_wire_s = (0.0, 0.0, 0.0)
+        if link.rate is not None:
+            on_wire_s = (num_bytes / link.rate, num_bytes / link.uplink.rate, num_bytes / link.downlink.rate)
+        self._passages[kind] = passage = _Passage(link, num_bytes, around_s, *on_wire_s, cost)
         return passage

@@ -38,7 +38,7 @@ class ProfileTimes:
     """Seconds of actions from the medians of a profile; callable with node and action.
 
     Args:
-        effect: returns the effect of an action on memory; None = memory is not counted.
+        effect: returns the effect of an action on memory; by default memory is not counted.
 
     Attributes:
         kinds: by node, op, micro-batch, start, stop, and number of the item's kind.
@@ -46,7 +46,10 @@ class ProfileTimes:
     """
 
     def __init__(
-        self, costs: CourseCosts, granted: Items, effect: Callable[[str, Action, ItemKind], Effect | None] | None = None
+        self,
+        costs: CourseCosts,
+        granted: Items,
+        effect: Callable[[str, Action, ItemKind], Effect | None] = lambda node, action, item: None,
     ) -> None:
         self._costs, self._by_seq, self._effect = costs, granted.by_seq, effect
         self.kinds: dict[tuple[str, Op, int, int, int, int], ActionKind] = {}
@@ -62,7 +65,8 @@ class ProfileTimes:
         found = self.kinds.get((node, op, micro, start, stop, self._by_seq[seq].number))
         if found is None or found.seconds is None:
             found = self.begins(node, action)
-            found.seconds = self._seconds(node, action)
+            if found.seconds is None:
+                found.seconds = self._seconds(node, action)
         self.running[node] = found
         return found.seconds
 
@@ -73,8 +77,10 @@ class ProfileTimes:
         key = (node, op, micro, start, stop, item.number)
         found = self.kinds.get(key)
         if found is None:
-            effect = self._effect(node, action, item) if self._effect is not None else None
+            alike = self.kinds.get((node, op, item.alike[micro], start, stop, item.number)) if micro >= 0 else None
+            effect = alike.effect if alike is not None else self._effect(node, action, item)
             found = self.kinds[key] = ActionKind(node, op, effect)
+            found.seconds = alike.seconds if alike is not None else None
         self.running[node] = found
         return found
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from ringtune.schedule.units import Units, units_text
 from ringtune.storage.strict import nearest
 from sim.ledger import Items, MemoryLedger
 from sim.links import MeasuredLinks
-from sim.meter import Meter, ProfileTimes, RecordedTimes, TimedStep
+from sim.meter import Meter, NodeMeter, ProfileTimes, RecordedTimes, TimedStep
 from sim.ring import NO_REST, Conditions, ExpectedTables, RingResult, VirtualRing
 
 
@@ -300,8 +300,9 @@ class _Simulated:
     def prediction(self, result: RingResult) -> Prediction:
         """Add up the accounts of all placements of a run that is over."""
         plan, wall_s, meters = self._plan, result.wall_s, [part.meter for part in self._parts]
+        measured = [(meter.nodes, part.ledger.peak_bytes) for meter, part in zip(meters, self._parts, strict=True)]
         needs = memory_bounds(plan, self._profile, optimizer=self._options.optimizer, dtype=self._options.dtype)
-        nodes = tuple(self._node(node, needs[node], wall_s) for node in plan.nodes)
+        nodes = tuple(self._node(node, needs[node], wall_s, measured) for node in plan.nodes)
         hosting = {piece.node for placement in plan.placements for piece in placement.hosts}
         steps = [step for meter in meters for step in meter.steps]
         train_s, moves_s = sum(step.seconds for step in steps), sum(meter.moves_s for meter in meters)
@@ -319,14 +320,20 @@ class _Simulated:
             spans=tuple(span for meter in meters for span in meter.spans),
         )
 
-    def _node(self, node: str, needs: MemoryEstimate, wall_s: float) -> NodePrediction:
+    def _node(
+        self,
+        node: str,
+        needs: MemoryEstimate,
+        wall_s: float,
+        measured: Sequence[tuple[Mapping[str, NodeMeter], Mapping[str, int]]],
+    ) -> NodePrediction:
         busy_s, actions, peak_bytes = dict[Op, float](), 0, 0
-        for part in self._parts:
-            if (measured := part.meter.nodes.get(node)) is None:
+        for meters, peaks in measured:
+            if (meter := meters.get(node)) is None:
                 continue
-            actions += measured.actions
-            peak_bytes = max(peak_bytes, part.ledger.peak_bytes[node])
-            for op, seconds in measured.busy_s.items():
+            actions += meter.actions
+            peak_bytes = max(peak_bytes, peaks[node])
+            for op, seconds in meter.busy_s.items():
                 busy_s[op] = busy_s.get(op, 0.0) + seconds
         share = sum(busy_s.values()) / wall_s if wall_s else 0.0
         pieces = [placement.slice_of(node) for placement in self._plan.placements]

@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import count
 from typing import Any, Final, NamedTuple, Protocol
 
 from ringtune.costs.action_costs import Rest
@@ -40,25 +39,22 @@ class VirtualClock:
     def __init__(self) -> None:
         self.now_s = 0.0
         self._queue: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
-        self._numbers = count()
+        self._number = 0
         self.is_stopped = False
 
     def at(self, time_s: float, callback: Callable[..., object], *args: Any) -> None:
         """Call ``callback(*args)`` at ``time_s``; a time in the past means now."""
-        heappush(self._queue, (time_s if time_s > self.now_s else self.now_s, next(self._numbers), callback, args))
-
-    def after(self, delay_s: float, callback: Callable[..., object], *args: Any) -> None:
-        """Call ``callback(*args)`` in ``delay_s`` seconds."""
-        self.at(self.now_s + delay_s, callback, *args)
+        self._number = number = self._number + 1
+        heappush(self._queue, (time_s if time_s > self.now_s else self.now_s, number, callback, args))
 
     def stop(self) -> None:
         """End ``run`` after the present callback."""
         self.is_stopped = True
 
-    def run(self, *, until_s: float = float("inf")) -> None:
-        """Run the callbacks due up to ``until_s``, until none is left or the clock is stopped."""
+    def run(self) -> None:
+        """Run the callbacks until none is left or the clock is stopped."""
         queue = self._queue
-        while queue and queue[0][0] <= until_s and not self.is_stopped:
+        while queue and not self.is_stopped:
             self.now_s, _, callback, args = heappop(queue)
             callback(*args)
 
@@ -131,7 +127,7 @@ class Observer(Protocol):
         """A message is in the inbox."""
 
     def accepted(self, node: str, key: TensorKey) -> None:
-        """A tensor is taken from the inbox."""
+        """A parcel is taken from the inbox."""
 
     def logged(self, command: rd.Command, now_s: float) -> None:
         """The coordinator has logged a step, a turn, an evaluation or a phase."""
@@ -212,22 +208,19 @@ class VirtualNode:
         if self.rest.max_s:
             self.free_s = min(now_s, max(self.free_s, now_s - self.rest.max_s) + seconds)
 
-    def begin(self, seconds: float, now_s: float) -> None:
-        """Begin an action: later if messages keep the processor, with a shorter duration after a rest."""
+    def begin(self, seconds: float, now_s: float) -> float:
+        """Begin an action: later if messages keep the processor, with a shorter duration after a rest; its end."""
         self.is_running = True
         free_s, (max_s, min_share) = self.free_s, self.rest
-        if free_s >= now_s or not max_s:
-            self.ends_s = (now_s if now_s > free_s else free_s) + seconds
+        if not max_s or free_s >= now_s:
             self.left_s = 0.0
-            return
+            self.ends_s = ends_s = (now_s if now_s > free_s else free_s) + seconds
+            return ends_s
         rested_s = min(now_s - free_s, max_s)
         saved_s = min(rested_s, (1 - min_share) * seconds)
-        self.ends_s, self.left_s = now_s + seconds - saved_s, rested_s - saved_s
-
-    def end(self, now_s: float) -> None:
-        """End the action; the rest that it did not use is left for the next one."""
-        self.is_running = False
-        self.free_s = now_s - self.left_s
+        self.left_s = rested_s - saved_s
+        self.ends_s = ends_s = now_s + seconds - saved_s
+        return ends_s
 
 
 class Chooser(Protocol):
@@ -351,7 +344,6 @@ class VirtualRing:
             ev.SendParcel: self._send_parcel,
             ev.AcceptParcel: self._accept_parcel,
             ev.SetTimer: self._on_timer,
-            ev.CancelTimer: self._on_cancel,
             ev.ReportStep: self._on_report_step,
             ev.ReportTurn: self._on_report_turn,
             ev.Fail: self._on_fail,
@@ -488,20 +480,19 @@ class VirtualRing:
             self._obeys[type(command)](node, command)
 
     def _run(self, node: VirtualNode, command: ev.RunAction) -> None:
-        action = command[0]
+        (action,) = command
         if self._record:
             node.order.append(action)
-        clock = self.clock
-        start_s = clock.now_s
-        node.begin(self._action_s(node.name, action), start_s)
-        clock.at(node.ends_s, self._done, node, action, start_s)
+        start_s = self.clock.now_s
+        ends_s = node.begin(self._action_s(node.name, action), start_s)
+        self.clock.at(ends_s, self._done, node, action, start_s)
 
     def _done(self, node: VirtualNode, action: Action, start_s: float) -> None:
         result, now_s = self.result, self.clock.now_s
         if node.ends_s > now_s:
             self.clock.at(node.ends_s, self._done, node, action, start_s)
             return
-        node.end(now_s)
+        node.is_running, node.free_s = False, now_s - node.left_s  # the rest that it did not use is left for the next
         if self._carrier is not None:
             values = self._carrier.run(node.name, action)
         else:  # a head yields a count, so that reports are complete
@@ -517,12 +508,10 @@ class VirtualRing:
     def _accept(self, node: VirtualNode, command: ev.Accept) -> None:
         key, source = command
         if self._record:
-            node.order.append(_message(Op.RECEIVE, key, source))
+            node.order.append(message(Op.RECEIVE, key, source))
         content = node.inbox.pop(key)
         if self._carrier is not None:
             self._carrier.put(node.name, key, content)
-        if self._observer is not None:
-            self._observer.accepted(node.name, key)
         if key[0] == HIDDEN:
             at_s = self._transport.credit_s(node.name, source, self.clock.now_s)
             self.clock.at(at_s, self._tell, self._nodes[source], _NEW(ev.CreditArrived, (key[3], node.name)))
@@ -530,7 +519,7 @@ class VirtualRing:
     def _send_tensor(self, node: VirtualNode, command: ev.SendTensor) -> None:
         key, target = command
         if self._record:
-            node.order.append(_message(Op.SEND, key, target))
+            node.order.append(message(Op.SEND, key, target))
         self._send(key, node, target, None if self._carrier is None else self._carrier.take(node.name, key))
 
     def _send_head(self, node: VirtualNode, command: ev.SendHead) -> None:
@@ -575,9 +564,6 @@ class VirtualRing:
     def _on_timer(self, node: VirtualNode, command: ev.SetTimer) -> None:
         self._set_timer(node.name, command.timer, command.at_s, self._tell, node, ev.TimerFired(command.timer))
 
-    def _on_cancel(self, node: VirtualNode, command: ev.CancelTimer) -> None:
-        self._timers.pop((node.name, command.timer), None)
-
     def _on_report_step(self, node: VirtualNode, command: ev.ReportStep) -> None:
         seq, step, kind, values = command
         self._report(node, rd.StepReported(node.name, seq, step, kind, values))
@@ -599,7 +585,7 @@ class VirtualRing:
 
     def _send(self, key: TensorKey, node: VirtualNode, target: str, content: Any) -> None:
         now_s, source = self.clock.now_s, node.name
-        arrival_s = self._transport.arrival_s(key, source, target, now_s)
+        arrival_s, cost = self._transport.send(key, source, target, now_s)
         if self._record or self._drop is not None:
             message = Message(key, source, target, now_s, arrival_s)
             if self._record:
@@ -608,35 +594,35 @@ class VirtualRing:
                 return
         if self._observer is not None:
             self._observer.sent(key, source, target, now_s, arrival_s)
-        strain = self._transport.strain(key, source, target) if self._transport.has_strain else None
-        if strain is None:
+        if cost is None:
             self.clock.at(arrival_s, self._deliver, key, source, self._nodes[target], content)
             return
-        node.take(strain.from_source_s, now_s)
+        node.take(cost.from_source_s, now_s)
         if any(type(command) is ev.RunAction for command in node.commands):
-            arrival_s += strain.late_at_source_s
-        self.clock.at(arrival_s, self._receive, key, source, self._nodes[target], content, strain)
+            arrival_s += cost.late_at_source_s
+        self.clock.at(arrival_s, self._receive, key, source, self._nodes[target], content, cost)
 
-    def _receive(self, key: TensorKey, source: str, node: VirtualNode, content: Any, strain: MessageCost) -> None:
+    def _receive(self, key: TensorKey, source: str, node: VirtualNode, content: Any, cost: MessageCost) -> None:
         """Receive a message that costs processor time: later where the node computes, else from the node's rest."""
         now_s = self.clock.now_s
         if node.is_running:
-            node.take(strain.from_target_s, now_s)
-            now_s += strain.late_at_target_s
+            node.take(cost.from_target_s, now_s)
+            now_s += cost.late_at_target_s
         elif node.free_s < now_s:
-            node.disturb(strain.from_target_s, now_s)
+            node.disturb(cost.from_target_s, now_s)
         node.last_s[source] = now_s = max(now_s, node.last_s.get(source, 0.0))
         self.clock.at(now_s, self._deliver, key, source, node, content)
 
     def _deliver(self, key: TensorKey, source: str, node: VirtualNode, content: Any) -> None:
         if self._observer is not None:
             self._observer.arrived(key, source, node.name, self.clock.now_s)
-        if key[0] == HEAD:
+        payload = key[0]
+        if payload == HEAD:
             node.heads[key.seq] = content
             self._tell(node, ev.HeadArrived(key.seq, source))
             return
         node.inbox[key] = content
-        if key[0] in PARCELS:
+        if payload in PARCELS:
             self._tell(node, ev.ParcelArrived(key, source))
             return
         if len(node.inbox) > node.peak_inbox:
@@ -654,8 +640,3 @@ class VirtualRing:
     ) -> None:
         if self._timers.get((who, timer)) == generation:
             callback(*args)
-
-
-def _message(op: Op, key: TensorKey, peer: str) -> Action:
-    payload, seq, micro, boundary = key
-    return Action(op, seq, micro, boundary, 0, peer, payload)

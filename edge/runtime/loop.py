@@ -536,8 +536,6 @@ class AgentRun:
                 self._ack(source, credit_boundary(self._plan.course, key.payload))
             case ev.SetTimer(timer, at_s):
                 self._timers[timer] = at_s
-            case ev.CancelTimer(timer):
-                self._timers.pop(timer, None)
             case ev.ReportStep():
                 self._reports.put(rp.StepDone(command, self._clock()))
             case ev.ReportTurn(turn):

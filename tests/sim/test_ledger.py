@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -223,7 +224,7 @@ def test_ledger_keeps_the_active_part_of_a_graph() -> None:
     """Two of four subnets have a graph: all but half of what subnets keep, until the backward frees just that."""
     found = ledger()
     rows = ("1111" * 3 + "1123",)
-    item = training(1, FULL)._replace(rows=rows, subnets=4)
+    item = dataclasses.replace(training(1, FULL), rows=rows, subnets=4)
     of_subnets = (4 * 32 + 4 * 32) * 4 * FULL
     came(found, "b", Payload.HIDDEN)
     before = found.now_bytes["b"]
@@ -241,7 +242,7 @@ def test_ledger_keeps_the_active_part_of_a_graph() -> None:
 def test_ledger_of_scores_leaves_no_gradient() -> None:
     """Nothing is updated after them, so no gradient of an adapter or head waits for that."""
     found = ledger()
-    item = training(1, FULL)._replace(kind=StepKind.SCORE)
+    item = dataclasses.replace(training(1, FULL), kind=StepKind.SCORE)
     before = found.now_bytes["b"]
     came(found, "b", Payload.HIDDEN)
     ran(found, "b", Action(Op.FORWARD, 0, 0, 3, 4), item)

@@ -47,7 +47,7 @@ GRADIENT = TensorKey(Payload.GRAD, 0, 0, 1)
 def test_links_take_latency_and_bytes_over_rate() -> None:
     """A message is made, sent, and read."""
     found = links({("a", "b"): (100.0, 0.5)}, encode_s=0.25, decode_s=0.125)
-    assert found.arrival_s(GRADIENT, "a", "b", 2.0) == 2.0 + 0.25 + 0.125 + 10.0 + 0.5
+    assert found.send(GRADIENT, "a", "b", 2.0)[0] == 2.0 + 0.25 + 0.125 + 10.0 + 0.5
     assert found.sent_bytes == {("a", "b"): TENSOR}
     assert found.busy_s == {("a", "b"): 10.0}
 
@@ -55,7 +55,7 @@ def test_links_take_latency_and_bytes_over_rate() -> None:
 def test_links_of_one_machine_take_the_time_of_making_and_reading() -> None:
     """Without links in the profile bytes are counted, but take no time."""
     found = links({}, encode_s=0.25, decode_s=0.125)
-    assert found.arrival_s(GRADIENT, "a", "b", 2.0) == 2.375
+    assert found.send(GRADIENT, "a", "b", 2.0)[0] == 2.375
     assert found.credit_s("b", "a", 3.0) == 3.0
     assert (found.sent_bytes, found.busy_s) == ({("a", "b"): TENSOR}, {("a", "b"): 0.0})
 
@@ -84,43 +84,43 @@ def test_links_that_share_an_end_take_turns(
 ) -> None:
     """All messages are sent at 0 s; rate and latency are those of a pair of nodes."""
     found = links({(pair[0], pair[1]): each for pair, each in rates.items()})
-    assert [found.arrival_s(GRADIENT, pair[0], pair[1], 0.0) for pair in messages.split()] == arrivals_s
+    assert [found.send(GRADIENT, pair[0], pair[1], 0.0)[0] for pair in messages.split()] == arrivals_s
 
 
 def test_links_keep_the_order_of_messages() -> None:
     """A short message does not overtake a long one."""
     profile = profile_of(PLAN, times={**TIMES, Work.ENCODE: 0.0})
     found = measured(profile, 100.0, 0.0)
-    late = found.arrival_s(GRADIENT, "a", "b", 5.0)
-    assert found.arrival_s(GRADIENT._replace(micro=1), "a", "b", 4.0) == late
+    late = found.send(GRADIENT, "a", "b", 5.0)[0]
+    assert found.send(GRADIENT._replace(micro=1), "a", "b", 4.0)[0] == late
 
 
 def test_links_carry_heads_with_their_own_bytes_and_time() -> None:
     """A hand-over has no micro-batch: the head, its moments, and the time of packing them."""
     found = links({("a", "b"): (100.0, 0.0)})
     head = 3 * (4000 + 2 * 100)
-    assert found.arrival_s(TensorKey(Payload.HEAD, 3, -1, 0), "a", "b", 0.0) == 7.0 + head / 100
+    assert found.send(TensorKey(Payload.HEAD, 3, -1, 0), "a", "b", 0.0)[0] == 7.0 + head / 100
     assert found.sent_bytes == {("a", "b"): head}
 
 
 def test_links_send_the_mask_with_hidden_states_of_blocks_only() -> None:
     """The hidden state for the head needs none."""
     found = links({("a", "b"): (100.0, 0.0), ("c", "a"): (100.0, 0.0)})
-    found.arrival_s(TensorKey(Payload.HIDDEN, 0, 0, 1), "a", "b", 0.0)
-    found.arrival_s(TensorKey(Payload.HIDDEN, 0, 0, PLAN.course.head), "c", "a", 0.0)
+    found.send(TensorKey(Payload.HIDDEN, 0, 0, 1), "a", "b", 0.0)
+    found.send(TensorKey(Payload.HIDDEN, 0, 0, PLAN.course.head), "c", "a", 0.0)
     assert found.sent_bytes == {("a", "b"): TENSOR + SIZE, ("c", "a"): TENSOR}
 
 
 def test_links_return_credits_with_the_latency_only() -> None:
     """A credit is a few bytes, and does not wait."""
     found = links({("a", "b"): (1.0, 0.5)})
-    found.arrival_s(GRADIENT, "a", "b", 0.0)
+    found.send(GRADIENT, "a", "b", 0.0)
     assert found.credit_s("a", "b", 3.0) == 3.5
 
 
-@cases("ask", ["arrival_s", "credit_s"])
+@cases("ask", ["send", "credit_s"])
 def test_links_that_were_not_measured_are_an_error(ask: str) -> None:
     """With some links known a missing one is named."""
     found = links({("a", "b"): (100.0, 0.5)})
     with pytest.raises(PlanError, match="the profile lacks link b -> c; measure anew"):
-        found.credit_s("b", "c", 0.0) if ask == "credit_s" else found.arrival_s(GRADIENT, "b", "c", 0.0)
+        found.credit_s("b", "c", 0.0) if ask == "credit_s" else found.send(GRADIENT, "b", "c", 0.0)

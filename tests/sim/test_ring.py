@@ -19,13 +19,12 @@ class Busy(Delays):
 
     def __init__(self, source_s: float, target_s: float, *, delays_s: tuple[float, float] = (0.0, 0.0)) -> None:
         super().__init__()
-        self.has_strain = True
         self._taken_s = (source_s, target_s)
         self._delays_s = delays_s
 
-    def strain(self, key: TensorKey, source: str, target: str) -> MessageCost:
-        """The same for every message."""
-        return MessageCost(*self._taken_s, *self._delays_s)
+    def send(self, key: TensorKey, source: str, target: str, now_s: float) -> tuple[float, MessageCost | None]:
+        """The same cost for every message."""
+        return super().send(key, source, target, now_s)[0], MessageCost(*self._taken_s, *self._delays_s)
 
 
 def wall_s(microbatches: int, source_s: float, target_s: float, *, batch_size: int = 4) -> float:

@@ -30,7 +30,7 @@ def validate_table(plan: Plan, turns: Iterable[Turn], table: Table, *, start: St
     item before, an update its backwards.
 
     Raises:
-        PlanError: with the whole table and the bad cell marked.
+        PlanError: with the bad action and the whole table.
     """
     granted = tuple(turns)
     expected = build_table(plan, granted, start=start)
@@ -44,8 +44,9 @@ def validate_table(plan: Plan, turns: Iterable[Turn], table: Table, *, start: St
 
 
 def _refuse(plan: Plan, table: Table, node: str, position: int, why: str) -> PlanError:
-    text = format_table(table, plan.course.num_blocks, marked=(node, position))
-    return PlanError(f"node {node}: {why}\n{text}")
+    num_blocks = plan.course.num_blocks
+    here = [format_action(action, num_blocks) for action in table.get(node, ())[position : position + 1]]
+    return PlanError(f"node {node}: {why}\naction {position}: {here} <-- here\n{format_table(table, num_blocks)}")
 
 
 def _check_actions(plan: Plan, table: Table, node: str, actions: Sequence[Action], expected: Sequence[Action]) -> None:

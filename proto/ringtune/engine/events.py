@@ -173,7 +173,6 @@ Command = (
     | SendParcel
     | AcceptParcel
     | SetTimer
-    | CancelTimer
     | ReportStep
     | ReportTurn
     | Fail

@@ -38,6 +38,7 @@ from ringtune.schedule.versions import head_version
 
 WAIT_TIMER = "wait"
 _NEW: Final = tuple.__new__
+_EMBED, _HEAD, _SHIP, _FIT = Op.EMBED, Op.HEAD, Op.SHIP, Op.FIT  # a name is read faster than an attribute
 
 
 class NodeEngine:
@@ -114,8 +115,9 @@ class NodeEngine:
             return False
         plan = turn.settled(self.plan)
         if self._next_turn == self._start_point.first_turn:
-            self._ready_queue.begin(plan, self._start_point)
-            self._head.begin(head_version(plan.course, self._start_point.step))
+            start = self._start_point
+            self._ready_queue.versions.begin(plan, start.step, has_head=start.holder == self.node)
+            self._head.begin(head_version(plan.course, start.step))
         self._next_turn = turn.index + 1
         self._last_progress_s = now_s
         self._turns[turn.index] = turn
@@ -124,8 +126,8 @@ class NodeEngine:
         self._ready_queue.recheck()
         left = 0
         for item in items(plan.course, turn):
-            paths = [self._ready_queue.path(each) if each else None for each in legs(plan, item, self.node)]
-            fits = [self._ready_queue.path(each) if each else None for each in fit_legs(plan, item, self.node)]
+            paths = self._ready_queue.paths(legs(plan, item, self.node))
+            fits = self._ready_queue.paths(fit_legs(plan, item, self.node))
             state = ItemState(plan, item, self.node, paths, fits)
             if not state.is_done:
                 left += 1
@@ -192,14 +194,21 @@ class NodeEngine:
         self._running = self._running_flow = self._running_state = None
         for name, value in values:
             state.values[name] = state.values.get(name, 0.0) + value
-        if flow is None:
+        place = flow.place if flow is not None else None
+        if flow is None or place is None:
             commands.extend(self._on_updated(action, state))
         else:
-            self._go_on(flow, commands)
-        commands.extend(self._ready_queue.exchange.sums.leaving())
-        if state.is_own and (action.op is Op.HEAD or flow is None):
+            if place.send is not None:
+                payload, boundary, target = place.send
+                sends: Any = ev.SendParcel if place.op is _SHIP else ev.SendTensor
+                commands.append(_NEW(sends, (_NEW(TensorKey, (payload, flow.seq, flow.micro, boundary)), target)))
+            self._ready_queue.passed(flow, place)
+        if place is None or place.is_downward:
+            commands.extend(self._ready_queue.exchange.sums.leaving())
+        if state.is_own and not state.heads and (place is None or place.op is _HEAD):
+            self._head_may_move = True
             self._report_step(action, state, commands)
-        if state.is_done:
+        if (flow is None or flow.place is None) and state.is_done:
             self._retire(commands)
         return True
 
@@ -213,28 +222,13 @@ class NodeEngine:
 
     def _report_step(self, action: Action, state: ItemState, commands: list[ev.Command]) -> None:
         """Report an own item once, after its head's last action: its update in training, else the forward."""
-        if state.heads or any(update.start == self._head_unit for update in state.updates):
+        if any(update.start == self._head_unit for update in state.updates):
             return
         if action.op is Op.HEAD or action.start == self._head_unit:
             item = state.item
             commands.append(ev.ReportStep(item.seq, item.step, item.kind.value, tuple(sorted(state.values.items()))))
 
     # ---- decisions --------------------------------------------------------------------------------
-
-    def _go_on(self, flow: MicroBatchState, commands: list[ev.Command]) -> None:
-        """Move a micro-batch behind a done action, and send what the action has made."""
-        place = flow.place
-        if place is None:
-            raise PlanError(f"node {self.node} was told of an action of a micro-batch that is through")
-        send = place.send
-        if send is not None:
-            payload, boundary, target = send
-            key = _NEW(TensorKey, (payload, flow.seq, flow.micro, boundary))
-            sends: Any = ev.SendParcel if place.op is Op.SHIP else ev.SendTensor
-            commands.append(_NEW(sends, (key, target)))
-        self._ready_queue.passed(flow, place)
-        if place.op is Op.HEAD and not flow.state.heads:
-            self._head_may_move = True
 
     def _hand_over(self, commands: list[ev.Command]) -> None:
         """Take and send heads; called after a turn, a head, or an action that may permit it."""
@@ -247,8 +241,7 @@ class NodeEngine:
     def _start_next(self, commands: list[ev.Command]) -> None:
         """Start the ready action of the highest priority."""
         backlog = self._ready_queue
-        update = backlog.next_update()
-        if update is not None:
+        if backlog.may_update and (update := backlog.next_update()) is not None:
             (self._running, self._running_state), self._running_flow = update, None
             commands.extend(backlog.exchange.messages_before(*update))
             commands.append(ev.RunAction(update[0]))
@@ -258,12 +251,12 @@ class NodeEngine:
             return
         place = flow.place
         if place.receive is not None and flow.arrived is not None:
-            accepts: Any = ev.AcceptParcel if place.op is Op.FIT else ev.Accept
+            accepts: Any = ev.AcceptParcel if place.op is _FIT else ev.Accept
             commands.append(_NEW(accepts, flow.arrived))  # both are a key and a source
             flow.arrived = None
         if place.credit is not None:
             place.credit.left -= 1
-        if place.op is Op.EMBED:
+        if place.op is _EMBED:
             backlog.began_embedding()
         # what Action(...) does in the end, in a third of the time: this is every action of every node
         action = _NEW(Action, (place.op, flow.seq, flow.micro, place.start, place.stop, "", ""))

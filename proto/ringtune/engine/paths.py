@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from ringtune.engine.events import ParcelArrived, TensorArrived
-from ringtune.errors import FrameError
 from ringtune.schedule.actions import Action, Graph, Leg, Op, Payload
 from ringtune.schedule.lowering import WAITING, item_updates, route
 from ringtune.schedule.plan import Plan
@@ -59,21 +58,21 @@ class Channel:
 
 
 class Credits:
-    """The channels of one node."""
+    """The channels of one node.
+
+    Attributes:
+        known: by target and boundary, those to which something was to be sent.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._channels: dict[tuple[str, int], Channel] = {}
-
-    def known(self, target: str, boundary: int) -> Channel | None:
-        """Find a channel; None if nothing was to be sent there."""
-        return self._channels.get((target, boundary))
+        self.known: dict[tuple[str, int], Channel] = {}
 
     def channel(self, target: str, boundary: int, most: int = 0) -> Channel:
         """Return the channel to a node for a boundary, always the same object; ``most`` 0 = the default."""
-        found = self._channels.get((target, boundary))
+        found = self.known.get((target, boundary))
         if found is None:
-            found = self._channels[target, boundary] = Channel(target, boundary, most or self._most)
+            found = self.known[target, boundary] = Channel(target, boundary, most or self._most)
         return found
 
 
@@ -107,8 +106,10 @@ class Place:
         frontier: its first unit if upward, which a later micro-batch must not overtake; infinity otherwise. READ has
             the embedding as frontier, so that nothing overtakes it and credits are taken in order.
         goes_on: whether it and the next place are one forward with a graph, cut at the blocks of a helper.
+        has_version: whether it needs the right version of its units.
         credit: the channel of which it takes a credit; None = it takes none.
         next: the next place; None = it is the last one.
+        too_early: payload and boundary of tensors that can't exist before this place or a later one has sent another.
     """
 
     def __init__(self, leg: Leg, receive: Message | None, send: Message | None, credit: Channel | None) -> None:
@@ -122,7 +123,9 @@ class Place:
         self.is_of_embedding = leg.start == EMBEDDING
         self.frontier = (EMBEDDING if op is Op.READ else leg.start) if self.is_upward else math.inf
         self.goes_on = False
+        self.has_version = op is not Op.SKIP and not op.is_of_cache
         self.next: Place | None = None
+        self.too_early: frozenset[tuple[str, int]] = frozenset()
 
 
 class Path:
@@ -154,8 +157,12 @@ class Path:
                 send = _message(after) if after is not None and after.op is Op.SEND else None
                 places.append(Place(leg, receive, send, credits_at[at]))
                 receive = None
+        received: set[tuple[str, int]] = set()
         for following, place in itertools.pairwise(reversed(places)):
             place.next = following
+            if following.receive is not None:
+                received.add(following.receive[:2])
+            place.too_early = frozenset(received) if place.send is not None else following.too_early
             place.awaits = place.receive or following.awaits
             place.goes_on = place.keeps_graph and following.keeps_graph and following.receive is None
         self.first = places[0]
@@ -223,42 +230,6 @@ class MicroBatchState:
         self.place: Place | None = path.first
         self.arrived: TensorArrived | ParcelArrived | None = None
 
-    @property
-    def ready(self) -> Place | None:
-        """The next place, if its tensor is here; else None."""
-        place = self.place
-        return place if place is None or place.receive is None or self.arrived else None
-
-    def awaited(self, *, is_running: bool) -> Message | None:
-        """The next tensor that the micro-batch takes here; a running action already has its own."""
-        place = self.place
-        if is_running and place is not None:
-            place = place.next
-        return None if place is None else place.awaits
-
-    def refuse_early(self, event: TensorArrived) -> None:
-        """Refuse a gradient that can't exist yet.
-
-        Raises:
-            FrameError: it arrived before this node sent the tensor from which it is computed.
-        """
-        (payload, seq, micro, boundary), source = event
-        if self._has_to_send_before(payload, boundary):
-            raise FrameError(
-                f"node {source} sent the gradient of item {seq}, micro-batch {micro}, block {boundary} before this "
-                f"node sent what it follows from; look at node {source}, and use one version on all machines"
-            )
-
-    def _has_to_send_before(self, payload: str, boundary: int) -> bool:
-        """Whether this node must send another tensor of the micro-batch before this one can exist."""
-        place, sends = self.place, False
-        while place is not None:
-            if place.receive is not None and place.receive[:2] == (payload, boundary):
-                return sends
-            sends = sends or place.send is not None
-            place = place.next
-        return False
-
 
 class ItemState:
     """The progress of one item at this node.
@@ -290,7 +261,7 @@ class ItemState:
     """
 
     def __init__(
-        self, plan: Plan, item: Item, node: str, paths: Sequence[Path | None], fits: Sequence[Path | None] = ()
+        self, plan: Plan, item: Item, node: str, paths: Sequence[Path | None], fits: Sequence[Path | None]
     ) -> None:
         course, piece = plan.course, plan.slice_of(node)
         self.item = item
@@ -300,14 +271,15 @@ class ItemState:
         if not self.is_own and course.method.full_parameters:
             self.copies = [update for update in self.updates if update.start in replicated_units(course, item)]
             self.updates = [update for update in self.updates if update not in self.copies]
-        self.helped = [update for update in self.updates if _is_helped(plan, update, node)]
+        helped = [helper.has_block for helper in plan.placement.helped_by(node)]
+        self.helped = [one for one in self.updates if one.op is Op.UPDATE and any(has(one.start) for has in helped)]
         self.updates = [update for update in self.updates if update not in self.helped]
         self.fits = deque(MicroBatchState(self, micro, path) for micro, path in enumerate(fits) if path is not None)
         self.flows = [MicroBatchState(self, micro, path) for micro, path in enumerate(paths) if path is not None]
         self.flows_left = len(self.flows)
-        self.heads = deque(flow for flow in self.flows if flow.path.has_head)
-        self.backwards = deque(flow for flow in self.flows if flow.path.goes_backward)
-        self.embedding_backwards = deque(flow for flow in self.flows if flow.path.trains_embedding)
+        self.heads = deque([flow for flow in self.flows if flow.path.has_head])
+        self.backwards = deque([flow for flow in self.flows if flow.path.goes_backward])
+        self.embedding_backwards = deque([flow for flow in self.flows if flow.path.trains_embedding])
         self.head_version = head_version(course, item.step)
         self.embedding_version = weight_version(course, EMBEDDING, item.step)
         self.awaited_seq = item.seq
@@ -344,9 +316,3 @@ class ItemState:
     def uses_head(self, head: int) -> bool:
         """Whether the head is still to run, be updated or saved for this item."""
         return bool(self.heads) or any(action.op is Op.SAVE or action.start == head for action in self.updates)
-
-
-def _is_helped(plan: Plan, update: Action, node: str) -> bool:
-    """Whether this node does the update as a helper of another node."""
-    helped = plan.placement.helped_by(node) if update.op is Op.UPDATE else ()
-    return any(one.has_block(update.start) for one in helped)

@@ -14,18 +14,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from ringtune.engine import events as ev
 from ringtune.engine.events import TensorArrived
 from ringtune.engine.exchange import Exchange
 from ringtune.engine.paths import Credits, ItemState, MicroBatchState, Path, Place, max_embeds
+from ringtune.errors import FrameError
 from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import Legs, credit_boundary
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, Turn
+from ringtune.schedule.turns import Turn
 from ringtune.schedule.units import EMBEDDING
 from ringtune.schedule.versions import in_flight, max_open_items, weight_version
 
@@ -152,6 +153,7 @@ class HeadTracker:
 
 
 _FORWARD_RANK: Final = Op.FORWARD.rank
+_EMBED, _HEAD, _FIT, _GRAD = Op.EMBED, Op.HEAD, Op.FIT, Payload.GRAD  # a name is read faster than an attribute
 
 
 class ReadyQueue:
@@ -163,26 +165,26 @@ class ReadyQueue:
 
     Attributes:
         exchange: updates that need parcels of other nodes, or send some.
+        versions: of the units here.
         states: items that are not done, in order.
         is_host: whether the node hosts blocks.
+        may_update: whether an update may have become possible since one was looked for.
     """
 
     def __init__(self, plan: Plan, node: str, head: HeadTracker) -> None:
         course, placement, piece = plan.course, plan.placement, plan.slice_of(node)
         is_owner = plan.owner(node) is not None
-        self._node, self._course, self._head, self._head_unit = node, course, head, course.head
+        self._course, self._head, self._head_unit = course, head, course.head
         self._credits = Credits(placement.credits)
         self.exchange = Exchange(plan, node, self._credits)
-        self._pairs_boundary = credit_boundary(course, Payload.PAIRS)
-        self._weights_boundary = credit_boundary(course, Payload.WEIGHTS)
         self._private_blocks = placement.private_blocks
         self.is_host = piece.num_blocks > 0
         self._floor = 0 if is_owner and placement.private_blocks else piece.start
-        self._versions = UnitVersions(plan, node)
+        self.versions = UnitVersions(plan, node)
         # things leave a queue when they are behind it
         self.states: deque[ItemState] = deque()
         self._updating: deque[ItemState] = deque()
-        self._graphs: deque[ItemState] = deque()
+        self._graphs: deque[ItemState] = deque()  # only the first ones may keep graphs
         self._heads: deque[ItemState] = deque()
         self._backwards: deque[ItemState] = deque()
         self._upward: list[MicroBatchState] = []
@@ -197,20 +199,24 @@ class ReadyQueue:
         self._going_on: MicroBatchState | None = None
         # what may have become possible since it was last looked for
         self._is_starved = False
-        self._may_update = self._may_run_head = self._may_go_down = False
+        self.may_update = self._may_run_head = self._may_go_down = False
+        self._is_helper = bool(placement.helped_by(node))
 
     # ---- arrivals -----------------------------------------------------------------------------------
 
-    def begin(self, plan: Plan, start: StartPoint) -> None:
-        """Begin or continue the run at ``start``; ``plan`` has the unfreezing decisions up to there."""
-        self._versions.begin(plan, start.step, has_head=start.holder == self._node)
-
-    def path(self, legs: Legs) -> Path:
-        """Return the path of these legs; computed once."""
-        path = self._paths.get(legs)
-        if path is None:
-            path = self._paths[legs] = Path(legs, self._private_blocks, self._credits, self._pairs_boundary)
-        return path
+    def paths(self, ways: Sequence[Legs]) -> list[Path | None]:
+        """Return the path of each micro-batch with these legs, computed once; None for one without legs."""
+        found: list[Path | None] = []
+        for at, legs in enumerate(ways):
+            if at and legs is ways[at - 1]:
+                found.append(found[-1])
+                continue
+            path = self._paths.get(legs)
+            if path is None and legs:
+                pairs_boundary = credit_boundary(self._course, Payload.PAIRS)
+                path = self._paths[legs] = Path(legs, self._private_blocks, self._credits, pairs_boundary)
+            found.append(path)
+        return found
 
     def take_on(self, state: ItemState) -> None:
         """Add an item and its micro-batches to the queues."""
@@ -226,8 +232,9 @@ class ReadyQueue:
         for flow in state.flows:
             key = (flow.seq, flow.micro)
             self._flows[key] = flow
-            for event in self._early.pop(key, ()):
-                self.note_tensor(event, None)
+            if key in self._early:
+                for event in self._early.pop(key):
+                    self.note_tensor(event, None)
             if flow.path.first.is_upward:
                 self._upward.append(flow)
             if flow.path.has_embedding:
@@ -235,11 +242,11 @@ class ReadyQueue:
 
     def recheck(self) -> None:
         """Mark every queue, after a turn, an update, a head or a parcel."""
-        self._may_update = self._may_run_head = self._may_go_down = True
+        self.may_update = self._may_run_head = self._may_go_down = True
 
     def took_head(self, course: Course, step: int) -> None:
         """Note a head of ``step``, with which an invertible adapter came."""
-        self._versions.embedding = weight_version(course, EMBEDDING, step)
+        self.versions.embedding = weight_version(course, EMBEDDING, step)
         self.recheck()
 
     def note_tensor(self, event: TensorArrived, running: MicroBatchState | None) -> bool:
@@ -248,22 +255,28 @@ class ReadyQueue:
         ``running`` is the micro-batch of the running action.
 
         Raises:
-            FrameError: see ``MicroBatchState.refuse_early``.
+            FrameError: a gradient arrived before this node sent the tensor from which it is computed.
         """
-        (payload, seq, micro, boundary), _ = event
+        (payload, seq, micro, boundary), source = event
         flow = self._flows.get((seq, micro))
         if flow is None:  # its turn is granted to others already
             early = self._early.setdefault((seq, micro), [])
             if event not in early:
                 early.append(event)
             return False
-        if payload == Payload.GRAD:
-            flow.refuse_early(event)
-        awaited = flow.awaited(is_running=flow is running)
+        place, is_gradient = flow.place, payload == _GRAD
+        if is_gradient and place is not None and (payload, boundary) in place.too_early:
+            raise FrameError(
+                f"node {source} sent the gradient of item {seq}, micro-batch {micro}, block {boundary} before this "
+                f"node sent what it follows from; look at node {source}, and use one version on all machines"
+            )
+        if flow is running and place is not None:  # a running action already has its own tensor
+            place = place.next
+        awaited = None if place is None else place.awaits
         if awaited is None or awaited[1] != boundary or awaited[0] != payload:
             return False  # it came before, and nothing waits for it any more
         flow.arrived = event
-        if payload == Payload.GRAD:
+        if is_gradient:
             self._may_go_down = True
         elif boundary == self._head_unit:
             self._may_run_head = True
@@ -271,21 +284,16 @@ class ReadyQueue:
 
     def note_credit(self, source: str, boundary: int) -> bool:
         """Take a credit of ``source`` back; return whether an action may have waited for it."""
-        if self.exchange.copies.note_credit(source, boundary):
-            self._may_update = True
-            return True
-        channel = self._credits.known(source, boundary)
-        if channel is None:  # nothing was ever sent there
+        channel = self._credits.known.get((source, boundary))
+        if channel is not None:
+            channel.return_credit()
+            if boundary <= self._head_unit:
+                is_awaited, self._is_starved = self._is_starved, False
+                return is_awaited
+        elif not self.exchange.copies.note_credit(source, boundary):  # nothing was ever sent there
             return False
-        channel.return_credit()
-        if boundary == self._pairs_boundary:
-            self._may_go_down = True
-            return True
-        if boundary == self._weights_boundary:
-            self._may_update = True
-            return True
-        is_awaited, self._is_starved = self._is_starved, False
-        return is_awaited
+        self._may_go_down = self.may_update = True
+        return True
 
     # ---- progress -----------------------------------------------------------------------------------
 
@@ -296,9 +304,9 @@ class ReadyQueue:
 
     def passed(self, flow: MicroBatchState, place: Place) -> None:
         """Move a micro-batch from a place that is done to the next."""
-        if place.op is Op.FIT:
+        if place.op is _FIT:
             self.exchange.helping.passed(flow)
-            self._may_update = True
+            self.may_update = True
             return
         following = flow.place = place.next
         if place.is_upward:
@@ -307,17 +315,20 @@ class ReadyQueue:
             elif following is None or not following.is_upward:
                 upward = self._upward
                 upward.remove(flow)
-                self._may_run_head = True
+                if flow.path.has_head:
+                    self._may_run_head = True
                 if not upward or upward[0].seq > flow.seq:
-                    self._may_update = True
-        elif place.op is Op.HEAD:
+                    self.may_update = True
+        elif place.op is _HEAD:
             flow.state.heads.popleft()
             self._embeds_in_flight -= flow.path.has_embedding
             if flow.path.head_room is not None:
                 flow.path.head_room.return_credit()
-            self._may_run_head = self._may_go_down = True
+            self._may_run_head = True
+            if following is not None and following.receive is None:
+                self._may_go_down = True
             if not flow.state.heads:
-                self._may_update = True
+                self.may_update = True
         elif place.is_downward:
             self._went_backward(flow, place, following)
         if following is None:
@@ -333,7 +344,10 @@ class ReadyQueue:
         else:
             return
         if not flow.state.backwards:
-            self._may_update = True
+            self.may_update = True
+        while self._backwards and not self._backwards[0].goes_backward:
+            self._backwards.popleft()
+            self._free_room()
 
     def updated(self, action: Action, state: ItemState) -> list[ev.Command]:
         """Note that an update or a save is done; return the commands that follow."""
@@ -342,9 +356,15 @@ class ReadyQueue:
             return self.exchange.helping.updated(action, state)
         (state.updates if action in state.updates else state.copies).remove(action)
         self.recheck()
+        self._free_room()
         if action.op is not Op.SAVE:
-            self._versions.updated(action)
+            self.versions.updated(action)
         return []
+
+    def _free_room(self) -> None:
+        """Drop items that block no graphs any more."""
+        while self._graphs and not self._graphs[0].takes_room:
+            self._graphs.popleft()
 
     def retired(self) -> Iterator[ItemState]:
         """Remove finished items, in order, and yield them."""
@@ -364,10 +384,8 @@ class ReadyQueue:
 
     def next_update(self) -> tuple[Action, ItemState] | None:
         """Choose an update or a save that is possible; None if there is none."""
-        if not self._may_update:
-            return None
         found = self._next_own_update() or self.exchange.next_update(self._heads, self._backwards)
-        self._may_update = found is not None
+        self.may_update = found is not None
         return found
 
     def _next_own_update(self) -> tuple[Action, ItemState] | None:
@@ -386,25 +404,21 @@ class ReadyQueue:
 
     def next_flow(self) -> MicroBatchState | None:
         """Choose the micro-batch to run: one in a cut forward, else of the lowest ready rank the oldest."""
-        flow, self._going_on = self._going_on, None
-        if flow is not None and flow.place is not None and self._is_next(flow, flow.place):
+        if self._going_on is not None:
+            flow, self._going_on = self._going_on, None
+            if flow.place is not None and self._is_next(flow, flow.place):
+                return flow
+        if self._may_run_head and (flow := self._ready_head()) is not None:
             return flow
-        if self._may_run_head:
-            flow = self._ready_head()
-            if flow is not None:
-                return flow
-        if self._may_go_down:
-            flow = self._ready_backward()
-            if flow is not None:
-                return flow
-        flow = self.exchange.helping.next_fit()
-        if flow is not None:
+        if self._may_go_down and (flow := self._ready_backward()) is not None:
+            return flow
+        if self._is_helper and (flow := self.exchange.helping.next_fit()) is not None:
             return flow
         found = None
         barrier, floor = math.inf, self._floor
         for flow in self._upward:
             place = flow.place
-            if place is None or place.op is Op.EMBED:
+            if place is None or place.op is _EMBED:
                 break  # earlier ones come first at every unit above
             if place.stop <= barrier and (place.receive is None or flow.arrived) and self._is_ready(flow, place):
                 if place.rank == _FORWARD_RANK:
@@ -415,7 +429,9 @@ class ReadyQueue:
                 barrier = place.frontier
                 if barrier <= floor:
                     break
-        return self._or_embedding(found) if self._embeds else found
+        if self._embeds and self._embeds_in_flight < self._max_embeds:
+            return self._or_embedding(found)
+        return found
 
     def _is_next(self, flow: MicroBatchState, place: Place) -> bool:
         """Whether a micro-batch can move upward without overtaking an older one."""
@@ -446,23 +462,25 @@ class ReadyQueue:
         if self._heads:
             state = self._heads[0]
             flow = state.heads[0]
-            place = flow.ready
-            if place is not None and place.op is Op.HEAD and self._head.counts_for(state):
+            place = flow.place
+            is_here = place is not None and place.op is _HEAD and (place.receive is None or flow.arrived is not None)
+            if is_here and self._head.counts_for(state):
                 return flow
         self._may_run_head = False
         return None
 
     def _ready_backward(self) -> MicroBatchState | None:
         """The oldest micro-batch that can go backward here."""
-        while self._backwards and not self._backwards[0].goes_backward:
-            self._backwards.popleft()
         for state in itertools.islice(self._backwards, self._max_graphs):
+            wanted = state.backward_versions
             for waiting in (state.backwards, state.embedding_backwards):
                 if not waiting:
                     continue
-                flow, wanted = waiting[0], state.backward_versions
-                place = flow.ready
-                if place is None or not place.is_downward or (wanted and not self._versions.are(wanted, place)):
+                flow = waiting[0]
+                place = flow.place
+                if place is None or not place.is_downward or (place.receive is not None and flow.arrived is None):
+                    continue
+                if wanted and not self.versions.are(wanted, place):
                     continue
                 if place.credit is None or place.credit.left > 0:
                     return flow
@@ -471,24 +489,18 @@ class ReadyQueue:
 
     def _is_ready(self, flow: MicroBatchState, place: Place) -> bool:
         """Whether an upward action with its tensor here has room for a graph, a credit and the right versions."""
-        if place.keeps_graph and not self._has_room_for_graph(flow.state):
+        if place.keeps_graph and flow.state not in itertools.islice(self._graphs, self._max_graphs):
             return False
         if place.credit is not None and place.credit.left <= 0:
             self._is_starved = True
             return False
         wanted = flow.state.forward_versions
-        return not wanted or place.op is Op.SKIP or place.op.is_of_cache or self._versions.are(wanted, place)
-
-    def _has_room_for_graph(self, state: ItemState) -> bool:
-        graphs = self._graphs
-        while graphs and not graphs[0].takes_room:
-            graphs.popleft()
-        return state in itertools.islice(graphs, self._max_graphs)
+        return not wanted or not place.has_version or self.versions.are(wanted, place)
 
     def _or_embedding(self, found: MicroBatchState | None) -> MicroBatchState | None:
         """Return the next embedding if it can run and is older than ``found``; else ``found``."""
         flow = self._embeds[0]
-        if self._embeds_in_flight >= self._max_embeds or flow.state.embedding_version != self._versions.embedding:
+        if flow.state.embedding_version != self.versions.embedding:
             return found
         if self._course.invertible and flow.path.trains_embedding and not self._head.counts_for(flow.state):
             return found  # a head that arrives later would change weights of this graph

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
 
 from ringtune.schedule.actions import Action, Op, Payload, format_action, message
 from ringtune.schedule.lowering import Legs, fit_legs, item_updates, legs, replica_messages, weights_key
@@ -25,8 +24,6 @@ from ringtune.schedule.turns import Item, StartPoint, Turn, items
 from ringtune.schedule.versions import awaits_next_backward, is_stale
 
 Table = Mapping[str, Sequence[Action]]
-_ROWS_AROUND: Final = 12
-"""Rows of a long table that are printed before and after a bad cell, so that it fits a message."""
 
 
 # ---- building ------------------------------------------------------------------------------------
@@ -137,35 +134,21 @@ def _place(plan: Plan, item: Item, op: Op, unit: int) -> tuple[int, int]:
 # ---- printing and parsing whole tables --------------------------------------------------------------
 
 
-def format_table(table: Table, num_blocks: int, *, marked: tuple[str, int] | None = None) -> str:
-    """Print a table, a column per node.
-
-    Args:
-        table: node -> actions in order.
-        num_blocks: blocks of the model.
-        marked: (node, position) of a bad cell, printed with ``<-- here``; of a long table only the rows around it.
-    """
+def format_table(table: Table, num_blocks: int) -> str:
+    """Print a table, a column per node."""
     rows, _ = replay(table)
     nodes = list(table)
-    cells = [[_cell(table, node, row.get(node), num_blocks, marked) for node in nodes] for row in rows]
+    cells = [
+        [format_action(table[node][row[node]], num_blocks) if node in row else "." for node in nodes] for row in rows
+    ]
     widths = [max([len(node), *(len(row[i]) for row in cells)]) for i, node in enumerate(nodes)]
     number = max(3, len(str(len(rows))))
     header = " " * number + "  " + "  ".join(node.ljust(width) for node, width in zip(nodes, widths, strict=True))
     lines = [header.rstrip(), "-" * len(header)]
-    bad = next((index for index, row in enumerate(rows) if marked and row.get(marked[0]) == marked[1]), None)
     for index, row in enumerate(cells):
-        if bad is not None and abs(index - bad) > _ROWS_AROUND:
-            continue
         body = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         lines.append(f"{index:>{number}}  {body}".rstrip())
     return "\n".join(lines) + "\n"
-
-
-def _cell(table: Table, node: str, position: int | None, num_blocks: int, marked: tuple[str, int] | None) -> str:
-    if position is None:
-        return "."
-    text = format_action(table[node][position], num_blocks)
-    return f"{text} <-- here" if marked == (node, position) else text
 
 
 def message_of(node: str, action: Action) -> tuple[str, str, str, int, int, int]:

@@ -263,7 +263,12 @@ ITEMS_AHEAD = 16
 
 
 class StepKind(enum.StrEnum):
-    """Purpose of a pass through the ring."""
+    """Purpose of a pass through the ring.
+
+    Attributes:
+        has_backward: whether gradients are computed.
+        has_update: whether weights change.
+    """
 
     TRAIN = "train"  # forward, backward, update
     EVALUATE = "evaluate"  # forward and counts
@@ -271,15 +276,14 @@ class StepKind(enum.StrEnum):
     MEASURE = "measure"  # forward and backward as at this step, no update
     CHECKPOINT = "checkpoint"  # every node saves what it trained; no batch passes
 
-    @property
-    def has_backward(self) -> bool:
-        """Whether gradients are computed."""
-        return self in (StepKind.TRAIN, StepKind.SCORE, StepKind.MEASURE)
+    __hash__ = str.__hash__  # equal to its text, so of the same hash; and a fast one
+    has_backward: bool
+    has_update: bool
 
-    @property
-    def has_update(self) -> bool:
-        """Whether weights change."""
-        return self is StepKind.TRAIN
+    def __init__(self, value: str) -> None:
+        """Set the properties once, as a member of an enumeration is slow to compare with."""
+        self.has_backward = value in ("train", "score", "measure")
+        self.has_update = value == "train"
 
 
 class _Decides(Protocol):

@@ -35,7 +35,7 @@ def _trained(course: Course, kind: StepKind, step: int) -> Units:
 
 def depth(course: Course, step: int) -> int:
     """Number of blocks that train at ``step``; ``course`` must have the run's decisions (``Course.decided``)."""
-    return len(course.method.trained(course, step).blocks)
+    return len(trained(course, StepKind.TRAIN, step).blocks)
 
 
 @functools.lru_cache(maxsize=256)

@@ -9,7 +9,7 @@ from ringtune.engine.node_engine import NodeEngine
 from ringtune.errors import FrameError, PlanError
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import turn_sequence
+from ringtune.schedule.turns import StepKind, Turn, turn_sequence
 from tests.support.cases import cases
 from tests.support.plans import make_plan
 
@@ -123,6 +123,20 @@ def test_engine_backward_goes_before_frozen_forward() -> None:
     driver.arrive(HIDDEN, 2, 0, 2, "a")
     driver.step(Op.FORWARD_FREE, 2, 3)
     driver.step(Op.BACKWARD, 3, 4)
+
+
+def test_engine_item_without_update_waits_until_the_one_before_has_freed_its_graphs() -> None:
+    """No version holds it back, as scores change no weight; the memory of a host is planned for the graphs of one."""
+    driver = EngineDriver(host_plan(), "b", grant=0)
+    turn = Turn(index=0, kind=StepKind.SCORE, owner="c", round=0, first_seq=0, num_items=2, first_step=0, first_batch=0)
+    driver.tell(ev.TurnGranted(turn))
+    driver.arrive(HIDDEN, 0, 0, 2, "a")
+    driver.arrive(HIDDEN, 1, 0, 2, "a")
+    driver.step(Op.FORWARD, 2, 4)
+    assert driver.running is None
+    driver.arrive(GRAD, 0, 0, 4, "c")
+    driver.step(Op.BACKWARD, 2, 4)
+    driver.step(Op.FORWARD, 2, 4)
 
 
 def test_engine_out_of_order_arrival_waits_for_the_older_micro_batch() -> None:
