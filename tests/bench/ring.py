@@ -14,10 +14,6 @@ pipelining_ratio            seconds of a step of four nodes over torch's pipelin
                             with four processes: 12 blocks of width 384, everything trains;
                             median of interleaved pairs, of steps with the same losses
 ddp_ratio                   the same over torch's data parallelism with four processes         reported
-channel_ratio               a ring link with its codec over a bare gRPC stream of 4 MB          >= 0.8
-                            messages, bytes per second; one allocator at all ends
-channel_ratio_plain         the same with the allocator as it comes                            reported
-bf16_bytes_ratio            bytes on the wire in bfloat16 over those in float32                 <= 0.505
 same_schedule_accuracy_gap  four-node ring and one plain process, same steps                    <= 0.002
 all_unfrozen_accuracy_gap   everything trainable from the first step, less RingAda's schedule;  reported
                             same number of steps, mean of three seeds
@@ -42,7 +38,7 @@ from typing import Any
 from coordinator.cli.demo_files import Workspace, demo_cache, prepare
 from tests.bench.jobs import write_job
 from tests.bench.pipelining import figures_of, measure_pairs
-from tests.bench.rings import RingRun, run, run_plain, run_ring
+from tests.bench.rings import RingRun, run_plain, run_ring
 
 OUT = Path("build/bench")
 PAIRS = 5
@@ -53,8 +49,6 @@ TARGETS: dict[str, tuple[str, float]] = {
     "one_node_wall_ratio": ("<=", 1.05),
     "four_node_cpu_ratio": ("<=", 1.15),
     "pipelining_ratio": ("<=", 1.0),
-    "channel_ratio": (">=", 0.8),
-    "bf16_bytes_ratio": ("<=", 0.505),
     "same_schedule_accuracy_gap": ("<=", 0.002),
 }
 Figures = dict[str, Any]
@@ -116,18 +110,6 @@ def measure_beside_torch(kind: str) -> Figures:
     return figures_of(kind, found)
 
 
-def measure_channel(workspace: Workspace) -> Figures:
-    """What ``tests.bench.channel`` measures."""
-    command = [sys.executable, "-m", "tests.bench.channel"]
-    alike, plain = (json.loads(run([*command, *more]).splitlines()[-1]) for more in ((), ("--plain-allocator",)))
-    return {
-        "channel_ratio": alike["channel_ratio"],
-        "channel_ratio_plain": plain["channel_ratio"],
-        "bf16_bytes_ratio": alike["bf16_bytes_ratio"],
-        "samples": {"channel": alike["channel"], "channel_plain": plain["channel"]},
-    }
-
-
 def measure_accuracy(workspace: Workspace) -> Figures:
     """The ring against one process with the same steps, and RingAda's schedule against everything trainable."""
     start_s = time.monotonic()
@@ -155,7 +137,6 @@ def measure_accuracy(workspace: Workspace) -> Figures:
 
 
 PARTS: dict[str, Callable[[Workspace], Figures]] = {
-    "channel": measure_channel,
     "cost": measure_cost,
     "pipelining": lambda workspace: measure_beside_torch("pipelining"),
     "ddp": lambda workspace: measure_beside_torch("ddp"),

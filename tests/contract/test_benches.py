@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from deploy.testbed.capabilities import MissingCapability
 from ringtune.job.job import Job, Model
 from ringtune.schedule.plan import Plan
-from ringtune.transport.channels import open_channel
-from tests.bench import channel, d2ft_accuracy, memory_accuracy, paper_table, ring, sim, stages_table
+from tests.bench import d2ft_accuracy, paper_table, ring, sim, stages_table
 from tests.bench.outcomes import ROWS, UNHARMED
 from tests.support.board_ring import COORDINATOR, NAMES
 from tests.support.cases import cases
@@ -45,11 +42,9 @@ def test_bench_explains_itself(name: str, monkeypatch: pytest.MonkeyPatch, capsy
     assert "usage:" in capsys.readouterr().out
 
 
-def test_jobs_of_the_accuracy_benches_are_taken() -> None:
+def test_jobs_of_the_accuracy_bench_are_taken() -> None:
     """Every kind of training and policy is one that a job may have; no name of a run stands for two."""
     job = Job(model=Model(path="m")).with_overrides({"train.batch_size": 20})
-    for name, each in memory_accuracy.KINDS.items():
-        assert (job.with_overrides(each.keys).memory.activations == "velora") == ("velora" in name)
     kinds = list(d2ft_accuracy.kinds())
     for one in kinds:
         found = job.with_overrides({"train.microbatches": 5, **one.keys})
@@ -254,37 +249,3 @@ def test_judgement_says_what_is_not_as_stated(
     problems = problems_of(stated, found, is_resumed=is_resumed)
     assert len(problems) == bool(problem)
     assert all(line.startswith(problem) for line in problems)
-
-
-# ---- the ring's channel ----------------------------------------------------------------------------
-
-TOKENS, WIDTH = 4, 8
-
-
-def test_channel_receiver_takes_the_frames_of_its_plan() -> None:
-    """Whole batches of the plan's rows pass the checks of a real node, and the bare stream counts its bytes."""
-    plan = channel.bench_plan("float32", TOKENS, WIDTH)
-    rows = plan.course.batch_size
-    hidden = [torch.randn(rows, TOKENS, WIDTH, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
-    with channel.serving(plan) as address:
-        sender, bare = channel.RingSender(address, plan), open_channel(address)
-        try:
-            for count in (8, 24):
-                assert sender.run(hidden, torch.ones(rows, TOKENS, dtype=torch.int64), count) > 0
-            assert channel.run_bare(bare, [b"four", b"more"], 5) > 0
-        finally:
-            sender.link.close()
-            bare.close()
-
-
-def test_bfloat16_halves_the_bytes_on_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Framing included: the target of the benchmark, which depends on no clock."""
-
-    @contextlib.contextmanager
-    def receiver(plan: Plan) -> Iterator[str]:
-        with channel.serving(plan) as address:
-            yield address
-
-    monkeypatch.setattr(channel, "receiver", receiver)
-    sign, bound = ring.TARGETS["bf16_bytes_ratio"]
-    assert sign == "<=" and 0.5 < channel.bf16_bytes_ratio(count=8) <= bound
