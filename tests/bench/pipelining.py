@@ -24,9 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench.jobs import write_job
-from tests.bench.mbert import write_model, write_rows
-from tests.bench.rings import RingRun, run, run_ring
+from tests.bench.rings import RingRun, run, run_ring, write_job, write_model, write_rows
 
 NODES: Final = 4
 PAIRS: Final = 4

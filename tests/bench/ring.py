@@ -36,9 +36,8 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.cli.demo_files import Workspace, demo_cache, prepare
-from tests.bench.jobs import write_job
 from tests.bench.pipelining import figures_of, measure_pairs
-from tests.bench.rings import RingRun, run_plain, run_ring
+from tests.bench.rings import RingRun, run_plain, run_ring, write_job
 
 OUT = Path("build/bench")
 PAIRS = 5

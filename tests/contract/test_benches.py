@@ -15,7 +15,7 @@ import pytest
 from deploy.testbed.capabilities import MissingCapability
 from ringtune.job.job import Job, Model
 from ringtune.schedule.plan import Plan
-from tests.bench import d2ft_accuracy, paper_table, ring, sim, stages_table
+from tests.bench import d2ft_accuracy, paper_table, ring, sim
 from tests.bench.outcomes import ROWS, UNHARMED
 from tests.support.board_ring import COORDINATOR, NAMES
 from tests.support.cases import cases
@@ -136,7 +136,7 @@ def main_of_sim(patch: pytest.MonkeyPatch, out: Path, figures: Figures, **parts:
     """Run ``tests.bench.sim`` with parts that give these figures, but for those that are given."""
     known: Figures = {
         **dict.fromkeys(paper_table.SHOWN, 0.0),
-        **dict.fromkeys(stages_table.SHOWN, 0.0),
+        **dict.fromkeys(paper_table.STAGES_SHOWN, 0.0),
         "planner_over_even": 1.0,
         "microbatch_speedup_measured": 1.0,
     }
