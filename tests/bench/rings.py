@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from ringtune.job.job import METHOD_SECTIONS, Job, Model
 from ringtune.schedule.methods import method_class
 from ringtune.storage.durable import write_durably
+
+Figures = dict[str, Any]
 
 LEARNING_RATE = 1e-3
 BATCH_SIZE = 16
@@ -79,8 +83,8 @@ _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _WORDS = 4000
 
 
-def write_model(folder: Path, *, vocabulary: int = _VOCABULARY, **shape: int) -> Path:
-    """Write config, random weights and a tokenizer of so many words, unless they are there; ``shape`` of its config."""
+def write_model(folder: Path, *, vocabulary: int = _VOCABULARY) -> Path:
+    """Write config, random weights and a tokenizer of so many words, unless they are there."""
     if (folder / "model.safetensors").exists():
         return folder
     import torch
@@ -88,7 +92,7 @@ def write_model(folder: Path, *, vocabulary: int = _VOCABULARY, **shape: int) ->
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
     folder.mkdir(parents=True, exist_ok=True)
-    config = BertConfig(vocab_size=vocabulary, architectures=["BertModel"], **shape)
+    config = BertConfig(vocab_size=vocabulary, architectures=["BertModel"])
     torch.manual_seed(0)
     model = BertModel(config)
     words = [*_SPECIAL, *(f"w{index}" for index in range(vocabulary - len(_SPECIAL)))]
@@ -137,11 +141,6 @@ class RingRun:
         """
         ends_s = self._step_ends_s()
         return ends_s[last_step - 1] - ends_s[first_step - 1]
-
-    def step_s(self, first_step: int, last_step: int) -> list[float]:
-        """Seconds of each of the steps ``[first_step, last_step)``, from end to end."""
-        ends_s = self._step_ends_s()
-        return [ends_s[step] - ends_s[step - 1] for step in range(first_step, last_step)]
 
     @property
     def report(self) -> dict[str, Any]:
@@ -203,3 +202,30 @@ def run(command: list[str]) -> str:
             f"{' '.join(command[1:4])} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}"
         )
     return done.stdout
+
+
+def missed(figures: Figures, targets: Mapping[str, tuple[str, float]]) -> list[str]:
+    """The targets (``<=`` or ``>=``, and a bound) that figures do not reach, in words.
+
+    A text in the place of a figure, which says why it was not measured, reaches none; a figure that was not asked for
+    is left out.
+    """
+    lines = []
+    for name, (sign, bound) in targets.items():
+        value = figures.get(name, bound)
+        if not isinstance(value, int | float):
+            lines.append(f"{name} is {value}, the target is {sign} {bound:g}")
+        elif not (value <= bound if sign == "<=" else value >= bound):
+            lines.append(f"{name} is {value:.4f}, the target is {sign} {bound:g}")
+    return lines
+
+
+def machine() -> Figures:
+    """What figures were measured on."""
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "load_1_min": os.getloadavg()[0],
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "transformers", "adapters", "grpcio", "protobuf")},
+    }

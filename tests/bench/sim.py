@@ -44,19 +44,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from coordinator.cli.demo_files import demo_cache, prepare
 from sim.prediction import predict
 from tests.bench import paper_table, planner, testbed_runs
-from tests.bench.rings import TOKENS, write_model, write_rows
+from tests.bench.rings import TOKENS, Figures, machine, missed, write_model, write_rows
 
 OUT = Path("build/bench")
 REPEATS = 3
@@ -85,7 +81,6 @@ TARGETS: dict[str, tuple[str, float]] = {
     "plan_64x96_s": ("<=", 5.0),
 }
 
-Figures = dict[str, Any]
 Part = Callable[[Figures], Figures]
 
 
@@ -260,39 +255,16 @@ def main() -> int:
             continue
         try:
             figures |= part(figures)
-        except testbed_runs.MissingCapability as missing:
-            figures |= dict.fromkeys(keys, f"not measured: {missing}")
+        except testbed_runs.MissingCapability as why:
+            figures |= dict.fromkeys(keys, f"not measured: {why}")
         path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         for key in keys:
-            print(f"{key}: {figures[key]} {verdict(key, figures[key])}", flush=True)  # noqa: T201
-    figures["missed"] = [key for key in TARGETS if key in figures and not is_reached(key, figures[key])]
+            print(f"{key}: {figures[key]}", flush=True)  # noqa: T201
+    figures["missed"] = missed(figures, TARGETS)
     path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    for line in figures["missed"]:
+        print(f"MISSED {line}")  # noqa: T201
     return 1 if figures["missed"] else 0
-
-
-def machine() -> Figures:
-    """What it was measured on."""
-    return {
-        "cores": os.cpu_count(),
-        "processor": platform.machine(),
-        "python": sys.version.split()[0],
-        "torch": version("torch"),
-        "load_1_min": os.getloadavg()[0],
-    }
-
-
-def is_reached(key: str, value: object) -> bool:
-    """Whether a figure with a target reaches it; a reason in place of a figure does not."""
-    sign, bound = TARGETS[key]
-    return isinstance(value, int | float) and (value <= bound if sign == "<=" else value >= bound)
-
-
-def verdict(key: str, value: object) -> str:
-    """Whether a target is reached; empty without one."""
-    if key not in TARGETS:
-        return ""
-    sign, bound = TARGETS[key]
-    return f"(target {sign} {bound:g}: {'reached' if is_reached(key, value) else 'MISSED'})"
 
 
 if __name__ == "__main__":
