@@ -47,9 +47,8 @@ from ringtune.run_control import events as rd
 from ringtune.schedule.turns import Turn
 from ringtune.techniques.offload import helped
 from ringtune.v1 import control_pb2
-from tests.support.fake_agents import CALL_S, MODEL, NO_TIMES, FakeAgent, FakeCluster, job
+from tests.support.fake_agents import CALL_S, MODEL, NO_TIMES, FakeAgent, FakeCluster, job, run
 from tests.support.fake_agents import facts as fake_facts
-from tests.support.fake_runs import run
 
 
 @pytest.mark.promise("7 bounded memory")
