@@ -16,13 +16,10 @@
 #   make bench-ring  measure the ring against one process: build/bench/ring.json
 #   make bench-sim   measure predictions against boards of a testbed: build/bench/sim.json
 #   make bench-memory  measure what boards need against what the plan says: build/bench/memory.json
-#   make bench-memory-accuracy  train with HiFT and VeLoRA, three rates and seeds, in hours: build/bench/memory_accuracy.json
 #   make bench-predictions  measure how long runs take against what profiles say: build/bench/predictions.json
-#   make bench-d2ft  measure what operations of subnets cost and save: build/bench/d2ft.json
+#   make bench-d2ft  measure the time that operations of subnets leave of a block: build/bench/d2ft.json
 #   make bench-d2ft-accuracy  train with operations, text and images, in hours: build/bench/d2ft_accuracy.json
-#   make bench-cola  measure what helpers save and cost: build/bench/cola.json
-#   make bench-page  measure what an open page costs a run: build/bench/page.json
-#   make bench-examples  train the three examples, on the ring and in one process: build/bench/examples.json
+#   make bench-cola  count what a host of helped blocks holds: build/bench/cola.json
 #
 #   TORCH    what to install torch from, e.g. TORCH="torch==2.13.0 --index-url URL"
 #   PYTHON   the interpreter that .venv is made with (3.11 or newer)
@@ -45,7 +42,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check --no-input
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all page-test cuda faults promises lint proto docs wheel smoke arm64 bench-ring bench-sim bench-memory bench-memory-accuracy bench-predictions bench-d2ft bench-d2ft-accuracy bench-cola bench-page bench-examples clean
+.PHONY: help setup demo test test-all page-test cuda faults promises lint proto docs wheel smoke arm64 bench-ring bench-sim bench-memory bench-predictions bench-d2ft bench-d2ft-accuracy bench-cola clean
 
 help:
 	@sed -n 's/^#   make /make /p' Makefile
@@ -128,9 +125,6 @@ bench-sim: $(STAMP)
 bench-memory: $(STAMP)
 	$(BIN)/python -m tests.bench.memory $(ARGS)
 
-bench-memory-accuracy: $(STAMP)
-	$(BIN)/python -m tests.bench.memory_accuracy $(ARGS)
-
 bench-predictions: $(STAMP)
 	$(BIN)/python -m tests.bench.predictions $(ARGS)
 
@@ -142,12 +136,6 @@ bench-d2ft-accuracy: $(STAMP)
 
 bench-cola: $(STAMP)
 	$(BIN)/python -m tests.bench.cola $(ARGS)
-
-bench-examples: $(STAMP)
-	$(BIN)/python -m tests.bench.examples $(ARGS)
-
-bench-page: $(STAMP)
-	$(BIN)/python -m tests.bench.page $(ARGS)
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -5,8 +5,7 @@ thousand page faults: a third of the receiver's CPU time for 4 MiB tensors (meas
 an agent keeps freed memory, up to ``KEPT_BYTES`` of resident memory.
 
 By default glibc gives each thread a heap (an arena), with free memory that other threads can't use; an agent has
-a dozen threads. With one arena for all the demo's nodes peak 4 to 18 MiB lower, at the same speed of the channel
-(``python -m tests.bench.channel``).
+a dozen threads. With one arena for all the demo's nodes peak 4 to 18 MiB lower, at the same speed of the channel.
 
 Kept memory is fragmented. A tensor's memory is aligned, so a freed block of the same size fits only with the gaps
 beside it, which small objects have often taken. A LoRA step of six blocks of MiniLM's shape needs 330 MiB and made a

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.bench.trust_figures import spread, write_part
+from tests.bench.trust import spread, write_part
 from tests.support.cluster import TEMPLATE
 from tests.support.dying_ring import DyingRing, Trial, dying_ring
 

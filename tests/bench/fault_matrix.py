@@ -23,8 +23,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.bench.kept_trials import KeptTrials
-from tests.bench.trust_figures import spread, write_part
+from tests.bench.trust import KeptTrials, spread, write_part
 from tests.support.cluster import TEMPLATE
 from tests.support.faulty_runs import BEGUN, COORDINATOR, HOSTS, OWNERS, WHOLE, Fault, FaultyRing, Trial, faulty_ring
 

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench.mbert import write_model, write_rows
+from tests.bench.rings import write_model, write_rows
 
 TARGETS: Final = {"hift_state_over_group": 1.05, "hift_rss_over_full": 0.50, "hift_step_time_ratio": 1.10}
 MIB: Final = 1 << 20

@@ -10,10 +10,15 @@ refused       every board has 80 % of it: refused before anything is measured   
 found         the same, but boards are told nothing and read their own limit             exit 6
 ============= ========================================================================== ================
 
-What a board *needs* is in ``tests.bench.board_memory``. Pages of the libraries are charged to whoever read them first.
-So a limit is lowered by what a board has resident and is not charged with, and its agent is told (``--memory``) what it
-would have found on a machine of its own: the kernel is as strict there as on a real board. In the last case nothing
-runs, so the limit is the share itself, and the agent has to find it. Takes some twelve minutes.
+*Needed* is what would have to be there if the board were a machine of its own: the highest resident memory of the
+agent's process (``VmHWM``, the kernel's own peak; an agent that begins a run resets it, and the highest of all samples
+counts) and the highest that the kernel kept for it (page tables, stacks, sockets). Page cache that no process has
+mapped is not needed: the kernel drops it. Models and images have random content: memory depends on shapes alone.
+
+Pages of the libraries are charged to whoever read them first. So a limit is lowered by what a board has resident and is
+not charged with, and its agent is told (``--memory``) what it would have found on a machine of its own: the kernel is
+as strict there as on a real board. In the last case nothing runs, so the limit is the share itself, and the agent has
+to find it. Takes some twelve minutes.
 """
 
 from __future__ import annotations
@@ -22,22 +27,177 @@ import dataclasses
 import json
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
+import torch
 
 from coordinator.cli.demo_files import demo_cache, prepare
 from deploy.testbed.agents import AgentSetup
 from deploy.testbed.boards import Board, Layout
 from deploy.testbed.testbed import Testbed
+from docs.examples.fashion.prepare import CLASS_NAMES, OTHER_CLASSES
+from docs.examples.fashion.pretrain import Recipe, config_of
 from ringtune.errors import DeadlineError
 from ringtune.job.job import load_job
 from ringtune.machine.resources import LIBRARY_BYTES
-from tests.bench.board_memory import BoardMemory, MemoryWatch, resident
-from tests.bench.memory_models import write_images, write_llama, write_vit
 from tests.support.tiny import write_rows
+from tests.support.tiny_families import write_tokenizer
+
+_POLL_S = 0.05
+
+
+@dataclass(slots=True)
+class BoardMemory:
+    """The highest figures of one board, in bytes.
+
+    Attributes:
+        idle: resident before anything was asked of the agent.
+        uncharged: resident then, but charged to whoever read the files first.
+        resident: highest.
+        kernel: highest.
+    """
+
+    idle: int = 0
+    uncharged: int = 0
+    resident: int = 0
+    kernel: int = 0
+
+    @property
+    def needed(self) -> int:
+        """What the board needs in all."""
+        return self.resident + self.kernel
+
+
+class MemoryWatch:
+    """Samples all boards from its making, when all agents are idle, until it is closed.
+
+    Args:
+        bed: with agents that have joined and loaded their libraries.
+    """
+
+    def __init__(self, bed: Testbed) -> None:
+        self._bed = bed
+        self.boards = {board.name: _first(bed, board.name) for board in bed.layout.boards}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="watch-memory", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the sampling."""
+        self._ended.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._ended.wait(_POLL_S):
+            for name, found in self.boards.items():
+                try:
+                    found.resident = max(found.resident, resident(self._bed.process_id(name))["VmHWM"])
+                    found.kernel = max(found.kernel, self._bed.memory_use(name).kernel_bytes)
+                except (OSError, KeyError):  # the board's agent has ended
+                    continue
+
+
+def resident(process_id: int) -> dict[str, int]:
+    """Bytes of ``VmRSS``, ``VmHWM``, ``RssAnon`` and ``RssFile`` of a process.
+
+    Raises:
+        OSError: it has ended.
+    """
+    lines = (line.split() for line in Path(f"/proc/{process_id}/status").read_text().splitlines())
+    return {line[0].rstrip(":"): int(line[1]) << 10 for line in lines if len(line) == 3 and line[2] == "kB"}
+
+
+def _first(bed: Testbed, name: str) -> BoardMemory:
+    found, use = resident(bed.process_id(name)), bed.memory_use(name)
+    return BoardMemory(
+        idle=found["VmRSS"] + use.kernel_bytes,
+        uncharged=max(0, found["RssFile"] - use.mapped_bytes),
+        resident=found["VmHWM"],
+        kernel=use.kernel_bytes,
+    )
+
+
+BLOCKS, WIDTH, INNER, WORDS, HEADS, KEY_HEADS = 22, 2048, 5632, 32_000, 32, 4
+
+
+def write_vit(folder: Path) -> Path:
+    """Write the model of the image example with random weights."""
+    from transformers import ViTForImageClassification
+
+    config = config_of(Recipe(), num_labels=len(OTHER_CLASSES))
+    ViTForImageClassification(config).save_pretrained(folder)
+    return folder
+
+
+def write_images(path: Path, num_rows: int) -> Path:
+    """Write random images of the example's size and classes."""
+    drawn, side = np.random.default_rng(num_rows), Recipe().side
+    labels = np.array(CLASS_NAMES)[np.array(OTHER_CLASSES)[np.arange(num_rows) % len(OTHER_CLASSES)]]
+    np.savez(path, image=drawn.integers(0, 256, (num_rows, side, side), dtype=np.uint8), label=labels)
+    return path
+
+
+def _llama_shapes() -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a Llama with a decoder of its own."""
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (WORDS, WIDTH)}
+    keys = WIDTH // HEADS * KEY_HEADS
+    inside = {
+        **{f"self_attn.{name}_proj.weight": (WIDTH, WIDTH) for name in "qo"},
+        **{f"self_attn.{name}_proj.weight": (keys, WIDTH) for name in "kv"},
+        **{f"mlp.{name}_proj.weight": (INNER, WIDTH) for name in ("gate", "up")},
+        "mlp.down_proj.weight": (WIDTH, INNER),
+        "input_layernorm.weight": (WIDTH,),
+        "post_attention_layernorm.weight": (WIDTH,),
+    }
+    for block in range(BLOCKS):
+        found |= {f"model.layers.{block}.{name}": shape for name, shape in inside.items()}
+    return found | {"model.norm.weight": (WIDTH,), "lm_head.weight": (WORDS, WIDTH)}
+
+
+def write_llama(folder: Path, *, shard_bytes: int = 400 << 20) -> Path:
+    """Write a random Llama of 1.1 billion parameters (bfloat16) in several files, one shard in memory at a time."""
+    from safetensors.torch import save_file
+    from transformers import LlamaConfig
+
+    folder.mkdir(parents=True, exist_ok=True)
+    LlamaConfig(
+        vocab_size=WORDS,
+        hidden_size=WIDTH,
+        intermediate_size=INNER,
+        num_hidden_layers=BLOCKS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KEY_HEADS,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+        bos_token_id=2,
+        eos_token_id=3,
+        pad_token_id=0,
+        dtype="bfloat16",
+        architectures=["LlamaForCausalLM"],
+    ).save_pretrained(folder)
+    generator = torch.Generator().manual_seed(0)
+    files: list[dict[str, torch.Tensor]] = [{}]
+    places: dict[str, str] = {}
+    for name, shape in _llama_shapes().items():
+        if sum(tensor.nbytes for tensor in files[-1].values()) > shard_bytes:
+            save_file(files[-1], folder / f"model-{len(files):05}.safetensors", metadata={"format": "pt"})
+            files[-1].clear()
+            files.append({})
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float32)
+        files[-1][name] = (1 + 0.1 * drawn if len(shape) == 1 else drawn * 0.02).to(torch.bfloat16)
+        places[name] = f"model-{len(files):05}.safetensors"
+    save_file(files[-1], folder / f"model-{len(files):05}.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    write_tokenizer(folder, padding_side="right", with_types=False)
+    return folder
+
 
 MAX_ERROR, ROOM, TOO_LITTLE = 0.10, 1.05, 0.80
 MIB = 1 << 20

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deploy.testbed.capabilities import SKIPPED_EXIT_CODE, MissingCapability
-from tests.bench.kept_trials import KeptTrials
-from tests.bench.trust_figures import known_part, spread, write_part
+from tests.bench.trust import KeptTrials, known_part, spread, write_part
 from tests.support.board_ring import LEASE_S, STEPS, board_ring
 from tests.support.outcomes import Matrix, Outcome, Row
 from tests.support.strikes import STRIKES

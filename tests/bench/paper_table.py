@@ -10,6 +10,12 @@ Steps are equal here, so what compares is its time per epoch: 3.32x over Single 
 Memory is compared at equal numbers of micro-batches, because Single with more of them holds fewer activations too.
 PipeAdapter fills and drains its pipeline in every turn of ``LOCAL_ITERATIONS`` steps, as rounds ask for; the run
 ``pipeadapter-undrained`` has one owner and one turn, which is the most that a stale pipeline can be worth.
+
+``--stages`` lets the planner place RingAda's 700 steps on these boards twice: with memory for everything, and with 5 %
+less than any board needs that hosts all blocks. The first one runs again with rows that come twice, with and without a
+cache of hidden states. All methods have their best number of micro-batches up to 16, with the costs of small ones as
+measured. The ideal stale pipeline is the work of the busiest board alone: it never waits for a tensor and is never
+drained.
 """
 
 from __future__ import annotations
@@ -23,16 +29,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from coordinator.planner import make_plan as planner
+from coordinator.planner.limits import Effort
+from coordinator.planner.planned import Planned
+from coordinator.planner.replicas import layout_text
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
+from ringtune.job.job import Job, load_job
 from ringtune.schedule.methods import RingAda
-from ringtune.schedule.placement import CREDITS
+from ringtune.schedule.placement import CREDITS, ActivationCacheSettings, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.versions import depth
 from sim.prediction import Prediction, predict
-from tests.bench import mbert
-from tests.bench.jobs import BATCH_SIZE, write_job
-from tests.bench.rings import run
-from tests.support.plans import make_plan
+from tests.bench.rings import BATCH_SIZE, ROWS, TOKENS, run, write_job, write_model, write_rows
+from tests.support.plans import changed, make_plan
 
 OUT = Path("build/bench/paper")
 BOARDS = ("board-0", "board-1", "board-2", "board-3")
@@ -63,7 +72,7 @@ SHOWN = (
 @functools.cache
 def measure(folder: Path = OUT) -> NodeFacts:
     """Measure one node of this machine with each number of micro-batches; all points in one record."""
-    model, train = mbert.write_model(folder / "model"), mbert.write_rows(folder / "train.csv")
+    model, train = write_model(folder / "model"), write_rows(folder / "train.csv")
     found: list[NodeFacts] = []
     for microbatches in MICROBATCHES:
         job = write_job(
@@ -72,7 +81,7 @@ def measure(folder: Path = OUT) -> NodeFacts:
             train=train,
             steps=STEPS,
             microbatches=microbatches,
-            tokens=mbert.TOKENS,
+            tokens=TOKENS,
             more={"data.owners": 1, "train.local_iterations": LOCAL_ITERATIONS, "unfreeze.every_steps": EVERY_STEPS},
         )
         out = folder / f"profile-{microbatches}.json"
@@ -85,7 +94,7 @@ def measure(folder: Path = OUT) -> NodeFacts:
 def four_boards(node: NodeFacts) -> Profile:
     """Four boards like the measured node, at ``SPEED`` of it."""
     boards = tuple(
-        dataclasses.replace(node.at_pace(1 / SPEED), node=name, train_rows=mbert.ROWS // len(BOARDS)) for name in BOARDS
+        dataclasses.replace(node.at_pace(1 / SPEED), node=name, train_rows=ROWS // len(BOARDS)) for name in BOARDS
     )
     links = tuple(
         LinkFacts(source=source, target=target, rate_bytes_per_s=RATE_BYTES_PER_S, latency_s=LATENCY_S)
@@ -106,14 +115,14 @@ def plan_of(
         BOARDS[:owners],
         method=method,
         num_blocks=NUM_BLOCKS,
-        train_rows=mbert.ROWS // owners,
+        train_rows=ROWS // owners,
         eval_rows=0,
         num_steps=STEPS,
         local_iterations=local_iterations,
         every_steps=EVERY_STEPS,
         batch_size=BATCH_SIZE,
         microbatches=microbatches,
-        max_length=mbert.TOKENS,
+        max_length=TOKENS,
         hidden_size=768,
         labels=("bad", "good"),
         credits_per_channel=CREDITS,
@@ -158,7 +167,7 @@ def table(node: NodeFacts) -> dict[str, Any]:
     }
     single, pipe, ringada = (runs[best[method]] for method in TABLE_I)
     return {
-        "boards": {"speed": SPEED, "rate_bytes_per_s": RATE_BYTES_PER_S, "tokens": mbert.TOKENS, "batch": BATCH_SIZE},
+        "boards": {"speed": SPEED, "rate_bytes_per_s": RATE_BYTES_PER_S, "tokens": TOKENS, "batch": BATCH_SIZE},
         "touched_embedding_rows": {"single": TOUCHED_BY_ALL, "a board of four": TOUCHED_BY_A_QUARTER},
         "runs": runs,
         "best": best,
@@ -196,15 +205,128 @@ def lines(figures: Mapping[str, Any]) -> list[str]:
     return text
 
 
+STAGES_SHOWN = (
+    "speedup_over_single",
+    "speedup_over_ideal_stale",
+    "speedup_over_pipeadapter",
+    "tight_speedup_over_single",
+    "tight_speedup_over_ideal_stale",
+    "cached_speedup_over_ideal_stale",
+    "uncached_speedup_over_ideal_stale",
+)
+_PLAN_S = 120.0
+
+
+def stages_table(node: NodeFacts, job: Job) -> dict[str, Any]:
+    """Seconds of 700 steps of every method, and of RingAda on the planner's stages, with the fullest node's bytes.
+
+    Args:
+        node: as ``measure`` gives it.
+        job: that it was measured for.
+    """
+    profile, counts = four_boards(node), MICROBATCHES
+    runs: dict[str, dict[str, Any]] = {}
+    for count in counts:
+        plans = {
+            "single": plan_of("single", count, hosts=1, owners=1),
+            "pipeadapter": plan_of("pipeadapter", count),
+            "undrained": plan_of("pipeadapter", count, owners=1, local_iterations=STEPS),
+        }
+        runs |= {f"{name}-{count}": _row(predict(plan, profile)) for name, plan in plans.items()}
+    best = {name: min(runs[f"{name}-{count}"]["total_s"] for count in counts) for name in ("single", "pipeadapter")}
+    ideal_s = min(runs[f"undrained-{count}"]["busiest_s"] for count in counts)
+    roomy = planned(job, profile)
+    tight = planned(job, with_budget(profile, int(0.95 * min_bytes(profile))))
+    found: dict[str, Any] = {"runs": runs, "best_s": best, "ideal_stale_s": ideal_s}
+    for name, one in (("planned", roomy), ("tight", tight)):
+        row = found[name] = _row(predict(one.plan, profile))
+        row |= {"stages": layout_text(one.plan), "microbatches": one.plan.course.microbatches}
+    for name, cache in (("uncached", None), ("cached", ActivationCacheSettings())):
+        found[name] = _row(predict(twice(roomy.plan, cache), profile))
+    planned_s, tight_s = found["planned"]["total_s"], found["tight"]["total_s"]
+    return found | {
+        "speedup_over_single": best["single"] / planned_s,
+        "speedup_over_ideal_stale": ideal_s / planned_s,
+        "speedup_over_pipeadapter": best["pipeadapter"] / planned_s,
+        "tight_speedup_over_single": best["single"] / tight_s,
+        "tight_speedup_over_ideal_stale": ideal_s / tight_s,
+        "cached_speedup_over_ideal_stale": ideal_s / found["cached"]["total_s"],
+        "uncached_speedup_over_ideal_stale": ideal_s / found["uncached"]["total_s"],
+    }
+
+
+def planned(job: Job, profile: Profile) -> Planned:
+    """Let the planner place the job on the boards, with any number of micro-batches of the table."""
+    effort = Effort(seconds=_PLAN_S)
+    return planner.make_plan(job, profile.by_name, links=profile.links, microbatches=MICROBATCHES, effort=effort)
+
+
+def twice(plan: Plan, cache: ActivationCacheSettings | None) -> Plan:
+    """The plan with so many rows that each comes twice in the 700 steps, with or without a cache of hidden states."""
+    course = plan.course
+    rows = course.num_steps * course.batch_size // (2 * len(course.owners))
+    owners = tuple(dataclasses.replace(owner, train_rows=rows) for owner in course.owners)
+    placement = dataclasses.replace(plan.placement, cache=cache)
+    return Plan(dataclasses.replace(course, owners=owners), (placement,))
+
+
+def min_bytes(profile: Profile) -> int:
+    """The least that a board needs that hosts all blocks, with any number of micro-batches."""
+    found = []
+    for count in MICROBATCHES:
+        plan = plan_of("ringada", count)
+        pieces = tuple(Slice(node=board, start=0, stop=NUM_BLOCKS) for board in BOARDS)
+        found.append(min(node.needed_bytes for node in predict(changed(plan, slices=pieces), profile).nodes))
+    return min(found)
+
+
+def with_budget(profile: Profile, memory_bytes: int) -> Profile:
+    """The boards with so much memory."""
+    nodes = tuple(dataclasses.replace(node, memory_bytes=memory_bytes) for node in profile.nodes)
+    return dataclasses.replace(profile, nodes=nodes)
+
+
+def job_of() -> Job:
+    """The job that the boards were measured for."""
+    job = load_job(OUT / "measure-1.toml")
+    return job.with_overrides({"train.microbatches": 1})
+
+
+def _row(found: Prediction) -> dict[str, Any]:
+    return {
+        "total_s": found.train_s,
+        "busiest_s": max(node.busy_s for node in found.nodes),
+        "bubble_share": found.bubble_share,
+        "fullest_bytes": max(node.peak_memory_bytes for node in found.nodes),
+        "needed_bytes": max(node.needed_bytes for node in found.nodes),
+    }
+
+
+def stages_lines(figures: Mapping[str, Any]) -> list[str]:
+    """The table for people."""
+    rows = {**figures["runs"], **{name: figures[name] for name in ("planned", "tight", "uncached", "cached")}}
+    text = [f"{'run':<16} total s  busiest s  bubble  fullest MB"]
+    for name, row in rows.items():
+        text.append(
+            f"{name:<16} {row['total_s']:7.0f}  {row['busiest_s']:9.0f}  {row['bubble_share']:6.2f}  "
+            f"{row['fullest_bytes'] / 1e6:10.0f}  {row.get('stages', '')}"
+        )
+    return text
+
+
 def main() -> None:
-    """Measure, predict, print, write ``build/bench/paper/table.json``."""
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    figures = table(measure())
+    """Measure, predict, print, write ``build/bench/paper/table.json``; with ``--stages`` ``stages.json``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--stages", action="store_true", help="what the planner's stages are worth, instead")
+    if parser.parse_args().stages:
+        figures = stages_table(measure(), job_of())
+        name, shown, text = "stages", list(STAGES_SHOWN), stages_lines(figures)
+    else:
+        figures = table(measure())
+        name, shown, text = "table", list(SHOWN), lines(figures)
     OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / "table.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    print("\n".join(lines(figures)))  # noqa: T201
-    for name in SHOWN:
-        print(f"{name}: {figures[name]:.3f}")  # noqa: T201
+    (OUT / f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    print("\n".join([*text, *(f"{key}: {figures[key]:.3f}" for key in shown)]))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ from deploy.testbed.capabilities import find_capabilities
 from ringtune.costs.profile import Profile
 from ringtune.job.job import load_job
 from sim.prediction import predict
-from tests.bench.jobs import write_job
+from tests.bench.rings import write_job
 from tests.bench.testbed_runs import ON_BOARDS, Bed, MissingCapability, boards_of, on_boards, read_profile, set_rate
 
 OUT = Path("build/bench")

@@ -1,4 +1,4 @@
-"""``make bench-ring``: what the ring costs over one process and beside torch's own ways, and what it does to accuracy.
+"""``make bench-ring``: what the ring costs over one process, and what it does to accuracy.
 
 Real MiniLM and the demo's sentences, one compute thread a process. Writes ``build/bench/ring.json`` anew:
 
@@ -10,14 +10,6 @@ one_node_cpu_ratio          the same in processor seconds: steadier where the ma
                             other work
 four_node_cpu_ratio         processor seconds of four nodes over those of one, same steps;     <= 1.15
                             a short run is subtracted from a long one, so building cancels
-pipelining_ratio            seconds of a step of four nodes over torch's pipeline (1F1B, gloo)  <= 1.0
-                            with four processes: 12 blocks of width 384, everything trains;
-                            median of interleaved pairs, of steps with the same losses
-ddp_ratio                   the same over torch's data parallelism with four processes         reported
-channel_ratio               a ring link with its codec over a bare gRPC stream of 4 MB          >= 0.8
-                            messages, bytes per second; one allocator at all ends
-channel_ratio_plain         the same with the allocator as it comes                            reported
-bf16_bytes_ratio            bytes on the wire in bfloat16 over those in float32                 <= 0.505
 same_schedule_accuracy_gap  four-node ring and one plain process, same steps                    <= 0.002
 all_unfrozen_accuracy_gap   everything trainable from the first step, less RingAda's schedule;  reported
                             same number of steps, mean of three seeds
@@ -29,20 +21,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from coordinator.cli.demo_files import Workspace, demo_cache, prepare
-from tests.bench.jobs import write_job
-from tests.bench.pipelining import figures_of, measure_pairs
-from tests.bench.rings import RingRun, run, run_plain, run_ring
+from tests.bench.rings import Figures, RingRun, machine, missed, run_plain, run_ring, write_job
 
 OUT = Path("build/bench")
 PAIRS = 5
@@ -52,12 +39,8 @@ SEEDS = (0, 1, 2)
 TARGETS: dict[str, tuple[str, float]] = {
     "one_node_wall_ratio": ("<=", 1.05),
     "four_node_cpu_ratio": ("<=", 1.15),
-    "pipelining_ratio": ("<=", 1.0),
-    "channel_ratio": (">=", 0.8),
-    "bf16_bytes_ratio": ("<=", 0.505),
     "same_schedule_accuracy_gap": ("<=", 0.002),
 }
-Figures = dict[str, Any]
 
 
 def timing_job(workspace: Workspace, steps: int) -> Path:
@@ -107,27 +90,6 @@ def cpu_of_steps(short: Path, long: Path, *, nodes: int) -> float:
     return run_ring(long, OUT / f"cpu-{nodes}", nodes=nodes).cpu_s - less
 
 
-def measure_beside_torch(kind: str) -> Figures:
-    """The ring and a kind of ``tests.bench.torch_steps``, in pairs."""
-    found = measure_pairs(OUT, kind)
-    for pair in found:
-        texts = (f"ring {pair.ring_s:.3f} s a step, {kind} {pair.other_s:.3f} s", f"ratio {pair.ratio:.3f}")
-        say(f"{', '.join(texts)}; others had {pair.others_share:.0%} of the processors")
-    return figures_of(kind, found)
-
-
-def measure_channel(workspace: Workspace) -> Figures:
-    """What ``tests.bench.channel`` measures."""
-    command = [sys.executable, "-m", "tests.bench.channel"]
-    alike, plain = (json.loads(run([*command, *more]).splitlines()[-1]) for more in ((), ("--plain-allocator",)))
-    return {
-        "channel_ratio": alike["channel_ratio"],
-        "channel_ratio_plain": plain["channel_ratio"],
-        "bf16_bytes_ratio": alike["bf16_bytes_ratio"],
-        "samples": {"channel": alike["channel"], "channel_plain": plain["channel"]},
-    }
-
-
 def measure_accuracy(workspace: Workspace) -> Figures:
     """The ring against one process with the same steps, and RingAda's schedule against everything trainable."""
     start_s = time.monotonic()
@@ -155,10 +117,7 @@ def measure_accuracy(workspace: Workspace) -> Figures:
 
 
 PARTS: dict[str, Callable[[Workspace], Figures]] = {
-    "channel": measure_channel,
     "cost": measure_cost,
-    "pipelining": lambda workspace: measure_beside_torch("pipelining"),
-    "ddp": lambda workspace: measure_beside_torch("ddp"),
     "accuracy": measure_accuracy,
 }
 
@@ -166,27 +125,6 @@ PARTS: dict[str, Callable[[Workspace], Figures]] = {
 def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
     """Pairwise."""
     return [one / other for one, other in zip(above, below, strict=True)]
-
-
-def missed(figures: Figures) -> list[str]:
-    """The targets that figures which were measured do not reach, in words."""
-    lines = []
-    for name, (relation, target) in TARGETS.items():
-        value = figures.get(name)
-        if value is not None and not (value <= target if relation == "<=" else value >= target):
-            lines.append(f"{name} is {value:.4f}, the target is {relation} {target}")
-    return lines
-
-
-def machine() -> Figures:
-    """What the figures were measured on."""
-    names = ("torch", "transformers", "adapters", "grpcio", "protobuf")
-    return {
-        "system": f"{platform.system()} {platform.machine()}",
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in names},
-    }
 
 
 def say(text: str) -> None:
@@ -209,7 +147,13 @@ def main() -> int:
         found = PARTS[name](workspace)
         samples.update(found.pop("samples", {}))
         figures.update(found)
-    figures = {**figures, "targets": TARGETS, "missed": missed(figures), "samples": samples, "machine": machine()}
+    figures = {
+        **figures,
+        "targets": TARGETS,
+        "missed": missed(figures, TARGETS),
+        "samples": samples,
+        "machine": machine(),
+    }
     result.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(figures, indent=1))  # noqa: T201
     for line in figures["missed"]:

@@ -1,14 +1,119 @@
-"""Run the real ring for a benchmark, as a user would, and read what it cost from its folder."""
+"""What runs of a benchmark are made of: a job, a model and rows for timings, and the ring itself, as a user runs it.
+
+The model of ``write_model`` has mBERT's shape and random weights, and its rows one length; what it says means nothing.
+12 blocks of width 768, feed-forward 3072, 12 heads, 119,547 words: 178 million parameters, 0.7 GB on the disk.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from ringtune.job.job import METHOD_SECTIONS, Job, Model
+from ringtune.schedule.methods import method_class
+from ringtune.storage.durable import write_durably
+
+Figures = dict[str, Any]
+
+LEARNING_RATE = 1e-3
+BATCH_SIZE = 16
+
+
+def write_job(
+    path: Path,
+    *,
+    model: Path,
+    train: Path,
+    steps: int,
+    method: str = "ringada",
+    microbatches: int = 4,
+    tokens: int = 64,
+    more: Mapping[str, object] | None = None,
+) -> Path:
+    """Write a job with one compute thread a node, no checkpoints and no copies.
+
+    Args:
+        path: of the file.
+        model: folder.
+        train: rows.
+        steps: how many.
+        method: ``train.method``.
+        microbatches: of each batch.
+        tokens: of the longest row.
+        more: further keys with a dot, e.g. ``{"train.seed": 1}``; settings of another method are left out, so that
+            methods can be compared.
+
+    Returns:
+        The whole path of the file.
+
+    Raises:
+        JobError: a key is unknown, or its value can't be.
+    """
+    values: dict[str, object] = {
+        "data.train": str(train.resolve()),
+        "train.method": method,
+        "train.learning_rate": LEARNING_RATE,
+        "train.batch_size": BATCH_SIZE,
+        "train.microbatches": microbatches,
+        "train.max_length": tokens,
+        "train.max_steps": steps,
+        "train.checkpoint_every": 0,
+        "runtime.threads": 1,
+        "recovery.copies": "none",
+    }
+    foreign = METHOD_SECTIONS.keys() - {method_class(method).section}
+    values |= {key: value for key, value in (more or {}).items() if key.partition(".")[0] not in foreign}
+    job = Job(model=Model(path=str(model.resolve()))).with_overrides(values)
+    write_durably(path, job.to_toml().encode())
+    return path.resolve()
+
+
+TOKENS = 128
+ROWS = 640
+_VOCABULARY = 119_547
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_WORDS = 4000
+
+
+def write_model(folder: Path, *, vocabulary: int = _VOCABULARY) -> Path:
+    """Write config, random weights and a tokenizer of so many words, unless they are there."""
+    if (folder / "model.safetensors").exists():
+        return folder
+    import torch
+    from safetensors.torch import save_file
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config = BertConfig(vocab_size=vocabulary, architectures=["BertModel"])
+    torch.manual_seed(0)
+    model = BertModel(config)
+    words = [*_SPECIAL, *(f"w{index}" for index in range(vocabulary - len(_SPECIAL)))]
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    BertTokenizerFast(vocab_file=str(folder / "vocab.txt"), model_max_length=512).save_pretrained(folder)
+    config.save_pretrained(folder)
+    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def write_rows(path: Path, *, rows: int = ROWS, tokens: int = TOKENS) -> Path:
+    """Write labelled rows that are all longer than ``tokens``: every batch has the full length."""
+    lines = ["text,label"]
+    for row in range(rows):
+        words = " ".join(f"w{(row * 31 + place * 7) % _WORDS}" for place in range(tokens))
+        lines.append(f"{words},{'good' if row % 2 else 'bad'}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
 
 RUN_DEADLINE_S = 1800.0
 
@@ -36,11 +141,6 @@ class RingRun:
         """
         ends_s = self._step_ends_s()
         return ends_s[last_step - 1] - ends_s[first_step - 1]
-
-    def step_s(self, first_step: int, last_step: int) -> list[float]:
-        """Seconds of each of the steps ``[first_step, last_step)``, from end to end."""
-        ends_s = self._step_ends_s()
-        return [ends_s[step] - ends_s[step - 1] for step in range(first_step, last_step)]
 
     @property
     def report(self) -> dict[str, Any]:
@@ -102,3 +202,30 @@ def run(command: list[str]) -> str:
             f"{' '.join(command[1:4])} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}"
         )
     return done.stdout
+
+
+def missed(figures: Figures, targets: Mapping[str, tuple[str, float]]) -> list[str]:
+    """The targets (``<=`` or ``>=``, and a bound) that figures do not reach, in words.
+
+    A text in the place of a figure, which says why it was not measured, reaches none; a figure that was not asked for
+    is left out.
+    """
+    lines = []
+    for name, (sign, bound) in targets.items():
+        value = figures.get(name, bound)
+        if not isinstance(value, int | float):
+            lines.append(f"{name} is {value}, the target is {sign} {bound:g}")
+        elif not (value <= bound if sign == "<=" else value >= bound):
+            lines.append(f"{name} is {value:.4f}, the target is {sign} {bound:g}")
+    return lines
+
+
+def machine() -> Figures:
+    """What figures were measured on."""
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "load_1_min": os.getloadavg()[0],
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "transformers", "adapters", "grpcio", "protobuf")},
+    }

@@ -44,18 +44,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from coordinator.cli.demo_files import demo_cache, prepare
 from sim.prediction import predict
-from tests.bench import mbert, paper_table, planner, stages_table, testbed_depths, testbed_runs
+from tests.bench import paper_table, planner, testbed_runs
+from tests.bench.rings import TOKENS, Figures, machine, missed, write_model, write_rows
 
 OUT = Path("build/bench")
 REPEATS = 3
@@ -84,7 +81,6 @@ TARGETS: dict[str, tuple[str, float]] = {
     "plan_64x96_s": ("<=", 5.0),
 }
 
-Figures = dict[str, Any]
 Part = Callable[[Figures], Figures]
 
 
@@ -108,8 +104,8 @@ def paper(figures: Figures) -> Figures:
 
 def stages(figures: Figures) -> Figures:
     """What the planner's stages are worth on the same boards."""
-    found = stages_table.table(paper_table.measure(), stages_table.job_of())
-    return {name: found[name] for name in stages_table.SHOWN} | {"stages_table": found}
+    found = paper_table.stages_table(paper_table.measure(), paper_table.job_of())
+    return {name: found[name] for name in paper_table.STAGES_SHOWN} | {"stages_table": found}
 
 
 def times(figures: Figures, *, steps: dict[str, int], repeats: int) -> Figures:
@@ -134,8 +130,8 @@ def microbatches(figures: Figures) -> Figures:
     )
     other = testbed_runs.microbatch_speedup(
         OUT / "testbed" / "short-rows",
-        model=mbert.write_model(folder / "model"),
-        train=mbert.write_rows(folder / "train.csv"),
+        model=write_model(folder / "model"),
+        train=write_rows(folder / "train.csv"),
         tokens=SHORT_TOKENS,
         mbit_per_s=1000,
         steps=5,
@@ -159,13 +155,13 @@ def depths(figures: Figures) -> Figures:
     """Three depths of the paper's run on the testbed."""
     folder = paper_table.OUT
     best = str(figures.get("paper_table", {}).get("best", {}).get("ringada", "ringada-8"))
-    found = testbed_depths.depths_on_boards(
+    found = testbed_runs.depths_on_boards(
         OUT / "testbed" / "depths",
-        model=mbert.write_model(folder / "model"),
-        train=mbert.write_rows(folder / "train.csv"),
+        model=write_model(folder / "model"),
+        train=write_rows(folder / "train.csv"),
         depths=CONFIRMED_DEPTHS,
         steps_each=5,
-        tokens=mbert.TOKENS,
+        tokens=TOKENS,
         microbatches=int(best.rsplit("-", 1)[1]),
     )
     return {"confirmed_depths": found}
@@ -174,13 +170,13 @@ def depths(figures: Figures) -> Figures:
 def staged_boards(figures: Figures) -> Figures:
     """What the planner's stages gain on the testbed, where boards hold the model."""
     folder = paper_table.OUT
-    found = testbed_depths.stages_on_boards(
+    found = testbed_runs.stages_on_boards(
         OUT / "testbed" / "stages",
-        model=mbert.write_model(folder / "model"),
-        train=mbert.write_rows(folder / "train.csv"),
+        model=write_model(folder / "model"),
+        train=write_rows(folder / "train.csv"),
         depths=CONFIRMED_DEPTHS,
         steps_each=4,
-        tokens=mbert.TOKENS,
+        tokens=TOKENS,
         microbatches=8,
     )
     return {
@@ -194,7 +190,7 @@ def slowed_board(figures: Figures) -> Figures:
     """What replanning gains when a board slows to half in mid-run."""
     workspace = prepare(OUT / "testbed" / "demo", demo_cache())
     train = workspace.job.with_name("train.csv")
-    found = testbed_depths.slowed_on_boards(OUT / "testbed" / "slowed", model=workspace.model, train=train)
+    found = testbed_runs.slowed_on_boards(OUT / "testbed" / "slowed", model=workspace.model, train=train)
     return {"share_of_predicted_gain": found["share_of_predicted_gain"], "slowed_board": found}
 
 
@@ -203,7 +199,7 @@ def slowed_link(figures: Figures) -> Figures:
     workspace = prepare(OUT / "testbed" / "demo", demo_cache())
     train = workspace.job.with_name("train.csv")
     folder = OUT / "testbed" / "slowed-link"
-    found = testbed_depths.slowed_on_boards(folder, model=workspace.model, train=train, steps=120, link=True)
+    found = testbed_runs.slowed_on_boards(folder, model=workspace.model, train=train, steps=120, link=True)
     return {"slowed_link_share_of_predicted_gain": found["share_of_predicted_gain"], "slowed_link": found}
 
 
@@ -223,7 +219,7 @@ def parts_of(steps: dict[str, int], repeats: int) -> dict[str, tuple[Part, tuple
     return {
         "actions": (actions_per_s, ("actions_per_s",)),
         "paper": (paper, paper_table.SHOWN),
-        "stages": (stages, stages_table.SHOWN),
+        "stages": (stages, paper_table.STAGES_SHOWN),
         "planning": (planning, ("planner_over_even", "plan_64x96_s")),
         "times": (
             lambda figures: times(figures, steps=steps, repeats=repeats),
@@ -259,39 +255,16 @@ def main() -> int:
             continue
         try:
             figures |= part(figures)
-        except testbed_runs.MissingCapability as missing:
-            figures |= dict.fromkeys(keys, f"not measured: {missing}")
+        except testbed_runs.MissingCapability as why:
+            figures |= dict.fromkeys(keys, f"not measured: {why}")
         path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         for key in keys:
-            print(f"{key}: {figures[key]} {verdict(key, figures[key])}", flush=True)  # noqa: T201
-    figures["missed"] = [key for key in TARGETS if key in figures and not is_reached(key, figures[key])]
+            print(f"{key}: {figures[key]}", flush=True)  # noqa: T201
+    figures["missed"] = missed(figures, TARGETS)
     path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    for line in figures["missed"]:
+        print(f"MISSED {line}")  # noqa: T201
     return 1 if figures["missed"] else 0
-
-
-def machine() -> Figures:
-    """What it was measured on."""
-    return {
-        "cores": os.cpu_count(),
-        "processor": platform.machine(),
-        "python": sys.version.split()[0],
-        "torch": version("torch"),
-        "load_1_min": os.getloadavg()[0],
-    }
-
-
-def is_reached(key: str, value: object) -> bool:
-    """Whether a figure with a target reaches it; a reason in place of a figure does not."""
-    sign, bound = TARGETS[key]
-    return isinstance(value, int | float) and (value <= bound if sign == "<=" else value >= bound)
-
-
-def verdict(key: str, value: object) -> str:
-    """Whether a target is reached; empty without one."""
-    if key not in TARGETS:
-        return ""
-    sign, bound = TARGETS[key]
-    return f"(target {sign} {bound:g}: {'reached' if is_reached(key, value) else 'MISSED'})"
 
 
 if __name__ == "__main__":

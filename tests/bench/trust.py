@@ -20,19 +20,74 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from deploy.testbed.capabilities import SKIPPED_EXIT_CODE
 from ringtune.storage.durable import write_durably
-from tests.bench.trust_figures import write_part
 
-DONE = Path("build/bench/trials/parts.json")
+OUT = Path("build/bench/trust.json")
+FOLDER = Path("build/bench/trials")
+DONE = FOLDER / "parts.json"
 DRAWS = "5000"
 _KEEP_TRIALS = ("matrix", "outcomes")
+
+
+def write_part(name: str, figures: Mapping[str, object], path: Path = OUT) -> None:
+    """Put the figures of one benchmark in the place of those that are there under its name."""
+    known = _known(path)
+    write_durably(path, (json.dumps({**known, name: figures}, indent=2, sort_keys=True) + "\n").encode())
+
+
+def known_part(name: str, path: Path = OUT) -> dict[str, object]:
+    """The figures of a benchmark that are there already; empty if there are none."""
+    return dict(_known(path).get(name, {}))
+
+
+def _known(path: Path) -> dict[str, dict[str, object]]:
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+
+def spread(seconds: Sequence[float]) -> dict[str, float]:
+    """Count, median, 95th percentile and longest of some durations, which are at least one."""
+    ordered = sorted(seconds)
+    last = len(ordered) - 1
+    return {
+        "count": len(ordered),
+        "median_s": round(statistics.median(ordered), 3),
+        "p95_s": round(ordered[min(last, -(-95 * len(ordered) // 100) - 1)], 3),
+        "longest_s": round(ordered[-1], 3),
+    }
+
+
+class KeptTrials:
+    """The trials of one benchmark, each written as soon as it is done.
+
+    Args:
+        name: of the benchmark.
+        go_on: whether those of earlier calls count; else they are forgotten.
+    """
+
+    def __init__(self, name: str, *, go_on: bool) -> None:
+        self._path = FOLDER / f"{name}.jsonl"
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if not go_on:
+            self._path.unlink(missing_ok=True)
+
+    def of(self, case: str) -> list[dict[str, Any]]:
+        """What is kept of a case, in order."""
+        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
+        return [entry["trial"] for entry in map(json.loads, lines) if entry["case"] == case]
+
+    def add(self, case: str, trial: dict[str, Any]) -> None:
+        """Keep a trial."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"case": case, "trial": trial}) + "\n")
 
 
 def commands(minutes: float) -> dict[str, tuple[str, ...]]:

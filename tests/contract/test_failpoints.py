@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +15,6 @@ from ringtune.transport.channels import Server, open_channel
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support import failpoints
 from tests.support.failpoints import DONE_SUFFIX, Failpoints, Failure, Order
-from tests.support.processes import source_environment
 
 
 @pytest.fixture(autouse=True)
@@ -27,16 +22,6 @@ def unnamed() -> Iterator[None]:
     """No test leaves this process with failpoints."""
     yield
     failpoints.disarm()
-
-
-@pytest.mark.parametrize(
-    "text", ["backward 3 kill", "send h 1 delay 0.5", "rename shard-* 2 error", "call Report 1 drop-reply"]
-)
-def test_order_is_read_as_it_is_written(text: str) -> None:
-    """The place may have spaces and wildcards."""
-    order = Order.parse(text)
-    assert str(order) == text
-    assert order.count >= 1
 
 
 @pytest.mark.parametrize(
@@ -81,31 +66,6 @@ def test_nothing_fails_before_a_process_is_armed_and_after_it(tmp_path: Path) ->
         failpoints.reached("update")
 
 
-@pytest.mark.parametrize("failure", ["kill", "stop"])
-def test_process_ends_or_stands_still_where_it_is_told(tmp_path: Path, failure: str) -> None:
-    """It has done what was before the place, and nothing after it."""
-    (tmp_path / "a").write_text(f"there 2 {failure}")
-    source = (
-        "import sys\nfrom pathlib import Path\nfrom tests.support import failpoints as f\n"
-        "f.arm('a', Path(sys.argv[1]))\n"
-        "for i in range(3):\n print(i, flush=True)\n f.reached('there')\n"
-    )
-    process = subprocess.Popen(  # noqa: S603 - our own module
-        [sys.executable, "-c", source, str(tmp_path)], env=source_environment(), stdout=subprocess.PIPE, text=True
-    )
-    if failure == "kill":
-        output, _ = process.communicate(timeout=60)
-        assert (output, process.returncode) == ("0\n1\n", -signal.SIGKILL)
-        return
-    _, status = os.waitpid(process.pid, os.WUNTRACED)
-    try:
-        assert os.WIFSTOPPED(status)
-    finally:
-        process.send_signal(signal.SIGCONT)
-        output, _ = process.communicate(timeout=60)
-    assert output == "0\n1\n2\n"
-
-
 class _Counting(control_pb2_grpc.CoordinatorServicer):
     """Counts reports."""
 
@@ -135,22 +95,5 @@ def test_dropped_call_fails_as_a_broken_connection(tmp_path: Path, failure: str,
             assert servicer.count == counted
             stub.Report(control_pb2.ReportRequest(), timeout=20)
             assert servicer.count == counted + 1
-    finally:
-        server.stop()
-
-
-def test_answer_is_a_place(tmp_path: Path) -> None:
-    """Before and after a servicer's work; the error of one is the caller's."""
-    failpoints.arm("a", tmp_path)
-    servicer = _Counting()
-    server = Server("127.0.0.1:0", lambda made: control_pb2_grpc.add_CoordinatorServicer_to_server(servicer, made))
-    try:
-        with open_channel(server.address) as channel:
-            stub = control_pb2_grpc.CoordinatorStub(channel)
-            for place, counted in (("answer Report", 0), ("answered Report", 1)):
-                (tmp_path / "a").write_text(f"{place} 1 error")
-                with pytest.raises(grpc.RpcError):
-                    stub.Report(control_pb2.ReportRequest(), timeout=20)
-                assert servicer.count == counted
     finally:
         server.stop()

@@ -13,10 +13,9 @@ from ringtune.schedule.plan import Plan
 from tests.features.feature import ONE, Feature, Run, Tensors, Wanted, planned
 from tests.features.models import of_family
 from tests.support import hift_reference
-from tests.support.family_inputs import TASKS
 from tests.support.literal_velora import every_layer, make_literal
 from tests.support.tiny_families import MODEL_TYPES
-from tests.support.torch_ring import Case, TorchCarrier
+from tests.support.torch_ring import TASKS, Case, TorchCarrier
 
 NO_GRADIENT = "attention.self.key.bias"
 """The loss does not depend on it: its gradient is rounding, which Adafactor makes as large as any other."""

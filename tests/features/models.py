@@ -14,10 +14,9 @@ from safetensors.torch import load, load_file, save_file
 from ringtune.models.adapter_config import invertible_of
 from ringtune.models.families import FAMILIES
 from tests.features.feature import PRIVATE, SPLITS, Feature, Run, Tensors, inputs
-from tests.support.family_inputs import TASKS
 from tests.support.stock_plugged import SCORES_CAPPED, with_room
 from tests.support.tiny_families import MODEL_TYPES
-from tests.support.torch_ring import Case
+from tests.support.torch_ring import TASKS, Case
 
 # ---- how the library loads a result -------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ def test_run_goes_on_after_the_death_of_its_coordinator(
     """
     trial = dying.trial(order, node=node)
     assert trial.deaths == 1 and trial.from_step in from_steps, trial
-    assert trial.is_good, trial
+    assert trial.is_good and trial.is_told, trial
 
 
 @pytest.mark.parametrize(("event", "with_coordinator"), [('"preparing"', False), ('"step": 5', True)])

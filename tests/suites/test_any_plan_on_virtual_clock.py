@@ -24,8 +24,7 @@ from sim.ring import RingResult
 from tests.features.plans import KINDS, AnyRun, start_of
 from tests.support.model_facts import WEIGHTLESS
 from tests.support.moves import by_placement
-from tests.support.tables import parse_table
-from tests.support.validate import validate_table
+from tests.support.validate import parse_table, validate_table
 
 SEEDS = 6
 """Plans of a kind in the gate; --all has twelve times as many."""

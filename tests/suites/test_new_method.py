@@ -39,9 +39,8 @@ from tests.support.plans import changed, make_method
 from tests.support.plans import make_plan as plan_by_hand
 from tests.support.profiles import all_pairs, profile_of
 from tests.support.reference import inputs_of, targets_of, whole_model
-from tests.support.tables import parse_table
 from tests.support.torch_ring import Case, distance, reference_of, write_inputs
-from tests.support.validate import validate_table
+from tests.support.validate import parse_table, validate_table
 
 NUM_BLOCKS = 6
 SPLITS: dict[str, Slices] = {

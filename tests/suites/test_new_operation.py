@@ -30,9 +30,8 @@ from sim.recorded_run import read_trace
 from sim.ring import VirtualRing
 from tests.support.plans import make_plan
 from tests.support.profiles import all_pairs, profile_of
-from tests.support.tables import parse_table
 from tests.support.torch_ring import Case, TorchCarrier, make_carrier, write_inputs
-from tests.support.validate import validate_table
+from tests.support.validate import parse_table, validate_table
 
 SLICES = [("a", 0, 2), ("b", 2, 4)]
 

@@ -22,10 +22,8 @@ from sim.ring import RingResult, VirtualRing
 from tests.features.plans import KINDS, AnyRun, Losses, loss_at, run, unfreezing_plan
 from tests.suites.test_any_plan_on_virtual_clock import weight_changes
 from tests.support.moves import granted
-from tests.support.plans import changed, make_plan
-from tests.support.tables import parse_table
-from tests.support.unfreezing import unfreezing_after
-from tests.support.validate import validate_table
+from tests.support.plans import changed, make_plan, unfreezing_after
+from tests.support.validate import parse_table, validate_table
 
 UNFREEZING = next(kind for kind in KINDS if kind.name == "unfreezing")
 THREE = [("a", 0, 2), ("b", 2, 3), ("c", 3, 4)]

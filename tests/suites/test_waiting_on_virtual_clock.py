@@ -14,7 +14,6 @@ from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from sim.ring import RingResult
-from tests.suites.test_left_out_on_virtual_clock import plan_of
 from tests.suites.test_recovery_on_virtual_clock import MOMENTS, SEEDS, recoveries, ring_of, story
 from tests.support.moves import slices_of
 from tests.support.plans import make_plan
@@ -61,30 +60,6 @@ def once(ring: RecoveringRing, is_due: Callable[[], bool], act: Callable[[], obj
 def is_waiting(ring: RecoveringRing) -> Callable[[], bool]:
     """Whether the run waits."""
     return lambda: ring._rounds.phase == "waiting"
-
-
-@pytest.mark.promise("1 partition invariance")
-@pytest.mark.parametrize("block", range(10))
-@pytest.mark.sampled(1)
-def test_runs_whose_lost_nodes_come_back_log_what_undisturbed_ones_do(block: int) -> None:
-    """Owners and hosts, one or two at any moments: no step is lost, and none is logged twice."""
-    waited = 0
-    for seed in range(block * 20, block * 20 + 20):
-        rng = random.Random(f"back {seed}")
-        plan = plan_of(rng)
-        wanted = ring_of(plan, random.Random(seed)).run()
-        ring = ring_of(plan, rng, recovery=WAITS, back_s=lambda node, rng=rng: 20 * rng.random())
-        moments = sorted(rng.choices(range(1, 300), k=rng.choice([1, 1, 2])))
-        lose_some(ring, [(at, rng.choice(plan.nodes)) for at in moments])
-        result = ring.run()
-        assert result.finish is not None, (seed, ring.lost, ring.waiting_for(plan.nodes[0]))
-        if result.finish.error:
-            assert "no living node" in result.finish.message, (seed, result.finish)
-            continue
-        waited += bool(waits(result))
-        assert story(result) == story(wanted), seed
-        assert ring.surprises == [], seed
-    assert waited >= 5
 
 
 @pytest.mark.parametrize("owner", ["a", "d", "c"])

@@ -6,9 +6,11 @@ For tests and ``tests.bench.coordinator_death``.
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,14 +27,93 @@ from coordinator.run.requests import RunRequest
 from coordinator.screen.progress import Progress
 from ringtune.errors import RingTuneError
 from ringtune.schedule.plan import Plan
-from tests.support import measured
-from tests.support.cluster import LEASE_S, START_S, TEMPLATE, Nodes
-from tests.support.dying_coordinator import NAME, DyingCoordinator, dying_coordinator
-from tests.support.failpoints import DONE_SUFFIX, Order
+from tests.support import leaks, measured
+from tests.support.cluster import LEASE_S, START_S, TEMPLATE, Nodes, free_port
+from tests.support.failpoints import DONE_SUFFIX, VARIABLE, Order
 from tests.support.killing import difference, steps_of_metrics, trained
 from tests.support.moves import moving, slices_of
 from tests.support.processes import RUN_S, start_ringtune
 from tests.support.typed import run_here
+
+NAME = "coordinator"
+
+
+class DyingCoordinator:
+    """Starts a coordinator again whenever it is killed, until it is closed.
+
+    Args:
+        folder: for its state and the orders to fail.
+
+    Attributes:
+        address: where it listens.
+        num_deaths: how often it was killed.
+        num_returns: how often it listened again.
+        on_death: called before it is started again, on another thread.
+        orders: folder of the orders to fail, also for its nodes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.address = f"127.0.0.1:{free_port()}"
+        self.num_deaths = 0
+        self.num_returns = 0
+        self.on_death: Callable[[], object] = lambda: None
+        self.orders = folder / "failpoints"
+        self.orders.mkdir()
+        self._arguments = ("--bind", self.address, "--state", folder / "state", "--lease", LEASE_S, "--json")
+        self._closing = threading.Event()
+        self._process = self._start()
+        self._watch = threading.Thread(target=self._start_again, daemon=True)
+        self._watch.start()
+
+    def _start(self) -> subprocess.Popen[str]:
+        process = start_ringtune(
+            "coordinator", *self._arguments, module="tests.support.failing_command", **{VARIABLE: str(self.orders)}
+        )
+        leaks.KEPT.add(process.pid)
+        assert process.stdout is not None
+        listening = process.stdout.readline()
+        assert json.loads(listening)["address"] == self.address
+        self._reader = threading.Thread(target=self._read, args=(process,), daemon=True)
+        self._reader.start()
+        return process
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        with process:  # closes its pipes
+            assert process.stdout is not None
+            for _ in process.stdout:
+                pass
+
+    def _start_again(self) -> None:
+        while self._process.wait() == -signal.SIGKILL and not self._closing.is_set():
+            leaks.KEPT.discard(self._process.pid)
+            self.num_deaths += 1
+            self._reader.join(RUN_S)
+            self.on_death()
+            self._process = self._start()
+            self.num_returns += 1
+
+    def order(self, text: str) -> None:
+        """Let it fail once."""
+        partial = self.orders / f".{NAME}"
+        partial.write_text(str(Order.parse(text)))
+        partial.replace(self.orders / NAME)
+
+    def kill(self) -> None:
+        """Kill it now; it comes back."""
+        self._process.send_signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """End it for good."""
+        self._closing.set()
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(RUN_S)
+        finally:
+            self._process.kill()
+            leaks.KEPT.discard(self._process.pid)
+            self._watch.join(RUN_S)
+            self._reader.join(RUN_S)
+
 
 OWNERS, HOSTS = ("a", "b"), ("c", "d")
 NAMES = (*OWNERS, *HOSTS)
@@ -71,6 +152,7 @@ class Trial:
         difference: of the largest trained value, to the undisturbed run.
         has_right_steps: whether each step is in the metrics once.
         from_step: of the checkpoint from which the run went on; -1 = it began anew, -2 = it did not have to.
+        is_told: whether the submitter was told that the coordinator was away, and that it answers again.
         wall_s: of the whole run.
         error: with which it ended; empty = it ended well.
     """
@@ -81,6 +163,7 @@ class Trial:
     has_right_steps: bool
     from_step: int
     wall_s: float
+    is_told: bool = False
     error: str = ""
 
     @property
@@ -181,6 +264,8 @@ class DyingRing:
             difference=float("inf") if error else difference(out, self.wanted),
             has_right_steps=not error and steps_of_metrics(out) == self._steps,
             from_step=going_on[-1] if going_on else -1 if begins_anew else -2,
+            is_told=[text.split(" ", 2)[2].partition(";")[0] for text in notes if text.startswith("coordinator ")]
+            == ["does not answer", "answers again"],
             wall_s=time.monotonic() - began_s,
             error=error,
         )
@@ -280,7 +365,8 @@ class DyingRing:
 def dying_ring(folder: Path, *, moves: bool = False, **changes: Any) -> Iterator[DyingRing]:
     """A ring with an undisturbed run behind it."""
     with ExitStack() as stack:
-        coordinator = stack.enter_context(dying_coordinator(folder, lease_s=LEASE_S))
+        coordinator = DyingCoordinator(folder)
+        stack.callback(coordinator.close)
         ring = DyingRing(folder, coordinator, moves=moves, **changes)
         stack.callback(ring.close)
         yield ring

@@ -14,7 +14,12 @@ import grpc
 import numpy
 from safetensors.numpy import save
 
+from coordinator.client.follow import Outcome
+from coordinator.client.run_folder import RunFolder
+from coordinator.client.submit import Client
+from coordinator.run.requests import RunRequest
 from coordinator.run.run_text import is_step
+from coordinator.screen.progress import Progress
 from coordinator.server.server import CoordinatorServer
 from ringtune import __version__
 from ringtune.costs.profile import NodeFacts
@@ -379,3 +384,14 @@ def steps_of(path: Path) -> list[dict[str, Any]]:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSON-lines file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def run(cluster: FakeCluster, folder: Path | None = None, *, num_nodes: int = 2, **changes: object) -> Outcome:
+    """Submit the small job and follow it to its end."""
+    with Client(cluster.server.address) as client:
+        if folder is None:
+            return client.run(
+                RunRequest(job=job(**changes), num_nodes=num_nodes, join_s=0.5), progress=Progress(), folder=None
+            )
+        with RunFolder(folder) as files:
+            return client.run(RunRequest(job=job(**changes), num_nodes=num_nodes), progress=Progress(), folder=files)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ringtune.schedule.course import Course
@@ -14,7 +14,7 @@ from ringtune.schedule.operation_tables import BatchOperations, Operations
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import TURNS, Owner
-from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
+from ringtune.schedule.turns import NOTHING_KNOWN, Item, StepKind, Unfreezing, items, turn_sequence
 
 _OF_PLACEMENT = (
     "slices",
@@ -203,3 +203,11 @@ def random_replicas(rng: random.Random, *, with_operations: bool = False) -> Pla
     return changed(
         plan, slices=tuple(pieces), microbatches=rng.choice([1, 2, 4]) if not with_operations else course.microbatches
     )
+
+
+def unfreezing_after(course: Course, losses: Iterable[float]) -> Unfreezing:
+    """The knowledge after train turns with these mean losses, from the first turn on."""
+    found = NOTHING_KNOWN
+    for loss in losses:
+        found = found.after(course, loss)
+    return found

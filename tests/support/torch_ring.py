@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors.torch import load
@@ -20,7 +20,7 @@ from edge.runtime.executor import NodeExecutor
 from ringtune.job.job import Job, parse_job
 from ringtune.models.adapter_config import invertible_of
 from ringtune.models.adapter_support import may_trim
-from ringtune.models.families import family_named
+from ringtune.models.families import FAMILIES, family_named
 from ringtune.models.family import CHAT, LANGUAGE_TASKS
 from ringtune.models.folder import read_config
 from ringtune.run_control.events import Move
@@ -407,3 +407,20 @@ def distance(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor
     left = torch.cat([ours[name].double().flatten() for name in names])
     right = torch.cat([theirs[name].double().flatten() for name in names])
     return float((left - right).norm() / right.norm())
+
+
+TASKS: Final[Mapping[str, str]] = {
+    **{name: family.tasks[-1] for name, family in FAMILIES.items()},
+    "bert": "sequence-classification",
+}
+"""``model_type`` -> a task that the family has, by which it is tested."""
+
+
+def family_writer(folder: Path) -> Callable[[str], Path]:
+    """Make a function that writes the inputs of a family once, and returns their folder."""
+
+    @functools.cache
+    def write(model_type: str) -> Path:
+        return write_family_inputs(folder / model_type, model_type, TASKS[model_type])
+
+    return write

@@ -38,11 +38,6 @@ _TASKS = (CLASSIFICATION, REGRESSION, TAGGING, QUESTION_ANSWERING, CAUSAL_LM)
 NULL_INT = ConfigKey(default=None, nullable=int)
 
 
-def _gpt2_inner(config: Config) -> int:
-    inner: int = config["n_inner"] or 4 * config["n_embd"]
-    return inner
-
-
 def _gpt2_owner(config: Config) -> Shapes:
     hidden = config["n_embd"]
     return {

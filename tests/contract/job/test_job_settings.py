@@ -30,11 +30,25 @@ def test_held_out_and_a_file_clear_each_other() -> None:
     assert held_out.with_overrides({"data.eval": "e.csv"}).data.held_out == 0.0
 
 
-def test_held_out_changes_the_result_and_its_absence_no_digest() -> None:
-    """Other rows train, so a run can't be resumed with another share; older jobs keep their digest."""
-    other = JOB.with_overrides({"data.held_out": 0.2})
-    assert changed_keys(JOB, other) == ("data.held_out",)
-    assert job_digest(JOB) != job_digest(other)
+@cases(
+    ("before", "changes", "keys"),
+    [
+        ({}, {"data.held_out": 0.2}, ("data.held_out",)),
+        ({}, {"train.eval_every": 5, "train.patience_evals": 2}, ("train.eval_every", "train.patience_evals")),
+        ({"train.eval_every": 5}, {"train.patience_evals": 2}, ("train.patience_evals",)),
+        ({"train.eval_every": 5}, {"train.keep_best": True}, ("train.keep_best",)),
+        ({"train.eval_every": 5}, {"train.keep_best": False}, ()),
+        ({"model.task": "causal-lm"}, {"train.sample_prompt": "Once"}, ()),
+    ],
+)
+def test_key_that_changes_the_result_changes_the_digest(
+    before: dict[str, object], changes: dict[str, object], keys: tuple[str, ...]
+) -> None:
+    """A run is resumed with the value that it was begun with; the value of before there was the key has no digest."""
+    job = JOB.with_overrides(before)
+    other = job.with_overrides(changes)
+    assert changed_keys(job, other) == keys
+    assert (job_digest(other) != job_digest(job)) is bool(keys)
 
 
 def test_parts_and_values_of_sub_tokens_clear_each_other() -> None:
@@ -65,11 +79,7 @@ def test_auto_microbatches_are_the_planners_choice() -> None:
     assert (found.train.microbatches, found.placement.microbatches) == (4, "auto")
     assert parse_job(found.to_toml(), source="test") == found
     assert job("microbatches = 4").placement.microbatches == "never"
-
-
-def test_auto_microbatches_of_a_small_batch_begin_with_its_rows() -> None:
-    """Two rows can't be cut into four."""
-    assert job('microbatches = "auto"\nbatch_size = 2').train.microbatches == 2
+    assert job('microbatches = "auto"\nbatch_size = 2').train.microbatches == 2, "two rows can't be cut into four"
 
 
 def test_number_of_microbatches_set_later_is_the_jobs_own() -> None:
@@ -109,13 +119,6 @@ def test_patience_needs_evaluations_in_between() -> None:
     assert Train(patience_evals=2, eval_every=5).patience_evals == 2
 
 
-def test_patience_counts_as_a_change_of_the_result() -> None:
-    """A run is resumed with the patience that it was begun with."""
-    other = JOB.with_overrides({"train.eval_every": 5, "train.patience_evals": 2})
-    assert changed_keys(JOB, other) == ("train.eval_every", "train.patience_evals")
-    assert job_digest(other) != job_digest(JOB.with_overrides({"train.eval_every": 5}))
-
-
 def test_best_result_is_refused_by_name_where_there_is_none() -> None:
     """Both keys, the reason and the remedy."""
     message = r"train\.keep_best = true keeps the best .* train\.eval_every = 0 .* set eval_every"
@@ -123,25 +126,13 @@ def test_best_result_is_refused_by_name_where_there_is_none() -> None:
         JOB.with_overrides({"train.eval_every": 0, "train.keep_best": True})
 
 
-def test_best_result_counts_as_a_change_of_the_result() -> None:
-    """A run is resumed as it was begun; one that keeps none has the digest that it had before there was the key."""
-    plain = JOB.with_overrides({"train.eval_every": 5})
-    other = plain.with_overrides({"train.keep_best": True})
-    assert changed_keys(plain, other) == ("train.keep_best",)
-    assert job_digest(other) != job_digest(plain) == job_digest(plain.with_overrides({"train.keep_best": False}))
-
-
-def test_prompt_of_a_sample_is_for_language_models_and_changes_no_result() -> None:
-    """It is the user's own text, and not too long; runs that differ in it may go on with each other."""
+def test_prompt_of_a_sample_is_for_language_models() -> None:
+    """It is the user's own text, and not too long."""
     with pytest.raises(JobError, match=r"sample_prompt is for a language model .*, this job has 'sequence-"):
         JOB.with_overrides({"train.sample_prompt": "Once"})
     for bad in ("x" * 2001, "  "):
         with pytest.raises(JobError, match=r"sample_prompt has [0-9,]+ characters, .* text of at most 2,000"):
             Train(sample_prompt=bad)
-    language = JOB.with_overrides({"model.task": "causal-lm"})
-    other = language.with_overrides({"train.sample_prompt": "Once"})
-    assert job_digest(other) == job_digest(language)
-    assert changed_keys(language, other) == ()
 
 
 def test_keys_of_language_models_are_for_one_task(monkeypatch: pytest.MonkeyPatch) -> None:

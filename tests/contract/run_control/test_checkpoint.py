@@ -17,8 +17,7 @@ from ringtune.schedule.turns import NOTHING_KNOWN, Evaluations, Unfreezing
 from tests.support.cases import cases
 from tests.support.choosing import make_choice, table_of
 from tests.support.moves import moving
-from tests.support.plans import changed, make_method, make_plan
-from tests.support.unfreezing import unfreezing_after
+from tests.support.plans import changed, make_method, make_plan, unfreezing_after
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=20)
 JOB = Job(model=Model(path="model"))

@@ -12,8 +12,7 @@ from ringtune.schedule.table import build_table, format_table
 from ringtune.schedule.turns import turn_sequence
 from tests.support.cases import cases
 from tests.support.plans import make_plan, random_plan
-from tests.support.tables import parse_table
-from tests.support.validate import validate_table
+from tests.support.validate import parse_table, validate_table
 
 TWO_HOSTS = [("a", 0, 2), ("b", 2, 4)]
 ONE_STEP = make_plan(TWO_HOSTS, ["c"], num_steps=1, every_steps=1, microbatches=1, eval_rows=0)

@@ -41,8 +41,7 @@ from ringtune.schedule.turns import (
 from ringtune.schedule.versions import depth
 from tests.support.cases import cases
 from tests.support.choosing import make_choice, table_of
-from tests.support.plans import changed, make_plan, random_plan
-from tests.support.unfreezing import unfreezing_after
+from tests.support.plans import changed, make_plan, random_plan, unfreezing_after
 
 LOSSES = st.lists(st.floats(0, 10), max_size=40)
 

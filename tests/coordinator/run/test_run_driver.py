@@ -24,8 +24,7 @@ from ringtune.errors import BusyError, InterruptedRunError, PlanError, RingTuneE
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.offload import helped
 from ringtune.v1 import control_pb2
-from tests.support.fake_agents import CALL_S, FakeCluster, job
-from tests.support.fake_runs import run
+from tests.support.fake_agents import CALL_S, FakeCluster, job, run
 from tests.support.plans import make_plan
 
 

@@ -47,9 +47,8 @@ from ringtune.run_control import events as rd
 from ringtune.schedule.turns import Turn
 from ringtune.techniques.offload import helped
 from ringtune.v1 import control_pb2
-from tests.support.fake_agents import CALL_S, MODEL, NO_TIMES, FakeAgent, FakeCluster, job
+from tests.support.fake_agents import CALL_S, MODEL, NO_TIMES, FakeAgent, FakeCluster, job, run
 from tests.support.fake_agents import facts as fake_facts
-from tests.support.fake_runs import run
 
 
 @pytest.mark.promise("7 bounded memory")
@@ -366,6 +365,7 @@ def test_run_of_all_parameters_goes_back_by_itself_where_it_is_stored_too(tmp_pa
         kept.close()
         began = {name: cluster.agents[name].prepared.saved.step for name in "ab"}
     assert (first.state, first.message, first.saved_step) == ("interrupted", "a node was lost", 4)
+    assert first.is_fetched, "nothing of it is left to be fetched"
     assert (second.takes_up, second.first_run, second.saved_step) == (first.run_id, first.run_id, 8)
     assert began == {"a": 4, "b": 4}
     assert shown is not None and isinstance(shown.error, ModelError)

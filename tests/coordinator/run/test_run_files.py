@@ -35,9 +35,9 @@ from tests.support.fake_agents import (
     facts,
     job,
     read_lines,
+    run,
     steps_of,
 )
-from tests.support.fake_runs import run
 
 
 def test_run_writes_the_whole_folder(tmp_path: Path) -> None:

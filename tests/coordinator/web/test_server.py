@@ -27,8 +27,7 @@ from coordinator.web.what_if import SimulatorProcess
 from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, RingTuneError, UsageError
 from ringtune.transport.endpoints import split_address
 from ringtune.transport.page_access import Guard
-from tests.support.fake_agents import FakeCluster
-from tests.support.fake_runs import run
+from tests.support.fake_agents import FakeCluster, run
 from tests.support.page_runs import RUN_ID, beginning, trained
 
 WAIT_S = 30.0

@@ -25,8 +25,7 @@ from ringtune.engine.events import Span
 from ringtune.errors import UsageError
 from ringtune.schedule.actions import Action, Op
 from ringtune.v1 import control_pb2
-from tests.support.fake_agents import CALL_S, FakeCluster, job
-from tests.support.fake_runs import run
+from tests.support.fake_agents import CALL_S, FakeCluster, job, run
 from tests.support.kept_runs import Gate, ended, keeping, start
 from tests.support.page_runs import PLAN, RUN_ID, beginning, metrics, profile, progress, state_of, step_line, trained
 

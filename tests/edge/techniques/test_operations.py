@@ -26,11 +26,10 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StepKind, Turn, items, turn_sequence
 from tests.support import hand_ring as ring
 from tests.support import reference, tiny
-from tests.support.family_inputs import TASKS, family_writer
 from tests.support.plain_rows import Doubled
 from tests.support.rounded import LORA, write_rounded
 from tests.support.tiny_families import DECODERS, MODEL_TYPES
-from tests.support.torch_ring import Case, write_family_inputs
+from tests.support.torch_ring import TASKS, Case, family_writer, write_family_inputs
 
 SPLITS = {
     "one": (("a", 0, 4),),

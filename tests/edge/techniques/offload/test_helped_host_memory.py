@@ -11,8 +11,8 @@ from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.memory_terms import Share
 from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.job.job import parse_job
-from tests.bench import cola_host_bytes
-from tests.bench.cola_host_bytes import ADAPTERS, HOST, TOKENS, ways
+from tests.bench import cola
+from tests.bench.cola import ADAPTERS, HOST, TOKENS, ways
 
 ROWS = 8
 
@@ -37,8 +37,8 @@ def test_host_holds_the_adapters_of_the_estimate_and_never_more_in_all(
 ) -> None:
     """Between steps to the byte: a set for each user, or none where they are merged; in a step at most its sum."""
     for name, value in {"WIDTH": 32, "HEADS": 4, "INNER": 64}.items():
-        monkeypatch.setattr(cola_host_bytes, name, value)
-    model = cola_host_bytes.write_model(tmp_path / "model")
+        monkeypatch.setattr(cola, name, value)
+    model = cola.write_model(tmp_path / "model")
     step = ways(model, tmp_path)[f"{adapter}, one, {users} users{merged}"](ROWS)
     config = ADAPTERS[adapter]
     job = parse_job(
