@@ -601,6 +601,8 @@ _AUTHORITY: Final = "authority_sha256"
 """Key of a note in the register: authority of the coordinator that acts, and the last that a rotation has made."""
 _ROTATION: Final = "rotation"
 """Key of a note in the register: the rotation that is under way; empty = none."""
+_REPLACED: Final = "replaced_sha256"
+"""Key of a note in the register: authorities that rotations have replaced, with blanks between them."""
 NEXT: Final = "authority-next.pem"
 _MAX_VERSION: Final = 64
 """Longest kept text of the authorities that a node says it trusts; those of a rotation are shorter."""
@@ -907,7 +909,8 @@ class TrustKeeper:
         before = self._rotation
         notes = {_ROTATION: after.to_text() if after else ""}
         if after is None and before is not None:
-            notes[_AUTHORITY] = fingerprint(before.new)
+            replaced = f"{self._register.noted(_REPLACED)} {fingerprint(before.old)}".strip()
+            notes |= {_AUTHORITY: fingerprint(before.new), _REPLACED: replaced}
         if not self._register.change_notes((_ROTATION, before.to_text() if before else ""), notes):
             _LOG.warning("another coordinator has changed the rotation of the authority; its state is taken")
         self._authority, self._next, self._rotation = self._read_authorities()
@@ -980,6 +983,25 @@ class TrustKeeper:
                 str(self._folder),
                 "" if self._next is not None else missing,
             )
+
+    def takeover_problem(self) -> str:
+        """Say why a standby can't act: it lacks the key of the authority that signs; empty = it can."""
+        noted = self._register.noted(_ROTATION)
+        rotation, missing = Rotation.parse(noted) if noted else None, ""
+        try:
+            own = fingerprint(_acting_authority(self._folder, self._register).certificate_pem)
+            if rotation is not None and rotation.phase is Phase.ISSUING and self._next_of(rotation) is None:
+                missing = NEXT
+            elif own in self._register.noted(_REPLACED).split():
+                missing = AUTHORITY
+        except TrustError:
+            return f"{AUTHORITY} or {NEXT} in {self._folder} can't be read; copy it again, if it is not being copied"
+        if not missing:
+            return ""
+        return (
+            f"certificates are of a new authority, whose key {self._folder} lacks; copy {missing} from the trust "
+            "folder of the coordinator that acts, or acted last"
+        )
 
     def begin_to_act(self) -> str:
         """Read the register again, which another coordinator has changed; return a warning, empty = none.

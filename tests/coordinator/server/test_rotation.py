@@ -389,11 +389,22 @@ def test_rotation_of_coordinators_of_a_database_needs_the_key_at_the_one_that_ac
             first.advance([], is_settled=True)
         now_unix_s[0] += 2 * HOUR_S  # without the key it does not end
         assert second.advance([], is_settled=True) == ""
+        shutil.copytree(tmp_path / "second", tmp_path / "third")  # which gets no key
+        third = TrustKeeper(tmp_path / "third", clock=lambda: now_unix_s[0], shared=one)
         shutil.copy2(tmp_path / "first" / NEXT, tmp_path / "second")
-        lines = []
+        lines, problems = [], [third.takeover_problem()]
         for _ in range(3):
             now_unix_s[0] += 2.0
             lines.append(second.advance([], is_settled=True))
+            problems.append(third.takeover_problem().partition("lacks; ")[2])
+        whence = "from the trust folder of the coordinator that acts, or acted last"
+        assert problems == ["", f"copy {NEXT} {whence}", *2 * [f"copy authority.pem {whence}"]]
+        assert [first.takeover_problem(), second.takeover_problem()] == ["", ""]
+        half = (tmp_path / "second" / "authority.pem").read_bytes()[:-200]
+        (tmp_path / "third" / "authority.pem").write_bytes(half)
+        assert "can't be read; copy it again" in third.takeover_problem()
+        shutil.copy2(tmp_path / "second" / "authority.pem", tmp_path / "third")
+        assert third.takeover_problem() == ""
         assert lines[0].startswith("certificates are of the new") and "submitter admin" in lines[1]
         assert second.authorities == first.authorities[1:]
         assert "is not that of the coordinator" not in first.begin_to_act()
