@@ -705,6 +705,7 @@ class TrustKeeper:
     Attributes:
         speaker: the coordinator's own identity, and the revoked certificates.
         removed_serials: revoked certificates by serial, for nodes of earlier versions.
+        last_state: of the rotation, at the last look of ``advance``; None = none is under way.
 
     Raises:
         TrustError: there is no authority, or other users of this machine can read its key.
@@ -725,6 +726,7 @@ class TrustKeeper:
         self._rotating = threading.RLock()  # held while the rotation changes
         self._versions: dict[str, str | None] = {}
         self._looked_unix_s = -math.inf
+        self.last_state: RotationState | None = None
         self._authority, self._next, self._rotation = self._read_authorities()
         self.speaker = Speaker(self._own())
         self._look()
@@ -898,6 +900,7 @@ class TrustKeeper:
             self._require_lease()
             after.write(self._folder, NEXT)  # before the rotation counts
             self._change(rotation)
+            self._looked_unix_s = -math.inf
 
     def _require_lease(self) -> None:
         if self._shared is not None:
@@ -948,7 +951,7 @@ class TrustKeeper:
             self._looked_unix_s = now_unix_s
             if self._next is None and self._next_of(rotation) is not None:  # the key was copied here meanwhile
                 self._change(rotation)
-            state = self.rotation_state(members)
+            state = self.last_state = self.rotation_state(members)
             if state is None or state.problem:
                 return ""
             after = rotation.advanced(
@@ -957,6 +960,7 @@ class TrustKeeper:
             if after is rotation:
                 return ""
             self._change(after)
+            self.last_state = state._replace(rotation=after) if after else None
         late = state.unconfirmed if after else state.waiting
         if after is not None:
             named = f"; not confirmed by {_listed(late)}" if late else ""

@@ -198,6 +198,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
             run=run,
             nodes=[entry_of(*member) for member in members],
             authorities_pem=self._keeper.authorities if self._keeper is not None else (),
+            rotation=_rotation_status(self._keeper),
         )
 
     def Run(
@@ -328,6 +329,17 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         return self._coordinator.run(
             RunRequest(job=job, plan_only=False, num_nodes=0, join_s=0.0, evaluation=evaluation)
         )
+
+
+def _rotation_status(keeper: TrustKeeper | None) -> control_pb2.RotationStatus | None:
+    state = keeper.last_state if keeper is not None else None
+    return state and control_pb2.RotationStatus(
+        phase=state.rotation.phase,
+        old_sha256=fingerprint(state.rotation.old),
+        new_sha256=fingerprint(state.rotation.new),
+        waiting=len(state.waiting),
+        ends_unix_s=state.rotation.ends_unix_s,
+    )
 
 
 def _user(context: grpc.ServicerContext) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from coordinator.server.certificate_authority import (
 from coordinator.server.database import Database
 from coordinator.server.rotation import Phase, Rotation
 from coordinator.server.server import CoordinatorServer
+from edge.doctor import Level, check_coordinator
 from ringtune.errors import InterruptedRunError, StorageError, TrustError, UsageError
 from ringtune.transport.channels import open_channel
 from ringtune.transport.enrollment import join, renew, renew_if_due, take_authorities
@@ -438,6 +440,11 @@ def test_rotation_is_for_administrators_of_a_coordinator_with_an_authority(tmp_p
             lines = rotation_lines(rotate(stub, HOUR_S))
         assert lines[2].endswith("UTC; shut out if that were now: submitter admin")
         assert f"{NEXT} and register.sqlite of {tmp_path}" in lines[3]
+        with speaking_as(keeper.speaker):  # the doctor on the coordinator's machine
+            found = check_coordinator(server.address)
+        assert [check.level for check in found] == [*3 * [Level.PASS], Level.WARN], found
+        named = f"{fingerprint(keeper.authority_pem)[:16]} is replaced by .* UTC at most; 1 nodes, users or tokens need"
+        assert re.match(named, found[3].found)
         alice = Speaker(join(server.address, invited(tmp_path / "trust", ALICE), tmp_path / "alice"))
         assert alice.identity.authorities == keeper.authorities != (keeper.authority_pem,)
         with membership(server.address, alice) as stub:
