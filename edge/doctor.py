@@ -433,11 +433,15 @@ _MUCH_SKEW_S = 1.0
 
 
 class Answer(NamedTuple):
-    """A coordinator's answer: its version, the seconds that its clock is ahead, and those that the answer took."""
+    """A coordinator's answer: its version, the seconds that its clock is ahead, and those that the answer took.
+
+    ``rotation`` is that of its authority; None = none is under way.
+    """
 
     version: str
     skew_s: float
     round_trip_s: float
+    rotation: control_pb2.RotationStatus | None = None
 
 
 def check_coordinator(address: str) -> list[Check]:
@@ -474,11 +478,12 @@ def _ask(stub: control_pb2_grpc.CoordinatorStub) -> Answer:
     start_s, start_unix_s = time.perf_counter(), time.time()
     reply = stub.Status(control_pb2.Empty(), timeout=_CALL_S, wait_for_ready=True)
     took_s = time.perf_counter() - start_s
-    return Answer(reply.version, reply.now_unix_s - (start_unix_s + took_s / 2), took_s)
+    rotation = reply.rotation if reply.HasField("rotation") else None
+    return Answer(reply.version, reply.now_unix_s - (start_unix_s + took_s / 2), took_s, rotation)
 
 
 def judge(address: str, answer: Answer) -> list[Check]:
-    """Judge a coordinator's answer: same version, and a clock within a second and half the round trip."""
+    """Judge a coordinator's answer: same version, a clock within a second and half the round trip, its authority."""
     reached = passed("coordinator", f"{address} answers in {format_seconds(answer.round_trip_s)}")
     found = f"{answer.version}, here {__version__}"
     version = (
@@ -494,4 +499,19 @@ def judge(address: str, answer: Answer) -> list[Check]:
         if abs(answer.skew_s) <= _MUCH_SKEW_S + uncertain_s
         else warned("its clock", skew, "set the time of both (timedatectl); the dates in their logs differ")
     )
-    return [reached, version, clock]
+    return [reached, version, clock, *([_judge_rotation(answer.rotation)] if answer.rotation is not None else [])]
+
+
+def _judge_rotation(rotation: control_pb2.RotationStatus) -> Check:
+    name = "its authority"
+    found = (
+        f"{rotation.old_sha256[:_FINGERPRINT]} is replaced by {rotation.new_sha256[:_FINGERPRINT]} "
+        f"({rotation.phase}) until {utc(rotation.ends_unix_s)} at most"
+    )
+    if not rotation.waiting:
+        return passed(name, f"{found}; everybody has a certificate of the new one")
+    late = f"{found}; {rotation.waiting} nodes, users or tokens need the old one"
+    return warned(name, late, "let them call before; 'ringtune coordinator rotate --status' names them")
+
+
+_FINGERPRINT = 16

@@ -185,11 +185,20 @@ def open_database(url: str, *, lease_s: float = 10.0) -> Database:
     return Database(url, lease_s=lease_s)
 
 
-def end_at_once(why: str) -> None:
-    """End this process without a call to its nodes: they keep the run for the coordinator that has taken over."""
-    sys.stderr.write(f"error: this coordinator has lost its lease: {why}; start it again as a standby\n")
+def begin_again(why: str) -> None:
+    """Make this process a standby without a call to its nodes: they keep the run for whoever has taken over.
+
+    The command line is executed anew in its place, so that no thread of the former holder goes on.
+    """
+    sys.stderr.write(f"this coordinator has lost its lease: {why}; it begins again as a standby\n")
     sys.stderr.flush()
-    os._exit(StorageError.exit_code)
+    sys.stdout.flush()
+    os.environ[_BEGINS_AGAIN] = "1"
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - our own command line
+
+
+_BEGINS_AGAIN = "RINGTUNE_BEGINS_AGAIN"
+"""Variable that says to the new process that its database has answered before, and is to be waited for."""
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -320,15 +329,23 @@ def coordinator(
     folder, shared = state, None
     with ShutdownSignals() as ending, after:
         if database:
-            shared = after.enter_context(open_database(database, lease_s=lease_s))
+            is_patient = bool(os.environ.pop(_BEGINS_AGAIN, ""))
+            while shared is None:
+                try:
+                    shared = after.enter_context(open_database(database, lease_s=lease_s))
+                except StorageError as error:
+                    if not is_patient or ending.wait():
+                        raise
+                    progress.note(f"standby: {error}")
         keeper = keeper_of(trust, insecure=insecure, shared=shared)
         if shared is not None:
             from coordinator.server.database import copy_folder, stand_by
 
-            shared.on_lost = end_at_once
+            shared.on_lost = begin_again
             folder = after.enter_context(copy_folder(state or default_folder(bind), shared))
             copy = functools.partial(copy_runs, shared, folder)
-            if not stand_by(shared, copy, say=progress.note, is_over=ending.wait):
+            problem = keeper.takeover_problem if keeper is not None else str
+            if not stand_by(shared, copy, say=progress.note, is_over=ending.wait, problem=problem):
                 if ending.by_ctrl_c:
                     raise InterruptedRunError("stopped by Ctrl-C")
                 return

@@ -41,10 +41,13 @@ class PeerSuspicions:
     def __init__(self) -> None:
         self._complaints: dict[str, tuple[float, rd.NodeFailed]] = {}
         self._complainers: set[str] = set()
+        self._peers: dict[str, set[str]] = {}  # of each node, those with which it had a broken link in this run
 
     def add(self, failed: rd.NodeFailed, lost_peer: str, now_s: float) -> None:
         """Note a complaint of ``failed.node`` about ``lost_peer``; only the first one about a peer is kept."""
         self._complainers.add(failed.node)
+        for one, other in ((failed.node, lost_peer), (lost_peer, failed.node)):
+            self._peers.setdefault(one, set()).add(other)
         self._complaints.setdefault(lost_peer, (now_s + GRACE_S, failed))
 
     def verdict(self, now_s: float) -> rd.NodeFailed | None:
@@ -58,6 +61,18 @@ class PeerSuspicions:
         if found is not None:  # it is returned once
             self._complaints = {peer: kept for peer, kept in self._complaints.items() if kept[1] is not found}
         return found
+
+    def forgive(self) -> None:
+        """Drop all complaints, but not which links were broken."""
+        self._complaints, self._complainers = {}, set()
+
+    def suspect(self, failed: rd.NodeFailed) -> str:
+        """Return the end of a broken link that had broken links with more nodes; of equal ones the node that reports.
+
+        So a node that reports what no other one notices takes out itself, one that all others report is found, and
+        one that breaks links itself takes out one other at most.
+        """
+        return max((failed.node, failed.lost), key=lambda node: len(self._peers.get(node, ())))
 
 
 def with_role(message: str, node: str, plan: Plan) -> str:
@@ -161,11 +176,16 @@ class Reports:
 
     def forgive(self) -> None:
         """Drop all complaints, and scores of turns that are repeated: the run continues without the lost nodes."""
-        self._suspicions, self._scores = PeerSuspicions(), {}
+        self._suspicions.forgive()
+        self._scores = {}
 
     def verdict(self, now_s: float) -> rd.NodeFailed | None:
         """Return the failure of a node with complaints, once its time for an own report is over."""
         return self._suspicions.verdict(now_s)
+
+    def suspect(self, failed: rd.NodeFailed) -> str:
+        """Return the end of a broken link that the run rather does without, as ``PeerSuspicions``."""
+        return self._suspicions.suspect(failed)
 
 
 def _note_digests(

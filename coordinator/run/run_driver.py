@@ -341,9 +341,9 @@ class RunDriver(Driver):
         if complaint.lost not in self._needed:
             self._feed(complaint)
             return
-        number = self._require_moving().part.placement.placement_number
+        number, suspect = self._require_moving().part.placement.placement_number, self._reports.suspect(complaint)
         self._calls[complaint.lost].ask_alive(
-            lambda is_alive: self._queue.put(rd.LinkFailed(complaint, number, is_alive))
+            lambda is_alive: self._queue.put(rd.LinkFailed(complaint, number, is_alive, suspect))
         )
 
     def _fire_timers(self) -> None:
@@ -360,6 +360,9 @@ class RunDriver(Driver):
         failed = event.failed if isinstance(event, rd.LinkFailed) else event
         if isinstance(failed, rd.NodeFailed) and failed.error == PeerLostError.__name__:
             self._lost = failed.lost or failed.node
+        if isinstance(event, rd.LinkFailed) and event.answers:
+            plan = self._require_plan().plan
+            self._lost = next((node for node in event.ends if plan.owner(node) is None), self._lost)
         for command in self._rounds.handle(event, self._now_s()):
             self._carry_out(command)
 

@@ -601,6 +601,8 @@ _AUTHORITY: Final = "authority_sha256"
 """Key of a note in the register: authority of the coordinator that acts, and the last that a rotation has made."""
 _ROTATION: Final = "rotation"
 """Key of a note in the register: the rotation that is under way; empty = none."""
+_REPLACED: Final = "replaced_sha256"
+"""Key of a note in the register: authorities that rotations have replaced, with blanks between them."""
 NEXT: Final = "authority-next.pem"
 _MAX_VERSION: Final = 64
 """Longest kept text of the authorities that a node says it trusts; those of a rotation are shorter."""
@@ -703,6 +705,7 @@ class TrustKeeper:
     Attributes:
         speaker: the coordinator's own identity, and the revoked certificates.
         removed_serials: revoked certificates by serial, for nodes of earlier versions.
+        last_state: of the rotation, at the last look of ``advance``; None = none is under way.
 
     Raises:
         TrustError: there is no authority, or other users of this machine can read its key.
@@ -723,6 +726,7 @@ class TrustKeeper:
         self._rotating = threading.RLock()  # held while the rotation changes
         self._versions: dict[str, str | None] = {}
         self._looked_unix_s = -math.inf
+        self.last_state: RotationState | None = None
         self._authority, self._next, self._rotation = self._read_authorities()
         self.speaker = Speaker(self._own())
         self._look()
@@ -896,6 +900,7 @@ class TrustKeeper:
             self._require_lease()
             after.write(self._folder, NEXT)  # before the rotation counts
             self._change(rotation)
+            self._looked_unix_s = -math.inf
 
     def _require_lease(self) -> None:
         if self._shared is not None:
@@ -907,7 +912,8 @@ class TrustKeeper:
         before = self._rotation
         notes = {_ROTATION: after.to_text() if after else ""}
         if after is None and before is not None:
-            notes[_AUTHORITY] = fingerprint(before.new)
+            replaced = f"{self._register.noted(_REPLACED)} {fingerprint(before.old)}".strip()
+            notes |= {_AUTHORITY: fingerprint(before.new), _REPLACED: replaced}
         if not self._register.change_notes((_ROTATION, before.to_text() if before else ""), notes):
             _LOG.warning("another coordinator has changed the rotation of the authority; its state is taken")
         self._authority, self._next, self._rotation = self._read_authorities()
@@ -945,7 +951,7 @@ class TrustKeeper:
             self._looked_unix_s = now_unix_s
             if self._next is None and self._next_of(rotation) is not None:  # the key was copied here meanwhile
                 self._change(rotation)
-            state = self.rotation_state(members)
+            state = self.last_state = self.rotation_state(members)
             if state is None or state.problem:
                 return ""
             after = rotation.advanced(
@@ -954,6 +960,7 @@ class TrustKeeper:
             if after is rotation:
                 return ""
             self._change(after)
+            self.last_state = state._replace(rotation=after) if after else None
         late = state.unconfirmed if after else state.waiting
         if after is not None:
             named = f"; not confirmed by {_listed(late)}" if late else ""
@@ -980,6 +987,25 @@ class TrustKeeper:
                 str(self._folder),
                 "" if self._next is not None else missing,
             )
+
+    def takeover_problem(self) -> str:
+        """Say why a standby can't act: it lacks the key of the authority that signs; empty = it can."""
+        noted = self._register.noted(_ROTATION)
+        rotation, missing = Rotation.parse(noted) if noted else None, ""
+        try:
+            own = fingerprint(_acting_authority(self._folder, self._register).certificate_pem)
+            if rotation is not None and rotation.phase is Phase.ISSUING and self._next_of(rotation) is None:
+                missing = NEXT
+            elif own in self._register.noted(_REPLACED).split():
+                missing = AUTHORITY
+        except TrustError:
+            return f"{AUTHORITY} or {NEXT} in {self._folder} can't be read; copy it again, if it is not being copied"
+        if not missing:
+            return ""
+        return (
+            f"certificates are of a new authority, whose key {self._folder} lacks; copy {missing} from the trust "
+            "folder of the coordinator that acts, or acted last"
+        )
 
     def begin_to_act(self) -> str:
         """Read the register again, which another coordinator has changed; return a warning, empty = none.

@@ -154,10 +154,31 @@ class Database:
             if database.execute(sql.select(_LEASE.c.id)).first() is None:
                 database.execute(_LEASE.insert().values(**values, database_id=secrets.token_hex(8)))
         with self.transaction() as database:
-            row = database.execute(sql.select(_LEASE)).one()
+            row = self._lease_row(database)
         if row.format != _FORMAT:
             raise StorageError(f"{self.where} is of version {row.format}, here is {_FORMAT}; use one ringtune for both")
         return str(row.database_id)
+
+    def _lease_row(self, connection: sql.Connection) -> sql.Row[Any]:
+        """Read the lease; SQLite takes values of any type into a column."""
+        rows = connection.execute(sql.select(_LEASE)).all()
+        numbers = (rows[0].format, rows[0].number, rows[0].beat) if len(rows) == 1 else ("",)
+        if any(type(number) is not int for number in numbers) or not isinstance(rows[0].lease_s, int | float):
+            shown_rows = shown(str([tuple(row) for row in rows]))
+            raise StorageError(
+                f"the table {_LEASE.name} of {self.where} is damaged: {shown_rows}; stop all coordinators and empty "
+                "it, the next one makes its row anew"
+            )
+        return rows[0]
+
+    def _bytes(self, value: object, run_id: str, name: str) -> bytes:
+        """Return a stored content, which SQLite takes as text or number too."""
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise StorageError(
+                f"{name} of {f'run {run_id}' if run_id else 'all coordinators'} in {self.where} is damaged: "
+                f"{type(value).__name__} in place of bytes; restore the database, or delete its rows"
+            )
+        return bytes(value)
 
     def close(self) -> None:
         """Give the lease back, if it is held, and close the connections."""
@@ -244,8 +265,8 @@ class Database:
             contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as inner,
         ):
             outer.execute(_LEASE.update().values(format=_LEASE.c.format))  # one at a time
-            before = outer.execute(sql.select(_FILES.c.content).where(is_it)).scalar()
-            content = bytes(before) if before is not None else first()
+            before = outer.execute(sql.select(_raw(_FILES.c.content)).where(is_it)).scalar()
+            content = self._bytes(before, "", name) if before is not None else first()
             if content:
                 inner.deserialize(content)
             inner.execute("BEGIN IMMEDIATE")
@@ -266,7 +287,7 @@ class Database:
         """
         with self.transaction() as database:
             now_s = self._clock()
-            row = database.execute(sql.select(_LEASE)).one()
+            row = self._lease_row(database)
             if (row.number, row.beat) != (self._seen.number, self._seen.beat):
                 seen_s = self._clock()  # not now_s: the beat may be younger, as the answer may be slow
                 self._seen = _Seen(row.number, row.beat, seen_s)
@@ -403,7 +424,9 @@ class Database:
 
     def _pieces(self, run_id: str, name: str) -> Iterator[bytes]:
         is_it = (_FILES.c.run_id == run_id) & (_FILES.c.name == name)
-        yield from self._contents(sql.select(_FILES.c.content, _FILES.c.number).where(is_it).order_by(_FILES.c.number))
+        chosen = sql.select(_raw(_FILES.c.content), _FILES.c.number).where(is_it).order_by(_FILES.c.number)
+        for value in self._contents(chosen):
+            yield self._bytes(value, run_id, name)
 
     def _copy_events(self, run_id: str, path: Path) -> None:
         """Add the events that a file lacks; its last one is written again, as a crash may have left a part of it."""
@@ -423,34 +446,40 @@ class Database:
                 return
             is_before = is_run & (_EVENTS.c.position <= size_bytes)
             start = database.execute(sql.select(sql.func.max(_EVENTS.c.position)).where(is_before)).scalar_one()
-        chosen = sql.select(_EVENTS.c.content, _EVENTS.c.position).where(is_run & (_EVENTS.c.position >= start))
+        chosen = sql.select(_raw(_EVENTS.c.content), _EVENTS.c.position).where(is_run & (_EVENTS.c.position >= start))
         with storage_errors(path), path.open("r+b") as file:
             file.truncate(start)
             file.seek(start)
             for content in self._contents(chosen.order_by(_EVENTS.c.position)):
-                file.write(content)
+                file.write(self._bytes(content, run_id, path.name))
             file.flush()
             os.fsync(file.fileno())
             os.utime(path, (last[1], last[1]))  # when it was written says when the run was interrupted
 
-    def _contents(self, chosen: sql.Select[Any]) -> Iterator[bytes]:
+    def _contents(self, chosen: sql.Select[Any]) -> Iterator[object]:
         """Yield the first column of the rows, of which a few at a time are in memory."""
         with self.transaction(reads_only=True) as database:
             rows = database.execution_options(yield_per=_ROWS).execute(chosen)
             for row in rows:
-                yield bytes(row[0])
+                yield row[0]
 
 
 def stand_by(
-    database: Database, copy: Callable[[], object], *, say: Callable[[str], object], is_over: Callable[[], bool]
+    database: Database,
+    copy: Callable[[], object],
+    *,
+    say: Callable[[str], object],
+    is_over: Callable[[], bool],
+    problem: Callable[[], str] = lambda: "",
 ) -> bool:
     """Wait for the lease, with a copy of the runs that is a lease old at most.
 
     Args:
         database: of the lease.
         copy: completes the copy.
-        say: takes a line about the coordinator that acts.
+        say: takes a line about the coordinator that acts, or about what keeps this one from it.
         is_over: waits a moment; returns whether this process is to end.
+        problem: returns why this coordinator can't act, empty = it can; asked once a lease.
 
     Returns:
         Whether this coordinator has the lease now.
@@ -458,21 +487,28 @@ def stand_by(
     Raises:
         StorageError: the database does not answer at the first look; later looks are repeated.
     """
-    holder, copied_s, told = database.take(), -math.inf, ""
+    why = problem()
+    holder, copied_s, told = why or database.take(), -math.inf, ""
     while holder:
         if holder != told:
             told = holder
-            say(f"standby: coordinator {holder} acts, this one takes over a lease after its last beat")
+            acts = f"coordinator {holder} acts, this one takes over a lease after its last beat"
+            say(f"standby: {f'this coordinator can not take over: {why}' if why else acts}")
         if is_over():
             return False
         try:
             if time.monotonic() - copied_s >= database.lease_s:
                 copy()
-                copied_s = time.monotonic()
-            holder = database.take()
+                why, copied_s = problem(), time.monotonic()
+            holder = why or database.take()
         except StorageError as error:
             _LOG.warning("%s", error)
     return True
+
+
+def _raw(column: sql.Column[bytes]) -> sql.ColumnElement[Any]:
+    """Return a column whose values come as they are stored, of whatever type."""
+    return sql.type_coerce(column, sql.types.NullType())
 
 
 _ROWS: Final = max(1, (16 << 20) // PIECE_BYTES)

@@ -39,6 +39,7 @@ from ringtune.transport.channels import Server, caller_of
 from ringtune.transport.codecs import removal_to_proto
 from ringtune.transport.discovery import SERVICE, is_announced, words_of
 from ringtune.transport.endpoints import (
+    FEW_BYTES,
     is_loopback,
     is_wildcard,
     join_address,
@@ -198,6 +199,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
             run=run,
             nodes=[entry_of(*member) for member in members],
             authorities_pem=self._keeper.authorities if self._keeper is not None else (),
+            rotation=_rotation_status(self._keeper),
         )
 
     def Run(
@@ -328,6 +330,17 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         return self._coordinator.run(
             RunRequest(job=job, plan_only=False, num_nodes=0, join_s=0.0, evaluation=evaluation)
         )
+
+
+def _rotation_status(keeper: TrustKeeper | None) -> control_pb2.RotationStatus | None:
+    state = keeper.last_state if keeper is not None else None
+    return state and control_pb2.RotationStatus(
+        phase=state.rotation.phase,
+        old_sha256=fingerprint(state.rotation.old),
+        new_sha256=fingerprint(state.rotation.new),
+        waiting=len(state.waiting),
+        ends_unix_s=state.rotation.ends_unix_s,
+    )
 
 
 def _user(context: grpc.ServicerContext) -> str:
@@ -548,7 +561,13 @@ class CoordinatorServer:
             weights_pb2_grpc.add_WeightsServicer_to_server(WeightsServicer(self.coordinator.offers), server)
             trust_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(self.coordinator, keeper), server)
 
-        self._server = Server(bind, add, max_calls=_MAX_CALLS, before=lambda address: before(self.coordinator, address))
+        self._server = Server(
+            bind,
+            add,
+            max_calls=_MAX_CALLS,
+            before=lambda address: before(self.coordinator, address),
+            more=FEW_BYTES,
+        )
         self.address = self._server.address
         self._joining: Server | None = None
         if keeper is not None:
@@ -579,7 +598,9 @@ def _serve_joining(keeper: TrustKeeper, bind: str, join_port: int) -> Server:
         trust_pb2_grpc.add_JoiningServicer_to_server(JoiningServicer(keeper), server)
 
     try:
-        server = Server(address, add, max_workers=_MAX_JOINING, max_calls=_JOINING_CALLS, is_public=True)
+        server = Server(
+            address, add, max_workers=_MAX_JOINING, max_calls=_JOINING_CALLS, is_public=True, more=FEW_BYTES
+        )
     except ConnectionFailedError as error:
         raise ConnectionFailedError(
             f"can't listen on {address}, the port for joining with a token; take another --join-port"

@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from edge.options import all_states, default_name
 from ringtune.errors import BusyError, ConnectionFailedError, RingTuneError, TokenError, TrustError, UsageError
 from ringtune.hints import hint_to_install
@@ -24,12 +26,22 @@ from ringtune.ids import check_node_name
 from ringtune.options import DEFAULT_COORDINATOR
 from ringtune.transport.discovery import LOOK_S, MAX_FOUND, SERVICE, Announcement, choose, read_announcement
 from ringtune.transport.endpoints import split_address
-from ringtune.transport.parties import IDENTITY, NODE_ROLE, Party, Token, node_party, node_trust, parse_token
-from ringtune.transport.speaker import refuse_both, speak_as, speak_from
+from ringtune.transport.parties import (
+    COORDINATOR,
+    IDENTITY,
+    NODE_ROLE,
+    Party,
+    Token,
+    node_party,
+    node_trust,
+    parse_token,
+)
+from ringtune.transport.speaker import Speaker, refuse_both, speak_as, speak_from, speaking_as
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_TOKEN = 1024
 _RETRY_S = 1.0
+_REFUSAL_S = 3.0
 
 
 def resolve_node_name(
@@ -77,9 +89,9 @@ def choose_trust(
 ) -> Path | None:
     """Use this node's identity for all channels; no encryption if it has neither identity nor token.
 
-    A token is used only if there is no identity yet, so the first command line works again later; or if the identity
-    does not trust the token's authority, which is a later one, as that of a node that was away while the authority was
-    rotated.
+    A token is used only if there is no identity yet, so the first command line works again later; or if the identity is
+    of no use: it has expired, the coordinator refuses it, as that of a removed node, or it does not trust the token's
+    authority, which is a later one, as that of a node that was away while the authority was rotated.
 
     Args:
         name: of the node.
@@ -115,17 +127,40 @@ def choose_trust(
 
 
 def _join_anew(party: Party, token_file: Path, folder: Path, coordinator: str, *, token: Token | None) -> None:
-    """Exchange a token of a later authority than the identity trusts; one that is used or gone changes nothing."""
+    """Exchange a token where the identity is of no use any more; one that is used or gone changes nothing."""
     from ringtune.transport.enrollment import join
     from ringtune.transport.identity import fingerprint, read_identity
 
     try:
         token = token or token_for(party, token_file)
-        present = read_identity(folder, time.time())
-        if token.authority_sha256 not in map(fingerprint, present.authorities):
+        present, why = None, ""
+        try:
+            present = read_identity(folder, time.time())
+        except TrustError as error:
+            why = str(error)
+        if present is not None:
+            is_of_other = token.authority_sha256 not in map(fingerprint, present.authorities)
+            why = "the token is of a later authority" if is_of_other else _refusal(coordinator, Speaker(present))
+        if why:
             join(coordinator, token, folder, instead_of=present)
+            _LOG.warning("%s has a new certificate for the token in %s: %s", party, token_file, why)
     except RingTuneError as error:
         _LOG.info("%s has a certificate in %s, the token in %s is not used: %s", party, folder, token_file, error)
+
+
+def _refusal(coordinator: str, who: Speaker) -> str:
+    """Ask a coordinator why it refuses a party; empty = it does not, or does not answer."""
+    from ringtune.transport.channels import open_channel
+    from ringtune.transport.status import error_of_call
+    from ringtune.v1 import control_pb2, control_pb2_grpc
+
+    with speaking_as(who), open_channel(coordinator, peer=COORDINATOR) as channel:
+        try:
+            control_pb2_grpc.CoordinatorStub(channel).Status(control_pb2.Empty(), timeout=_REFUSAL_S)
+        except grpc.RpcError as error:
+            found = error_of_call(error, peer="the coordinator")
+            return str(found) if isinstance(found, TrustError) else ""
+    return ""
 
 
 def join_as(

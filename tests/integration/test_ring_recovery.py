@@ -65,11 +65,13 @@ def test_run_goes_on_without_a_host_that_stands_still_and_what_it_says_later_is_
     job = job_of(ring)
     follower = followed(ring, job)
     follower.wait_for_steps(5)
+    hold = Hold(follower)
     ring.signal("c", signal.SIGSTOP)
     try:
         follower.wait_for(lambda outcome: bool(outcome.of_kind("recovery")))
     finally:
         ring.signal("c", signal.SIGCONT)
+    hold.let_go()
     outcome = follower.wait()
     assert_trained(ring, job, outcome)
     assert [line["step"] for line in outcome.of_kind("evaluation")] == [8, 16, 24]
@@ -86,7 +88,10 @@ def test_run_goes_on_without_a_helper_that_is_killed(ring: Cluster) -> None:
     job = job_of(ring, offload__mode="auto")
     follower = ring.follow(job, plan=helped(ring.plan_on(job, (("a", 0, 2), ("b", 2, 4))), {"a": "c", "b": "c"}))
     follower.wait_for_steps(5)
+    hold = Hold(follower)
     ring.signal("c", signal.SIGKILL)
+    follower.wait_for(lambda outcome: bool(outcome.of_kind("recovery")))
+    hold.let_go()
     outcome = follower.wait()
     assert_trained(ring, job, outcome)
     (recovery,) = outcome.of_kind("recovery")

@@ -20,6 +20,8 @@ from coordinator.client.submit import Client
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.run.requests import RunRequest
 from coordinator.screen.progress import Progress
+from coordinator.server import database
+from coordinator.server.database import Database
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
 from ringtune.transport.endpoints import target_of
@@ -146,6 +148,39 @@ def taken_over(folder: Path, url: str) -> None:
     assert (before.state, after.state, after.takes_up) == ("interrupted", "done", before.run_id)
     assert content(folder / "out") == whole
     assert [line["step"] for line in steps_of(folder / "out" / "metrics.jsonl")] == list(range(1, 9))
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_coordinator_that_loses_its_lease_is_a_standby_again(tmp_path: Path) -> None:
+    """In the same process, also while its database is away; it acts again when the lease is free."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    url, lease = f"sqlite:///{folder}/state.sqlite", database._LEASE
+    place = f"127.0.0.1:{free_port()}"
+    process = start_ringtune("coordinator", "--bind", place, "--database", url, "--lease", LEASE_S, "--json")
+
+    def line() -> dict[str, str]:
+        assert process.stdout is not None
+        return dict(json.loads(process.stdout.readline()))
+
+    try:
+        assert line()["event"] == "listening"
+        with Database(url, lease_s=LEASE_S) as other, other.transaction() as rows:
+            rows.execute(lease.update().values(number=lease.c.number + 1, holder="other"))
+            folder.rename(tmp_path / "away")
+        assert "can't use the database" in line()["text"]
+        (tmp_path / "away").rename(folder)
+        while "coordinator other acts" not in (text := line()["text"]):
+            assert "can't use the database" in text
+        with Database(url, lease_s=LEASE_S) as other, other.transaction() as rows:
+            rows.execute(lease.update().values(lease_s=0.0))
+        told = line()
+        assert (told["event"], told["address"]) == ("listening", place)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(RUN_S) == 0
+    finally:
+        process.kill()
+        process.communicate(timeout=RUN_S)
 
 
 @pytest.mark.slow

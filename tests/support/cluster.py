@@ -298,7 +298,7 @@ class Nodes:
 
 
 class Hold:
-    """Keeps the grants of a run back, so that it has not ended when a node has come.
+    """Keeps the grants of a run back, so that it has not ended when a node has come, or is noticed to be lost.
 
     Args:
         follower: of the run.
@@ -315,14 +315,19 @@ class Hold:
             if self._is_open or not turns:
                 self._grant(turns, keep)
             else:
-                self._held.append(turns)
+                self._held.append((self._number, turns))
+
+    @property
+    def _number(self) -> int:
+        return self._moving.part.placement.placement_number
 
     def let_go(self) -> None:
         """Grant what was kept back, and whatever follows."""
         with self._lock:
             self._is_open = True
-            for turns in self._held:
-                self._grant(turns)
+            for number, turns in self._held:
+                if number == self._number:  # else all have gone back since
+                    self._grant(turns)
 
 
 class Cluster(Nodes):

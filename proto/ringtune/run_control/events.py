@@ -418,11 +418,19 @@ class LinkFailed(NamedTuple):
         failed: the report.
         placement_number: of the placement that held when it came.
         answers: whether the accused node has answered.
+        suspect: the end of the link with more broken ones; empty = the node that reports.
     """
 
     failed: NodeFailed
     placement_number: int
     answers: bool = True
+    suspect: str = ""
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """Both ends of the link, the suspect first."""
+        is_accused = self.suspect == self.failed.lost
+        return (self.failed.lost, self.failed.node) if is_accused else (self.failed.node, self.failed.lost)
 
 
 class RunStopRequested(NamedTuple):

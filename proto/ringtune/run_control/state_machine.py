@@ -166,7 +166,8 @@ class RunStateMachine:
         self._audits, self.excluded = audits, set[str]()
         self._checking = self._checked = -1  # index of a turn
         self._opened_at: int | None = None  # step to which the run has gone back last because of a lost link
-        self._broken_link: rd.NodeFailed | None = None  # the last one between living nodes
+        self._opened_s = 0.0  # when it did so first
+        self._broken_link: rd.LinkFailed | None = None  # the last one between living nodes
         self._before: Turn | None = None  # the last turn that was granted before the last recovery
         self._returned = list[str]()  # left-out owners that are back, to be taken in at the next turn boundary
 
@@ -476,29 +477,47 @@ class RunStateMachine:
         If the accused node did not answer, the run continues without it; if a link is lost again before another turn is
         committed, or can't be opened, without one of its ends.
         """
-        part, step = self._required_migration.part, self._kept.step
-        if event.placement_number != part.placement.placement_number:
+        step = self._kept.step
+        if event.placement_number != self._required_migration.part.placement.placement_number:
             return  # all links were opened since
         can_go_back = self._goes_back and self.phase in _RECOVERS_IN and self._recovery is None
         if not (event.answers and can_go_back) or step is None or self._kept.missing:
             self._on_node_failed(event.failed, now_s, commands)
             return
-        self._broken_link = event.failed
+        self._broken_link = event
         if step == self._opened_at:
-            self._lose_an_end(event.failed, now_s, commands)
+            self._lose_an_end(event, now_s, commands)
             return
-        self._opened_at = step
+        self._opened_at, self._opened_s = step, now_s
+        self._open_links(event, now_s, commands)
+
+    def _open_links(self, event: rd.LinkFailed, now_s: float, commands: list[rd.Command]) -> None:
         recovery = self._rewind((), "", now_s, commands, link=event.failed.message)
-        recovery.place(self._required_plan, part.placement)
+        recovery.place(self._required_plan, self._required_migration.part.placement)
         commands += recovery.halt()
 
-    def _lose_an_end(self, link: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
-        """Continue without one end of a link that stays broken.
+    def _lose_an_end(self, event: rd.LinkFailed, now_s: float, commands: list[rd.Command]) -> None:
+        """Continue without one end of a link that stays broken: the suspect, or the other where only that can go.
 
-        That is the accused node, or the other one where only that owns no rows.
+        Both are there. So if the run needs the rows of both, all links are opened anew until the time is over that it
+        would wait for a node.
         """
-        lost = next((node for node in (link.lost, link.node) if self._course.owner(node) is None), link.lost)
-        self._on_node_failed(rd.NodeFailed(lost, link.error, link.message), now_s, commands)
+        link, step = event.failed, self._kept.step or 0
+        without_rows = [node for node in event.ends if self._course.owner(node) is None]
+        left_out = [
+            node
+            for node in event.ends
+            if self._policy.leaves_out and not rows_reason(self._course, node, step, self._kept.decided)
+        ]
+        lost = next(iter([*without_rows, *left_out]), "")
+        if lost or not self._policy.awaits_s:
+            self._on_node_failed(rd.NodeFailed(lost or link.lost, link.error, link.message), now_s, commands)
+        elif now_s < self._opened_s + self._policy.awaits_s:
+            self._open_links(event, now_s, commands)
+        else:
+            tried = f"the link between {' and '.join(event.ends)} was opened anew for {self._policy.awaits_s:g} s"
+            owns = "(recovery.wait_s); both own rows, which no other node has"
+            self._fail(link.error, f"{link.message}; {tried} {owns}; mend the network, {RESUME}", commands)
 
     def _on_bad_step(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
         """Repeat the uncommitted turns, unless they are a repetition themselves."""

@@ -18,14 +18,17 @@ threads are daemons, and ``close`` has a time limit.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import logging
+import math
 import os
 import socket
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar
@@ -43,7 +46,7 @@ from ringtune.transport.endpoints import (
     split_address,
     target_of,
 )
-from ringtune.transport.open_calls import OpenCall, OpenCalls, TokenBucket, address_of
+from ringtune.transport.open_calls import OpenCall, OpenCalls, TokenBucket, address_of, numeric_host, place_of
 from ringtune.transport.parties import (
     COORDINATOR_ROLE,
     NODE_ROLE,
@@ -86,6 +89,62 @@ def defer_accept(port: int) -> int:
     if not count:
         _LOG.debug("port %d: silent connections are taken at once", port)
     return count
+
+
+class Connections:
+    """The connections to one port of this process, by peer; closes one of them, which gRPC has no way to do.
+
+    A system call of Python's lets other threads go on and then waits for them, 5 ms where they are busy, and a look
+    takes one for each file descriptor. So they are called without that (``ctypes.PyDLL``); none of them waits.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._c: Any = ctypes.PyDLL(None)
+        self._address, self._size = ctypes.create_string_buffer(128), ctypes.c_uint32()
+        self._lock = threading.Lock()
+        self._numbers: dict[tuple[str, int], int] = {}
+        self._looked_s = -math.inf
+
+    def has(self, peers: Iterable[str]) -> set[str]:
+        """Return the peers, as gRPC names them, that are connected; also those that were so a moment ago."""
+        with self._lock:
+            if time.monotonic() - self._looked_s >= _SEEN_S:
+                of_port = (
+                    number for number in range(_MOST_NUMBERS) if self._end(number, "getsockname")[1] == self._port
+                )
+                self._numbers = {self._end(number, "getpeername"): number for number in of_port}
+                self._looked_s = time.monotonic()
+            return {peer for peer in peers if place_of(peer) in self._numbers}
+
+    def close(self, peer: str) -> None:
+        """End the connection of a peer, if it is there."""
+        place = place_of(peer)
+        if self.has([peer]):
+            with self._lock:
+                number = self._numbers.pop(place)
+                if self._end(number, "getpeername") == place:  # else it was closed, and the number is another one's
+                    self._c.shutdown(number, socket.SHUT_RDWR)
+
+    def _end(self, number: int, name: str) -> tuple[str, int]:
+        """Return the address and port of one end of a socket; (``""``, -1) = it is none."""
+        self._size.value = len(self._address)
+        if getattr(self._c, name)(number, self._address, ctypes.byref(self._size)):
+            return "", -1
+        family, port = (
+            int.from_bytes(self._address.raw[:2], sys.byteorder),
+            int.from_bytes(self._address.raw[2:4], "big"),
+        )
+        if family == socket.AF_INET:
+            return numeric_host(socket.inet_ntop(family, self._address.raw[4:8])), port
+        if family == socket.AF_INET6:
+            return numeric_host(socket.inet_ntop(family, self._address.raw[8:24])), port
+        return "", -1
+
+
+_SEEN_S: Final = 0.1
+_MOST_NUMBERS: Final = 4096
+"""File descriptors that are looked at, twice the connections of two servers."""
 
 
 def _numbers() -> Iterator[int]:
@@ -237,12 +296,16 @@ def _facts(pem: bytes) -> CertificateFacts:
 
 _MOST_OPEN: Final = {COORDINATOR_ROLE: 64, NODE_ROLE: 32, SUBMITTER_ROLE: 64}
 """Open calls of one certificate's party at a server, by role, and as many urgent ones; a node needs a handful."""
+_MOST_CONNECTIONS: Final = {COORDINATOR_ROLE: 12, NODE_ROLE: 12, SUBMITTER_ROLE: 32}
+"""Connections of one certificate's party to a server, by role: each may hold some megabytes that nobody has read."""
 _MOST_AT_ONCE: Final = 5000
 _MOST_PER_S: Final = 500.0
 """Calls of one certificate's party at a server; a node makes a few a second, and a stream is one call."""
 _MOST_PUBLIC: Final = 16
 """Open calls of one address where no certificate is needed; several boards may have one address."""
 _PUBLIC_FIRST_S: Final = 5.0
+_MOST_REFUSED: Final = 500
+"""Calls beyond the rate that are told so, and silent ones that were replaced; more close their connections."""
 
 
 class Guard(grpc.ServerInterceptor):
@@ -259,6 +322,9 @@ class Guard(grpc.ServerInterceptor):
         urgent: those of urgent calls (``Permission.is_urgent``).
         most_of_address: open calls of one address, where callers have no certificates.
         first_message_s: time limit of the first message, where a method has none.
+
+    Attributes:
+        connections: to the server, once it is bound.
     """
 
     def __init__(
@@ -275,6 +341,10 @@ class Guard(grpc.ServerInterceptor):
         self._most_of_address, self._first_message_s = most_of_address, first_message_s
         self._repeats = RepeatCounter()
         self._rate = TokenBucket(_MOST_AT_ONCE, _MOST_PER_S)
+        self._patience = TokenBucket(_MOST_REFUSED, _MOST_REFUSED / 10)
+        self._lock = threading.Lock()
+        self._peers: dict[Party, set[str]] = {}
+        self.connections = Connections(0)
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         """Wrap the handler of a call with the checks."""
@@ -326,9 +396,11 @@ class Guard(grpc.ServerInterceptor):
             refusal, most = self._refusal, _MOST_OPEN[caller.party.role]
             call = OpenCall(str(caller.party), context, first_s, lambda: refusal(caller))
         try:
-            lane.calls.admit(call, most)
+            has_replaced = lane.calls.admit(call, most)
         except BusyError as error:
             self._refuse(method, context, error)
+        if has_replaced and not self._patience.take(call.caller):
+            self.connections.close(context.peer())
         try:
             yield call
         finally:
@@ -340,7 +412,10 @@ class Guard(grpc.ServerInterceptor):
             caller = caller_of(context)
             if caller is None:
                 raise TrustError("there is no certificate; join with a token first")
+            self._count_connection(caller.party, context.peer())
             if not self._rate.take(caller.party):
+                if not self._patience.take(str(caller.party)):
+                    self.connections.close(context.peer())
                 raise BusyError(f"{caller.party} makes more than {_MOST_PER_S:.0f} calls a second here; make fewer")
             if problem := caller.problem_at(time.time()):
                 raise TrustError(f"the certificate of {caller.party} is refused: {problem}")
@@ -354,6 +429,25 @@ class Guard(grpc.ServerInterceptor):
         except (TrustError, BusyError) as error:
             self._refuse(method, context, error)
         return caller
+
+    def _count_connection(self, party: Party, peer: str) -> None:
+        """Close the connection of a party that has too many; gRPC itself knows no limit for one party.
+
+        Raises:
+            BusyError: it has.
+        """
+        most = _MOST_CONNECTIONS[party.role]
+        with self._lock:
+            peers = self._peers.setdefault(party, set())
+            peers.add(peer)
+            if len(peers) <= most:
+                return
+            peers &= self.connections.has(peers)
+            if len(peers) <= most:
+                return
+            peers.discard(peer)
+        self.connections.close(peer)
+        raise BusyError(f"{party} has {most} connections here already; close some")
 
     def _check_sender(self, method: str, request: Any, context: grpc.ServicerContext) -> None:
         caller, permission = caller_of(context), find_permission(method)
@@ -409,6 +503,7 @@ class Server:
         refusal: as for ``Guard``; None = that of the process's identity.
         before: called with the bound address before the first call is answered. If it raises, the address stays bound
             until the process ends.
+        more: further options; they override those of every server.
 
     Attributes:
         address: with the bound port.
@@ -427,6 +522,7 @@ class Server:
         is_public: bool = False,
         refusal: Refusal | None = None,
         before: Callable[[str], object] = lambda address: None,
+        more: Options = (),
     ) -> None:
         self._lanes = (Lane.of(max_workers, "ringtune-rpc"), Lane.of(max_workers, "ringtune-urgent"))
         speaker = speaking.speaker()
@@ -436,7 +532,7 @@ class Server:
             guard = Guard((refusal or speaker.refusal) if speaker else None, *self._lanes)
         self._server = grpc.server(
             self._lanes[0].workers,
-            options=SERVER_OPTIONS,
+            options=(*more, *SERVER_OPTIONS),  # of two with one name gRPC takes the first
             maximum_concurrent_rpcs=max_calls,
             interceptors=[guard, IdempotencyInterceptor()],
         )
@@ -448,6 +544,7 @@ class Server:
             raise ConnectionFailedError(
                 f"can't listen on {address}: the port is in use or the host is not this machine's; take another --bind"
             ) from error
+        guard.connections = Connections(self.port)
         self.address = join_address(host, self.port)
         before(self.address)
         self._server.start()

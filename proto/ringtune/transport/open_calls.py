@@ -40,6 +40,21 @@ def address_of(peer: str) -> str:
     return str(mapped or ipaddress.ip_network((int(address), _NETWORK_BITS), strict=False))
 
 
+def place_of(peer: str) -> tuple[str, int]:
+    """Return address and port in gRPC's name of a peer; of another kind than IP an empty address."""
+    host, _, port = unquote(peer).rpartition(":")
+    return numeric_host(host.partition(":")[2].strip("[]")), int(port) if port.isdigit() else 0
+
+
+def numeric_host(host: str) -> str:
+    """Return an IP address in one form, an IPv4 address that is mapped into IPv6 as IPv4; others are left."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return ""
+    return str((address.version == 6 and address.ipv4_mapped) or address)
+
+
 class Context(Protocol):
     """Of a call, as gRPC has it."""
 
@@ -79,8 +94,8 @@ class OpenCalls:
         self._of_caller: Counter[str] = Counter()
         self._repeats = RepeatCounter()
 
-    def admit(self, call: OpenCall, most_of_caller: int) -> None:
-        """Add a call; end a silent one where there are too many.
+    def admit(self, call: OpenCall, most_of_caller: int) -> bool:
+        """Add a call; end a silent one where there are too many, and return whether that was one of the same caller.
 
         Raises:
             BusyError: all of the others have sent messages.
@@ -99,6 +114,7 @@ class OpenCalls:
             self._of_caller[call.caller] += 1
         if silent is not None:
             self._end(silent, "others came after it")
+        return silent is not None and silent.caller == call.caller
 
     def noted(self, call: OpenCall, messages: Iterable[Any]) -> Iterator[Any]:
         """Pass the messages of a call on.

@@ -137,7 +137,7 @@ PERMISSIONS: Final[Mapping[str, Mapping[str, Permission]]] = {
         "Leave": _ITSELF,
         "Report": _ITSELF,
         "Nodes": _ANYBODY,  # a node searches others that have the model
-        "Status": _ANYBODY,  # used by the doctor on a node, too
+        "Status": Permission(frozenset(ROLES)),  # the doctor makes it as whoever its machine is
         "Run": _USERS,
         "Measure": _USERS,
         "Evaluate": _USERS,

@@ -475,18 +475,34 @@ class EvaluateInput(_message.Message):
     def __init__(self, request: _Optional[_Union[EvaluateRequest, _Mapping]] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("version", "now_unix_s", "run", "nodes", "authorities_pem")
+    __slots__ = ("version", "now_unix_s", "run", "nodes", "authorities_pem", "rotation")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NOW_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     AUTHORITIES_PEM_FIELD_NUMBER: _ClassVar[int]
+    ROTATION_FIELD_NUMBER: _ClassVar[int]
     version: str
     now_unix_s: float
     run: RunStatus
     nodes: _containers.RepeatedCompositeFieldContainer[NodeEntry]
     authorities_pem: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, version: _Optional[str] = ..., now_unix_s: _Optional[float] = ..., run: _Optional[_Union[RunStatus, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeEntry, _Mapping]]] = ..., authorities_pem: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    rotation: RotationStatus
+    def __init__(self, version: _Optional[str] = ..., now_unix_s: _Optional[float] = ..., run: _Optional[_Union[RunStatus, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeEntry, _Mapping]]] = ..., authorities_pem: _Optional[_Iterable[bytes]] = ..., rotation: _Optional[_Union[RotationStatus, _Mapping]] = ...) -> None: ...
+
+class RotationStatus(_message.Message):
+    __slots__ = ("phase", "old_sha256", "new_sha256", "waiting", "ends_unix_s")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    OLD_SHA256_FIELD_NUMBER: _ClassVar[int]
+    NEW_SHA256_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    ENDS_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    phase: str
+    old_sha256: str
+    new_sha256: str
+    waiting: int
+    ends_unix_s: float
+    def __init__(self, phase: _Optional[str] = ..., old_sha256: _Optional[str] = ..., new_sha256: _Optional[str] = ..., waiting: _Optional[int] = ..., ends_unix_s: _Optional[float] = ...) -> None: ...
 
 class RunStatus(_message.Message):
     __slots__ = ("run_id", "is_over", "phase", "phase_s", "run_s", "num_steps", "steps_done", "round", "initiator", "depth", "loss", "message", "trains", "helpers", "awaited", "awaited_why", "awaited_s")

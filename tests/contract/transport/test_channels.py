@@ -247,7 +247,7 @@ def test_connections_that_open_many_calls_keep_no_other_connection_waiting() -> 
     channel = open_channel(server.address, (("grpc.use_local_subchannel_pool", 1),))
     other = control_pb2_grpc.AgentStub(channel).Release.future(control_pb2.ReleaseRequest(), timeout=WAIT_S)
     assert agent.entered.acquire(timeout=WAIT_S)
-    assert not agent.entered.acquire(timeout=0.1)  # nothing beyond the 200 and the one
+    assert not agent.entered.acquire(timeout=0.1)  # nothing beyond those of a connection and the one
     agent.release.set()
     assert other.exception(timeout=WAIT_S) is None
     for call in calls:

@@ -12,8 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
-from ringtune.errors import BusyError, TrustError
-from ringtune.transport.channels import _MOST_OPEN, Server, open_channel
+from ringtune.errors import BusyError, ConnectionFailedError, TrustError
+from ringtune.transport.channels import _MOST_CONNECTIONS, _MOST_OPEN, Server, open_channel
+from ringtune.transport.endpoints import MAX_STREAMS
 from ringtune.transport.open_calls import OpenCall, OpenCalls, RateLimit, TokenBucket, address_of
 from ringtune.transport.parties import PERMISSIONS, Party, Permission, find_permission, node_party
 from ringtune.transport.speaker import Removal, Removals, Speaker, speaking_as
@@ -271,6 +272,63 @@ def test_calls_of_a_certificate_have_a_rate(monkeypatch: pytest.MonkeyPatch) -> 
         assert heartbeat(server, "a") is None
 
 
+def test_connections_of_a_certificate_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One beyond them is closed, whatever else it has to say; those that were closed before do not count."""
+    monkeypatch.setattr("ringtune.transport.channels._SEEN_S", 0.0)
+    most = _MOST_CONNECTIONS["node"]
+    with serving() as (server, *_), contextlib.ExitStack() as stack:
+
+        def connect() -> tuple[grpc.Channel, Any]:
+            with speaking_as(speaker_of("evil")):
+                options = (("grpc.use_local_subchannel_pool", 1),)
+                channel = stack.enter_context(open_channel(server.address, options, peer=COORDINATOR.identity.party))
+            stub = control_pb2_grpc.CoordinatorStub(channel)
+            return channel, lambda: stub.Heartbeat(control_pb2.HeartbeatRequest(node="evil"), timeout=WAIT_S)
+
+        made = [connect() for _ in range(most)]
+        for _, beat in made:
+            beat()
+        _, beat = connect()
+        told = set()
+        for _ in range(3):
+            with pytest.raises(grpc.RpcError) as caught:
+                beat()
+            told.add(type(error_of_call(caught.value, peer="it")))
+        assert told <= {BusyError, ConnectionFailedError}
+        for _, each in made:
+            each()
+        assert heartbeat(server, "a") is None
+        for channel, _ in made[:3]:
+            channel.close()
+        deadline_s = time.monotonic() + WAIT_S
+        while heartbeat(server, "evil") is not None and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        for _ in range(2 * most):  # one after the other; the server may see the end of the last ones a little later
+            assert heartbeat(server, "evil") is None
+
+
+def test_calls_far_beyond_the_rate_close_their_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To refuse each of them would cost more than they do."""
+    for name, value in (("_MOST_AT_ONCE", 2), ("_MOST_PER_S", 1e-6), ("_MOST_REFUSED", 1), ("_SEEN_S", 0.0)):
+        monkeypatch.setattr(f"ringtune.transport.channels.{name}", value)
+    states = queue.SimpleQueue[grpc.ChannelConnectivity]()
+    with (
+        serving() as (server, *_),
+        speaking_as(speaker_of("evil")),
+        open_channel(server.address, peer=COORDINATOR.identity.party) as channel,
+    ):
+        channel.subscribe(states.put)
+        stub, told = control_pb2_grpc.CoordinatorStub(channel), list[grpc.StatusCode]()
+        for _ in range(3):
+            call = stub.Heartbeat.future(control_pb2.HeartbeatRequest(node="evil"), timeout=WAIT_S)
+            told.append(call.code())
+        assert told == [*2 * [grpc.StatusCode.OK], grpc.StatusCode.ALREADY_EXISTS]  # as a BusyError
+        while states.get(timeout=WAIT_S) is not grpc.ChannelConnectivity.READY:
+            pass
+        stub.Heartbeat.future(control_pb2.HeartbeatRequest(node="evil"), timeout=WAIT_S).code()
+        assert states.get(timeout=WAIT_S) is not grpc.ChannelConnectivity.READY
+
+
 def test_queue_of_calls_is_longer_than_a_member_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """1,920 heartbeats of one wait while no thread looks at callers; by its default gRPC cancels some beyond 1,000."""
     looked, find = threading.Event(), find_permission
@@ -280,7 +338,8 @@ def test_queue_of_calls_is_longer_than_a_member_makes_it(monkeypatch: pytest.Mon
         return find(method)
 
     monkeypatch.setattr("ringtune.transport.channels.find_permission", found)
-    monkeypatch.setitem(_MOST_OPEN, "node", 4096)  # so that only gRPC can cancel one
+    for limit in (_MOST_OPEN, _MOST_CONNECTIONS):
+        monkeypatch.setitem(limit, "node", 4096)  # so that only gRPC can cancel one
     with serving(max_calls=4096) as (server, *_), contextlib.ExitStack() as stack:
         calls: list[Any] = []
         for number in range(31):
@@ -290,7 +349,7 @@ def test_queue_of_calls_is_longer_than_a_member_makes_it(monkeypatch: pytest.Mon
             grpc.channel_ready_future(channel).result(WAIT_S)
             stub = control_pb2_grpc.CoordinatorStub(channel)
             beat = control_pb2.HeartbeatRequest(node="a" if number == 30 else "evil")
-            calls += [stub.Heartbeat.future(beat, timeout=WAIT_S) for _ in range(1 if number == 30 else 64)]
+            calls += [stub.Heartbeat.future(beat, timeout=WAIT_S) for _ in range(1 if number == 30 else MAX_STREAMS)]
         looked.set()
         assert calls[-1].result().known
         codes = {call.code() for call in calls}

@@ -300,6 +300,20 @@ def test_blame_waits_for_the_accused_to_speak_and_prefers_who_kept_silent() -> N
     assert suspicions.verdict(20.0) == complaint("a")
 
 
+def test_blame_for_a_broken_link_is_of_the_end_with_more_of_them() -> None:
+    """One that is alone with its complaint takes out itself, and whoever breaks links one other node at most."""
+    suspicions = PeerSuspicions()
+    of_b = rd.NodeFailed("a", "PeerLostError", "a lost b", "b")
+    for _ in range(2):
+        suspicions.add(of_b, "b", 0.0)
+        assert suspicions.suspect(of_b) == "a"
+        suspicions.forgive()
+    suspicions.add(of_b._replace(node="c"), "b", 0.0)  # c and b are left, and b has had two
+    assert suspicions.suspect(of_b._replace(node="c")) == "b"
+    suspicions.add(rd.NodeFailed("b", "PeerLostError", "b lost d", "d"), "d", 0.0)
+    assert suspicions.suspect(rd.NodeFailed("d", "PeerLostError", "d lost b", "b")) == "b"
+
+
 def test_lost_node_that_only_helped_is_called_a_helper() -> None:
     """With what it did and the remedy; a host that helps another one is a lost host."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"])

@@ -215,6 +215,15 @@ def test_lease_that_was_given_back_is_free_at_once(pair: Pair) -> None:
     pair.b.require_lease()
 
 
+def test_standby_that_lacks_a_key_says_so_and_takes_a_free_lease_once_it_has_it(pair: Pair) -> None:
+    """It is asked once a lease, with the copy of the runs."""
+    pair.b.lease_s = 0.0
+    problems, lines = iter(["copy the key", "copy the key", ""]), list[str]()
+    assert stand_by(pair.b, lambda: None, say=lines.append, is_over=lambda: False, problem=lambda: next(problems))
+    assert lines == ["standby: this coordinator can not take over: copy the key"]
+    assert next(problems, None) is None
+
+
 def test_runs_of_a_database_are_found_by_the_next_holder(pair: Pair, tmp_path: Path) -> None:
     """All bytes, however often a copy was begun or torn; what the database lacks goes; a run under way counts as ended.
 
@@ -287,6 +296,34 @@ def test_file_of_a_database_with_a_path_as_its_name_is_not_written(pair: Pair, t
         with pair.a.transaction() as rows:
             rows.execute(database._FILES.delete().where(database._FILES.c.name == name))
     copy_runs(pair.b, tmp_path / "b")
+
+
+def test_row_of_a_database_with_a_value_of_another_type_is_named(tmp_path: Path) -> None:
+    """SQLite stores text in any column; a standby says so, and goes on once it is mended."""
+    with contextlib.closing(Pair(f"sqlite:///{tmp_path}/state.sqlite").a) as holder:
+        lease, files = database._LEASE, database._FILES
+        holder.take()
+        with contextlib.closing(RunStore(tmp_path / "a", database=holder)) as kept:
+            kept.begin(record(), on_saved=lambda step: None)
+        holder.append(ONE, 0, b"x")
+        for table, column, value, why in (
+            (files, "content", "text", f"run {ONE} in sqlite.*str in place of bytes; restore"),
+            (files, "content", 7, "int in place of bytes"),
+            (database._EVENTS, "content", "text", "restore the database, or delete its rows"),
+            (lease, "number", "many", r"ringtune_lease of sqlite:.* is damaged: .*'many'.* and empty it"),
+            (lease, "lease_s", "long", "is damaged"),
+        ):
+            with holder.transaction() as rows:
+                before = rows.execute(sqlalchemy.select(table)).mappings().all()
+                rows.execute(table.update().values({column: sqlalchemy.literal(value)}))
+            with pytest.raises(StorageError, match=why):
+                holder.take() if table is lease else copy_runs(holder, tmp_path / "b")
+            with holder.transaction() as rows:
+                rows.execute(table.delete())
+                for row in before:
+                    rows.execute(table.insert().values(**row))
+            copy_runs(holder, tmp_path / "b")
+            shutil.rmtree(tmp_path / "b" / "runs")
 
 
 @pytest.mark.slow

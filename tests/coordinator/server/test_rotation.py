@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from coordinator.server.certificate_authority import (
 from coordinator.server.database import Database
 from coordinator.server.rotation import Phase, Rotation
 from coordinator.server.server import CoordinatorServer
+from edge.doctor import Level, check_coordinator
 from ringtune.errors import InterruptedRunError, StorageError, TrustError, UsageError
 from ringtune.transport.channels import open_channel
 from ringtune.transport.enrollment import join, renew, renew_if_due, take_authorities
@@ -389,11 +391,22 @@ def test_rotation_of_coordinators_of_a_database_needs_the_key_at_the_one_that_ac
             first.advance([], is_settled=True)
         now_unix_s[0] += 2 * HOUR_S  # without the key it does not end
         assert second.advance([], is_settled=True) == ""
+        shutil.copytree(tmp_path / "second", tmp_path / "third")  # which gets no key
+        third = TrustKeeper(tmp_path / "third", clock=lambda: now_unix_s[0], shared=one)
         shutil.copy2(tmp_path / "first" / NEXT, tmp_path / "second")
-        lines = []
+        lines, problems = [], [third.takeover_problem()]
         for _ in range(3):
             now_unix_s[0] += 2.0
             lines.append(second.advance([], is_settled=True))
+            problems.append(third.takeover_problem().partition("lacks; ")[2])
+        whence = "from the trust folder of the coordinator that acts, or acted last"
+        assert problems == ["", f"copy {NEXT} {whence}", *2 * [f"copy authority.pem {whence}"]]
+        assert [first.takeover_problem(), second.takeover_problem()] == ["", ""]
+        half = (tmp_path / "second" / "authority.pem").read_bytes()[:-200]
+        (tmp_path / "third" / "authority.pem").write_bytes(half)
+        assert "can't be read; copy it again" in third.takeover_problem()
+        shutil.copy2(tmp_path / "second" / "authority.pem", tmp_path / "third")
+        assert third.takeover_problem() == ""
         assert lines[0].startswith("certificates are of the new") and "submitter admin" in lines[1]
         assert second.authorities == first.authorities[1:]
         assert "is not that of the coordinator" not in first.begin_to_act()
@@ -427,6 +440,11 @@ def test_rotation_is_for_administrators_of_a_coordinator_with_an_authority(tmp_p
             lines = rotation_lines(rotate(stub, HOUR_S))
         assert lines[2].endswith("UTC; shut out if that were now: submitter admin")
         assert f"{NEXT} and register.sqlite of {tmp_path}" in lines[3]
+        with speaking_as(keeper.speaker):  # the doctor on the coordinator's machine
+            found = check_coordinator(server.address)
+        assert [check.level for check in found] == [*3 * [Level.PASS], Level.WARN], found
+        named = f"{fingerprint(keeper.authority_pem)[:16]} is replaced by .* UTC at most; 1 nodes, users or tokens need"
+        assert re.match(named, found[3].found)
         alice = Speaker(join(server.address, invited(tmp_path / "trust", ALICE), tmp_path / "alice"))
         assert alice.identity.authorities == keeper.authorities != (keeper.authority_pem,)
         with membership(server.address, alice) as stub:

@@ -19,7 +19,7 @@ from edge.options import AgentOptions, default_name, default_state
 from ringtune import __version__, cli
 from ringtune.errors import ConnectionFailedError, TokenError, TrustError, UsageError
 from ringtune.transport.discovery import Announcement
-from ringtune.transport.identity import read_identity
+from ringtune.transport.identity import Identity, read_identity
 from ringtune.transport.parties import IDENTITY, Party, Token, make_secret, node_party, node_trust
 from ringtune.transport.speaker import Speaker, speak_as, speaker
 from tests.coordinator.server.test_certificate_authority import invited, running
@@ -99,6 +99,35 @@ def test_choosing_joins_anew_where_the_authority_was_replaced(tmp_path: Path) ->
         file.write_text(str(invited(tmp_path / "trust", node_party("pi"))))
         choose(tmp_path / "state", token_file=file, coordinator=address)
         assert read_identity(folder, time.time()) == later
+
+
+def test_choosing_joins_anew_where_the_certificate_is_of_no_use(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was removed, or has expired; one that holds is kept, whatever token there is, and a used token is left."""
+    file, folder, pi = tmp_path / "t", node_trust(tmp_path / "state"), node_party("pi")
+    with running(tmp_path / "trust") as (keeper, address):
+
+        def chosen() -> Identity:
+            choose(tmp_path / "state", token_file=file, coordinator=address)
+            return read_identity(folder, time.time())
+
+        file.write_text(str(invited(tmp_path / "trust", pi)))
+        first = chosen()
+        file.write_text(str(invited(tmp_path / "trust", pi)))
+        assert chosen() == first
+        keeper.remove(pi, "it was stolen")
+        assert chosen() == first, "the removal took back the token too"
+        file.write_text(str(invited(tmp_path / "trust", pi)))
+        second = chosen()
+        assert second == chosen() != first
+        assert caplog.messages[-1].endswith(
+            "the certificate of node pi is refused: it was stolen; join with a new token"
+        )
+        keep(folder, Speaker(keeper._authority.identity(pi, time.time() - 400 * DAY_S)))
+        file.write_text(str(invited(tmp_path / "trust", pi)))
+        assert chosen() not in (first, second)
+        assert "has expired" in caplog.messages[-1]
 
 
 def test_choosing_refuses_what_does_not_belong_together(tmp_path: Path) -> None:
