@@ -3,9 +3,10 @@
 The rule is in ``ringtune.techniques.audit``. At most two turns are open, and a turn is closed once it is checked, so
 what a turn needs is dropped when the second turn after it is granted. Of tensors between nodes only those are kept
 that the coordinator names, as another node's cell was drawn; of its own work a node keeps what it can't know to be
-drawn: the sum of gradients after each micro-batch, and the trained state after each item. A tensor is handed in to who
-has its ticket only, which the coordinator gives to the checker after the turn: else a host could ask its neighbours
-what is drawn of it.
+drawn: the sum of gradients after each micro-batch, the trained state after each item, and in its own turns the tensors
+between its slice and its embedding and head. A tensor is handed in to who has its ticket only, which the coordinator
+gives to the checker after the turn: else a host could ask its neighbours what is drawn of it, and a checker an owner
+for more than that.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import torch
@@ -36,10 +37,12 @@ from ringtune.techniques.audit import (
     Cell,
     CellPlace,
     Compared,
+    apart,
     begin_name,
     cell_exchanges,
     end_names,
     item_of,
+    own_tensors,
     own_updates,
     state_digest,
     state_name,
@@ -99,6 +102,7 @@ class _Kept:
     turn: Turn
     trail: dict[str, str] = field(default_factory=dict)
     last_updates: dict[int, Action] = field(default_factory=dict)
+    own: dict[Action, list[TensorKey]] = field(default_factory=dict)
     sums: dict[tuple[int, int], bytes] = field(default_factory=dict)
     begin: State | None = None
     after: dict[int, State] = field(default_factory=dict)
@@ -144,29 +148,31 @@ class AuditRecorder:
         for item in items(now.course, turn):
             if own := own_updates(now, item, self._node):
                 kept.last_updates[item.seq] = own[-1]
+        for one in own_tensors(self._plan, turn, self._node):
+            kept.own.setdefault(one.after, []).append(one.key)
         with self._lock:
             self._turns[turn.index] = kept
 
     def exchanged(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Note a tensor that this node sends or has received; its values must not change."""
-        kept = self._of(key.seq)
-        if kept is None:
-            return
-        kept.trail[tensor_name(key)] = tensor_digest(tensor, mask, self._wire)
-        with self._lock:
-            if key in self._tickets:
-                self._tensors[key] = (tensor.detach().to(self._wire), mask)
+        if (kept := self._of(key.seq)) is not None:
+            self._note(kept, key, tensor.detach().to(self._wire), mask)
 
     def after(self, action: Action) -> None:
         """Note what an action has changed: the sum of gradients, or the state."""
-        kept = self._of(action.seq) if action.op in (Op.BACKWARD, Op.UPDATE) else None
-        if kept is None or not self._piece.start <= action.start < self._piece.stop:
+        kept = self._of(action.seq)
+        if kept is None:
+            return
+        for key in kept.own.get(action, ()):
+            tensor, mask = self._executor.copy_tensor(key)
+            self._note(kept, key, tensor, mask)
+        if not self._piece.start <= action.start < self._piece.stop:
             return
         if action.op is Op.BACKWARD:
             content = gradients(self._executor)
             kept.sums[action.seq, action.micro] = content
             kept.trail[sum_name(action.seq, action.micro)] = hashlib.sha256(content).hexdigest()
-        elif action == kept.last_updates.get(action.seq) and self._state is not None:
+        elif action.op is Op.UPDATE and action == kept.last_updates.get(action.seq) and self._state is not None:
             self._begin(kept.turn.index)
             self._state = kept.after[action.seq] = self._state_now()
             kept.trail |= {state_name(action.seq, block): digest for block, digest in self._state.digests.items()}
@@ -183,6 +189,12 @@ class AuditRecorder:
         signed = statement(self._run_id, self._plan, kept.turn, self._node, kept.trail)
         return Commitment(json.dumps(kept.trail, separators=(",", ":")), *self._sign(signed.encode()))
 
+    def _note(self, kept: _Kept, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
+        kept.trail[tensor_name(key)] = tensor_digest(tensor, mask)
+        with self._lock:
+            if key in self._tickets:
+                self._tensors[key] = (tensor, mask)
+
     def _begin(self, index: int) -> None:
         """Note the state before the first update of a turn and of those before it, which may have none here."""
         for kept in self._turns.values():
@@ -198,6 +210,11 @@ class AuditRecorder:
 
     # ---- on any thread ----------------------------------------------------------------------------
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type of the tensors that pass no link."""
+        return self._executor.dtype
+
     def keep(self, tickets: Mapping[TensorKey, str]) -> None:
         """Keep these tensors of turns that are about to be granted, each for who has its ticket."""
         with self._lock:
@@ -212,11 +229,11 @@ class AuditRecorder:
         return self._kept(index).turn
 
     def exchanges(self, cell: Cell, turn: int) -> dict[TensorKey, str]:
-        """Return the tensors of a cell of another host, each with the neighbour that keeps it."""
+        """Return the tensors of a cell of another host, each with who keeps it, a neighbour of it or itself."""
         return {one.key: one.peer for one in cell_exchanges(self._plan, self.turn(turn), cell)}
 
     def tensor_file(self, key: TensorKey, ticket: str) -> Pieces:
-        """Return a file of a kept tensor in the type of the wire, and its mask.
+        """Return a file of a kept tensor, in the type of the wire where it passed a link, and its mask.
 
         Raises:
             FrameError: it is not kept for who has this ticket.
@@ -271,13 +288,10 @@ class WorkRepeater:
     """
 
     def __init__(self, plan: Plan, node: str, make: Callable[[Plan, str], NodeExecutor]) -> None:
-        self.node, self._alias = node, f"{node}.again"
-        slices = tuple(
-            replace(piece, node=self._alias) if piece.node == node else piece for piece in plan.placement.slices
-        )
-        self._plan = Plan(plan.course, (replace(plan.placement, slices=slices),))  # of a host that owns no rows
+        self.node = node
+        self._plan, self._alias = apart(plan, node)
         self._executor = make(self._plan, self._alias)
-        self._wire, self._dtype = WIRE_TYPES[plan.course.wire_dtype], self._executor.dtype
+        self._dtype = self._executor.dtype
 
     def repeat(
         self, turn: Turn, place: CellPlace, files: Mapping[str, bytes], tensors: Mapping[TensorKey, Exchanged]
@@ -320,8 +334,8 @@ class WorkRepeater:
 
     def _sent(self, executor: NodeExecutor, key: TensorKey, given: Exchanged) -> Compared:
         tensor, mask = executor.take_tensor(key)
-        far = distance({"it": tensor.to(self._wire)}, {"it": given[0]})
-        return Compared(tensor_digest(tensor, mask, self._wire), far)
+        tensor = tensor.to(given[0].dtype)
+        return Compared(tensor_digest(tensor, mask), distance({"it": tensor}, {"it": given[0]}))
 
     def _updated(self, now: Plan, item: Item, place: CellPlace, files: Mapping[str, bytes]) -> dict[str, Compared]:
         """Compare the sum of gradients, then update with that of the last micro-batch and compare the state."""
@@ -402,21 +416,21 @@ class NodeAudit:
             raise IntegrityError(f"{_WHERE} is something else than was told of {odd[0]}")
         return found
 
-    def read_tensor(self, file: Pieces, key: TensorKey, given: Mapping[str, str]) -> Exchanged:
-        """Read what a neighbour of a host hands in; errors as for ``read_work``."""
+    def read_tensor(self, file: Pieces, key: TensorKey, given: Mapping[str, str], *, is_own: bool = False) -> Exchanged:
+        """Read what a neighbour of a host hands in, or with ``is_own`` the host itself; errors as for ``read_work``."""
         found = _tensors(bytes(file))
         if "tensor" not in found:
             raise IntegrityError(f"{_WHERE} has no tensor; use one version on all machines")
-        tensor, mask = found["tensor"], found.get("mask")
-        name = tensor_name(key)
-        if tensor.dtype is not self._wire or tensor_digest(tensor, mask, self._wire) != given.get(name):
+        tensor, mask, name = found["tensor"], found.get("mask"), tensor_name(key)
+        dtype = self.recorder.dtype if is_own else self._wire
+        if tensor.dtype is not dtype or tensor_digest(tensor, mask) != given.get(name):
             raise IntegrityError(f"{_WHERE} is something else than was told of {name}")
         return tensor, mask
 
 
-def tensor_digest(tensor: torch.Tensor, mask: torch.Tensor | None, wire: torch.dtype) -> str:
-    """Return the SHA-256, hex, of a tensor as both ends of its link have it: rounded to the type of the wire."""
-    digest = hashlib.sha256(bytes_of(tensor.detach().to(device="cpu", dtype=wire).contiguous()))
+def tensor_digest(tensor: torch.Tensor, mask: torch.Tensor | None) -> str:
+    """Return the SHA-256, hex, of a tensor as both ends of its link have it, in the type of the wire, and its mask."""
+    digest = hashlib.sha256(bytes_of(tensor.detach().to(device="cpu").contiguous()))
     if mask is not None:
         digest.update(bytes_of(mask.detach().to(device="cpu", dtype=torch.uint8).contiguous()))
     return digest.hexdigest()

@@ -20,19 +20,24 @@ A host that scales its gradients in a turn does so in a cell, after the last cel
 drawn cell is compared with its item's update, and at least one cell of each host is drawn in each turn. So a host of
 which all items of a turn are wrong is found in that turn, and one of which each turn is wrong with probability p within
 k turns of others with probability 1 - (1 - p)^k (p = 0.05, k = 100: 0.994). Not found, or late: a wrong number in few
-cells of one turn (probability ``share`` for one), anything that an owner does in its own turns, whose rows nobody else
-has, and two neighbours that agree.
+cells of one turn (probability ``share`` for one), embedding, head and loss at an owner, whose rows nobody else has, and
+two neighbours that agree.
+
+In the turns of an owner that hosts the first or the last blocks too, what its slice gets from its embedding and head
+passes no link. The owner commits itself to these tensors as well (``OwnTensor``), keeps all of them until the turn is
+checked, and hands in those of drawn cells: its cells are those of a host beside an owner without blocks (``apart``).
 
 With ``statement`` a node signs what it did in a turn: the ledger of a run (``ringtune audit``) has these statements.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, NamedTuple
 
 from ringtune.errors import IntegrityError, JobError, PlanError
@@ -88,7 +93,10 @@ class CellPlace(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """A tensor that a host exchanges with ``peer`` in a cell; ``comes`` = the host receives it."""
+    """A tensor that a host exchanges with ``peer`` in a cell; ``comes`` = the host receives it.
+
+    ``peer`` is the host itself where it is the owner of the rows, and its slice is next to embedding or head.
+    """
 
     key: TensorKey
     peer: str
@@ -118,20 +126,53 @@ def exchanges(way: Legs, seq: int, micro: int) -> tuple[Exchange, ...]:
     )
 
 
-def cells(plan: Plan, turn: Turn, node: str) -> tuple[Cell, ...]:
-    """Return the cells of a host in a train turn that can be repeated; ``plan`` is the part of one placement.
+@functools.lru_cache(maxsize=64)
+def apart(plan: Plan, node: str) -> tuple[Plan, str]:
+    """Return a plan of one placement with the slice of a host at another node, without rows, and that node's name."""
+    alias = f"{node}.again"
+    slices = (replace(piece, node=alias) if piece.node == node else piece for piece in plan.placement.slices)
+    return Plan(plan.course, (replace(plan.placement, slices=tuple(slices)),)), alias
 
-    One whose hidden state or gradient comes from the host itself, as the owner of the rows, can't be.
-    """
-    if turn.kind is not StepKind.TRAIN or not plan.slice_of(node).num_blocks or node == turn.owner:
+
+def cells(plan: Plan, turn: Turn, node: str) -> tuple[Cell, ...]:
+    """Return the cells of a host in a train turn; ``plan`` is the part of one placement."""
+    if turn.kind is not StepKind.TRAIN or not plan.slice_of(node).num_blocks:
         return ()
-    now = turn.settled(plan)
+    again, alias = apart(plan, node)
+    now = turn.settled(again)
     return tuple(
         Cell(node, item.seq, micro)
         for item in items(now.course, turn)
-        for micro, way in enumerate(legs(now, item, node))
+        for micro, way in enumerate(legs(now, item, alias))
         if way
     )
+
+
+class OwnTensor(NamedTuple):
+    """A tensor between the slice of an owner and its embedding or head, and the action after which it is there."""
+
+    key: TensorKey
+    after: Action
+
+
+def own_tensors(plan: Plan, turn: Turn, node: str) -> tuple[OwnTensor, ...]:
+    """Return the tensors of a train turn that a host exchanges with itself, as the owner of the rows.
+
+    Example: host of blocks [0, 2) of four: the hidden state 0, after the embedding. Host of [2, 4): the hidden state 4,
+    after its last forward, and the gradient 4, after the head.
+    """
+    if turn.kind is not StepKind.TRAIN or node != turn.owner or not plan.slice_of(node).num_blocks:
+        return ()
+    (again, alias), found = apart(plan, node), list[OwnTensor]()
+    there, here = turn.settled(again), turn.settled(plan)
+    for item in items(here.course, turn):
+        for micro, (way, whole) in enumerate(zip(legs(there, item, alias), legs(here, item, node), strict=True)):
+            for at, leg in enumerate(way):
+                if leg.op in (Op.SEND, Op.RECEIVE) and leg.peer == node:
+                    before = way[at - 1] if leg.op is Op.SEND else whole[whole.index(way[at + 1]) - 1]
+                    key = TensorKey(leg.payload, item.seq, micro, leg.start)
+                    found.append(OwnTensor(key, before.bind(item.seq, micro)))
+    return tuple(found)
 
 
 def item_of(plan: Plan, turn: Turn, seq: int) -> tuple[Plan, Item]:
@@ -161,18 +202,26 @@ def draw(plan: Plan, turn: Turn, share: float, source: random.Random) -> tuple[C
 
 
 def keys_to_keep(plan: Plan, turn: Turn, drawn: tuple[Cell, ...]) -> dict[str, tuple[TensorKey, ...]]:
-    """Return by node the tensors that it has to keep of a turn, as the neighbour of a host with a drawn cell."""
+    """Return by node the tensors that it has to keep of a turn, as the neighbour of a host with a drawn cell.
+
+    And all tensors that such a host exchanges with itself: it must not know which of its cells are drawn.
+    """
     found: dict[str, list[TensorKey]] = {}
+    for node in dict.fromkeys(cell.node for cell in drawn):
+        if own := own_tensors(plan, turn, node):
+            found[node] = [one.key for one in own]
     for cell in drawn:
         for one in cell_exchanges(plan, turn, cell):
-            found.setdefault(one.peer, []).append(one.key)
+            if one.peer != cell.node:
+                found.setdefault(one.peer, []).append(one.key)
     return {node: tuple(keys) for node, keys in found.items()}
 
 
 def cell_exchanges(plan: Plan, turn: Turn, cell: Cell) -> tuple[Exchange, ...]:
-    """Return the tensors that a host exchanges with others in a cell; raises ``IntegrityError`` as ``item_of``."""
-    now, item = item_of(plan, turn, cell.seq)
-    return exchanges(legs(now, item, cell.node)[cell.micro], cell.seq, cell.micro)
+    """Return the tensors that a host exchanges in a cell; raises ``IntegrityError`` as ``item_of``."""
+    again, alias = apart(plan, cell.node)
+    now, item = item_of(again, turn, cell.seq)
+    return exchanges(legs(now, item, alias)[cell.micro], cell.seq, cell.micro)
 
 
 def own_updates(now: Plan, item: Item, node: str) -> list[Action]:
@@ -235,7 +284,7 @@ class Work(NamedTuple):
     """What a node does in a turn.
 
     Attributes:
-        peers: name of each tensor that it exchanges -> the other node.
+        peers: name of each tensor that it exchanges -> the other node, or itself (``own_tensors``).
         sums: names of its sums of gradients.
         updates: items after which blocks of its slice are updated, ascending.
     """
@@ -255,6 +304,7 @@ def work_of(plan: Plan, turn: Turn, node: str) -> Work:
                 sums.add(sum_name(item.seq, micro))
         if own_updates(now, item, node):
             updates.append(item.seq)
+    peers |= {tensor_name(one.key): node for one in own_tensors(plan, turn, node)}
     return Work(peers, frozenset(sums), tuple(updates))
 
 
@@ -331,7 +381,7 @@ class Question(NamedTuple):
     Attributes:
         given: digest of what others hand in, by name in the trail.
         told: digest of what the host of the cell has computed, by name.
-        peers: name of a tensor -> the node that exchanged it with the host, and hands it in.
+        peers: name of a tensor -> the node that exchanged it with the host, or the host itself, which hands it in.
     """
 
     cell: Cell

@@ -154,7 +154,10 @@ class AuditedCarrier(TorchCarrier):
         sources = audit.recorder.exchanges(cell, place.turn)
         files = {key: bytes(self.audits[peer].recorder.tensor_file(key, peer)) for key, peer in sources.items()}
         self.handed_in[cell.node] = asked, file, files
-        tensors = {key: audit.read_tensor(Pieces.of(one), key, asked.given) for key, one in files.items()}
+        own = {key for key, peer in sources.items() if peer == cell.node}
+        tensors = {
+            key: audit.read_tensor(Pieces.of(one), key, asked.given, is_own=key in own) for key, one in files.items()
+        }
         work = audit.read_work(Pieces.of(file), place, asked.given)
         return read_results(json.dumps(audit.repeat(cell, place, work, tensors)), checker, asked)
 
@@ -177,11 +180,12 @@ def audited(
     with_third: bool = False,
     choice: Choice | None = None,
     recompute: tuple[Range, ...] = (),
+    slices: tuple[tuple[str, int, int], ...] = SLICES,
     **changes: Any,
 ) -> AuditedCarrier:
     """A run of which each cell is repeated."""
     case = case_of(**changes)
-    plan = case.plan(SLICES)
+    plan = case.plan(slices)
     placement = dataclasses.replace(plan.placement, recompute=recompute)
     plan = Plan(dataclasses.replace(plan.course, choice=choice), (placement,))
     carrier = AuditedCarrier(case, plan, cheat)
@@ -198,19 +202,25 @@ def audited(
         {"method": "all", "dropout": 0.2, "dtype": "float32", "wire": "bfloat16", "recompute": (Range(1, 4),)},
         {"method": "all", "optimizer": "sgd", "adapter": "lora", "eval_every": 2, "checkpoint_every": 2},
         {"method": "all", "microbatches": 4, "adapter": "lora", "operations": TABLE},
+        {"method": "all", "owners": ("c", "b"), "dtype": "float32", "wire": "bfloat16"},
+        {"owners": ("c", "a"), "private_blocks": 1, "slices": (("a", 1, 2), ("b", 2, 3), ("c", 3, 4))},
+        {"owners": ("a",), "method": "all", "adapter": "seq_bn_inv"},
         {"microbatches": 4, "num_steps": 4, "choice": make_choice(subnets=2, refresh_steps=2), "dtype": "float32"},
     ],
 )
 def test_repeated_work_of_honest_hosts_has_equal_bits(changes: dict[str, Any]) -> None:
-    """Every cell of every turn of another owner, forward, backward and update, whatever depth, dropout or wire.
+    """Every cell of every turn, forward, backward and update, whatever depth, dropout or wire.
 
-    And where operation tables, given or chosen, let a micro-batch pass a host without a gradient, or not at all.
+    Also of owners in their own turns, whose slices are the first, the middle or the last, or begin above private
+    blocks; and where operation tables, given or chosen, let a micro-batch pass a host without a gradient, or not at all.
     """
     carrier = audited(**changes)
     assert not carrier.findings
     assert {asked.cell.node for asked, _ in carrier.repeated} == {"a", "b", "c"}
     kinds = {name.split()[0] for _, results in carrier.repeated for name in results}
     assert kinds == {"h", "g", "sum", "state"}
+    own = {asked.cell.node for asked, _ in carrier.repeated if asked.cell.node in asked.peers.values()}
+    assert own >= {*"ac"} & {one.node for one in carrier.part.course.owners}
     for asked, results in carrier.repeated:
         assert {name: found for name, (found, _) in results.items()} == asked.told
 
