@@ -211,8 +211,8 @@ def audited(
 def test_repeated_work_of_honest_hosts_has_equal_bits(changes: dict[str, Any]) -> None:
     """Every cell of every turn, forward, backward and update, whatever depth, dropout or wire.
 
-    Also of owners in their own turns, whose slices are the first, the middle or the last, or begin above private
-    blocks; and where operation tables, given or chosen, let a micro-batch pass a host without a gradient, or not at all.
+    Also of owners in their own turns, whose slices are first, in the middle or last, or begin above private blocks; and
+    where operation tables, given or chosen, let a micro-batch pass a host without a gradient, or not at all.
     """
     carrier = audited(**changes)
     assert not carrier.findings
