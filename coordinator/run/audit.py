@@ -152,7 +152,7 @@ class RunAudit:
         for node, work in works.items():
             try:
                 now.trails[node] = read_trail(now.told[node].digests_json, node)
-                problem = trail_problem(part, work, now.trails[node], node)
+                problem = trail_problem(part, work, now.trails[node], node, adapter=self._job.adapter.config)
             except KeyError:
                 problem = f"node {node} does not tell what it did in turn {turn.index}"
             except IntegrityError as error:

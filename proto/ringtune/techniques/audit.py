@@ -41,6 +41,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, NamedTuple
 
 from ringtune.errors import IntegrityError, JobError, PlanError
+from ringtune.models.adapter_config import has_adapter
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import Legs, item_updates, legs
@@ -314,9 +315,13 @@ def blocks_of(plan: Plan, trail: Trail, node: str) -> tuple[int, ...]:
     return tuple(block for block in range(piece.start, piece.stop) if begin_name(block) in trail)
 
 
-def trail_problem(plan: Plan, work: Work, trail: Trail, node: str) -> str:
-    """Say what a node's trail lacks, has too much, or contradicts; empty if it is that of its work."""
-    blocks = blocks_of(plan, trail, node)
+def trail_problem(plan: Plan, work: Work, trail: Trail, node: str, *, adapter: str) -> str:
+    """Say what a node's trail lacks, has too much, or contradicts; empty if it is that of its work.
+
+    ``adapter`` is the configuration, which says what blocks have a state: each hosted one with weights to train.
+    """
+    piece = plan.slice_of(node)
+    blocks = [block for block in range(piece.start, piece.stop) if has_adapter(adapter, block)]
     names = {*work.peers, *work.sums, *map(begin_name, blocks)}
     names |= {name for block in blocks for name in end_names(block)}
     names |= {state_name(seq, block) for seq in work.updates for block in blocks}

@@ -114,7 +114,7 @@ def test_owner_hands_in_what_passes_no_link_in_its_own_turns() -> None:
         trail = audit_trails.trail_of(PLAN, turn, owner)
         for one in own:
             less = {name: digest for name, digest in trail.items() if name != tensor_name(one.key)}
-            assert trail_problem(PLAN, work_of(PLAN, turn, owner), less, owner)
+            assert "against the plan" in trail_problem(PLAN, work_of(PLAN, turn, owner), less, owner, adapter="lora")
 
 
 def test_share_of_the_cells_is_drawn_in_the_mean_and_at_least_one() -> None:
@@ -160,13 +160,22 @@ def trail_of(node: str) -> dict[str, str]:
 def test_trail_has_to_have_what_the_plan_says() -> None:
     """Nothing less and nothing more; the end of a block is that after its last update; both ends of links are equal."""
     trails = {node: trail_of(node) for node in SMALL.nodes}
-    assert not any(trail_problem(SMALL, WORKS[node], trail, node) for node, trail in trails.items())
+
+    def problem(trail: Trail, node: str = "b", adapter: str = "lora") -> str:
+        return trail_problem(SMALL, WORKS[node], trail, node, adapter=adapter)
+
+    assert not any(problem(trail, node) for node, trail in trails.items())
     assert ends_differ(WORKS, trails) is None
     for name in trails["b"]:
         less = {key: value for key, value in trails["b"].items() if key != name}
-        assert "node b" in trail_problem(SMALL, WORKS["b"], less, "b"), name
-    assert "against the plan" in trail_problem(SMALL, WORKS["b"], {**trails["b"], "sum 9.9": "s"}, "b")
-    assert "two states of block 2" in trail_problem(SMALL, WORKS["b"], {**trails["b"], state_name(1, 2): "x"}, "b")
+        assert "node b" in problem(less), name
+    assert "against the plan" in problem({**trails["b"], "sum 9.9": "s"})
+    assert "two states of block 2" in problem({**trails["b"], state_name(1, 2): "x"})
+    stateless = {key: value for key, value in trails["b"].items() if key[-2:] not in (" 2", " 3") or key[0] in "hg"}
+    assert "no 'begin 2'" in problem(stateless)
+    third = {key: value for key, value in trails["b"].items() if key[-2:] != " 3"}
+    assert "no 'begin 3'" in problem(third) and not problem(third, adapter="lora[leave_out=[3]]")
+    assert "reports 'begin 3'" in problem(trails["b"], adapter="lora[leave_out=[3]]")
     name, peer = next(iter(WORKS["b"].peers.items()))
     found = ends_differ(WORKS, {**trails, "b": {**trails["b"], name: "x"}})
     assert found is not None and {*found.nodes} == {"b", peer} and name in found.text

@@ -81,6 +81,7 @@ class AuditedCarrier(TorchCarrier):
         self.repeated: list[tuple[Question, Mapping[str, Compared]]] = []
         self.handed_in: dict[str, tuple[Question, bytes, dict[TensorKey, bytes]]] = {}
         self.agreed: dict[int, str] = {}
+        self._adapter = case.adapter
         self.audits: dict[str, NodeAudit] = {}
         self._drawn: dict[int, tuple[Cell, ...]] = {}
         self._trails: dict[int, dict[str, Trail]] = {}
@@ -134,7 +135,7 @@ class AuditedCarrier(TorchCarrier):
         turn = self.audits["a"].recorder.turn(index)
         works = {node: work_of(self.part, turn, node) for node in trails}
         for node, trail in trails.items():
-            assert not trail_problem(self.part, works[node], trail, node)
+            assert not trail_problem(self.part, works[node], trail, node, adapter=self._adapter)
             for block, begin, end in ends(self.part, trail, node):
                 assert self.agreed.setdefault(block, begin) == begin
                 self.agreed[block] = end
@@ -202,9 +203,10 @@ def audited(
         {"method": "all", "dropout": 0.2, "dtype": "float32", "wire": "bfloat16", "recompute": (Range(1, 4),)},
         {"method": "all", "optimizer": "sgd", "adapter": "lora", "eval_every": 2, "checkpoint_every": 2},
         {"method": "all", "microbatches": 4, "adapter": "lora", "operations": TABLE},
-        {"method": "all", "owners": ("c", "b"), "dtype": "float32", "wire": "bfloat16"},
-        {"owners": ("c", "a"), "private_blocks": 1, "slices": (("a", 1, 2), ("b", 2, 3), ("c", 3, 4))},
-        {"owners": ("a",), "method": "all", "adapter": "seq_bn_inv"},
+        {"method": "all", "owners": ("c", "b"), "num_steps": 4, "dtype": "float32", "wire": "bfloat16"},
+        {"owners": ("c", "a"), "num_steps": 4, "private_blocks": 1, "slices": (("a", 1, 2), ("b", 2, 3), ("c", 3, 4))},
+        {"method": "all", "num_steps": 2, "adapter": "lora[leave_out=[0]]|seq_bn[leave_out=[0,2]]"},
+        {"owners": ("a",), "method": "all", "num_steps": 2, "adapter": "seq_bn_inv"},
         {"microbatches": 4, "num_steps": 4, "choice": make_choice(subnets=2, refresh_steps=2), "dtype": "float32"},
     ],
 )
