@@ -34,7 +34,7 @@ def checked(outcome: Outcome, folder: Path) -> CheckedLedger:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(outcome.files[name])
     check = LedgerCheck()
-    check.read(folder / LEDGER, LEDGER)
     assert outcome.plan is not None
+    check.read(folder / LEDGER, LEDGER, plan=outcome.plan, adapter="seq_bn")
     check.compare(folder / "adapter/adapter.safetensors", steps=outcome.plan.course.num_steps, keeps_best=False)
     return check.checked()
