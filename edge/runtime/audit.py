@@ -25,7 +25,7 @@ from edge.checkpoint.shard_file import PREFIXES
 from edge.checkpoint.snapshots import block_of
 from edge.model.tensor_files import fill, pieces_of, torch_dtype
 from edge.runtime.executor import NodeExecutor
-from edge.transport.tensors import WIRE_TYPES, bytes_of
+from edge.transport.tensors import ROUNDS, WIRE_TYPES, as_received, bytes_of
 from ringtune.errors import DivergedError, FrameError, IntegrityError
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.lowering import legs
@@ -124,7 +124,7 @@ class AuditRecorder:
     def __init__(self, plan: Plan, node: str, executor: NodeExecutor, *, run_id: str, sign: Sign) -> None:
         self._plan, self._node, self._executor = plan, node, executor
         self._run_id, self._sign = run_id, sign
-        self._piece, self._wire = plan.slice_of(node), WIRE_TYPES[plan.course.wire_dtype]
+        self._piece, self._wire = plan.slice_of(node), plan.course.wire_dtype
         self._lock = threading.Lock()
         self._turns: dict[int, _Kept] = {}
         self._tickets: dict[TensorKey, str] = {}
@@ -153,10 +153,11 @@ class AuditRecorder:
         with self._lock:
             self._turns[turn.index] = kept
 
-    def exchanged(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
+    def exchanged(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None, *, is_sent: bool) -> None:
         """Note a tensor that this node sends or has received; its values must not change."""
         if (kept := self._of(key.seq)) is not None:
-            self._note(kept, key, tensor.detach().to(self._wire), mask)
+            same = as_received(tensor, self._wire) if is_sent else tensor.detach().to(self.dtype_of(is_own=False))
+            self._note(kept, key, same, mask)
 
     def after(self, action: Action) -> None:
         """Note what an action has changed: the sum of gradients, or the state."""
@@ -210,10 +211,9 @@ class AuditRecorder:
 
     # ---- on any thread ----------------------------------------------------------------------------
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Element type of the tensors that pass no link."""
-        return self._executor.dtype
+    def dtype_of(self, *, is_own: bool) -> torch.dtype:
+        """Element type in which tensors are kept: those that pass no link, and those of a link."""
+        return self._executor.dtype if is_own or self._wire in ROUNDS else WIRE_TYPES[self._wire]
 
     def keep(self, tickets: Mapping[TensorKey, str]) -> None:
         """Keep these tensors of turns that are about to be granted, each for who has its ticket."""
@@ -318,7 +318,8 @@ class WorkRepeater:
                     tensor, mask = tensors[action.key]
                     executor.put_tensor(action.key, tensor.to(self._dtype), mask)
                 elif leg.op is Op.SEND:
-                    results[tensor_name(action.key)] = self._sent(executor, action.key, tensors[action.key])
+                    name, is_own = tensor_name(action.key), leg.peer == self.node
+                    results[name] = self._sent(executor, action.key, tensors[action.key], is_own=is_own)
                 else:
                     if leg.op is Op.BACKWARD and place.before >= 0:
                         set_gradients(executor, _file(files, "added"))
@@ -332,9 +333,9 @@ class WorkRepeater:
             executor.forget_turn(turn.index)
         return results
 
-    def _sent(self, executor: NodeExecutor, key: TensorKey, given: Exchanged) -> Compared:
+    def _sent(self, executor: NodeExecutor, key: TensorKey, given: Exchanged, *, is_own: bool) -> Compared:
         tensor, mask = executor.take_tensor(key)
-        tensor = tensor.to(given[0].dtype)
+        tensor = tensor.detach() if is_own else as_received(tensor, self._plan.course.wire_dtype)
         return Compared(tensor_digest(tensor, mask), distance({"it": tensor}, {"it": given[0]}))
 
     def _updated(self, now: Plan, item: Item, place: CellPlace, files: Mapping[str, bytes]) -> dict[str, Compared]:
@@ -367,7 +368,7 @@ class NodeAudit:
 
     def __init__(self, recorder: AuditRecorder, plan: Plan, make: Callable[[Plan, str], NodeExecutor]) -> None:
         self.recorder = recorder
-        self._plan, self._make, self._wire = plan, make, WIRE_TYPES[plan.course.wire_dtype]
+        self._plan, self._make = plan, make
         self._repeater: WorkRepeater | None = None
 
     def repeater(self, node: str) -> WorkRepeater:
@@ -422,8 +423,7 @@ class NodeAudit:
         if "tensor" not in found:
             raise IntegrityError(f"{_WHERE} has no tensor; use one version on all machines")
         tensor, mask, name = found["tensor"], found.get("mask"), tensor_name(key)
-        dtype = self.recorder.dtype if is_own else self._wire
-        if tensor.dtype is not dtype or tensor_digest(tensor, mask) != given.get(name):
+        if tensor.dtype is not self.recorder.dtype_of(is_own=is_own) or tensor_digest(tensor, mask) != given.get(name):
             raise IntegrityError(f"{_WHERE} is something else than was told of {name}")
         return tensor, mask
 

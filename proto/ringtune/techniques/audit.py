@@ -516,11 +516,6 @@ def refusal(job: Any) -> str:
         return "has no digests of what helpers fit; set offload.mode = 'off'"
     if job.memory.activations in ("velora", "both"):
         return "has no digests of VeLoRA's vectors; set memory.activations to 'none' or 'recompute'"
-    if job.wire.dtype in ("int8", "float16"):
-        return (
-            f"compares what both ends of a link have, and wire.dtype = {job.wire.dtype!r} rounds at one of them; use "
-            "bfloat16 or float32"
-        )
     return ""
 
 

@@ -295,7 +295,6 @@ def job(**keys: object) -> Job:
         ({"recovery__copies": "none"}, "recovery.copies"),  # copies
         ({"offload__mode": "auto"}, "offload.mode = 'off'"),  # helpers
         ({"memory__activations": "velora"}, "memory.activations"),  # velora
-        ({"wire__dtype": "int8"}, "wire.dtype"),  # wire
         ({"audit__share": 0.0}, "audit.share"),
     ],
 )

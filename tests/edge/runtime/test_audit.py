@@ -15,7 +15,7 @@ from coordinator.api.audit import weights_of
 from edge.model.tensor_files import pieces_of
 from edge.runtime.audit import AuditRecorder, NodeAudit, State
 from edge.runtime.executor import NodeExecutor
-from edge.transport.tensors import WIRE_TYPES
+from edge.transport.tensors import as_received
 from ringtune.errors import FrameError, IntegrityError
 from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Action, Op, TensorKey
@@ -112,14 +112,14 @@ class AuditedCarrier(TorchCarrier):
     def take(self, node: str, key: TensorKey) -> Any:
         """Noted."""
         content = super().take(node, key)
-        self.audits[node].recorder.exchanged(key, *content)
+        self.audits[node].recorder.exchanged(key, *content, is_sent=True)
         return content
 
     def put(self, node: str, key: TensorKey, content: Any) -> None:
         """Rounded as on the wire, and noted."""
         tensor, mask = content
-        content = (tensor.to(WIRE_TYPES[self.part.course.wire_dtype]).to(tensor.dtype), mask)
-        self.audits[node].recorder.exchanged(key, *content)
+        content = (as_received(tensor, self.part.course.wire_dtype).to(tensor.dtype), mask)
+        self.audits[node].recorder.exchanged(key, *content, is_sent=False)
         super().put(node, key, content)
 
     def ended(self, node: str, turn: int) -> str:
@@ -206,7 +206,14 @@ def audited(
         {"method": "all", "owners": ("c", "b"), "num_steps": 4, "dtype": "float32", "wire": "bfloat16"},
         {"owners": ("c", "a"), "num_steps": 4, "private_blocks": 1, "slices": (("a", 1, 2), ("b", 2, 3), ("c", 3, 4))},
         {"method": "all", "num_steps": 2, "adapter": "lora[leave_out=[0]]|seq_bn[leave_out=[0,2]]"},
-        {"owners": ("a",), "method": "all", "num_steps": 2, "adapter": "seq_bn_inv"},
+        {
+            "owners": ("a",),
+            "method": "all",
+            "num_steps": 2,
+            "adapter": "seq_bn_inv",
+            "dtype": "float32",
+            "wire": "int8",
+        },
         {"microbatches": 4, "num_steps": 4, "choice": make_choice(subnets=2, refresh_steps=2), "dtype": "float32"},
     ],
 )
@@ -295,7 +302,7 @@ def test_only_what_is_drawn_of_others_is_kept_and_for_the_ticket_only() -> None:
     recorder.keep(dict.fromkeys(keys_to_keep(plan, turn, drawn)["b"], "secret"))
     hidden = torch.ones(2, 3, 4, dtype=torch.float64)
     for micro in (0, 1):
-        recorder.exchanged(TensorKey("h", 0, micro, 3), hidden, None)
+        recorder.exchanged(TensorKey("h", 0, micro, 3), hidden, None, is_sent=True)
     assert [*recorder._tensors] == [TensorKey("h", 0, 0, 3)]
     told = set()
     for key, ticket in (
