@@ -64,10 +64,14 @@ class State(NamedTuple):
     parts: Mapping[int, tuple[str, str]]
 
     @classmethod
-    def of(cls, content: bytes) -> State:
-        """Compute the digests of a file; raises ``IntegrityError`` if it is damaged."""
+    def of(cls, content: bytes, tensors: Mapping[str, TensorPieces] | None = None) -> State:
+        """Compute the digests of a file, from its tensors if these are given.
+
+        Raises:
+            IntegrityError: the file is damaged.
+        """
         halves: dict[int, tuple[dict[str, TensorPieces], dict[str, TensorPieces]]] = {}
-        for name, tensor in _pieces(content).items():
+        for name, tensor in (_pieces(content) if tensors is None else tensors).items():
             weights, rest = halves.setdefault(block_of(name), ({}, {}))
             if name.startswith(PREFIXES.value):
                 weights[name.removeprefix(PREFIXES.value)] = tensor
@@ -207,7 +211,8 @@ class AuditRecorder:
         return next((kept for kept in self._turns.values() if kept.turn.first_seq <= seq < kept.turn.end_seq), None)
 
     def _state_now(self) -> State:
-        return State.of(bytes(write_tensors(self._executor.part.tensors())))
+        tensors = self._executor.part.tensors()
+        return State.of(bytes(write_tensors(tensors)), tensors)
 
     # ---- on any thread ----------------------------------------------------------------------------
 
