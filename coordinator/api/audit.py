@@ -122,7 +122,9 @@ def audit_run(folder: Path) -> CheckedLedger:
     if weights is not None and ledgers[-1] == folder / LEDGER:
         private = run.plan.placements[-1].private_blocks
         steps, keeps_best = _last_step(folder / METRICS), run.job.train.keep_best
-        check.compare(weights, steps=steps, keeps_best=keeps_best, private_blocks=private)
+        check.compare(
+            weights, steps=steps, keeps_best=keeps_best, num_blocks=run.plan.course.head, private_blocks=private
+        )
     return check.checked()
 
 
@@ -264,7 +266,8 @@ class LedgerCheck:
             self._problems.append(f"{where}: node {node} has no part in plan.json")
         for node, said in found.items():
             wanted = [block for block in hosts.get(node, ()) if has_adapter(self._adapter, block)]
-            if node in hosts.keys() | owners and sorted(said.begin) != wanted:
+            ends = {plan.course.head} if node in owners else set()
+            if node in hosts.keys() | owners and sorted({*said.begin} - ends) != wanted:
                 self._problems.append(f"{where}: node {node} speaks of blocks {sorted(said.begin)}, not of {wanted}")
         for node in hosts.keys() - found.keys():
             self._problems.append(f"{where}: node {node}, which hosts blocks in plan.json, says nothing")
@@ -297,13 +300,14 @@ class LedgerCheck:
         self._ends = {step: ends for step, ends in self._ends.items() if step <= first} | {stop: end}
         self._last, self._is_first = stop, False
 
-    def compare(self, weights: Path, *, steps: int, keeps_best: bool, private_blocks: int = 0) -> None:
+    def compare(self, weights: Path, *, steps: int, keeps_best: bool, num_blocks: int, private_blocks: int = 0) -> None:
         """Compare the weights of the run's result with the states at the end of a turn, which has to have all of them.
 
         Args:
             weights: file of the result with the tensors of the blocks.
             steps: of the run by its metrics.
             keeps_best: whether the result may be of an earlier step, of the best evaluation.
+            num_blocks: of the model; the head's state is that of a block above them.
             private_blocks: number of first blocks that never train, and of which nobody says anything.
         """
         self._is_done = True
@@ -313,7 +317,7 @@ class LedgerCheck:
         digests = {block: digest for block, digest in found.items() if block >= private_blocks}
         wrong: dict[int, list[int]] = {}
         for step, ends in self._ends.items():
-            said = {block: weights for block, (weights, _) in ends.items()}
+            said = {block: weights for block, (weights, _) in ends.items() if block < num_blocks}
             wrong[step] = sorted(block for block in {*digests, *said} if digests.get(block) != said.get(block))
         fitting = [step for step, differ in wrong.items() if not differ]
         if self._last in fitting:
@@ -370,7 +374,7 @@ def sentences(found: CheckedLedger) -> Iterator[str]:
         f"{signed:,} of them signed; {drawn:,} micro-batches were drawn and repeated by other hosts"
     )
     yield from (printable(line).replace("\n", r"\n") for line in (*found.facts, *found.problems))
-    yield "not shown: that what was not drawn was computed rightly; head and embedding; the rows of an owner"
+    yield "not shown: that what was not drawn was computed rightly; what an owner says of its rows, embedding and loss"
     if not found.is_done:
         yield f"the run has no result yet, so its ledger is checked up to step {found.figures['last']:,} only"
     yield "fine" if not found.problems else f"wrong: {len(found.problems)} of the lines above"

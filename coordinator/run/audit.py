@@ -31,6 +31,7 @@ from ringtune.run_control import events as rd
 from ringtune.schedule.actions import TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
+from ringtune.schedule.units import unit_name
 from ringtune.techniques.audit import (
     Cell,
     Finding,
@@ -179,11 +180,12 @@ class RunAudit:
         """
         began = {block: begin for block, begin, _ in ends(part, self._open[turn.index].trails[node], node)}
         piece = part.slice_of(node)
-        for block in range(piece.start, piece.stop):
+        for block in {*range(piece.start, piece.stop), *began}:
             before, digest = self._agreed.get(block, (node, began.get(block)))
             if digest != began.get(block):
                 told = "" if before == node else f" than node {before} ended with"
-                text = f"node {node} began turn {turn.index} with another state of block {block}{told}"
+                what = unit_name(block, part.course.head)
+                text = f"node {node} began turn {turn.index} with another state of {what}{told}"
                 return Finding(tuple(dict.fromkeys((node, before))), text)
         return None
 

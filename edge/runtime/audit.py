@@ -41,6 +41,7 @@ from ringtune.techniques.audit import (
     begin_name,
     cell_exchanges,
     end_names,
+    head_update,
     item_of,
     own_tensors,
     own_updates,
@@ -106,6 +107,7 @@ class _Kept:
     turn: Turn
     trail: dict[str, str] = field(default_factory=dict)
     last_updates: dict[int, Action] = field(default_factory=dict)
+    head_update: Action | None = None
     own: dict[Action, list[TensorKey]] = field(default_factory=dict)
     sums: dict[tuple[int, int], bytes] = field(default_factory=dict)
     begin: State | None = None
@@ -148,7 +150,7 @@ class AuditRecorder:
             return
         if self._state is None and self._piece.num_blocks:
             self._state = self._state_now()
-        kept, now = _Kept(turn), turn.settled(self._plan)
+        kept, now = _Kept(turn, head_update=head_update(self._plan, turn, self._node)), turn.settled(self._plan)
         for item in items(now.course, turn):
             if own := own_updates(now, item, self._node):
                 kept.last_updates[item.seq] = own[-1]
@@ -171,6 +173,8 @@ class AuditRecorder:
         for key in kept.own.get(action, ()):
             tensor, mask = self._executor.copy_tensor(key)
             self._note(kept, key, tensor, mask)
+        if kept.head_update is not None:
+            self._after_head(kept, action, kept.head_update)
         if not self._piece.start <= action.start < self._piece.stop:
             return
         if action.op is Op.BACKWARD:
@@ -181,6 +185,14 @@ class AuditRecorder:
             self._begin(kept.turn.index)
             self._state = kept.after[action.seq] = self._state_now()
             kept.trail |= {state_name(action.seq, block): digest for block, digest in self._state.digests.items()}
+
+    def _after_head(self, kept: _Kept, action: Action, last: Action) -> None:
+        """Note the weights of the head before the first update of an own turn, and after the last one."""
+        unit = self._plan.course.head
+        if action.op is Op.HEAD and begin_name(unit) not in kept.trail:
+            kept.trail[begin_name(unit)] = state_digest(self._executor.copy_digest(unit, unit + 1), "")
+        elif action == last:
+            kept.trail |= zip(end_names(unit), (self._executor.copy_digest(unit, unit + 1), ""), strict=True)
 
     def take(self, turn: int) -> Commitment | None:
         """Return the trail of a finished train turn; None for other turns."""

@@ -21,7 +21,7 @@ drawn cell is compared with its item's update, and at least one cell of each hos
 which all items of a turn are wrong is found in that turn, and one of which each turn is wrong with probability p within
 k turns of others with probability 1 - (1 - p)^k (p = 0.05, k = 100: 0.994). Not found, or late: a wrong number in few
 cells of one turn (probability ``share`` for one), embedding, head and loss at an owner, whose rows nobody else has, and
-two neighbours that agree.
+two neighbours that agree. Of the head it is compared that each owner begins with what the one before it ended with.
 
 In the turns of an owner that hosts the first or the last blocks too, what its slice gets from its embedding and head
 passes no link. The owner commits itself to these tensors as well (``OwnTensor``), keeps all of them until the turn is
@@ -253,7 +253,7 @@ def state_name(seq: int, block: int) -> str:
 
 
 def begin_name(block: int) -> str:
-    """Name of weights and optimizer state of a block at the beginning of a turn."""
+    """Name of weights and optimizer state of a block, or of the weights of the head, at the beginning of a turn."""
     return f"begin {block}"
 
 
@@ -288,11 +288,13 @@ class Work(NamedTuple):
         peers: name of each tensor that it exchanges -> the other node, or itself (``own_tensors``).
         sums: names of its sums of gradients.
         updates: items after which blocks of its slice are updated, ascending.
+        has_head: whether it updates the head, as the owner of the turn.
     """
 
     peers: Mapping[str, str]
     sums: frozenset[str]
     updates: tuple[int, ...]
+    has_head: bool
 
 
 def work_of(plan: Plan, turn: Turn, node: str) -> Work:
@@ -306,13 +308,27 @@ def work_of(plan: Plan, turn: Turn, node: str) -> Work:
         if own_updates(now, item, node):
             updates.append(item.seq)
     peers |= {tensor_name(one.key): node for one in own_tensors(plan, turn, node)}
-    return Work(peers, frozenset(sums), tuple(updates))
+    return Work(peers, frozenset(sums), tuple(updates), head_update(plan, turn, node) is not None)
+
+
+def head_update(plan: Plan, turn: Turn, node: str) -> Action | None:
+    """Return the last update of the head in a train turn, at its owner; None if there is none."""
+    now, found = turn.settled(plan), None
+    for item in items(now.course, turn) if node == turn.owner else ():
+        updates = (one for one in item_updates(now, item, node) if one.start == plan.course.head)
+        found = next(updates, found)
+    return found
 
 
 def blocks_of(plan: Plan, trail: Trail, node: str) -> tuple[int, ...]:
     """Return the hosted blocks of which a trail has states."""
     piece = plan.slice_of(node)
     return tuple(block for block in range(piece.start, piece.stop) if begin_name(block) in trail)
+
+
+def ends_of(plan: Plan, trail: Trail, node: str) -> tuple[int, ...]:
+    """Return the blocks, and the head as the one above them, of which a trail has both ends of the turn."""
+    return (*blocks_of(plan, trail, node), *([plan.course.head] if begin_name(plan.course.head) in trail else []))
 
 
 def trail_problem(plan: Plan, work: Work, trail: Trail, node: str, *, adapter: str) -> str:
@@ -325,17 +341,20 @@ def trail_problem(plan: Plan, work: Work, trail: Trail, node: str, *, adapter: s
     names = {*work.peers, *work.sums, *map(begin_name, blocks)}
     names |= {name for block in blocks for name in end_names(block)}
     names |= {state_name(seq, block) for seq in work.updates for block in blocks}
+    if work.has_head:
+        names |= {begin_name(plan.course.head), *end_names(plan.course.head)}
     if odd := sorted(names ^ trail.keys()):
         return f"node {node} reports {'no ' if odd[0] in names else ''}{odd[0][:60]!r}, against the plan"
     for block, begin, end in ends(plan, trail, node):
-        if end != (trail[state_name(work.updates[-1], block)] if work.updates else begin):
+        is_head = block == plan.course.head
+        if not is_head and end != (trail[state_name(work.updates[-1], block)] if work.updates else begin):
             return f"node {node} reports two states of block {block} at the end of a turn"
     return ""
 
 
 def ends(plan: Plan, trail: Trail, node: str) -> Iterator[tuple[int, str, str]]:
-    """Yield block, digest at the beginning and digest at the end of a turn, of each block with a state."""
-    for block in blocks_of(plan, trail, node):
+    """Yield block, digest at the beginning and at the end of a turn, of each block with a state, and of the head."""
+    for block in ends_of(plan, trail, node):
         weights, rest = (trail[name] for name in end_names(block))
         yield block, trail[begin_name(block)], state_digest(weights, rest)
 
@@ -358,7 +377,7 @@ def statement(run_id: str, plan: Plan, turn: Turn, node: str, trail: Trail) -> s
     links: dict[str, list[str]] = {}
     for name, peer in work_of(plan, turn, node).peers.items():
         links.setdefault(peer, []).append(f"{name} {trail[name]}")
-    blocks = blocks_of(plan, trail, node)
+    blocks = ends_of(plan, trail, node)
     table = {
         "run": run_id,
         "node": node,

@@ -220,6 +220,10 @@ def test_nodes_with_no_or_another_trail_than_the_plan_says_are_named() -> None:
         audit.check()
         assert audit.found == named and "another state of block 1" in audit.put[0].problem
     audit = Audit()
+    audit.run._agreed = {4: ("p", "other")}  # the owner of the turn before hands on another head than it ended with
+    audit.check()
+    assert audit.found == ("o", "p") and "another state of head than node p ended with" in audit.put[0].problem
+    audit = Audit()
     audit.trails["b"]["h 0.0 1"] = "x"
     audit.check()
     assert {*audit.found} == {"a", "b"}
@@ -278,7 +282,8 @@ def test_state_counts_once_its_turn_is_closed() -> None:
     audit.answer("c")
     lines = [json.loads(line) for line in audit.run.closed(audit.turn).splitlines()]
     assert [line["line"] for line in lines] == ["run", "turn"] and {*lines[1]["nodes"]} == {*"abco"}
-    assert audit.run._agreed == {block: ("abcc"[block], state_digest("w", "r")) for block in range(4)}
+    blocks = {block: ("abcc"[block], state_digest("w", "r")) for block in range(4)}
+    assert audit.run._agreed == blocks | {4: ("o", state_digest("v", "q"))}
     assert audit.run.closed(audit.turn) == ""
 
 
