@@ -1,4 +1,4 @@
-"""The check of a finished run from its ledger: ``ringtune audit``.
+"""The check of a run from its ledger: ``ringtune audit``.
 
 A ledger has a line for each closed turn, with what was drawn and a *statement* of each node: digests of its links, of
 the states of its blocks at both ends of the turn, and of its trail (``ringtune.techniques.audit.statement``). With
@@ -10,6 +10,9 @@ certificates each statement is signed::
 
 What a run without the tensors can show: who said what, that all of it fits together, and that the result is what they
 said last. That the numbers were computed rightly is known of the drawn cells, by the coordinator, during the run.
+
+A run that was killed has ``ledger.jsonl.part``, which is checked as far as it goes; where it was resumed, that is in
+``parts/1``. Who spoke of which blocks is compared with ``plan.json``, which is of the part that ended last.
 """
 
 from __future__ import annotations
@@ -22,11 +25,14 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from coordinator.client.run_files import FOLDER as PARTS
+from coordinator.client.run_files import PART
 from coordinator.client.run_folder import METRICS
 from coordinator.client.saved_run import read_run
 from coordinator.run.run_text import is_step
 from ringtune.errors import IntegrityError, RingTuneError, UsageError
+from ringtune.models.adapter_config import has_adapter
 from ringtune.models.result_files import ADAPTER_FILE, BLOCKS_FILE, block_of
+from ringtune.schedule.plan import Plan
 from ringtune.storage.pieces import FilePieces
 from ringtune.storage.strict import read_given, read_object
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, tensors_digest
@@ -42,6 +48,7 @@ class Statement(NamedTuple):
     """What a node says of a turn.
 
     Attributes:
+        placement: number of the placement.
         steps: at both ends of the turn.
         links: digest by the other node.
         begin: digest of the state by block.
@@ -51,6 +58,7 @@ class Statement(NamedTuple):
     run: str
     node: str
     turn: int
+    placement: int
     steps: tuple[int, int]
     links: Mapping[str, str]
     begin: Mapping[int, str]
@@ -66,6 +74,7 @@ class Statement(NamedTuple):
                 str(table["run"]),
                 str(table["node"]),
                 int(table["turn"]),
+                int(table["placement"]),
                 (int(first), int(stop)),
                 {str(peer): str(digest) for peer, digest in table["links"].items()},
                 {int(block): str(digest) for block, digest in table["begin"].items()},
@@ -82,32 +91,45 @@ class CheckedLedger(NamedTuple):
         problems: each with its line; none = all fits together.
         facts: sentences about what was found.
         figures: turns, statements, signatures, drawn cells, first and last step.
+        is_done: whether the run has ended, with a result that was compared.
     """
 
     problems: tuple[str, ...]
     facts: tuple[str, ...]
     figures: Mapping[str, int]
+    is_done: bool
 
 
 def audit_run(folder: Path) -> CheckedLedger:
     """Check the ledger of a run, and of its earlier parts, against itself and the run's result.
 
+    A ledger without a result is checked as far as it goes.
+
     Raises:
         UsageError: the run has no ledger.
         RingTuneError: the folder is not one of a run; see ``read_run``.
     """
-    run, parts = read_run(folder), folder / PARTS
-    if not (folder / LEDGER).is_file():
+    run = read_run(folder, needs_result=False)
+    parts = (path for path in (folder / PARTS).glob("*") if path.name.isdecimal())
+    ledgers = [*map(_ledger_in, sorted(parts, key=lambda path: int(path.name))), _ledger_in(folder)]
+    if not any(ledgers):
         raise UsageError(f"{folder} has no {LEDGER}; a run with [audit] in its job writes one")
-    found = (path for path in parts.glob(f"*/{LEDGER}") if path.parent.name.isdecimal() and path.is_file())
     check = LedgerCheck()
-    for path in (*sorted(found, key=lambda path: int(path.parent.name)), folder / LEDGER):
-        check.read(path, str(path.relative_to(folder)))
-    weights = next(path for name in (ADAPTER_FILE, BLOCKS_FILE) if (path := run.saved / name).is_file())
-    private = run.plan.placements[-1].private_blocks
-    steps, keeps_best = _last_step(folder / METRICS), run.job.train.keep_best
-    check.compare(weights, steps=steps, keeps_best=keeps_best, private_blocks=private)
+    for path in filter(None, ledgers):
+        plan = run.plan if path.parent == folder else None
+        check.read(path, str(path.relative_to(folder)), plan=plan, adapter=run.job.adapter.config)
+    weights = next((path for name in (ADAPTER_FILE, BLOCKS_FILE) if (path := run.saved / name).is_file()), None)
+    if weights is not None and ledgers[-1] == folder / LEDGER:
+        private = run.plan.placements[-1].private_blocks
+        steps, keeps_best = _last_step(folder / METRICS), run.job.train.keep_best
+        check.compare(
+            weights, steps=steps, keeps_best=keeps_best, num_blocks=run.plan.course.head, private_blocks=private
+        )
     return check.checked()
+
+
+def _ledger_in(folder: Path) -> Path | None:
+    return next((path for name in (LEDGER, LEDGER + PART) if (path := folder / name).is_file()), None)
 
 
 def _last_step(metrics: Path) -> int:
@@ -131,19 +153,29 @@ class LedgerCheck:
         self._own: set[str] | None = None  # digests of the user's authorities
         self._foreign: Counter[str] = Counter()  # signatures by digest of another authority
         self._certificates: dict[str, bytes] = {}
-        self._run_id, self._at, self._is_first = "", 0, True
+        self._run_id, self._is_first, self._is_done = "", True, False
+        self._plan: Plan | None = None
+        self._adapter = ""
 
-    def read(self, path: Path, name: str) -> None:
-        """Check one file; ``name`` is for messages."""
+    def read(self, path: Path, name: str, *, plan: Plan | None = None, adapter: str = "") -> None:
+        """Check one file.
+
+        Args:
+            path: of the file, which may be cut off if its name ends with ``.part``.
+            name: for messages.
+            plan: of the run that wrote it; None = not known.
+            adapter: configuration of the adapter, which says what blocks have a state.
+        """
+        self._plan, self._adapter = plan, adapter
         self._certificates, self._is_first, self._authorities = {}, True, ()
         most, line = len(self._problems) + _MAX_PROBLEMS, b""
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                if line != b"\n":
+                if line != b"\n" and (line.endswith(b"\n") or path.suffix != PART):
                     self._line(line, f"{name}, line {number}", is_first=number == 1)
                 if len(self._problems) > most:
                     return self._problems.append(f"{name} is read no further")
-        if not line.endswith(b"\n"):
+        if not line.endswith(b"\n") and path.suffix != PART:
             self._problems.append(f"{name} ends in the middle of a line; it is cut off")
         return None
 
@@ -198,6 +230,7 @@ class LedgerCheck:
         if len(steps) != 1:
             raise IntegrityError(f"the nodes {', '.join(found)} speak of different steps")
         first, stop = steps.pop()
+        self._members(found, where)
         self._links(found, where)
         self._chain(found, first, stop, where)
 
@@ -217,6 +250,27 @@ class LedgerCheck:
         issuers = [fingerprint(authority) for authority in self._authorities if is_issued_by(certificate, authority)]
         if self._own is not None and self._own.isdisjoint(issuers):
             self._foreign.update(issuers[:1])
+
+    def _members(self, found: Mapping[str, Statement], where: str) -> None:
+        """Compare the nodes and their blocks with the plan."""
+        plan, numbers = self._plan, {said.placement for said in found.values()}
+        if plan is None:
+            return
+        known = {placement.placement_number: placement for placement in plan.placements}
+        if len(numbers) != 1 or not numbers <= known.keys():
+            self._problems.append(f"{where}: the nodes speak of placements {sorted(numbers)}, plan.json has {[*known]}")
+            return
+        hosts = {piece.node: range(piece.start, piece.stop) for piece in known[numbers.pop()].hosts}
+        owners = {owner.node for owner in (*plan.course.owners, *(one.owner for one in plan.course.left_out))}
+        for node in found.keys() - hosts.keys() - owners:
+            self._problems.append(f"{where}: node {node} has no part in plan.json")
+        for node, said in found.items():
+            wanted = [block for block in hosts.get(node, ()) if has_adapter(self._adapter, block)]
+            ends = {plan.course.head} if node in owners else set()
+            if node in hosts.keys() | owners and sorted({*said.begin} - ends) != wanted:
+                self._problems.append(f"{where}: node {node} speaks of blocks {sorted(said.begin)}, not of {wanted}")
+        for node in hosts.keys() - found.keys():
+            self._problems.append(f"{where}: node {node}, which hosts blocks in plan.json, says nothing")
 
     def _links(self, found: Mapping[str, Statement], where: str) -> None:
         for node, said in found.items():
@@ -246,22 +300,24 @@ class LedgerCheck:
         self._ends = {step: ends for step, ends in self._ends.items() if step <= first} | {stop: end}
         self._last, self._is_first = stop, False
 
-    def compare(self, weights: Path, *, steps: int, keeps_best: bool, private_blocks: int = 0) -> None:
+    def compare(self, weights: Path, *, steps: int, keeps_best: bool, num_blocks: int, private_blocks: int = 0) -> None:
         """Compare the weights of the run's result with the states at the end of a turn, which has to have all of them.
 
         Args:
             weights: file of the result with the tensors of the blocks.
             steps: of the run by its metrics.
             keeps_best: whether the result may be of an earlier step, of the best evaluation.
+            num_blocks: of the model; the head's state is that of a block above them.
             private_blocks: number of first blocks that never train, and of which nobody says anything.
         """
+        self._is_done = True
         if steps != self._last:
             self._problems.append(f"the ledger ends at step {self._last}, and the run has {steps} steps")
         found = weights_of(TensorFile(FilePieces(weights), where=str(weights)))
         digests = {block: digest for block, digest in found.items() if block >= private_blocks}
         wrong: dict[int, list[int]] = {}
         for step, ends in self._ends.items():
-            said = {block: weights for block, (weights, _) in ends.items()}
+            said = {block: weights for block, (weights, _) in ends.items() if block < num_blocks}
             wrong[step] = sorted(block for block in {*digests, *said} if digests.get(block) != said.get(block))
         fitting = [step for step, differ in wrong.items() if not differ]
         if self._last in fitting:
@@ -288,7 +344,7 @@ class LedgerCheck:
                     "with that of your coordinator before it was rotated"
                 )
         figures = {**self._figures, "first": self._first, "last": self._last}
-        return CheckedLedger(tuple(self._problems), tuple(dict.fromkeys(self._facts)), figures)
+        return CheckedLedger(tuple(self._problems), tuple(dict.fromkeys(self._facts)), figures, self._is_done)
 
 
 def weights_of(file: TensorFile) -> dict[int, str]:
@@ -318,5 +374,7 @@ def sentences(found: CheckedLedger) -> Iterator[str]:
         f"{signed:,} of them signed; {drawn:,} micro-batches were drawn and repeated by other hosts"
     )
     yield from (printable(line).replace("\n", r"\n") for line in (*found.facts, *found.problems))
-    yield "not shown: that what was not drawn was computed rightly; head and embedding; the rows of an owner"
+    yield "not shown: that what was not drawn was computed rightly; what an owner says of its rows, embedding and loss"
+    if not found.is_done:
+        yield f"the run has no result yet, so its ledger is checked up to step {found.figures['last']:,} only"
     yield "fine" if not found.problems else f"wrong: {len(found.problems)} of the lines above"

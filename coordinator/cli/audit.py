@@ -1,4 +1,4 @@
-"""``ringtune audit``: check a finished run from its ledger."""
+"""``ringtune audit``: check a run from its ledger."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def audit(folder: options.RunFolder, json: options.Json = False) -> None:
-    """Check the ledger of a run with [audit]: signatures, links, states from turn to turn, and the result's weights.
+    """Check the ledger of a run with [audit]: signatures, links, nodes of the plan, states of turns, and the result.
 
-    The exit code is 7 if something is wrong.
+    A run that was killed is checked as far as it went. The exit code is 7 if something is wrong.
     """
     import json as json_module
 

@@ -8,6 +8,7 @@ trained again, and count once.
 
     DIR/parts/stops.json     [40, 80]: the steps from which the run resumed
     DIR/parts/1/trace.json   of the first part, if it wrote one; and so on
+    DIR/parts/1/ledger.jsonl.part   its ledger, of a part that was killed
     DIR/parts/1/adapter/     of a run that was done and then made longer: its result until then; or model/ or users/
     DIR/operations.json      the operation tables that the run has chosen, each with its step; given as the tables of
                              another run, they repeat this one without scores
@@ -36,7 +37,10 @@ from ringtune.v1 import control_pb2
 
 FOLDER = "parts"
 _STOPS = "stops.json"
-_OF_ONE_PART = ("trace.json", "report.json", LEDGER, *RESULT_FOLDERS)
+PART = ".part"
+"""Suffix of a file that is not complete."""
+
+_OF_ONE_PART = ("trace.json", "report.json", LEDGER, LEDGER + PART, *RESULT_FOLDERS)
 
 
 class RunParts:

@@ -44,7 +44,7 @@ from typing import Any
 from coordinator.client.checkpoints import FOLDER, BestFolder, RunCheckpoints, cut_metrics, force_to_disk
 from coordinator.client.run_files import FOLDER as PARTS
 from coordinator.client.run_files import NAME as TABLES
-from coordinator.client.run_files import TENSORBOARD, RunParts, TablesFile
+from coordinator.client.run_files import PART, TENSORBOARD, RunParts, TablesFile
 from coordinator.client.saved_run import PLACE
 from ringtune.errors import IntegrityError, JobError, RingTuneError, StorageError, UsageError
 from ringtune.job.job import Job, load_job, parse_job, read_job_text
@@ -94,7 +94,6 @@ _OF_RUN = frozenset({_PLAN, METRICS, _REPORT, _TRACE, LEDGER, *RESULT_FOLDERS, B
 OF_COMMAND = frozenset({PLACE, LOG, ASKED, INITIAL_FILE, "logs", FETCHING, TENSORBOARD})
 """Files that the command on this machine writes for every part of the run."""
 
-PART = ".part"
 WRITTEN = marker("written")
 _PATH = re.compile(r"[a-z0-9][A-Za-z0-9._-]*(/[a-zA-Z0-9][A-Za-z0-9._-]*){0,3}")
 
@@ -317,6 +316,7 @@ class RunFolder:
             if chunk.path not in self._growing:
                 self._growing[chunk.path] = FileJoiner(chunk.path, part.open("wb"), source="the coordinator")
             if not self._growing[chunk.path].add(chunk):
+                self._growing[chunk.path].file.flush()
                 return None
             self._growing.pop(chunk.path).file.close()
             if chunk.path.startswith(tuple(f"{name}/" for name in RESULT_FOLDERS)):

@@ -114,8 +114,8 @@ class SavedRun:
         return self.plan.course.user_sets
 
 
-def read_run(folder: Path) -> SavedRun:
-    """Read the folder of a run with a result.
+def read_run(folder: Path, *, needs_result: bool = True) -> SavedRun:
+    """Read the folder of a run with a result, or one that has none yet.
 
     Raises:
         UsageError: the folder is missing, or has no run.
@@ -131,7 +131,7 @@ def read_run(folder: Path) -> SavedRun:
     plan = Plan.from_json(read_run_file(folder / "plan.json"))
     result, users = result_of(job), plan.course.user_sets
     results = {of_user(user): result_of_user(job, user) for user in users} or {result.folder: result}
-    for place, wanted in results.items():
+    for place, wanted in results.items() if needs_result else ():
         if lacking := wanted.missing_in(folder / place):
             raise InvalidInputError(f"{folder} has no {place}: {place}/{lacking} is missing; {_resume_hint(folder)}")
     report = folder / "report.json"

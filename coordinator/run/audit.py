@@ -2,7 +2,7 @@
 
 ::
 
-    Grant      draws cells, tells neighbours of the hosts which tensors to keep, and each a ticket for them
+    Grant      draws cells, tells neighbours of the hosts which tensors to keep, with a ticket for each of them
     report     the trail of each node, before the end of its turn; a second one is ignored
     CheckTurn  all trails are there: each has what the plan says, is signed, and agrees with the others at each link
     questions  each drawn cell is repeated by its checker; what that one says against a node, by the third too
@@ -31,6 +31,7 @@ from ringtune.run_control import events as rd
 from ringtune.schedule.actions import TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
+from ringtune.schedule.units import unit_name
 from ringtune.techniques.audit import (
     Cell,
     Finding,
@@ -47,6 +48,7 @@ from ringtune.techniques.audit import (
     read_trail,
     settle,
     statement,
+    tensor_name,
     tolerance,
     trail_problem,
     work_of,
@@ -68,10 +70,10 @@ class CellRepeated(NamedTuple):
 
 @dataclass(slots=True)
 class _Open:
-    """A granted turn: what is drawn, tickets for the tensors that nodes keep, trails as reported and as read."""
+    """A granted turn: what is drawn, tickets by node and tensor that it keeps, trails as reported and as read."""
 
     drawn: tuple[Cell, ...]
-    tickets: dict[str, str] = field(default_factory=dict)
+    tickets: dict[tuple[str, str], str] = field(default_factory=dict)
     told: dict[str, control_pb2.AuditTrail] = field(default_factory=dict)
     trails: dict[str, Trail] = field(default_factory=dict)
 
@@ -124,8 +126,9 @@ class RunAudit:
         for turn in turns:
             now = self._open[turn.index] = _Open(draw(part, turn, self._job.audit_share, self._source))
             for node, keys in keys_to_keep(part, turn, now.drawn).items():
-                now.tickets[node] = f"{self._source.getrandbits(128):032x}"
-                found.setdefault(node, {}).update(dict.fromkeys(keys, now.tickets[node]))
+                tickets = {key: f"{self._source.getrandbits(128):032x}" for key in keys}
+                now.tickets |= {(node, tensor_name(key)): ticket for key, ticket in tickets.items()}
+                found.setdefault(node, {}).update(tickets)
         return found
 
     def note(self, request: control_pb2.ReportRequest) -> None:
@@ -150,7 +153,7 @@ class RunAudit:
         for node, work in works.items():
             try:
                 now.trails[node] = read_trail(now.told[node].digests_json, node)
-                problem = trail_problem(part, work, now.trails[node], node)
+                problem = trail_problem(part, work, now.trails[node], node, adapter=self._job.adapter.config)
             except KeyError:
                 problem = f"node {node} does not tell what it did in turn {turn.index}"
             except IntegrityError as error:
@@ -177,11 +180,12 @@ class RunAudit:
         """
         began = {block: begin for block, begin, _ in ends(part, self._open[turn.index].trails[node], node)}
         piece = part.slice_of(node)
-        for block in range(piece.start, piece.stop):
+        for block in {*range(piece.start, piece.stop), *began}:
             before, digest = self._agreed.get(block, (node, began.get(block)))
             if digest != began.get(block):
                 told = "" if before == node else f" than node {before} ended with"
-                text = f"node {node} began turn {turn.index} with another state of block {block}{told}"
+                what = unit_name(block, part.course.head)
+                text = f"node {node} began turn {turn.index} with another state of {what}{told}"
                 return Finding(tuple(dict.fromkeys((node, before))), text)
         return None
 
@@ -205,7 +209,7 @@ class RunAudit:
                 node=cell.node,
                 cell=control_pb2.AuditedCell(**asked.place._asdict()),
                 given=asked.given,
-                tickets={peer: now.tickets[peer] for peer in asked.peers.values()},
+                tickets={name: now.tickets[peer, name] for name, peer in asked.peers.items()},
             ),
             timeout_s=self._job.runtime.wait_s,
             on_result=lambda reply: self._put(CellRepeated(turn, cell, checker, reply)),

@@ -38,9 +38,9 @@ class GrowingFile:
         self._emit = emit
         self._is_closed = False
 
-    def write(self, content: bytes) -> None:
-        """Add content; small pieces are sent together."""
-        for chunk in self._cutter.add(content):
+    def write(self, content: bytes, *, at_once: bool = False) -> None:
+        """Add content; small pieces are sent together unless ``at_once``."""
+        for chunk in (*self._cutter.add(content), *(self._cutter.flush() if at_once else ())):
             self._emit(control_pb2.RunEvent(file=chunk))
 
     def close(self) -> None:

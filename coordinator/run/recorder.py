@@ -278,11 +278,11 @@ class RunRecorder:
                     self._emit(control_pb2.RunEvent(note=risen))
 
     def add_to_ledger(self, text: str) -> None:
-        """Send lines of the ledger of an audited run."""
+        """Send lines of the ledger of an audited run, so that a run that is killed has those of all closed turns."""
         if text and self._ledger_file is None:
             self._ledger_file = GrowingFile(LEDGER, self._emit)
         if self._ledger_file is not None:
-            self._ledger_file.write(text.encode())
+            self._ledger_file.write(text.encode(), at_once=True)
 
     def _show_activity(self, turn: Turn) -> None:
         if self.onlooker is not None:

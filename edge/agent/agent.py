@@ -52,7 +52,7 @@ from ringtune.schedule.turns import StartPoint, Turn
 from ringtune.storage.chunks import write_files
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.strict import read_object
-from ringtune.techniques.audit import Cell, CellPlace
+from ringtune.techniques.audit import Cell, CellPlace, tensor_name
 from ringtune.v1 import control_pb2
 
 T = TypeVar("T")
@@ -339,8 +339,9 @@ class Agent:
             files = audit.read_work(fetched(source, cell=request.cell), place, given)
             tensors = {}
             for key, source in audit.recorder.exchanges(cell, place.turn).items():
-                wanted = control_pb2.AuditedTensor(**key._asdict(), ticket=request.tickets.get(source, ""))
-                tensors[key] = audit.read_tensor(fetched(source, audited=wanted), key, given)
+                ticket = request.tickets.get(tensor_name(key), "")
+                file = fetched(source, audited=control_pb2.AuditedTensor(**key._asdict(), ticket=ticket))
+                tensors[key] = audit.read_tensor(file, key, given, is_own=source == cell.node)
         except RingTuneError as error:
             is_lost = isinstance(error, (PeerLostError, ConnectionFailedError, DeadlineError))
             return control_pb2.RepeatReply(node=source, problem=str(error), is_lost=is_lost)

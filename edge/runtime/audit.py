@@ -3,9 +3,10 @@
 The rule is in ``ringtune.techniques.audit``. At most two turns are open, and a turn is closed once it is checked, so
 what a turn needs is dropped when the second turn after it is granted. Of tensors between nodes only those are kept
 that the coordinator names, as another node's cell was drawn; of its own work a node keeps what it can't know to be
-drawn: the sum of gradients after each micro-batch, and the trained state after each item. A tensor is handed in to who
-has its ticket only, which the coordinator gives to the checker after the turn: else a host could ask its neighbours
-what is drawn of it.
+drawn: the sum of gradients after each micro-batch, the trained state after each item, and in its own turns the tensors
+between its slice and its embedding and head. A tensor is handed in to who has its ticket only, which the coordinator
+gives to the checker after the turn: else a host could ask its neighbours what is drawn of it, and a checker an owner
+for more than that.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ from edge.checkpoint.shard_file import PREFIXES
 from edge.checkpoint.snapshots import block_of
 from edge.model.tensor_files import fill, pieces_of, torch_dtype
 from edge.runtime.executor import NodeExecutor
-from edge.transport.tensors import WIRE_TYPES, bytes_of
+from edge.transport.tensors import ROUNDS, WIRE_TYPES, as_received, bytes_of
 from ringtune.errors import DivergedError, FrameError, IntegrityError
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.lowering import legs
@@ -36,10 +37,13 @@ from ringtune.techniques.audit import (
     Cell,
     CellPlace,
     Compared,
+    apart,
     begin_name,
     cell_exchanges,
     end_names,
+    head_update,
     item_of,
+    own_tensors,
     own_updates,
     state_digest,
     state_name,
@@ -61,10 +65,14 @@ class State(NamedTuple):
     parts: Mapping[int, tuple[str, str]]
 
     @classmethod
-    def of(cls, content: bytes) -> State:
-        """Compute the digests of a file; raises ``IntegrityError`` if it is damaged."""
+    def of(cls, content: bytes, tensors: Mapping[str, TensorPieces] | None = None) -> State:
+        """Compute the digests of a file, from its tensors if these are given.
+
+        Raises:
+            IntegrityError: the file is damaged.
+        """
         halves: dict[int, tuple[dict[str, TensorPieces], dict[str, TensorPieces]]] = {}
-        for name, tensor in _pieces(content).items():
+        for name, tensor in (_pieces(content) if tensors is None else tensors).items():
             weights, rest = halves.setdefault(block_of(name), ({}, {}))
             if name.startswith(PREFIXES.value):
                 weights[name.removeprefix(PREFIXES.value)] = tensor
@@ -99,6 +107,8 @@ class _Kept:
     turn: Turn
     trail: dict[str, str] = field(default_factory=dict)
     last_updates: dict[int, Action] = field(default_factory=dict)
+    head_update: Action | None = None
+    own: dict[Action, list[TensorKey]] = field(default_factory=dict)
     sums: dict[tuple[int, int], bytes] = field(default_factory=dict)
     begin: State | None = None
     after: dict[int, State] = field(default_factory=dict)
@@ -120,7 +130,7 @@ class AuditRecorder:
     def __init__(self, plan: Plan, node: str, executor: NodeExecutor, *, run_id: str, sign: Sign) -> None:
         self._plan, self._node, self._executor = plan, node, executor
         self._run_id, self._sign = run_id, sign
-        self._piece, self._wire = plan.slice_of(node), WIRE_TYPES[plan.course.wire_dtype]
+        self._piece, self._wire = plan.slice_of(node), plan.course.wire_dtype
         self._lock = threading.Lock()
         self._turns: dict[int, _Kept] = {}
         self._tickets: dict[TensorKey, str] = {}
@@ -140,36 +150,49 @@ class AuditRecorder:
             return
         if self._state is None and self._piece.num_blocks:
             self._state = self._state_now()
-        kept, now = _Kept(turn), turn.settled(self._plan)
+        kept, now = _Kept(turn, head_update=head_update(self._plan, turn, self._node)), turn.settled(self._plan)
         for item in items(now.course, turn):
             if own := own_updates(now, item, self._node):
                 kept.last_updates[item.seq] = own[-1]
+        for one in own_tensors(self._plan, turn, self._node):
+            kept.own.setdefault(one.after, []).append(one.key)
         with self._lock:
             self._turns[turn.index] = kept
 
-    def exchanged(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
+    def exchanged(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None, *, is_sent: bool) -> None:
         """Note a tensor that this node sends or has received; its values must not change."""
-        kept = self._of(key.seq)
-        if kept is None:
-            return
-        kept.trail[tensor_name(key)] = tensor_digest(tensor, mask, self._wire)
-        with self._lock:
-            if key in self._tickets:
-                self._tensors[key] = (tensor.detach().to(self._wire), mask)
+        if (kept := self._of(key.seq)) is not None:
+            same = as_received(tensor, self._wire) if is_sent else tensor.detach().to(self.dtype_of(is_own=False))
+            self._note(kept, key, same, mask)
 
     def after(self, action: Action) -> None:
         """Note what an action has changed: the sum of gradients, or the state."""
-        kept = self._of(action.seq) if action.op in (Op.BACKWARD, Op.UPDATE) else None
-        if kept is None or not self._piece.start <= action.start < self._piece.stop:
+        kept = self._of(action.seq)
+        if kept is None:
+            return
+        for key in kept.own.get(action, ()):
+            tensor, mask = self._executor.copy_tensor(key)
+            self._note(kept, key, tensor, mask)
+        if kept.head_update is not None:
+            self._after_head(kept, action, kept.head_update)
+        if not self._piece.start <= action.start < self._piece.stop:
             return
         if action.op is Op.BACKWARD:
             content = gradients(self._executor)
             kept.sums[action.seq, action.micro] = content
             kept.trail[sum_name(action.seq, action.micro)] = hashlib.sha256(content).hexdigest()
-        elif action == kept.last_updates.get(action.seq) and self._state is not None:
+        elif action.op is Op.UPDATE and action == kept.last_updates.get(action.seq) and self._state is not None:
             self._begin(kept.turn.index)
             self._state = kept.after[action.seq] = self._state_now()
             kept.trail |= {state_name(action.seq, block): digest for block, digest in self._state.digests.items()}
+
+    def _after_head(self, kept: _Kept, action: Action, last: Action) -> None:
+        """Note the weights of the head before the first update of an own turn, and after the last one."""
+        unit = self._plan.course.head
+        if action.op is Op.HEAD and begin_name(unit) not in kept.trail:
+            kept.trail[begin_name(unit)] = state_digest(self._executor.copy_digest(unit, unit + 1), "")
+        elif action == last:
+            kept.trail |= zip(end_names(unit), (self._executor.copy_digest(unit, unit + 1), ""), strict=True)
 
     def take(self, turn: int) -> Commitment | None:
         """Return the trail of a finished train turn; None for other turns."""
@@ -183,6 +206,12 @@ class AuditRecorder:
         signed = statement(self._run_id, self._plan, kept.turn, self._node, kept.trail)
         return Commitment(json.dumps(kept.trail, separators=(",", ":")), *self._sign(signed.encode()))
 
+    def _note(self, kept: _Kept, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
+        kept.trail[tensor_name(key)] = tensor_digest(tensor, mask)
+        with self._lock:
+            if key in self._tickets:
+                self._tensors[key] = (tensor, mask)
+
     def _begin(self, index: int) -> None:
         """Note the state before the first update of a turn and of those before it, which may have none here."""
         for kept in self._turns.values():
@@ -194,9 +223,14 @@ class AuditRecorder:
         return next((kept for kept in self._turns.values() if kept.turn.first_seq <= seq < kept.turn.end_seq), None)
 
     def _state_now(self) -> State:
-        return State.of(bytes(write_tensors(self._executor.part.tensors())))
+        tensors = self._executor.part.tensors()
+        return State.of(bytes(write_tensors(tensors)), tensors)
 
     # ---- on any thread ----------------------------------------------------------------------------
+
+    def dtype_of(self, *, is_own: bool) -> torch.dtype:
+        """Element type in which tensors are kept: those that pass no link, and those of a link."""
+        return self._executor.dtype if is_own or self._wire in ROUNDS else WIRE_TYPES[self._wire]
 
     def keep(self, tickets: Mapping[TensorKey, str]) -> None:
         """Keep these tensors of turns that are about to be granted, each for who has its ticket."""
@@ -212,11 +246,11 @@ class AuditRecorder:
         return self._kept(index).turn
 
     def exchanges(self, cell: Cell, turn: int) -> dict[TensorKey, str]:
-        """Return the tensors of a cell of another host, each with the neighbour that keeps it."""
+        """Return the tensors of a cell of another host, each with who keeps it, a neighbour of it or itself."""
         return {one.key: one.peer for one in cell_exchanges(self._plan, self.turn(turn), cell)}
 
     def tensor_file(self, key: TensorKey, ticket: str) -> Pieces:
-        """Return a file of a kept tensor in the type of the wire, and its mask.
+        """Return a file of a kept tensor, in the type of the wire where it passed a link, and its mask.
 
         Raises:
             FrameError: it is not kept for who has this ticket.
@@ -271,13 +305,10 @@ class WorkRepeater:
     """
 
     def __init__(self, plan: Plan, node: str, make: Callable[[Plan, str], NodeExecutor]) -> None:
-        self.node, self._alias = node, f"{node}.again"
-        slices = tuple(
-            replace(piece, node=self._alias) if piece.node == node else piece for piece in plan.placement.slices
-        )
-        self._plan = Plan(plan.course, (replace(plan.placement, slices=slices),))  # of a host that owns no rows
+        self.node = node
+        self._plan, self._alias = apart(plan, node)
         self._executor = make(self._plan, self._alias)
-        self._wire, self._dtype = WIRE_TYPES[plan.course.wire_dtype], self._executor.dtype
+        self._dtype = self._executor.dtype
 
     def repeat(
         self, turn: Turn, place: CellPlace, files: Mapping[str, bytes], tensors: Mapping[TensorKey, Exchanged]
@@ -304,7 +335,8 @@ class WorkRepeater:
                     tensor, mask = tensors[action.key]
                     executor.put_tensor(action.key, tensor.to(self._dtype), mask)
                 elif leg.op is Op.SEND:
-                    results[tensor_name(action.key)] = self._sent(executor, action.key, tensors[action.key])
+                    name, is_own = tensor_name(action.key), leg.peer == self.node
+                    results[name] = self._sent(executor, action.key, tensors[action.key], is_own=is_own)
                 else:
                     if leg.op is Op.BACKWARD and place.before >= 0:
                         set_gradients(executor, _file(files, "added"))
@@ -318,10 +350,10 @@ class WorkRepeater:
             executor.forget_turn(turn.index)
         return results
 
-    def _sent(self, executor: NodeExecutor, key: TensorKey, given: Exchanged) -> Compared:
+    def _sent(self, executor: NodeExecutor, key: TensorKey, given: Exchanged, *, is_own: bool) -> Compared:
         tensor, mask = executor.take_tensor(key)
-        far = distance({"it": tensor.to(self._wire)}, {"it": given[0]})
-        return Compared(tensor_digest(tensor, mask, self._wire), far)
+        tensor = tensor.detach() if is_own else as_received(tensor, self._plan.course.wire_dtype)
+        return Compared(tensor_digest(tensor, mask), distance({"it": tensor}, {"it": given[0]}))
 
     def _updated(self, now: Plan, item: Item, place: CellPlace, files: Mapping[str, bytes]) -> dict[str, Compared]:
         """Compare the sum of gradients, then update with that of the last micro-batch and compare the state."""
@@ -353,7 +385,7 @@ class NodeAudit:
 
     def __init__(self, recorder: AuditRecorder, plan: Plan, make: Callable[[Plan, str], NodeExecutor]) -> None:
         self.recorder = recorder
-        self._plan, self._make, self._wire = plan, make, WIRE_TYPES[plan.course.wire_dtype]
+        self._plan, self._make = plan, make
         self._repeater: WorkRepeater | None = None
 
     def repeater(self, node: str) -> WorkRepeater:
@@ -402,21 +434,20 @@ class NodeAudit:
             raise IntegrityError(f"{_WHERE} is something else than was told of {odd[0]}")
         return found
 
-    def read_tensor(self, file: Pieces, key: TensorKey, given: Mapping[str, str]) -> Exchanged:
-        """Read what a neighbour of a host hands in; errors as for ``read_work``."""
+    def read_tensor(self, file: Pieces, key: TensorKey, given: Mapping[str, str], *, is_own: bool = False) -> Exchanged:
+        """Read what a neighbour of a host hands in, or with ``is_own`` the host itself; errors as for ``read_work``."""
         found = _tensors(bytes(file))
         if "tensor" not in found:
             raise IntegrityError(f"{_WHERE} has no tensor; use one version on all machines")
-        tensor, mask = found["tensor"], found.get("mask")
-        name = tensor_name(key)
-        if tensor.dtype is not self._wire or tensor_digest(tensor, mask, self._wire) != given.get(name):
+        tensor, mask, name = found["tensor"], found.get("mask"), tensor_name(key)
+        if tensor.dtype is not self.recorder.dtype_of(is_own=is_own) or tensor_digest(tensor, mask) != given.get(name):
             raise IntegrityError(f"{_WHERE} is something else than was told of {name}")
         return tensor, mask
 
 
-def tensor_digest(tensor: torch.Tensor, mask: torch.Tensor | None, wire: torch.dtype) -> str:
-    """Return the SHA-256, hex, of a tensor as both ends of its link have it: rounded to the type of the wire."""
-    digest = hashlib.sha256(bytes_of(tensor.detach().to(device="cpu", dtype=wire).contiguous()))
+def tensor_digest(tensor: torch.Tensor, mask: torch.Tensor | None) -> str:
+    """Return the SHA-256, hex, of a tensor as both ends of its link have it, in the type of the wire, and its mask."""
+    digest = hashlib.sha256(bytes_of(tensor.detach().to(device="cpu").contiguous()))
     if mask is not None:
         digest.update(bytes_of(mask.detach().to(device="cpu", dtype=torch.uint8).contiguous()))
     return digest.hexdigest()

@@ -330,6 +330,10 @@ class NodeExecutor:
         """
         return self._flows.take(key)
 
+    def copy_tensor(self, key: TensorKey) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return a copy of what ``take_tensor`` would, on the CPU, and keep it."""
+        return self._flows.copy(key)
+
     # ---- head and files ---------------------------------------------------------------------------
 
     def head_blob(self) -> Pieces:

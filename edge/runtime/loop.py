@@ -161,7 +161,7 @@ class TrailSink(Protocol):
     def grant(self, turn: Turn) -> None:
         """Begin a turn."""
 
-    def exchanged(self, key: TensorKey, tensor: Any, mask: Any) -> None:
+    def exchanged(self, key: TensorKey, tensor: Any, mask: Any, *, is_sent: bool) -> None:
         """Note a tensor that is sent or was received."""
 
     def after(self, action: Action) -> None:
@@ -177,7 +177,7 @@ class NoTrail:
     def grant(self, turn: Turn) -> None:
         """Do nothing."""
 
-    def exchanged(self, key: TensorKey, tensor: Any, mask: Any) -> None:
+    def exchanged(self, key: TensorKey, tensor: Any, mask: Any, *, is_sent: bool) -> None:
         """Do nothing."""
 
     def after(self, action: Action) -> None:
@@ -511,11 +511,11 @@ class AgentRun:
         match command:
             case ev.SendTensor(key, target):
                 tensor, mask = self._executor.take_tensor(key)
-                self._trail.exchanged(key, tensor, mask)
+                self._trail.exchanged(key, tensor, mask, is_sent=True)
                 self._count(key.seq, target, key.payload, self._links[target].send_tensor(key, tensor, mask))
             case ev.Accept(key, source):
                 tensor, mask = self._inbox.tensors.pop(key)
-                self._trail.exchanged(key, tensor, mask)
+                self._trail.exchanged(key, tensor, mask, is_sent=False)
                 self._executor.put_tensor(key, tensor, mask)
                 if key.is_hidden:
                     self._ack(source, key.boundary)

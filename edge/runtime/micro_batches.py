@@ -285,13 +285,8 @@ class MicroBatches:
         Raises:
             PlanError: there is none.
         """
-        flow = self._flows.get((key.seq, key.micro))
-        tensor = None if flow is None else flow.hidden if key.is_hidden else flow.grad
-        if flow is None or tensor is None:
-            raise PlanError(f"there is nothing to send as {key}")
-        mask = None
+        flow, tensor, mask = self._held(key)
         if key.is_hidden:
-            mask = flow.mask if key.boundary < self._course.head else None
             tensor = self._sent((key.seq, key.micro), key.boundary, tensor)
             flow.drop_hidden()
         else:
@@ -300,6 +295,18 @@ class MicroBatches:
         if flow.is_empty:
             del self._flows[key.seq, key.micro]
         return tensor.cpu(), None if mask is None else mask.cpu()
+
+    def copy(self, key: TensorKey) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return copies of what ``take`` would return, and drop nothing; errors as for ``take``."""
+        _, tensor, mask = self._held(key)
+        return self._cut(key.boundary, tensor.detach()).cpu().clone(), None if mask is None else mask.cpu().clone()
+
+    def _held(self, key: TensorKey) -> tuple[MicroBatch, torch.Tensor, torch.Tensor | None]:
+        flow = self._flows.get((key.seq, key.micro))
+        tensor = None if flow is None else flow.hidden if key.is_hidden else flow.grad
+        if flow is None or tensor is None:
+            raise PlanError(f"there is nothing to send as {key}")
+        return flow, tensor, flow.mask if key.is_hidden and key.boundary < self._course.head else None
 
 
 Version = tuple[nn.Parameter, ...]

@@ -183,6 +183,22 @@ def decode(
     return tensor, _mask(payload[expected - mask_bytes :], shape) if mask_bytes else None
 
 
+ROUNDS: Final = frozenset({"float16", "int8"})
+"""Types of the wire whose elements are no numbers without a scale or an exponent."""
+
+
+def as_received(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Return a tensor (B, T, D) that is sent in ``dtype`` as its receiver has it, on the CPU.
+
+    In the type of the wire; of those with scales or an exponent decoded, in the type of ``tensor``.
+    """
+    if dtype not in ROUNDS:
+        return tensor.detach().to(device="cpu", dtype=WIRE_TYPES[dtype])
+    sent = encode(tensor, None, dtype)
+    payload = memoryview(bytearray().join(sent.parts))
+    return decode(payload, sent.shape, dtype, 0, compute_dtype=tensor.dtype, exponent=sent.exponent)[0]
+
+
 def _read(payload: memoryview, offset: int, count: int, dtype: torch.dtype) -> torch.Tensor:
     """Read bytes as elements; unaligned bytes are copied first."""
     tensor = torch.frombuffer(payload, dtype=dtype, count=count, offset=offset)

@@ -21,6 +21,9 @@ def trail_of(
     """Return a trail with the same digest for all tensors, and for all sums, from the last micro-batch to the first."""
     work, piece = work_of(plan, turn, node), plan.slice_of(node)
     found = dict.fromkeys(sorted(work.peers), "t") | dict.fromkeys(sorted(work.sums, reverse=True), "s")
+    if work.has_head:
+        found |= {begin_name(plan.course.head): state_digest("v", "q")}
+        found |= dict(zip(end_names(plan.course.head), ("v", "q"), strict=True))
     for block in range(piece.start, piece.stop):
         found[begin_name(block)] = state_digest(*begin(block))
         found |= {state_name(seq, block): state_digest(*end(block)) for seq in work.updates}
@@ -34,7 +37,12 @@ def checked(outcome: Outcome, folder: Path) -> CheckedLedger:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(outcome.files[name])
     check = LedgerCheck()
-    check.read(folder / LEDGER, LEDGER)
     assert outcome.plan is not None
-    check.compare(folder / "adapter/adapter.safetensors", steps=outcome.plan.course.num_steps, keeps_best=False)
+    check.read(folder / LEDGER, LEDGER, plan=outcome.plan, adapter="seq_bn")
+    check.compare(
+        folder / "adapter/adapter.safetensors",
+        steps=outcome.plan.course.num_steps,
+        keeps_best=False,
+        num_blocks=outcome.plan.course.head,
+    )
     return check.checked()

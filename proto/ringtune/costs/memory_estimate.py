@@ -111,6 +111,15 @@ def audit_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     drawn = math.ceil(share.audit * items * len(micro))
     ends = 2 * (bool(hosted) + share.is_owner)
     yield Term("buffers", "tensors of drawn micro-batches", _OPEN * drawn * ends, round(sizes.tensor_bytes(tokens)))
+    if hosted and share.is_owner:
+        turns, top = _OPEN if len(course.owners) == 1 else 1, course.sent_tokens(course.head, course.max_length)
+        down = bool(course.invertible and not share.start)
+        for ends, width in (
+            ((share.start == share.private_blocks) + down, tokens),
+            (2 * (share.stop == course.head), micro[0] * top),
+        ):
+            number, size = turns * items * len(micro) * ends, round(sizes.tensor_bytes(width))
+            yield Term("buffers", "tensors between own blocks and embedding or head", number, size)
     if share.again is None:
         return
     count, trained = share.again.stop - share.again.start, _overlap(reach.ranges, [share.again])

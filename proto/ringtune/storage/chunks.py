@@ -37,6 +37,11 @@ class FileCutter:
             self._pending += rest[:room]
             rest = rest[room:]
 
+    def flush(self) -> Iterator[control_pb2.FileChunk]:
+        """Yield a message with what is kept, if anything is."""
+        if self._pending:
+            yield self._message(last=False)
+
     def end(self) -> control_pb2.FileChunk:
         """Make the last message, with the digest of the whole file."""
         return self._message(last=True)

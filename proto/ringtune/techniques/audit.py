@@ -20,22 +20,28 @@ A host that scales its gradients in a turn does so in a cell, after the last cel
 drawn cell is compared with its item's update, and at least one cell of each host is drawn in each turn. So a host of
 which all items of a turn are wrong is found in that turn, and one of which each turn is wrong with probability p within
 k turns of others with probability 1 - (1 - p)^k (p = 0.05, k = 100: 0.994). Not found, or late: a wrong number in few
-cells of one turn (probability ``share`` for one), anything that an owner does in its own turns, whose rows nobody else
-has, and two neighbours that agree.
+cells of one turn (probability ``share`` for one), embedding, head and loss at an owner, whose rows nobody else has, and
+two neighbours that agree. Of the head it is compared that each owner begins with what the one before it ended with.
+
+In the turns of an owner that hosts the first or the last blocks too, what its slice gets from its embedding and head
+passes no link. The owner commits itself to these tensors as well (``OwnTensor``), keeps all of them until the turn is
+checked, and hands in those of drawn cells: its cells are those of a host beside an owner without blocks (``apart``).
 
 With ``statement`` a node signs what it did in a turn: the ledger of a run (``ringtune audit``) has these statements.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, NamedTuple
 
 from ringtune.errors import IntegrityError, JobError, PlanError
+from ringtune.models.adapter_config import has_adapter
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import Legs, item_updates, legs
@@ -88,7 +94,10 @@ class CellPlace(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """A tensor that a host exchanges with ``peer`` in a cell; ``comes`` = the host receives it."""
+    """A tensor that a host exchanges with ``peer`` in a cell; ``comes`` = the host receives it.
+
+    ``peer`` is the host itself where it is the owner of the rows, and its slice is next to embedding or head.
+    """
 
     key: TensorKey
     peer: str
@@ -118,20 +127,53 @@ def exchanges(way: Legs, seq: int, micro: int) -> tuple[Exchange, ...]:
     )
 
 
-def cells(plan: Plan, turn: Turn, node: str) -> tuple[Cell, ...]:
-    """Return the cells of a host in a train turn that can be repeated; ``plan`` is the part of one placement.
+@functools.lru_cache(maxsize=64)
+def apart(plan: Plan, node: str) -> tuple[Plan, str]:
+    """Return a plan of one placement with the slice of a host at another node, without rows, and that node's name."""
+    alias = f"{node}.again"
+    slices = (replace(piece, node=alias) if piece.node == node else piece for piece in plan.placement.slices)
+    return Plan(plan.course, (replace(plan.placement, slices=tuple(slices)),)), alias
 
-    One whose hidden state or gradient comes from the host itself, as the owner of the rows, can't be.
-    """
-    if turn.kind is not StepKind.TRAIN or not plan.slice_of(node).num_blocks or node == turn.owner:
+
+def cells(plan: Plan, turn: Turn, node: str) -> tuple[Cell, ...]:
+    """Return the cells of a host in a train turn; ``plan`` is the part of one placement."""
+    if turn.kind is not StepKind.TRAIN or not plan.slice_of(node).num_blocks:
         return ()
-    now = turn.settled(plan)
+    again, alias = apart(plan, node)
+    now = turn.settled(again)
     return tuple(
         Cell(node, item.seq, micro)
         for item in items(now.course, turn)
-        for micro, way in enumerate(legs(now, item, node))
+        for micro, way in enumerate(legs(now, item, alias))
         if way
     )
+
+
+class OwnTensor(NamedTuple):
+    """A tensor between the slice of an owner and its embedding or head, and the action after which it is there."""
+
+    key: TensorKey
+    after: Action
+
+
+def own_tensors(plan: Plan, turn: Turn, node: str) -> tuple[OwnTensor, ...]:
+    """Return the tensors of a train turn that a host exchanges with itself, as the owner of the rows.
+
+    Example: host of blocks [0, 2) of four: the hidden state 0, after the embedding. Host of [2, 4): the hidden state 4,
+    after its last forward, and the gradient 4, after the head.
+    """
+    if turn.kind is not StepKind.TRAIN or node != turn.owner or not plan.slice_of(node).num_blocks:
+        return ()
+    (again, alias), found = apart(plan, node), list[OwnTensor]()
+    there, here = turn.settled(again), turn.settled(plan)
+    for item in items(here.course, turn):
+        for micro, (way, whole) in enumerate(zip(legs(there, item, alias), legs(here, item, node), strict=True)):
+            for at, leg in enumerate(way):
+                if leg.op in (Op.SEND, Op.RECEIVE) and leg.peer == node:
+                    before = way[at - 1] if leg.op is Op.SEND else whole[whole.index(way[at + 1]) - 1]
+                    key = TensorKey(leg.payload, item.seq, micro, leg.start)
+                    found.append(OwnTensor(key, before.bind(item.seq, micro)))
+    return tuple(found)
 
 
 def item_of(plan: Plan, turn: Turn, seq: int) -> tuple[Plan, Item]:
@@ -161,18 +203,26 @@ def draw(plan: Plan, turn: Turn, share: float, source: random.Random) -> tuple[C
 
 
 def keys_to_keep(plan: Plan, turn: Turn, drawn: tuple[Cell, ...]) -> dict[str, tuple[TensorKey, ...]]:
-    """Return by node the tensors that it has to keep of a turn, as the neighbour of a host with a drawn cell."""
+    """Return by node the tensors that it has to keep of a turn, as the neighbour of a host with a drawn cell.
+
+    And all tensors that such a host exchanges with itself: it must not know which of its cells are drawn.
+    """
     found: dict[str, list[TensorKey]] = {}
+    for node in dict.fromkeys(cell.node for cell in drawn):
+        if own := own_tensors(plan, turn, node):
+            found[node] = [one.key for one in own]
     for cell in drawn:
         for one in cell_exchanges(plan, turn, cell):
-            found.setdefault(one.peer, []).append(one.key)
+            if one.peer != cell.node:
+                found.setdefault(one.peer, []).append(one.key)
     return {node: tuple(keys) for node, keys in found.items()}
 
 
 def cell_exchanges(plan: Plan, turn: Turn, cell: Cell) -> tuple[Exchange, ...]:
-    """Return the tensors that a host exchanges with others in a cell; raises ``IntegrityError`` as ``item_of``."""
-    now, item = item_of(plan, turn, cell.seq)
-    return exchanges(legs(now, item, cell.node)[cell.micro], cell.seq, cell.micro)
+    """Return the tensors that a host exchanges in a cell; raises ``IntegrityError`` as ``item_of``."""
+    again, alias = apart(plan, cell.node)
+    now, item = item_of(again, turn, cell.seq)
+    return exchanges(legs(now, item, alias)[cell.micro], cell.seq, cell.micro)
 
 
 def own_updates(now: Plan, item: Item, node: str) -> list[Action]:
@@ -203,7 +253,7 @@ def state_name(seq: int, block: int) -> str:
 
 
 def begin_name(block: int) -> str:
-    """Name of weights and optimizer state of a block at the beginning of a turn."""
+    """Name of weights and optimizer state of a block, or of the weights of the head, at the beginning of a turn."""
     return f"begin {block}"
 
 
@@ -235,14 +285,16 @@ class Work(NamedTuple):
     """What a node does in a turn.
 
     Attributes:
-        peers: name of each tensor that it exchanges -> the other node.
+        peers: name of each tensor that it exchanges -> the other node, or itself (``own_tensors``).
         sums: names of its sums of gradients.
         updates: items after which blocks of its slice are updated, ascending.
+        has_head: whether it updates the head, as the owner of the turn.
     """
 
     peers: Mapping[str, str]
     sums: frozenset[str]
     updates: tuple[int, ...]
+    has_head: bool
 
 
 def work_of(plan: Plan, turn: Turn, node: str) -> Work:
@@ -255,7 +307,17 @@ def work_of(plan: Plan, turn: Turn, node: str) -> Work:
                 sums.add(sum_name(item.seq, micro))
         if own_updates(now, item, node):
             updates.append(item.seq)
-    return Work(peers, frozenset(sums), tuple(updates))
+    peers |= {tensor_name(one.key): node for one in own_tensors(plan, turn, node)}
+    return Work(peers, frozenset(sums), tuple(updates), head_update(plan, turn, node) is not None)
+
+
+def head_update(plan: Plan, turn: Turn, node: str) -> Action | None:
+    """Return the last update of the head in a train turn, at its owner; None if there is none."""
+    now, found = turn.settled(plan), None
+    for item in items(now.course, turn) if node == turn.owner else ():
+        updates = (one for one in item_updates(now, item, node) if one.start == plan.course.head)
+        found = next(updates, found)
+    return found
 
 
 def blocks_of(plan: Plan, trail: Trail, node: str) -> tuple[int, ...]:
@@ -264,23 +326,35 @@ def blocks_of(plan: Plan, trail: Trail, node: str) -> tuple[int, ...]:
     return tuple(block for block in range(piece.start, piece.stop) if begin_name(block) in trail)
 
 
-def trail_problem(plan: Plan, work: Work, trail: Trail, node: str) -> str:
-    """Say what a node's trail lacks, has too much, or contradicts; empty if it is that of its work."""
-    blocks = blocks_of(plan, trail, node)
+def ends_of(plan: Plan, trail: Trail, node: str) -> tuple[int, ...]:
+    """Return the blocks, and the head as the one above them, of which a trail has both ends of the turn."""
+    return (*blocks_of(plan, trail, node), *([plan.course.head] if begin_name(plan.course.head) in trail else []))
+
+
+def trail_problem(plan: Plan, work: Work, trail: Trail, node: str, *, adapter: str) -> str:
+    """Say what a node's trail lacks, has too much, or contradicts; empty if it is that of its work.
+
+    ``adapter`` is the configuration, which says what blocks have a state: each hosted one with weights to train.
+    """
+    piece = plan.slice_of(node)
+    blocks = [block for block in range(piece.start, piece.stop) if has_adapter(adapter, block)]
     names = {*work.peers, *work.sums, *map(begin_name, blocks)}
     names |= {name for block in blocks for name in end_names(block)}
     names |= {state_name(seq, block) for seq in work.updates for block in blocks}
+    if work.has_head:
+        names |= {begin_name(plan.course.head), *end_names(plan.course.head)}
     if odd := sorted(names ^ trail.keys()):
         return f"node {node} reports {'no ' if odd[0] in names else ''}{odd[0][:60]!r}, against the plan"
     for block, begin, end in ends(plan, trail, node):
-        if end != (trail[state_name(work.updates[-1], block)] if work.updates else begin):
+        is_head = block == plan.course.head
+        if not is_head and end != (trail[state_name(work.updates[-1], block)] if work.updates else begin):
             return f"node {node} reports two states of block {block} at the end of a turn"
     return ""
 
 
 def ends(plan: Plan, trail: Trail, node: str) -> Iterator[tuple[int, str, str]]:
-    """Yield block, digest at the beginning and digest at the end of a turn, of each block with a state."""
-    for block in blocks_of(plan, trail, node):
+    """Yield block, digest at the beginning and at the end of a turn, of each block with a state, and of the head."""
+    for block in ends_of(plan, trail, node):
         weights, rest = (trail[name] for name in end_names(block))
         yield block, trail[begin_name(block)], state_digest(weights, rest)
 
@@ -303,7 +377,7 @@ def statement(run_id: str, plan: Plan, turn: Turn, node: str, trail: Trail) -> s
     links: dict[str, list[str]] = {}
     for name, peer in work_of(plan, turn, node).peers.items():
         links.setdefault(peer, []).append(f"{name} {trail[name]}")
-    blocks = blocks_of(plan, trail, node)
+    blocks = ends_of(plan, trail, node)
     table = {
         "run": run_id,
         "node": node,
@@ -331,7 +405,7 @@ class Question(NamedTuple):
     Attributes:
         given: digest of what others hand in, by name in the trail.
         told: digest of what the host of the cell has computed, by name.
-        peers: name of a tensor -> the node that exchanged it with the host, and hands it in.
+        peers: name of a tensor -> the node that exchanged it with the host, or the host itself, which hands it in.
     """
 
     cell: Cell
@@ -461,11 +535,6 @@ def refusal(job: Any) -> str:
         return "has no digests of what helpers fit; set offload.mode = 'off'"
     if job.memory.activations in ("velora", "both"):
         return "has no digests of VeLoRA's vectors; set memory.activations to 'none' or 'recompute'"
-    if job.wire.dtype in ("int8", "float16"):
-        return (
-            f"compares what both ends of a link have, and wire.dtype = {job.wire.dtype!r} rounds at one of them; use "
-            "bfloat16 or float32"
-        )
     return ""
 
 

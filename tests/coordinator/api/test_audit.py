@@ -12,6 +12,9 @@ from typing import Any, Final
 import pytest
 from typer.testing import CliRunner
 
+from coordinator.client.run_files import RunParts
+from coordinator.client.run_folder import RunFolder
+from coordinator.run.events import GrowingFile
 from coordinator.run.run_text import STEP_KIND
 from coordinator.server.certificate_authority import Authority
 from ringtune import cli
@@ -46,6 +49,7 @@ def weights_of(file: Path) -> dict[int, str]:
 def write_ledger(folder: Path, *, is_signed: bool = True, signers: Sequence[Authority] = (AUTHORITY,) * 3) -> None:
     """A run of three turns, signed with certificates of these, whose last states have the weights of the result."""
     write_run(folder)
+    (folder / "plan.json").write_text(json.dumps(PLAN.to_json()))
     last = weights_of(folder / "adapter/adapter.safetensors")
     authorities = sorted({one.certificate_pem.decode() for one in (*signers, AUTHORITY)}) if is_signed else []
     lines: Lines = [{"line": "run", "run": "r", "authorities": authorities}]
@@ -88,7 +92,7 @@ def changed(folder: Path, change: Callable[[Lines], object]) -> None:
 
 def signed_by_another(lines: Lines) -> None:
     """A member without a part in the run puts a turn without states in the place of all."""
-    table = {"run": "r", "node": "m", "turn": 0, "steps": [0, 6], "links": {}, "begin": {}, "end": {}}
+    table = {"run": "r", "node": "m", "turn": 0, "placement": 0, "steps": [0, 6], "links": {}, "begin": {}, "end": {}}
     signature, certificate = sign((says := json.dumps(table)).encode(), speaker_of("m").identity)
     entry = {"says": says, "signature": signature.hex(), "certificate": certificate.decode()}
     lines[1:] = [{"line": "turn", "turn": 0, "drawn": [], "nodes": {"m": entry}}]
@@ -129,6 +133,19 @@ def other_key(lines: Lines) -> None:
     lines[2]["nodes"]["b"] |= {"signature": signature.hex(), "certificate": certificate.decode()}
 
 
+def takes_a_block_of_b(lines: Lines) -> None:
+    """A says that it hosts a block of b."""
+    says = json.loads((entry := lines[2]["nodes"]["a"])["says"])
+    says["begin"]["2"], says["end"]["2"] = "0" * 64, ["0", "0"]
+    entry["says"] = json.dumps(says)
+
+
+def in_another_placement(lines: Lines) -> None:
+    """A speaks of a placement that the run does not have."""
+    entry = lines[1]["nodes"]["a"]
+    entry["says"] = entry["says"].replace('"placement":0', '"placement":7')
+
+
 @cases(
     ["change", "words"],
     [
@@ -144,7 +161,16 @@ def other_key(lines: Lines) -> None:
         (lambda lines: lines[1].update(nodes=[]), ("line 2 is not a line of a ledger",)),
         (lambda lines: lines.insert(1, {**lines[0], "authorities": []}), ("line 2 leaves an authority out",)),
         (lambda lines: lines.extend([{}] * 1001), ("is not a line", "ledger.jsonl is read no further")),
-        (signed_by_another, ("the result has other weights than at step 6, of block 0, 1, 2, 3",)),
+        (
+            signed_by_another,
+            (
+                "the result has other weights than at step 6, of block 0, 1, 2, 3",
+                "node m has no part in plan.json",
+                "node a, which hosts blocks in plan.json, says nothing",
+            ),
+        ),
+        (takes_a_block_of_b, ("line 3: node a speaks of blocks [0, 1, 2], not of [0, 1]",)),
+        (in_another_placement, ("line 2: the nodes speak of placements [0, 7], plan.json has [0]",)),
         (lambda lines: lines[1]["nodes"].update({"a\x1b[2J": lines[1]["nodes"]["a"]}), (r"node a\x1b[2J has",)),
     ],
 )
@@ -214,6 +240,37 @@ def test_resumed_run_is_checked_over_its_parts(tmp_path: Path) -> None:
         (folder / "metrics.jsonl").write_text(text)
         code, _ = asked(folder)
         assert code == 7
+
+
+def test_killed_run_is_checked_as_far_as_its_ledger_goes_and_whole_once_it_is_resumed(tmp_path: Path) -> None:
+    """The last line may be cut off; what is whole has to fit together; the former part keeps its file."""
+    folder, whole = tmp_path / "run", tmp_path / "whole"
+    write_ledger(folder)
+    (folder / "adapter").rename(whole)
+    (folder / "metrics.jsonl").unlink()
+    lines = (folder / LEDGER).read_text().splitlines(keepends=True)
+    (folder / LEDGER).unlink()
+    part = folder / f"{LEDGER}.part"
+    with RunFolder(folder, resume=True) as run:
+        growing = GrowingFile(LEDGER, lambda event: run.add_chunk(event.file))
+        for line in lines[:3]:
+            growing.write(line.encode(), at_once=True)
+        assert part.read_text() == "".join(lines[:3])  # of each closed turn, while the run goes on
+    part.write_text("".join(lines[:3]) + lines[3][:-50])
+    code, output = asked(folder)
+    assert code == 0 and "2 turns of steps 0 to 4" in output and "checked up to step 4 only" in output, output
+    part.write_text("".join(lines[:2]) + lines[2].replace('"turn": 1', '"turn": 2') + lines[3][:9])
+    code, output = asked(folder)
+    assert code == 7 and "ledger.jsonl.part, line 3: node a" in output
+    part.write_text("".join(lines[:3]) + lines[3][:-50])
+    RunParts(folder).begin(4)
+    code, output = asked(folder)
+    assert code == 0 and "2 turns of steps 0 to 4" in output and not part.exists()
+    (folder / LEDGER).write_text(lines[0] + lines[3])
+    whole.rename(folder / "adapter")
+    (folder / "metrics.jsonl").write_text(json.dumps({"kind": STEP_KIND, "step": 6}) + "\n")
+    code, output = asked(folder)
+    assert code == 0 and "3 turns of steps 0 to 6" in output and "step 6, the last one" in output, output
 
 
 def test_run_without_a_ledger_is_refused(tmp_path: Path) -> None:

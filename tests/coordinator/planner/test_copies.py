@@ -59,6 +59,11 @@ def test_audited_plan_has_copies_and_room_for_the_work_that_is_repeated() -> Non
         assert more["weights", AGAIN] == before["weights", "frozen block"]
         sums = next(size for (_, what), size in more.items() if what == "sums of gradients of a block")
         assert sums == 2 * 10 * 4 * before["adapters", "adapter of a block"]  # turns, items, micro-batches
+        tensor = more["buffers", "tensors of drawn micro-batches"] // (2 * 4)  # turns, in and out of blocks and owner
+        own = sum(
+            size for (_, what), size in more.items() if what == "tensors between own blocks and embedding or head"
+        )
+        assert own == 10 * 4 * {"a": tensor, "b": 2 * tensor // found.plan.course.max_length}[node]  # one token a row
     few = facts(memory_bytes=max(without.memory_bytes.values()))
     with pytest.raises(CapacityError):
         planned("auto", few, audit__share=0.02)

@@ -274,7 +274,7 @@ def test_run_that_waits_for_room_asks_members_that_had_no_part(cluster: FakeClus
             {"placement__replan": "never"},
             "is back; its rows are trained again from the next turn boundary on",
         ),
-        ("", WIRE - 1, {}, "takes no part in this run: node c has an older build of ringtune"),
+        ("", 1, {}, "takes no part in this run: node c has an older build of ringtune"),
         ("none is left", WIRE, {}, "decided after the next turn; its rows stay left out: none is left"),
         ("none is left", WIRE, {"placement__replan": "never"}, "takes no part in this run: its rows stay left out"),
     ],

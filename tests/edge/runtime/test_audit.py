@@ -15,7 +15,7 @@ from coordinator.api.audit import weights_of
 from edge.model.tensor_files import pieces_of
 from edge.runtime.audit import AuditRecorder, NodeAudit, State
 from edge.runtime.executor import NodeExecutor
-from edge.transport.tensors import WIRE_TYPES
+from edge.transport.tensors import as_received
 from ringtune.errors import FrameError, IntegrityError
 from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Action, Op, TensorKey
@@ -81,6 +81,7 @@ class AuditedCarrier(TorchCarrier):
         self.repeated: list[tuple[Question, Mapping[str, Compared]]] = []
         self.handed_in: dict[str, tuple[Question, bytes, dict[TensorKey, bytes]]] = {}
         self.agreed: dict[int, str] = {}
+        self._adapter = case.adapter
         self.audits: dict[str, NodeAudit] = {}
         self._drawn: dict[int, tuple[Cell, ...]] = {}
         self._trails: dict[int, dict[str, Trail]] = {}
@@ -111,14 +112,14 @@ class AuditedCarrier(TorchCarrier):
     def take(self, node: str, key: TensorKey) -> Any:
         """Noted."""
         content = super().take(node, key)
-        self.audits[node].recorder.exchanged(key, *content)
+        self.audits[node].recorder.exchanged(key, *content, is_sent=True)
         return content
 
     def put(self, node: str, key: TensorKey, content: Any) -> None:
         """Rounded as on the wire, and noted."""
         tensor, mask = content
-        content = (tensor.to(WIRE_TYPES[self.part.course.wire_dtype]).to(tensor.dtype), mask)
-        self.audits[node].recorder.exchanged(key, *content)
+        content = (as_received(tensor, self.part.course.wire_dtype).to(tensor.dtype), mask)
+        self.audits[node].recorder.exchanged(key, *content, is_sent=False)
         super().put(node, key, content)
 
     def ended(self, node: str, turn: int) -> str:
@@ -134,7 +135,7 @@ class AuditedCarrier(TorchCarrier):
         turn = self.audits["a"].recorder.turn(index)
         works = {node: work_of(self.part, turn, node) for node in trails}
         for node, trail in trails.items():
-            assert not trail_problem(self.part, works[node], trail, node)
+            assert not trail_problem(self.part, works[node], trail, node, adapter=self._adapter)
             for block, begin, end in ends(self.part, trail, node):
                 assert self.agreed.setdefault(block, begin) == begin
                 self.agreed[block] = end
@@ -154,7 +155,10 @@ class AuditedCarrier(TorchCarrier):
         sources = audit.recorder.exchanges(cell, place.turn)
         files = {key: bytes(self.audits[peer].recorder.tensor_file(key, peer)) for key, peer in sources.items()}
         self.handed_in[cell.node] = asked, file, files
-        tensors = {key: audit.read_tensor(Pieces.of(one), key, asked.given) for key, one in files.items()}
+        own = {key for key, peer in sources.items() if peer == cell.node}
+        tensors = {
+            key: audit.read_tensor(Pieces.of(one), key, asked.given, is_own=key in own) for key, one in files.items()
+        }
         work = audit.read_work(Pieces.of(file), place, asked.given)
         return read_results(json.dumps(audit.repeat(cell, place, work, tensors)), checker, asked)
 
@@ -177,11 +181,12 @@ def audited(
     with_third: bool = False,
     choice: Choice | None = None,
     recompute: tuple[Range, ...] = (),
+    slices: tuple[tuple[str, int, int], ...] = SLICES,
     **changes: Any,
 ) -> AuditedCarrier:
     """A run of which each cell is repeated."""
     case = case_of(**changes)
-    plan = case.plan(SLICES)
+    plan = case.plan(slices)
     placement = dataclasses.replace(plan.placement, recompute=recompute)
     plan = Plan(dataclasses.replace(plan.course, choice=choice), (placement,))
     carrier = AuditedCarrier(case, plan, cheat)
@@ -198,19 +203,33 @@ def audited(
         {"method": "all", "dropout": 0.2, "dtype": "float32", "wire": "bfloat16", "recompute": (Range(1, 4),)},
         {"method": "all", "optimizer": "sgd", "adapter": "lora", "eval_every": 2, "checkpoint_every": 2},
         {"method": "all", "microbatches": 4, "adapter": "lora", "operations": TABLE},
+        {"method": "all", "owners": ("c", "b"), "num_steps": 4, "dtype": "float32", "wire": "bfloat16"},
+        {"owners": ("c", "a"), "num_steps": 4, "private_blocks": 1, "slices": (("a", 1, 2), ("b", 2, 3), ("c", 3, 4))},
+        {"method": "all", "num_steps": 2, "adapter": "lora[leave_out=[0]]|seq_bn[leave_out=[0,2]]"},
+        {
+            "owners": ("a",),
+            "method": "all",
+            "num_steps": 2,
+            "adapter": "seq_bn_inv",
+            "dtype": "float32",
+            "wire": "int8",
+        },
         {"microbatches": 4, "num_steps": 4, "choice": make_choice(subnets=2, refresh_steps=2), "dtype": "float32"},
     ],
 )
 def test_repeated_work_of_honest_hosts_has_equal_bits(changes: dict[str, Any]) -> None:
-    """Every cell of every turn of another owner, forward, backward and update, whatever depth, dropout or wire.
+    """Every cell of every turn, forward, backward and update, whatever depth, dropout or wire.
 
-    And where operation tables, given or chosen, let a micro-batch pass a host without a gradient, or not at all.
+    Also of owners in their own turns, whose slices are first, in the middle or last, or begin above private blocks; and
+    where operation tables, given or chosen, let a micro-batch pass a host without a gradient, or not at all.
     """
     carrier = audited(**changes)
     assert not carrier.findings
     assert {asked.cell.node for asked, _ in carrier.repeated} == {"a", "b", "c"}
     kinds = {name.split()[0] for _, results in carrier.repeated for name in results}
     assert kinds == {"h", "g", "sum", "state"}
+    own = {asked.cell.node for asked, _ in carrier.repeated if asked.cell.node in asked.peers.values()}
+    assert own >= {*"ac"} & {one.node for one in carrier.part.course.owners}
     for asked, results in carrier.repeated:
         assert {name: found for name, (found, _) in results.items()} == asked.told
 
@@ -283,7 +302,7 @@ def test_only_what_is_drawn_of_others_is_kept_and_for_the_ticket_only() -> None:
     recorder.keep(dict.fromkeys(keys_to_keep(plan, turn, drawn)["b"], "secret"))
     hidden = torch.ones(2, 3, 4, dtype=torch.float64)
     for micro in (0, 1):
-        recorder.exchanged(TensorKey("h", 0, micro, 3), hidden, None)
+        recorder.exchanged(TensorKey("h", 0, micro, 3), hidden, None, is_sent=True)
     assert [*recorder._tensors] == [TensorKey("h", 0, 0, 3)]
     told = set()
     for key, ticket in (
