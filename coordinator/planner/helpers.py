@@ -29,11 +29,13 @@ from ringtune.errors import CapacityError, JobError, StorageError
 from ringtune.job.job import Job
 from ringtune.schedule.course import JOINT
 from ringtune.schedule.plan import Plan
-from ringtune.techniques.offload import AUTO, HelpersReason, Trial, helped, helpers_by_host
+from ringtune.techniques.offload import AUTO, HelpersReason, Trial, helped, helpers_by_host, unhelped_reason
 
 
 def unhelped_note(job: Job, plan: Plan) -> str:
-    """Name the hosts for which a job names helpers although none of their blocks trains; empty if there are none."""
+    """Say that ``auto`` goes without helpers, or for which named hosts, as none of their blocks trains; else empty."""
+    if job.offload.mode == AUTO and plan.course.num_steps and (problem := unhelped_reason(job)):
+        return f"offload.mode = 'auto' goes without helpers, which can't go with {problem}"
     idle = [host for host in job.offload.helpers if host not in helpers_by_host(plan)]
     return (
         f"offload.mode names helpers for {', '.join(idle)}, where no block trains, so they have no helper"
@@ -137,7 +139,7 @@ def with_helpers(
     Raises:
         CapacityError: nothing fits, with helpers or without.
     """
-    if job.offload.mode != AUTO or not drafts[0].course.num_steps:
+    if job.offload.mode != AUTO or not drafts[0].course.num_steps or unhelped_reason(job):
         return placed(drafts)
     if job.offload.helper_settings.has_users:
         return with_needed_helpers(job, drafts, profile, effort, placed, refuse)

@@ -417,6 +417,16 @@ def test_helpers_take_gradients_and_state_off_their_host() -> None:
         refuse_if_full(job(offload__mode={"a": "b"}), plan.plan, with_memory(known, b=room))
 
 
+def test_plan_goes_without_helpers_where_none_is_possible_and_says_so() -> None:
+    """A helper is for adapters that it can fit, whatever time it would save."""
+    profile = nodes(LINEAR_PARAMS, bytes_per_s=1e9)
+    found, helping = planned(profile, adapter__config="ia3"), planned(profile)
+    assert helping.plan.placement.helpers and not found.plan.placement.helpers
+    assert "offload.mode = 'auto' goes without helpers, which can't go with the adapter: " in found.note
+    assert "ia3 scales what a matrix gives" in found.note
+    assert "goes without" not in helping.note
+
+
 def test_helpers_whose_pairs_no_link_takes_are_refused_in_planning() -> None:
     """However much memory there is; else a link refuses them in the middle of the run. A given plan too."""
     large = dataclasses.replace(PAIRS, pair_token_bytes=1 << 30)
