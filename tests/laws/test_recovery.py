@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from ringtune.storage.tensor_files import TensorFile
 from tests.features.feature import Feature, Tensors, each_technique, run_of
 from tests.features.memory import VELORA
 from tests.features.methods import OPTIMIZERS, ROWS, SHAPE
-from tests.features.offload import INTERVALS, USERS, WITH_HELPERS
+from tests.features.offload import INTERVALS, USERS, USERS_IN_ANY_TIMING, WITH_HELPERS
 from tests.features.operations import CHOICES, TABLES
 from tests.suites.test_recovery_on_virtual_clock import recoveries, ring_of
 from tests.support import reference
@@ -32,6 +33,11 @@ RINGS: tuple[Slices, ...] = (
     (("a", 0, 1), ("e", 1, 3, 1), ("f", 1, 3, 1), ("c", 3, 4)),
 )
 ROUTES = pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))])
+PROJECTED_PAIRS = [
+    dataclasses.replace(one, name="projected-pairs/wide")
+    for one in USERS_IN_ANY_TIMING
+    if one.name == "users-timing/velora-wide"
+]
 THREE_OWNERS: dict[str, Any] = {"owners": ("b", "d", "a"), "num_steps": 11, "every_steps": 2}
 OWNER_CASES: dict[str, dict[str, Any]] = {
     "adamw": {"eval_every": 5},
@@ -247,7 +253,13 @@ def test_run_that_waits_for_an_owner_equals_the_undisturbed_one(feature: Feature
 
 @pytest.mark.promise("7 bounded memory")
 @each_technique(
-    [*OPTIMIZERS[:2], *(one for one in VELORA if one.name == "velora-adapter/running"), INTERVALS[0], USERS[0]]
+    [
+        *OPTIMIZERS[:2],
+        *(one for one in VELORA if one.name == "velora-adapter/running"),
+        INTERVALS[0],
+        USERS[0],
+        *PROJECTED_PAIRS,
+    ]
 )
 def test_files_of_the_ends_of_turns_have_the_bytes_that_were_planned(feature: Feature) -> None:
     """Tensors of a node's own file of a turn: weights, moments, sums and vectors of what trained, and a count each."""
@@ -255,9 +267,13 @@ def test_files_of_the_ends_of_turns_have_the_bytes_that_were_planned(feature: Fe
     carrier = make_carrier(case, plan)
     ring = ring_of(plan, random.Random(0), carrier=carrier, keeper=carrier)
     assert ring.run().finish == rd.Finish("", "")
-    facts = model_facts(case.job.model.path, case.job)
+    settings, job = plan.course.helper_settings, case.job
+    if feature in PROJECTED_PAIRS:
+        pairs = {"offload.mode": "auto", "offload.pairs": settings.pairs, "offload.projected": settings.projected}
+        job = job.with_overrides(pairs)
+    facts = model_facts(job.model.path, job)
     sizes = Sizes(plan.course, facts, optimizer=case.optimizer, dtype="float64", activation_token_bytes=0)
-    adds_up = plan.course.helper_settings.interval > 1
+    adds_up = settings.interval > 1
     step = case.num_steps - (case.local_iterations if adds_up else 0)  # at the end everything is updated
     for node, block in [(one, block) for one in plan.nodes for block in plan.placement.trained_at(one)]:
         file = TensorFile(carrier.kept[node].part(RUN, step, block, block + 1), where="it")
