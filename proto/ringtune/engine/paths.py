@@ -250,12 +250,12 @@ class MicroBatchState:
             )
 
     def _has_to_send_before(self, payload: str, boundary: int) -> bool:
-        """Whether this node must send another tensor of the micro-batch before this one can exist."""
+        """Whether this node must send another tensor of the micro-batch before this one can exist; none needs pairs."""
         place, sends = self.place, False
         while place is not None:
             if place.receive is not None and place.receive[:2] == (payload, boundary):
                 return sends
-            sends = sends or place.send is not None
+            sends = sends or (place.send is not None and place.op is not Op.SHIP)
             place = place.next
         return False
 

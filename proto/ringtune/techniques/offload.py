@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 from ringtune.config.sections import MAX_STEPS, Adapter, Data, Train
 from ringtune.errors import JobError, PlanError
-from ringtune.models.adapter_config import parse_adapter_config
+from ringtune.models.adapter_config import invertible_of, parse_adapter_config
 from ringtune.models.adapter_support import merged_refusal, offload_refusal
 from ringtune.models.family import IMAGE_CLASSIFICATION
 from ringtune.schedule.batches import eval_rows
@@ -184,6 +184,11 @@ def unhelped_reason(job: Any) -> str:
     for where, config in _configs(settings, job.adapter).items():
         if problem := offload_refusal(config, dropout=train.dropout):
             return f"{where}: {problem}"
+        if settings.helper_settings.has_users and invertible_of(config) is not None:
+            return (
+                f"{where}: {config!r} has an invertible adapter, which is one for all users, beside adapters of each; "
+                "use seq_bn or double_seq_bn"
+            )
     operations = operations_of(job)
     has_subnets = operations.heads > 0 and not operations.by_slice
     of_adapters = operations.scores == ScoredWeights.ADAPTER or settings.merged or settings.users != JOINT
