@@ -13,6 +13,7 @@ from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.model_facts import model_facts
 from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
+from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import no_replicas
 from ringtune.storage.tensor_files import TensorFile
@@ -46,6 +47,12 @@ OWNER_CASES: dict[str, dict[str, Any]] = {
 }
 OWNERS = [Feature(name=f"owner/{name}", changes=THREE_OWNERS | changes) for name, changes in OWNER_CASES.items()]
 
+LONG_WITH_HELPERS = [
+    dataclasses.replace(one, name=f"{one.technique}-again/{one.name}", changes=one.changes | {"num_steps": 12})
+    for one in WITH_HELPERS
+    if one.split not in ("a-host-helps", "hosts-help-each-other")
+]
+"""Those whose first helper owns and hosts nothing."""
 OWNERS_OF_INVERTIBLE = [
     Feature(name="invertible-owner/all", changes=THREE_OWNERS | {"adapter": "seq_bn_inv", "method": "all"}),
     Feature(name="invertible-owner/ringada", changes=THREE_OWNERS | {"adapter": "seq_bn_inv"}),
@@ -127,6 +134,37 @@ def test_run_that_loses_a_host_equals_the_undisturbed_one(feature: Feature, seed
     """Any host or helper at any moment; masks are drawn by step, micro-batch and unit, whoever draws them."""
     loss = losing(feature, "host", seed)
     assert distance(loss.tensors, run_of(feature, feature.split).tensors) < 1e-9
+
+
+@pytest.mark.promise("1 partition invariance")
+@ROUTES
+@each_technique(LONG_WITH_HELPERS)
+def test_run_whose_lost_helper_helps_again_equals_the_undisturbed_one(feature: Feature, seed: int) -> None:
+    """It is lost at any moment, and is back with nothing a turn after the run has gone on, for the first placement."""
+    plan, rng = plan_of_ring(feature, seed), random.Random(f"helps again {feature.name} {seed}")
+    carrier = make_carrier(feature.case, plan)
+    ring = ring_of(plan, rng, carrier=carrier, keeper=carrier, **feature.ring(plan, carrier))
+    lost, moment = plan.placement.helpers[0].node, rng.randint(20, 60)
+    asked = list[Placement]()
+
+    def come() -> None:
+        ring.come(lost)
+        ring._tell_rounds(rd.Replanned(asked[0]))
+
+    def when(what: str, node: str) -> str | None:
+        if recoveries(ring.result) and not asked:
+            since = ring.result.logged[ring.result.logged.index(recoveries(ring.result)[0]) :]
+            if any(isinstance(entry, rd.LogKept) for entry in since):
+                asked.append(plan.with_copies(True).placement)
+                ring.clock.at(ring.clock.now_s, come)
+        return lost if len(ring.moments) == moment else None
+
+    ring.when = when
+    assert ring.run().finish == rd.Finish("", "")
+    (move,) = (entry for entry in ring.result.logged if isinstance(entry, rd.LogMove))
+    assert not move.problem and move.part.placement.helpers == plan.placement.helpers
+    found = {name: value.detach() for name, value in feature.tensors(carrier, move.part, ring.holder).items()}
+    assert distance(found, run_of(feature, feature.split).tensors) < 1e-9
 
 
 def losing_at_once(
