@@ -235,6 +235,7 @@ def with_phases(job: Job, planned: Planned, effort: Effort, check: Callable[[Pla
         dtype=job.model.dtype,
         activations=job.memory.activations,
         with_replicas=job.may_have_replicas,
+        helper_of=planned.choice.best.draft.helper_of,
         clock=effort.clock(),
     )
     if better is None:
