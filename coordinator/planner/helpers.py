@@ -31,19 +31,6 @@ from ringtune.schedule.course import JOINT
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.offload import AUTO, HelpersReason, Trial, helped, helpers_by_host, unhelped_reason
 
-
-def unhelped_note(job: Job, plan: Plan) -> str:
-    """Say that ``auto`` goes without helpers, or for which named hosts, as none of their blocks trains; else empty."""
-    if job.offload.mode == AUTO and plan.course.num_steps and (problem := unhelped_reason(job)):
-        return f"offload.mode = 'auto' goes without helpers, which can't go with {problem}"
-    idle = [host for host in job.offload.helpers if host not in helpers_by_host(plan)]
-    return (
-        f"offload.mode names helpers for {', '.join(idle)}, where no block trains, so they have no helper"
-        if idle
-        else ""
-    )
-
-
 MAX_TRIED: Final = 3
 """Most nodes that are tried as the helper of one host: those with the fastest blocks."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence, Set
 from typing import Final, NamedTuple
 
 from coordinator.planner.draft import Draft, drafts_of, racks_of
@@ -31,7 +31,7 @@ from ringtune.schedule.migration import sources
 from ringtune.schedule.placement import Helper, Placement, Rack
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import no_replicas
-from ringtune.techniques.offload import helpers_of
+from ringtune.techniques.offload import helpers_by_host, helpers_of
 
 
 def placed_without(
@@ -149,7 +149,7 @@ def replanned(
     move_s: float,
     effort: Effort,
     unfreeze_at: tuple[int, ...] = (),
-    helpers: Mapping[str, str] = {},
+    began_as: Plan | None = None,
 ) -> PlacementProposal | None:
     """Find the best other placement for the remaining steps.
 
@@ -160,7 +160,7 @@ def replanned(
 
     ``part`` is the run's plan on its present placement, ``step`` the number of optimizer steps done, ``move_s`` the
     seconds in which nodes build their slices at a move, ``unfreeze_at`` the run's decisions so far
-    (``Turn.unfreeze_at``), ``helpers`` the helper of each host with which it began.
+    (``Turn.unfreeze_at``), ``began_as`` the run's plan on its first placement, by default ``part``.
 
     Returns:
         None if no step remains, or no other placement fits.
@@ -178,7 +178,8 @@ def replanned(
     shares = job.may_have_replicas and not no_replicas(part.course)
     found = [one.placement for each in drafts for one in _others(each, job, profile, effort, costs, shares=shares)]
     present, here = drafts[0].helper_of, profile.by_name.keys()
-    again = {host: one for host, one in helpers.items() if {host, one} <= here and present.get(host) != one}
+    first = helpers_by_host(began_as or part)
+    again = {host: one for host, one in first.items() if {host, one} <= here and present.get(host) != one}
     pairs = [(one, present) for one in found if one.slices != placement.slices]
     pairs += [(one, {**present, **again}) for one in (placement, *found)] if again else []
     others = {

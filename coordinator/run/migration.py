@@ -41,7 +41,6 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.strict import read_object
-from ringtune.techniques.offload import helpers_by_host
 from ringtune.v1 import control_pb2
 
 
@@ -312,7 +311,7 @@ class ReplanSearch:
         note: Callable[[str], None],
     ) -> None:
         self._course, self._job, self._put, self._note = plan.course, job, put, note
-        self._began_with = helpers_by_host(plan.parts[0])
+        self._began_as = plan.parts[0]
         nodes = set(plan.nodes)
         self.profile = Profile(
             nodes=tuple(node for node in profile.nodes if node.node in nodes),
@@ -478,7 +477,7 @@ class ReplanSearch:
                 move_s=move_s,
                 effort=effort,
                 unfreeze_at=turn.unfreeze_at,
-                helpers=self._began_with,
+                began_as=self._began_as,
             )
         except RingTuneError as error:
             problem = f"no other placement was found: {error}"

@@ -317,6 +317,18 @@ def helpers_of(course: Course, hosts: Iterable[Slice], helper_of: Mapping[str, s
     )
 
 
+def _placed(job: Any, plan: Plan) -> Plan:
+    """Return the plan, which has its helpers already; raise ``PlanError`` where it lacks some that the job asks for."""
+    settings = job.offload
+    if not plan.course.num_steps:
+        return plan
+    if settings.mode == AUTO and (problem := unhelped_reason(job)):
+        raise PlanError(f"offload.mode = {AUTO!r} can't go with {problem}")
+    if idle := [host for host in settings.helpers if host not in helpers_by_host(plan)]:
+        raise PlanError(f"offload.mode names some for {', '.join(idle)}, where no block trains")
+    return plan
+
+
 def check_plan(job: Any, plan: Plan) -> None:
     """Refuse a given plan with other helpers than its job names; with ``auto`` any helpers are accepted.
 
@@ -552,6 +564,11 @@ def _trial_line(one: Trial, seconds: Callable[[float], str]) -> str:
     return f"{name}: {seconds(one.with_s)} for all steps, {seconds(one.without_s)} without: {end}"
 
 
+def _plan_lines(plan: Plan) -> list[str]:
+    has_helpers = bool(plan.placement.helpers)
+    return ["pairs of adapters have hidden states in them, and travel to the helpers"] if has_helpers else []
+
+
 def report(plan: Plan, steps: int) -> dict[str, Any]:
     """Describe the helpers of a run and their settings; empty for a run without helpers."""
     placement, settings = plan.placement, plan.course.helper_settings
@@ -586,6 +603,9 @@ TECHNIQUE: Final = Technique(
     check_model=lambda job, _, widths: check_fused(
         job.offload, adapter=job.adapter, train=job.train, fused=widths.merged
     ),
+    placed=_placed,
+    left_out="helpers are left out",
     check_plan=check_plan,
+    plan_lines=_plan_lines,
     report=report,
 )

@@ -373,7 +373,7 @@ def test_helpers_of_unknown_names_or_without_need_are_told() -> None:
     if host == "a":
         found = planned_with({"b": "a"}, "a", "b", train__method="single")
     assert not found.plan.placement.helpers
-    assert "where no block trains, so they have no helper" in found.note
+    assert "helpers are left out: offload.mode names some for " in found.note
 
 
 def test_helpers_of_a_given_plan_are_those_of_the_job() -> None:
@@ -422,9 +422,9 @@ def test_plan_goes_without_helpers_where_none_is_possible_and_says_so() -> None:
     profile = nodes(LINEAR_PARAMS, bytes_per_s=1e9)
     found, helping = planned(profile, adapter__config="ia3"), planned(profile)
     assert helping.plan.placement.helpers and not found.plan.placement.helpers
-    assert "offload.mode = 'auto' goes without helpers, which can't go with the adapter: " in found.note
+    assert "helpers are left out: offload.mode = 'auto' can't go with the adapter: " in found.note
     assert "ia3 scales what a matrix gives" in found.note
-    assert "goes without" not in helping.note
+    assert "left out" not in helping.note
 
 
 @pytest.mark.parametrize("settings", [HelperSettings(), HelperSettings(interval=3), HelperSettings(pairs="bfloat16")])
@@ -439,7 +439,7 @@ def test_helper_that_is_back_helps_again_where_the_job_names_it_or_it_pays(setti
 
     def again(mode: object, profile: Profile = profile, step: int = 1) -> PlacementProposal | None:
         named = wanted(mode)
-        return replanned(alone, named, profile, step=step, move_s=1e9, effort=QUICK, helpers=began)
+        return replanned(alone, named, profile, step=step, move_s=1e9, effort=QUICK, began_as=part)
 
     found = again(began)
     assert found is not None and found.is_worth_it and helpers_by_host(Plan.of(part.course, found.placement)) == began
