@@ -276,8 +276,8 @@ class Course(Extent):
 
     @property
     def trainable(self) -> Units:
-        """Units that may train: all with ``full_parameters``, else those of ``Extent.trainable``."""
-        if self.method.full_parameters:
+        """Units that may train: all with ``full_parameters`` and no frozen block, else ``Extent.trainable``."""
+        if self.method.full_parameters and not self.frozen_blocks:
             return Units(self.num_blocks, (Range(EMBEDDING, self.head + 1),))
         return self.top(self.num_blocks - self.frozen_blocks)
 
