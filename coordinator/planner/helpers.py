@@ -29,18 +29,7 @@ from ringtune.errors import CapacityError, JobError, StorageError
 from ringtune.job.job import Job
 from ringtune.schedule.course import JOINT
 from ringtune.schedule.plan import Plan
-from ringtune.techniques.offload import AUTO, HelpersReason, Trial, helped, helpers_by_host
-
-
-def unhelped_note(job: Job, plan: Plan) -> str:
-    """Name the hosts for which a job names helpers although none of their blocks trains; empty if there are none."""
-    idle = [host for host in job.offload.helpers if host not in helpers_by_host(plan)]
-    return (
-        f"offload.mode names helpers for {', '.join(idle)}, where no block trains, so they have no helper"
-        if idle
-        else ""
-    )
-
+from ringtune.techniques.offload import AUTO, HelpersReason, Trial, helped, helpers_by_host, unhelped_reason
 
 MAX_TRIED: Final = 3
 """Most nodes that are tried as the helper of one host: those with the fastest blocks."""
@@ -137,7 +126,7 @@ def with_helpers(
     Raises:
         CapacityError: nothing fits, with helpers or without.
     """
-    if job.offload.mode != AUTO or not drafts[0].course.num_steps:
+    if job.offload.mode != AUTO or not drafts[0].course.num_steps or unhelped_reason(job):
         return placed(drafts)
     if job.offload.helper_settings.has_users:
         return with_needed_helpers(job, drafts, profile, effort, placed, refuse)

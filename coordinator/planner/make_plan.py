@@ -24,7 +24,7 @@ from coordinator.planner.draft import (
     job_draft,
     with_timed_frozen,
 )
-from coordinator.planner.helpers import unhelped_note, with_helpers
+from coordinator.planner.helpers import with_helpers
 from coordinator.planner.limits import Effort, free_microbatches
 from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.operations import settled, with_fitting_operations
@@ -235,6 +235,7 @@ def with_phases(job: Job, planned: Planned, effort: Effort, check: Callable[[Pla
         dtype=job.model.dtype,
         activations=job.memory.activations,
         with_replicas=job.may_have_replicas,
+        helper_of=planned.choice.best.draft.helper_of,
         clock=effort.clock(),
     )
     if better is None:
@@ -375,7 +376,7 @@ def _placed(
         choice = dataclasses.replace(choice, settled=_judged_again(job, choice, drafted, model, profile, effort))
     velora = job.velora if plan.course.num_steps else None
     unprojected = unprojected_reason(velora, job.adapter.config, model, has_dropout=job.train.dropout > 0)
-    left_out = (*left_out, *filter(None, (unhelped_note(job, plan), unprojected)))
+    left_out = (*left_out, *filter(None, (unprojected,)))
     return dataclasses.replace(kept, choice=choice, profile=profile, left_out=left_out)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from coordinator.planner.draft import Draft
+from coordinator.planner.draft import Draft, drafts_of
 from coordinator.planner.judge import Ranking, simulated_step_times
 from coordinator.planner.limits import PlanningClock
 from coordinator.planner.local_search import Budget, search_local
@@ -108,21 +108,24 @@ def choose_phases(
     dtype: str,
     activations: str,
     with_replicas: bool,
+    helper_of: Mapping[str, str],
     clock: PlanningClock,
 ) -> tuple[Plan | None, PhasesReason]:
     """Find the best sequence of placements for the depths of a job.
 
-    ``plan`` is the best one with one placement.
+    ``plan`` is the best one with one placement; hosts of others have their helpers by ``helper_of``, host -> helper.
 
     Returns:
         The plan with several placements, None if it is not enough faster (``WORTH``); and the reasons.
     """
     if why_not := _refusal_reason(plan, activations):
         return None, PhasesReason(why_not=why_not)
-    draft = Draft.of(plan)
-    costs = ring_costs(draft, profile, optimizer=optimizer)
+    draft = dataclasses.replace(drafts_of(plan)[0], helper_of=helper_of)
+    costs = ring_costs(Draft.of(plan), profile, optimizer=optimizer)
     caps = MemoryCaps(draft, profile.by_name, optimizer=optimizer, dtype=dtype)
-    plans = {plan: None} | dict.fromkeys(candidates(draft, costs, caps, with_replicas=with_replicas, clock=clock))
+    with_replicas = with_replicas and not plan.placement.helpers
+    others = candidates(draft, costs, caps, with_replicas=with_replicas, clock=clock)
+    plans = {plan: None} | dict.fromkeys(one for one in others if one.course == plan.course)
     starts, step_s = _starts(plan, costs), _StepTimes()
 
     def seconds(one: Plan) -> float:
@@ -178,8 +181,6 @@ def _refusal_reason(plan: Plan, activations: str) -> str:
         return "the method runs all blocks on one node"
     if len(plan.nodes) < 2:
         return "there is one node"
-    if plan.placement.helpers:
-        return "helpers were chosen for the slices of this placement"
     return stay_reason(plan.course, plan.placements)
 
 

@@ -212,20 +212,8 @@ def with_copies(
     plan, is_needed = planned.plan, job.recovery.needs_copies or job.audit is not None
     if (job.recovery.copies == NONE and not is_needed) or not plan.course.num_steps:
         return _as_said(planned, fitting, copies=False)
-    if plan.course.method.full_parameters and is_needed:
-        why = stay_reason(plan.course, plan.placements, from_disks=True)
-        if why or not plan.course.checkpoint_every:
-            why = why or "train.checkpoint_every = 0, so there are none"
-            raise PlanError(f"checkpoints can't be copied to the next host: {why}; set recovery.copies = 'none'")
-        found = _numbered(job, planned, facts, fitting)
-        sizes = Sizes.at(plan.course, facts[plan.nodes[0]], optimizer=job.train.optimizer, dtype=job.model.dtype)
-        most = max(piece.num_blocks for piece in plan.placement.hosts) * sizes.snapshot_bytes
-        said = (
-            f"at each checkpoint hosts send their blocks, {format_bytes(most)} at most, to the disk of "
-            f"{_number_text(job)}{_copying_time(found, sizes)}, so that the run can go back there without a "
-            "lost one; predictions leave this out"
-        )
-        return dataclasses.replace(found, told=(*found.told, said))
+    if plan.course.method.full_parameters:
+        return _with_copied_checkpoints(job, planned, facts, fitting, is_needed=is_needed)
     if why := stay_reason(plan.course, plan.placements):
         if is_needed:
             raise PlanError(f"the run can't continue without a lost node: {why}; set recovery.copies = 'none'")
@@ -238,6 +226,34 @@ def with_copies(
         return _as_said(planned, fitting, copies=True)
     except CapacityError as error:
         return _without(job, planned, facts, fitting, str(error))
+
+
+def _with_copied_checkpoints(
+    job: Job, planned: Planned, facts: Mapping[str, NodeFacts], fitting: Callable[[Plan], Planned], *, is_needed: bool
+) -> Planned:
+    """Return the plan of a run of all parameters with copies of its checkpoints; see ``with_copies``."""
+    plan, found = planned.plan, None
+    why = "" if plan.course.checkpoint_every else "train.checkpoint_every = 0, so there are none"
+    if why and is_needed:
+        raise PlanError(f"checkpoints can't be copied to the next host: {why}; set recovery.copies = 'none'")
+    if len(plan.placement.members) == 1 and not is_needed:
+        return _as_said(planned, fitting, copies=False)
+    try:
+        found = None if why else _numbered(job, planned, facts, fitting)
+    except (CapacityError, StorageError) as error:
+        if is_needed:
+            raise
+        why = str(error)
+    if found is None:
+        return _without(job, planned, facts, fitting, why)
+    sizes = Sizes.at(plan.course, facts[plan.nodes[0]], optimizer=job.train.optimizer, dtype=job.model.dtype)
+    most = max(piece.num_blocks for piece in plan.placement.hosts) * sizes.snapshot_bytes
+    said = (
+        f"at each checkpoint hosts send their blocks, {format_bytes(most)} at most, to the disk of "
+        f"{_number_text(job)}{_copying_time(found, sizes)}, so that the run can go back there without a "
+        "lost one; predictions leave this out"
+    )
+    return dataclasses.replace(found, told=(*found.told, said))
 
 
 def copy_bytes(course: Course, node: NodeFacts, job: Job) -> CopyBytes:
@@ -320,11 +336,11 @@ def _without(
     job: Job, planned: Planned, facts: Mapping[str, NodeFacts], fitting: Callable[[Plan], Planned], why: str
 ) -> Planned:
     """Return the plan without copies, with the reason and the bytes that they would take."""
-    most, is_full = _copied_bytes(job, planned.plan, facts), planned.plan.course.method.full_parameters
-    said = (
-        f"no copies of trained blocks are kept, {format_bytes(most)} a turn at most: {why}; the run can be resumed "
-        "from checkpoints on the disks" + "; recovery.copies = 'next' copies those to the next host's" * is_full
-    )
+    most = _copied_bytes(job, planned.plan, facts)
+    kind = "checkpoints" if planned.plan.course.method.full_parameters else "trained blocks"
+    each = "checkpoint" if planned.plan.course.method.full_parameters else "turn"
+    can_resume = "; the run can be resumed from checkpoints on the disks" * bool(planned.plan.course.checkpoint_every)
+    said = f"no copies of {kind} are kept, {format_bytes(most)} a {each} at most: {why}{can_resume}"
     return dataclasses.replace(_as_said(planned, fitting, copies=False), left_out=(*planned.left_out, said))
 
 

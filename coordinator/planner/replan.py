@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence, Set
 from typing import Final, NamedTuple
 
 from coordinator.planner.draft import Draft, drafts_of, racks_of
@@ -31,7 +31,7 @@ from ringtune.schedule.migration import sources
 from ringtune.schedule.placement import Helper, Placement, Rack
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import no_replicas
-from ringtune.techniques.offload import helpers_of
+from ringtune.techniques.offload import helpers_by_host, helpers_of
 
 
 def placed_without(
@@ -117,6 +117,7 @@ class PlacementProposal(NamedTuple):
     """Another placement for the remaining steps, compared with the present one.
 
     Seconds are those of the remaining steps, on the present placement and on the other one, and of the move.
+    ``is_named``: it has helpers again that the job names, whether they make the steps faster or not.
     """
 
     placement: Placement
@@ -124,14 +125,17 @@ class PlacementProposal(NamedTuple):
     stays_s: float
     moves_s: float
     cost_s: float
+    is_named: bool = False
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether the gain exceeds the cost by more than ``CERTAIN_SHARE`` of the remaining seconds."""
-        return self.stays_s - self.moves_s - self.cost_s > CERTAIN_SHARE * self.stays_s
+        """Whether the job names it, or gain less cost is more than ``CERTAIN_SHARE`` of the remaining seconds."""
+        return self.is_named or self.stays_s - self.moves_s - self.cost_s > CERTAIN_SHARE * self.stays_s
 
     def line(self) -> str:
         """Return gain and cost as a line."""
+        if self.is_named:
+            return f"{self.text}, as offload.mode names them"
         gain = f"gains {format_seconds(self.stays_s - self.moves_s)} of {format_seconds(self.stays_s)}"
         return f"{self.text}: {gain} and costs {format_seconds(self.cost_s)}, as predicted from the newest turns"
 
@@ -145,15 +149,18 @@ def replanned(
     move_s: float,
     effort: Effort,
     unfreeze_at: tuple[int, ...] = (),
+    began_as: Plan | None = None,
 ) -> PlacementProposal | None:
     """Find the best other placement for the remaining steps.
+
+    Helpers with which the run began, and which are lost and back, are tried again; those that the job names are taken.
 
     If the losses decide what trains, seconds are predicted as if nothing more were unfrozen, and memory must suffice
     for all that may be.
 
     ``part`` is the run's plan on its present placement, ``step`` the number of optimizer steps done, ``move_s`` the
     seconds in which nodes build their slices at a move, ``unfreeze_at`` the run's decisions so far
-    (``Turn.unfreeze_at``).
+    (``Turn.unfreeze_at``), ``began_as`` the run's plan on its first placement, by default ``part``.
 
     Returns:
         None if no step remains, or no other placement fits.
@@ -169,24 +176,37 @@ def replanned(
 
     drafts += () if now is part else drafts_of(part, has_files=True, audit=job.audit_share)
     shares = job.may_have_replicas and not no_replicas(part.course)
-    found = (one.placement for each in drafts for one in _others(each, job, profile, effort, costs, shares=shares))
+    found = [one.placement for each in drafts for one in _others(each, job, profile, effort, costs, shares=shares)]
+    present, here = drafts[0].helper_of, profile.by_name.keys()
+    first = helpers_by_host(began_as or part)
+    again = {host: one for host, one in first.items() if {host, one} <= here and present.get(host) != one}
+    pairs = [(one, present) for one in found if one.slices != placement.slices]
+    pairs += [(one, {**present, **again}) for one in (placement, *found)] if again else []
     others = {
-        one.slices: dataclasses.replace(
-            placement,
-            slices=one.slices,
-            credits=one.credits,
-            helpers=helpers_of(part.course, one.hosts, drafts[0].helper_of),
-            racks=_racks(placement, profile),
+        (one.slices, helping): dataclasses.replace(
+            placement, slices=one.slices, credits=one.credits, helpers=helping, racks=_racks(placement, profile)
         )
-        for one in found
+        for one, helper_of in pairs
+        for helping in [helpers_of(part.course, one.hosts, helper_of)]
+        if (one.slices, helping) != (placement.slices, placement.helpers)
     }
-    fitting = [one for one in others.values() if one.slices != placement.slices and _fits(part, one, job, profile)]
+    fitting = [one for one in others.values() if _fits(part, one, job, profile)]
+    named = [one for one in fitting if again.items() & job.offload.helpers.items() & _by_host(one)]
     if not fitting:
         return None
-    ranking = Ranking[Placement](lambda one: seconds(Plan.of(now.course, one))).judge_all(fitting)
+    ranking = Ranking[Placement](lambda one: seconds(Plan.of(now.course, one))).judge_all(named or fitting)
     moves_s, best = ranking.ranked[0]
     cost_s = move_s + _fetching_s(now, best, job, profile, step)
-    return PlacementProposal(best, layout_text(Plan.of(now.course, best)), seconds(now), moves_s, cost_s)
+    text = layout_text(Plan.of(now.course, best))
+    if best.helpers != placement.helpers:
+        helps = ", ".join(f"{one.node} helps {best.host_of(one.start)}" for one in best.joined_helpers())
+        text = f"{text}, where {helps or 'nobody helps'}"
+    return PlacementProposal(best, text, seconds(now), moves_s, cost_s, bool(named))
+
+
+def _by_host(placement: Placement) -> Set[tuple[str, str]]:
+    """Return (host, helper) of each helper."""
+    return {(placement.host_of(one.start), one.node) for one in placement.helpers}
 
 
 def _others(

@@ -311,6 +311,7 @@ class ReplanSearch:
         note: Callable[[str], None],
     ) -> None:
         self._course, self._job, self._put, self._note = plan.course, job, put, note
+        self._began_as = plan.parts[0]
         nodes = set(plan.nodes)
         self.profile = Profile(
             nodes=tuple(node for node in profile.nodes if node.node in nodes),
@@ -397,7 +398,7 @@ class ReplanSearch:
             why = answer.problem or "there is no other placement that fits the nodes"
             self._note(f"{who}{why}; the run stays on its placement")
             return None
-        lost = [piece.node for piece in found.placement.slices if piece.node not in living]
+        lost = [node for node in found.placement.members if node not in living]
         if lost or not found.is_worth_it:
             also = f", and node {lost[0]} is lost" if lost else ""
             self._note(f"{who}the run stays on its placement: {found.line()}{also}")
@@ -469,7 +470,14 @@ class ReplanSearch:
         try:
             effort = Effort(seconds=self._job.runtime.plan_s)
             found = replanned(
-                part, self._job, profile, step=step, move_s=move_s, effort=effort, unfreeze_at=turn.unfreeze_at
+                part,
+                self._job,
+                profile,
+                step=step,
+                move_s=move_s,
+                effort=effort,
+                unfreeze_at=turn.unfreeze_at,
+                began_as=self._began_as,
             )
         except RingTuneError as error:
             problem = f"no other placement was found: {error}"

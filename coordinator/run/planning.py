@@ -84,7 +84,7 @@ def wire_problem(
     can_move = len(plan.nodes) > 1 and not stay_reason(plan.course, plan.placements)
     needs = {
         ("adapter.from", 1): bool(plan.course.initial),
-        ("recovery.copies = 'next'", 1): is_full and any(one.copies for one in plan.placements),
+        ("copies of checkpoints", 1): is_full and any(one.copies for one in plan.placements),
         ("who may fetch in moves and recoveries", 1): can_move,
         ("train.keep_best", 1): job.keeps_best_on_disk,
         ("blocks and heads from other disks", 1): names_heads,

@@ -102,7 +102,13 @@ class RunRequest(NamedTuple):
         if self.evaluation is None:
             return None
         is_owner = plan.owner(node) is not None
-        return saved_part(self.evaluation.folder, result_of(self.job), plan.slice_of(node), is_owner=is_owner)
+        return saved_part(
+            self.evaluation.folder,
+            result_of(self.job),
+            plan.slice_of(node),
+            is_owner=is_owner,
+            private_blocks=plan.placement.private_blocks,
+        )
 
     @property
     def is_training(self) -> bool:

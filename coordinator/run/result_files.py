@@ -193,8 +193,10 @@ def saved_files(folder: Path, result: Result) -> dict[str, Pieces]:
     return {WEIGHTS_FILE: write_tensors(tensors, metadata=_METADATA)}
 
 
-def saved_part(folder: Path, result: Result, piece: Slice, *, is_owner: bool) -> dict[str, Pieces]:
-    """Return the files for one node: of a model the blocks of its slice, and at an owner the tensors outside of blocks.
+def saved_part(
+    folder: Path, result: Result, piece: Slice, *, is_owner: bool, private_blocks: int = 0
+) -> dict[str, Pieces]:
+    """Return the files for one node: of a model the blocks of its slice, and at an owner private ones and the rest.
 
     Raises:
         IntegrityError: the weights of a model are damaged.
@@ -202,6 +204,7 @@ def saved_part(folder: Path, result: Result, piece: Slice, *, is_owner: bool) ->
     if not result.is_model:
         return saved_files(folder, result)
     file = TensorFile(FilePieces(folder / WEIGHTS_FILE), where=WEIGHTS_FILE)
-    blocks: tuple[int | None, ...] = (*range(piece.start, piece.stop), *((None,) if is_owner else ()))
+    of_owner = (None, *range(private_blocks)) if is_owner else ()
+    blocks: tuple[int | None, ...] = (*range(piece.start, piece.stop), *of_owner)
     wanted = {name: file.tensor(name) for name in file.infos if block_of(name) in blocks}
     return {WEIGHTS_FILE: write_tensors(wanted, metadata=_METADATA)}

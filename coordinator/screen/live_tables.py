@@ -17,7 +17,7 @@ from rich.text import Text
 from coordinator.run.run_text import STEP_KIND, LastStep, figure
 from coordinator.screen.listing import node_lines, node_table
 from coordinator.screen.progress import LineProgress, trained_text
-from coordinator.screen.training_text import helper_lines, training_lines
+from coordinator.screen.training_text import run_lines
 from ringtune.errors import InterruptedRunError
 from ringtune.quantities import format_bytes
 from ringtune.schedule.course import Course
@@ -78,7 +78,7 @@ class LiveProgress(LineProgress):
         self._plan, self._memory_bytes = plan, memory_bytes
         self._trained = Units(plan.course.num_blocks)
         self._bar.update(self._task, total=plan.course.num_steps)
-        for line in (*training_lines(plan.course), *helper_lines(plan)):
+        for line in run_lines(plan):
             self.note(line)
 
     def step(self, step: Mapping[str, Any]) -> None:

@@ -73,8 +73,6 @@ def plan_text(
     lines.append(_privacy(plan))
     lines += [line for technique in TECHNIQUES for line in technique.plan_lines(plan)]
     lines += copies_line(plan, memory)
-    if plan.placement.helpers:
-        lines.append("pairs of adapters have hidden states in them, and travel to the helpers")
     if why is not None:
         lines += [f"  {node} needs {estimate}" for node, estimate in memory.items()]
         lines += _parts_legend(memory)

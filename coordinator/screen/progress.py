@@ -17,7 +17,7 @@ from typing import Any, Final, Self, TextIO, TypeVar
 
 from coordinator.run.run_text import STEP_KIND, LastStep, figure, figures_text, training_facts
 from coordinator.screen.tables import class_lines
-from coordinator.screen.training_text import helper_lines, saved_lines, training_lines
+from coordinator.screen.training_text import run_lines, saved_lines
 from ringtune.hints import hint, hint_to_start_coordinator
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.plan import Plan
@@ -295,7 +295,7 @@ class PlainProgress(LineProgress):
 
     def plan(self, plan: Plan, memory_bytes: Mapping[str, int]) -> None:
         """Show nodes, training and helpers."""
-        for line in [*plan_lines(plan, memory_bytes), *training_lines(plan.course), *helper_lines(plan)]:
+        for line in [*plan_lines(plan, memory_bytes), *run_lines(plan)]:
             self.note(line)
 
     def step(self, step: Mapping[str, Any]) -> None:

@@ -125,6 +125,11 @@ _USERS = {
 _MANNERS = {"bfloat16": "rounded to 16 bits", "velora": "with projections of inputs"}
 
 
+def run_lines(plan: Plan) -> list[str]:
+    """Describe the training of a run and its helpers, for a screen beside the nodes."""
+    return [*training_lines(plan.course), *helper_lines(plan)]
+
+
 def helper_lines(plan: Plan, facts: NodeFacts | None = None) -> list[str]:
     """Describe the helper of each host; empty without helpers. ``facts`` of any node add the bytes."""
     placement = plan.placement

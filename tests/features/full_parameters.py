@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
 import torch
 
 from ringtune.config.optimizers import OPTIMIZERS
 from ringtune.schedule.plan import Plan
-from tests.features.feature import ONE, Feature, Run, Tensors, Wanted, planned
+from tests.features.feature import PRIVATE, Feature, Run, Tensors, Wanted, planned
 from tests.features.models import of_family
 from tests.support import hift_reference
 from tests.support.literal_velora import every_layer, make_literal
@@ -59,7 +60,7 @@ def _with_gradient(tensors: Tensors) -> Tensors:
 @functools.lru_cache(maxsize=32)
 def trained_plainly(case: Case, velora: Any = None) -> Wanted:
     """One process with one torch optimizer for each group, whatever the slices."""
-    plan, more = case.plan(ONE), dict[str, Any]()  # type: ignore[arg-type]
+    plan, more = case.plan((("a", case.private_blocks, 4),)), dict[str, Any]()
     if velora is not None:
         more["prepare"] = functools.partial(make_literal, velora=velora, seed=plan.course.seed)
     found = hift_reference.train_hift(case.job, plan, case.folder / "model", case.datasets(), **more)
@@ -77,6 +78,13 @@ def groupwise_with_gradient(case: Case, run: Run) -> Wanted:
     """The same of the tensors on which the loss depends."""
     found = groupwise(case, run)
     return dataclasses.replace(found, tensors=_with_gradient(found.tensors))
+
+
+def without_private(case: Case, run: Run) -> Wanted:
+    """The same without the blocks that owners run themselves, whose copies no node sends."""
+    found = groupwise(case, run)
+    private = re.compile(r".*\.(layer|h|layers)\.0\..*")
+    return dataclasses.replace(found, tensors={k: v for k, v in found.tensors.items() if not private.fullmatch(k)})
 
 
 def hift(name: str, model_type: str, lines: str = "", config: Any = (), **more: Any) -> Feature:
@@ -106,6 +114,11 @@ TIED: list[tuple[str, bool, str]] = [
     ("llama", True, 'always_active = ["embedding", "head"]'),
     ("llama", False, "group_size = 2"),
 ]
+PRIVATE_LINES = [
+    ("bert", 'order = "random"'),
+    ("gpt2", "group_size = 2"),
+    ("llama", 'always_active = ["head"]'),
+]
 HIFT = [
     *(hift(f"/{model_type}", model_type) for model_type in MODEL_TYPES),
     *(hift(f"-groups/{at}", "gpt2", lines) for at, lines in enumerate(GROUPS)),
@@ -116,6 +129,12 @@ HIFT = [
         for model_type, tied, lines in TIED
     ),
     hift("/one-owner", "bert", owners=("a",)),
+    *(
+        dataclasses.replace(
+            hift(f"-private/{at}", model_type, lines, private_blocks=1, reference=without_private), splits=PRIVATE
+        )
+        for at, (model_type, lines) in enumerate(PRIVATE_LINES)
+    ),
     hift("/three-owners", "bert", owners=("b", "a", "e")),
     *(hift(f"/dropout-{name}", name, "group_size = 2", dropout=0.2) for name in ("bert", "gpt2", "vit")),
     hift("/velora", "bert", "group_size = 2", plan=planned(velora=every_layer("bert", parts=5))),

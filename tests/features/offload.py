@@ -21,7 +21,7 @@ from ringtune.schedule.saved_activations import merged
 from ringtune.schedule.turns import StartPoint
 from ringtune.schedule.units import Range
 from ringtune.techniques.offload import helped
-from tests.features.feature import ONE, TWO, Feature, Run, Tensors, Wanted, on_one_node, plan_of
+from tests.features.feature import ONE, TWO, Feature, Run, Tensors, Wanted, inputs, on_one_node, plan_of
 from tests.features.models import FUSED, LINEAR_MLP, LORA_LINEAR, of_family
 from tests.features.operations import CHOICES, StaleWithMasks, random_table, with_idle
 from tests.support import reference, users_reference
@@ -292,7 +292,17 @@ OVERLAP_AND_INTERVAL = [
     )
     for adapter in ("seq_bn", "lora[r=4]")
 ]
-HELPED = [*EXACT_HELPERS, *MERGED_HELPERS, *INTERVALS, *OVERLAP]
+INVERTIBLE_HELPERS = [
+    with_helpers(
+        f"-invertible/{model_type}-{way}",
+        way,
+        folder=functools.partial(inputs, model_type, task),
+        changes={"adapter": "seq_bn_inv", "num_steps": 6, "local_iterations": 1, "checkpoint_every": 4, "task": task},
+    )
+    for model_type, task in (("bert", "sequence-classification"), ("gpt2", "causal-lm"))
+    for way in ("one-idle-helper", "some-of-several-hosts")
+]
+HELPED = [*EXACT_HELPERS, *INVERTIBLE_HELPERS, *MERGED_HELPERS, *INTERVALS, *OVERLAP]
 
 # ---- users --------------------------------------------------------------------------------------------
 

@@ -75,13 +75,15 @@ def test_eval_gives_what_the_run_reported(ring: Cluster, run: Path) -> None:
 def test_eval_takes_a_run_of_full_parameters(ring: Cluster, tmp_path: Path) -> None:
     """The whole model goes back to the nodes, each its part; what is exported predicts the same without us.
 
-    It is that of the best evaluation, before the last step, which nodes have kept on their disks.
+    An owner has sent the private block and gets it back. It is that of the best evaluation, before the last step, which
+    nodes have kept on their disks.
     """
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     job = JOB.format(model=ring.model).partition("[unfreeze]")[0]
     job = job.replace("learning_rate = 0.01", "learning_rate = 1.0")  # so large that the loss soon rises
-    (tmp_path / "job.toml").write_text(f'{job}method = "hift"\neval_every = 4\nkeep_best = true\n')
+    more = 'method = "hift"\neval_every = 4\nkeep_best = true\n[privacy]\nprivate_blocks = 1\n'
+    (tmp_path / "job.toml").write_text(job + more)
     good("train", tmp_path / "job.toml", "--coordinator", ring.address, "--out", tmp_path / "run")
     report = json.loads((tmp_path / "run/report.json").read_text())
     trained = report["eval"]

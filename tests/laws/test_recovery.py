@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,13 +13,14 @@ from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.model_facts import model_facts
 from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
+from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import no_replicas
 from ringtune.storage.tensor_files import TensorFile
 from tests.features.feature import Feature, Tensors, each_technique, run_of
 from tests.features.memory import VELORA
 from tests.features.methods import OPTIMIZERS, ROWS, SHAPE
-from tests.features.offload import INTERVALS, USERS, WITH_HELPERS
+from tests.features.offload import INTERVALS, USERS, USERS_IN_ANY_TIMING, WITH_HELPERS
 from tests.features.operations import CHOICES, TABLES
 from tests.suites.test_recovery_on_virtual_clock import recoveries, ring_of
 from tests.support import reference
@@ -32,6 +34,11 @@ RINGS: tuple[Slices, ...] = (
     (("a", 0, 1), ("e", 1, 3, 1), ("f", 1, 3, 1), ("c", 3, 4)),
 )
 ROUTES = pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))])
+PROJECTED_PAIRS = [
+    dataclasses.replace(one, name="projected-pairs/wide")
+    for one in USERS_IN_ANY_TIMING
+    if one.name == "users-timing/velora-wide"
+]
 THREE_OWNERS: dict[str, Any] = {"owners": ("b", "d", "a"), "num_steps": 11, "every_steps": 2}
 OWNER_CASES: dict[str, dict[str, Any]] = {
     "adamw": {"eval_every": 5},
@@ -40,6 +47,12 @@ OWNER_CASES: dict[str, dict[str, Any]] = {
 }
 OWNERS = [Feature(name=f"owner/{name}", changes=THREE_OWNERS | changes) for name, changes in OWNER_CASES.items()]
 
+LONG_WITH_HELPERS = [
+    dataclasses.replace(one, name=f"{one.technique}-again/{one.name}", changes=one.changes | {"num_steps": 12})
+    for one in WITH_HELPERS
+    if one.split not in ("a-host-helps", "hosts-help-each-other")
+]
+"""Those whose first helper owns and hosts nothing."""
 OWNERS_OF_INVERTIBLE = [
     Feature(name="invertible-owner/all", changes=THREE_OWNERS | {"adapter": "seq_bn_inv", "method": "all"}),
     Feature(name="invertible-owner/ringada", changes=THREE_OWNERS | {"adapter": "seq_bn_inv"}),
@@ -121,6 +134,37 @@ def test_run_that_loses_a_host_equals_the_undisturbed_one(feature: Feature, seed
     """Any host or helper at any moment; masks are drawn by step, micro-batch and unit, whoever draws them."""
     loss = losing(feature, "host", seed)
     assert distance(loss.tensors, run_of(feature, feature.split).tensors) < 1e-9
+
+
+@pytest.mark.promise("1 partition invariance")
+@ROUTES
+@each_technique(LONG_WITH_HELPERS)
+def test_run_whose_lost_helper_helps_again_equals_the_undisturbed_one(feature: Feature, seed: int) -> None:
+    """It is lost at any moment, and is back with nothing a turn after the run has gone on, for the first placement."""
+    plan, rng = plan_of_ring(feature, seed), random.Random(f"helps again {feature.name} {seed}")
+    carrier = make_carrier(feature.case, plan)
+    ring = ring_of(plan, rng, carrier=carrier, keeper=carrier, **feature.ring(plan, carrier))
+    lost, moment = plan.placement.helpers[0].node, rng.randint(20, 60)
+    asked = list[Placement]()
+
+    def come() -> None:
+        ring.come(lost)
+        ring._tell_rounds(rd.Replanned(asked[0]))
+
+    def when(what: str, node: str) -> str | None:
+        if recoveries(ring.result) and not asked:
+            since = ring.result.logged[ring.result.logged.index(recoveries(ring.result)[0]) :]
+            if any(isinstance(entry, rd.LogKept) for entry in since):
+                asked.append(plan.with_copies(True).placement)
+                ring.clock.at(ring.clock.now_s, come)
+        return lost if len(ring.moments) == moment else None
+
+    ring.when = when
+    assert ring.run().finish == rd.Finish("", "")
+    (move,) = (entry for entry in ring.result.logged if isinstance(entry, rd.LogMove))
+    assert not move.problem and move.part.placement.helpers == plan.placement.helpers
+    found = {name: value.detach() for name, value in feature.tensors(carrier, move.part, ring.holder).items()}
+    assert distance(found, run_of(feature, feature.split).tensors) < 1e-9
 
 
 def losing_at_once(
@@ -247,7 +291,13 @@ def test_run_that_waits_for_an_owner_equals_the_undisturbed_one(feature: Feature
 
 @pytest.mark.promise("7 bounded memory")
 @each_technique(
-    [*OPTIMIZERS[:2], *(one for one in VELORA if one.name == "velora-adapter/running"), INTERVALS[0], USERS[0]]
+    [
+        *OPTIMIZERS[:2],
+        *(one for one in VELORA if one.name == "velora-adapter/running"),
+        INTERVALS[0],
+        USERS[0],
+        *PROJECTED_PAIRS,
+    ]
 )
 def test_files_of_the_ends_of_turns_have_the_bytes_that_were_planned(feature: Feature) -> None:
     """Tensors of a node's own file of a turn: weights, moments, sums and vectors of what trained, and a count each."""
@@ -255,9 +305,13 @@ def test_files_of_the_ends_of_turns_have_the_bytes_that_were_planned(feature: Fe
     carrier = make_carrier(case, plan)
     ring = ring_of(plan, random.Random(0), carrier=carrier, keeper=carrier)
     assert ring.run().finish == rd.Finish("", "")
-    facts = model_facts(case.job.model.path, case.job)
+    settings, job = plan.course.helper_settings, case.job
+    if feature in PROJECTED_PAIRS:
+        pairs = {"offload.mode": "auto", "offload.pairs": settings.pairs, "offload.projected": settings.projected}
+        job = job.with_overrides(pairs)
+    facts = model_facts(job.model.path, job)
     sizes = Sizes(plan.course, facts, optimizer=case.optimizer, dtype="float64", activation_token_bytes=0)
-    adds_up = plan.course.helper_settings.interval > 1
+    adds_up = settings.interval > 1
     step = case.num_steps - (case.local_iterations if adds_up else 0)  # at the end everything is updated
     for node, block in [(one, block) for one in plan.nodes for block in plan.placement.trained_at(one)]:
         file = TensorFile(carrier.kept[node].part(RUN, step, block, block + 1), where="it")

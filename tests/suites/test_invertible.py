@@ -16,7 +16,7 @@ from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.model_facts import check_job, model_facts
 from ringtune.errors import JobError, PlanError
 from ringtune.models.folder import read_config
-from ringtune.schedule.course import HelperSettings
+from ringtune.schedule.course import ALONE, HelperSettings
 from ringtune.schedule.methods import Hift
 from ringtune.schedule.turns import items, turn_sequence
 from ringtune.schedule.units import EMBEDDING, Range
@@ -95,7 +95,12 @@ def planned(case: Case, keys: dict[str, Any]) -> None:
         ("qwen2", {}, {}, "AdapterHub has no invertible adapters for qwen2"),
         ("bert", {"method": "pipeadapter"}, {}, "has several items in flight, an invertible adapter has one set"),
         ("bert", {"method": "hift"}, {}, "the method trains all parameters and has no adapters"),
-        ("bert", {"offload": 'mode = "auto"'}, {}, "its invertible adapter is at the owners of rows"),
+        (
+            "bert",
+            {"offload": 'mode = "auto"\nusers = "alone"'},
+            {},
+            "has an invertible adapter, which is one for all users",
+        ),
         ("bert", {"adapter": "seq_bn_inv[inv_adapter_reduction_factor=17]"}, {}, "leaves no channel of 16; lower it"),
     ],
 )
@@ -112,7 +117,7 @@ def test_job_that_can_not_have_one_is_refused(
 def test_course_that_can_not_have_one_is_refused() -> None:
     """A given plan is not made by a job of this version."""
     plan = Case(folder=inputs(), adapter="seq_bn_inv").plan((("a", 0, 4),))
-    offload = HelperSettings(interval=2).of_blocks([Range(0, 2)])
-    for values, message in (({"method": Hift()}, "has no adapters"), ({"offload": offload}, "is at an owner")):
+    offload = HelperSettings(users=ALONE).of_blocks([Range(0, 4)])
+    for values, message in (({"method": Hift()}, "has no adapters"), ({"offload": offload}, "is one for all")):
         with pytest.raises(PlanError, match=message):
             changed(plan, **values)

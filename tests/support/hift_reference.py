@@ -53,15 +53,18 @@ def units_of(model: Any) -> list[Tensors]:
     return [embedding, *named, head]
 
 
-def groups_of(method: Hift, num_units: int) -> list[list[int]]:
-    """The groups of units in the order of a sweep; unit 0 is the embedding here, the last one the head."""
+def groups_of(method: Hift, num_units: int, frozen: int = 0) -> list[list[int]]:
+    """The groups of units in the order of a sweep; unit 0 is the embedding here, the last one the head.
+
+    With frozen blocks the embedding is frozen too.
+    """
     always = always_of(method, num_units)
-    others = [unit for unit in range(num_units) if unit not in always]
+    others = [unit for unit in range(frozen + 1 if frozen else 0, num_units) if unit not in always]
     groups = [others[first : first + method.group_size] for first in range(0, len(others), method.group_size)]
     if method.order == "top2down":
         return groups[::-1]
     if method.order == "random":
-        shuffled = [[unit + 1 for unit in group] for group in method.groups(num_units - 2)]
+        shuffled = [[unit + 1 for unit in group] for group in method.groups(num_units - 2, frozen)]
         assert sorted(shuffled) == groups
         return shuffled
     return groups
@@ -87,7 +90,7 @@ def train_hift(
     model = reference.whole_model(job, plan, folder)
     prepare(model)
     units = units_of(model)
-    groups, always = groups_of(method, len(units)), always_of(method, len(units))
+    groups, always = groups_of(method, len(units), plan.course.frozen_blocks), always_of(method, len(units))
     make = functools.partial(reference.plain_optimizer, job)
     optimizers = [make([value for unit in group for value in units[unit].values()]) for group in groups]
     if always:

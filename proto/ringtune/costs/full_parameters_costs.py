@@ -87,7 +87,8 @@ _EMBEDDING_TENSORS = 3
 
 def unit_terms(course: Course, share: Share, sizes: Sizes) -> Iterator[Term]:
     """Yield the terms of weights, of pieces that are saved or updated, and of gradients for other owners."""
-    yield Term("weights", "block", share.stop - share.start, sizes.adapter_bytes)
+    num_hosted = share.stop - share.start + (share.private_blocks if share.is_owner else 0)
+    yield Term("weights", "block", num_hosted, sizes.adapter_bytes)
     if share.is_owner:
         yield Term("weights", "embedding", 1, sizes.trained_bytes(EMBEDDING))
         yield Term("head", "head", 1, sizes.trained_bytes(course.head))

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ringtune.config.optimizers import state_bytes
-from ringtune.costs.offload_costs import kinds_of_users, sent_pair_token_bytes, set_bytes
+from ringtune.costs.offload_costs import VELORA, kinds_of_users, sent_pair_token_bytes, set_bytes
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.schedule.batches import num_batches
@@ -534,13 +534,14 @@ class Sizes:
 
 
 def _vector_values(course: Course, model: ModelFacts) -> int:
-    """Values of the vectors that VeLoRA has for one block: a sub-token for each layer.
+    """Values of VeLoRA's vectors for one block: a sub-token for each layer, or for each projected input of pairs.
 
     Example: two LoRA matrices that read 768 values in 32 parts have 2 vectors of 24.
     """
     velora = course.velora
     if velora is None:
-        return 0
+        has_pairs = course.helper_settings.pairs == VELORA
+        return sum(kind.pair_vector_values for kind in (model, *model.kinds)) if has_pairs else 0
     return sum(sum(kept.chosen(velora.layers)) * velora.subtoken_size(kept.width) for kept in model.kept_inputs)
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from ringtune.config.optimizers import factor_numbers
 from ringtune.costs.full_parameters_costs import with_full_parameters
 from ringtune.costs.memory_sizes import DTYPE_BYTES
-from ringtune.costs.offload_costs import BFLOAT16, FLOAT32, VELORA, pair_token_bytes, pair_widths
+from ringtune.costs.offload_costs import BFLOAT16, FLOAT32, VELORA, pair_token_bytes, pair_vector_values, pair_widths
 from ringtune.costs.profile import KindFacts, ModelFacts
 from ringtune.errors import JobError, PlanError
 from ringtune.job.job import Job, job_of_user, kinds_of
@@ -276,8 +276,10 @@ def _with_pairs(facts: ModelFacts, job: Job, widths: Widths) -> ModelFacts:
             for block in blocks
         )
 
+    vectors = [pair_vector_values(block, projected=job.offload.projected) for block in blocks]
     return dataclasses.replace(
         facts,
+        pair_vector_values=max(vectors) if job.offload.pairs == VELORA else 0,
         pair_token_bytes=most(FLOAT32),
         pair_rounded_token_bytes=most(BFLOAT16),
         pair_projected_token_bytes=most(VELORA),
@@ -304,6 +306,7 @@ def _with_kinds(facts: ModelFacts, folder: str | Path, job: Job, widths: Widths)
                 pair_rounded_token_bytes=own.pair_rounded_token_bytes,
                 pair_projected_token_bytes=own.pair_projected_token_bytes,
                 more_activation_token_bytes=max(0.0, computed_token_bytes(own, own_job) - base),
+                pair_vector_values=own.pair_vector_values,
             )
         )
     configs = [job.adapter.config, *(kind.config for kind in others)]

@@ -57,7 +57,7 @@ from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.course import ALL_INPUTS, ALONE, EXACT, PAIRS, Course
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.saved_activations import DEFAULT_PARTS, num_subtokens
+from ringtune.schedule.saved_activations import DEFAULT_PARTS, num_subtokens, subtoken_size
 from ringtune.schedule.turns import StepKind
 from ringtune.techniques.offload import max_changed
 
@@ -189,6 +189,15 @@ def pair_token_bytes(
         return (kept + outputs) * value_bytes + signs
     values = sum(one.inputs for one in found) + outputs
     return values * (_BFLOAT16_BYTES if wire == BFLOAT16 else value_bytes) + signs
+
+
+def pair_vector_values(found: Sequence[PairWidths], *, projected: str) -> int:
+    """Values of VeLoRA's vectors for the pairs of one block: a sub-token of each projected input.
+
+    Example: LoRA at down, which reads 1,536 values in 32 parts, has a vector of 48.
+    """
+    inputs = (one.inputs for one in found if one.inputs and (projected == ALL_INPUTS or one.is_wide))
+    return sum(subtoken_size(width, min(DEFAULT_PARTS, width)) for width in inputs)
 
 
 class SetBytes(NamedTuple):

@@ -40,6 +40,7 @@ class KindFacts:
         pair_rounded_token_bytes: of the same, rounded to 16 bits.
         pair_projected_token_bytes: of the same, with projections of inputs.
         more_activation_token_bytes: kept by a block for its backward beyond the job's own kind, estimated.
+        pair_vector_values: of VeLoRA's vectors for a block's pairs; 0 = no input is projected.
     """
 
     config: str
@@ -50,6 +51,7 @@ class KindFacts:
     pair_rounded_token_bytes: int
     pair_projected_token_bytes: int
     more_activation_token_bytes: float
+    pair_vector_values: Annotated[int, LATER] = 0
 
 
 class Work(enum.StrEnum):
@@ -238,6 +240,7 @@ class ModelFacts:
         pair_token_bytes: of a block's pairs for a helper, per token; 0 = unknown, or no helper can train the adapters.
         pair_rounded_token_bytes: of the same, rounded to 16 bits.
         pair_projected_token_bytes: of the same, with projections of inputs.
+        pair_vector_values: of VeLoRA's vectors for a block's pairs; 0 = no input is projected.
         kinds: of adapters that single users chose instead of the job's own.
         beside_block_bytes: matrices of a block that any kind adds to; 0 with one kind.
         attention_width: width of all heads together; 0 = ``hidden_size``.
@@ -278,6 +281,7 @@ class ModelFacts:
     pair_token_bytes: Amount = 0
     pair_rounded_token_bytes: Amount = 0
     pair_projected_token_bytes: Amount = 0
+    pair_vector_values: Annotated[Amount, LATER] = 0
     kinds: tuple[KindFacts, ...] = ()
     beside_block_bytes: Amount = 0
     attention_width: Amount = 0

@@ -162,7 +162,8 @@ class Path:
             place.next = following
             if following.receive is not None:
                 received.add(following.receive[:2])
-            place.too_early = frozenset(received) if place.send is not None else following.too_early
+            is_needed = place.send is not None and place.op is not Op.SHIP  # no tensor follows from pairs
+            place.too_early = frozenset(received) if is_needed else following.too_early
             place.awaits = place.receive or following.awaits
             place.goes_on = place.keeps_graph and following.keeps_graph and following.receive is None
         self.first = places[0]

@@ -170,8 +170,6 @@ def merged_refusal(adapter_config: str, *, dropout: float) -> str:
 def _offload_problem(part: AdapterPart, dropout: float, fused: bool) -> str:
     kind, defaults = known_configurations()[part.name]
     options = {**defaults, **part.options}
-    if kind == "bottleneck" and options["inv_adapter"]:
-        return "its invertible adapter is at the owners of rows, and no block has it; use seq_bn or double_seq_bn"
     if kind == "bottleneck":
         return _bottleneck_problem({"is_parallel": "par_bn" in part.name, **options}, dropout)
     if kind in ("linear", "mlp"):

@@ -179,7 +179,7 @@ class Migration:
 
     def _extended(self, found: Replanned, last: Turn | None) -> Plan | None:
         course = self.plan.course
-        if any(piece.node in self._lost for piece in found.placement.slices):
+        if self._lost.intersection(found.placement.members):
             return None
         turn = course.turns_of(last.end_step) if last is not None else 0
         turn += last is not None and last.kind is StepKind.SCORE  # all hosts score for one table

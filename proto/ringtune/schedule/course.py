@@ -276,8 +276,8 @@ class Course(Extent):
 
     @property
     def trainable(self) -> Units:
-        """Units that may train: all with ``full_parameters``, else those of ``Extent.trainable``."""
-        if self.method.full_parameters:
+        """Units that may train: all with ``full_parameters`` and no frozen block, else ``Extent.trainable``."""
+        if self.method.full_parameters and not self.frozen_blocks:
             return Units(self.num_blocks, (Range(EMBEDDING, self.head + 1),))
         return self.top(self.num_blocks - self.frozen_blocks)
 
@@ -503,8 +503,10 @@ def _check_invertible(course: Course) -> None:
             f"the method {name} has several items in flight, an invertible adapter has one set of weights; use another "
             "train.method, or an adapter.config without it"
         )
-    if course.offload is not None:
-        raise PlanError("helpers fit adapters of blocks, an invertible adapter is at an owner; leave one of them out")
+    if course.offload is not None and course.offload.has_users:
+        raise PlanError(
+            "users have adapters of their own, but an invertible adapter is one for all; leave one of them out"
+        )
 
 
 def _check_choice(course: Course, choice: Choice) -> None:

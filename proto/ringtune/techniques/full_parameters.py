@@ -99,22 +99,22 @@ def check_job(job: Any) -> None:
             f"[operations] and {name} can't go together: a subnet that is passed by has no gradient, but the method "
             "trains whole units; remove the section or change the method"
         )
-    if privacy.private_blocks:
-        raise JobError(
-            f"privacy.private_blocks = {privacy.private_blocks} and {name} can't go together: private blocks never "
-            "train, but the method trains every block; remove one of them"
+    if privacy.private_blocks and job.hift is not None and "embedding" in job.hift.always_active:
+        raise ContradictionError(
+            f"privacy.private_blocks = {privacy.private_blocks} and hift.always_active with the embedding can't go "
+            "together: below private blocks, which never train, the embedding does not either; remove one of them"
         )
 
 
-def check_group(settings: HiftSettings | None, num_blocks: int) -> None:
-    """Refuse groups of more units than take turns.
+def check_group(settings: HiftSettings | None, num_blocks: int, private_blocks: int = 0) -> None:
+    """Refuse groups of more units than take turns: with private blocks neither these nor the embedding do.
 
     Raises:
         JobError: names the key, and the number of units.
     """
     if settings is None:
         return
-    units = num_blocks + len(ALWAYS) - len(settings.always_active)
+    units = num_blocks + len(ALWAYS) - len(settings.always_active) - private_blocks - (private_blocks > 0)
     if settings.group_size > units:
         raise JobError(
             f"hift.group_size is {settings.group_size}, but {units} units take turns (of {num_blocks} blocks, "
@@ -215,7 +215,7 @@ TECHNIQUE: Final = Technique(
     name="full_parameters",
     equal_values={"hift.state": (MEMORY, DISK)},
     check_job=check_job,
-    check_model=lambda job, dimensions, _: check_group(job.hift, dimensions.num_blocks),
+    check_model=lambda job, dimensions, _: check_group(job.hift, dimensions.num_blocks, job.privacy.private_blocks),
     smaller_settings=lambda job: smaller_settings(job.hift),
     copies=copies,
     course_notes=course_notes,

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 from ringtune.config.sections import MAX_STEPS, Adapter, Data, Train
 from ringtune.errors import JobError, PlanError
-from ringtune.models.adapter_config import parse_adapter_config
+from ringtune.models.adapter_config import invertible_of, parse_adapter_config
 from ringtune.models.adapter_support import merged_refusal, offload_refusal
 from ringtune.models.family import IMAGE_CLASSIFICATION
 from ringtune.schedule.batches import eval_rows
@@ -58,7 +58,8 @@ class OffloadSettings:
 
     Attributes:
         mode: off = each host fits its own adapters; auto = the planner lets a node help where the step is predicted to
-            be faster, or nothing fits otherwise; a table of host = helper, as in ``{"pi-1" = "laptop"}``, names them.
+            be faster, or nothing fits otherwise, and none where the rest of the job allows no helper; a table of host =
+            helper, as in ``{"pi-1" = "laptop"}``, names them.
         interval: steps whose gradients a helper adds up for one update; above 1 the result is another one.
         pairs: how pairs travel: as they were computed, rounded to 16 bits, or with projections of inputs; all but
             float32 change the result.
@@ -153,17 +154,24 @@ class OffloadSettings:
 def check_job(job: Any) -> None:
     """Refuse a job with helpers that its other sections exclude, or with users that nothing is trained for.
 
+    With ``auto`` and one set of adapters for all rows such a job goes without helpers (``unhelped_reason``).
+
     Raises:
         JobError: names both keys, and the remedy.
     """
     settings = job.offload
-    if settings.is_on and (problem := _problem(job)):
+    may_go_without = settings.mode == AUTO and not settings.helper_settings.has_users
+    problem = "" if may_go_without else unhelped_reason(job)
+    if problem := problem or _merged_problem(job):
         raise JobError(f"[offload] can't go with {problem}, or set offload.mode = 'off'")
     check_user_column(job.data, settings, task=job.model.task)
 
 
-def _problem(job: Any) -> str:
-    settings, method, adapter, train = job.offload, job.method, job.adapter, job.train
+def unhelped_reason(job: Any) -> str:
+    """Say which other setting of a job excludes helpers, with the remedy; empty if none does, or they are off."""
+    settings, method, train = job.offload, job.method, job.train
+    if not settings.is_on:
+        return ""
     name = f"train.method = {train.method!r}"
     if method.full_parameters:
         return f"{name}, which trains all parameters, and helpers fit adapters only; choose another method"
@@ -173,13 +181,14 @@ def _problem(job: Any) -> str:
             f"{name}, which keeps several versions of adapters, and a helper sends the newest only; choose 'ringada' "
             "or 'all'"
         )
-    for where, config in _configs(settings, adapter).items():
+    for where, config in _configs(settings, job.adapter).items():
         if problem := offload_refusal(config, dropout=train.dropout):
             return f"{where}: {problem}"
-        if settings.merged and (problem := merged_refusal(config, dropout=train.dropout)):
-            both = f" and offload.users = {ALONE!r}" if settings.users == COLLABORATION else ""
-            of_user = f" ({where})" if settings.chosen_adapters else ""
-            return f"offload.merged: {problem}{both}{of_user}"
+        if settings.helper_settings.has_users and invertible_of(config) is not None:
+            return (
+                f"{where}: {config!r} has an invertible adapter, which is one for all users, beside adapters of each; "
+                "use seq_bn or double_seq_bn"
+            )
     operations = operations_of(job)
     has_subnets = operations.heads > 0 and not operations.by_slice
     of_adapters = operations.scores == ScoredWeights.ADAPTER or settings.merged or settings.users != JOINT
@@ -194,6 +203,17 @@ def _problem(job: Any) -> str:
             "VeLoRA (memory.activations, [velora]), which is for weights that their host trains; keep one of them: "
             "offload.pairs = 'velora' projects what is sent"
         )
+    return ""
+
+
+def _merged_problem(job: Any) -> str:
+    """Say why the adapters can't be held inside the matrices, as the job asks; empty if they can."""
+    settings, dropout = job.offload, job.train.dropout
+    for where, config in _configs(settings, job.adapter).items() if settings.merged else ():
+        if not offload_refusal(config, dropout=dropout) and (problem := merged_refusal(config, dropout=dropout)):
+            both = f" and offload.users = {ALONE!r}" if settings.users == COLLABORATION else ""
+            of_user = f" ({where})" if settings.chosen_adapters else ""
+            return f"offload.merged: {problem}{both}{of_user}"
     return ""
 
 
@@ -295,6 +315,18 @@ def helpers_of(course: Course, hosts: Iterable[Slice], helper_of: Mapping[str, s
         for block in range(start, stop)
         if course.offload is None or course.offload.has_block(block)
     )
+
+
+def _placed(job: Any, plan: Plan) -> Plan:
+    """Return the plan, which has its helpers already; raise ``PlanError`` where it lacks some that the job asks for."""
+    settings = job.offload
+    if not plan.course.num_steps:
+        return plan
+    if settings.mode == AUTO and (problem := unhelped_reason(job)):
+        raise PlanError(f"offload.mode = {AUTO!r} can't go with {problem}")
+    if idle := [host for host in settings.helpers if host not in helpers_by_host(plan)]:
+        raise PlanError(f"offload.mode names some for {', '.join(idle)}, where no block trains")
+    return plan
 
 
 def check_plan(job: Any, plan: Plan) -> None:
@@ -532,6 +564,11 @@ def _trial_line(one: Trial, seconds: Callable[[float], str]) -> str:
     return f"{name}: {seconds(one.with_s)} for all steps, {seconds(one.without_s)} without: {end}"
 
 
+def _plan_lines(plan: Plan) -> list[str]:
+    has_helpers = bool(plan.placement.helpers)
+    return ["pairs of adapters have hidden states in them, and travel to the helpers"] if has_helpers else []
+
+
 def report(plan: Plan, steps: int) -> dict[str, Any]:
     """Describe the helpers of a run and their settings; empty for a run without helpers."""
     placement, settings = plan.placement, plan.course.helper_settings
@@ -566,6 +603,9 @@ TECHNIQUE: Final = Technique(
     check_model=lambda job, _, widths: check_fused(
         job.offload, adapter=job.adapter, train=job.train, fused=widths.merged
     ),
+    placed=_placed,
+    left_out="helpers are left out",
     check_plan=check_plan,
+    plan_lines=_plan_lines,
     report=report,
 )

@@ -9,7 +9,7 @@ import pytest
 from ringtune.errors import JobError, PlanError
 from ringtune.job.job import parse_job
 from ringtune.run_control.continuation import changed_keys, job_digest
-from ringtune.techniques.offload import check_fused, helped
+from ringtune.techniques.offload import check_fused, helped, unhelped_reason
 from tests.support.cases import cases
 from tests.support.choosing import make_choice
 from tests.support.fake_agents import job
@@ -57,14 +57,17 @@ def test_offload_makes_another_job_and_off_drops_its_settings() -> None:
         ({"operations.policy": "two-stage", "operations.compute": 0.6}, "set operations.policy = 'standard'"),
     ],
 )
-@cases("mode", ["auto", {"a": "b"}])
-def test_offload_is_refused_where_nobody_can_help(changes: dict[str, Any], said: str, mode: Any) -> None:
-    """One clear error that names both keys and the remedy, before any node is asked."""
-    with pytest.raises(JobError) as caught:
-        job().with_overrides({**changes, "offload.mode": mode})
-    assert str(caught.value).startswith("[offload] can't go with ")
-    assert said in str(caught.value)
-    assert str(caught.value).endswith("or set offload.mode = 'off'")
+def test_offload_is_refused_where_nobody_can_help(changes: dict[str, Any], said: str) -> None:
+    """One clear error that names both keys and the remedy, before any node is asked; ``auto`` goes without helpers."""
+    for keys in ({"offload.mode": {"a": "b"}}, {"offload.mode": "auto", "offload.users": "alone"}):
+        with pytest.raises(JobError) as caught:
+            job().with_overrides(changes | keys)
+        assert str(caught.value).startswith("[offload] can't go with ")
+        assert said in str(caught.value)
+        assert str(caught.value).endswith("or set offload.mode = 'off'")
+    without = job().with_overrides(changes | {"offload.mode": "auto"})
+    assert said in f"{unhelped_reason(without)}, or set offload.mode = 'off'"
+    assert not unhelped_reason(job().with_overrides(changes))
 
 
 CHOSEN = {"operations.policy": "two-stage", "operations.compute": 0.6, "operations.heads": 0}
@@ -80,7 +83,7 @@ def test_operations_of_whole_blocks_are_chosen_beside_helpers() -> None:
         {"offload.users": "alone"},
     ):
         with pytest.raises(JobError, match="unless it is for whole blocks"):
-            job().with_overrides(keys | other)
+            job().with_overrides(keys | other | {"offload.mode": {"a": "b"}})
     choice = make_choice(subnets=1, scored_weights="adapter")
     plan = changed(make_plan([("a", 0, 2), ("b", 2, 4)], ["a"]), choice=choice)
     with pytest.raises(PlanError, match="which hosts have of base weights"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.planner.draft import job_draft
+from coordinator.planner.draft import Draft, job_draft
 from coordinator.planner.explain import explain
 from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import keep_plan, make_plan
@@ -123,20 +123,32 @@ def test_plan_goes_without_copies_where_there_is_no_room_and_says_so() -> None:
         accept_plan(GivenPlan(plan=found.plan), wanted(recovery__copies="next"), facts(memory_bytes=least))
 
 
-def test_method_that_trains_all_parameters_copies_its_checkpoints_where_it_is_told_to() -> None:
-    """On the disks, so that memory stays as it is; by itself it keeps none, and says what they would be."""
+def test_method_that_trains_all_parameters_copies_its_checkpoints() -> None:
+    """On the disks, so that memory stays as it is; ``auto`` goes without where there is no room."""
     small = {name: device(name, num_blocks=3, rows=320) for name in "ab"}
-    found = planned("auto", small, train__method="hift")
-    assert not found.plan.placement.copies
-    assert "hift trains all parameters" in found.note and "checkpoints on the disks" in found.note
+    full: dict[str, Any] = {"train__method": "hift", "train__checkpoint_every": 100}
+    none = planned("auto", small, train__method="hift")
+    assert not none.plan.placement.copies
+    assert "no copies of checkpoints are kept, " in none.note and "checkpoint_every = 0, so there are none" in none.note
     with pytest.raises(PlanError, match=r"checkpoint_every = 0, so there are none; set recovery.copies = 'none'"):
         planned("next", small, train__method="hift")
-    copying = planned("next", small, train__method="hift", train__checkpoint_every=100)
+    bare = planned("none", small, **full)
+    assert not bare.plan.placement.copies and bare.note == ""
+    copying = planned("next", small, **full)
     assert copying.plan.placement.copies and not copying.plan.goes_back
-    assert copying.memory_bytes == found.memory_bytes and copies_line(copying.plan, copying.memory) == []
+    assert copying.memory_bytes == bare.memory_bytes and copies_line(copying.plan, copying.memory) == []
     assert "at most, to the disk of the next host, so that the run can go back there" in copying.note
+    assert (planned("auto", small, **full).plan, planned("auto", small, **full).note) == (copying.plan, copying.note)
+    caps = MemoryCaps(Draft.of(bare.plan), small, optimizer="adamw", dtype="float32")
+    room = {name: caps.disk_of(bare.plan, name).total_bytes for name in small}
+    tight = {name: dataclasses.replace(one, state_free_bytes=room[name]) for name, one in small.items()}
+    with pytest.raises(StorageError, match="are free there"):
+        planned("next", tight, **full)
+    full_disks = planned("auto", tight, **full)
+    assert full_disks.plan == bare.plan and "are free there" in full_disks.note
+    assert "the run can be resumed from checkpoints on the disks" in full_disks.note
     links = [LinkFacts(source=one, target=other, rate_bytes_per_s=1e9, latency_s=0.0) for one, other in ("ab", "ba")]
-    job = wanted(recovery__copies="next", train__method="hift", train__checkpoint_every=100)
+    job = wanted(recovery__copies="next", **full)
     told = re.search(r"blocks, ([\d.]+) KiB at most, .* in ([\d.]+) ms,", make_plan(job, small, links=links).note)
     assert told is not None and float(told[2]) == pytest.approx(float(told[1]) * 1024 / 1e6, rel=0.02)
     # There is nothing to say

@@ -14,7 +14,7 @@ from coordinator.planner.limits import Effort
 from coordinator.planner.make_plan import keep_plan, make_plan, refuse_if_full
 from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.planned import Planned, copy_bytes, measured_time
-from coordinator.planner.replan import placed_without
+from coordinator.planner.replan import PlacementProposal, placed_without, replanned, without
 from coordinator.planner.what_if import WhatIf
 from coordinator.screen.plan_text import plan_text
 from ringtune.costs.memory_sizes import Sizes
@@ -29,7 +29,7 @@ from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import UserRows
 from ringtune.schedule.units import Range
-from ringtune.techniques.offload import helped, helpers_by_host
+from ringtune.techniques.offload import helped, helpers_by_host, helpers_of
 from tests.support import offloading
 from tests.support.fake_agents import MODEL, facts, job
 from tests.support.offloading import LINEAR_PARAMS, LOW_RANK_PARAMS, MEGABIT
@@ -373,7 +373,7 @@ def test_helpers_of_unknown_names_or_without_need_are_told() -> None:
     if host == "a":
         found = planned_with({"b": "a"}, "a", "b", train__method="single")
     assert not found.plan.placement.helpers
-    assert "where no block trains, so they have no helper" in found.note
+    assert "helpers are left out: offload.mode names some for " in found.note
 
 
 def test_helpers_of_a_given_plan_are_those_of_the_job() -> None:
@@ -415,6 +415,40 @@ def test_helpers_take_gradients_and_state_off_their_host() -> None:
     room = plan.memory_bytes["b"] - 1
     with pytest.raises(CapacityError, match=r"node b needs .* to fit the adapters of a's blocks \[0, 2\) but has"):
         refuse_if_full(job(offload__mode={"a": "b"}), plan.plan, with_memory(known, b=room))
+
+
+def test_plan_goes_without_helpers_where_none_is_possible_and_says_so() -> None:
+    """A helper is for adapters that it can fit, whatever time it would save."""
+    profile = nodes(LINEAR_PARAMS, bytes_per_s=1e9)
+    found, helping = planned(profile, adapter__config="ia3"), planned(profile)
+    assert helping.plan.placement.helpers and not found.plan.placement.helpers
+    assert "helpers are left out: offload.mode = 'auto' can't go with the adapter: " in found.note
+    assert "ia3 scales what a matrix gives" in found.note
+    assert "left out" not in helping.note
+
+
+@pytest.mark.parametrize("settings", [HelperSettings(), HelperSettings(interval=3), HelperSettings(pairs="bfloat16")])
+def test_helper_that_is_back_helps_again_where_the_job_names_it_or_it_pays(settings: HelperSettings) -> None:
+    """On the slices of the run, of which the host trains its blocks alone or another helper does meanwhile."""
+    profile, began = offloading.profile(LINEAR_PARAMS), {"weak": "strong"}
+    part = helped(offloading.plan(), began, settings)
+    other = {"weak": "owner"} if settings.needs_helpers else {}
+    alone = Plan.of(
+        part.course, dataclasses.replace(part.placement, helpers=helpers_of(part.course, part.placement.hosts, other))
+    )
+
+    def again(mode: object, profile: Profile = profile, step: int = 1) -> PlacementProposal | None:
+        named = wanted(mode)
+        return replanned(alone, named, profile, step=step, move_s=1e9, effort=QUICK, began_as=part)
+
+    found = again(began)
+    assert found is not None and found.is_worth_it and helpers_by_host(Plan.of(part.course, found.placement)) == began
+    assert "strong helps weak, as offload.mode names them" in found.line()
+    chosen = again("auto")
+    assert chosen is not None and not chosen.is_worth_it, "a move that takes so long pays nowhere"
+    gone = again(began, without(profile, {"strong"}))
+    assert gone is None or not gone.is_worth_it
+    assert again(began, step=part.course.num_steps) is None
 
 
 def test_helpers_whose_pairs_no_link_takes_are_refused_in_planning() -> None:

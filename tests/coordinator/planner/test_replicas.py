@@ -33,6 +33,7 @@ from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
+from ringtune.techniques.offload import check_plan, helpers_by_host
 from tests.support.moves import moving, slices_of
 from tests.support.planner_rings import MIB, QUICK, device
 from tests.support.plans import changed
@@ -486,6 +487,19 @@ def test_slices_follow_the_schedule_where_boards_differ() -> None:
     assert time is not None and time.steps_s == reason.moving_s
     stays = planned(job_of(**LONG), UNEVEN)
     assert stays.phases is None and not stays.plan.moves, "by default a plan has one placement"
+
+
+def test_slices_that_follow_the_schedule_take_their_helpers_along() -> None:
+    """Each host that the job names has its helper in each placement; an interval fixes the blocks that helpers fit."""
+    job = job_of(**LONG, placement__follow="auto", offload__mode={"n1": "n0", "n2": "n0"})
+    found = planned.__wrapped__(job, UNEVEN)
+    assert found.phases is not None and found.phases.is_taken and found.plan.moves
+    for part in found.plan.parts:
+        assert part.placement.helpers and helpers_by_host(part).keys() <= {"n1", "n2"}
+    check_plan(job, found.plan)
+    fixed = planned.__wrapped__(job.with_overrides({"offload.interval": 2}), UNEVEN).plan
+    helped = [[block for one in part.placement.helpers for block in range(one.start, one.stop)] for part in fixed.parts]
+    assert helped and all(blocks == helped[0] for blocks in helped)
 
 
 def test_slices_stay_where_moves_take_longer_than_they_gain(monkeypatch: pytest.MonkeyPatch) -> None:

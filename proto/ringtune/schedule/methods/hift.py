@@ -72,9 +72,12 @@ class Hift(Method):
 
     # ---- groups and sweeps ------------------------------------------------------------------------
 
-    def groups(self, num_blocks: int) -> tuple[Units, ...]:
-        """Return the groups of a model in the order of a sweep, without the units always active."""
-        return _groups(self, num_blocks)
+    def groups(self, num_blocks: int, frozen_blocks: int = 0) -> tuple[Units, ...]:
+        """Return the groups of a model in the order of a sweep, without the units always active.
+
+        Frozen blocks, and with them the embedding below, are in no group.
+        """
+        return _groups(self, num_blocks, frozen_blocks)
 
     def always(self, num_blocks: int) -> Units:
         """Return the units that train at every step."""
@@ -83,18 +86,18 @@ class Hift(Method):
 
     def num_sweeps(self, extent: Extent) -> int:
         """Number of sweeps that the run begins: 10 steps with 4 groups begin 3."""
-        return -(-extent.num_steps // len(self.groups(extent.num_blocks)))
+        return -(-extent.num_steps // self.period(extent))
 
     # ---- trained units ----------------------------------------------------------------------------
 
     def trained(self, extent: Extent, step: int) -> Units:
         """Return the units of the step's group, and those that are always active."""
-        kinds = _trained(self, extent.num_blocks)
+        kinds = _trained(self, extent.num_blocks, extent.frozen_blocks)
         return kinds[step % len(kinds)]
 
     def reach(self, extent: Extent) -> Units:
-        """Return every unit, unless the run ends within its first sweep."""
-        kinds = _trained(self, extent.num_blocks)[: max(0, extent.num_steps)]
+        """Return every unit that is not frozen, unless the run ends within its first sweep."""
+        kinds = _trained(self, extent.num_blocks, extent.frozen_blocks)[: max(0, extent.num_steps)]
         return Units.of(extent.num_blocks, {unit for units in kinds for unit in units})
 
     def updates(self, extent: Extent, unit: int, step: int) -> int:
@@ -102,19 +105,18 @@ class Hift(Method):
 
         Example: of three groups the second one has its updates at the steps 1, 4 and 7: two before step 7.
         """
-        place = _places(self, extent.num_blocks).get(unit)
+        place = _places(self, extent.num_blocks, extent.frozen_blocks).get(unit)
         if place is None:
             return max(0, step) if unit in self.always(extent.num_blocks) else 0
-        num_groups = len(self.groups(extent.num_blocks))
-        return max(0, -(-(step - place) // num_groups))
+        return max(0, -(-(step - place) // self.period(extent)))
 
     def period(self, extent: Extent) -> int:
         """Steps of a sweep: the number of groups."""
-        return len(self.groups(extent.num_blocks))
+        return len(self.groups(extent.num_blocks, extent.frozen_blocks))
 
     def rate_at(self, extent: Extent, step: int) -> tuple[int, int]:
         """Sweeps before that of ``step``, and sweeps of the whole run."""
-        return step // len(self.groups(extent.num_blocks)), self.num_sweeps(extent)
+        return step // self.period(extent), self.num_sweeps(extent)
 
     # ---- settings ---------------------------------------------------------------------------------
 
@@ -132,18 +134,19 @@ class Hift(Method):
         )
 
     def check(self, extent: Extent) -> None:
-        """Refuse frozen blocks with ``PlanError``."""
-        if extent.frozen_blocks:
+        """Refuse an embedding that is always active below frozen blocks with ``PlanError``."""
+        if extent.frozen_blocks and "embedding" in self.always_active:
             raise PlanError(
-                f"the method hift trains every block, but the lowest {extent.frozen_blocks} are frozen; set "
-                "privacy.private_blocks = 0"
+                f"the method hift has the embedding always active, but the lowest {extent.frozen_blocks} blocks are "
+                "frozen, and it with them; set privacy.private_blocks = 0, or leave it out of hift.always_active"
             )
 
 
 @functools.lru_cache(maxsize=64)
-def _groups(hift: Hift, num_blocks: int) -> tuple[Units, ...]:
+def _groups(hift: Hift, num_blocks: int, frozen_blocks: int) -> tuple[Units, ...]:
     always = hift.always(num_blocks)
-    units = [unit for unit in range(EMBEDDING, head_of(num_blocks) + 1) if unit not in always]
+    lowest = frozen_blocks or EMBEDDING
+    units = [unit for unit in range(lowest, head_of(num_blocks) + 1) if unit not in always]
     starts = range(0, len(units), hift.group_size)
     groups = [Units.of(num_blocks, units[start : start + hift.group_size]) for start in starts]
     if hift.order == TOP_DOWN:
@@ -155,13 +158,14 @@ def _groups(hift: Hift, num_blocks: int) -> tuple[Units, ...]:
 
 
 @functools.lru_cache(maxsize=64)
-def _trained(hift: Hift, num_blocks: int) -> tuple[Units, ...]:
+def _trained(hift: Hift, num_blocks: int, frozen_blocks: int) -> tuple[Units, ...]:
     """Return the units that train at each step of a sweep."""
     always = tuple(hift.always(num_blocks))
-    return tuple(Units.of(num_blocks, (*group, *always)) for group in _groups(hift, num_blocks))
+    return tuple(Units.of(num_blocks, (*group, *always)) for group in _groups(hift, num_blocks, frozen_blocks))
 
 
 @functools.lru_cache(maxsize=64)
-def _places(hift: Hift, num_blocks: int) -> dict[int, int]:
+def _places(hift: Hift, num_blocks: int, frozen_blocks: int) -> dict[int, int]:
     """Return unit -> step of a sweep, for units in groups."""
-    return {unit: place for place, group in enumerate(_groups(hift, num_blocks)) for unit in group}
+    groups = _groups(hift, num_blocks, frozen_blocks)
+    return {unit: place for place, group in enumerate(groups) for unit in group}

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from ringtune.errors import PlanError
+from ringtune.errors import JobError, PlanError
 from ringtune.schedule.course import Course
 from ringtune.schedule.methods import Everything, Hift, Method
 from ringtune.schedule.run_shape import Extent, Owner
 from ringtune.schedule.units import Range, Units
+from ringtune.techniques.full_parameters import HiftSettings, check_group
 from tests.support.cases import cases
+from tests.support.fake_agents import job
 
 
 def extent(num_blocks: int = 4, num_steps: int = 30) -> Extent:
@@ -123,9 +125,19 @@ def test_a_course_of_hift_is_read_back() -> None:
     assert course(method=method).digest != course().digest
 
 
-def test_frozen_blocks_are_refused() -> None:
-    """HiFT trains every block; private blocks never train. Nor is a unit active twice."""
+def test_frozen_blocks_and_the_embedding_below_are_in_no_group() -> None:
+    """An embedding that is always active is refused there. Nor is a unit active twice."""
     with pytest.raises(PlanError, match="always_active has a unit twice"):
         Hift(always_active=("head", "head"))
     with pytest.raises(PlanError, match=r"privacy\.private_blocks = 0"):
-        course(frozen_blocks=1)
+        course(method=Hift(always_active=("embedding",)), frozen_blocks=1)
+    own = course(method=Hift(group_size=2), frozen_blocks=1)
+    assert [set(units) for units in Hift(group_size=2).groups(own.num_blocks, 1)] == [
+        set(range(first, min(first + 2, own.num_blocks + 1))) for first in range(1, own.num_blocks + 1, 2)
+    ]
+    assert own.trainable == own.method.reach(own) and not own.trainable.has_embedding
+    with pytest.raises(JobError, match="below private blocks, which never train, the embedding does not either"):
+        job().with_overrides({"train.method": "hift", "hift.always_active": ["embedding"], "privacy.private_blocks": 1})
+    check_group(HiftSettings(group_size=4), 4, private_blocks=1)
+    with pytest.raises(JobError, match="but 4 units take turns"):
+        check_group(HiftSettings(group_size=5), 4, private_blocks=1)
