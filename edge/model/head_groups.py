@@ -454,10 +454,6 @@ def _gpt2(module: Any, heads: Heads, context: Any, drop: Drop | None) -> torch.T
     return _library(module, heads, context.mask, drop, is_causal=is_causal)
 
 
-def _llama(module: Any, heads: Heads, context: Any, drop: Drop | None) -> torch.Tensor:
-    return _library(module, _turned(heads, context.rotary), context.mask, drop, scaling=module.scaling)
-
-
 def _layered(module: Any, heads: Heads, context: Any, drop: Drop | None) -> torch.Tensor:
     """Attend as a block of its type: rotary positions and a cap on the scores as the module has them."""
     own = context.of(module)
@@ -519,10 +515,8 @@ def _times_values(scores_BHTT: torch.Tensor, v_BHTW: torch.Tensor) -> torch.Tens
 ATTEND: Final[Mapping[str, Attend]] = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "electra", "distilbert"), _encoder),
     "gpt2": _gpt2,
-    "llama": _llama,
-    "mistral": _llama,
     "vit": _vit,
-    **dict.fromkeys(("qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "smollm3"), _layered),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "smollm3"), _layered),
 }
 """``model_type`` -> (attention module, heads, context, dropout) -> (B, T, H, W)."""
 
