@@ -197,6 +197,21 @@ PACKED = [
         )
         for microbatches in (1, 2, 4)
     ),
+    Feature(
+        **{
+            **of_family(
+                "packed/private-invertible",
+                "llama",
+                "causal-lm",
+                packing=True,
+                max_length=40,
+                private_blocks=1,
+                adapter="seq_bn_inv",
+                num_steps=6,
+            ),
+            "splits": PRIVATE,
+        }
+    ),
 ]
 """The reference trains on each row of a sequence alone: of 2 to 16 tokens, and for chat of 3 and 60.
 
