@@ -171,7 +171,8 @@ def pack_rows(lengths: Sequence[int], size: int) -> tuple[tuple[int, ...], ...]:
     """Pack rows into sequences of at most ``size`` tokens; no row is cut.
 
     The longest row is taken first, and goes to the sequence with the least room that is enough (best fit decreasing);
-    equal rows in their order, equal sequences as they were begun. The rows of a sequence are in ascending order.
+    equal rows in their order, and of equal sequences to the one that has waited longest. The rows of a sequence are in
+    ascending order.
 
     Example: lengths 3, 6, 2, 5 with 8 tokens give (1, 2) and (0, 3).
 
