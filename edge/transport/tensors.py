@@ -78,7 +78,7 @@ def encode(tensor: torch.Tensor, mask: torch.Tensor | None, dtype: str) -> Encod
     """Encode a tensor and its mask as the bytes of the wire.
 
     ``tensor`` is (B, T, D) or any other shape with at least one element, of any float type on any device; ``mask`` is
-    (B, T) of zeros and ones, or None; ``dtype`` a key of ``WIRE_TYPES``.
+    (B, T) as ``Batch.mask``, or None; ``dtype`` a key of ``WIRE_TYPES``.
 
     Returns:
         Views on memory: of the tensor itself if type and layout already match, so it must not change before the bytes
