@@ -43,7 +43,6 @@ _LATER: Final[dict[str, object]] = {
     "train.patience_evals": 0,
     "train.keep_best": False,
     "train.warmup_share": 0.0,
-    "train.packing": False,
 }
 """Job keys added in later versions, outside of techniques: each with the value that means the former behaviour."""
 

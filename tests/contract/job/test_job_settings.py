@@ -167,6 +167,8 @@ def test_packing_is_for_rows_that_can_be_side_by_side() -> None:
     packed = chat.with_overrides({"train.packing": True})
     assert packed.train.packing and job_digest(packed) != job_digest(chat)
     assert changed_keys(chat, packed) == ("train.packing",)
+    assert packed.with_overrides({"train.packing": False}) == chat
+    assert "packing" not in chat.to_toml()
     for changes, message in (
         (
             {"offload.mode": "auto", "offload.users": "alone", "data.user": "who"},
