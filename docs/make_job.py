@@ -68,6 +68,7 @@ EXAMPLES = {
     "data.template": '"chatml"',
     "data.append_eos": "false",
     "train.loss_on": '"all"',
+    "train.packing": "true",
     "data.user": '"author"',
     "placement.replicas": '"never"',
     "placement.follow": '"auto"',

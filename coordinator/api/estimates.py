@@ -1,8 +1,8 @@
 """Facts of nodes that do not exist yet, estimated from the model folder and the data files of a job.
 
 Rows are counted by the reader that nodes use, so an error in a row is found before a node starts. The number of tokens
-is not known, because the tokenizer is not loaded: windows of a question's context and blocks of a plain text are
-estimated from characters.
+is not known, because the tokenizer is not loaded: windows of a question's context, blocks of a plain text, and
+sequences of packed rows are estimated from characters.
 
 Sizes are read from the model's config and safetensors header. Speeds are assumed equal; bytes that a forward keeps for
 its backward are computed, not measured.
@@ -35,9 +35,9 @@ from ringtune.job.rows import (
     refuse_plain_text,
     target_columns,
 )
-from ringtune.models.conversations import Conversation, columns_of, require_template
+from ringtune.models.conversations import Conversation, PlainPair, columns_of, require_template
 from ringtune.models.family import CAUSAL_LM, CHAT, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
-from ringtune.schedule.batches import even_share, hold_out, split_rows
+from ringtune.schedule.batches import even_share, hold_out, pack_rows, split_rows
 from ringtune.storage.text_files import read_text
 
 CHARACTERS_PER_TOKEN: Final = 3.8
@@ -57,6 +57,7 @@ class RowCounts:
         labels: class name of each row; empty for a task without classes.
         users: user of each row; empty without a column of users.
         tags: names of the tags of each row, each once; empty for a task without tags.
+        tokens: estimated length of each row, cut; empty unless rows are packed.
         left_out: reason -> number of rows left out.
         notes: sentences on how the file was read.
         left_out_lines: sentences on ``left_out``, with the first line numbers.
@@ -66,6 +67,7 @@ class RowCounts:
     labels: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
     tags: tuple[frozenset[str], ...] = ()
+    tokens: tuple[int, ...] = ()
     left_out: Mapping[str, int] = field(default_factory=dict)
     columns: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -84,6 +86,7 @@ class RowCounts:
             labels=tuple(self.labels[row] for row in chosen) if self.labels else (),
             users=tuple(self.users[row] for row in chosen) if self.users else (),
             tags=tuple(self.tags[row] for row in chosen) if self.tags else (),
+            tokens=tuple(self.tokens[row] for row in chosen) if self.tokens else (),
         )
 
     @property
@@ -113,6 +116,7 @@ def count_rows(file: str, job: Job) -> RowCounts:
             labels=rows.labels,
             users=rows.users,
             tags=tuple(map(frozenset, rows.tags)),
+            tokens=tuple(_row_tokens(row, job) for row in rows.rows) if job.train.packing else (),
             left_out=rows.left_out,
             columns=rows.columns,
             notes=rows.notes,
@@ -148,6 +152,8 @@ def estimate_note(job: Job) -> str:
         what = "windows of the questions' contexts"
     elif job.model.task == CAUSAL_LM and any(is_plain_text(Path(file)) for file in (job.data.train, job.data.eval)):
         what = "blocks of plain text"
+    elif job.train.packing:
+        what = "sequences of packed rows"
     if not what:
         return ""
     return (
@@ -165,6 +171,15 @@ def _count_blocks(path: Path, job: Job) -> RowCounts:
     text, note = read_text(path, job.data.encoding)
     whole, rest = divmod(round(len(text) / CHARACTERS_PER_TOKEN), job.train.max_length)
     return RowCounts(examples=(1,) * (whole + (rest >= _MIN_BLOCK_TOKENS)), notes=(note,) if note else ())
+
+
+def _row_tokens(row: str | PlainPair | Conversation, job: Job) -> int:
+    """Estimated number of tokens of a row of a language model; of a conversation with the marks of its roles."""
+    if isinstance(row, Conversation):
+        text = row.messages
+    else:
+        text = row if isinstance(row, str) else row.prompt + row.completion
+    return min(job.train.max_length, max(_MIN_BLOCK_TOKENS, round(len(text) / CHARACTERS_PER_TOKEN)))
 
 
 def _num_windows(row: Question, job: Job) -> int:
@@ -247,7 +262,7 @@ def estimate(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> Estimated:
         name = node_name(index, num_nodes)
         found[name] = NodeFacts(
             node=name,
-            train_rows=sum(own.examples),
+            train_rows=len(pack_rows(own.tokens, job.train.max_length)) if own.tokens else sum(own.examples),
             eval_rows=sum(own_eval.examples),
             users=count_users(own.by_user, own_eval.by_user),
             skipped_rows=sum(each.rows for each in left_out),

@@ -72,7 +72,7 @@ class RunRecorder:
         self._plan = plan
         self._job = job
         self._links = profile.links
-        self.rows = rows_facts(profile.nodes)
+        self.rows = rows_facts(profile.nodes, plan.course.max_length)
         self._emit = emit
         self._ends_unix_s: dict[int, float] = {}
         self._trace_file: GrowingFile | None = None

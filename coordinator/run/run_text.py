@@ -13,7 +13,7 @@ rows of each class.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ringtune.costs.profile import NodeFacts
@@ -300,22 +300,42 @@ def _owner(use: RowUse) -> dict[str, Any]:
     }
 
 
-def rows_facts(nodes: Iterable[NodeFacts]) -> dict[str, Any]:
-    """Count rows of the owners' files that are left out, by reason, and rows cut at ``train.max_length``."""
+def rows_facts(nodes: Sequence[NodeFacts], max_length: int) -> dict[str, Any]:
+    """Count rows of the owners' files that are left out, by reason, and rows cut at ``max_length``.
+
+    Where rows are packed, ``packed`` has their number and that of the sequences, and which share of their batches is
+    no padding: of sequences of ``max_length`` tokens, and of rows that are not packed.
+    """
     left_out = Counter[str]()
     cut = 0
     for node in nodes:
         left_out.update({each.why: each.rows for each in node.left_out})
         cut += node.cut_rows
-    return {"left_out": dict(sorted(left_out.items())), "cut": cut}
+    found: dict[str, Any] = {"left_out": dict(sorted(left_out.items())), "cut": cut}
+    packed = [(node.train_rows, node.packed) for node in nodes if node.packed is not None]
+    if packed:
+        sequences = sum(count for count, _ in packed)
+        tokens = sum(each.tokens for _, each in packed)
+        found["packed"] = {
+            "rows": sum(each.rows for _, each in packed),
+            "sequences": sequences,
+            "full": round(tokens / (sequences * max_length), 6),
+            "full_unpacked": round(tokens / sum(each.rows * each.row_tokens for _, each in packed), 6),
+        }
+    return found
 
 
-def rows_lines(nodes: Iterable[NodeFacts], max_length: int) -> list[str]:
-    """Describe left out and cut rows, a sentence for each reason."""
-    facts = rows_facts(nodes)
+def rows_lines(nodes: Sequence[NodeFacts], max_length: int) -> list[str]:
+    """Describe left out, cut and packed rows, a sentence for each reason."""
+    facts = rows_facts(nodes, max_length)
     lines = [f"{rows:,} left out: {why}" for why, rows in facts["left_out"].items()]
     if facts["cut"]:
         lines.append(f"{facts['cut']:,} rows are longer than train.max_length = {max_length} tokens and are cut")
+    if packed := facts.get("packed"):
+        lines.append(
+            f"{packed['rows']:,} rows in {packed['sequences']:,} sequences of {max_length} tokens, "
+            f"{packed['full']:.0%} full (unpacked {packed['full_unpacked']:.0%})"
+        )
     return lines
 
 

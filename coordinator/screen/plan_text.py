@@ -53,8 +53,9 @@ def plan_text(
     """
     source = "measured nodes" if measured else "assumed equal nodes"
     course = plan.course
+    what = "sequences" if course.packed else "rows"
     lines = [
-        f"{course.method.name}, {course.num_blocks} blocks, {course.num_steps} steps of {course.batch_size} rows in "
+        f"{course.method.name}, {course.num_blocks} blocks, {course.num_steps} steps of {course.batch_size} {what} in "
         f"{course.microbatches} micro-batch{'es' if course.microbatches > 1 else ''}, {course.wire_dtype} on the wire, "
         f"{source}, digest {plan.digest[:12]}"
     ]
@@ -107,9 +108,10 @@ def _nodes(plan: Plan, memory: Mapping[str, MemoryEstimate], budgets: Mapping[st
         needs = format_bytes(memory[node].total_bytes) if node in memory else ""
         has = format_bytes(budgets[node]) if node in budgets else ""
         rows.append([node, blocks, f"{owner.train_rows:,}" if owner else "none", needs, has, saves])
+    titles = ["node", "blocks", "sequences" if plan.course.packed else "rows", "needs", "has"]
     if all(row[-1] == "kept" for row in rows):
-        return table_lines(["node", "blocks", "rows", "needs", "has"], [row[:-1] for row in rows])
-    return table_lines(["node", "blocks", "rows", "needs", "has", "activations"], rows)
+        return table_lines(titles, [row[:-1] for row in rows])
+    return table_lines([*titles, "activations"], rows)
 
 
 def _turns(plan: Plan) -> str:

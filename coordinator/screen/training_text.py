@@ -30,19 +30,19 @@ def training_lines(course: Course) -> list[str]:
     """Describe rows, epochs and turns of a course, with warnings; empty for a course without steps."""
     if not course.num_steps:
         return []
-    facts = training_facts(course)
+    facts, row = training_facts(course), "sequence" if course.packed else "row"
     how = f"turns of {_counted(course.local_iterations, 'step')}, {'by rows' if course.turns == BY_ROWS else 'equal'}"
     lines = [
         f"trains {_counted(facts['steps'], 'step')} in {_counted(facts['rounds'], 'round')} ({how}): "
-        f"{facts['used_rows']:,} of {facts['rows']:,} rows ({facts['used_share']:.0%}), {facts['epochs']:.3g} epochs"
+        f"{facts['used_rows']:,} of {facts['rows']:,} {row}s ({facts['used_share']:.0%}), {facts['epochs']:.3g} epochs"
     ]
     owners = list(facts["owners"].items())
     width = max(len(name) for name, _ in owners)
     for name, own in owners[:_MAX_OWNERS]:
         times = _times(own["least_times"], own["most_times"])
         lines.append(
-            f"  {name:<{width}}  {_counted(own['steps'], 'step')} of {_counted(own['rows_of_batch'], 'row')}: "
-            f"{own['used_rows']:,} of its {own['rows']:,} rows{times}"
+            f"  {name:<{width}}  {_counted(own['steps'], 'step')} of {_counted(own['rows_of_batch'], row)}: "
+            f"{own['used_rows']:,} of its {own['rows']:,} {row}s{times}"
         )
     if len(owners) > _MAX_OWNERS:
         epochs = [own["epochs"] for _, own in owners[_MAX_OWNERS:]]

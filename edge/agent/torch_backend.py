@@ -139,6 +139,7 @@ def inspect(
         state_free_bytes=None if options.is_guest or options.state is None else room_bytes(options.state),
         state_disk="" if options.is_guest or options.state is None else disk_of(options.state),
         load=load,
+        packed=dataset.packed_rows(job.train.batch_size, job.train.seed, options.name) if dataset else None,
     )
     return node.to_message(), dataset
 

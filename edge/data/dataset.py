@@ -25,12 +25,13 @@ import numpy as np
 import torch
 
 from edge.data.conversations import Conversations
-from edge.data.examples import Examples, Source, SummedExamples, Values
+from edge.data.examples import Examples, PackedExamples, Source, SummedExamples, Values
 from edge.data.images import Images
 from edge.data.questions import Questions
 from edge.data.tagged import TaggedTexts
 from edge.data.texts import LabelledTexts, Language, NumberedTexts
 from edge.data.tokens import Batch, RowFaultError
+from ringtune.costs.profile import PackedRows
 from ringtune.errors import DataError
 from ringtune.job.job import Job
 from ringtune.job.rows import Rows, count_users, look_alikes, sorted_by_user
@@ -195,6 +196,9 @@ class OwnerDataset:
             why = ", ".join(train.left_out)
             remedy = "raise train.max_length, shorten them, or change the template"
             raise DataError(f"{path}: none of its rows can be used ({why}); {remedy}")
+        if job.train.packing:
+            with train_place.named():
+                train = PackedExamples(train, job.train.max_length)
         evaluation: Examples | None = None
         eval_labels: tuple[str, ...] = ()
         eval_users: tuple[tuple[str, int], ...] = ()
@@ -228,7 +232,7 @@ class OwnerDataset:
 
     @property
     def train_rows(self) -> int:
-        """Number of examples that the owner trains on."""
+        """Number of examples, or packed sequences, that the owner trains on."""
         return len(self._train)
 
     @property
@@ -296,6 +300,15 @@ class OwnerDataset:
         batches = (eval_rows(self.eval_rows, batch_size, index) for index in order)
         with self._places[1].named():
             return MeanTokens(train, _mean_width(self._evaluation, batches, budget_s))
+
+    def packed_rows(self, batch_size: int, seed: int, owner: str) -> PackedRows | None:
+        """Count the rows in packed sequences, and the padded length that batches of them would have; None without."""
+        if not isinstance(self._train, PackedExamples):
+            return None
+        rows = self._train.rows
+        stream = BatchStream(len(rows), batch_size, seed, owner)
+        width = _mean_width(rows, map(stream.rows, range(stream.num_batches)), TOKENS_BUDGET_S)
+        return PackedRows(rows=len(rows), tokens=self._train.num_tokens, row_tokens=width)
 
     def score(self, course: Course, item: Item, batch: Batch, found: RowPredictions) -> Values:
         """Score an evaluation's predictions row by row, beyond the head's own numbers.

@@ -16,9 +16,10 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from edge.data.tokens import Batch
+from edge.data.tokens import IGNORED, Batch
 from ringtune.job.rows import Rows
 from ringtune.run_control.evaluation import MAX_CLASSES, MIN_ROWS, name_of
+from ringtune.schedule.batches import pack_rows
 
 Values = tuple[tuple[str, float], ...]
 NONE_LEFT_OUT: Final[Mapping[str, int]] = MappingProxyType({})
@@ -166,3 +167,55 @@ class UnscoredExamples(Sized):
 
     def forget_scores(self) -> None:
         """Do nothing: no score is kept."""
+
+
+class PackedExamples(UnscoredExamples):
+    """Examples of a language model packed into sequences, which are the examples of batches then.
+
+    Every owner packs its own rows by their lengths, equally each time (``pack_rows``); all else of a run counts
+    sequences. Each row keeps its tokens and labels, so that its first token is no target of the row before.
+
+    Args:
+        rows: the examples to pack; all are encoded.
+        max_length: tokens of a sequence at most.
+
+    Attributes:
+        rows: as the argument.
+        num_tokens: tokens of all rows.
+    """
+
+    def __init__(self, rows: Examples, max_length: int) -> None:
+        self.rows = rows
+        lengths = [rows.width([row]) for row in range(len(rows))]
+        self._sequences = pack_rows(lengths, max_length)
+        self.num_tokens = sum(lengths)
+        self.left_out = rows.left_out
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    @property
+    def cut_rows(self) -> int:
+        """Number of cut rows."""
+        return self.rows.cut_rows
+
+    def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
+        """Make a batch of sequences, padded to the longest; the mask has 1 and 2 in turn for their rows."""
+        found = [self._sequence(index, targets) for index in chosen]
+        width = max(one.ids.shape[1] for one in found)
+        padded = [Batch(*map(_padded, one[:4], (width,) * 4, (0, 0, 0, IGNORED))) for one in found]
+        return Batch(*(torch.cat(each) for each in zip(*(one[:4] for one in padded), strict=True)))
+
+    def _sequence(self, index: int, targets: Mapping[str, int]) -> Batch:
+        """Join the rows of a sequence to a batch of one."""
+        rows = [self.rows.batch([row], targets) for row in self._sequences[index]]
+        turns = [row._replace(mask=row.mask * (1 + place % 2)) for place, row in enumerate(rows)]
+        return Batch(*(torch.cat(parts, dim=1) for parts in zip(*(row[:4] for row in turns), strict=True)))
+
+    def width(self, chosen: Sequence[int]) -> int:
+        """Number of tokens of the longest chosen sequence."""
+        return max(sum(self.rows.width([row]) for row in self._sequences[index]) for index in chosen)
+
+
+def _padded(tensor: torch.Tensor, width: int, fill: int) -> torch.Tensor:
+    return torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]), value=fill)

@@ -35,7 +35,7 @@ class Batch(NamedTuple):
     """One batch as input of embedding and head (B rows, T tokens)."""
 
     ids: torch.Tensor  # (B, T) int64; (B, 0) for images
-    mask: torch.Tensor  # (B, T) int64, 1 = token, 0 = padding
+    mask: torch.Tensor  # (B, T) int64, 1 = token, 0 = padding; rows packed into a sequence have 1 and 2 in turn
     token_type_ids: torch.Tensor  # (B, T) int64; (B, 0) for images
     labels: (
         torch.Tensor

@@ -221,6 +221,7 @@ class InLink:
                 header.mask_bytes,
                 compute_dtype=source.run.expectation.compute_dtype,
                 exponent=header.exponent,
+                packed=source.run.expectation.plan.course.packed,
             )
             sink.on_tensor(key_of(header), source.name, tensor, mask)
         except (FrameError, DivergedError) as error:

@@ -78,7 +78,7 @@ def encode(tensor: torch.Tensor, mask: torch.Tensor | None, dtype: str) -> Encod
     """Encode a tensor and its mask as the bytes of the wire.
 
     ``tensor`` is (B, T, D) or any other shape with at least one element, of any float type on any device; ``mask`` is
-    (B, T) of zeros and ones, or None; ``dtype`` a key of ``WIRE_TYPES``.
+    (B, T) as ``Batch.mask``, or None; ``dtype`` a key of ``WIRE_TYPES``.
 
     Returns:
         Views on memory: of the tensor itself if type and layout already match, so it must not change before the bytes
@@ -144,6 +144,7 @@ def decode(
     *,
     compute_dtype: torch.dtype,
     exponent: int = 0,
+    packed: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Decode the bytes of the wire to a tensor and its mask.
 
@@ -154,12 +155,13 @@ def decode(
         mask_bytes: bytes of the mask at the end; 0 or B * T.
         compute_dtype: element type of the result.
         exponent: of a float16 tensor, already checked to be in the range of ``encode``.
+        packed: whether rows are packed into sequences, so that the mask may have the value 2.
 
     Returns:
         The tensor, and the mask (B, T) as int64 or None.
 
     Raises:
-        FrameError: the sizes do not match, or the mask has other values than 0 and 1.
+        FrameError: the sizes do not match, or the mask has other values.
         DivergedError: the tensor has NaN or infinities.
     """
     expected = wire_bytes(shape, dtype, mask_bytes)
@@ -180,7 +182,7 @@ def decode(
             tensor = tensor.to(compute_dtype)
         if exponent:
             tensor *= 2.0**exponent
-    return tensor, _mask(payload[expected - mask_bytes :], shape) if mask_bytes else None
+    return tensor, _mask(payload[expected - mask_bytes :], shape, packed) if mask_bytes else None
 
 
 ROUNDS: Final = frozenset({"float16", "int8"})
@@ -222,10 +224,11 @@ def _check_finite(tensor: torch.Tensor, shape: Sequence[int]) -> None:
     raise DivergedError(f"{bad} values of a tensor of shape {list(shape)} are NaN or infinite")
 
 
-def _mask(part: memoryview, shape: Sequence[int]) -> torch.Tensor:
+def _mask(part: memoryview, shape: Sequence[int], packed: bool) -> torch.Tensor:
     if len(shape) < 2 or part.nbytes != shape[0] * shape[1]:
         raise FrameError(f"a mask of {part.nbytes} bytes does not fit shape {list(shape)}")
     mask = np.frombuffer(part, dtype=np.uint8)
-    if mask.max() > 1:
-        raise FrameError(f"the mask of a tensor of shape {list(shape)} holds other values than 0 and 1")
+    if mask.max() > 1 + packed:
+        allowed = "0, 1 and 2" if packed else "0 and 1"
+        raise FrameError(f"the mask of a tensor of shape {list(shape)} holds other values than {allowed}")
     return torch.from_numpy(mask.reshape(shape[0], shape[1]).astype(np.int64))

@@ -25,5 +25,5 @@ WITHOUT_REFERENCE: Final[list[Feature]] = [
 ]
 """What is only compared with itself: other splits, timings, checkpoints, blocks that run again."""
 ALL: Final[list[Feature]] = [*IN_ORDER, *IN_FLIGHT, *WITHOUT_REFERENCE]
-COUNTS: Final = {"chat": 4, "family": 4, "adapter": 2, "initial": 2}
+COUNTS: Final = {"chat": 4, "packed": 4, "family": 4, "adapter": 2, "initial": 2}
 """Variants of a group in the gate, where it is not one."""

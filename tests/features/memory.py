@@ -179,11 +179,14 @@ CACHE_CASES: dict[str, dict[str, Any]] = {
     "bfloat16-wire": {"dtype": "float32", "wire": "bfloat16", "turns": "rows"},
     "three-micro-batches": {"microbatches": 3, "eval_every": 0, "owners": ("b", "d")},
     "private-blocks": {"private_blocks": 1, "dropout": 0.2},
+    "packed": {"task": "causal-lm", "packing": True, "max_length": 40, "dropout": 0.2},
 }
 CACHE = [
     Feature(
         name=f"cache/{name}",
-        folder=functools.partial(inputs, num_rows=13),  # one batch of each owner, that comes again in each turn
+        folder=functools.partial(inputs, "llama", "causal-lm")
+        if "packing" in changes
+        else functools.partial(inputs, num_rows=13),  # one batch of each owner, that comes again in each turn
         changes={"num_steps": 12, "every_steps": 6, "eval_every": 8, "checkpoint_every": 8, **changes},
         splits=PRIVATE if "private_blocks" in changes else SPLITS,
         plan=planned(cache=ActivationCacheSettings(dtype=str(changes.get("dtype", "float64")))),

@@ -15,7 +15,7 @@ from ringtune.models.adapter_config import invertible_of
 from ringtune.models.families import FAMILIES
 from tests.features.feature import PRIVATE, SPLITS, Feature, Run, Tensors, inputs
 from tests.support.stock_plugged import SCORES_CAPPED, with_room
-from tests.support.tiny_families import MODEL_TYPES
+from tests.support.tiny_families import DECODERS, MODEL_TYPES
 from tests.support.torch_ring import TASKS, Case
 
 # ---- how the library loads a result -------------------------------------------------------------------
@@ -175,6 +175,48 @@ CHAT = [
 ]
 """Rows of 3 and of 60 tokens in a batch: each token counts alike, whatever micro-batch and owner it is in."""
 
+PACKED = [
+    *(
+        Feature(
+            **of_family(f"packed/{model_type}", model_type, "causal-lm", packing=True, max_length=40, microbatches=3),
+            bound=1e-6 if model_type == "gemma2" else 1e-9,
+        )
+        for model_type in DECODERS
+    ),
+    *(
+        Feature(
+            **of_family(
+                f"packed/chat-{microbatches}-microbatches",
+                "llama",
+                "chat",
+                packing=True,
+                max_length=64,
+                microbatches=microbatches,
+            ),
+        )
+        for microbatches in (1, 2, 4)
+    ),
+    Feature(
+        **{
+            **of_family(
+                "packed/private-invertible",
+                "llama",
+                "causal-lm",
+                packing=True,
+                max_length=40,
+                private_blocks=1,
+                adapter="seq_bn_inv",
+                num_steps=6,
+            ),
+            "splits": PRIVATE,
+        }
+    ),
+]
+"""The reference trains on each row of a sequence alone: of 2 to 16 tokens, and for chat of 3 and 60.
+
+Attention with a cap computes its softmax in float32, and rounds a longer sum otherwise.
+"""
+
 # ---- adapters -----------------------------------------------------------------------------------------
 
 CONFIGS = [
@@ -296,6 +338,7 @@ MODELS = [
     *FAMILY_DROPOUT,
     *FAMILY_PRIVATE,
     *CHAT,
+    *PACKED,
     *ADAPTER,
     *INVERTIBLE,
     *INVERTIBLE_ON_SOME_RINGS,

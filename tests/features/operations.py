@@ -120,7 +120,7 @@ TABLES += [
 def subnets(name: str, model_type: str, number: int, adapter: str, *, config: Any = (), **changes: Any) -> Feature:
     """Two steps of each of two owners, every batch with its own operations."""
     task = "image-classification" if model_type == "vit" else "sequence-classification"
-    owners = ("a", "b")
+    task, owners = changes.pop("task", task), changes.pop("owners", ("a", "b"))
     values = {
         "microbatches": 4,
         "method": "all",
@@ -169,6 +169,10 @@ SUBNETS = [
         subnets(f"/heads-{heads}-{word}", "llama", 6 // heads, config, config=SIX_HEADS)
         for heads in (1, 2, 3)
         for word, config in (("seq_bn", "seq_bn"), ("lora", LORA))
+    ),
+    *(
+        subnets(f"-packed/{name}", name, 2, LORA, task="causal-lm", owners=("a",), packing=True)
+        for name in ("gpt2", "mistral")
     ),
     subnets("/shared-heads", "mistral", 3, LORA, config=SIX_HEADS | {"num_key_value_heads": 3}),
     *(

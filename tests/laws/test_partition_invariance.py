@@ -14,7 +14,7 @@ from tests.features.catalog import COUNTS, IN_FLIGHT, IN_ORDER
 from tests.features.feature import Feature, carry_out, each, each_split, each_technique, one_process, run_of, wanted_of
 from tests.features.memory import FROZEN, FROZEN_WAYS, VELORA
 from tests.features.methods import DRAWN, UNFREEZING
-from tests.features.models import FAMILY
+from tests.features.models import FAMILY, PACKED
 from tests.features.offload import INTERVALS, OVERLAP
 from tests.features.operations import CHOICES, SUBNETS, TABLES
 from tests.support.resumed import same_bits
@@ -101,9 +101,9 @@ def test_feature_that_changes_the_result_is_seen(feature: Feature) -> None:
     assert distance(run.tensors, one_process(plain, run).tensors) > 10 * max(feature.bound, 1e-7)
 
 
-@each(feature for feature in FAMILY if MASKED.fullmatch(feature.name))
+@each([feature for feature in FAMILY if MASKED.fullmatch(feature.name)] + PACKED[:2])
 def test_lost_mask_is_seen(monkeypatch: pytest.MonkeyPatch, feature: Feature) -> None:
-    """Negative control: nodes that take padding for tokens give another result, wherever padding can matter."""
+    """Negative control: nodes that take padding for tokens, or packed rows for one, give another result."""
     original = BlockRunner.context
     monkeypatch.setattr(
         BlockRunner, "context", lambda self, hidden, mask: original(self, hidden, torch.ones_like(mask))

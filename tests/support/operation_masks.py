@@ -25,7 +25,15 @@ from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.turns import StepKind, items, turn_sequence
 from sim.ring import RingResult, VirtualRing
 from tests.support.literal_velora import make_literal
-from tests.support.reference import adapter_of, first_drawing, inputs_of, seed_units, targets_of, whole_model
+from tests.support.reference import (
+    adapter_of,
+    first_drawing,
+    inputs_of,
+    seed_units,
+    targets_of,
+    unpacked,
+    whole_model,
+)
 from tests.support.tiny_families import PLUGGED
 from tests.support.torch_ring import Case, TorchCarrier, make_carrier
 
@@ -147,7 +155,8 @@ def one_process(case: Case, velora: Velora | None = None) -> dict[str, torch.Ten
         at_pass = item.batch // -(-stream.num_rows // 8) % table.passes
         table_rows = rows_of[item.owner, stream.batch_id(item.batch), at_pass]
         parts = {
-            micro: batch.rows(micro * 2, micro * 2 + 2) for micro in taking_part(table_rows, table.subnets, lowest)
+            micro: unpacked(batch.rows(micro * 2, micro * 2 + 2))
+            for micro in taking_part(table_rows, table.subnets, lowest)
         }
         all_targets = sum(targets_of(case.task, rows)[1] for rows in parts.values())
         for micro, rows in parts.items():
@@ -156,7 +165,9 @@ def one_process(case: Case, velora: Velora | None = None) -> dict[str, torch.Ten
             for index, block in model.iter_layers():  # a block that is forward-only as a whole draws nothing
                 block.train(index >= lowest and FULL in pattern_of(masks.row, index, table.subnets))
             targets, count = targets_of(case.task, rows)
-            (model(**inputs_of(model, rows), **targets).loss * (count / all_targets)).backward()
+            loss = model(**inputs_of(model, rows), **targets).loss * (count / all_targets)
+            if loss.requires_grad:  # none below a decoder that is frozen, where all subnets are forward-only
+                loss.backward()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(case.job.train, item.step, case.num_steps)
         optimizer.step()

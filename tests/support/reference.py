@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -304,7 +305,7 @@ def backward(model: Any, job: Job, plan: Plan, item: Item, dataset: OwnerDataset
     _, all_targets = targets_of(job.model.task, batch)
     total, first = 0.0, 0
     for micro, size in enumerate(plan.course.microbatch_sizes(item.rows)):
-        rows = batch.rows(first, first + size)
+        rows = unpacked(batch.rows(first, first + size))
         first += size
         at.update(step=item.step, micro=micro)
         targets, count = targets_of(job.model.task, rows)
@@ -312,6 +313,27 @@ def backward(model: Any, job: Job, plan: Plan, item: Item, dataset: OwnerDataset
         loss.backward()
         total += float(loss.detach())
     return total
+
+
+def unpacked(batch: Batch) -> Batch:
+    """Make each row of packed sequences a row of its own, padded; other batches stay as they are."""
+    if batch.pixels is not None or int(batch.mask.max()) < 2:
+        return batch
+    cut = [
+        (batch.ids[sequence, start:stop], batch.labels[sequence, start:stop])
+        for sequence, mask in enumerate(batch.mask.tolist())
+        for start, stop in itertools.pairwise(
+            [0, *(place for place in range(1, len(mask)) if mask[place] != mask[place - 1]), len(mask)]
+        )
+        if mask[start]
+    ]
+    pad = functools.partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
+    return Batch(
+        ids=pad([ids for ids, _ in cut]),
+        mask=pad([torch.ones_like(ids) for ids, _ in cut]),
+        token_type_ids=pad([torch.zeros_like(ids) for ids, _ in cut]),
+        labels=pad([labels for _, labels in cut], padding_value=-100),
+    )
 
 
 def evaluate(model: Any, job: Job, plan: Plan, item: Item, dataset: OwnerDataset, result: Trained) -> None:

@@ -74,6 +74,7 @@ class Case:
     hift: str = ""  # the lines of [hift]
     offload: str = ""  # the lines of [offload]
     max_length: int = 16
+    packing: bool = False
     initial: bool = False  # begins from ``adapter.from``, the adapter in ``folder / "from.adapter"``
 
     @functools.cached_property
@@ -104,6 +105,7 @@ class Case:
             batch_size = 8
             microbatches = {self.microbatches}
             max_length = {self.max_length}
+            packing = {str(self.packing).lower()}
             local_iterations = {self.local_iterations}
             max_steps = {self.num_steps}
             turns = "{self.turns}"
@@ -148,6 +150,7 @@ class Case:
             trims=self.trims
             and bool(head_tokens)
             and may_trim(family, [self.job.adapter.config], dropout=self.job.train.dropout),
+            packed=self.packing,
         )
         pieces = tuple(Slice(node=node, start=start, stop=stop) for node, start, stop in slices)
         return Plan.of(course, Placement(slices=pieces, private_blocks=self.private_blocks, credits=4))

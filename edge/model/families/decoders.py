@@ -4,6 +4,9 @@ GPT-2 has learned positions, a causal mask, and a last normalisation before the 
 and blocks of full or of sliding-window attention; SmolLM3's blocks without positions ignore the rotary tables. Gemma
 and Gemma 2 scale the word embeddings by the root of the model's width. Gemma 3 has separate rotary tables for blocks
 with a window; its token table scales its output.
+
+A packed sequence has several rows, told by its mask (``Batch.mask``): positions begin anew with each row, and a token
+attends to tokens of its own row only. Padding is a row of its own, so that each token attends to itself at least.
 """
 
 from __future__ import annotations
@@ -36,8 +39,10 @@ class Gpt2Family:
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Add word and position embeddings; positions count padding, as in the library."""
-        positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)
-        hidden: torch.Tensor = base.drop(base.wte(batch.ids) + base.wpe(positions[None]))
+        positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)[None]
+        if is_packed(batch.mask):
+            positions = _places(batch.mask)[1]
+        hidden: torch.Tensor = base.drop(base.wte(batch.ids) + base.wpe(positions))
         return hidden
 
     def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> CausalContext:
@@ -59,10 +64,42 @@ def causal_context(config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor,
     """Build mask and positions as the library's ``forward`` does; ``window`` limits attention to the last tokens."""
     rows, tokens, _ = hidden_BTD.shape
     positions_T = torch.arange(tokens, device=hidden_BTD.device)
+    if is_packed(mask_BT):
+        return _packed_context(config, hidden_BTD, mask_BT, positions_T, window=window)
     positions_BT = positions_T.expand(rows, tokens)
     make = _causal_mask if config._attn_implementation == "sdpa" else _causal_mask_of_library
     mask = make(config, hidden_BTD, mask_BT, positions_BT, window=window)
     return CausalContext(mask=mask, positions=positions_BT, row_positions=positions_T, rotary=None)
+
+
+def is_packed(mask_BT: torch.Tensor) -> bool:
+    """Whether a sequence of a micro-batch has several rows; see ``Batch.mask``."""
+    return bool((mask_BT > 1).any())
+
+
+def _places(mask_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the number of each token's row in its sequence, and its position in that row; both (B, T).
+
+    Example: the mask 1 1 1 2 2 0 has rows 0 0 0 1 1 2 and positions 0 1 2 0 1 0.
+    """
+    begins_BT = torch.zeros_like(mask_BT, dtype=torch.bool)
+    begins_BT[:, 1:] = mask_BT[:, 1:] != mask_BT[:, :-1]
+    places_BT = torch.arange(mask_BT.shape[1], device=mask_BT.device).expand(mask_BT.shape)
+    return begins_BT.cumsum(dim=1), places_BT - (places_BT * begins_BT).cummax(dim=1).values
+
+
+def _packed_context(
+    config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, positions_T: torch.Tensor, *, window: bool
+) -> CausalContext:
+    """Build a block-diagonal mask: truth values, or for eager attention numbers that are added to the scores."""
+    rows_BT, positions_BT = _places(mask_BT.to(hidden_BTD.device))
+    ahead_TT = positions_T[:, None] - positions_T
+    seen_TT = (ahead_TT >= 0) & (ahead_TT < config.sliding_window) if window else ahead_TT >= 0
+    mask_B1TT = (seen_TT & (rows_BT[:, :, None] == rows_BT[:, None, :]))[:, None]
+    if config._attn_implementation != "sdpa":
+        lowest = torch.finfo(hidden_BTD.dtype).min
+        mask_B1TT = torch.zeros_like(mask_B1TT, dtype=hidden_BTD.dtype).masked_fill_(~mask_B1TT, lowest)
+    return CausalContext(mask=mask_B1TT, positions=positions_BT, row_positions=positions_T, rotary=None)
 
 
 def _causal_mask(

@@ -254,6 +254,9 @@ class Train:
         microbatches: parts of a batch that pass the ring separately; with more of them nodes are idle for less time.
         max_length: longest row in tokens; longer texts are cut. Ignored for image-classification, where the model
             decides.
+        packing: whether the training rows of causal-lm and chat are packed into sequences of ``max_length`` tokens at
+            most, so that little is padding. Positions begin anew with each row, and a token sees its own row only.
+            ``batch_size``, and counts of rows to train on, then are of sequences. false if not given.
         loss_on: tokens of a conversation that are learned, for the task chat: answers = all answers of the assistant,
             each with the token that ends it; all = every token. answers if not given.
         local_iterations: steps of an owner's turn.
@@ -286,6 +289,7 @@ class Train:
     batch_size: Annotated[int, Bounds(ge=1, le=MAX_ROWS)] = 16
     microbatches: Annotated[int, Bounds(ge=1, le=MAX_ROWS), InWords("1 to train.batch_size, or 'auto'")] = 4
     max_length: Annotated[int, Bounds(ge=MIN_TOKENS, le=MAX_TOKENS)] = 128
+    packing: bool | None = None
     loss_on: Annotated[str | None, OneOf(LOSS_ON)] = None
     local_iterations: Count = 10
     turns: Annotated[str, OneOf(TURNS)] = EQUAL
@@ -308,6 +312,8 @@ class Train:
         if len(lengths) > 1:
             raise JobError(f"{' and '.join(lengths[:2])} both set the length of the run; keep one")
         self._settle_momentum()
+        if not self.packing:
+            object.__setattr__(self, "packing", None)  # jobs of before have the bytes of before
         if self.warmup_steps and self.warmup_share:
             raise JobError(
                 f"train.warmup_steps = {self.warmup_steps} and train.warmup_share = {self.warmup_share} both say how "

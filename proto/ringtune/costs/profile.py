@@ -373,11 +373,26 @@ class SkippedRows:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PackedRows:
+    """The training rows of a node behind its packed sequences.
+
+    Attributes:
+        rows: number of them.
+        tokens: of all rows together.
+        row_tokens: mean padded length of batches of rows that are not packed.
+    """
+
+    rows: Amount
+    tokens: Amount
+    row_tokens: Measured
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NodeFacts:
     """One node: its data (numbers and class names only), memory and speed.
 
     Attributes:
-        train_rows: rows for training; 0 = not an owner.
+        train_rows: rows for training, or sequences of packed rows; 0 = not an owner.
         eval_rows: rows for evaluation.
         labels: class names in its training rows, sorted.
         eval_labels: class names in its evaluation rows, sorted.
@@ -408,6 +423,7 @@ class NodeFacts:
             unknown.
         load: runnable threads per core of its machine before it was timed; 0 = unknown.
         rack: board or switch that it shares with other nodes, from its start or its address; empty = unknown.
+        packed: its training rows, where ``train.packing`` is set and they were counted.
     """
 
     node: str
@@ -445,6 +461,7 @@ class NodeFacts:
     left_out: tuple[SkippedRows, ...] = ()
     cut_rows: Amount = 0
     rack: Annotated[str, LATER] = ""
+    packed: Annotated[PackedRows | None, LATER] = None
 
     def __post_init__(self) -> None:
         """Refuse negative figures, and fewer than one thread."""

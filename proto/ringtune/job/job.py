@@ -48,7 +48,7 @@ from ringtune.config.sections import (
 )
 from ringtune.errors import ContradictionError, JobError
 from ringtune.models.adapter_config import parse_adapter_config
-from ringtune.models.adapter_support import sum_of_kinds
+from ringtune.models.adapter_support import mixed_tokens, sum_of_kinds
 from ringtune.models.family import CAUSAL_LM, CHAT, CLASS_TASKS, LANGUAGE_TASKS, NAMED_TASKS, PAIR_TASKS
 from ringtune.models.folder import hub_id
 from ringtune.models.result_files import Result, adapter_result, model_result
@@ -257,6 +257,8 @@ class Job:
                 f"{self.model.task!r}; remove it"
             )
         self._check_language_keys()
+        if self.train.packing:
+            self._check_packing()
         if self.data.labels and self.model.task not in NAMED_TASKS:
             raise JobError(f"data.labels has no meaning for model.task = {self.model.task!r}; remove it")
         if self.data.text_pair and self.model.task not in PAIR_TASKS:
@@ -276,6 +278,25 @@ class Job:
             for name, value in keys.items():
                 if value is not None and self.model.task != task:
                     raise JobError(f"{name} is for model.task = {task!r}, this job has {self.model.task!r}; remove it")
+
+    def _check_packing(self) -> None:
+        """Refuse packed rows of other tasks, of several users, and with adapters that mix the tokens of a sequence."""
+        if self.model.task not in LANGUAGE_TASKS:
+            raise JobError(
+                "train.packing = true is for model.task = 'causal-lm' or 'chat', where each token has its own target, "
+                f"and this job has {self.model.task!r}; remove it"
+            )
+        if self.data.user:
+            raise JobError(
+                f"train.packing = true would put rows of several users (data.user = {self.data.user!r}) into one "
+                "sequence; remove one of them"
+            )
+        for config in (self.adapter.config, *self.offload.chosen_adapters.values()):
+            if problem := mixed_tokens(config):
+                raise JobError(
+                    f"train.packing = true does not go with adapter.config = {config!r}: {problem}, and several rows "
+                    "are in one sequence; remove train.packing, or use seq_bn or lora"
+                )
 
     def _check_method_sections(self) -> None:
         """Fill in the section of the job's method, and refuse that of another method."""

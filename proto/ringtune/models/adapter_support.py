@@ -269,14 +269,21 @@ def may_trim(family: Family, adapter_configs: Iterable[str], *, dropout: float) 
 
     With dropout it may not, because other numbers are drawn for other shapes.
     """
-    return family.trims and not dropout and all(map(_is_of_each_token, adapter_configs))
+    return family.trims and not dropout and not any(map(_mixes_or_draws, adapter_configs))
 
 
-def _is_of_each_token(adapter_config: str) -> bool:
-    """Whether adapters compute each token by itself; a gate takes a mean, ReFT counts tokens from the end."""
+def _mixes_or_draws(adapter_config: str) -> bool:
+    parts = parse_adapter_config(adapter_config)
+    draws = any({**known_configurations()[part.name][1], **part.options}.get("dropout") for part in parts)
+    return draws or bool(mixed_tokens(adapter_config))
+
+
+def mixed_tokens(adapter_config: str) -> str:
+    """Say why adapters do not compute each token by itself; empty if they do."""
     for part in parse_adapter_config(adapter_config):
         kind, defaults = known_configurations()[part.name]
-        options = {**defaults, **part.options}
-        if kind == "reft" or options.get("use_gating") or options.get("dropout"):
-            return False
-    return True
+        if kind == "reft":
+            return "ReFT changes the first and last tokens of a sequence"
+        if {**defaults, **part.options}.get("use_gating"):
+            return "a gate takes the mean over the tokens of a sequence"
+    return ""

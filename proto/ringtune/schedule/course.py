@@ -217,6 +217,7 @@ class Course(Extent):
         batch_size: rows of one step.
         microbatches: parts of one batch; at most ``batch_size``.
         max_length: longest sequence in tokens; bounds the shape of every frame.
+        packed: whether what counts as a training row is a sequence of several rows of the owner.
         hidden_size: width of the hidden state; bounds the shape of every frame.
         eval_every: steps between evaluations (at turn boundaries); 0 = at the end only.
         checkpoint_every: steps between checkpoints (at turn boundaries, and at the end); 0 = none.
@@ -254,6 +255,7 @@ class Course(Extent):
     head_tokens: Annotated[Count, LATER] = 0
     trims: Annotated[bool, LATER] = False
     initial: Annotated[str, LATER] = ""
+    packed: Annotated[bool, LATER] = False
     _hash: int = field(default=0, init=False, repr=False, compare=False)
     _plain: Course | None = field(default=None, init=False, repr=False, compare=False)
 

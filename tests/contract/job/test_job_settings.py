@@ -152,6 +152,28 @@ def test_keys_of_language_models_are_for_one_task(monkeypatch: pytest.MonkeyPatc
         chat.with_overrides({"data.template": "chatlm"})
 
 
+def test_packing_is_for_rows_that_can_be_side_by_side() -> None:
+    """Elsewhere it is refused with the remedy; a resumed run can't change it."""
+    chat = JOB.with_overrides({"model.task": "chat"})
+    packed = chat.with_overrides({"train.packing": True})
+    assert packed.train.packing and job_digest(packed) != job_digest(chat)
+    assert changed_keys(chat, packed) == ("train.packing",)
+    assert packed.with_overrides({"train.packing": False}) == chat
+    assert "packing" not in chat.to_toml()
+    for changes, message in (
+        (
+            {"offload.mode": "auto", "offload.users": "alone", "data.user": "who"},
+            r"rows of several users \(data\.user = 'who'\) .* remove one of them",
+        ),
+        ({"adapter.config": "lora[use_gating=True]"}, r"a gate takes the mean over the tokens .* use seq_bn or lora"),
+        ({"adapter.config": "seq_bn|loreft"}, r"ReFT changes the first and last tokens of a sequence.* remove train"),
+    ):
+        with pytest.raises(JobError, match=message):
+            packed.with_overrides(changes)
+    with pytest.raises(JobError, match=r"is for model\.task = 'causal-lm' or 'chat', .*; remove it"):
+        JOB.with_overrides({"train.packing": True})
+
+
 def test_look_alikes_differ_in_spaces_and_capitals_only() -> None:
     """Each group once, in order; names that differ otherwise are in none."""
     assert look_alikes(["x", " x", "X", "y", "a b", "a  b", "ab"]) == ((" x", "X", "x"), ("a  b", "a b"))

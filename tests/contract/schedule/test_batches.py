@@ -17,12 +17,40 @@ from ringtune.schedule.batches import (
     eval_rows,
     even_share,
     hold_out,
+    pack_rows,
     split_alpha,
     split_rows,
 )
 from tests.support.cases import cases
 
 SEEDS = st.integers(0, 2**31)
+
+
+@settings(max_examples=60)
+@given(lengths=st.lists(st.integers(1, 20), max_size=60), size=st.integers(20, 40))
+def test_packed_rows_are_those_of_trying_every_sequence(lengths: list[int], size: int) -> None:
+    """Every row once, uncut, in the sequence with the least room for it; only one may be at most half full."""
+    waiting: list[list[int]] = []  # the one that was changed last is last
+    begun: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        rooms = [size - sum(lengths[other] for other in rows) for rows in waiting]
+        fitting = [(room, place) for place, room in enumerate(rooms) if room >= lengths[row]]
+        rows = waiting.pop(min(fitting)[1]) if fitting else []
+        begun += [] if fitting else [rows]
+        rows.append(row)
+        waiting.append(rows)
+    found = pack_rows(lengths, size)
+    assert found == tuple(tuple(sorted(rows)) for rows in begun)
+    assert sorted(row for rows in found for row in rows) == list(range(len(lengths)))
+    assert all(sum(lengths[row] for row in rows) <= size for rows in found)
+    assert sum(2 * sum(lengths[row] for row in rows) <= size for rows in found) <= 1
+
+
+def test_packed_row_that_is_too_long_is_refused() -> None:
+    """Nothing is cut in silence."""
+    assert pack_rows([3, 6, 2, 5], 8) == ((1, 2), (0, 3))
+    with pytest.raises(DataError, match=r"a row has 9 tokens, a sequence has 8; cut the row"):
+        pack_rows([3, 9], 8)
 
 
 @settings(max_examples=40)

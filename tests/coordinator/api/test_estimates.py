@@ -66,6 +66,28 @@ def test_estimates_share_the_rows_like_training(wanted: Job, tmp_path: Path) -> 
     assert facts["node-0"].train_rows == 2
 
 
+def test_estimates_pack_rows_by_their_characters(wanted: Job, tmp_path: Path) -> None:
+    """Of 40, 40 and 10 tokens, with sequences of 64: two; the note says that they are an estimate."""
+    config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 20, "n_positions": 64}
+    path, model = tmp_path / "rows.jsonl", write_any_family(tmp_path / "gpt2", config)
+    path.write_text("".join(json.dumps({"text": "x" * round(3.8 * count)}) + "\n" for count in (40, 40, 10)))
+    for task in ("causal-lm", "chat"):
+        if task == "chat":
+            pairs = [{"prompt": "x" * 19, "completion": "y" * round(3.8 * count - 19)} for count in (40, 40, 10)]
+            path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+        changes = {
+            "model.path": str(model),
+            "model.task": task,
+            "data.train": str(path),
+            "data.eval": "",
+            "train.max_length": 64,
+        }
+        for packing, count in ((True, 2), (False, 3)):
+            job = wanted.with_overrides({**changes, "train.packing": packing})
+            assert estimate(job, 1, memory_bytes=GIB).facts["node-0"].train_rows == count, task
+            assert ("sequences of packed rows" in estimate_note(job)) is packing
+
+
 def test_estimates_read_each_file_once_before_a_local_run(
     wanted: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

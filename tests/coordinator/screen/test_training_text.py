@@ -11,7 +11,7 @@ from typing import Any
 
 from coordinator.planner.explain import explain
 from coordinator.planner.make_plan import make_plan as make_plan_make_plan
-from coordinator.run.run_text import training_facts
+from coordinator.run.run_text import rows_lines, training_facts
 from coordinator.screen.plan_text import plan_text, table_text
 from coordinator.screen.progress import PlainProgress
 from coordinator.screen.training_text import (
@@ -23,7 +23,7 @@ from coordinator.screen.training_text import (
     training_lines,
 )
 from ringtune.costs.memory_terms import PART_WORDS, PARTS, MemoryEstimate, Term
-from ringtune.costs.profile import KindFacts
+from ringtune.costs.profile import KindFacts, PackedRows
 from ringtune.schedule.course import Course, HelperSettings
 from ringtune.schedule.methods import Hift
 from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, Choice, Operations
@@ -53,6 +53,25 @@ def test_training_lines_say_which_part_of_the_rows_is_used() -> None:
         "  node-1  6 steps of 4 rows: 24 of its 171 rows, each once",
         "2 classes: neg, pos",
         "note: not every row is used; train.epochs = 1 would use each about once",
+    ]
+
+
+def test_packed_rows_are_told_with_their_sequences() -> None:
+    """Rows of a file, sequences of a batch, and the share of both that is no padding."""
+    packed = changed(make_plan([("node-0", 0, 4)], ["node-0"], batch_size=4, num_steps=12), packed=True)
+    assert training_lines(course(10, 21, num_steps=12, packed=True))[:2] == [
+        "trains 12 steps in 3 rounds (turns of 2 steps, equal): 31 of 31 sequences (100%), 1.55 epochs",
+        "  node-0  6 steps of 4 sequences: 10 of its 10 sequences, each 2 to 4 times",
+    ]
+    head, *lines = plan_text(packed, {}, measured=False)
+    assert "12 steps of 4 sequences in" in head
+    assert any(re.match(r"node +blocks +sequences", line) for line in lines)
+    nodes = [
+        facts(f"node-{index}", rows=count, packed=PackedRows(rows=rows, tokens=tokens, row_tokens=width))
+        for index, (count, rows, tokens, width) in enumerate([(10, 70, 4800, 160), (21, 142, 10120, 180)])
+    ]
+    assert rows_lines([*nodes, facts("host", rows=0)], 512) == [
+        "212 rows in 31 sequences of 512 tokens, 94% full (unpacked 41%)"
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import torch
 
 from edge.data.conversations import BEYOND, UNSHOWN, ChatExamples, Conversations
 from edge.data.dataset import OwnerDataset
-from edge.data.tokens import IGNORED, RowFaultError
+from edge.data.examples import PackedExamples
+from edge.data.tokens import IGNORED, Batch, RowFaultError
 from ringtune.errors import DataError, ModelError
 from ringtune.job.job import Job, parse_job
 from ringtune.models.conversations import TEMPLATES
@@ -22,6 +24,7 @@ from tests.support.chat_models import (
     MISTRAL,
     QWEN_3,
     conversations,
+    plain_pairs,
     write_conversations,
     write_tokenizer,
 )
@@ -251,3 +254,52 @@ def test_padding_changes_no_label(tmp_path: Path) -> None:
     assert batch.ids.shape[1] == examples.width(range(len(examples)))
     alone = [labels + [IGNORED] * (batch.ids.shape[1] - len(labels)) for _, labels in learned(examples)]
     assert torch.equal(batch.labels, torch.tensor(alone))
+
+
+def unpacked(data: Batch) -> list[tuple[list[int], list[int]]]:
+    """Ids and labels of each row of packed sequences: where the mask has another value a row begins."""
+    found = []
+    for ids, mask, labels in zip(data.ids.tolist(), data.mask.tolist(), data.labels.tolist(), strict=True):
+        for turn, group in itertools.groupby(range(len(mask)), key=lambda place: mask[place]):
+            places = list(group)
+            row = ([ids[place] for place in places], [labels[place] for place in places])
+            if turn:
+                found.append(row)
+            else:
+                assert set(row[1]) == {IGNORED}
+    return found
+
+
+@pytest.mark.parametrize(("max_length", "count"), [(8, 5), (64, 10)])
+def test_packed_sequences_have_each_row_once(max_length: int, count: int, tmp_path: Path) -> None:
+    """With its tokens and targets, cut rows and rows left out as without packing; evaluated rows are not packed."""
+    folder = write_tokenizer(tmp_path / "m", LLAMA)
+    path = write_conversations(tmp_path / "rows.jsonl", [*plain_pairs(20), {"prompt": "no " * 70, "completion": "a"}])
+    job = job_of(folder, max_length=max_length)
+    alone = Conversations(job, folder)
+    rows = alone.examples(alone.read(path).rows, ())
+    packed = job.with_overrides({"train.packing": True})
+    data = OwnerDataset.load(packed, path, path, tokenizer_folder=folder)
+    assert isinstance(data._train, PackedExamples)
+    batch = data._train.batch(range(data.train_rows), {})
+    assert sorted(unpacked(batch)) == sorted(learned(rows))
+    assert batch.mask.shape[1] == data._train.width(range(data.train_rows)) <= max_length
+    assert (int(batch.mask.max()), data.train_rows) == (2, count)
+    assert rows.left_out.keys() == {BEYOND}
+    assert data.left_out == {BEYOND: 2 * rows.left_out[BEYOND]}
+    assert (data.cut_rows, data.eval_rows) == (2 * rows.cut_rows, len(rows))
+    counted = data.packed_rows(4, 0, "a")
+    assert counted is not None and (counted.rows, counted.tokens) == (len(rows), int((batch.mask > 0).sum()))
+    assert counted.row_tokens >= counted.tokens / counted.rows
+    assert OwnerDataset.load(job, path, None, tokenizer_folder=folder).packed_rows(4, 0, "a") is None
+
+
+def test_one_row_is_a_sequence_and_full_rows_are_alone(tmp_path: Path) -> None:
+    """Masks are those of rows that are not packed."""
+    folder = write_tokenizer(tmp_path / "m", LLAMA)
+    for rows in (plain_pairs(1), [row for row in plain_pairs(8) if len(row["prompt"]) > 1]):
+        path = write_conversations(tmp_path / "rows.jsonl", rows)
+        job = job_of(folder, max_length=32).with_overrides({"train.packing": True})
+        data = OwnerDataset.load(job, path, None, tokenizer_folder=folder)
+        assert data.train_rows == len(rows)
+        assert int(data._train.batch(range(len(rows)), {}).mask.max()) == 1

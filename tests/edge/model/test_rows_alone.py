@@ -125,3 +125,32 @@ def test_a_row_in_any_batch_is_the_row_alone(tmp_path: Path, model_type: str, ta
         more_than_rows = len(alone) - len(rows) if task == REGRESSION else 0
         sums = [sum(values) for values in zip(*(row.counts for row in rows), strict=True)]
         assert [counts.num_targets - more_than_rows, *dict(counts.more).values()] == pytest.approx(sums, rel=1e-10)
+
+
+_PACKED = ((0, 2), (3, 1, 4), (5,))
+"""Rows of each sequence; the last one is a row alone, with padding."""
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("model_type", DECODERS)
+def test_a_row_packed_with_others_is_the_row_alone(tmp_path: Path, model_type: str, attention: str) -> None:
+    """Hidden states and loss of rows of 1 to 11 tokens, longer and shorter than a window of five."""
+    folder = write_family(tmp_path, model_type, num_blocks=2, with_decoder=True)
+    ours, plain = Ours(folder, CAUSAL_LM), Plain(folder, CAUSAL_LM)
+    if model_type != "gemma2":  # it has a cap, and always written-out attention
+        ours.base.config._attn_implementation = attention
+    parts = [[ours.batch([_ROWS[row]]) for row in rows] for rows in _PACKED]
+    batch = ours.batch([[token for row in rows for token in _ROWS[row]] for rows in _PACKED])
+    for place, rows in enumerate(parts):
+        turns = [part.mask[0] * (1 + turn % 2) for turn, part in enumerate(rows)]
+        batch.mask[place, : sum(map(len, turns))] = torch.cat(turns)
+        batch.labels[place, torch.tensor([0, *map(len, turns)]).cumsum(0)[:-1]] = IGNORED
+    last, _ = ours.last(batch)
+    assert bool(torch.isfinite(last).all())
+    for place, rows in enumerate(parts):
+        wanted = [plain.row(part, 0) for part in rows]
+        hidden = torch.cat([each for each, _ in wanted])
+        assert float((last[place, : len(hidden)] - hidden).norm()) < 1e-10 * max(1.0, float(hidden.norm()))
+        counts = ours.counts(batch.rows(place, place + 1), last[place : place + 1], {})
+        assert float(counts.loss_sum) == pytest.approx(sum(value for _, value in wanted), rel=1e-10)

@@ -61,6 +61,18 @@ def test_server_admits_the_turns_that_are_granted_and_not_done() -> None:
         assert "are accepted now" in str(node.sink.next().error)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_server_takes_masks_of_packed_rows_where_the_plan_packs(packed: bool) -> None:
+    """Elsewhere a node could make others attend to numbers that no mask has."""
+    of = plan(packed=packed)
+    tensor, mask = hidden()
+    with receiver(expectation(of)) as node, sender(node.address, hello(of)) as out:
+        out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 1, 2), tensor, mask * 2)
+        came = node.sink.next()
+        assert isinstance(came, TensorCame) is packed
+        assert packed or "holds other values than 0 and 1" in str(came.error)
+
+
 def test_server_second_one_on_a_port_fails() -> None:
     """Two servers never share a port: the second one says so."""
     with receiver() as node, pytest.raises(ConnectionFailedError, match=f"can't listen on {node.address}"):

@@ -23,7 +23,11 @@ def _payload(encoded: tensors.EncodedTensor) -> memoryview:
 
 
 def _round_trip(
-    tensor: torch.Tensor, mask: torch.Tensor | None, dtype: str, compute_dtype: torch.dtype = torch.float32
+    tensor: torch.Tensor,
+    mask: torch.Tensor | None,
+    dtype: str,
+    compute_dtype: torch.dtype = torch.float32,
+    packed: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     encoded = tensors.encode(tensor, mask, dtype)
     return tensors.decode(
@@ -33,6 +37,7 @@ def _round_trip(
         encoded.mask_bytes,
         compute_dtype=compute_dtype,
         exponent=encoded.exponent,
+        packed=packed,
     )
 
 
@@ -183,10 +188,15 @@ def test_tensors_float16_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_tensors_mask_of_other_values_is_refused() -> None:
-    """A mask holds zeros and ones only."""
+    """A mask holds zeros and ones only, and twos where rows are packed."""
     tensor, mask = hidden()
     with pytest.raises(FrameError, match="other values than 0 and 1"):
         _round_trip(tensor, mask * 2, "float32")
+    for values in (mask * 2, mask):
+        found = _round_trip(tensor, values, "float32", packed=True)[1]
+        assert found is not None and torch.equal(found, values)
+    with pytest.raises(FrameError, match="other values than 0, 1 and 2"):
+        _round_trip(tensor, mask * 3, "float32", packed=True)
 
 
 def test_tensors_of_another_size_are_refused() -> None:
