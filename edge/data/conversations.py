@@ -29,7 +29,14 @@ from ringtune.config.sections import ANSWERS
 from ringtune.errors import ModelError
 from ringtune.job.job import Job
 from ringtune.job.rows import Rows, read_rows
-from ringtune.models.conversations import ASSISTANT, TEMPLATES, Conversation, PlainPair, require_template
+from ringtune.models.conversations import (
+    ASSISTANT,
+    TEMPLATES,
+    Conversation,
+    PlainPair,
+    named_template,
+    require_template,
+)
 from ringtune.models.family import CHAT
 
 _LOG = logging.getLogger(__name__)
@@ -140,6 +147,8 @@ class Conversations:
     def _template(self, has_tools: bool) -> ChatTemplate:
         tokenizer, name = self.tokenizer, self._data.template
         special = {key: value for key, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
+        if name is not None and name not in TEMPLATES:
+            return ChatTemplate(named_template(self._folder, name), special)
         if name is not None:
             if "eos_token" in TEMPLATES[name] and "eos_token" not in special:
                 raise ModelError(

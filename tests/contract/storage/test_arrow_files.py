@@ -251,9 +251,7 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
     """Parquet and zstd need the extra."""
     path = one_column(tmp_path / "rows.parquet", ["a"])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        DataError, match=r"needs the package 'pyarrow' \(extra 'rows'\): pip install 'pyarrow>=26,<27'"
-    ):
+    with pytest.raises(DataError, match=r"needs the package 'pyarrow' \(extra 'rows'\): pip install 'pyarrow>=26,<27'"):
         list(table_rows(path, {}))
     packed = tmp_path / "rows.csv.zst"
     packed.write_bytes(pa.Codec("zstd").compress(b"text\na\n", asbytes=True))
