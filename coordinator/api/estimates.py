@@ -27,6 +27,7 @@ from ringtune.errors import DataError
 from ringtune.job.job import Job
 from ringtune.job.rows import (
     Question,
+    account_of,
     count_users,
     input_columns,
     is_plain_text,
@@ -34,10 +35,12 @@ from ringtune.job.rows import (
     read_rows,
     refuse_plain_text,
     target_columns,
+    task_rows,
 )
 from ringtune.models.conversations import Conversation, PlainPair, columns_of, require_template
 from ringtune.models.family import CAUSAL_LM, CHAT, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
 from ringtune.schedule.batches import even_share, hold_out, pack_rows, split_rows
+from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.text_files import read_text
 
 CHARACTERS_PER_TOKEN: Final = 3.8
@@ -103,8 +106,10 @@ def count_rows(file: str, job: Job) -> RowCounts:
         ModelError: conversations, and no template for them.
     """
     path, task = Path(file), job.model.task
-    if task == IMAGE_CLASSIFICATION:
+    if task == IMAGE_CLASSIFICATION and not is_arrow(path):
         counts = _count_images(path, job)
+    elif task == IMAGE_CLASSIFICATION:
+        counts = _count_encoded_images(path, job)
     elif task == CAUSAL_LM and is_plain_text(path):
         counts = _count_blocks(path, job)
     else:
@@ -206,6 +211,22 @@ def _count_images(path: Path, job: Job) -> RowCounts:
         labels=found.labels,
         left_out=found.left_out,
         left_out_lines=tuple(found.lines_left_out()),
+    )
+
+
+def _count_encoded_images(path: Path, job: Job) -> RowCounts:
+    """Count the pictures in a column, one after the other: they need not fit into memory together."""
+    account = account_of(path, job.data, is_own=True)
+    rows = [(row.target, row.user) for row in task_rows(path, IMAGE_CLASSIFICATION, job.data, account)]
+    account.check()
+    return RowCounts(
+        examples=(1,) * len(rows),
+        labels=tuple(label for label, _ in rows),
+        users=tuple(user for _, user in rows) if job.data.user else (),
+        left_out=account.left_out,
+        columns=account.columns,
+        notes=tuple(account.notes),
+        left_out_lines=tuple(account.lines_left_out()),
     )
 
 

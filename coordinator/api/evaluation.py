@@ -21,6 +21,7 @@ from coordinator.server.server import CoordinatorServer
 from ringtune.errors import BusyError, DataError, DeadlineError, IntegrityError, RingTuneError, UsageError
 from ringtune.job.job import Data, Job
 from ringtune.job.rows import check_rows
+from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.durable import write_durably
 from ringtune.transport.speaker import is_encrypted, speaking_as
 
@@ -43,7 +44,7 @@ def rows_to_evaluate(given: Path | None, of_job: Data, *, on_ring: bool) -> Path
     if given is None and not of_job.eval:
         raise UsageError("the run's job has no data.eval; give --data FILE, or nodes with --eval-data")
     rows = given or Path(of_job.eval)
-    if not rows.exists():
+    if not (rows.exists() or is_arrow(rows)):
         raise DataError(f"{rows} is not there; give --data a file with the columns of the run's data.train")
     return rows
 

@@ -37,6 +37,7 @@ from ringtune.job.rows import account_of, answers_of, input_columns, is_plain_te
 from ringtune.machine.process import exit_error
 from ringtune.models.family import CAUSAL_LM, CHAT, CLASS_TASKS, IMAGE_CLASSIFICATION, REGRESSION, TAGGING
 from ringtune.run_control.evaluation import rouge_l
+from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.durable import check_writable, put_other_aside, replacing, write_durably
 from ringtune.storage.text_files import read_text
 
@@ -180,7 +181,7 @@ def check_request(run: SavedRun, data: Path, how: Sampling, user: str) -> Checke
         DataError: there are no rows, or invalid ones: all of them at once.
     """
     require_user(run, user)
-    if not data.exists():
+    if not (data.exists() or is_arrow(data)):
         raise DataError(f"{data} is not there; give --data a file with the columns of the run's data.train")
     if not 1 <= how.max_new_tokens <= MAX_NEW_TOKENS:
         raise UsageError(f"max_new_tokens is {how.max_new_tokens}, it has to be in [1, {MAX_NEW_TOKENS}]")
@@ -193,7 +194,7 @@ def check_request(run: SavedRun, data: Path, how: Sampling, user: str) -> Checke
 
 def _check_rows(path: Path, job: Job) -> CheckedRows:
     """Read a file once as the predicting process will, so that all of its problems are reported first."""
-    if job.model.task == IMAGE_CLASSIFICATION:
+    if job.model.task == IMAGE_CLASSIFICATION and not is_arrow(path):
         return CheckedRows(list_pictures(path, has_classes=False).lines_left_out() if path.is_dir() else ())
     if job.model.task == CAUSAL_LM and is_plain_text(path):
         text, note = read_text(path, job.data.encoding)
@@ -522,7 +523,7 @@ def _file_of(data: Rows, job: Job) -> Iterator[Path]:
         yield Path(data)
         return
     if job.model.task == IMAGE_CLASSIFICATION:
-        raise UsageError("rows are a folder of pictures or an .npz file; give its path")
+        raise UsageError("rows are a folder of pictures, or an .npz, .parquet or .arrow file; give its path")
     columns = input_columns(job.model.task, job.data)
     takes_texts = list(columns) in (["data.text"], [])
     rows: list[Any] = [_row_of(row, job) if takes_texts and isinstance(row, str) else row for row in data]

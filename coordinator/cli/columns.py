@@ -13,7 +13,8 @@ from ringtune.job.job_reference import ChosenValue
 from ringtune.job.rows import CONVERSATION_REMEDY
 from ringtune.models.conversations import PREFERENCES_REMEDY, columns_of, form_of, has_preferences
 from ringtune.models.family import CAUSAL_LM, CHAT, CLASSIFICATION, PAIR_TASKS, QUESTION_ANSWERING, REGRESSION, TAGGING
-from ringtune.storage.tables import RowAccount, table_rows
+from ringtune.storage.arrow_files import is_arrow
+from ringtune.storage.tables import RowAccount, row_place, table_rows
 from ringtune.storage.text_files import form_suffix
 
 MAX_CLASSES: Final = 1000
@@ -140,7 +141,9 @@ def inspect_table(path: Path) -> Table:
     for line, found in table_rows(path, {}, account):
         for name, value in found.items():
             if name not in columns and len(columns) >= _MAX_COLUMNS:
-                raise DataError(f"{path}, line {line}: there are more than {_MAX_COLUMNS:,} columns; is it a table?")
+                raise DataError(
+                    f"{row_place(path, line)}: there are more than {_MAX_COLUMNS:,} columns; is it a table?"
+                )
             columns.setdefault(name, Column(name)).add(value)
     if not account.rows:
         account.check()
@@ -154,8 +157,9 @@ def inspect_table(path: Path) -> Table:
 
 def _check_header(path: Path, columns: Mapping[str, Column]) -> None:
     """Refuse a csv file without a header: the name of a column is also a class in that column."""
+    has_header = form_suffix(path) not in (".jsonl", ".json") and not is_arrow(path)
     for column in columns.values():
-        if form_suffix(path) not in (".jsonl", ".json") and column.has_classes and column.values[column.name]:
+        if has_header and column.has_classes and column.values[column.name]:
             names = ", ".join(repr(name[:_SHOWN_CHARACTERS]) for name in columns)
             raise DataError(
                 f"{path}: the first line ({names}) looks like a row and not like names of columns, as "

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from coordinator.api.npz_headers import Archive
-from coordinator.cli.columns import Column
+from coordinator.cli.columns import NAMES, Column
 from ringtune.errors import DataError, InvalidInputError, ModelError
 from ringtune.job.job import Data
-from ringtune.job.rows import PICTURES, list_pictures
+from ringtune.job.rows import PICTURES, account_of, list_pictures, task_rows
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import (
     CAUSAL_LM,
@@ -25,8 +25,9 @@ from ringtune.models.family import (
     head_task,
 )
 from ringtune.models.folder import CONFIG_FILE, base_tensors, check_files, model_dimensions, read_config
+from ringtune.storage.arrow_files import arrow_header, is_arrow, split_paths
 from ringtune.storage.strict import read_json
-from ringtune.storage.tables import CONLL_SUFFIXES, TABLE_SUFFIXES, RowAccount, tagged_rows
+from ringtune.storage.tables import CONLL_SUFFIXES, TABLE_SUFFIXES, RowAccount, row_place, tagged_rows
 from ringtune.storage.text_files import form_suffix
 
 ROWS: Final = (*TABLE_SUFFIXES, ".npz", ".txt", *CONLL_SUFFIXES)
@@ -40,12 +41,16 @@ _FIRST_BYTES = 64
 def find_rows(folder: Path) -> tuple[Path, Path | None]:
     """Find the file of training rows, and that of evaluation rows if there is one.
 
-    Example: ``train.csv`` and ``test.csv``; of ``reviews.csv`` alone that and None.
+    Example: ``train.csv`` and ``test.csv``; of ``reviews.csv`` alone that and None. A folder of Parquet or Arrow
+    files may have both.
 
     Raises:
         DataError: no file may have rows, or several may and none is called ``train``.
     """
     found = [path for path in _entries(folder) if _has_rows(path)]
+    places = [folder, *(path for path in found if path.is_dir() and is_arrow(path))]
+    found = [path for path in found if not is_arrow(path)]
+    found += [path for place in places if is_arrow(place) for path in split_paths(place)]
     held_out = [path for path in found if _name(path) in EVAL_NAMES]
     others = [path for path in found if path not in held_out]
     named = [path for name in TRAIN_NAMES for path in others if _name(path) == name]
@@ -92,7 +97,7 @@ def _name(path: Path) -> str:
 
 def _has_rows(path: Path) -> bool:
     if path.is_dir():
-        return any(file.suffix.lower() in PICTURES for file in path.glob("*/*"))
+        return is_arrow(path) or any(file.suffix.lower() in PICTURES for file in path.glob("*/*"))
     if path.suffix.lower() == ".json":  # most of these are settings
         with path.open("rb") as file:
             return file.read(_FIRST_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
@@ -185,7 +190,7 @@ class Images:
 
     Attributes:
         classes: number of images of each class.
-        columns: key of ``[data]`` -> name of an array; empty for a folder.
+        columns: key of ``[data]`` -> name of an array or column; empty for a folder.
         left_out: a sentence for each reason why files of a folder are left out.
     """
 
@@ -206,13 +211,27 @@ class Images:
         return f"{self.path} has {self.rows:,} images of {len(names)} classes ({', '.join(names[:_SHOWN])}{more})"
 
 
+def encoded_images(path: Path) -> dict[str, str]:
+    """Return the columns of pictures and of their classes in Parquet or Arrow files, by key; empty without either."""
+    header, usual = arrow_header(path), Data()
+    named = [name for key in NAMES["label"] for name in header.columns if name.lower() == key]
+    label = next(iter([*header.classes, *named]), "")
+    if not header.pictures or not label:
+        return {}
+    image = usual.image if usual.image in header.pictures else header.pictures[0]
+    return {"image": image, "label": usual.label if usual.label in (*header.classes, *named) else label}
+
+
 def inspect_images(path: Path) -> Images:
     """Count the images of each class.
 
     Raises:
         DataError: there are none, or of one class only; describes the content.
     """
-    found = _inspect_folder(path) if path.is_dir() else _inspect_archive(path)
+    if is_arrow(path):
+        found = _inspect_encoded(path, encoded_images(path))
+    else:
+        found = _inspect_folder(path) if path.is_dir() else _inspect_archive(path)
     if len(found.classes) < 2:
         raise DataError(f"{found.as_text()}; give it two classes or more")
     return found
@@ -228,6 +247,13 @@ def _inspect_folder(path: Path) -> Images:
             f"class with {', '.join(PICTURES)}, or a .csv or .jsonl file"
         )
     return Images(path=path, classes=Counter(found.labels), columns={}, left_out=found.lines_left_out())
+
+
+def _inspect_encoded(path: Path, columns: Mapping[str, str]) -> Images:
+    data = Data(image=columns["image"], label=columns["label"])
+    account = account_of(path, data, is_own=True)
+    classes = Counter(row.target for row in task_rows(path, IMAGE_CLASSIFICATION, data, account))
+    return Images(path=path, classes=classes, columns=columns)
 
 
 def _inspect_archive(path: Path) -> Images:
@@ -290,7 +316,7 @@ def inspect_tagged(path: Path, *, words: str, tags: str) -> Tagged:
         names.update(row.tags)
         if len(names) > _MAX_TAGS:
             raise DataError(
-                f"{path}, line {row.record[0]}: there are more than {_MAX_TAGS:,} tags; name the right column with "
+                f"{row_place(path, row.record[0])}: there are more than {_MAX_TAGS:,} tags; name the right column with "
                 "--column tags=NAME"
             )
     if not rows:

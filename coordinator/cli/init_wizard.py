@@ -6,6 +6,7 @@ job with its reason.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from coordinator.cli.init_inspection import (
     Model,
     Tagged,
     choose_task,
+    encoded_images,
     find_model,
     find_rows,
     inspect_images,
@@ -53,6 +55,7 @@ from ringtune.models.family import (
     TAGGING,
 )
 from ringtune.schedule.batches import hold_out
+from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.tables import RowAccount, is_conll
 from ringtune.storage.text_files import form_suffix, read_text
 from ringtune.texts import listed
@@ -335,7 +338,7 @@ def _labels(rows: _Rows, task: str, columns: Mapping[str, str], tagged: Tagged |
 
 def _account(path: Path, job: Job) -> RowAccount | None:
     """Read a file as training would; None for images and plain text, which have no cells."""
-    if job.model.task == IMAGE_CLASSIFICATION or is_plain_text(path):
+    if (job.model.task == IMAGE_CLASSIFICATION and not is_arrow(path)) or is_plain_text(path):
         return None
     account = account_of(path, job.data, is_own=True)
     for _ in task_rows(path, job.model.task, job.data, account):
@@ -344,7 +347,8 @@ def _account(path: Path, job: Job) -> RowAccount | None:
 
 
 def _pictures_left_out(evaluate: Path | None) -> list[str]:
-    return list_pictures(evaluate).lines_left_out() if evaluate is not None and evaluate.is_dir() else []
+    is_folder = evaluate is not None and evaluate.is_dir() and not is_arrow(evaluate)
+    return list_pictures(evaluate).lines_left_out() if evaluate is not None and is_folder else []
 
 
 def _task_lines(task: str, wizard_options: WizardOptions, rows: _Rows, model: Model) -> list[str]:
@@ -362,7 +366,8 @@ def _unused(table: Table | None, task: str, columns: Mapping[str, str]) -> list[
 
 def written(path: Path, folder: Path) -> str:
     """Return a path as a job in ``folder`` names it: relative if it is inside, else absolute."""
-    full, base = path.resolve(), folder.resolve()
+    is_link = path.is_symlink() and path.is_file()  # its own name has the suffix, the file of a hub's cache has none
+    full, base = path.parent.resolve() / path.name if is_link else path.resolve(), folder.resolve()
     return str(full.relative_to(base)) if full.is_relative_to(base) and full != base else str(full)
 
 
@@ -372,14 +377,15 @@ def _choose_rows(wizard_options: WizardOptions, ask: Prompt) -> tuple[Path, Path
         return wizard_options.data, wizard_options.eval_data
     given = Path(ask.place("File or folder of rows", lambda: str(find_rows(wizard_options.folder)[0])))
     beside = None
-    if wizard_options.eval_data is None and given.parent.resolve() == wizard_options.folder.resolve():
-        found = find_rows(wizard_options.folder)
-        beside = found[1] if found[0].resolve() == given.resolve() else None
+    if wizard_options.eval_data is None:
+        with contextlib.suppress(DataError):
+            found = find_rows(wizard_options.folder)
+            beside = found[1] if found[0].resolve() == given.resolve() else None
     return given, wizard_options.eval_data or beside
 
 
 def _look(path: Path) -> _Rows:
-    if path.is_dir() or form_suffix(path) == ".npz":
+    if encoded_images(path) if is_arrow(path) else path.is_dir() or form_suffix(path) == ".npz":
         images = inspect_images(path)
         return _Rows(
             words=images.as_text(),
@@ -425,7 +431,7 @@ def _choose_columns(rows: _Rows, task: str, given: Mapping[str, str], ask: Promp
         usual = Data()
         return {key: ChosenValue(name, "") for key, name in (rows.columns or {}).items() if name != getattr(usual, key)}
     if task not in COLUMNS:
-        raise DataError(f"{rows.words}; --task {task} needs an npz file or a folder of images")
+        raise DataError(f"{rows.words}; --task {task} needs an npz file or a folder of images, or Parquet with them")
     found = choose_columns(rows.table, task, given)
     if not found or given.keys() >= set(COLUMNS[task]):
         return found

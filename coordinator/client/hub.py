@@ -36,6 +36,7 @@ from coordinator.screen.progress import WaitNotice
 from ringtune.errors import ConnectionFailedError, DeadlineError, IntegrityError, UsageError
 from ringtune.job.job import Job
 from ringtune.models.folder import COMMIT, HubId, cached_folder, hub_id, place_of
+from ringtune.models.tokenizer import is_template_file
 from ringtune.storage.durable import FileLock, make_folder, rename_durably, storage_errors, write_durably
 
 FETCH_S: Final = 1800.0
@@ -173,7 +174,7 @@ class HubFile:
 
 
 def wanted_files(siblings: Iterable[Any]) -> tuple[HubFile, ...]:
-    """Choose the files to fetch from a hub's listing; unknown names and names with folders are ignored.
+    """Choose the files to fetch from a hub's listing; unknown names and all folders but of templates are ignored.
 
     Raises:
         IntegrityError: a chosen file has no size or digest.
@@ -181,7 +182,8 @@ def wanted_files(siblings: Iterable[Any]) -> tuple[HubFile, ...]:
     found = []
     for entry in siblings:
         name = entry.rfilename
-        if not (_NAME.fullmatch(name) and any(fnmatch.fnmatchcase(name, pattern) for pattern in FILES)):
+        is_known = _NAME.fullmatch(name) and any(fnmatch.fnmatchcase(name, pattern) for pattern in FILES)
+        if not (is_known or is_template_file(name)):
             continue
         digest = str(entry.lfs.sha256 if entry.lfs else entry.blob_id)
         kind = _SHA256 if entry.lfs else _SHA1
@@ -204,20 +206,23 @@ def store(wanted: HubId, commit: str, files: Sequence[HubFile], cache: Path, get
     place = place_of(wanted, cache)
     folder, coming = place / "snapshots" / commit, place / "fetching" / commit
     with storage_errors(place):
-        make_folder(coming)
+        for part in {coming, *((coming / file.name).parent for file in files)}:
+            make_folder(part)
     busy = f"{{holder}} fetches {wanted} into {place}; wait for its end"
     with FileLock(place / "lock", busy=busy):
         for file in files:
             if not file.is_at(folder / file.name) and not file.is_at(coming / file.name):
                 _fetch(file, coming / file.name, get)
         with storage_errors(folder):
-            make_folder(folder)
+            for part in {folder, *((folder / file.name).parent for file in files)}:
+                make_folder(part)
         for file in files:
             if not file.is_at(folder / file.name):
                 rename_durably(coming / file.name, folder / file.name)
         write_durably(place / "refs" / wanted.revision, commit.encode())
         with contextlib.suppress(OSError):
-            coming.rmdir()
+            for part in sorted({coming, *((coming / file.name).parent for file in files)}, reverse=True):
+                part.rmdir()
     return folder
 
 

@@ -217,8 +217,8 @@ def evaluation_job(run: SavedRun, data: Path | None, *, model: Path | None = Non
     job = run.job
     section = dataclasses.replace(
         job.data,
-        train=str(data.resolve()) if data else job.data.train,
-        eval=str(data.resolve()) if data else job.data.eval,
+        train=str(data.absolute()) if data else job.data.train,
+        eval=str(data.absolute()) if data else job.data.eval,
         held_out=0.0 if data else job.data.held_out,
         labels=run.plan.course.labels,
         split="iid" if data else job.data.split,

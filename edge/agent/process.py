@@ -36,6 +36,7 @@ from ringtune.errors import PeerLostError, RingTuneError
 from ringtune.machine.process import end_within, handled
 from ringtune.machine.resources import usable_cores
 from ringtune.schedule.batches import even_share
+from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.durable import keep_files_private
 from ringtune.storage.tables import TABLE_SUFFIXES, table_rows
 from ringtune.storage.text_files import form_suffix
@@ -277,7 +278,7 @@ def count_rows(path: Path | None, share: tuple[int, int]) -> int | None:
     Raises:
         DataError: the file is not readable.
     """
-    if path is None or form_suffix(path) not in TABLE_SUFFIXES:
+    if path is None or not (is_arrow(path) or form_suffix(path) in TABLE_SUFFIXES):
         return None
     count, (index, parts) = sum(1 for _ in table_rows(path, {})), share
     return len(even_share(count, num_owners=parts, share=index))

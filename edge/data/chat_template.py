@@ -3,8 +3,9 @@ r"""Chat templates, rendered by jinja2 in a process of their own with limits of 
 A template is a program that came with a model. As in transformers it runs in jinja's immutable sandbox, which reaches
 no file and no attribute of Python; but nothing there ends ``{% for %}`` in ``{% for %}``, or a string that doubles.
 So each bunch of conversations is rendered by ``python -m edge.data.chat_template``, which has ``LIMIT_S`` seconds of
-processor time and ``_MEMORY_BYTES``; what is slower or larger is refused. Processor time, as a template can't wait, and
-a busy board is no reason to refuse one; the caller waits ``_WAITS`` times as long.
+processor time and ``_MEMORY_BYTES``; what is slower or larger is refused, by the row of a conversation if that is so
+alone. Processor time, as a template can't wait, and a busy board is no reason to refuse one; the caller waits
+``_WAITS`` times as long.
 
 The answers of a conversation are found by what they add. With U, A the messages of user and assistant:
 
@@ -53,6 +54,9 @@ _ON_NAMES: Final = re.compile(
     r"'(\w+)' is undefined|'\w+ object' has no attribute '(\w+)'|\w+ object has no element (\d+)|"
     r"access to attribute '(\w+)' of '\w+' object is unsafe\."
 )
+_READY: Final = b'{"ready": true}\n'
+_NO_PROCESS: Final = "the process that renders chat templates can't be started"
+_NO_PROCESS_REMEDY: Final = "free memory, or look after the installation with ringtune doctor"
 _ANY_TEXT: Final = "\ufffc"
 _TODAY: Final = datetime(2024, 7, 26)
 
@@ -96,8 +100,9 @@ class ChatTemplate:
         """Render each conversation with its answers marked: one text, and one for each answer that needs its own.
 
         Raises:
-            TemplateError: the template refuses a conversation, or rewrites messages.
-            ModelError: the template is none, or takes too long or too much memory.
+            TemplateError: the template refuses a conversation, rewrites messages, or takes too long or too much memory
+                for it.
+            ModelError: the template is none, or its process can't be started.
         """
         return self._rendered(conversations, "answers")
 
@@ -113,10 +118,7 @@ class ChatTemplate:
         found: list[list[Rendered]] = []
         errors: dict[int, str] = {}
         for bunch in _bunches(conversations):
-            lines = self._ask(bunch, kind)
-            if len(lines) != len(bunch):
-                raise ModelError(f"the chat template was stopped: {self._limits}; set data.template")
-            for line in lines:
+            for line in self._asked(bunch, kind, len(found)):
                 if "error" in line:
                     errors[len(found)] = line["error"]
                 found.append([Rendered(text, tuple(map(tuple, spans))) for text, spans in line.get("found", ())])
@@ -124,7 +126,18 @@ class ChatTemplate:
             raise TemplateError(row, reason, len(errors) - 1)
         return found
 
+    def _asked(self, bunch: Sequence[Conversation], kind: str, first: int) -> list[dict[str, Any]]:
+        """Return a line for each conversation; one that is too much alone is refused by its row."""
+        lines = self._ask(bunch, kind)
+        row = len(lines)
+        if row == len(bunch):
+            return lines
+        if len(bunch) == 1 or not self._ask(bunch[row : row + 1], kind):
+            raise TemplateError(first + row, f"it was stopped: {self._limits}", 0)
+        raise ModelError(f"the chat template was stopped: {self._limits}; set data.template")
+
     def _ask(self, bunch: Sequence[Conversation], kind: str) -> list[dict[str, Any]]:
+        """Return the lines of one process, fewer than conversations where it was stopped."""
         head = {**self._head, "kind": kind, "parent": os.getpid()}
         lines = [json.dumps(head), *(json.dumps(one._asdict()) for one in bunch)]
         command = [sys.executable, "-P", "-m", "edge.data.chat_template"]
@@ -136,9 +149,16 @@ class ChatTemplate:
                 timeout=_WAITS * self._limit_s,
                 check=False,
             )
-        except subprocess.TimeoutExpired:
-            raise ModelError(f"the chat template was stopped: {self._limits}; set data.template") from None
-        answers: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.split(b"\n")[:-1]]
+        except subprocess.TimeoutExpired as error:
+            output = error.stdout or b""
+        except OSError as error:
+            raise ModelError(f"{_NO_PROCESS} ({error.strerror}); {_NO_PROCESS_REMEDY}") from error
+        else:
+            output = done.stdout
+            if not output.startswith(_READY):
+                said = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
+                raise ModelError(f"{_NO_PROCESS} ({said[-1][:_REASON_LENGTH]}); {_NO_PROCESS_REMEDY}")
+        answers: list[dict[str, Any]] = [json.loads(line) for line in output.split(b"\n")[1:-1]]
         if answers and "refused" in answers[0]:
             raise ModelError(f"the chat template can't be used ({answers[0]['refused']}); set data.template")
         return answers
@@ -180,10 +200,12 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, most_bytes))
     seconds = math.ceil(head["limit_s"])
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    sys.stdout.buffer.write(_READY)
+    sys.stdout.buffer.flush()
     try:
         template, marks = _compiled(head["template"])
     except Exception as error:
-        sys.stdout.write(json.dumps({"refused": _reason(error, str(error))}) + "\n")
+        sys.stdout.buffer.write(json.dumps({"refused": _reason(error, str(error))}).encode() + b"\n")
         return 0
     ways = {"answers": _marked, "all": _all_marked, "prompt": _prompt}
     left = _WRITTEN_BYTES
@@ -208,6 +230,7 @@ def main() -> int:
         if left < 0:
             return 1
         sys.stdout.buffer.write(written + b"\n")
+        sys.stdout.buffer.flush()
     return 0
 
 

@@ -29,12 +29,20 @@ from ringtune.config.sections import ANSWERS
 from ringtune.errors import ModelError
 from ringtune.job.job import Job
 from ringtune.job.rows import Rows, read_rows
-from ringtune.models.conversations import ASSISTANT, TEMPLATES, Conversation, PlainPair, require_template
+from ringtune.models.conversations import (
+    ASSISTANT,
+    TEMPLATES,
+    Conversation,
+    PlainPair,
+    named_template,
+    require_template,
+)
 from ringtune.models.family import CHAT
 
 _LOG = logging.getLogger(__name__)
 BEYOND: Final = "rows whose answers all lie beyond train.max_length"
 UNSHOWN: Final = "rows whose answers the chat template does not show"
+_ROWS_AT_ONCE: Final = 256
 _PROBE: Final = Conversation('[{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": "ANSWER"}]')
 
 
@@ -95,7 +103,7 @@ class Conversations:
 
     def prompts(self, rows: Sequence[Conversation | PlainPair]) -> list[list[int]]:
         """Encode rows up to where the model answers; raises as ``examples``."""
-        written = iter(self._by_template("prompts", rows))
+        written = self._by_template("prompts", rows)
         return [
             prompt_ids(self.tokenizer, row.prompt)
             if isinstance(row, PlainPair)
@@ -110,36 +118,45 @@ class Conversations:
 
     def _texts(self, rows: Sequence[Conversation | PlainPair]) -> Iterator[list[_Encoded]]:
         """Yield the texts of each row: one, or several where answers need their own."""
-        rendered = self._by_template("whole" if self._learns_all else "answers", rows)
-        conversation = next((row for row in rows if isinstance(row, Conversation)), None)
-        if conversation is not None and _ends_with_answer(rendered[0][-1].text, conversation):
-            _LOG.warning("the chat template puts nothing behind an answer: the model does not learn where to end")
-        written = iter(rendered)
+        written = self._by_template("whole" if self._learns_all else "answers", rows)
+        is_told = False
         for row in rows:
-            yield [self._plain(row)] if isinstance(row, PlainPair) else [self._written(one) for one in next(written)]
-
-    def _by_template(self, kind: str, rows: Sequence[Any]) -> list[Any]:
-        """Render the conversations among the rows, those with tools by the template for tools if there is one."""
-        found: dict[int, Any] = {}
-        for has_tools in (False, True):
-            places = [
-                place
-                for place, row in enumerate(rows)
-                if isinstance(row, Conversation) and bool(row.tools) is has_tools
-            ]
-            if not places:
+            if isinstance(row, PlainPair):
+                yield [self._plain(row)]
                 continue
-            try:
-                made = getattr(self._template(has_tools), kind)([rows[place] for place in places])
-            except TemplateError as error:
-                what = f"the chat template fails for this conversation ({error}); change it, or set data.template"
-                raise RowFaultError(places[error.row], what) from error
-            found |= dict(zip(places, made, strict=True))
-        return [found[place] for place in sorted(found)]
+            rendered = next(written)
+            if not is_told and _ends_with_answer(rendered[-1].text, row):
+                _LOG.warning("the chat template puts nothing behind an answer: the model does not learn where to end")
+            is_told = True
+            yield [self._written(one) for one in rendered]
+
+    def _by_template(self, kind: str, rows: Sequence[Any]) -> Iterator[Any]:
+        """Render the conversations among the rows, those with tools by the template for tools if there is one.
+
+        One part of the rows after the other, so that not all rendered texts are in memory at once.
+        """
+        all_places = [place for place, row in enumerate(rows) if isinstance(row, Conversation)]
+        templates = {has_tools: self._template(has_tools) for has_tools in {bool(rows[at].tools) for at in all_places}}
+        for start in range(0, len(all_places), _ROWS_AT_ONCE):
+            part = all_places[start : start + _ROWS_AT_ONCE]
+            found: dict[int, Any] = {}
+            for has_tools, template in templates.items():
+                places = [place for place in part if bool(rows[place].tools) is has_tools]
+                try:
+                    made = getattr(template, kind)([rows[place] for place in places])
+                except TemplateError as error:
+                    done = start + len(part)
+                    among = f", of the first {done:,}" if done < len(all_places) else ""
+                    what = f"the chat template fails for this conversation ({error}{among})"
+                    raise RowFaultError(places[error.row], f"{what}; change it, or set data.template") from error
+                found |= dict(zip(places, made, strict=True))
+            yield from (found[place] for place in part)
 
     def _template(self, has_tools: bool) -> ChatTemplate:
         tokenizer, name = self.tokenizer, self._data.template
         special = {key: value for key, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
+        if name is not None and name not in TEMPLATES:
+            return ChatTemplate(named_template(self._folder, name), special)
         if name is not None:
             if "eos_token" in TEMPLATES[name] and "eos_token" not in special:
                 raise ModelError(

@@ -48,6 +48,7 @@ from ringtune.schedule.batches import BatchStream, RandomStream, eval_rows, even
 from ringtune.schedule.course import Course
 from ringtune.schedule.run_shape import UserRows
 from ringtune.schedule.turns import Item, StepKind
+from ringtune.storage.tables import row_place
 
 _LOG = logging.getLogger(__name__)
 TOKENS_BUDGET_S = 5.0
@@ -82,8 +83,8 @@ class Place(NamedTuple):
         try:
             yield
         except RowFaultError as error:
-            line = f", line {self.lines[error.row]}" if self.lines else ""
-            raise DataError(f"{self.path}{line}: {error.what}") from error
+            place = row_place(self.path, self.lines[error.row]) if self.lines else str(self.path)
+            raise DataError(f"{place}: {error.what}") from error
 
 
 class MeanTokens(NamedTuple):
@@ -360,7 +361,7 @@ class RowsDigest:
         self._digest = hashlib.sha256()
 
     def add(self, rows: Iterable[Any]) -> None:
-        """Add rows: texts, tuples of texts and numbers, arrays, or paths of files."""
+        """Add rows: texts, tuples of texts and numbers, arrays, bytes, or paths of files."""
         for row in rows:
             self._add(row)
         self._put(b"end", b"")
@@ -372,6 +373,8 @@ class RowsDigest:
     def _add(self, value: Any) -> None:
         if isinstance(value, str):
             self._put(b"text", value.encode("utf-8", "surrogatepass"))
+        elif isinstance(value, bytes):
+            self._put(b"bytes", value)
         elif isinstance(value, Path):  # a picture: to read all files would take minutes on a board
             self._put(b"file", f"{value.parent.name}/{value.name} {value.stat().st_size}".encode(errors="replace"))
         elif isinstance(value, tuple | list):

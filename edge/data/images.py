@@ -1,6 +1,7 @@
 """Labelled images for image classification, and their conversion to the model's input arrays.
 
-Rows are an npz file with two arrays, or a folder with a folder for each class. Bytes are converted by the steps of
+Rows are an npz file with two arrays, a folder with a folder for each class, or Parquet or Arrow files with a column of
+encoded pictures, which stay encoded in memory. Bytes are converted by the steps of
 ``preprocessor_config.json``; floating-point arrays are not converted, and must have the model's size. Files are decoded
 as viewers show them: turned by the EXIF orientation, colours as RGB, transparency on white.
 """
@@ -11,7 +12,8 @@ import importlib
 import math
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -22,10 +24,22 @@ from edge.data.examples import ClassifiedExamples
 from edge.data.tokens import IGNORED, Batch
 from ringtune.errors import DataError, ModelError
 from ringtune.job.job import Job
-from ringtune.job.rows import ARRAY, PICTURES, Rows, list_pictures, opened_picture
+from ringtune.job.rows import (
+    ARRAY,
+    PICTURES,
+    Rows,
+    account_of,
+    list_pictures,
+    opened_picture,
+    read_rows,
+    task_rows,
+)
 from ringtune.models.families import image_tokens
+from ringtune.models.family import IMAGE_CLASSIFICATION
 from ringtune.models.folder import read_config
 from ringtune.models.preprocessor import ImageSteps, read_image_steps
+from ringtune.storage.arrow_files import is_arrow
+from ringtune.storage.tables import row_place
 
 _CHANNELS_LAST = 3
 
@@ -54,9 +68,20 @@ class ImageSize(NamedTuple):
 
 
 class ImageFile(NamedTuple):
-    """Path of an image that is read at its use."""
+    """Path of an image that is read at its use.
+
+    Attributes:
+        content: its bytes, where it is a row of the file ``path``.
+        row: number of this row, from 1.
+    """
 
     path: Path
+    content: bytes = b""
+    row: int = 0
+
+    def __str__(self) -> str:
+        """Return the place of the image."""
+        return row_place(self.path, self.row) if self.row else str(self.path)
 
 
 class Images:
@@ -73,13 +98,22 @@ class Images:
         config = read_config(folder)
         if "num_channels" not in config:
             raise ModelError(f"{folder}: model_type {config['model_type']!r} takes no images")
-        self._image, self._label = job.data.image, job.data.label
+        self._data, self._image, self._label = job.data, job.data.image, job.data.label
         self._size = ImageSize(config["num_channels"], config["image_size"])
         self._num_tokens = image_tokens(config)
         self._processor = ImageProcessor(read_image_steps(folder, channels=self._size.channels, side=self._size.side))
 
     def read(self, path: Path) -> Rows:
         """Read images with their class names; every image's shape is checked."""
+        if is_arrow(path):
+            found = read_rows(path, IMAGE_CLASSIFICATION, self._data)
+            return replace(
+                found,
+                rows=[
+                    self._checked(ImageFile(path, row, number))
+                    for row, number in zip(found.rows, found.lines, strict=True)
+                ],
+            )
         if path.is_dir():
             return self._read_folder(path)
         if not path.is_file():
@@ -99,7 +133,7 @@ class Images:
         Raises:
             DataError: the file changed after its check, or it has numbers that are not finite.
         """
-        array, name = (row, "an image") if isinstance(row, np.ndarray) else (self._open(row.path), str(row.path))
+        array, name = (row, "an image") if isinstance(row, np.ndarray) else (self._open(row), str(row))
         if array.dtype == np.uint8:
             array = array.transpose(1, 2, 0) if self._is_channels_first(array.shape) else array
             pixels = torch.from_numpy(self._processor.pixels(array))
@@ -125,11 +159,20 @@ class Images:
             DataError: there are no images, or one does not fit the model.
         """
         found = list_pictures(folder, has_classes=False)
-        for file in found.files:
-            self._check(file, *self._shape_of(file))
         if not found.files:
             raise DataError(f"{folder} has no images ({', '.join(PICTURES)})")
-        return [ImageFile(file) for file in found.files]
+        return [self._checked(ImageFile(file)) for file in found.files]
+
+    def rows_of(self, path: Path) -> Iterator[tuple[int, ImageFile]]:
+        """Yield number and image of the rows of Parquet or Arrow files, with or without classes.
+
+        Raises:
+            DataError: bad rows, at the end; or an image does not fit the model.
+        """
+        account = account_of(path, self._data, is_own=True)
+        for row in task_rows(path, IMAGE_CLASSIFICATION, self._data, account, with_targets=False):
+            yield row.record[0], self._checked(ImageFile(path, row.value, row.record[0]))
+        account.check()
 
     def images_of(self, path: Path) -> Array:
         """Read the images of an npz file, with or without labels.
@@ -155,13 +198,16 @@ class Images:
 
     def _read_folder(self, path: Path) -> Rows:
         found = list_pictures(path)
-        for file in found.files:
-            self._check(file, *self._shape_of(file))
         if not found.files:
             raise DataError(f"{path} has no images; put them into a folder for each class ({', '.join(PICTURES)})")
-        return Rows(rows=[ImageFile(file) for file in found.files], labels=found.labels, left_out=found.left_out)
+        rows = [self._checked(ImageFile(file)) for file in found.files]
+        return Rows(rows=rows, labels=found.labels, left_out=found.left_out)
 
-    def _check(self, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def _checked(self, image: ImageFile) -> ImageFile:
+        self._check(image, *self._shape_of(image))
+        return image
+
+    def _check(self, path: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         if dtype != np.uint8 and dtype.kind != "f":
             raise DataError(f"{path} has pixels of type {dtype}; give uint8 (0 to 255) or normalised floats")
         fits = bool(self._size.order(shape)) or (dtype == np.uint8 and self._is_made_to_fit(shape))
@@ -178,24 +224,24 @@ class Images:
     def _is_channels_first(self, shape: tuple[int, ...]) -> bool:
         return len(shape) == _CHANNELS_LAST and shape[-1] != self._size.channels and shape[0] == self._size.channels
 
-    def _shape_of(self, path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Read shape and type of an image file; of an ``.npy`` file only the header is read."""
-        if path.suffix.lower() != ARRAY:
-            array = self._processor.decode(path)
+    def _shape_of(self, image: ImageFile) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Read shape and type of an image; of an ``.npy`` file only the header is read."""
+        if image.path.suffix.lower() != ARRAY:
+            array = self._processor.decode(image)
             return array.shape, array.dtype
         try:
-            header = np.load(path, mmap_mode="r", allow_pickle=False)
+            header = np.load(image.path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{path} is no readable array ({error}); write it with numpy.save") from error
+            raise DataError(f"{image.path} is no readable array ({error}); write it with numpy.save") from error
         return header.shape, header.dtype
 
-    def _open(self, path: Path) -> Array:
-        if path.suffix.lower() != ARRAY:
-            return self._processor.decode(path)
+    def _open(self, image: ImageFile) -> Array:
+        if image.path.suffix.lower() != ARRAY:
+            return self._processor.decode(image)
         try:
-            return np.asarray(np.load(path, allow_pickle=False))
+            return np.asarray(np.load(image.path, allow_pickle=False))
         except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{path} is not readable ({error}); remove it") from error
+            raise DataError(f"{image.path} is not readable ({error}); remove it") from error
 
 
 class ImageExamples(ClassifiedExamples):
@@ -256,16 +302,16 @@ class ImageProcessor:
     def __init__(self, steps: ImageSteps) -> None:
         self.steps = steps
 
-    def decode(self, path: Path) -> Array:
+    def decode(self, image: ImageFile) -> Array:
         """Decode a picture to bytes, (H, W) or (H, W, 3).
 
         Raises:
             DataError: the file is no picture, too large, or of a mode that viewers show differently.
         """
-        with opened_picture(path) as opened:
+        with opened_picture(image.path, image.content) as opened:
             library: Any = importlib.import_module("PIL.Image")
             operations: Any = importlib.import_module("PIL.ImageOps")
-            return self._bytes(path, operations.exif_transpose(opened), library)
+            return self._bytes(str(image), operations.exif_transpose(opened), library)
 
     def pixels(self, image: Array) -> Array:
         """Apply all steps to bytes (H, W) or (H, W, C); return (C, H, W), float32."""
@@ -278,7 +324,7 @@ class ImageProcessor:
         mean, std = (np.array(values, dtype=np.float32) for values in (steps.mean, steps.std))
         return np.ascontiguousarray(((scaled - mean) / std).transpose(2, 0, 1))
 
-    def _bytes(self, path: Path, picture: Any, library: Any) -> Array:
+    def _bytes(self, path: str, picture: Any, library: Any) -> Array:
         wanted = _GREY if self.steps.channels == 1 else _COLOUR
         mode, converts = picture.mode, self.steps.converts
         if mode.startswith("I;16"):

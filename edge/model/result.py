@@ -80,6 +80,7 @@ from ringtune.models.result_files import (
     INTERFACE_FILE,
     of_user,
 )
+from ringtune.models.tokenizer import SETTINGS_FILE, TEMPLATE_FILE, chat_templates, template_files
 from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
 from ringtune.techniques.initial_adapter import head_problem
@@ -420,12 +421,21 @@ def _as_stored(stored: StoredTensor) -> TensorPieces:
 
 
 def description_files(skeleton: Skeleton, task: str, folder: Path) -> dict[str, Pieces]:
-    """Return ``config.json`` of the result, and the files beside the weights, without local paths."""
+    """Return ``config.json`` of the result, and the files beside the weights, without local paths.
+
+    Several chat templates stand in ``tokenizer_config.json``: a result has no folders.
+    """
     files = {CONFIG_FILE: _json(_config(skeleton, task, with_old_rope(_read(folder / CONFIG_FILE))))}
     for name in MODEL_SIDE_FILES:
         path = folder / name
         if path.is_file():
             files[name] = _json(_without_local(_read(path))) if name in _WITH_PATHS else FilePieces(path)
+    if template_files(folder):
+        settings = folder / SETTINGS_FILE
+        templates = [{"name": name, "template": text} for name, text in chat_templates(folder).items()]
+        files.pop(TEMPLATE_FILE, None)
+        saved = _without_local(_read(settings)) if settings.is_file() else {}
+        files[SETTINGS_FILE] = _json({**saved, "chat_template": templates})
     return files
 
 

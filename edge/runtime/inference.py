@@ -51,7 +51,9 @@ from ringtune.models.family import (
     TAGGING,
 )
 from ringtune.models.folder import CONFIG_FILE, model_dimensions, read_config
+from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.strict import read_json
+from ringtune.storage.tables import row_place
 from ringtune.storage.text_files import read_text
 
 
@@ -322,14 +324,17 @@ class Numbers:
 
 
 class ImageClasses(_Classes):
-    """The ``Predictor`` of image classification: an npz file, or a folder with images at any depth."""
+    """The ``Predictor`` of image classification: npz, Parquet, Arrow, or a folder with images at any depth."""
 
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
         super().__init__(model, job.data.labels)
         self._images = Images(job, Path(job.model.path))
 
     def rows(self, path: Path) -> Iterator[tuple[Row, Any]]:
-        """Yield the images, with the name of the file or the index in the array."""
+        """Yield the images, with the name of the file or the index in the array or table."""
+        if is_arrow(path):
+            yield from (({"row": number - 1}, image) for number, image in self._images.rows_of(path))
+            return
         if path.is_dir():
             yield from (({"file": str(file.path.relative_to(path))}, file) for file in self._images.files_in(path))
             return
@@ -464,7 +469,7 @@ class ChatAnswers(Texts):
             try:
                 prompts = self._source.prompts([row.value for row in taken])
             except RowFaultError as error:
-                raise DataError(f"{path}, line {taken[error.row].record[0]}: {error.what}") from error
+                raise DataError(f"{row_place(path, taken[error.row].record[0])}: {error.what}") from error
             for row, ids in zip(taken, prompts, strict=True):
                 yield row.record[1], (ids, isinstance(row.value, Conversation))
         account.check()

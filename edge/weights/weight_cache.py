@@ -95,6 +95,8 @@ class ModelCache:
     def file(self, entry: FileEntry) -> CheckedFile:
         """Return the cached copy, complete or not, of a file that is no weights, such as the tokenizer."""
         path = self._inside(self.outline / entry.name)
+        with writing(self._root):
+            path.parent.mkdir(exist_ok=True, mode=0o700)
         return CheckedFile(path, what=f"file {entry.name}", sha256=entry.sha256, nbytes=entry.nbytes)
 
     def tensor(self, entry: TensorEntry) -> CheckedFile:
@@ -148,6 +150,7 @@ class ModelCache:
         }
         with writing(self._root):
             for entry in files:
+                (self.weights / entry.name).parent.mkdir(exist_ok=True, mode=0o700)
                 write_whole(self.weights / entry.name, (self.outline / entry.name).read_bytes())
         write_whole(self.weights / INDEX_FILE, json.dumps({"weight_map": complete}, indent=1).encode())
         return self.weights

@@ -15,6 +15,7 @@ from ringtune.errors import JobError
 from ringtune.models.adapter_config import parse_adapter_config
 from ringtune.models.conversations import TEMPLATES
 from ringtune.models.family import MAX_BLOCKS, TASKS
+from ringtune.models.tokenizer import TEMPLATE_NAME
 from ringtune.schedule.batches import SPLITS, num_batches, split_alpha
 from ringtune.schedule.course import AS_COMPUTED, FROZEN_DTYPES, WIRE_DTYPES
 from ringtune.schedule.methods import method_names
@@ -115,9 +116,9 @@ class Data:
     """``[data]``: files and columns of the rows, and how ``--local N`` divides the rows among owners.
 
     Attributes:
-        train: file of rows: csv, tsv, jsonl, json or xlsx; for images npz or a folder per class; for causal-lm also
-            plain text; for token-classification also conll. Text formats may end in .gz. Empty: every owner names its
-            own file.
+        train: file of rows: csv, tsv, jsonl, json, xlsx, parquet or arrow, or a folder of the last two; for images a
+            folder per class, npz, parquet or arrow; for causal-lm also plain text; for token-classification also conll.
+            Text formats may end in .gz or .zst. Empty: every owner names its own file.
         eval: file of rows for evaluation, in the same formats. Empty: no evaluation, unless an owner names a file.
         held_out: share of the rows of ``train`` that is used for evaluation and not for training, drawn by the seed;
             ignored by owners with an evaluation file of their own.
@@ -130,9 +131,11 @@ class Data:
         question: column of the question.
         context: column of the text that contains the answer.
         answer: column of the answer: a text, a list of texts, or a table with lists ``text`` and ``answer_start``.
-        image: name of the images' array in an npz file.
-        template: chat template of a model that has none, for the task chat; one that is given is taken in place of the
-            model's own. zephyr and alpaca end an answer with the end-of-text token, chatml with ``<|im_end|>``.
+        image: name of the images' array in an npz file, or of their column in parquet or arrow.
+        template: chat template, for the task chat: one of the model's own by its name, where it has several, or one for
+            a model that has none. zephyr and alpaca end an answer with the end-of-text token, chatml with
+            ``<|im_end|>``. Not given: the model's own, for rows with tools that of the name ``tool_use`` if there is
+            one.
         append_eos: whether rows of causal-lm end with the end-of-text token, so that the model learns where to end;
             blocks of a plain text and rows that are cut do not. true if not given, and filled in when a run begins; a
             run that began without this key goes on without these tokens.
@@ -161,7 +164,7 @@ class Data:
     context: str = "context"
     answer: str = "answer"
     image: str = "image"
-    template: Annotated[str | None, OneOf(tuple(TEMPLATES))] = None
+    template: Annotated[str | None, InWords(f"{', '.join(TEMPLATES)}, or a name such as tool_use")] = None
     append_eos: bool | None = None
     user: str = ""
     missing: Annotated[str, OneOf(MISSING)] = ERROR
@@ -187,6 +190,11 @@ class Data:
             raise JobError(f"data.labels has to be two or more distinct names, not {list(self.labels)}")
         if not all(name.strip() for name in self.labels):
             raise JobError(f"data.labels has an empty name: {list(self.labels)}; give every class a name")
+        if self.template is not None and not TEMPLATE_NAME.fullmatch(self.template):
+            raise JobError(
+                f"data.template = {shown(self.template)} is no name of a chat template; set one of "
+                f"{', '.join(TEMPLATES)}, or the name of one of the model's own"
+            )
         if not is_encoding(self.encoding):
             raise JobError(f"data.encoding = {self.encoding!r} is no encoding; set 'auto', 'utf-8' or 'cp1252', say")
         split_alpha(self.split)

@@ -6,14 +6,17 @@ Of the users in ``data.user`` only names and numbers of rows leave a node.
 Class names that differ only in spaces or capitals stay two classes, because capitals may matter (letters, say), and are
 reported.
 
-Pictures are in one folder per class. Files and folders with a name that begins with a dot are no data:
-``.ipynb_checkpoints`` of Jupyter has copies of pictures, ``._cat.png`` of macOS contains none. Pillow, an optional
-package, reads all but arrays; of animations only the first frame is data, and the others are counted.
+Pictures are in one folder per class, or in a column of Parquet or Arrow. Files and folders with a name that begins with
+a dot are no data: ``.ipynb_checkpoints`` of Jupyter has copies of pictures, ``._cat.png`` of macOS contains none.
+Pillow, an optional package, reads all but arrays; of animations only the first frame is data, and the others are
+counted.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import io
 import warnings
 from array import array
 from collections import Counter
@@ -43,6 +46,7 @@ from ringtune.models.family import (
     TAGGING,
 )
 from ringtune.schedule.run_shape import UserRows, check_user_name
+from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.tables import (
     Problem,
     Record,
@@ -51,6 +55,7 @@ from ringtune.storage.tables import (
     class_of,
     is_conll,
     number_of,
+    row_place,
     table_rows,
     tagged_rows,
     text_of,
@@ -138,20 +143,22 @@ def list_pictures(folder: Path, *, has_classes: bool = True) -> PictureFolder:
     return PictureFolder(folder, tuple(files), dict(+left_out), dict(suffixes))
 
 
-def further_frames(path: Path) -> int:
-    """Count the frames or pages of a picture after the first; raises as ``opened_picture``.
+def further_frames(path: Path, content: bytes = b"") -> int:
+    """Count the frames or pages of a picture after the first; arguments and errors as of ``opened_picture``.
 
     Other pictures in a phone's photo (MPO), such as its preview, are no frames; an array has none.
     """
     if path.suffix.lower() == ARRAY:
         return 0
-    with opened_picture(path) as picture:
+    with opened_picture(path, content) as picture:
         return int(getattr(picture, "n_frames", 1)) - 1 if picture.format in _MOVING else 0
 
 
 @contextmanager
-def opened_picture(path: Path) -> Iterator[Any]:
+def opened_picture(path: Path, content: bytes = b"") -> Iterator[Any]:
     """Open a picture with Pillow, which reads the header; errors in the body of the ``with`` are translated too.
+
+    ``content`` has its bytes where they are in no file of its own; then ``path`` is for messages.
 
     Raises:
         DataError: Pillow is missing, or the file is no picture, too large or damaged.
@@ -163,7 +170,7 @@ def opened_picture(path: Path) -> Iterator[Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", library.DecompressionBombWarning)
-            with library.open(path) as picture:
+            with library.open(io.BytesIO(content) if content else path) as picture:
                 yield picture
     except library.DecompressionBombError as error:
         raise DataError(f"{path} is too large a picture ({error}); scale it down or remove it") from error
@@ -255,7 +262,8 @@ class Row(NamedTuple):
 
     Attributes:
         record: line number and columns in the file.
-        value: a text, a pair of texts, words, a ``Question``, a ``Conversation`` or a ``PlainPair``.
+        value: a text, a pair of texts, words, a ``Question``, a ``Conversation``, a ``PlainPair`` or the bytes of a
+            picture.
         target: class name, number or tags of the words; None where the value contains the target.
         user: empty without ``data.user``.
     """
@@ -271,7 +279,7 @@ class Rows:
     """Rows of one file, in its order.
 
     Attributes:
-        rows: texts, pairs of texts, words, questions, or the values of a task's own reader.
+        rows: texts, pairs of texts, words, questions, bytes of pictures, or the values of a task's own reader.
         labels: class name of each row; empty for a task without classes.
         users: user of each row; empty without ``data.user``.
         tags: of each row, one for each word; empty for a task without tags.
@@ -309,7 +317,7 @@ def read_rows(path: Path, task: str, data: Data, *, is_own: bool = False) -> Row
     """Read all rows of a file.
 
     Args:
-        path: a table, or for token-classification also CoNLL.
+        path: a table, or for token-classification also CoNLL; with pictures Parquet or Arrow.
         task: one that reads tables.
         data: columns, and the rule for missing values.
         is_own: whether messages stay with the owner of the file.
@@ -326,7 +334,7 @@ def read_rows(path: Path, task: str, data: Data, *, is_own: bool = False) -> Row
     targets = tuple(row.target for row in rows)
     return Rows(
         rows=[row.value for row in rows],
-        labels=targets if task == CLASSIFICATION else (),
+        labels=targets if task in (CLASSIFICATION, IMAGE_CLASSIFICATION) else (),
         tags=targets if task == TAGGING else (),
         numbers=targets if task == REGRESSION else (),
         users=tuple(row.user for row in rows) if data.user else (),
@@ -353,7 +361,7 @@ def check_rows(task: str, data: Data) -> list[str]:
             if task == CAUSAL_LM and is_plain_text(path):
                 refuse_plain_text(path, data)
                 notes.update(dict.fromkeys(filter(None, read_text(path, data.encoding)[1:])))
-            elif task != IMAGE_CLASSIFICATION:
+            elif task != IMAGE_CLASSIFICATION or is_arrow(path):
                 notes.update(dict.fromkeys(read_rows(path, task, data, is_own=True).notes))
         except DataError as error:
             problems.append(str(error))
@@ -383,6 +391,8 @@ def task_rows(path: Path, task: str, data: Data, account: RowAccount, *, with_ta
     records = table_rows(path, columns, account, encoding=data.encoding, may_be_empty=("data.answer",))
     for record in records:
         try:
+            if task == IMAGE_CLASSIFICATION:
+                _check_picture(record, data.image, account)
             value, target = _value_and_target(record, task, data, with_targets=with_targets)
             if task == CAUSAL_LM and with_targets:
                 _refuse_half_a_conversation(path, record, data)
@@ -397,9 +407,11 @@ def task_rows(path: Path, task: str, data: Data, account: RowAccount, *, with_ta
 
 
 def input_columns(task: str, data: Data) -> dict[str, str]:
-    """Return job key -> column of each input: texts, words, or question and context; none of a conversation."""
+    """Return job key -> column of each input: texts, words, question and context, or a picture; none of chat."""
     if task == CHAT:
         return {}
+    if task == IMAGE_CLASSIFICATION:
+        return {"data.image": data.image}
     if task == QUESTION_ANSWERING:
         return {"data.question": data.question, "data.context": data.context}
     if task == TAGGING:
@@ -411,6 +423,7 @@ def target_columns(task: str, data: Data) -> dict[str, str]:
     """Return job key -> column of each target, and of users."""
     targets = {
         CLASSIFICATION: {"data.label": data.label},
+        IMAGE_CLASSIFICATION: {"data.label": data.label},
         REGRESSION: {"data.label": data.label},
         TAGGING: {"data.tags": data.tags},
         QUESTION_ANSWERING: {"data.answer": data.answer},
@@ -421,11 +434,28 @@ def target_columns(task: str, data: Data) -> dict[str, str]:
 def _value_and_target(record: Record, task: str, data: Data, *, with_targets: bool) -> tuple[Any, Any]:
     if task == QUESTION_ANSWERING:
         return _question(record, data, with_answers=with_targets), None
+    if task == IMAGE_CLASSIFICATION:
+        return record[1][data.image], class_of(record, data.label) if with_targets else None
     first = text_of(record, data.text)
     value = (first, text_of(record, data.text_pair)) if data.text_pair else first
     if not with_targets or task == CAUSAL_LM:
         return value, None
     return value, class_of(record, data.label) if task == CLASSIFICATION else number_of(record, data.label)
+
+
+def _check_picture(record: Record, column: str, account: RowAccount) -> None:
+    """Refuse bytes that are no picture, and count further frames."""
+    content = record[1][column]
+    if not isinstance(content, bytes):
+        raise RowError(Problem(f"column {column!r} has no bytes of a picture"))
+    try:
+        for _ in range(further_frames(account.path, content)):
+            account.leave_out(record[0], FRAMES)
+    except DataError as error:
+        if importlib.util.find_spec("PIL") is None:
+            raise
+        what = str(error).removeprefix(f"{account.path} ").partition(" (")[0]
+        raise RowError(Problem(f"column {column!r} {what}", "remove the row")) from error
 
 
 def _refuse_half_a_conversation(path: Path, record: Record, data: Data) -> None:
@@ -444,11 +474,11 @@ def _conversations(path: Path, data: Data, account: RowAccount, *, with_targets:
     form, first = "", 0
     for record in table_rows(path, user_column(data) if with_targets else {}, account, encoding=data.encoding):
         if has_preferences(record[1]):
-            raise DataError(f"{path}, line {record[0]}: {PREFERENCES_REMEDY}")
+            raise DataError(f"{row_place(path, record[0])}: {PREFERENCES_REMEDY}")
         try:
             value, own = conversation_of(record, with_answer=with_targets)
             if form and own != form:
-                what = f"it has {own}, and line {first} has {form}"
+                what = f"it has {own}, and {row_place(path, first).rpartition(', ')[2]} has {form}"
                 raise RowError(Problem(what, "put rows of one form into a file"))
             user = user_of(record, data.user) if with_targets and data.user else ""
         except RowError as error:

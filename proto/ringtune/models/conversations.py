@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ringtune.errors import ModelError
-from ringtune.models.tokenizer import SETTINGS_FILE
-from ringtune.storage.strict import read_json
+from ringtune.models.tokenizer import chat_templates
 from ringtune.storage.tables import Problem, Record, RowError, checked_text
 
 ASSISTANT: Final = "assistant"
@@ -238,26 +237,35 @@ TEMPLATES: Final[Mapping[str, str]] = {
 begins a text with it. ``eos_token`` ends an answer in all but chatml, which is for models that know ``<|im_end|>``.
 """
 
-TEMPLATE_FILE: Final = "chat_template.jinja"
-TEMPLATE_FOLDER: Final = "additional_chat_templates"
 _CHATML_END: Final = "<|im_end|>"
 _MAX_TOKENIZER_BYTES: Final = 1 << 26
 
 
 def has_chat_template(folder: Path) -> bool:
     """Whether a model folder has a chat template, in one of the three places where transformers reads it."""
-    settings = folder / SETTINGS_FILE
     try:
-        saved = read_json(settings) if settings.is_file() else {}
-    except (OSError, ValueError):
-        saved = {}  # told when the tokenizer is loaded
-    in_settings = bool(saved.get("chat_template")) if isinstance(saved, dict) else False
-    return in_settings or (folder / TEMPLATE_FILE).is_file() or any((folder / TEMPLATE_FOLDER).glob("*.jinja"))
+        return bool(chat_templates(folder))
+    except ModelError:
+        return False  # told when the tokenizer is loaded
+
+
+def named_template(folder: Path, name: str) -> str:
+    """Return one of ``TEMPLATES``, or else of the model's own templates, by its name; raises ``ModelError``."""
+    own = {} if name in TEMPLATES else chat_templates(folder)
+    if name not in TEMPLATES and name not in own:
+        has = f"the templates {', '.join(map(repr, own))}" if own else "no chat template"
+        raise ModelError(
+            f"data.template = {name!r}: the model in {folder} has {has}; name one of them, or of "
+            f"{', '.join(map(repr, TEMPLATES))}"
+        )
+    return TEMPLATES[name] if name in TEMPLATES else own[name]
 
 
 def require_template(folder: Path, template: str | None) -> None:
-    """Refuse a model without a chat template for which ``data.template`` names none; raises ``ModelError``."""
-    if template is None and not has_chat_template(folder):
+    """Refuse a model without the chat template that ``data.template`` names, or without any; raises ``ModelError``."""
+    if template is not None:
+        named_template(folder, template)
+    elif not has_chat_template(folder):
         raise ModelError(
             f"the model in {folder} has no chat template; set data.template to one of "
             f"{', '.join(map(repr, TEMPLATES))}, or give the chat model in place of its base"

@@ -8,6 +8,7 @@ Source: transformers 4.57 and 5.24, the tokenizers of the supported families and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +19,13 @@ from ringtune.storage.strict import is_lfs_pointer, pointer_advice, read_json
 SETTINGS_FILE: Final = "tokenizer_config.json"
 WHOLE_FILE: Final = "tokenizer.json"
 PIECES_FILE: Final = "tokenizer.model"
+TEMPLATE_FILE: Final = "chat_template.jinja"
+TEMPLATE_FOLDER: Final = "additional_chat_templates"
+MAX_TEMPLATES: Final = 32
+"""Most files of a ``TEMPLATE_FOLDER`` that are read."""
+
+TEMPLATE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
+_MAX_TEMPLATE_BYTES: Final = 1 << 20
 _FILES: Final = (WHOLE_FILE, SETTINGS_FILE, "vocab.txt", "vocab.json", "merges.txt", PIECES_FILE)
 _CLASSES_OF_5: Final = ("TokenizersBackend", "PythonBackend")
 
@@ -113,3 +121,48 @@ def _check_keys(path: Path, saved: Mapping[str, Any]) -> None:
             f"{path}: {', '.join(unknown)}: not known, and may change tokens; use a tokenizer without it, or remove it "
             "from tokenizer_config.json if it changes none"
         )
+
+
+def is_template_file(name: str) -> bool:
+    """Whether a name in a model folder is that of a further chat template: ``additional_chat_templates/rag.jinja``."""
+    folder, _, file = name.partition("/")
+    return folder == TEMPLATE_FOLDER and file.endswith(".jinja") and bool(TEMPLATE_NAME.fullmatch(file[:-6]))
+
+
+def template_files(folder: Path) -> list[str]:
+    """Return the sorted names of a model's further chat templates, relative to its folder; at most 32."""
+    names = sorted(f"{TEMPLATE_FOLDER}/{path.name}" for path in (folder / TEMPLATE_FOLDER).glob("*.jinja"))
+    return [name for name in names if is_template_file(name) and (folder / name).is_file()][:MAX_TEMPLATES]
+
+
+def chat_templates(folder: Path) -> dict[str, str]:
+    """Return name -> text of a model's chat templates; the one of a model without names is ``default``.
+
+    As in transformers, files take the place of what ``tokenizer_config.json`` has, where there are any.
+
+    Raises:
+        ModelError: a file can't be read, or has more than a megabyte.
+    """
+    found: dict[str, str] = {}
+    for name in ((TEMPLATE_FILE,) if (folder / TEMPLATE_FILE).is_file() else ()) + tuple(template_files(folder)):
+        path = folder / name
+        try:
+            if path.stat().st_size > _MAX_TEMPLATE_BYTES:
+                raise ModelError(f"{path} has more than {_MAX_TEMPLATE_BYTES >> 20} MiB, which no chat template has")
+            found["default" if name == TEMPLATE_FILE else path.stem] = path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path} is no text that can be read ({error}); fetch the model again") from error
+    if found:
+        return found
+    settings = folder / SETTINGS_FILE
+    try:
+        saved = dict(read_json(settings)).get("chat_template") if settings.is_file() else None
+    except (OSError, ValueError, TypeError):
+        saved = None  # told when the tokenizer is loaded
+    if isinstance(saved, str) and saved:
+        return {"default": saved}
+    try:
+        return {str(one["name"]): str(one["template"]) for one in saved or ()}
+    except (KeyError, TypeError) as error:
+        what = f"{folder / SETTINGS_FILE}: chat_template is neither a text nor a list of name and template"
+        raise ModelError(f"{what}; fetch the model again") from error

@@ -36,6 +36,7 @@ from ringtune.models.folder import (
     read_headers,
     select_tensors,
 )
+from ringtune.models.tokenizer import is_template_file, template_files
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import DTYPE_BYTES
 from ringtune.texts import shown
@@ -45,7 +46,7 @@ CHUNK_BYTES = 1 << 16
 """Most data bytes of a message, half a second at 1 Mbit/s; a broken connection loses at most one message."""
 
 MODEL_FILES = (CONFIG_FILE, *TOKENIZER_FILES)
-"""Files besides the weights that may be fetched; no other file of a model folder is sent."""
+"""Files besides the weights that may be fetched, with further chat templates; no other file of a folder is sent."""
 
 _MAX_FILE_BYTES = 1 << 26
 _MAX_TENSORS = 100_000
@@ -97,7 +98,7 @@ class FileEntry:
 
     def __post_init__(self) -> None:
         """Refuse other names, sizes above 64 MiB, and no digest."""
-        if self.name not in MODEL_FILES:
+        if self.name not in MODEL_FILES and not is_template_file(self.name):
             raise IntegrityError(f"the manifest has the file {self.name[:80]!r}, which is never fetched")
         if not 0 <= self.nbytes <= _MAX_FILE_BYTES:
             raise _refused(self.name, f"has {self.nbytes:,} bytes, at most {_MAX_FILE_BYTES:,} are allowed")
@@ -297,7 +298,7 @@ class ModelSource:
                 )
             )
         files = []
-        for name in sorted(MODEL_FILES):
+        for name in sorted((*MODEL_FILES, *template_files(folder))):
             path = folder / name
             if path.is_file():
                 place = _Place(path, 0, path.stat().st_size)
@@ -426,9 +427,9 @@ class Offers:
 
 def _state(folder: Path) -> dict[str, tuple[int, int]]:
     """Size and modification time of every file that may be served, by name."""
-    names = {*MODEL_FILES, INDEX_FILE, *(path.name for path in folder.glob("*.safetensors"))}
-    paths = [folder / name for name in sorted(names) if (folder / name).is_file()]
-    return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in paths}
+    names = {*MODEL_FILES, *template_files(folder), INDEX_FILE, *(path.name for path in folder.glob("*.safetensors"))}
+    paths = {name: folder / name for name in sorted(names) if (folder / name).is_file()}
+    return {name: (path.stat().st_size, path.stat().st_mtime_ns) for name, path in paths.items()}
 
 
 def _read(place: _Place, start: int, chunk_bytes: int) -> Iterator[bytes]:

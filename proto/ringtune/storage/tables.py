@@ -1,10 +1,11 @@
-"""Files of rows: tables (.csv, .tsv, .xlsx, .jsonl, .json), words with tags (CoNLL), and accounts of unusable rows.
+"""Files of rows: tables, words with tags (CoNLL), and accounts of unusable rows.
 
-Tables are rows under a header, a JSON object a line, or a JSON list of objects, which is read whole; text files may be
-compressed as .gz. The separator of a csv
-file is that of a line ``sep=;``, else the one that gives all first lines the same number of cells. A CoNLL file has a
-word a line, in columns separated by tabs or blanks: the first is the word, the last its tag. A blank line ends a text,
-and lines with ``-DOCSTART-`` as word are left out.
+Tables are rows under a header (.csv, .tsv, .xlsx), a JSON object a line (.jsonl), a JSON list of objects, which is read
+whole (.json), or Parquet and Arrow (``ringtune.storage.arrow_files``); text files may be compressed as .gz or .zst.
+
+The separator of a csv file is that of a line ``sep=;``, else the one that gives all first lines the same number of
+cells. A CoNLL file has a word a line, in columns separated by tabs or blanks: the first is the word, the last its tag.
+A blank line ends a text, and lines with ``-DOCSTART-`` as word are left out.
 
 Readers continue after a bad row, so that all problems of a file are reported at once, with lines (``RowAccount``).
 Messages are sent to the coordinator and its users, so they quote no cell of a row, and no first line either: it may be
@@ -22,12 +23,22 @@ import re
 import warnings
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
 from ringtune.errors import DataError
-from ringtune.storage.text_files import AUTO, check_rows_file, form_suffix, opened_text, text_form
+from ringtune.storage.arrow_files import ARROW_SUFFIXES, arrow_rows, is_arrow
+from ringtune.storage.text_files import (
+    AUTO,
+    MAX_ROW_BYTES,
+    PACKED,
+    check_rows_file,
+    form_suffix,
+    opened_text,
+    text_form,
+)
 
 _SHOWN_LINES: Final = 5
 _SHOWN_PROBLEMS: Final = 8
@@ -67,9 +78,10 @@ class _Lines:
         if len(self.first) < _SHOWN_LINES:
             self.first.append(line)
 
-    def __str__(self) -> str:
+    def text(self, word: str) -> str:
+        """Write ``lines 3, 5 and 2 more``, for the word ``line``."""
         more = f" and {self.count - len(self.first):,} more" if self.count > len(self.first) else ""
-        return f"line{'s' if self.count > 1 else ''} {', '.join(map(str, self.first))}{more}"
+        return f"{word}{'s' if self.count > 1 else ''} {', '.join(map(str, self.first))}{more}"
 
 
 class RowAccount:
@@ -94,6 +106,7 @@ class RowAccount:
         self._skips_missing = skips_missing
         self._bad: dict[Problem, _Lines] = {}
         self._left_out: dict[str, _Lines] = {}
+        self._word = _word(path)
 
     def bad(self, line: int, problem: Problem) -> None:
         """Note a row that can't be used."""
@@ -117,7 +130,7 @@ class RowAccount:
         missing = self._of_kind(is_missing=True) if self._skips_missing else {}
         reasons = {**self._left_out, **{problem.what: lines for problem, lines in missing.items()}}
         return [
-            f"{lines.count:,} row{'s are' if lines.count > 1 else ' is'} left out: {what} ({lines})"
+            f"{lines.count:,} row{'s are' if lines.count > 1 else ' is'} left out: {what} ({lines.text(self._word)})"
             for what, lines in reasons.items()
         ]
 
@@ -131,10 +144,12 @@ class RowAccount:
         skip = "set data.missing = 'skip' (in predict and eval --missing=skip) to leave out"
         if total == 1:
             (problem, lines), *_ = bad.items()
-            return f"{self.path}, {lines}: {problem.what}; {problem.remedy}" + (
+            return f"{self.path}, {lines.text(self._word)}: {problem.what}; {problem.remedy}" + (
                 f", or {skip} the row" if missing else ""
             )
-        shown = [f"{problem.what} in {lines}" for problem, lines in list(bad.items())[:_SHOWN_PROBLEMS]]
+        shown = [
+            f"{problem.what} in {lines.text(self._word)}" for problem, lines in list(bad.items())[:_SHOWN_PROBLEMS]
+        ]
         shown += [f"and {len(bad) - len(shown)} other problems"] if len(bad) > len(shown) else []
         remedies = list(dict.fromkeys(problem.remedy for problem in bad))
         remedy = remedies[0] if len(remedies) == 1 else "correct or remove them"
@@ -152,7 +167,17 @@ class RowAccount:
         return {problem: lines for problem, lines in self._bad.items() if problem.is_missing is is_missing}
 
 
-TABLE_SUFFIXES: Final = (".csv", ".tsv", ".jsonl", ".json", ".xlsx")
+def _word(path: Path) -> str:
+    """Name what the rows of a file are counted by."""
+    return "row" if is_arrow(path) else "line"
+
+
+def row_place(path: Path, number: int) -> str:
+    """Write the place of a row: ``train.csv, line 3``, or ``train.parquet, row 3``."""
+    return f"{path}, {_word(path)} {number}"
+
+
+TABLE_SUFFIXES: Final = (".csv", ".tsv", ".jsonl", ".json", ".xlsx", *ARROW_SUFFIXES)
 
 MAX_CELL_CHARACTERS: Final = 1 << 24
 """Most characters of a cell; a longer one comes from unmatched quotes."""
@@ -179,7 +204,8 @@ def table_rows(
     """Yield line number and columns of the rows of a table that have a value in each needed column.
 
     Args:
-        path: a file with a suffix of ``TABLE_SUFFIXES``, text files also with ``.gz``.
+        path: a file with a suffix of ``TABLE_SUFFIXES``, text files also with ``.gz`` or ``.zst``; or a folder or split
+            of Parquet or Arrow files.
         columns: job key (``data.text``) -> name of the column.
         account: for bad rows, columns and notes; None = bad rows raise ``DataError`` at the end.
         encoding: of a text file; ``auto`` = detected.
@@ -188,9 +214,11 @@ def table_rows(
     Raises:
         DataError: no file, another suffix, not readable, or a column is missing in every row.
     """
-    check_rows_file(path)
     book = account or RowAccount(path)
-    if path.suffix.lower() == ".xlsx":
+    if is_arrow(path):
+        records = _read_arrow(path, columns, book)
+    elif path.suffix.lower() == ".xlsx":
+        check_rows_file(path)
         records = _read_xlsx(path, columns, book)
     else:
         records = _read_text(path, columns, book, encoding)
@@ -301,8 +329,11 @@ def _read_text(path: Path, columns: Mapping[str, str], account: RowAccount, enco
         ".jsonl": _read_jsonl,
         ".json": _read_json,
     }
+    if suffix in TABLE_SUFFIXES and suffix not in readers:
+        raise DataError(f"{path}: a file {suffix} is read as it is; unpack it")
     if suffix not in readers:
-        raise DataError(f"{path} has the suffix {suffix!r}; rows are read from {', '.join(TABLE_SUFFIXES)} or .gz")
+        known = f"{', '.join(TABLE_SUFFIXES)}; also packed as {' or '.join(PACKED)}"
+        raise DataError(f"{path} has the suffix {suffix!r}; rows are read from {known}")
     form = text_form(path, encoding)
     account.notes += filter(None, [form.note])
     with opened_text(path, form) as file:
@@ -413,9 +444,13 @@ def _check_header(account: RowAccount, header: Sequence[str], line: int) -> None
 
 def _read_jsonl(file: TextIO, columns: Mapping[str, str], account: RowAccount) -> Iterator[Record]:
     known: dict[str, None] = {}
-    for number, line in enumerate(file, start=1):
+    for number, line in enumerate(iter(lambda: file.readline(MAX_ROW_BYTES), ""), start=1):
         if not line.strip():
             continue
+        if len(line) == MAX_ROW_BYTES:
+            what = f"it has more than {MAX_ROW_BYTES >> 20} million characters, so a line end may be missing"
+            account.bad(number, Problem(what, "correct it; lines below are not read"))
+            break
         try:
             found = json.loads(line, object_pairs_hook=_without_duplicates)
         except RowError as error:
@@ -496,6 +531,27 @@ def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
         twice = next(name for name in names if names.count(name) > 1)
         raise RowError(Problem(f"it has the key {twice!r} twice", "keep one"))
     return table
+
+
+# ---- parquet and arrow -----------------------------------------------------------------------------
+
+
+def _read_arrow(path: Path, columns: Mapping[str, str], account: RowAccount) -> Iterator[Record]:
+    with closing(arrow_rows(path, columns.get("data.image", ""))) as rows:
+        header: Any = next(rows)
+        account.columns = header.columns
+        for name, kind in header.left_out.items():
+            if name in columns.values():
+                raise DataError(f"{path}: column {name!r} is of type {kind}; write it as texts, numbers or lists")
+            account.notes.append(f"{path}: the column {name!r} has bytes and is not read")
+        for number, row in enumerate(rows, start=1):
+            if account.rows == 0:
+                require_columns(account, columns, header.columns)
+            account.rows += 1
+            if isinstance(row, Mapping):
+                yield number, row
+            else:
+                account.bad(number, Problem(str(row)))
 
 
 # ---- xlsx -------------------------------------------------------------------------------------------

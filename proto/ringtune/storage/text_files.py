@@ -1,4 +1,7 @@
-"""Text files in UTF-8, UTF-16, UTF-32 or Windows-1252, plain or gzip; the detected encoding is reported.
+"""Text files in UTF-8, UTF-16, UTF-32 or Windows-1252, plain, gzip or zstd; the detected encoding is reported.
+
+A packed file is refused when it unpacks to more than ``MAX_BYTES``, or ``MAX_FACTOR`` times its bytes if that is more.
+Zstandard (``.zst``) is unpacked by pyarrow, of the extra ``rows``.
 
 ``auto`` detects UTF-16 and UTF-32 by their byte order mark, and UTF-8 if every line is valid. Another file is read as
 Windows-1252, which spreadsheets write, unless at least half of its lines with other characters than ASCII are UTF-8:
@@ -9,18 +12,26 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import importlib
 import io
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Final, NamedTuple, TextIO, cast
+from typing import IO, Any, Final, NamedTuple, TextIO, cast
 
 from ringtune.errors import DataError
 from ringtune.storage.strict import is_lfs_pointer, pointer_advice
 
 AUTO: Final = "auto"
-_GZIP: Final = ".gz"
+MAX_ROW_BYTES: Final = 1 << 26
+"""Most bytes of a row of JSON; a longer one comes from a missing line end, or does not fit into memory."""
+MAX_BYTES: Final = 1 << 30
+MAX_FACTOR: Final = 200
+TOO_MUCH: Final = f"unpacks to more than {MAX_FACTOR} times its bytes; pack it anew if it is yours, with unlike rows"
+PYARROW_REMEDY: Final = "needs the package 'pyarrow' (extra 'rows'): pip install 'pyarrow>=26,<27'"
+PACKED: Final = (".gz", ".zst")
+_ZSTD: Final = ".zst"
 _UTF_8: Final = "utf-8-sig"
 _MARKS: Final = (
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -31,12 +42,21 @@ _MARKS: Final = (
 _FORMATS: Final = (
     (b"PK\x03\x04", "a zip archive or a spreadsheet (.xlsx)"),
     (b"PAR1", "a Parquet file"),
+    (b"ARROW1", "an Arrow file"),
+    (b"\x28\xb5\x2f\xfd", "a zstd archive"),
     (b"%PDF", "a PDF document"),
     (b"\x1f\x8b", "a gzip archive"),
     (b"\xd0\xcf\x11\xe0", "an old spreadsheet"),
     (b"SQLite format 3", "a SQLite database"),
 )
+_RENAMED: Final = {
+    "a Parquet file": "give it the suffix .parquet",
+    "an Arrow file": "give it the suffix .arrow",
+    "a gzip archive": "give it a further suffix .gz",
+    "a zstd archive": "give it a further suffix .zst",
+}
 _FIRST_BYTES: Final = 16
+_BUFFER_BYTES: Final = 1 << 16
 
 
 class TextForm(NamedTuple):
@@ -52,9 +72,9 @@ class TextForm(NamedTuple):
 
 
 def form_suffix(path: Path) -> str:
-    """Return the suffix without ``.gz``: ``.csv`` for ``Rows.CSV`` and ``rows.csv.gz``."""
+    """Return the suffix without ``.gz`` or ``.zst``: ``.csv`` for ``Rows.CSV`` and ``rows.csv.gz``."""
     suffix = path.suffix.lower()
-    return Path(path.stem).suffix.lower() if suffix == _GZIP else suffix
+    return Path(path.stem).suffix.lower() if suffix in PACKED else suffix
 
 
 def check_rows_file(path: Path) -> None:
@@ -68,7 +88,7 @@ def check_rows_file(path: Path) -> None:
 
 
 def text_form(path: Path, encoding: str = AUTO) -> TextForm:
-    """Detect the encoding of a file, unpacked if it ends in ``.gz``, unless ``encoding`` names one.
+    """Detect the encoding of a file, unpacked if it is packed, unless ``encoding`` names one.
 
     Raises:
         DataError: no file, another format by its first bytes, or no encoding fits; names line and byte.
@@ -77,12 +97,13 @@ def text_form(path: Path, encoding: str = AUTO) -> TextForm:
     with _opened(path) as file:
         first = file.read(_FIRST_BYTES)
         if kind := next((name for mark, name in _FORMATS if first.startswith(mark)), ""):
-            raise DataError(f"{path} is {kind} by its first bytes; save its rows as CSV in UTF-8")
+            remedy = _RENAMED.get(kind, "save its rows as CSV in UTF-8")
+            raise DataError(f"{path} is {kind} by its first bytes; {remedy}")
         if encoding != AUTO:
             return TextForm(encoding)
         if marked := next((name for mark, name in _MARKS if first.startswith(mark)), ""):
             return TextForm(marked, f"{path} is read as {marked.upper()}, by its first bytes")
-        file.seek(0)
+    with _opened(path) as file:
         return _by_lines(path, file)
 
 
@@ -113,15 +134,54 @@ def is_encoding(name: str) -> bool:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
-    """Open a file's bytes, unpacked if it ends in ``.gz``."""
-    is_packed = path.suffix.lower() == _GZIP
+    """Open a file's bytes, unpacked if it is packed."""
+    suffix = path.suffix.lower()
     try:
         with path.open("rb") as file:
-            yield cast("io.BufferedIOBase", gzip.GzipFile(fileobj=file)) if is_packed else file
+            if suffix in PACKED:
+                unpacked = _unpacked_zstd(path, file) if suffix == _ZSTD else gzip.GzipFile(fileobj=file)
+                yield io.BufferedReader(_Bounded(unpacked, path), _BUFFER_BYTES)
+            else:
+                yield cast("io.BufferedIOBase", file)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path} is no readable gzip archive ({error}); pack it again") from error
     except OSError as error:
+        if suffix == _ZSTD and error.errno is None:  # of pyarrow
+            raise DataError(f"{path} is no readable zstd archive ({error}); pack it again") from error
         raise DataError(f"can't read {path}: {error.strerror}; set data.train, data.eval or --data") from error
+
+
+def _unpacked_zstd(path: Path, file: IO[bytes]) -> Any:
+    try:
+        return importlib.import_module("pyarrow").CompressedInputStream(file, "zstd")
+    except ImportError as error:
+        raise DataError(f"{path} {PYARROW_REMEDY}; or pack it with gzip") from error
+
+
+class _Bounded(io.RawIOBase):
+    """Unpacked bytes, up to a limit.
+
+    Args:
+        source: has a method ``read``.
+        path: of the packed file.
+    """
+
+    def __init__(self, source: Any, path: Path) -> None:
+        self._source, self._path = source, path
+        self._left = max(MAX_BYTES, MAX_FACTOR * path.stat().st_size)
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into a buffer; raises ``DataError`` beyond the limit."""
+        data = self._source.read(len(buffer))
+        buffer[: len(data)] = data
+        self._left -= len(data)
+        if self._left < 0:
+            raise DataError(f"{self._path} {TOO_MUCH}")
+        return len(data)
 
 
 def _by_lines(path: Path, file: io.BufferedIOBase) -> TextForm:

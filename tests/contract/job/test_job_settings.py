@@ -148,8 +148,9 @@ def test_keys_of_language_models_are_for_one_task(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(JobError, match=rf"{key} is for model\.task = .*, this job has '{task}'; remove it"):
             JOB.with_overrides({"model.task": task, key: value})
         assert key.partition(".")[2] not in JOB.to_toml()
-    with pytest.raises(JobError, match=r"data\.template .*chatml"):
-        chat.with_overrides({"data.template": "chatlm"})
+    for name in ("../rag", "a b", ""):
+        with pytest.raises(JobError, match=r"data\.template .* is no name of a chat template; set one of chatml"):
+            chat.with_overrides({"data.template": name})
 
 
 def test_packing_is_for_rows_that_can_be_side_by_side() -> None:

@@ -86,8 +86,12 @@ def test_weights_files_are_those_of_a_list(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m")
     (folder / "vocab.txt").write_text("a")
     (folder / "train.csv").write_text("secret")
+    (folder / "additional_chat_templates").mkdir()
+    for name in ("rag.jinja", "rag.txt", "a b.jinja"):
+        (folder / "additional_chat_templates" / name).write_text("a")
     manifest = manifest_of(folder)
-    assert [file.name for file in manifest.files] == ["config.json", "vocab.txt"]
+    files = ["additional_chat_templates/rag.jinja", "config.json", "vocab.txt"]
+    assert [file.name for file in manifest.files] == files
     assert [file.name for file in needed_files(manifest, is_owner=False)] == ["config.json"]
     assert needed_files(manifest, is_owner=True) == manifest.files
 
@@ -112,7 +116,10 @@ def test_weights_manifest_entry_is_checked(changes: dict[str, Any]) -> None:
         entry(**changes)
 
 
-@cases("name", ["../config.json", "/etc/passwd", "modeling.py", "pytorch_model.bin", ""])
+@cases(
+    "name",
+    ["../config.json", "/etc/passwd", "modeling.py", "pytorch_model.bin", "", "additional_chat_templates/../x.jinja"],
+)
 def test_weights_file_names_of_peers_are_refused(name: str) -> None:
     """Only names of the list can come from a peer."""
     with pytest.raises(IntegrityError):

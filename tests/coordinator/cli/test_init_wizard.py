@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import typer
 from typer.testing import CliRunner, Result
@@ -21,6 +25,15 @@ from tests.contract.models.test_folder import write_cache
 from tests.contract.test_hints import parse
 from tests.support.model_folder import bert_shapes, safetensors_bytes, write_any_family, write_model
 
+VIT = {
+    "model_type": "vit",
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 4,
+    "patch_size": 2,
+    "num_channels": 1,
+}
 TEXTS = [f"{'word ' * (5 + index)}{index}" for index in range(30)]
 QUESTION = {"question": "who?", "context": "it was anna who came", "answers": {"text": ["anna"], "answer_start": [7]}}
 
@@ -147,13 +160,45 @@ def test_begin_counts_images_and_their_classes(form: str, tmp_path: Path) -> Non
     for index in range(6 if form == "folder" else 0):
         (tmp_path / "rows" / str(index % 2)).mkdir(parents=True, exist_ok=True)
         np.save(tmp_path / "rows" / str(index % 2) / f"{index}.npy", np.zeros((4, 4)))
-    vit = {"model_type": "vit", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 4}
-    write_any_family(tmp_path / "m", {**vit, "patch_size": 2, "num_channels": 1})
+    write_any_family(tmp_path / "m", VIT)
     found = begin(WizardOptions(folder=tmp_path), DefaultAnswers())
     assert found.task == "image-classification" and "6 images of 2 classes (0, 1)" in found.saw[0]
     assert [job_of(found).data.image, job_of(found).data.label] == (
         ["pixels", "digit"] if form == "npz" else ["image", "label"]
     )
+
+
+def test_begin_finds_splits_classes_and_pictures_of_parquet(tmp_path: Path) -> None:
+    """Shards are named by their split, in the folder or one below it; numbers of a ClassLabel are names."""
+    label = {"label": {"names": ["neg", "pos"], "_type": "ClassLabel"}}
+    metadata = {"huggingface": json.dumps({"info": {"features": label}})}
+
+    def write(path: Path, columns: dict[str, Any]) -> None:
+        path.parent.mkdir(exist_ok=True)
+        pq.write_table(pa.table(columns).replace_schema_metadata(metadata), path)
+
+    texts = {"text": TEXTS, "label": [index % 2 for index in range(len(TEXTS))]}
+    for name in ("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"):
+        write(tmp_path / "data" / f"{name}.parquet", texts)
+    begun = made(tmp_path)
+    found = job_of(begun)
+    assert (found.model.task, found.data.train, found.data.eval) == (
+        "sequence-classification",
+        "data/train",
+        "data/test",
+    )
+    assert "data/train has 60 rows" in begun.saw[0] and "'label' (2 different values: neg, pos)" in begun.saw[0]
+    assert not begun.problems
+
+    (tmp_path / "pictures").mkdir()
+    write_any_family(tmp_path / "pictures" / "model", VIT)
+    pytest.importorskip("PIL.Image").new("L", (4, 4)).save(content := io.BytesIO(), "PNG")
+    image = {"bytes": content.getvalue(), "path": "a.png"}
+    write(tmp_path / "pictures" / "rows.parquet", {"img": [image] * 4, "label": [0, 1, 1, 0]})
+    begun = begin(WizardOptions(folder=tmp_path / "pictures"), DefaultAnswers())
+    found = job_of(begun)
+    assert (found.model.task, found.data.image, found.data.label) == ("image-classification", "img", "label")
+    assert "rows.parquet has 4 images of 2 classes (neg, pos)" in begun.saw[0]
 
 
 def test_begin_asks_five_questions_at_most_and_takes_the_answers(tmp_path: Path) -> None:

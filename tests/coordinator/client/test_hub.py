@@ -24,7 +24,12 @@ from ringtune.storage.durable import FileLock
 from tests.contract.models.test_folder import COMMIT, write_cache
 
 WANTED = HubId("acme", "mini", "v1")
-CONTENT = {"config.json": b"{}", "model.safetensors": b"weights" * 9, "vocab.txt": b""}
+CONTENT = {
+    "additional_chat_templates/rag.jinja": b"{{ x }}",
+    "config.json": b"{}",
+    "model.safetensors": b"weights" * 9,
+    "vocab.txt": b"",
+}
 
 
 def git_digest(content: bytes) -> str:
@@ -65,7 +70,8 @@ def test_model_is_fetched_whole_and_found(tmp_path: Path) -> None:
     hub = Hub(CONTENT)
     for _ in range(2):
         folder = store(WANTED, COMMIT, LISTED, tmp_path, hub)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == CONTENT
+    assert {name: (folder / name).read_bytes() for name in tree(folder)} == CONTENT
+    assert not list((folder.parents[1] / "fetching").iterdir())
     assert cached_folder(WANTED, tmp_path) == folder
     assert hub.asked == sorted(CONTENT)
 
@@ -88,6 +94,7 @@ def test_file_with_another_digest_is_not_used(tmp_path: Path, name: str, damage:
 
 ODD = st.one_of(
     st.text("./\\amdel-\n", max_size=9),
+    st.builds("additional_chat_templates/{}.jinja".format, st.text("./\\a\n", max_size=5)),
     st.builds("{}{}".format, st.sampled_from(["../", "/", "a/", "model-../", "./", "..\\"]), st.sampled_from(FILES)),
 )
 
@@ -95,9 +102,13 @@ ODD = st.one_of(
 @settings(max_examples=25)
 @given(names=st.lists(ODD | st.sampled_from(FILES), max_size=6))
 def test_names_that_lead_elsewhere_are_not_fetched(names: list[str]) -> None:
-    """Whatever a hub lists: a name without a folder, of what we read."""
+    """Whatever a hub lists: a name without a folder but that of templates, of what we read."""
     for file in wanted_files(map(entry, names)):
-        assert Path(file.name).name == file.name and file.name in names and ".." not in Path(file.name).parts
+        assert (
+            Path(file.name).name == file.name.removeprefix("additional_chat_templates/")
+            and file.name in names
+            and ".." not in Path(file.name).parts
+        )
         assert not file.name.endswith((".bin", ".py"))
 
 

@@ -24,11 +24,11 @@ DOUBLED = "{% set n = namespace(x='aa') %}{% for _ in range(60) %}{% set n.x = n
     [
         (
             "{% for _ in range(99999) %}{% for _ in range(99999) %}{% endfor %}{% endfor %}",
-            ModelError,
+            TemplateError,
             "may take 1 s of processor time",
         ),
         (DOUBLED, (ModelError, TemplateError), "stopped|MemoryError"),
-        ("{% for _ in range(99999) %}{{ 'a' * 999 }}{% endfor %}", ModelError, "was stopped: .* set data.template"),
+        ("{% for _ in range(99999) %}{{ 'a' * 999 }}{% endfor %}", TemplateError, "was stopped: .* and write 32 MiB"),
         ("{{ ''.__class__.__mro__ }}", TemplateError, "SecurityError: access to attribute"),
         ("{% include '/etc/hostname' %}", TemplateError, "TypeError"),
         ("{{ messages.append(1) }}", TemplateError, "SecurityError"),
@@ -79,6 +79,16 @@ def test_rows_of_all_bunches_are_rendered_in_order() -> None:
     with pytest.raises(TemplateError, match="TemplateError: no") as caught:
         template.whole([*rows, *[Conversation(json.dumps([{"role": "user", "content": "300"}]))] * 2])
     assert caught.value.row == 300 and "so do 1 more" in str(caught.value)
+
+
+def test_process_that_does_not_start_is_told_from_a_template_that_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No memory for a process, or an installation that is broken."""
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(ModelError, match=r"renders chat templates can't be started \(exit code 1\); free memory"):
+        ChatTemplate("x", {}).whole([ROW])
+    monkeypatch.setattr(sys, "executable", "/no/python")
+    with pytest.raises(ModelError, match=r"renders chat templates can't be started \(No such file"):
+        ChatTemplate("x", {}).whole([ROW])
 
 
 FIRST = "{% if messages[0].role == 'system' %}!{% endif %}"

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from edge.data import conversations as chats
 from edge.data.conversations import BEYOND, UNSHOWN, ChatExamples, Conversations
 from edge.data.dataset import OwnerDataset
 from edge.data.examples import PackedExamples
-from edge.data.tokens import IGNORED, Batch, RowFaultError
+from edge.data.tokens import IGNORED, Batch, RowFaultError, load_tokenizer
 from ringtune.errors import DataError, ModelError
 from ringtune.job.job import Job, parse_job
 from ringtune.models.conversations import TEMPLATES
+from ringtune.models.tokenizer import chat_templates
 from tests.support.chat_models import (
     GEMMA,
     LLAMA,
@@ -28,6 +31,7 @@ from tests.support.chat_models import (
     write_conversations,
     write_tokenizer,
 )
+from tests.support.trl_labels import CHATML
 
 ROWS = conversations(12, system=True)
 
@@ -244,6 +248,46 @@ def test_tools_go_to_the_template_for_tools(tmp_path: Path) -> None:
     source = Conversations(job_of(folder), folder)
     extra = source.tokenizer("add")["input_ids"]
     assert second == ([*extra, *first[0]], [IGNORED] * len(extra) + first[1])
+
+
+def test_rows_are_rendered_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, with texts and tools among them; a conversation that is too much is named by its line."""
+    folder = write_tokenizer(tmp_path / "m", CHATML)
+    tools = [{"messages": row, "tools": [{"name": "add"}]} for row in ROWS[:3]]
+    path = write_conversations(tmp_path / "rows.jsonl", [*ROWS[:2], *tools, *ROWS[2:]])
+    whole = learned(examples_of(folder, path))
+    monkeypatch.setattr(chats, "_ROWS_AT_ONCE", 2)
+    assert learned(examples_of(folder, path)) == whole
+    large = [{"role": "user", "content": "a" * (1 << 22)}, {"role": "assistant", "content": "b"}]
+    write_conversations(path, [*ROWS[:2], large, *ROWS[:2]])
+    repeats = write_tokenizer(tmp_path / "r", "{% for m in messages %}{{ m.content * 9 }}{% endfor %}")
+    with pytest.raises(DataError, match=r"rows.jsonl, line 3: .* \(it was stopped: .* write 32 MiB .*, of the first 4"):
+        OwnerDataset.load(job_of(repeats), path, None, tokenizer_folder=repeats)
+
+
+def test_template_is_chosen_by_its_name(tmp_path: Path) -> None:
+    """Names and texts are those of transformers, in files or in the settings; another name is refused."""
+    named = {"default": LLAMA, "rag": QWEN_3, "tool_use": MARKED}
+    folder = write_tokenizer(tmp_path / "m", LLAMA)
+    (folder / "additional_chat_templates").mkdir()
+    for name in ("rag", "tool_use"):
+        (folder / "additional_chat_templates" / f"{name}.jinja").write_text(named[name])
+    settings = tmp_path / "settings"
+    settings.mkdir()
+    shutil.copy(folder / "tokenizer.json", settings)
+    saved = json.loads((folder / "tokenizer_config.json").read_text())
+    saved["chat_template"] = [{"name": name, "template": text} for name, text in named.items()]
+    (settings / "tokenizer_config.json").write_text(json.dumps(saved))
+    path = write_conversations(tmp_path / "rows.jsonl", ROWS[:3])
+    for model in (folder, settings):
+        assert chat_templates(model) == named == load_tokenizer(model).chat_template
+        for name, text in named.items():
+            alone = write_tokenizer(tmp_path / f"{model.name}-{name}", text)
+            assert learned(examples_of(model, path, template=name)) == learned(examples_of(alone, path))
+        with pytest.raises(
+            ModelError, match=r"has the templates 'default', 'rag', 'tool_use'; name one of them, or of"
+        ):
+            examples_of(model, path, template="ragg")
 
 
 def test_padding_changes_no_label(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ BAD_FILES = (
     ("csv", "", "has no rows"),
     ("csv", "text,label\na\n", "line 2: column 'label' is empty; fill it in or remove the row, or set data.missing"),
     ("csv", "text,label\na,\n", "line 2: column 'label' is empty"),
-    ("txt", "a", "read from .csv, .tsv, .jsonl, .json, .xlsx or .gz"),
+    ("txt", "a", "read from .csv, .tsv, .jsonl, .json, .xlsx, .parquet, .arrow; also packed as .gz or .zst"),
     ("jsonl", '{"text": "a", "label": "b"}\n{"text"\n', "line 2: it is not JSON"),
     ("jsonl", "[1]\n", "line 1: it is not a JSON object"),
     ("jsonl", '{"text": 1, "label": "b"}\n', "line 1: column 'text' is not text"),

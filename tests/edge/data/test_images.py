@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import itertools
 import json
 import shutil
@@ -14,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from edge.data.dataset import OwnerDataset
-from edge.data.images import ImageExamples, ImageProcessor, Images
+from edge.data.images import ImageExamples, ImageFile, ImageProcessor, Images
 from edge.profiler.timing import Timer
 from ringtune.costs.model_facts import model_facts
 from ringtune.errors import DataError, ModelError
@@ -31,6 +34,7 @@ from tests.support.tiny_families import IMAGE_TOKENS, write_family
 
 pillow = pytest.importorskip("PIL.Image")
 SIDE = 12
+ORDER = (0, 2, 4, 1, 3)
 RED, GREEN = (255, 0, 0), (10, 240, 30)
 
 
@@ -116,9 +120,9 @@ def test_picture_of_every_mode_is_shown_or_refused_by_name(tmp_path: Path, mode:
     for channels, shown in ((1, {"1", "L", "LA", "I;16"}), (3, set(MODES) - {"I", "F"})):
         if mode not in shown:
             with pytest.raises(DataError, match=rf"x\.\w+ is a picture of mode .{mode}"):
-                processor(tmp_path, channels=channels).decode(name)
+                processor(tmp_path, channels=channels).decode(ImageFile(name))
             continue
-        found = processor(tmp_path, channels=channels).decode(name)
+        found = processor(tmp_path, channels=channels).decode(ImageFile(name))
         assert found.dtype == np.uint8 and found.shape == ((SIDE, SIDE) if channels == 1 else (SIDE, SIDE, 3))
         colour = made.convert("RGB").getpixel((0, 0)) if mode == "LAB" else RED
         expected = np.array([255] * channels if grey else colour)
@@ -135,12 +139,12 @@ def test_transparent_pixels_are_white_as_in_viewers(tmp_path: Path) -> None:
     palette.putpixel((0, 0), 0)
     palette.save(tmp_path / "b.png", transparency=0)
     for name, colour in (("a.png", RED), ("b.png", GREEN)):
-        found = processor(tmp_path).decode(tmp_path / name)
+        found = processor(tmp_path).decode(ImageFile(tmp_path / name))
         assert found[0, 0].tolist() == [255, 255, 255] and found[5, 5].tolist() == list(colour)
-    plain = processor(tmp_path, {"do_convert_rgb": True}).decode(tmp_path / "a.png")
+    plain = processor(tmp_path, {"do_convert_rgb": True}).decode(ImageFile(tmp_path / "a.png"))
     assert plain[0, 0].tolist() == [0, 0, 0]
     with pytest.raises(DataError, match=r"a\.png is a picture of mode 'RGBA', and the model takes 3 channels of bytes"):
-        processor(tmp_path, {"do_convert_rgb": False}).decode(tmp_path / "a.png")
+        processor(tmp_path, {"do_convert_rgb": False}).decode(ImageFile(tmp_path / "a.png"))
 
 
 def test_picture_is_turned_as_its_exif_says(tmp_path: Path) -> None:
@@ -151,7 +155,9 @@ def test_picture_is_turned_as_its_exif_says(tmp_path: Path) -> None:
         exif[0x0112] = orientation
         stored = upright if orientation == 1 else upright.transpose(pillow.Transpose(inverse[orientation]))
         stored.save(tmp_path / "x.png", exif=exif)
-        assert np.array_equal(processor(tmp_path).decode(tmp_path / "x.png"), np.asarray(upright)), orientation
+        assert np.array_equal(processor(tmp_path).decode(ImageFile(tmp_path / "x.png")), np.asarray(upright)), (
+            orientation
+        )
 
 
 def large_png(side: int) -> bytes:
@@ -225,6 +231,41 @@ def test_images_of_npz_and_folder_are_equal(vit: Path, tmp_path: Path) -> None:
     assert first.pixels is not None and second.pixels is not None
     assert torch.equal(first.pixels, second.pixels)
     assert torch.equal(first.labels, second.labels)
+
+
+def encoded(image: Any) -> dict[str, Any]:
+    """A picture as ``datasets`` writes it."""
+    image.save(content := io.BytesIO(), "PNG")
+    return {"bytes": content.getvalue(), "path": None}
+
+
+def test_pictures_in_a_column_are_those_of_a_folder(vit_of_colours: Path, tmp_path: Path) -> None:
+    """Classes have the names of the schema; a row that is no picture is refused by its number."""
+    pictures = [picture(SIDE, SIDE, seed=index) for index in range(5)]
+    for index, image in enumerate(pictures):
+        (tmp_path / "images" / "ab"[index % 2]).mkdir(parents=True, exist_ok=True)
+        image.save(tmp_path / "images" / "ab"[index % 2] / f"{index}.png")
+    features = {"label": {"names": ["a", "b"], "_type": "ClassLabel"}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    columns: dict[str, Any] = {"image": list(map(encoded, pictures)), "label": [0, 1, 0, 1, 0]}
+    path, bad = tmp_path / "train.parquet", tmp_path / "bad.parquet"
+    pq.write_table(pa.table(columns).replace_schema_metadata(metadata), path)
+    one, other = load(vit_of_colours, tmp_path / "images"), load(vit_of_colours, path)
+    first, second = (examples.batch(order, {"a": 0, "b": 1}) for examples, order in ((one, range(5)), (other, ORDER)))
+    assert first.pixels is not None and second.pixels is not None and torch.equal(first.pixels, second.pixels)
+    assert torch.equal(first.labels, second.labels)
+    columns["image"][2:4] = [{"bytes": b"no picture", "path": None}, {"bytes": None, "path": "x.png"}]
+    pq.write_table(pa.table(columns), bad)
+    with pytest.raises(
+        DataError,
+        match=r"bad.parquet: 2 rows can't be used: column 'image' is no readable picture in row 3; "
+        r"column 'image' is empty in row 4",
+    ):
+        load(vit_of_colours, bad)
+    numbers = [number for number, _ in make_source(vit_of_colours).rows_of(path)]
+    assert numbers == [1, 2, 3, 4, 5]
+    with pytest.raises(DataError, match=r"train.parquet, row 1 is a picture of mode 'RGB', and the model takes 1 chan"):
+        load(write_family(tmp_path / "grey", "vit", num_blocks=1), path)
 
 
 def test_images_of_bytes_are_scaled_to_minus_one_and_one(vit: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from ringtune.errors import DivergedError, IntegrityError
 from ringtune.models.architecture_heads import architecture_head
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM
+from ringtune.models.tokenizer import chat_templates
 from tests.support import whole_models as whole
 from tests.support.stock_plugged import SCORES_CAPPED, is_plugged
 from tests.support.tiny_families import MODEL_TYPES, write_family
@@ -82,7 +83,11 @@ def test_whole_model_has_no_path_of_this_machine(tmp_path: Path) -> None:
         local = {"_name_or_path": str(base), "name_or_path": str(base), "special_tokens_map_file": str(base / "x.json")}
         code = {"auto_map": {"AutoTokenizer": "code.Words"}} if name == "tokenizer_config.json" else {}
         (base / name).write_text(json.dumps({**values, **local, **code}))
+    (base / "additional_chat_templates").mkdir()
+    for name, text in (("chat_template.jinja", "{{ 1 }}"), ("additional_chat_templates/rag.jinja", "{{ 2 }}")):
+        (base / name).write_text(text)
     folder = whole.write_result(whole.parts(base, "sequence-classification"), tmp_path / "model")
+    assert chat_templates(folder) == chat_templates(base) == {"default": "{{ 1 }}", "rag": "{{ 2 }}"}
     for path in folder.iterdir():
         assert b"secret-place" not in path.read_bytes(), path.name
         assert b"auto_map" not in path.read_bytes()

@@ -431,11 +431,16 @@ def test_weights_helper_gets_no_base_weights(tmp_path: Path) -> None:
 def test_weights_owner_gets_embedding_private_blocks_and_tokenizer(tmp_path: Path) -> None:
     """What it needs beside its slice, and no pooler."""
     folder = write_bert(tmp_path / "m")
+    template = Path("additional_chat_templates", "rag.jinja")
+    (folder / template).parent.mkdir()
+    (folder / template).write_text("{{ messages }}")
     plan = make_plan([("a", 1, 2), ("b", 2, 4)], ["b"], num_steps=2, private_blocks=1)
     with serving(folder) as server:
         node = Node(tmp_path / "cache", server.port, data=tmp_path / "rows.csv")
         assert (node.outline() / "tokenizer.json").exists()
+        assert (node.outline() / template).read_text() == "{{ messages }}"
         got = node.folder(plan)
+    assert (got / template).read_text() == "{{ messages }}"
     names = tensors_in(got)
     assert {name.split(".layer.")[-1][:2] for name in names} == {"em", "0.", "2.", "3."}
     assert (got / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
