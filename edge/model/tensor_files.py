@@ -101,10 +101,21 @@ class SafetensorsFiles:
         Raises:
             ModelError, IntegrityError: see ``read``.
         """
-        stored = self._stored[name]
-        columns = stored.shape[1]
-        for start, part in _pieces(stored, self._piece_of(_kind_of(name, stored), multiple=columns)):
+        columns = self.shape(name)[1]
+        for start, part in self.number_pieces(name, multiple=columns):
             yield start // columns, part.view(-1, columns)
+
+    def number_pieces(self, name: str, *, multiple: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """Read a tensor some numbers at a time into one buffer, each time a multiple of ``multiple`` but for the last.
+
+        Yields:
+            Index of the first number, and the numbers in the stored dtype.
+
+        Raises:
+            ModelError, IntegrityError: see ``read``.
+        """
+        stored = self._stored[name]
+        yield from _pieces(stored, self._piece_of(_kind_of(name, stored), multiple=multiple))
 
     def _read_converted(self, stored: StoredTensor, kind: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
         """Read a tensor into memory of its own, a piece at a time."""

@@ -370,6 +370,7 @@ class Sizes:
             rows=model.embedding_matrix_rows,
             item_bytes=self._item_bytes,
             frozen=course.frozen,
+            in_blocks=False,
         )
         self._largest_params = (model.largest_matrix_params, model.head_token_logits * model.hidden_size)
         self._frozen = course.frozen
