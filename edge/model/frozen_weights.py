@@ -429,6 +429,8 @@ class FrozenFiles(SafetensorsFiles):
     def _numbers(self, name: str, dtype: str, *, private: bool) -> RowScaled | FourBit:
         if dtype == BFLOAT16:
             return RowScaled(numbers=self.read(name, torch.bfloat16, private=private))
+        if dtype == NF4 and private and self.is_four_bit(name):
+            return self.read_four_bit(name)
         in_four_bits = dtype == NF4 and private
         numbers: RowScaled | FourBit = self._in_four_bits(name) if in_four_bits else self._by_rows(name)
         largest = numbers.groups if isinstance(numbers, FourBit) else numbers.scales

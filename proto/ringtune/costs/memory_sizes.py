@@ -26,7 +26,7 @@ from ringtune.costs.offload_costs import kinds_of_users, sent_pair_token_bytes, 
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.schedule.batches import num_batches
-from ringtune.schedule.course import COLLABORATION, EXACT, TABLES_AT_ONCE, Course
+from ringtune.schedule.course import COLLABORATION, EXACT, NF4, TABLES_AT_ONCE, Course, dtype_of
 from ringtune.schedule.operation_tables import FULL, Operations, Policy, ScoredWeights, block_row, pattern_of, share
 from ringtune.schedule.units import EMBEDDING
 from ringtune.techniques.frozen_weights import frozen_bytes, widened_bytes
@@ -372,6 +372,8 @@ class Sizes:
             frozen=course.frozen,
             in_blocks=False,
         )
+        if dtype_of(course.frozen) == NF4:
+            self.block_bytes += model.more_scale_bytes
         self._largest_params = (model.largest_matrix_params, model.head_token_logits * model.hidden_size)
         self._frozen = course.frozen
         self.optimizer = optimizer

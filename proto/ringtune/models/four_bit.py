@@ -59,6 +59,17 @@ class FourBitTensor(NamedTuple):
         """Whether the scales are in 8 bits."""
         return "nested_absmax" in self.parts
 
+    @property
+    def ends(self) -> set[str]:
+        """Ends of the names of the tensors beside the matrix."""
+        return {*self.parts, f"quant_state.bitsandbytes__{self.kind}"}
+
+    @property
+    def more_bytes(self) -> int:
+        """Bytes of the scales above those of double quantisation."""
+        blocks = -(-self.shape[0] * self.shape[1] // BLOCK)
+        return 0 if self.is_double else 4 * blocks - blocks - 4 * -(-blocks // GROUP)
+
 
 def check_quantization(settings: Any, *, where: str, inputs_first: bool) -> None:
     """Refuse a ``quantization_config`` other than that of 4-bit matrices of bitsandbytes.
@@ -73,9 +84,9 @@ def check_quantization(settings: Any, *, where: str, inputs_first: bool) -> None
     """
     remedy = "give the plain weights, or 4 bits of bitsandbytes (load_in_4bit)"
     values = settings if isinstance(settings, dict) else {}
-    method = values.get("quant_method", "bitsandbytes")
+    method = values.get("quant_method", "bitsandbytes" if "load_in_4bit" in values else "of no known kind")
     if values.get("load_in_8bit") is True or method != "bitsandbytes" or values.get("load_in_4bit") is not True:
-        name = "bitsandbytes in 8 bits" if values.get("load_in_8bit") is True else f"{str(method)[:40]!r}"
+        name = f"{method} in 8 bits" if values.get("load_in_8bit") is True else str(method)[:40]
         raise ModelError(f"{where}: quantization_config is refused: it names a quantizer to load ({name}); {remedy}")
     if inputs_first:
         raise ModelError(
