@@ -188,7 +188,7 @@ def saved_files(folder: Path, result: Result) -> dict[str, Pieces]:
         return {name: FilePieces(folder / name) for name in result.loaded}
     tensors = {
         name: TensorPieces(info.dtype, info.shape, FilePieces(path, info.offset, info.nbytes))
-        for name, (path, info) in read_headers(folder).items()
+        for name, (path, info, _) in read_headers(folder).items()
     }
     return {WEIGHTS_FILE: write_tensors(tensors, metadata=_METADATA)}
 

@@ -1,11 +1,12 @@
-"""Frozen matrices in bfloat16, or in int8 with a scale for each row, and products with them.
+"""Frozen matrices in bfloat16, in int8 with a scale for each row, or in 4 bits, and products with them.
 
 The course of a run chooses how to multiply:
 
 * *widened*: the matrix becomes float32, at most ``MAX_WIDENED_BYTES`` at a time, in a buffer that all matrices of a
   node share. The result equals that of weights rounded once.
 * *native*: a product in bfloat16, with sums in float32 and a rounded result. The other factor is rounded to bfloat16
-  before. Integers of int8 are exact in bfloat16, and the scales are applied outside.
+  before. Integers of int8 are exact in bfloat16, and the scales are applied outside; 4-bit numbers are rounded once
+  more.
 
 Measured on one core with AVX512-BF16 (1,024 tokens, 2,048 x 5,632 numbers): 53 ms native, 222 ms widened, of which 2 ms
 are the widening; 220 ms in float32.
@@ -17,7 +18,8 @@ its products and row lookups, and a backward keeps the small matrix alone. Any o
 copy, such as the norms of DoRA; functions that would change the matrix are refused.
 
 A matrix stored in bfloat16 is read without a float32 copy, or stays mapped, so that only the used rows of a token table
-become resident. Any other matrix is rounded once, a piece at a time.
+become resident. Any other matrix is rounded once, a piece at a time. With ``nf4`` the matrices of blocks have 4 bits,
+those outside of blocks (tables, a decoder) int8: a row of a table is looked up alone.
 
 Source: torch's documentation, "Extending PyTorch", subclassing with ``__torch_function__``.
 """
@@ -25,83 +27,119 @@ Source: torch's documentation, "Extending PyTorch", subclassing with ``__torch_f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch.nn import functional
 
+from edge.model.four_bit import FourBit, WideningBuffer, round_to_nf4
 from edge.model.tensor_files import SafetensorsFiles
 from ringtune.errors import ModelError
-from ringtune.schedule.course import BFLOAT16, FrozenWeights
+from ringtune.models.four_bit import BLOCK
+from ringtune.schedule.course import BFLOAT16, NF4, FrozenWeights
 from ringtune.techniques.frozen_weights import MAX_WIDENED_BYTES
 
 _MAX_INT8 = 127
 
 
-class WideningBuffer:
-    """Memory in which matrices are widened one after the other; it grows to the size of the largest one."""
-
-    def __init__(self) -> None:
-        self._buffer: torch.Tensor | None = None
-
-    @property
-    def held_bytes(self) -> int:
-        """Current bytes of the buffer."""
-        return 0 if self._buffer is None else self._buffer.numel()
-
-    def take(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return memory for a matrix; the content of an earlier call is lost."""
-        size = shape[0] * shape[1] * dtype.itemsize
-        if self._buffer is None or self._buffer.device != device or self._buffer.numel() < size:
-            self._buffer = None  # freed before the next allocation
-            self._buffer = torch.empty(size, dtype=torch.uint8, device=device)
-        return self._buffer[:size].view(dtype).view(shape)
-
-
-class CompactMatrix:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowScaled:
     """A matrix in bfloat16, or in int8 with a scale for each row.
 
-    Args:
-        numbers_RC: bfloat16 or int8.
-        scales_R1: float32, for int8; None for bfloat16.
-        native: whether to multiply in bfloat16.
-        room: buffer for widening.
+    Attributes:
+        numbers: bfloat16 or int8, (R, C).
+        scales: float32, (R, 1), for int8; None for bfloat16.
     """
 
-    def __init__(
-        self, numbers_RC: torch.Tensor, scales_R1: torch.Tensor | None, *, native: bool, room: WideningBuffer
-    ) -> None:
-        self.numbers = numbers_RC
-        self.scales = scales_R1
-        self.native = native
-        self._room = room
+    numbers: torch.Tensor
+    scales: torch.Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.numbers.shape[0], self.numbers.shape[1]
+
+    @property
+    def width(self) -> int:
+        """Numbers that are widened for a row."""
+        return self.numbers.shape[1]
 
     @property
     def held_bytes(self) -> int:
         """Bytes of numbers and scales."""
         return self.numbers.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
-    def part(self, rows: slice, columns: slice) -> CompactMatrix:
+    @property
+    def device(self) -> torch.device:
+        """Device of the numbers."""
+        return self.numbers.device
+
+    def view(self) -> torch.Tensor:
+        """Return the numbers."""
+        return self.numbers
+
+    def part(self, rows: slice, columns: slice) -> RowScaled:
         """Return some rows and columns without a copy."""
-        scales = None if self.scales is None else self.scales[rows]
-        return CompactMatrix(self.numbers[rows, columns], scales, native=self.native, room=self._room)
+        return RowScaled(numbers=self.numbers[rows, columns], scales=None if self.scales is None else self.scales[rows])
 
-    def to(self, device: torch.device) -> CompactMatrix:
-        """Return the matrix on ``device``; itself if it is there."""
-        if device == self.numbers.device:
-            return self
+    def to(self, device: torch.device) -> RowScaled:
+        """Copy the matrix to a device."""
         scales = None if self.scales is None else self.scales.to(device)
-        return CompactMatrix(self.numbers.to(device), scales, native=self.native, room=self._room)
-
-    def wide(self) -> torch.Tensor:
-        """Return a copy in float32."""
-        return self._scaled(self.numbers.to(torch.float32), slice(None))
+        return RowScaled(numbers=self.numbers.to(device), scales=scales)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Return rows by index in float32; no other row is read."""
         found = torch.embedding(self.numbers, ids).to(torch.float32)
         return found if self.scales is None else found.mul_(torch.embedding(self.scales, ids))
+
+    def widen(self, rows: slice, dtype: torch.dtype, room: WideningBuffer) -> torch.Tensor:
+        """Return some rows in float32, or in bfloat16 without their scales; the next call may overwrite them."""
+        numbers = self.numbers[rows]
+        if numbers.dtype is dtype:
+            return numbers
+        wide = room.take(numbers.numel(), dtype, numbers.device).view(numbers.shape)
+        wide.copy_(numbers)  # two passes take a fifth of a product of two types
+        return wide if self.scales is None or dtype is torch.bfloat16 else wide.mul_(self.scales[rows])
+
+
+class CompactMatrix:
+    """A matrix in few bytes, and products with it.
+
+    Args:
+        numbers: as it is held.
+        native: whether to multiply in bfloat16.
+        room: buffer for widening.
+    """
+
+    def __init__(self, numbers: RowScaled | FourBit, *, native: bool, room: WideningBuffer) -> None:
+        self.numbers = numbers
+        self.native = native
+        self._room = room
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of numbers and scales."""
+        return self.numbers.held_bytes
+
+    def part(self, rows: slice, columns: slice) -> CompactMatrix:
+        """Return some rows and columns without a copy."""
+        return CompactMatrix(self.numbers.part(rows, columns), native=self.native, room=self._room)
+
+    def to(self, device: torch.device) -> CompactMatrix:
+        """Return the matrix on ``device``; itself if it is there."""
+        if device == self.numbers.device:
+            return self
+        return CompactMatrix(self.numbers.to(device), native=self.native, room=self._room)
+
+    def wide(self) -> torch.Tensor:
+        """Return a copy in float32."""
+        return self.numbers.widen(slice(None), torch.float32, WideningBuffer())
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return rows by index in float32; of a matrix with scales by row no other row is read."""
+        return self.numbers.rows(ids) if isinstance(self.numbers, RowScaled) else torch.embedding(self.wide(), ids)
 
     def times_rows(self, x_NC: torch.Tensor, bias_R: torch.Tensor | None = None) -> torch.Tensor:
         """Return ``x_NC @ matrix.T + bias``, (N, R)."""
@@ -113,14 +151,14 @@ class CompactMatrix:
         y_NR = torch.empty(x_NC.shape[0], self.numbers.shape[0], dtype=torch.float32, device=x_NC.device)
         for part in parts:
             y_NR[:, part] = torch.mm(x_NC, self._widened(part).t())
-        if self.native and self.scales is not None:
-            y_NR *= self.scales.view(1, -1)
+        if (scales := self._row_scales) is not None:
+            y_NR *= scales
         return y_NR if bias_R is None else y_NR.add_(bias_R)
 
     def times_columns(self, x_NR: torch.Tensor, bias_C: torch.Tensor | None = None) -> torch.Tensor:
         """Return ``x_NR @ matrix + bias``, (N, C)."""
         if self.native:
-            x_NR = (x_NR if self.scales is None else x_NR * self.scales.view(1, -1)).to(torch.bfloat16)
+            x_NR = (x_NR if (scales := self._row_scales) is None else x_NR * scales).to(torch.bfloat16)
         first, *others = self._parts()
         y_NC = self._begun(x_NR[:, first], self._widened(first), bias_C)
         for part in others:
@@ -138,12 +176,18 @@ class CompactMatrix:
 
     def _parts(self) -> Iterator[slice]:
         """Cut the rows into parts that fit the buffer; native bfloat16 is one part."""
-        num_rows, columns = self.numbers.shape
-        each = max(1, MAX_WIDENED_BYTES // (columns * self._wide_dtype.itemsize))
-        if self.native and self.scales is None:
+        num_rows = self.numbers.shape[0]
+        each = max(1, MAX_WIDENED_BYTES // (self.numbers.width * self._wide_dtype.itemsize))
+        if self.numbers.view().dtype is self._wide_dtype:
             each = num_rows
         for start in range(0, num_rows, each):
             yield slice(start, min(start + each, num_rows))
+
+    @property
+    def _row_scales(self) -> torch.Tensor | None:
+        """Scales that a native product leaves to its other factor or its result, (1, R)."""
+        scales = self.numbers.scales if self.native and isinstance(self.numbers, RowScaled) else None
+        return None if scales is None else scales.view(1, -1)
 
     @property
     def _wide_dtype(self) -> torch.dtype:
@@ -151,15 +195,7 @@ class CompactMatrix:
 
     def _widened(self, rows: slice) -> torch.Tensor:
         """Return some rows in the dtype of the product; the next call may overwrite them."""
-        numbers = self.numbers[rows]
-        if numbers.dtype is self._wide_dtype:
-            return numbers
-        wide = self._room.take((numbers.shape[0], numbers.shape[1]), self._wide_dtype, numbers.device)
-        wide.copy_(numbers)  # two passes take a fifth of a product of two types
-        return wide if self.native else self._scaled(wide, rows)
-
-    def _scaled(self, wide: torch.Tensor, rows: slice) -> torch.Tensor:
-        return wide if self.scales is None else wide.mul_(self.scales[rows])
+        return self.numbers.widen(rows, self._wide_dtype, self._room)
 
 
 def round_to_int8(rows_RC: torch.Tensor, numbers_RC: torch.Tensor, scales_R1: torch.Tensor) -> None:
@@ -198,7 +234,8 @@ class FrozenMatrix(torch.Tensor):
     @staticmethod
     def of(held: CompactMatrix, *, is_transposed: bool = False) -> FrozenMatrix:
         """Make the tensor for ``held``; it shares its memory."""
-        view = held.numbers.t() if is_transposed else held.numbers
+        view = held.numbers.view()
+        view = view.t() if is_transposed else view
         made: FrozenMatrix = torch.Tensor._make_subclass(FrozenMatrix, view)
         made.held, made.is_transposed = held, is_transposed
         return made
@@ -385,28 +422,39 @@ class FrozenFiles(SafetensorsFiles):
         frozen = self._frozen
         if frozen is None or len(self.shape(name)) != 2:
             return super().read_frozen(name, dtype, private=private, device=device)
-        held = self._held(name, frozen, private=private)
+        numbers = self._numbers(name, frozen.dtype, private=private)
+        held = CompactMatrix(numbers, native=frozen.native, room=self.room)
         return FrozenMatrix.of(held if device is None else held.to(device))
 
-    def _held(self, name: str, frozen: FrozenWeights, *, private: bool) -> CompactMatrix:
-        if frozen.dtype == BFLOAT16:
-            numbers = self.read(name, torch.bfloat16, private=private)
-            return CompactMatrix(numbers, None, native=frozen.native, room=self.room)
-        rows, columns = self.shape(name)
-        numbers, scales = torch.empty(rows, columns, dtype=torch.int8), torch.empty(rows, 1)
+    def _numbers(self, name: str, dtype: str, *, private: bool) -> RowScaled | FourBit:
+        if dtype == BFLOAT16:
+            return RowScaled(numbers=self.read(name, torch.bfloat16, private=private))
+        if dtype == NF4 and private and self.is_four_bit(name):
+            return self.read_four_bit(name)
+        in_four_bits = dtype == NF4 and private
+        numbers: RowScaled | FourBit = self._in_four_bits(name) if in_four_bits else self._by_rows(name)
+        largest = numbers.groups if isinstance(numbers, FourBit) else numbers.scales
+        if largest is None or not largest.isfinite().all():
+            raise ModelError(
+                f"{self.folder}: tensor {name} has numbers that are not finite, which {dtype} can't hold; fetch the "
+                "model again, or remove runtime.frozen"
+            )
+        return numbers
+
+    def _by_rows(self, name: str) -> RowScaled:
+        numbers, scales = torch.empty(self.shape(name), dtype=torch.int8), torch.empty(self.shape(name)[0], 1)
         for start, piece in self.row_pieces(name):
             own = slice(start, start + len(piece))
-            wide = self._scratch(piece.numel()).view(piece.shape).copy_(piece)
-            round_to_int8(wide, numbers[own], scales[own])
-        if not scales.isfinite().all():
-            raise ModelError(
-                f"{self.folder}: tensor {name} has numbers that are not finite, which int8 can't hold; fetch the model "
-                "again, or remove runtime.frozen"
-            )
-        return CompactMatrix(numbers, scales, native=frozen.native, room=self.room)
+            round_to_int8(self._scratch(piece), numbers[own], scales[own])
+        return RowScaled(numbers=numbers, scales=scales)
 
-    def _scratch(self, count: int) -> torch.Tensor:
-        """Return memory for the rounding of rows, always the same."""
-        if self._wide.numel() < count:
-            self._wide = torch.empty(count)
-        return self._wide[:count]
+    def _in_four_bits(self, name: str) -> FourBit:
+        rows, columns = self.shape(name)
+        pieces = ((start, self._scratch(piece)) for start, piece in self.number_pieces(name, multiple=BLOCK))
+        return round_to_nf4(pieces, (rows, columns))
+
+    def _scratch(self, piece: torch.Tensor) -> torch.Tensor:
+        """Copy a piece to memory for the rounding in float32, always the same."""
+        if self._wide.numel() < piece.numel():
+            self._wide = torch.empty(piece.numel())
+        return self._wide[: piece.numel()].view(piece.shape).copy_(piece)

@@ -51,7 +51,7 @@ from edge.model.auxiliary import deltas_of
 from edge.model.families.plugged import adapter_interface
 from edge.model.heads import HEAD
 from edge.model.skeleton import ADAPTER, Skeleton
-from edge.model.tensor_files import fill, is_finite, pieces_of
+from edge.model.tensor_files import SafetensorsFiles, fill, is_finite, pieces_of
 from ringtune.engine.failure_texts import LOWER_THE_RATE
 from ringtune.errors import DivergedError, IntegrityError
 from ringtune.models.adapter_config import INVERTIBLE
@@ -343,7 +343,9 @@ def as_static(
 
 
 _LOCAL_KEYS: Final = ("_name_or_path", "name_or_path", "special_tokens_map_file", "tokenizer_file", "auto_map")
-_REPLACED_KEYS: Final = ("torch_dtype", "num_labels", "prediction_heads", "adapters", "id2label", "label2id")
+_REPLACED_KEYS: Final = (
+    *("torch_dtype", "num_labels", "prediction_heads", "adapters", "id2label", "label2id", "quantization_config"),
+)
 
 
 def model_files(
@@ -411,11 +413,14 @@ def untouched_tensors(skeleton: Skeleton, folder: Path, *, without: Collection[s
         inside = base_name(stored_name, layout)
         name = f"{skeleton.model.base_model_prefix}.{inside}"
         if inside.startswith(children) and not inside.startswith(hosted) and name not in without:
-            found[name] = _as_stored(stored)
+            found[name] = _as_stored(folder, stored_name, stored)
     return found
 
 
-def _as_stored(stored: StoredTensor) -> TensorPieces:
+def _as_stored(folder: Path, name: str, stored: StoredTensor) -> TensorPieces:
+    if stored.four_bit is not None:
+        with SafetensorsFiles(folder) as files:
+            return pieces_of(files.read(name))
     info = stored.info
     return TensorPieces(info.dtype, info.shape, FilePieces(stored.path, info.offset, info.nbytes))
 

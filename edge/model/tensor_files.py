@@ -17,9 +17,11 @@ from typing import Any, Final
 
 import torch
 
+from edge.model.four_bit import CODEBOOKS, FourBit, WideningBuffer
 from ringtune.engine.failure_texts import LOWER_THE_RATE
 from ringtune.errors import DivergedError, IntegrityError, ModelError
 from ringtune.models.folder import StoredTensor, read_headers
+from ringtune.models.four_bit import BLOCK
 from ringtune.storage.pieces import PIECE_BYTES, Pieces
 from ringtune.storage.tensor_files import TensorPieces
 
@@ -64,6 +66,8 @@ class SafetensorsFiles:
             IntegrityError: the file is damaged.
         """
         stored = self._stored[name]
+        if stored.four_bit is not None:
+            return self._read_widened(name, torch.float32 if dtype is None else dtype)
         kind = _kind_of(name, stored)
         wanted = dtype if dtype is not None and kind.is_floating_point else kind
         is_mapped = wanted is kind and not private
@@ -101,10 +105,73 @@ class SafetensorsFiles:
         Raises:
             ModelError, IntegrityError: see ``read``.
         """
-        stored = self._stored[name]
-        columns = stored.shape[1]
-        for start, part in _pieces(stored, self._piece_of(_kind_of(name, stored), multiple=columns)):
+        columns = self.shape(name)[1]
+        for start, part in self.number_pieces(name, multiple=columns):
             yield start // columns, part.view(-1, columns)
+
+    def number_pieces(self, name: str, *, multiple: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """Read a tensor some numbers at a time into one buffer, each time a multiple of ``multiple`` but for the last.
+
+        Yields:
+            Index of the first number, and the numbers in the stored dtype.
+
+        Raises:
+            ModelError, IntegrityError: see ``read``.
+        """
+        stored = self._stored[name]
+        if stored.four_bit is None:
+            yield from _pieces(stored, self._piece_of(_kind_of(name, stored), multiple=multiple))
+            return
+        rows, columns = stored.four_bit.shape
+        held, room = self.read_four_bit(name), WideningBuffer()
+        step = math.lcm(multiple, columns) // columns
+        each = max(1, PIECE_BYTES // (step * columns * 4)) * step
+        for start in range(0, rows, each):
+            yield start * columns, held.widen(slice(start, start + each), torch.float32, room).reshape(-1)
+
+    def is_four_bit(self, name: str) -> bool:
+        """Whether the files have a matrix in 4 bits."""
+        return self._stored[name].four_bit is not None
+
+    def read_four_bit(self, name: str) -> FourBit:
+        """Read a matrix that the files have in 4 bits, as it is.
+
+        Raises:
+            ModelError: scales or levels that are not finite, or another codebook than that of its type.
+            IntegrityError: the file is damaged.
+        """
+        stored = self._stored[name]
+        if stored.four_bit is None:
+            raise ValueError(f"{name} is no matrix in 4 bits")
+        parts = {end: _read_part(StoredTensor(*part)).flatten() for end, part in stored.four_bit.parts.items()}
+        codebook = torch.tensor(CODEBOOKS[stored.four_bit.kind])
+        problem = "" if torch.allclose(parts["quant_map"], codebook, atol=1e-4) else "another codebook than its type"
+        if first_not_finite({end: part for end, part in parts.items() if part.is_floating_point()}):
+            problem = "scales that are not finite"
+        if problem:
+            raise ModelError(f"{stored.path}: 4-bit tensor {name} has {problem}; fetch the model again")
+        rows, columns = stored.four_bit.shape
+        packed = torch.zeros(len(parts["absmax"]) * BLOCK // 2, dtype=torch.uint8)
+        for _ in _pieces(stored, packed[: stored.info.nbytes], in_place=True):
+            pass
+        return FourBit(
+            kind=stored.four_bit.kind,
+            packed=packed,
+            scales=parts["absmax"],
+            groups=parts.get("nested_absmax"),
+            levels=parts.get("nested_quant_map", torch.empty(0)),
+            offset=stored.four_bit.offset,
+            width=columns,
+            rows=(0, rows),
+            columns=(0, columns),
+        )
+
+    def _read_widened(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """Read a matrix that the files have in 4 bits into memory of its own, in another type."""
+        result = torch.empty(self.shape(name), dtype=dtype)
+        for start, piece in self.number_pieces(name, multiple=1):
+            result.view(-1)[start : start + len(piece)].copy_(piece)
+        return result
 
     def _read_converted(self, stored: StoredTensor, kind: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
         """Read a tensor into memory of its own, a piece at a time."""
@@ -141,8 +208,12 @@ def _kind_of(name: str, stored: StoredTensor) -> torch.dtype:
     return kind
 
 
+def _read_part(stored: StoredTensor) -> torch.Tensor:
+    return _read_in_place(stored, torch_dtype(stored.info.dtype))
+
+
 def _read_in_place(stored: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
-    result = torch.empty(stored.shape, dtype=dtype)
+    result = torch.empty(stored.info.shape, dtype=dtype)
     for _ in _pieces(stored, result.view(-1), in_place=True):
         pass
     return result
@@ -158,7 +229,7 @@ def _pieces(
     Yields:
         Number of values before the piece, and the piece.
     """
-    count = math.prod(stored.shape)
+    count = math.prod(stored.info.shape)
     each = min(count, PIECE_BYTES // buffer.element_size()) if in_place else buffer.numel()
     try:
         with stored.path.open("rb", buffering=0) as file:

@@ -250,6 +250,9 @@ FROZEN = [
             ("ia3", "bfloat16", MODEL_TYPES),
             ("mlp", "int8", ("bert", "gpt2", "llama")),
             ("lora", "bfloat16", ("bert", "gpt2", "llama")),
+            ("lora", "nf4", ("bert", "llama")),
+            ("ia3", "nf4", ("gpt2",)),
+            ("bottleneck", "nf4", ("vit",)),
         )
         for model_type in families
     ),

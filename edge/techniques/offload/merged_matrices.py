@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 from edge.model.auxiliary import FUSED_PARTS, FusedDelta, LinearDelta, detach_delta
-from edge.model.frozen_weights import FrozenMatrix
+from edge.model.frozen_weights import FrozenMatrix, RowScaled
 from edge.model.skeleton import ADAPTER, Skeleton
 from edge.model.slice import stored_names
 from edge.model.tensor_files import SafetensorsFiles
@@ -91,7 +91,7 @@ class MergedMatrices:
         initial: merged initial adapters, as arguments of ``install``.
 
     Raises:
-        JobError: an adapter that is no linear change of a matrix, or frozen weights in int8.
+        JobError: an adapter that is no linear change of a matrix, or frozen weights in int8 or nf4.
         ModelError: the folder lacks a tensor.
     """
 
@@ -203,12 +203,14 @@ def _numbers(weight: torch.Tensor, site: str) -> torch.Tensor:
     """Return the memory of a matrix."""
     if not isinstance(weight, FrozenMatrix):
         return weight.detach()
-    if weight.held.scales is not None:
+    numbers = weight.held.numbers
+    if not isinstance(numbers, RowScaled) or numbers.scales is not None:
+        held = "int8" if isinstance(numbers, RowScaled) else numbers.kind
         raise JobError(
-            f"{site} can't be merged into a matrix that is held in int8; set offload.merged = false, or runtime.frozen "
-            "to 'bfloat16'"
+            f"{site} can't be merged into a matrix that is held in {held}; set offload.merged = false, or "
+            "runtime.frozen to 'bfloat16'"
         )
-    return weight.held.numbers
+    return numbers.numbers
 
 
 def _drop(site: Site) -> None:

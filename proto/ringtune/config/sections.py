@@ -424,7 +424,7 @@ class Runtime:
         plan_s: longest time of planning, in seconds; after it the best plan so far is used.
         record: whether nodes send their events and commands, for replay.
         frozen: number type in which frozen weights are held; a smaller one takes less memory and rounds them; auto =
-            the first of float32, bfloat16, int8 with which the job fits the nodes.
+            the first of float32, bfloat16, int8, nf4 with which the job fits the nodes.
     """
 
     threads: Annotated[int, Bounds(ge=0, le=MAX_THREADS)] = 0

@@ -27,7 +27,7 @@ from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.errors import DataError
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.schedule.batches import num_batches
-from ringtune.schedule.course import COLLABORATION, EXACT, TABLES_AT_ONCE, Course
+from ringtune.schedule.course import COLLABORATION, EXACT, NF4, TABLES_AT_ONCE, Course, dtype_of
 from ringtune.schedule.operation_tables import FULL, Operations, Policy, ScoredWeights, block_row, pattern_of, share
 from ringtune.schedule.units import EMBEDDING
 from ringtune.storage.arrow_files import arrow_files, is_arrow
@@ -389,7 +389,10 @@ class Sizes:
             rows=model.embedding_matrix_rows,
             item_bytes=self._item_bytes,
             frozen=course.frozen,
+            in_blocks=False,
         )
+        if dtype_of(course.frozen) == NF4:
+            self.block_bytes += model.more_scale_bytes
         self._largest_params = (model.largest_matrix_params, model.head_token_logits * model.hidden_size)
         self._frozen = course.frozen
         self.optimizer = optimizer

@@ -234,6 +234,11 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         attention_width=dimensions.attention or dimensions.hidden,
         more_kept_values=dimensions.more_kept,
         kept_scores=dimensions.kept_scores,
+        more_scale_bytes=sum(
+            stored.four_bit.more_bytes
+            for name, stored in tensors.items()
+            if stored.four_bit is not None and name.startswith(f"{family.block_prefix}0.")
+        ),
     )
     facts = _with_kinds(_with_pairs(facts, job, family.widths(config)), folder, job, family.widths(config))
     facts = _with_invertible(facts, job, config, item_bytes=item_bytes)

@@ -246,6 +246,8 @@ class ModelFacts:
         attention_width: width of all heads together; 0 = ``hidden_size``.
         more_kept_values: values per token that norms of a block keep, besides those of the usual two norms.
         kept_scores: number of score tensors that a block's attention keeps without dropout.
+        more_scale_bytes: of a block's matrices that the folder has in 4 bits, scales above those of double
+            quantisation.
     """
 
     model_type: str
@@ -287,6 +289,7 @@ class ModelFacts:
     attention_width: Amount = 0
     more_kept_values: Amount = 0
     kept_scores: Amount = 0
+    more_scale_bytes: Annotated[Amount, LATER] = 0
 
     def __post_init__(self) -> None:
         """Refuse a size below 1, and negative bytes and counts."""

@@ -30,6 +30,7 @@ from typing import Any, Final, NamedTuple
 from ringtune.errors import ModelError
 from ringtune.models.families import FAMILIES, family_named
 from ringtune.models.family import LM_HEAD, MAX_BLOCKS, NO_NUMBER, ConfigKey, Dimensions, Family, Shapes
+from ringtune.models.four_bit import FourBitTensor, check_quantization, four_bit_tensors
 from ringtune.models.preprocessor import read_image_steps
 from ringtune.models.tokenizer import SETTINGS_FILE, WHOLE_FILE, read_tokenizer_settings
 from ringtune.storage.strict import is_lfs_pointer, pointer_advice, read_given, read_json
@@ -67,15 +68,20 @@ _NO_WEIGHTS = (".position_ids", ".token_type_ids", ".attn.bias", ".attn.masked_b
 
 
 class StoredTensor(NamedTuple):
-    """A tensor's header entry, and the path of its file."""
+    """A tensor's header entry, and the path of its file.
+
+    Attributes:
+        four_bit: of a matrix in 4 bits, whose header entry is that of its bytes; else None.
+    """
 
     path: Path
     info: TensorInfo
+    four_bit: FourBitTensor | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape in the header."""
-        return self.info.shape
+        """Shape of the tensor: that in the header, unless it is a matrix in 4 bits."""
+        return self.info.shape if self.four_bit is None else self.four_bit.shape
 
     def sample(self) -> bytes:
         """Read ``SAMPLE_BYTES`` from the middle of the tensor, or all if it is smaller."""
@@ -95,10 +101,22 @@ def sample_start(nbytes: int) -> int:
 def read_headers(folder: Path) -> dict[str, StoredTensor]:
     """Read the headers of all weight files: name in the file -> tensor.
 
+    A matrix in 4 bits is one tensor; those beside it are left out.
+
     Raises:
-        ModelError: no safetensors file, or an index that is not readable or names missing tensors.
+        ModelError: no safetensors file, an index that is not readable or names missing tensors, or a matrix in 4 bits
+            that is not complete or not supported.
         IntegrityError: a file is damaged.
     """
+    found = _headers(folder)
+    matrices = four_bit_tensors({name: (stored.path, stored.info) for name, stored in found.items()})
+    if not matrices:
+        return found
+    beside = {f"{name}.{end}" for name, matrix in matrices.items() for end in matrix.ends}
+    return {name: stored._replace(four_bit=matrices.get(name)) for name, stored in found.items() if name not in beside}
+
+
+def _headers(folder: Path) -> dict[str, StoredTensor]:
     path = folder / WEIGHTS_FILE
     if path.is_file():
         return {name: StoredTensor(path, info) for name, info in read_safetensors_header(path).items()}
@@ -272,10 +290,8 @@ def _is_whole(folder: Path) -> bool:
 
 
 _MAX_CONFIG_BYTES = 1_000_000
-_RUNS_CODE = {
-    "auto_map": "it names code to run",
-    "quantization_config": "it names a quantizer to load; give the plain weights",
-}
+_RUNS_CODE = {"auto_map": "it names code to run"}
+_QUANTIZATION = "quantization_config"
 _ATTENTIONS = ("eager", "sdpa", None)
 _ATTENTION_KEYS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 _ROPE_PARAMETERS, _ROPE_SCALING = "rope_parameters", "rope_scaling"
@@ -293,6 +309,8 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     values = _read_json(path)
     family = family_named(values.get("model_type"), where=str(path))
     values = _by_own_names(path, family, with_old_rope(values, where=path))
+    if settings := values.get(_QUANTIZATION):
+        check_quantization(settings, where=str(path), inputs_first=family.layout.inputs_first)
     for key, reason in {**_RUNS_CODE, **family.refused}.items():
         if values.get(key):
             raise ModelError(f"{path}: {key} is refused: {reason}; use a model without it")
@@ -420,7 +438,14 @@ def _by_own_names(path: Path, family: Family, values: dict[str, Any]) -> dict[st
 
 def _check_known(path: Path, family: Family, values: Mapping[str, Any]) -> None:
     """Refuse keys that are neither supported nor known to have no effect on numbers, unless their value is empty."""
-    known = family.config_keys.keys() | family.refused.keys() | family.no_number | NO_NUMBER | _RUNS_CODE.keys()
+    known = (
+        family.config_keys.keys()
+        | family.refused.keys()
+        | family.no_number
+        | NO_NUMBER
+        | _RUNS_CODE.keys()
+        | {_QUANTIZATION}
+    )
     unknown = sorted(
         key for key, value in values.items() if key not in known and value not in (None, False, "", [], {})
     )

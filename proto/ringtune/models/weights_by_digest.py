@@ -279,7 +279,7 @@ class ModelSource:
     """A model folder that is served to other nodes; the constructor hashes all its files.
 
     Raises:
-        ModelError: the folder can't be used.
+        ModelError: the folder can't be used, or has matrices in 4 bits.
         IntegrityError: a file is damaged.
     """
 
@@ -290,6 +290,11 @@ class ModelSource:
         self._state = _state(folder)
         tensors = []
         for name, stored in sorted(read_headers(folder).items()):
+            if stored.four_bit is not None:
+                raise ModelError(
+                    f"{folder}: tensor {name} has 4 bits a number, which no other node can fetch; put the folder on "
+                    "every node (ringtune node --model)"
+                )
             place = _Place(stored.path, stored.info.offset, stored.info.nbytes)
             digest = self._add(place)
             tensors.append(

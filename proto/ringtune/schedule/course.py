@@ -4,8 +4,9 @@ Nodes carry it out by a :class:`~ringtune.schedule.placement.Placement`, which d
 equal digests of their courses train the same weights, whatever their slices.
 
 Frozen weights may be stored in a smaller type than float32, rounded once: a matrix of 2,048 x 5,632 numbers has 46.1 MB
-in float32, 23.1 MB in bfloat16, and in int8 11.5 MB with a scale of 4 bytes for each row. Vectors (norms, biases) and
-trained weights stay float32.
+in float32, 23.1 MB in bfloat16, in int8 11.5 MB with a scale of 4 bytes for each row, and in nf4 5.9 MB with the scales
+of its blocks of 64 numbers. With nf4 the matrices outside of blocks are in int8. Vectors (norms, biases) and trained
+weights stay float32.
 
 Offload: a helper that updates after every step, from exact pairs, gives the weights of local training, and is part of
 the placement only. With an interval of I it adds up the gradients of I steps for each update, and remaining steps at
@@ -44,7 +45,8 @@ from ringtune.storage.strict import LATER, Bounds, OneOf, check_fields, json_dig
 
 BFLOAT16: Final = "bfloat16"
 INT8: Final = "int8"
-FROZEN_DTYPES: Final = (BFLOAT16, INT8)
+NF4: Final = "nf4"
+FROZEN_DTYPES: Final = (BFLOAT16, INT8, NF4)
 AS_COMPUTED: Final = "float32"
 """``runtime.frozen`` for frozen weights in the type of the computation."""
 

@@ -1,7 +1,7 @@
 """Frozen weights in small types: ``runtime.frozen`` of a job, the types that a planner may choose, and their bytes.
 
 The type follows from the job, and from processors and memory of the nodes. ``auto`` takes the first type that fits:
-float32, bfloat16, int8. Products are computed in bfloat16 only if every node multiplies bfloat16 fast, so that the
+float32, bfloat16, int8, nf4. Products are computed in bfloat16 only if every node multiplies bfloat16 fast, so that the
 result does not depend on the placement.
 """
 
@@ -13,11 +13,13 @@ from typing import Any, Final
 
 from ringtune.config.sections import AUTO
 from ringtune.errors import ContradictionError, JobError, PlanError
+from ringtune.models.four_bit import BLOCK, GROUP
 from ringtune.schedule.course import (
     AS_COMPUTED,
     BFLOAT16,
     FROZEN_DTYPES,
     INT8,
+    NF4,
     Course,
     FrozenWeights,
     dtype_of,
@@ -53,7 +55,7 @@ def not_small_reason(job: Any) -> str:
 def frozen_choices(job: Any, *, is_native: bool) -> tuple[FrozenWeights | None, ...]:
     """List the types of frozen weights that a planner tries in order; None for float32.
 
-    ``is_native`` says whether every node multiplies bfloat16 fast. Example: ``auto`` gives None, bfloat16, int8.
+    ``is_native`` says whether every node multiplies bfloat16 fast. Example: ``auto`` gives None, bfloat16, int8, nf4.
     """
     wish = job.runtime.frozen
     if wish == AS_COMPUTED:
@@ -80,10 +82,9 @@ def smaller_settings(job: Any) -> Iterator[tuple[str, object]]:
     """Yield the types smaller than the job's."""
     if not_small_reason(job) or needs_base_gradients(operations_of(job), job.adapter):
         return
-    if job.runtime.frozen == AS_COMPUTED:
-        yield "runtime.frozen", BFLOAT16
-    if job.runtime.frozen in (AS_COMPUTED, BFLOAT16):
-        yield "runtime.frozen", INT8
+    sizes = (AS_COMPUTED, *FROZEN_DTYPES)
+    if job.runtime.frozen in sizes:
+        yield from (("runtime.frozen", dtype) for dtype in sizes[sizes.index(job.runtime.frozen) + 1 :])
 
 
 def check_given_frozen(job: Any, plan: Plan) -> None:
@@ -119,14 +120,20 @@ def rough_times(plan: Plan, nodes: Iterable[Any]) -> list[str]:
     ]
 
 
+_SCALES: Final = {
+    BFLOAT16: "",
+    INT8: ", a scale for each row",
+    NF4: ", a scale for each 64 numbers (outside of blocks int8)",
+}
+
+
 def frozen_lines(course: Course) -> list[str]:
     """Describe the type of frozen weights; empty for float32."""
     frozen = course.frozen
     if frozen is None:
         return []
     how = "multiplied in bfloat16" if frozen.native else "widened to float32 a matrix at a time"
-    scale = ", a scale for each row" if frozen.dtype == "int8" else ""
-    return [f"frozen weights in {frozen.dtype}{scale}, {how}"]
+    return [f"frozen weights in {frozen.dtype}{_SCALES[frozen.dtype]}, {how}"]
 
 
 def reason_line(course: Course, too_large: Sequence[tuple[Course, str]] | None) -> str:
@@ -140,11 +147,13 @@ def reason_line(course: Course, too_large: Sequence[tuple[Course, str]] | None) 
 MAX_WIDENED_BYTES: Final = 64 << 20
 """Limit of a widened matrix in bytes; a larger one is widened and multiplied by parts of this size."""
 
-_NUMBER_BYTES: Final = {"bfloat16": 2, "int8": 1}
-_SCALE_BYTES: Final = {"bfloat16": 0, "int8": 4}
+CHUNK: Final = 1 << 18
+"""Numbers of 4 bits that are widened at once."""
 
 
-def frozen_bytes(whole_bytes: int, *, params: int, rows: int, item_bytes: int, frozen: FrozenWeights | None) -> int:
+def frozen_bytes(
+    whole_bytes: int, *, params: int, rows: int, item_bytes: int, frozen: FrozenWeights | None, in_blocks: bool = True
+) -> int:
     """Bytes of weights with their frozen matrices in a small type.
 
     Args:
@@ -153,15 +162,25 @@ def frozen_bytes(whole_bytes: int, *, params: int, rows: int, item_bytes: int, f
         rows: of these matrices together; int8 has a scale for each.
         item_bytes: of a number in the type of the computation.
         frozen: the small type; None = none.
+        in_blocks: whether the matrices are those of a block; others are in int8 with ``nf4``.
     """
     if frozen is None:
         return whole_bytes
-    small_bytes = params * _NUMBER_BYTES[frozen.dtype] + rows * _SCALE_BYTES[frozen.dtype]
+    match frozen.dtype:
+        case "bfloat16":
+            small_bytes = 2 * params
+        case "nf4" if in_blocks:
+            blocks = -(-params // BLOCK)
+            small_bytes = blocks * BLOCK // 2 + blocks + 4 * -(-blocks // GROUP)
+        case _:
+            small_bytes = params + 4 * rows
     return whole_bytes - params * item_bytes + small_bytes
 
 
 def widened_bytes(largest_params: int, *, item_bytes: int, frozen: FrozenWeights | None) -> int:
     """Bytes of the buffer for a widened frozen matrix; 0 where it is multiplied natively in bfloat16.
+
+    Those of 4 bits need work space of a chunk besides: codes, and numbers in float32 that are then rounded.
 
     Args:
         largest_params: numbers of the largest frozen matrix.
@@ -170,7 +189,9 @@ def widened_bytes(largest_params: int, *, item_bytes: int, frozen: FrozenWeights
     """
     if frozen is None or (frozen.native and frozen.dtype == BFLOAT16):
         return 0
-    return min(MAX_WIDENED_BYTES, largest_params * (_NUMBER_BYTES[BFLOAT16] if frozen.native else item_bytes))
+    wide_bytes = min(MAX_WIDENED_BYTES, largest_params * (2 if frozen.native else item_bytes))
+    chunk = min(CHUNK, largest_params) if frozen.dtype == NF4 else 0
+    return wide_bytes + chunk // 2 * 4 + (chunk * 4 if frozen.native else 0)
 
 
 TECHNIQUE: Final = Technique(

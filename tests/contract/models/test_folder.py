@@ -49,6 +49,12 @@ def test_read_config_keeps_allowed_keys_only(tmp_path: Path) -> None:
     [
         ({"auto_map": {"AutoModel": "evil--repo.Model"}}, "auto_map is refused: it names code to run"),
         ({"quantization_config": {"quant_method": "x"}}, "quantization_config is refused: it names a quantizer"),
+        (
+            {"quantization_config": {"load_in_8bit": True}},
+            "to load (of no known kind in 8 bits); give the plain weights",
+        ),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}, "(bitsandbytes in 8 bits)"),
+        ({"quantization_config": "gptq"}, "it names a quantizer to load (of no known kind)"),
         ({"attn_implementation": "evil/kernel"}, "attn_implementation = 'evil/kernel' is refused"),
         ({"_attn_implementation": "flash_attention_2"}, "_attn_implementation = 'flash_attention_2' is refused"),
         ({"_attn_implementation_internal": "a/b"}, "_attn_implementation_internal = 'a/b' is refused"),

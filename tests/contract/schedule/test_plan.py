@@ -379,7 +379,7 @@ def test_course_says_how_frozen_weights_are_held() -> None:
     assert len({each.digest for each in courses}) == len(ways)
     assert [Course.from_json(json.loads(json.dumps(each.to_json()))) for each in courses] == courses
     assert "frozen" not in course.to_json()
-    with pytest.raises(PlanError, match=r"frozen\.dtype = 'int4' is not one of bfloat16, int8"):
+    with pytest.raises(PlanError, match=r"frozen\.dtype = 'int4' is not one of bfloat16, int8, nf4"):
         Course.from_json({**course.to_json(), "frozen": {"dtype": "int4"}})
 
 

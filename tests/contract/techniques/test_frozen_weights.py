@@ -12,14 +12,14 @@ from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.memory_terms import Share
 from ringtune.errors import JobError
 from ringtune.job.job import Job, parse_job
-from ringtune.schedule.course import FrozenWeights
+from ringtune.schedule.course import FROZEN_DTYPES, FrozenWeights
 from ringtune.techniques.frozen_weights import MAX_WIDENED_BYTES, frozen_bytes, frozen_choices, widened_bytes
 from ringtune.techniques.operations import operations_of
 from tests.support.cases import cases
 from tests.support.plans import make_plan
 from tests.support.profiles import node
 
-BF16, INT8 = FrozenWeights(dtype="bfloat16"), FrozenWeights(dtype="int8")
+BF16, INT8, NF4 = (FrozenWeights(dtype=dtype) for dtype in FROZEN_DTYPES)
 CHOSEN = '[operations]\npolicy = "{policy}"\nfull = 2\n{more}\n'
 
 
@@ -34,7 +34,14 @@ def choices(one: Job, *, is_native: bool = False) -> tuple[FrozenWeights | None,
 
 
 @cases(
-    ("frozen", "wanted"), [("float32", (None,)), ("bfloat16", (BF16,)), ("int8", (INT8,)), ("auto", (None, BF16, INT8))]
+    ("frozen", "wanted"),
+    [
+        ("float32", (None,)),
+        ("bfloat16", (BF16,)),
+        ("int8", (INT8,)),
+        ("nf4", (NF4,)),
+        ("auto", (None, BF16, INT8, NF4)),
+    ],
 )
 def test_frozen_choices_are_the_given_one_or_from_exact_to_small(
     frozen: str, wanted: tuple[FrozenWeights | None, ...]
@@ -49,6 +56,7 @@ def test_frozen_choices_multiply_natively_where_every_node_can() -> None:
         None,
         FrozenWeights(dtype="bfloat16", native=True),
         FrozenWeights(dtype="int8", native=True),
+        FrozenWeights(dtype="nf4", native=True),
     )
 
 
@@ -119,10 +127,19 @@ MATRICES: dict[str, Any] = {
 }
 
 
-@cases(("frozen", "wanted"), [(None, 4_200), (BF16, 2 * 1_000 + 200), (INT8, 1_000 + 4 * 10 + 200)])
+@cases(
+    ("frozen", "wanted"),
+    [(None, 4_200), (BF16, 2 * 1_000 + 200), (INT8, 1_000 + 4 * 10 + 200), (NF4, 16 * (32 + 1) + 4 + 200)],
+)
 def test_frozen_bytes_are_those_of_small_matrices_and_whole_vectors(frozen: FrozenWeights | None, wanted: int) -> None:
     """1,000 numbers in 10 rows, and 50 numbers in vectors, which stay as they are."""
     assert frozen_bytes(4_200, params=1_000, rows=10, item_bytes=4, frozen=frozen) == wanted
+
+
+def test_frozen_matrices_outside_of_blocks_have_8_bits_where_blocks_have_4() -> None:
+    """Tables and decoder: a byte a number, and a scale for each row."""
+    sizes = {"params": 1_000, "rows": 10, "item_bytes": 4, "in_blocks": False}
+    assert frozen_bytes(4_200, frozen=NF4, **sizes) == frozen_bytes(4_200, frozen=INT8, **sizes)
 
 
 @cases(
@@ -133,6 +150,8 @@ def test_frozen_bytes_are_those_of_small_matrices_and_whole_vectors(frozen: Froz
         (INT8, 4 * 600),
         (dataclasses.replace(BF16, native=True), 0),
         (dataclasses.replace(INT8, native=True), 2 * 600),
+        (NF4, (4 + 2) * 600),
+        (dataclasses.replace(NF4, native=True), (2 + 2 + 4) * 600),
     ],
 )
 def test_frozen_weights_are_widened_one_matrix_at_a_time(frozen: FrozenWeights | None, wanted: int) -> None:

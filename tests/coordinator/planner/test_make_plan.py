@@ -21,7 +21,7 @@ from ringtune.costs.links import with_assumed
 from ringtune.costs.profile import NodeFacts, Profile, TimedShape
 from ringtune.errors import CapacityError, DataError, ModelError, PlanError
 from ringtune.job.job import Job
-from ringtune.schedule.course import FrozenWeights
+from ringtune.schedule.course import FROZEN_DTYPES, FrozenWeights
 from ringtune.schedule.plan import Plan
 from tests.coordinator.run.test_planning import looked
 from tests.support.fake_agents import MODEL, NO_TIMES, facts, job
@@ -228,7 +228,7 @@ def test_initiators_follow_the_best_links() -> None:
     assert initiator_order(["c", "a", "b"], lambda *pair: 1.0) == ("a", "b", "c")
 
 
-BF16, INT8 = FrozenWeights(dtype="bfloat16"), FrozenWeights(dtype="int8")
+BF16, INT8, NF4 = (FrozenWeights(dtype=dtype) for dtype in FROZEN_DTYPES)
 LARGE = dataclasses.replace(
     MODEL, block_bytes=4_000_000, block_matrix_params=990_000, block_matrix_rows=1_000, largest_matrix_params=10_000
 )
@@ -255,6 +255,7 @@ def test_plan_holds_frozen_weights_as_the_job_says() -> None:
         ("float32", None),
         ("bfloat16", BF16),
         ("int8", INT8),
+        ("nf4", NF4),
         ("auto", None),
     ]
     for wish, frozen in rows:
@@ -268,7 +269,12 @@ def test_plan_holds_frozen_weights_as_the_job_says() -> None:
 
 def test_auto_takes_the_first_type_that_fits() -> None:
     """On nodes that have just enough for one type, it is taken; ``--explain`` says what the larger ones lack."""
-    rows: list[tuple[str, FrozenWeights | None]] = [("float32", None), ("bfloat16", BF16), ("int8", INT8)]
+    rows: list[tuple[str, FrozenWeights | None]] = [
+        ("float32", None),
+        ("bfloat16", BF16),
+        ("int8", INT8),
+        ("nf4", NF4),
+    ]
     for fits, frozen in rows:
         found = planned_frozen("auto", min_bytes(fits))
         assert found.plan.course.frozen == frozen
@@ -281,7 +287,8 @@ def test_auto_takes_the_first_type_that_fits() -> None:
         else:
             assert told[0].startswith(f"  frozen weights in {frozen}: in float32 node ")
             assert "needs" in told[0] and "but has" in told[0]
-            assert ("in bfloat16 widened node" in told[0]) is (frozen == INT8)
+            assert ("in bfloat16 widened node" in told[0]) is (frozen != BF16)
+            assert ("in int8 widened node" in told[0]) is (frozen == NF4)
 
 
 def test_plan_says_how_frozen_weights_are_held() -> None:
@@ -306,9 +313,9 @@ def test_plan_says_how_frozen_weights_are_held() -> None:
 
 
 def test_auto_that_fits_with_no_type_is_refused_with_the_smallest() -> None:
-    """Both numbers are those of int8."""
+    """Both numbers are those of nf4."""
     with pytest.raises(CapacityError) as smallest:
-        planned_frozen("int8", 100_000)
+        planned_frozen("nf4", 100_000)
     with pytest.raises(CapacityError) as refused:
         planned_frozen("auto", 100_000)
     assert str(refused.value) == str(smallest.value)
@@ -334,15 +341,18 @@ def test_times_of_another_type_are_refused_or_called_rough() -> None:
 
 
 def test_refusal_names_the_types_of_frozen_weights_that_would_fit() -> None:
-    """Only those: where int8 alone would fit, bfloat16 is not named, and where none would, neither is."""
-    least = {wish: min_bytes(wish) for wish in ("float32", "bfloat16", "int8")}
-    with pytest.raises(CapacityError, match=r"runtime\.frozen = 'bfloat16' or runtime\.frozen = 'int8' would fit; or "):
+    """Only those: where int8 and nf4 alone would fit, bfloat16 is not named, and where none would, neither is."""
+    least = {wish: min_bytes(wish) for wish in ("float32", "bfloat16", "int8", "nf4")}
+    every = " or ".join(rf"runtime\.frozen = '{dtype}'" for dtype in FROZEN_DTYPES)
+    with pytest.raises(CapacityError, match=rf"{every} would fit; or "):
         planned_frozen("float32", least["bfloat16"])
-    with pytest.raises(CapacityError, match=r"runtime\.frozen = 'int8' would fit; or ") as refused:
+    with pytest.raises(
+        CapacityError, match=r"runtime\.frozen = 'int8' or runtime\.frozen = 'nf4' would fit; or "
+    ) as refused:
         planned_frozen("bfloat16", least["int8"])
     assert "'bfloat16'" not in str(refused.value)
     with pytest.raises(CapacityError) as refused:
-        planned_frozen("float32", least["int8"] // 2)
+        planned_frozen("float32", least["nf4"] // 2)
     assert "would fit" not in str(refused.value)
 
 
