@@ -18,6 +18,7 @@ BESIDES: Final[Mapping[str, Mapping[str, object]]] = {
     "train.keep_best": {"train.eval_every": 10},
     "train.sample_prompt": {"model.task": "causal-lm"},
     "train.loss_on": {"model.task": "chat"},
+    "train.packing": {"model.task": "chat"},
     "data.template": {"model.task": "chat"},
     "data.append_eos": {"model.task": "causal-lm"},
     "train.momentum": {"train.optimizer": "momentum"},

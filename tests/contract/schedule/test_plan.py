@@ -305,6 +305,7 @@ OTHER: dict[str, Any] = {
     "head_tokens": 1,
     "trims": True,
     "initial": "0" * 64,
+    "packed": True,
     "invertible": True,
     "cache": ActivationCacheSettings(),
 }
@@ -387,7 +388,7 @@ def test_plan_of_a_version_without_a_field_keeps_its_digest() -> None:
     """What came later is left out where it says nothing: a plan that was written before reads, with its digest."""
     plan = make_plan(SLICES, ["a", "b"])
     written = plan.to_json()
-    assert not {"operations", "velora", "offload"} & written["course"].keys()
+    assert not {"operations", "velora", "offload", "packed"} & written["course"].keys()
     assert not {"recompute", "helpers"} & written["placements"][0].keys()
     fields = {name: value for name, value in written["course"].items() if name != "digest"}
     assert json_digest(fields) == plan.course.digest
