@@ -44,6 +44,7 @@ from ringtune.job.job import parse_job
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Units
 from sim.prediction import predict
+from tests.bench.rings import say
 from tests.support.planner_rings import class_ring, draft_for, random_counts, random_kinds
 
 OUT = Path("build/bench")
@@ -256,11 +257,6 @@ PARTS: dict[str, Callable[[argparse.Namespace], Figures]] = {
     "small": small,
     "large": large,
 }
-
-
-def say(line: str) -> None:
-    """Tell how far the benchmark is, beside its result."""
-    print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def main() -> int:

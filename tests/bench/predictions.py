@@ -43,7 +43,7 @@ from deploy.testbed.capabilities import find_capabilities
 from ringtune.costs.profile import Profile
 from ringtune.job.job import load_job
 from sim.prediction import predict
-from tests.bench.rings import write_job
+from tests.bench.rings import say, write_job
 from tests.bench.testbed_runs import ON_BOARDS, Bed, MissingCapability, boards_of, on_boards, read_profile, set_rate
 
 OUT = Path("build/bench")
@@ -205,11 +205,6 @@ def misses(rows: Sequence[Row], *, min_s: float) -> list[str]:
             found.append(f"{basis}: worst error {100 * max(errors):.1f} %, target {100 * WORST:g} %")
     found += [f"{row.ring} {row.method}: took only {row.measured_s:.1f} s" for row in rows if row.measured_s < min_s]
     return found
-
-
-def say(text: str) -> None:
-    """A line of the table, as soon as it is known."""
-    print(text, flush=True)  # noqa: T201
 
 
 def main() -> int:

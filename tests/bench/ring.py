@@ -29,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from coordinator.cli.demo_files import Workspace, demo_cache, prepare
-from tests.bench.rings import Figures, RingRun, machine, missed, run_plain, run_ring, write_job
+from tests.bench.rings import Figures, RingRun, machine, missed, run_plain, run_ring, say, write_job
 
 OUT = Path("build/bench")
 PAIRS = 5
@@ -125,11 +125,6 @@ PARTS: dict[str, Callable[[Workspace], Figures]] = {
 def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
     """Pairwise."""
     return [one / other for one, other in zip(above, below, strict=True)]
-
-
-def say(text: str) -> None:
-    """A line of progress."""
-    print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def main() -> int:

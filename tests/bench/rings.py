@@ -229,3 +229,8 @@ def machine() -> Figures:
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "transformers", "adapters", "grpcio", "protobuf")},
     }
+
+
+def say(text: str) -> None:
+    """Print a line of progress at once, beside the figures."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201

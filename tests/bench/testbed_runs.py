@@ -32,7 +32,7 @@ from deploy.testbed.testbed import Testbed
 from ringtune.costs.profile import Profile
 from ringtune.schedule.plan import Plan
 from sim.prediction import Prediction, predict
-from tests.bench.rings import write_job
+from tests.bench.rings import say, write_job
 
 UNEQUAL = Path("deploy/testbed/boards.toml")
 RUN_S = 1200.0
@@ -316,11 +316,6 @@ def planner_over_even(folder: Path, *, model: Path, train: Path, steps: int = 16
         say(f"even over planned, {cores} cores: measured {row['measured']:.2f}, predicted {row['predicted']:.2f}")
         rows.append(row)
     return {"planner_over_even_on_boards": rows}
-
-
-def say(text: str) -> None:
-    """Progress of a long benchmark."""
-    print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 __all__ = ["MissingCapability", "microbatch_speedup", "on_boards", "time_errors"]

@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.bad_input.all_cases import all_cases
+from tests.support.bad_input import around, commands, data, folders, jobs, models, runs, techniques
 from tests.support.bad_input.answers import Answer, Workshop, problems
 from tests.support.bad_input.case import Case
 from tests.support.cluster import TEMPLATE
 
 MIN_CASES = 300
 PARTS = 24
-CASES = all_cases()
+SUBJECTS = (jobs, techniques, data, models, commands, runs, folders, around)
+CASES = [case for subject in SUBJECTS for case in subject.cases()]
 
 
 @pytest.fixture(scope="module")

@@ -24,12 +24,12 @@ from coordinator.client.saved_run import read_run_file
 from coordinator.client.submit import Client
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.run.requests import RunRequest
-from coordinator.screen.progress import Progress
 from ringtune.errors import RingTuneError
 from ringtune.schedule.plan import Plan
 from tests.support import leaks, measured
 from tests.support.cluster import LEASE_S, START_S, TEMPLATE, Nodes, free_port
 from tests.support.failpoints import DONE_SUFFIX, VARIABLE, Order
+from tests.support.fake_agents import Notes
 from tests.support.killing import difference, steps_of_metrics, trained
 from tests.support.moves import moving, slices_of
 from tests.support.processes import RUN_S, start_ringtune
@@ -128,18 +128,6 @@ JOB: dict[str, Any] = {
     "recovery__copies": "auto",
 }
 _POLL_S = 0.02
-
-
-class Notes(Progress):
-    """Remembers what a user was told."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def note(self, text: str) -> None:
-        """Remember it."""
-        self.texts.append(text)
 
 
 @dataclass(frozen=True, kw_only=True)

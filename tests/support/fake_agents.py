@@ -386,6 +386,27 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+class Notes(Progress):
+    """Remembers what a user is told.
+
+    Attributes:
+        texts: notes, in order.
+        states: what the run was doing, in order.
+    """
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.states: list[str] = []
+
+    def state(self, state: str) -> None:
+        """Remember it."""
+        self.states.append(state)
+
+    def note(self, text: str) -> None:
+        """Remember it."""
+        self.texts.append(text)
+
+
 def run(cluster: FakeCluster, folder: Path | None = None, *, num_nodes: int = 2, **changes: object) -> Outcome:
     """Submit the small job and follow it to its end."""
     with Client(cluster.server.address) as client:

@@ -23,6 +23,7 @@ from coordinator.screen.progress import Progress
 from ringtune.errors import DataError, JobError, UsageError
 from ringtune.job.job import load_job
 from ringtune.run_control.continuation import job_digest
+from tests.support.fake_agents import Notes
 from tests.support.model_folder import write_model
 
 
@@ -127,21 +128,6 @@ def test_errors_of_functions_name_arguments_and_no_options() -> None:
 CALL_S = 30.0
 
 
-class Notes(Progress):
-    """Remembers what is told."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def note(self, text: str) -> None:
-        """Remember it."""
-        self.told.append(text)
-
-    def state(self, state: str) -> None:
-        """Remember it, too."""
-        self.told.append(state)
-
-
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
     """The file of a job with a model and two rows."""
@@ -159,14 +145,14 @@ def test_train_shows_a_local_run_on_a_page(job: Path, tmp_path: Path, monkeypatc
 
     def follow(request: Any, folder: RunFolder, ring: train.Ring, *_: object, **__: object) -> None:
         with folder, ring(notes):
-            address = next(found[0] for text in notes.told if (found := re.search(r"http://\S+", text)))
+            address = next(found[0] for text in notes.texts if (found := re.search(r"http://\S+", text)))
             with urlopen(address, timeout=CALL_S) as page:  # noqa: S310 - this very machine
                 assert page.status == 200
 
     monkeypatch.setattr(train, "_follow", follow)
     monkeypatch.setattr(train, "LocalNodes", lambda *_, **__: contextlib.nullcontext())
     ringtune.train(job, local=2, out=tmp_path / "out", web="127.0.0.1:0", web_token=tmp_path / "token")
-    assert notes.told[0] == "starting 2 local nodes"
+    assert notes.states[0] == "starting 2 local nodes"
 
 
 def test_train_in_the_background_is_a_command_with_the_job_in_a_file(

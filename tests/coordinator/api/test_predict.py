@@ -23,7 +23,6 @@ from coordinator.api.plan import plan
 from coordinator.api.predict import CsvWriter, JsonWriter, RowPrediction, Sampling, Summary, _read, writer_to
 from coordinator.cli.init_wizard import DefaultAnswers, WizardOptions, begin
 from coordinator.client.saved_run import read_run
-from coordinator.screen.progress import Progress
 from ringtune.errors import (
     DataError,
     DeadlineError,
@@ -37,7 +36,7 @@ from ringtune.errors import (
 from ringtune.job.job import Job, Model
 from ringtune.job.rows import FRAMES, NO_PICTURE
 from ringtune.storage.tables import table_rows
-from tests.support.fake_agents import job
+from tests.support.fake_agents import Notes, job
 from tests.support.model_folder import write_any_family
 from tests.support.saved_runs import write_run
 
@@ -90,22 +89,11 @@ def test_process_that_fails_or_says_nothing_is_told(tmp_path: Path) -> None:
 PROMPT = "Once\n upon"
 
 
-class Notes(Progress):
-    """Remembers what is told."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def note(self, text: str) -> None:
-        """Remember it."""
-        self.told.append(text)
-
-
 def shown(folder: Path, prompt: str = PROMPT) -> list[str]:
     """What is told of a sample."""
     notes = Notes()
     predict.show_sample(job(model__task="causal-lm", train__sample_prompt=prompt), folder, notes)
-    return notes.told
+    return notes.texts
 
 
 def test_sample_goes_on_from_the_prompt_and_stands_in_the_report(

@@ -28,23 +28,11 @@ from ringtune.costs.profile import Profile
 from ringtune.errors import CapacityError, ConnectionFailedError, InterruptedRunError, PeerLostError, RingTuneError
 from ringtune.v1 import control_pb2
 from tests.coordinator.server.test_run_record import ONE, TWO, record
-from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, facts, job, steps_of
+from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, Notes, facts, job, steps_of
 from tests.support.kept_runs import JOB, Gate, content, ended, keeping
 from tests.support.plans import make_plan
 from tests.support.processes import RUN_S, source_environment
 from tests.support.tap import Tap
-
-
-class Notes(Progress):
-    """Remembers what a user was told."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def note(self, text: str) -> None:
-        """Remember it."""
-        self.texts.append(text)
 
 
 @pytest.mark.parametrize(("step", "shown"), [(4, "c"), (3, "b")])

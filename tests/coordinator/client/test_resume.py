@@ -43,21 +43,10 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
 from tests.contract.run_control.test_checkpoint import JOB as CHECKPOINT_JOB
 from tests.contract.run_control.test_checkpoint import PLAN, manifest
-from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, job, shard_digest, steps_of
+from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, Notes, job, shard_digest, steps_of
 from tests.support.plans import changed, make_plan
 
 JOB = job(train__checkpoint_every=2)
-
-
-class Notes(Progress):
-    """Keeps the notes."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def note(self, text: str) -> None:
-        """Keep it."""
-        self.texts.append(text)
 
 
 def run(

@@ -18,14 +18,13 @@ from coordinator.planner.planned import Planned
 from coordinator.run import planning
 from coordinator.run.planning import FirstInspection, FirstInspectionDone, check_waits, wire_problem
 from coordinator.run.requests import RunRequest
-from coordinator.screen.progress import Progress
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import CapacityError, DeadlineError, PeerLostError, PlanError
 from ringtune.job.job import Job
 from ringtune.schedule.methods.pipeadapter import PipeAdapter
 from ringtune.schedule.plan import Plan
 from tests.coordinator.planner.test_replicas import boards, job_of
-from tests.support.fake_agents import CALL_S, NO_TIMES, FakeCluster, facts, job
+from tests.support.fake_agents import CALL_S, NO_TIMES, FakeCluster, Notes, facts, job
 from tests.support.plans import make_plan as ring
 
 WHOLE: Any = {"train__batch_size": 8, "train__microbatches": 1}
@@ -161,13 +160,6 @@ def test_run_says_that_the_clock_cut_its_plan(monkeypatch: pytest.MonkeyPatch) -
         made = make_plan(*args, **options)
         assert made.choice is not None
         return dataclasses.replace(made, choice=dataclasses.replace(made.choice, cut_after_s=60.0))
-
-    class Notes(Progress):
-        def __init__(self) -> None:
-            self.texts: list[str] = []
-
-        def note(self, text: str) -> None:
-            self.texts.append(text)
 
     monkeypatch.setattr(planning, "make_plan", cut)
     notes = Notes()
