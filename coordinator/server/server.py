@@ -245,8 +245,12 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         return owner is None or _is_for(caller_of(context), owner)
 
     def _owner_of(self, run_id: str) -> str | None:
-        record = self._coordinator.kept.records().get(run_id) if self._coordinator.kept is not None else None
-        return record.owner if record is not None else self._owners.get(run_id)
+        """Return whose a run is, also where only runs are stored that resumed it; None = it is not known here."""
+        records = self._coordinator.kept.records() if self._coordinator.kept is not None else {}
+        if run_id in records:
+            return records[run_id].owner
+        resumed = (record.owner for record in records.values() if record.first_run == run_id)
+        return self._owners.get(run_id, next(resumed, None))
 
     def Follow(
         self, request: control_pb2.FollowRequest, context: grpc.ServicerContext

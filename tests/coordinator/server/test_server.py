@@ -242,6 +242,7 @@ def test_coordinator_answers_while_initial_values_are_written() -> None:
 
 RUN = "r20260101-000000-00000000"
 OF_BOB = "r20260101-000000-00000001"
+PRUNED = "r20260101-000000-00000002"  # which that of bob resumes
 
 
 def refusals(stub: control_pb2_grpc.CoordinatorStub, run_id: str) -> list[str]:
@@ -274,9 +275,9 @@ def test_service_shows_and_gives_users_their_own_runs(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(servicer, "receive_run_request", resumed)
     store = RunStore(tmp_path)
-    for run_id, owner in ((RUN, "alice"), (OF_BOB, "bob")):
+    for run_id, owner, first in ((RUN, "alice", RUN), (OF_BOB, "bob", PRUNED)):
         about = {"model": "m", "method": "all", "submitted_by": "", "started_unix_s": time.time()}
-        done = RunRecord(run_id=run_id, first_run=run_id, owner=owner, **about)  # type: ignore[arg-type]
+        done = RunRecord(run_id=run_id, first_run=first, owner=owner, **about)  # type: ignore[arg-type]
         store.begin(done, on_saved=lambda step: None)(control_pb2.RunEvent(done=True))
     users = {}
     for name in ("alice", "bob", "root"):
@@ -300,7 +301,7 @@ def test_service_shows_and_gives_users_their_own_runs(tmp_path: Path, monkeypatc
         assert [listed(name) for name in users] == [[RUN], [OF_BOB], [RUN, OF_BOB]]
         plan: Any = stubs["bob"].Run(iter([control_pb2.RunRequest()]), timeout=CALL_S)
         planned = next(event.run_id for event in plan if event.run_id)
-        for run_id in (OF_BOB, planned):
+        for run_id in (OF_BOB, PRUNED, planned):
             told = refusals(stubs["alice"], run_id)
             assert told == [f"run {run_id} is of bob; ask them, or an administrator"] * 5
         driver = server.coordinator._driver
