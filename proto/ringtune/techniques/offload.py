@@ -198,10 +198,11 @@ def unhelped_reason(job: Any) -> str:
             "scores of base weights and one set of adapters, which is not merged; set operations.policy = 'standard', "
             "or give operations.table"
         )
-    if job.memory.activations in (VELORA, BOTH) or job.velora is not None:
+    has_velora = job.memory.activations in (VELORA, BOTH) or job.velora is not None
+    if has_velora and (settings.mode == AUTO or settings.helper_settings.has_users):
         return (
-            "VeLoRA (memory.activations, [velora]), which is for weights that their host trains; keep one of them: "
-            "offload.pairs = 'velora' projects what is sent"
+            "VeLoRA (memory.activations, [velora]), which is for weights that their host trains; name the hosts that "
+            "shall have helpers in offload.mode, or keep one of them: offload.pairs = 'velora' projects what is sent"
         )
     return ""
 
