@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ringtune.errors import JobError, PlanError
+from ringtune.errors import ContradictionError, JobError, PlanError
 from ringtune.job.job import parse_job
 from ringtune.run_control.continuation import changed_keys, job_digest
 from ringtune.techniques.offload import check_fused, helped, unhelped_reason
@@ -46,6 +46,9 @@ def test_offload_makes_another_job_and_off_drops_its_settings() -> None:
     assert job_digest(helped) != job_digest(job())
 
 
+NOTHING_TO_FIT = ("train.method = 'hift', which trains all parameters", "no adapter that a helper could fit")
+
+
 @cases(
     ("changes", "said"),
     [
@@ -64,6 +67,7 @@ def test_offload_is_refused_where_nobody_can_help(changes: dict[str, Any], said:
         assert str(caught.value).startswith("[offload] can't go with ")
         assert said in str(caught.value)
         assert str(caught.value).endswith("or set offload.mode = 'off'")
+        assert isinstance(caught.value, ContradictionError) == (said in NOTHING_TO_FIT)
     without = job().with_overrides(changes | {"offload.mode": "auto"})
     assert said in f"{unhelped_reason(without)}, or set offload.mode = 'off'"
     assert not unhelped_reason(job().with_overrides(changes))
