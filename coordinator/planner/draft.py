@@ -29,7 +29,7 @@ from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.placement import CREDITS, Placement, Rack, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner, users_text
-from ringtune.schedule.saved_activations import Velora
+from ringtune.schedule.saved_activations import Velora, merged, within
 from ringtune.schedule.units import Range
 from ringtune.schedule.versions import ever_trained, may_be_stale
 from ringtune.techniques import TECHNIQUES
@@ -150,8 +150,17 @@ class Draft:
         course = self.course
         if self.velora is not None and projected:
             course = dataclasses.replace(course, velora=dataclasses.replace(self.velora, blocks=projected))
-        plan = Plan.of(course, placement)
+        plan = Plan.of(_without_helped(course, placement.hosts, self.helper_of), placement)
         return helped(plan, self.helper_of, self.helper_settings)
+
+
+def _without_helped(course: Course, hosts: Iterable[Slice], helper_of: Mapping[str, str]) -> Course:
+    """Return the course with VeLoRA in no block of a host with a helper, which computes no gradients of weights."""
+    if course.velora is None or not helper_of:
+        return course
+    own = [piece for piece in hosts if piece.node not in helper_of]
+    blocks = merged(one for piece in own for one in within(course.velora.blocks, piece.start, piece.stop))
+    return dataclasses.replace(course, velora=dataclasses.replace(course.velora, blocks=blocks) if blocks else None)
 
 
 def drafts_of(part: Plan, *, has_files: bool = False, audit: float = 0.0) -> tuple[Draft, ...]:
@@ -209,6 +218,8 @@ def check_given_activations(job: Job, plan: Plan, model: ModelFacts) -> None:
     wanted = job_velora(job.velora, job.adapter.config, course, model, has_dropout=job.train.dropout > 0)
     if activations == AUTO and course.velora is not None and wanted is not None:
         wanted = dataclasses.replace(wanted, blocks=course.velora.blocks)
+    all_own = dataclasses.replace(course, offload=None, velora=wanted)
+    wanted = _without_helped(all_own, plan.placement.hosts, helpers_by_host(plan)).velora
     if course.velora != wanted and not (activations == AUTO and course.velora is None):
         if course.velora is not None and wanted is not None and course.velora.layers != wanted.layers:
             layers = json.dumps(course.velora.layers)

@@ -376,6 +376,8 @@ def _placed(
         choice = dataclasses.replace(choice, settled=_judged_again(job, choice, drafted, model, profile, effort))
     velora = job.velora if plan.course.num_steps else None
     unprojected = unprojected_reason(velora, job.adapter.config, model, has_dropout=job.train.dropout > 0)
+    if velora is not None and plan.course.velora is None and plan.placement.helpers and not unprojected:
+        unprojected = "VeLoRA projects nothing: every host of blocks that train has a helper"
     left_out = (*left_out, *filter(None, (unprojected,)))
     return dataclasses.replace(kept, choice=choice, profile=profile, left_out=left_out)
 

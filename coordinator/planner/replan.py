@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import Final, NamedTuple
 
 from coordinator.planner.draft import Draft, drafts_of, racks_of
@@ -58,7 +58,7 @@ def placed_without(
         if choice is None:
             continue
         found = plan_of(choice.best.draft, choice.costs, choice.best.ring).placement
-        helpers = helpers_of(part.course, found.hosts, draft.helper_of)
+        helpers = _helpers(part.course, found, draft.helper_of)
         if needs_helpers and not _are_whole(part.course, helpers):
             continue
         placed = dataclasses.replace(
@@ -187,7 +187,7 @@ def replanned(
             placement, slices=one.slices, credits=one.credits, helpers=helping, racks=_racks(placement, profile)
         )
         for one, helper_of in pairs
-        for helping in [helpers_of(part.course, one.hosts, helper_of)]
+        for helping in [_helpers(part.course, one, helper_of)]
         if (one.slices, helping) != (placement.slices, placement.helpers)
     }
     fitting = [one for one in others.values() if _fits(part, one, job, profile)]
@@ -202,6 +202,12 @@ def replanned(
         helps = ", ".join(f"{one.node} helps {best.host_of(one.start)}" for one in best.joined_helpers())
         text = f"{text}, where {helps or 'nobody helps'}"
     return PlacementProposal(best, text, seconds(now), moves_s, cost_s, bool(named))
+
+
+def _helpers(course: Course, placement: Placement, helper_of: Mapping[str, str]) -> tuple[Helper, ...]:
+    """Return the helpers of hosts for their blocks without VeLoRA, in which the course has hosts train."""
+    found = helpers_of(course, placement.hosts, helper_of)
+    return tuple(one for one in found if course.velora is None or not course.velora.has_block(one.start))
 
 
 def _by_host(placement: Placement) -> Set[tuple[str, str]]:

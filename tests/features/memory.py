@@ -10,7 +10,7 @@ from typing import Any
 from ringtune.schedule.actions import Op
 from ringtune.schedule.course import FROZEN_DTYPES, FrozenWeights
 from ringtune.schedule.operation_tables import BatchOperations, Operations
-from ringtune.schedule.placement import ActivationCacheSettings
+from ringtune.schedule.placement import ActivationCacheSettings, Helper
 from ringtune.schedule.saved_activations import INITS, Velora
 from ringtune.schedule.turns import StartPoint
 from ringtune.schedule.units import Range
@@ -90,6 +90,7 @@ SKIPPING = Operations(
         for batch in range(2)
     )
 )
+VELORA_BELOW = dataclasses.replace(ADAPTER_DOWN, blocks=(Range(0, 2),))
 VELORA = [
     *(velora(f"/{name}", name, every_layer(name, parts=5)) for name in MODEL_TYPES),
     *(velora(f"-adapter/{name}-{adapter}", name, ADAPTER_DOWN, adapter=adapter) for name, adapter in ADAPTERS_DOWN),
@@ -128,6 +129,10 @@ VELORA = [
             reference=with_masks,
         )
         for number, (model_type, adapter, dropout, projected) in enumerate(VELORA_OF_SUBNETS)
+    ),
+    dataclasses.replace(
+        velora("-helpers/some-blocks", "bert", VELORA_BELOW, adapter="lora[r=4]", method="all"),
+        plan=planned(velora=VELORA_BELOW, helpers=tuple(Helper(node="z", start=at, stop=at + 1) for at in (2, 3))),
     ),
     velora("/some-blocks", "bert", Velora(blocks=(Range(1, 2), Range(3, 4)), layers=("down",), parts=8)),
     Feature(

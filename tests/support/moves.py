@@ -30,10 +30,12 @@ def slices_of(pieces: Slices) -> tuple[Slice, ...]:
 def with_slices(rng: random.Random, plan: Plan, pieces: Slices, names: Sequence[str]) -> Placement:
     """The placement of a plan with other slices; if it has helpers, nodes of these names fit any blocks."""
     placement, offload = dataclasses.replace(plan.placement, slices=slices_of(pieces), helpers=()), plan.course.offload
+    velora = plan.course.velora
     helpers = list[Helper]()
     for block in plan.course.trainable.blocks if plan.placement.helpers else ():
         others = [name for name in names if name != placement.host_of(block)]
         may_be = bool(others) and (offload is None or offload.has_block(block))
+        may_be = may_be and (velora is None or not velora.has_block(block))
         if may_be and (plan.course.helper_settings.needs_helpers or rng.random() < 0.7):
             helpers.append(Helper(node=rng.choice(others), start=block, stop=block + 1))
     return dataclasses.replace(placement, helpers=tuple(helpers))

@@ -560,11 +560,12 @@ def _vector_values(course: Course, model: ModelFacts) -> int:
 
     Example: two LoRA matrices that read 768 values in 32 parts have 2 vectors of 24.
     """
-    velora = course.velora
+    velora, has_pairs = course.velora, course.helper_settings.pairs == VELORA
+    of_pairs = model.pair_vector_values + sum(kind.pair_vector_values for kind in model.kinds) if has_pairs else 0
     if velora is None:
-        has_pairs = course.helper_settings.pairs == VELORA
-        return sum(kind.pair_vector_values for kind in (model, *model.kinds)) if has_pairs else 0
-    return sum(sum(kept.chosen(velora.layers)) * velora.subtoken_size(kept.width) for kept in model.kept_inputs)
+        return of_pairs
+    of_layers = sum(sum(kept.chosen(velora.layers)) * velora.subtoken_size(kept.width) for kept in model.kept_inputs)
+    return max(of_pairs, of_layers)  # a block has one or the other
 
 
 def _projected_values(course: Course, model: ModelFacts, *, has_dropout: bool) -> int:

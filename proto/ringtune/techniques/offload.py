@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, NamedTuple
 
 from ringtune.config.sections import MAX_STEPS, Adapter, Data, Train
-from ringtune.errors import JobError, PlanError
-from ringtune.models.adapter_config import invertible_of, parse_adapter_config
+from ringtune.errors import ContradictionError, JobError, PlanError
+from ringtune.models.adapter_config import invertible_of, parse_adapter_config, trains_own_weights
 from ringtune.models.adapter_support import merged_refusal, offload_refusal
 from ringtune.models.family import IMAGE_CLASSIFICATION
 from ringtune.schedule.batches import eval_rows
@@ -157,13 +157,15 @@ def check_job(job: Any) -> None:
     With ``auto`` and one set of adapters for all rows such a job goes without helpers (``unhelped_reason``).
 
     Raises:
-        JobError: names both keys, and the remedy.
+        JobError: names both keys, and the remedy; a ``ContradictionError`` where no block has an adapter to fit.
     """
     settings = job.offload
     may_go_without = settings.mode == AUTO and not settings.helper_settings.has_users
     problem = "" if may_go_without else unhelped_reason(job)
     if problem := problem or _merged_problem(job):
-        raise JobError(f"[offload] can't go with {problem}, or set offload.mode = 'off'")
+        has_adapters = not (job.method.full_parameters or trains_own_weights(job.adapter.config))
+        kind = JobError if has_adapters else ContradictionError
+        raise kind(f"[offload] can't go with {problem}, or set offload.mode = 'off'")
     check_user_column(job.data, settings, task=job.model.task)
 
 
@@ -198,10 +200,11 @@ def unhelped_reason(job: Any) -> str:
             "scores of base weights and one set of adapters, which is not merged; set operations.policy = 'standard', "
             "or give operations.table"
         )
-    if job.memory.activations in (VELORA, BOTH) or job.velora is not None:
+    has_velora = job.memory.activations in (VELORA, BOTH) or job.velora is not None
+    if has_velora and (settings.mode == AUTO or settings.helper_settings.has_users):
         return (
-            "VeLoRA (memory.activations, [velora]), which is for weights that their host trains; keep one of them: "
-            "offload.pairs = 'velora' projects what is sent"
+            "VeLoRA (memory.activations, [velora]), which is for weights that their host trains; name the hosts that "
+            "shall have helpers in offload.mode, or keep one of them: offload.pairs = 'velora' projects what is sent"
         )
     return ""
 

@@ -320,8 +320,8 @@ _VELORA = "[memory]\nactivations = 'velora'\n[velora]\n"
             "adapter.config = 'seq_bn' and train.method = 'hift' can't go together: the method trains all parameters",
         ),
         (
-            "[train]\nmethod = 'hift'\n[privacy]\nprivate_blocks = 1",
-            "privacy.private_blocks = 1 and train.method = 'hift' can't go together",
+            "[train]\nmethod = 'hift'\n[hift]\nalways_active = ['embedding']\n[privacy]\nprivate_blocks = 1",
+            "privacy.private_blocks = 1 and hift.always_active with the embedding can't go together",
         ),
         (
             "[train]\nmethod = 'hift'\n[operations]\npolicy = 'two-stage'\ncompute = 0.6",

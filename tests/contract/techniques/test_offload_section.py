@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ringtune.errors import JobError, PlanError
+from ringtune.errors import ContradictionError, JobError, PlanError
 from ringtune.job.job import parse_job
 from ringtune.run_control.continuation import changed_keys, job_digest
 from ringtune.techniques.offload import check_fused, helped, unhelped_reason
@@ -46,6 +46,9 @@ def test_offload_makes_another_job_and_off_drops_its_settings() -> None:
     assert job_digest(helped) != job_digest(job())
 
 
+NOTHING_TO_FIT = ("train.method = 'hift', which trains all parameters", "no adapter that a helper could fit")
+
+
 @cases(
     ("changes", "said"),
     [
@@ -53,7 +56,6 @@ def test_offload_makes_another_job_and_off_drops_its_settings() -> None:
         ({"train.method": "hift"}, "train.method = 'hift', which trains all parameters"),
         ({"adapter.config": "full"}, "no adapter that a helper could fit"),
         ({"adapter.config": "ia3"}, "ia3 scales what a matrix gives"),
-        ({"memory.activations": "velora"}, "offload.pairs = 'velora' projects what is sent"),
         ({"operations.policy": "two-stage", "operations.compute": 0.6}, "set operations.policy = 'standard'"),
     ],
 )
@@ -65,9 +67,21 @@ def test_offload_is_refused_where_nobody_can_help(changes: dict[str, Any], said:
         assert str(caught.value).startswith("[offload] can't go with ")
         assert said in str(caught.value)
         assert str(caught.value).endswith("or set offload.mode = 'off'")
+        assert isinstance(caught.value, ContradictionError) == (said in NOTHING_TO_FIT)
     without = job().with_overrides(changes | {"offload.mode": "auto"})
     assert said in f"{unhelped_reason(without)}, or set offload.mode = 'off'"
     assert not unhelped_reason(job().with_overrides(changes))
+
+
+def test_named_helpers_go_with_velora_at_other_hosts() -> None:
+    """The planner's own choice goes without helpers, and users with adapters of their own need one at each host."""
+    keys: dict[str, Any] = {"memory.activations": "velora", "offload.mode": {"a": "b"}}
+    assert not unhelped_reason(job().with_overrides(keys))
+    assert "offload.pairs = 'velora' projects what is sent" in unhelped_reason(
+        job().with_overrides(keys | {"offload.mode": "auto"})
+    )
+    with pytest.raises(JobError, match=r"VeLoRA .* is for weights that their host trains"):
+        job().with_overrides(keys | {"offload.users": "alone"})
 
 
 CHOSEN = {"operations.policy": "two-stage", "operations.compute": 0.6, "operations.heads": 0}

@@ -21,6 +21,7 @@ from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import CapacityError, DataError, JobError, PlanError
 from ringtune.job.job import Job
+from ringtune.models.kept_inputs import KeptInput
 from ringtune.quantities import format_bytes
 from ringtune.schedule.access import copy_limit
 from ringtune.schedule.course import HelperSettings, Offload
@@ -449,6 +450,37 @@ def test_helper_that_is_back_helps_again_where_the_job_names_it_or_it_pays(setti
     gone = again(began, without(profile, {"strong"}))
     assert gone is None or not gone.is_worth_it
     assert again(began, step=part.course.num_steps) is None
+
+
+def test_velora_is_in_the_blocks_of_hosts_without_a_helper() -> None:
+    """A helped host computes no gradients of weights; ``auto`` leaves the helpers out, and no block may be left."""
+    made = {
+        "adapter__config": "lora[output_lora=True]",
+        "memory__activations": "velora",
+        "train__method": "all",
+        "velora__parts": 8,
+    }
+    kept = (KeptInput(layers=("adapter_down:down",), width=64, lora=1),)
+    known = {
+        name: dataclasses.replace(one, model=dataclasses.replace(one.model, kept_inputs=kept))
+        for name, one in known_nodes("a", "b").items()
+    }
+
+    def blocks(mode: Any) -> tuple[Planned, list[int]]:
+        found = make_plan(job(offload__mode=mode, **made), known)
+        velora = found.plan.course.velora
+        return found, [one for part in velora.blocks for one in range(*part)] if velora else []
+
+    _, every = blocks("off")
+    some, own = blocks({"a": "b"})
+    helped_blocks = [one.start for one in some.plan.placement.helpers]
+    assert helped_blocks and own and sorted(helped_blocks + own) == every
+    assert accept_plan(GivenPlan(plan=some.plan), job(offload__mode={"a": "b"}, **made), known).plan == some.plan
+    without, same = blocks("auto")
+    assert same == every and not without.plan.placement.helpers
+    assert "helpers are left out: offload.mode = 'auto' can't go with VeLoRA" in without.note
+    both, none = blocks({"a": "b", "b": "a"})
+    assert not none and "VeLoRA projects nothing: every host of blocks that train has a helper" in both.note
 
 
 def test_helpers_whose_pairs_no_link_takes_are_refused_in_planning() -> None:
