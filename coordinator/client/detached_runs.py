@@ -25,12 +25,12 @@ from typing import NamedTuple
 from coordinator.client.checkpoints import FOLDER, RunCheckpoints
 from coordinator.client.connection import Connection, submitter_name
 from coordinator.client.run_files import FOLDER as PARTS
+from coordinator.client.run_files import PART
 from coordinator.client.run_folder import (
     FETCHING,
     KIND,
     LOG,
     OF_COMMAND,
-    PART,
     WRITTEN,
     EventFiles,
     RunFolder,

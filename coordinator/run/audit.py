@@ -275,7 +275,7 @@ class RunAudit:
         results = read_results(answer.reply.results_json, node, asked)
         facts = self._facts()
         classes = [(numeric_class(facts[one]), facts[one].threads) for one in (host, node)]
-        return judge(asked, results, tolerance(self._job.model.dtype, classes[0], classes[1]))
+        return judge(asked, results, tolerance(self._job.model.dtype, self._job.wire.dtype, *classes))
 
     def _end(self, finding: Finding | None) -> None:
         """Say what was found."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -359,7 +360,7 @@ class WorkRepeater:
         """Compare the sum of gradients, then update with that of the last micro-batch and compare the state."""
         executor, seq = self._executor, place.seq
         own, told = gradients(executor), _file(files, "sum")
-        far = 0.0 if own == told else distance(_tensors(own), _tensors(told))
+        far = 0.0 if own == told else distance(_tensors(own), _tensors(told), least=_SMALL)
         found = {sum_name(seq, place.micro): Compared(hashlib.sha256(own).hexdigest(), far)}
         updates = own_updates(now, item, self._alias)
         if not updates:
@@ -481,14 +482,21 @@ def _filled(source: TensorPieces, parameter: nn.Parameter) -> torch.Tensor:
     return target
 
 
-def distance(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> float:
-    """Return the largest relative distance of two sets of tensors, at most 1; 1 for other names or shapes."""
+_SMALL: Final = 1e-2
+
+
+def distance(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor], *, least: float = 0.0) -> float:
+    """Return the largest relative distance of two sets of tensors, at most 1; 1 for other names or shapes.
+
+    Relative to the norm of a tensor, or to ``least`` times that of all of them: the gradient of a key's bias is zero,
+    and what is computed for it is rounding alone.
+    """
     if ours.keys() != theirs.keys() or any(ours[name].shape != theirs[name].shape for name in ours):
         return 1.0
-    far = 0.0
+    far, norms = 0.0, {name: float(tensor.double().norm()) for name, tensor in theirs.items()}
+    floor = least * math.hypot(*norms.values())
     for name, own in ours.items():
-        left, right = own.double(), theirs[name].double()
-        norm, apart = float(right.norm()), float((left - right).norm())
+        norm, apart = max(norms[name], floor), float((own.double() - theirs[name].double()).norm())
         far = max(far, 0.0 if apart == 0.0 else apart / norm if norm > apart else 1.0)
     return far
 

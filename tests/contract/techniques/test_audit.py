@@ -17,11 +17,13 @@ from ringtune.schedule.placement import ActivationCacheSettings
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn, turn_sequence
 from ringtune.techniques.audit import (
+    EQUAL_BITS,
     AuditSettings,
     Cell,
     Compared,
     Finding,
     Question,
+    Tolerance,
     Trail,
     cell_exchanges,
     cells,
@@ -210,16 +212,17 @@ def test_question_names_all_that_goes_in_and_comes_out() -> None:
 @cases(
     ["changes", "permitted", "named"],
     [
-        ({}, 0.0, None),
-        ({"sum 1.0": ["t", 1e-3]}, 0.0, ("b",)),  # computed_otherwise
-        ({"sum 1.0": ["t", 1e-6]}, 2e-5, None),  # within_what_classes_differ
-        ({"sum 1.0": ["t", 1e-3]}, 2e-5, ("b",)),  # beyond_what_classes_differ
-        ({"g 1.0 2": ["z", 1e-3]}, 0.0, ("b",)),  # sends_another_gradient
-        ({"state 1 2": ["z", 1e-3]}, 0.0, ("b",)),  # updates_otherwise
-        ({"state 1 4": ["z", 1.0]}, 2e-5, ("b",)),  # a_block_that_it_did_not_tell
+        ({}, EQUAL_BITS, None),
+        ({"sum 1.0": ["t", 1e-9]}, EQUAL_BITS, ("b",)),  # computed_otherwise
+        ({"sum 1.0": ["t", 3e-5]}, Tolerance(0.0, 5e-5, 0.0), None),  # within_what_classes_differ
+        ({"sum 1.0": ["t", 1e-3]}, Tolerance(1.0, 5e-5, 1.0), ("b",)),  # beyond_what_classes_differ
+        ({"g 1.0 2": ["z", 1e-3]}, Tolerance(2e-5, 1.0, 1.0), ("b",)),  # sends_another_gradient
+        ({"state 1 2": ["z", 1e-3]}, Tolerance(1.0, 1.0, 2e-4), ("b",)),  # updates_otherwise
+        ({"state 1 2": ["z", 1e-4], "g 1.0 2": ["z", 1e-6]}, Tolerance(2e-5, 0.0, 2e-4), None),
+        ({"state 1 4": ["z", 1.0]}, Tolerance(1.0, 1.0, 2e-5), ("b",)),  # a_block_that_it_did_not_tell
     ],
 )
-def test_comparison_names_the_host(changes: dict[str, list[Any]], permitted: float, named: Any) -> None:
+def test_comparison_names_the_host(changes: dict[str, list[Any]], permitted: Tolerance, named: Any) -> None:
     """What two classes of machines round apart names nobody."""
     asked = asked_of(trail_of("b"))
     results = {name: [digest, 0.0] for name, digest in asked.told.items()}
@@ -264,9 +267,12 @@ def test_third_decides(first: Finding, second: Finding | None, nodes: tuple[str,
 
 def test_tolerance_is_zero_within_a_class() -> None:
     """Equal bits on nodes of one class with equally many threads."""
-    assert tolerance("float32", ("cpu", 2), ("cpu", 2)) == 0.0
-    assert 0 < tolerance("float32", ("cpu", 2), ("cpu", 1)) < 1e-4
-    assert tolerance("float64", ("cpu", 2), ("cuda", 2)) < 1e-9
+    assert tolerance("float32", "bfloat16", ("cpu", 2), ("cpu", 2)) == EQUAL_BITS
+    plain = tolerance("float32", "float32", ("cpu", 2), ("cpu", 1))
+    assert min(plain) > 0 and max(plain) < 1e-3  # a scale of 1.001
+    rounded = tolerance("float32", "bfloat16", ("cpu", 2), ("cpu", 1))
+    assert plain.tensors < rounded.tensors < 1e-3 and rounded[1:] == plain[1:]
+    assert max(tolerance("float64", "float64", ("cpu", 2), ("cuda", 2))) < 1e-9
 
 
 def test_trail_is_read_strictly() -> None:

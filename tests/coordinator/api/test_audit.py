@@ -25,6 +25,7 @@ from ringtune.storage.tensor_files import TensorFile, TensorPieces, tensors_dige
 from ringtune.techniques.audit import LEDGER, statement
 from ringtune.transport.identity import fingerprint, sign
 from ringtune.transport.parties import VARIABLE
+from ringtune.v1 import control_pb2
 from tests.support.audit_trails import trail_of
 from tests.support.cases import cases
 from tests.support.plans import make_plan
@@ -252,7 +253,11 @@ def test_killed_run_is_checked_as_far_as_its_ledger_goes_and_whole_once_it_is_re
     (folder / LEDGER).unlink()
     part = folder / f"{LEDGER}.part"
     with RunFolder(folder, resume=True) as run:
-        growing = GrowingFile(LEDGER, lambda event: run.add_chunk(event.file))
+
+        def emit(event: control_pb2.RunEvent) -> None:
+            run.add_chunk(event.file)
+
+        growing = GrowingFile(LEDGER, emit)
         for line in lines[:3]:
             growing.write(line.encode(), at_once=True)
         assert part.read_text() == "".join(lines[:3])  # of each closed turn, while the run goes on

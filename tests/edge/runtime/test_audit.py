@@ -13,7 +13,7 @@ import torch
 
 from coordinator.api.audit import weights_of
 from edge.model.tensor_files import pieces_of
-from edge.runtime.audit import AuditRecorder, NodeAudit, State
+from edge.runtime.audit import AuditRecorder, NodeAudit, State, distance
 from edge.runtime.executor import NodeExecutor
 from edge.transport.tensors import as_received
 from ringtune.errors import FrameError, IntegrityError
@@ -26,6 +26,7 @@ from ringtune.schedule.units import Range
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import TensorFile, write_tensors
 from ringtune.techniques.audit import (
+    EQUAL_BITS,
     Cell,
     CellPlace,
     Compared,
@@ -145,7 +146,7 @@ class AuditedCarrier(TorchCarrier):
             for checker in checkers_of(self.part.placement, cell.node)[: 1 + self.with_third]:
                 results = self.repeat(asked, checker)
                 self.repeated.append((asked, results))
-                if finding := judge(asked, results, 0.0):
+                if finding := judge(asked, results, EQUAL_BITS):
                     self.findings.append(finding)
 
     def repeat(self, asked: Question, checker: str) -> Mapping[str, Compared]:
@@ -354,6 +355,18 @@ def test_hand_in_that_can_not_be_worked_with_speaks_against_who_told_of_it() -> 
         audit.repeater("b").repeat(turn, asked.place, work, given)
     odd = State.of(bytes(write_tensors({f"adapter/{'9' * 5000}.weight": pieces_of(torch.ones(2))})))
     assert [*odd.digests] == [-1]
+
+
+def test_distance_is_that_of_the_tensor_that_differs_most() -> None:
+    """Of gradients a tensor that is small beside the others counts by its part in all of them."""
+    theirs = {"weight": torch.full((100,), 1.0), "bias": torch.full((100,), 1e-9)}
+    scaled = {"weight": theirs["weight"] * 1.001, "bias": theirs["bias"]}
+    noise = {"weight": theirs["weight"], "bias": -theirs["bias"]}
+    assert distance(theirs, theirs) == 0.0 and distance({}, {}) == 0.0
+    assert distance(scaled, theirs) == pytest.approx(1e-3, rel=1e-3) == distance(scaled, theirs, least=1e-2)
+    assert distance(noise, theirs) == 1.0 and distance(noise, theirs, least=1e-2) == pytest.approx(2e-7, rel=1e-3)
+    assert distance({"weight": theirs["weight"]}, theirs) == 1.0
+    assert distance(theirs, {name: torch.zeros(100) for name in theirs}) == 1.0
 
 
 @pytest.mark.parametrize(
