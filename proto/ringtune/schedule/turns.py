@@ -419,8 +419,9 @@ class Item:
     passage: Passage = WHOLE
 
 
+@functools.lru_cache(maxsize=32)
 def items(course: Course, turn: Turn) -> tuple[Item, ...]:
-    """Expand a turn into its items."""
+    """Expand a turn into its items; cached, as every node of a simulated ring asks for them."""
     return tuple(item_of(course, turn, offset) for offset in range(turn.num_items))
 
 
