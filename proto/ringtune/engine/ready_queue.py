@@ -224,6 +224,7 @@ class ReadyQueue:
         if state.holds_graph:  # what goes backward here holds later updates up, even if it updates nothing here
             self._updating.append(state)
             self._graphs.append(state)
+            self._free_room()  # an item that has no backward here may block no graphs from the start
         if state.heads:
             self._heads.append(state)
         if state.goes_backward:
