@@ -341,8 +341,8 @@ class VirtualRing:
             ev.SendTensor: self._send_tensor,
             ev.SendHead: self._send_head,
             ev.AcceptHead: self._accept_head,
-            ev.SendParcel: self._send_parcel,
-            ev.AcceptParcel: self._accept_parcel,
+            ev.SendParcel: self._send_tensor,
+            ev.AcceptParcel: self._accept,
             ev.SetTimer: self._on_timer,
             ev.ReportStep: self._on_report_step,
             ev.ReportTurn: self._on_report_turn,
@@ -505,22 +505,33 @@ class VirtualRing:
             self._observer.ran(node.name, action, start_s, now_s)
         self._tell(node, _NEW(ev.ActionDone, (action, values)))
 
-    def _accept(self, node: VirtualNode, command: ev.Accept) -> None:
+    def _accept(self, node: VirtualNode, command: ev.Accept | ev.AcceptParcel) -> None:
         key, source = command
         if self._record:
             node.order.append(message(Op.RECEIVE, key, source))
-        content = node.inbox.pop(key)
+        content, boundary = node.inbox.pop(key), key[3]
+        is_parcel = type(command) is ev.AcceptParcel
         if self._carrier is not None:
-            self._carrier.put(node.name, key, content)
-        if key[0] == HIDDEN:
-            at_s = self._transport.credit_s(node.name, source, self.clock.now_s)
-            self.clock.at(at_s, self._tell, self._nodes[source], _NEW(ev.CreditArrived, (key[3], node.name)))
+            put = self._carrier.put_parcel if is_parcel else self._carrier.put
+            put(node.name, key, content)
+        if is_parcel:
+            boundary = credit_boundary(self.plan.course, key.payload)
+            if self._observer is not None:
+                self._observer.accepted(node.name, key)
+        elif key[0] != HIDDEN:
+            return
+        at_s = self._transport.credit_s(node.name, source, self.clock.now_s)
+        self.clock.at(at_s, self._tell, self._nodes[source], _NEW(ev.CreditArrived, (boundary, node.name)))
 
-    def _send_tensor(self, node: VirtualNode, command: ev.SendTensor) -> None:
+    def _send_tensor(self, node: VirtualNode, command: ev.SendTensor | ev.SendParcel) -> None:
         key, target = command
         if self._record:
             node.order.append(message(Op.SEND, key, target))
-        self._send(key, node, target, None if self._carrier is None else self._carrier.take(node.name, key))
+        content = None
+        if self._carrier is not None:
+            take = self._carrier.take_parcel if key[0] in PARCELS else self._carrier.take
+            content = take(node.name, key)
+        self._send(key, node, target, content)
 
     def _send_head(self, node: VirtualNode, command: ev.SendHead) -> None:
         turn, target = command
@@ -540,26 +551,6 @@ class VirtualRing:
         content = node.heads.pop(turn)
         if self._carrier is not None:
             self._carrier.put_head(node.name, content)
-
-    def _send_parcel(self, node: VirtualNode, command: ev.SendParcel) -> None:
-        key, target = command
-        if self._record:
-            node.order.append(message(Op.SEND, key, target))
-        content = None if self._carrier is None else self._carrier.take_parcel(node.name, key)
-        self._send(key, node, target, content)
-
-    def _accept_parcel(self, node: VirtualNode, command: ev.AcceptParcel) -> None:
-        key, source = command
-        if self._record:
-            node.order.append(message(Op.RECEIVE, key, source))
-        content = node.inbox.pop(key)
-        if self._carrier is not None:
-            self._carrier.put_parcel(node.name, key, content)
-        if self._observer is not None:
-            self._observer.accepted(node.name, key)
-        at_s = self._transport.credit_s(node.name, source, self.clock.now_s)
-        boundary = credit_boundary(self.plan.course, key.payload)
-        self.clock.at(at_s, self._tell, self._nodes[source], ev.CreditArrived(boundary, node.name))
 
     def _on_timer(self, node: VirtualNode, command: ev.SetTimer) -> None:
         self._set_timer(node.name, command.timer, command.at_s, self._tell, node, ev.TimerFired(command.timer))

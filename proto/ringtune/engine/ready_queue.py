@@ -224,6 +224,7 @@ class ReadyQueue:
         if state.holds_graph:  # what goes backward here holds later updates up, even if it updates nothing here
             self._updating.append(state)
             self._graphs.append(state)
+            self._free_room()  # an item that has no backward here may block no graphs from the start
         if state.heads:
             self._heads.append(state)
         if state.goes_backward:
@@ -405,15 +406,15 @@ class ReadyQueue:
     def next_flow(self) -> MicroBatchState | None:
         """Choose the micro-batch to run: one in a cut forward, else of the lowest ready rank the oldest."""
         if self._going_on is not None:
-            flow, self._going_on = self._going_on, None
-            if flow.place is not None and self._is_next(flow, flow.place):
-                return flow
-        if self._may_run_head and (flow := self._ready_head()) is not None:
-            return flow
-        if self._may_go_down and (flow := self._ready_backward()) is not None:
-            return flow
-        if self._is_helper and (flow := self.exchange.helping.next_fit()) is not None:
-            return flow
+            cut, self._going_on = self._going_on, None
+            if cut.place is not None and self._is_next(cut, cut.place):
+                return cut
+        if self._may_run_head and (found := self._ready_head()) is not None:
+            return found
+        if self._may_go_down and (found := self._ready_backward()) is not None:
+            return found
+        if self._is_helper and (found := self.exchange.helping.next_fit()) is not None:
+            return found
         found = None
         barrier, floor = math.inf, self._floor
         for flow in self._upward:

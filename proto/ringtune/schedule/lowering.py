@@ -135,10 +135,13 @@ def legs(plan: Plan, item: Item, node: str) -> tuple[Legs, ...]:
     count = num_microbatches(plan.course, item)
     if patterns(plan.course, item) or item.kind is StepKind.CHECKPOINT:
         return tuple(way(plan, item, micro).get(node, ()) for micro in range(count))
-    plain, placement, lowest = plan.plain, plan.placement, trained(plan.course, item.kind, item.step).lowest
-    lanes = (lane_of(placement, micro) for micro in range(min(count, num_lanes_of(placement))))  # all of one are alike
-    ways = (lower(plain, item.owner, lowest, "", item.kind.has_update, lane, item.passage) for lane in lanes)
-    return tuple(itertools.islice(itertools.cycle([one.get(node, ()) for one in ways]), count))
+    lowest = trained(plan.course, item.kind, item.step).lowest
+    found: list[Legs] = []
+    for micro in range(min(count, num_lanes_of(plan.placement))):  # the others pass as these do
+        lane = lane_of(plan.placement, micro)
+        on_way = lower(plan.plain, item.owner, lowest, "", item.kind.has_update, lane, item.passage)
+        found.append(on_way.get(node, ()))
+    return tuple(found[micro % len(found)] for micro in range(count))
 
 
 def lowest_and_pattern(course: Course, item: Item, micro: int) -> tuple[int, str]:

@@ -419,8 +419,9 @@ class Item:
     passage: Passage = WHOLE
 
 
+@functools.lru_cache(maxsize=4)
 def items(course: Course, turn: Turn) -> tuple[Item, ...]:
-    """Expand a turn into its items."""
+    """Expand a turn into its items; those of the last turns are kept, as all nodes of a simulated ring ask for them."""
     return tuple(item_of(course, turn, offset) for offset in range(turn.num_items))
 
 
