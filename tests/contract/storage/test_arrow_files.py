@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ringtune.costs.memory_sizes import held_bytes
 from ringtune.errors import DataError
 from ringtune.storage import arrow_files, tables, text_files
 from ringtune.storage.arrow_files import arrow_files as files_of
@@ -177,6 +178,7 @@ def test_folders_splits_and_shards(tmp_path: Path) -> None:
 
     assert files_of(hub / "train") == tuple(shards)
     assert files_of(shards[1]) == (shards[1],)
+    assert held_bytes(hub / "train") == sum(shard.stat().st_size for shard in shards)
     assert files_of(saved / "train") == (saved / "train" / "data-00000-of-00001.arrow",)
     assert split_paths(hub) == [hub / "test", hub / "train"]
     assert split_paths(plain) == [plain / "dev.parquet", plain / "train.parquet"]
@@ -245,6 +247,17 @@ def test_a_few_bytes_do_not_become_gigabytes(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(arrow_files, "_MEMORY_BYTES", 320 << 20)
     with pytest.raises(DataError, match=r"bomb.parquet.* (needs more memory|needs more than 320 MiB|bad_alloc)"):
         list(table_rows(bomb, {}))
+
+
+def test_process_that_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its exit code; one that does not start with the reason."""
+    path = one_column(tmp_path / "rows.parquet", ["a"])
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(DataError, match=r"rows.parquet can't be read: the process that did so ended with exit code 1"):
+        list(table_rows(path, {}))
+    monkeypatch.setattr(sys, "executable", "/no/python")
+    with pytest.raises(DataError, match=r"the process that reads .*rows.parquet can't be started \(No such file"):
+        list(table_rows(path, {}))
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
