@@ -39,7 +39,7 @@ from ringtune.models.family import CAUSAL_LM, CHAT, CLASS_TASKS, IMAGE_CLASSIFIC
 from ringtune.run_control.evaluation import rouge_l
 from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.durable import check_writable, put_other_aside, replacing, write_durably
-from ringtune.storage.text_files import read_text
+from ringtune.storage.text_files import read_text, resolved
 
 _LINES_AHEAD = 256
 _END_S = 10.0
@@ -84,7 +84,7 @@ def predictions_of(
     with tempfile.TemporaryDirectory(prefix="ringtune-") as name:
         (Path(name) / "job.toml").write_text(job.to_toml(), encoding="utf-8")
         options = ["--max-new-tokens", str(how.max_new_tokens), "--temperature", str(how.temperature)]
-        words = [str(Path(name) / "job.toml"), str(run.saved.resolve()), str(data.resolve()), *options]
+        words = [str(Path(name) / "job.toml"), str(run.saved.resolve()), str(resolved(data)), *options]
         with _started([*words, "--seed", str(how.seed)], Path(name) / "log") as process:
             yield from _read(process, Path(name) / "log", wait_s=job.runtime.wait_s, tell=tell)
 

@@ -57,7 +57,7 @@ from ringtune.models.family import (
 from ringtune.schedule.batches import hold_out
 from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.tables import RowAccount, is_conll
-from ringtune.storage.text_files import form_suffix, read_text
+from ringtune.storage.text_files import form_suffix, read_text, resolved
 from ringtune.texts import listed
 
 MAX_QUESTIONS: Final = 5
@@ -366,8 +366,7 @@ def _unused(table: Table | None, task: str, columns: Mapping[str, str]) -> list[
 
 def written(path: Path, folder: Path) -> str:
     """Return a path as a job in ``folder`` names it: relative if it is inside, else absolute."""
-    is_link = path.is_symlink() and path.is_file()  # its own name has the suffix, the file of a hub's cache has none
-    full, base = path.parent.resolve() / path.name if is_link else path.resolve(), folder.resolve()
+    full, base = resolved(path), folder.resolve()
     return str(full.relative_to(base)) if full.is_relative_to(base) and full != base else str(full)
 
 

@@ -29,6 +29,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.storage import strict
 from ringtune.storage.durable import write_durably
 from ringtune.storage.strict import read_dataclass, read_json
+from ringtune.storage.text_files import resolved
 from ringtune.techniques.activation_checkpointing import Memory
 from ringtune.techniques.offload import OffloadSettings
 
@@ -217,8 +218,8 @@ def evaluation_job(run: SavedRun, data: Path | None, *, model: Path | None = Non
     job = run.job
     section = dataclasses.replace(
         job.data,
-        train=str(data.absolute()) if data else job.data.train,
-        eval=str(data.absolute()) if data else job.data.eval,
+        train=str(resolved(data)) if data else job.data.train,
+        eval=str(resolved(data)) if data else job.data.eval,
         held_out=0.0 if data else job.data.held_out,
         labels=run.plan.course.labels,
         split="iid" if data else job.data.split,

@@ -31,7 +31,7 @@ def node(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Training rows (csv or jsonl): makes this node an owner. They never leave this process.",
+            help="Training rows (csv, jsonl, parquet ...): makes this node an owner. They never leave this process.",
         ),
     ] = None,
     eval_data: Annotated[Path | None, typer.Option(metavar="FILE", help="Evaluation rows of this owner.")] = None,

@@ -26,7 +26,7 @@ import torch
 
 from edge.data.conversations import Conversations
 from edge.data.examples import Examples, PackedExamples, Source, SummedExamples, Values
-from edge.data.images import Images
+from edge.data.images import EncodedImage, Images
 from edge.data.questions import Questions
 from edge.data.tagged import TaggedTexts
 from edge.data.texts import LabelledTexts, Language, NumberedTexts
@@ -361,7 +361,7 @@ class RowsDigest:
         self._digest = hashlib.sha256()
 
     def add(self, rows: Iterable[Any]) -> None:
-        """Add rows: texts, tuples of texts and numbers, arrays, bytes, or paths of files."""
+        """Add rows: texts, tuples of texts and numbers, arrays, images in a column, or paths of files."""
         for row in rows:
             self._add(row)
         self._put(b"end", b"")
@@ -373,8 +373,8 @@ class RowsDigest:
     def _add(self, value: Any) -> None:
         if isinstance(value, str):
             self._put(b"text", value.encode("utf-8", "surrogatepass"))
-        elif isinstance(value, bytes):
-            self._put(b"bytes", value)
+        elif isinstance(value, EncodedImage):
+            self._put(b"image", value.content)
         elif isinstance(value, Path):  # a picture: to read all files would take minutes on a board
             self._put(b"file", f"{value.parent.name}/{value.name} {value.stat().st_size}".encode(errors="replace"))
         elif isinstance(value, tuple | list):

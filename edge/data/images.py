@@ -13,9 +13,9 @@ import math
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -68,20 +68,41 @@ class ImageSize(NamedTuple):
 
 
 class ImageFile(NamedTuple):
-    """Path of an image that is read at its use.
-
-    Attributes:
-        content: its bytes, where it is a row of the file ``path``.
-        row: number of this row, from 1.
-    """
+    """Path of an image that is read at its use."""
 
     path: Path
-    content: bytes = b""
-    row: int = 0
+
+    @property
+    def content(self) -> bytes:
+        """Empty: the file has it."""
+        return b""
 
     def __str__(self) -> str:
         """Return the place of the image."""
-        return row_place(self.path, self.row) if self.row else str(self.path)
+        return str(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """An image in a column, decoded at its use.
+
+    Attributes:
+        content: its bytes, encoded.
+        path: of the table.
+        row: its number in the table, from 1.
+    """
+
+    content: bytes
+    path: Path
+    row: int
+
+    def __str__(self) -> str:
+        """Return the place of the image."""
+        return row_place(self.path, self.row)
+
+
+EncodedFile = ImageFile | EncodedImage
+Image = TypeVar("Image", ImageFile, EncodedImage)
 
 
 class Images:
@@ -110,7 +131,7 @@ class Images:
             return replace(
                 found,
                 rows=[
-                    self._checked(ImageFile(path, row, number))
+                    self._checked(EncodedImage(row, path, number))
                     for row, number in zip(found.rows, found.lines, strict=True)
                 ],
             )
@@ -122,12 +143,12 @@ class Images:
             raise DataError(f"{path} ends in {path.suffix!r}; images are read from .npz or a folder per class")
         return self._read_npz(path)
 
-    def examples(self, rows: Sequence[Array | ImageFile], labels: Sequence[str]) -> ImageExamples:
+    def examples(self, rows: Sequence[Array | EncodedFile], labels: Sequence[str]) -> ImageExamples:
         """Make one example of each image; arrays are copied, so that the rest of the file can be freed."""
         own = [row.copy() if isinstance(row, np.ndarray) else row for row in rows]
         return ImageExamples(own, labels, self)
 
-    def pixels(self, row: Array | ImageFile) -> torch.Tensor:
+    def pixels(self, row: Array | EncodedFile) -> torch.Tensor:
         """Convert one image to the model's input: (C, H, W), float32.
 
         Raises:
@@ -163,7 +184,7 @@ class Images:
             raise DataError(f"{folder} has no images ({', '.join(PICTURES)})")
         return [self._checked(ImageFile(file)) for file in found.files]
 
-    def rows_of(self, path: Path) -> Iterator[tuple[int, ImageFile]]:
+    def rows_of(self, path: Path) -> Iterator[tuple[int, EncodedImage]]:
         """Yield number and image of the rows of Parquet or Arrow files, with or without classes.
 
         Raises:
@@ -171,7 +192,7 @@ class Images:
         """
         account = account_of(path, self._data, is_own=True)
         for row in task_rows(path, IMAGE_CLASSIFICATION, self._data, account, with_targets=False):
-            yield row.record[0], self._checked(ImageFile(path, row.value, row.record[0]))
+            yield row.record[0], self._checked(EncodedImage(row.value, path, row.record[0]))
         account.check()
 
     def images_of(self, path: Path) -> Array:
@@ -203,7 +224,7 @@ class Images:
         rows = [self._checked(ImageFile(file)) for file in found.files]
         return Rows(rows=rows, labels=found.labels, left_out=found.left_out)
 
-    def _checked(self, image: ImageFile) -> ImageFile:
+    def _checked(self, image: Image) -> Image:
         self._check(image, *self._shape_of(image))
         return image
 
@@ -224,7 +245,7 @@ class Images:
     def _is_channels_first(self, shape: tuple[int, ...]) -> bool:
         return len(shape) == _CHANNELS_LAST and shape[-1] != self._size.channels and shape[0] == self._size.channels
 
-    def _shape_of(self, image: ImageFile) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    def _shape_of(self, image: EncodedFile) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Read shape and type of an image; of an ``.npy`` file only the header is read."""
         if image.path.suffix.lower() != ARRAY:
             array = self._processor.decode(image)
@@ -235,7 +256,7 @@ class Images:
             raise DataError(f"{image.path} is no readable array ({error}); write it with numpy.save") from error
         return header.shape, header.dtype
 
-    def _open(self, image: ImageFile) -> Array:
+    def _open(self, image: EncodedFile) -> Array:
         if image.path.suffix.lower() != ARRAY:
             return self._processor.decode(image)
         try:
@@ -247,7 +268,7 @@ class Images:
 class ImageExamples(ClassifiedExamples):
     """The ``Examples`` of image classification."""
 
-    def __init__(self, rows: Sequence[Array | ImageFile], labels: Sequence[str], images: Images) -> None:
+    def __init__(self, rows: Sequence[Array | EncodedFile], labels: Sequence[str], images: Images) -> None:
         self._rows = rows
         self._labels = labels
         self._images = images
@@ -302,7 +323,7 @@ class ImageProcessor:
     def __init__(self, steps: ImageSteps) -> None:
         self.steps = steps
 
-    def decode(self, image: ImageFile) -> Array:
+    def decode(self, image: EncodedFile) -> Array:
         """Decode a picture to bytes, (H, W) or (H, W, 3).
 
         Raises:

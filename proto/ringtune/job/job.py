@@ -57,6 +57,7 @@ from ringtune.schedule.methods import Method, method_class, method_names
 from ringtune.schedule.methods.hift import DISK
 from ringtune.schedule.operation_tables import Policy
 from ringtune.storage.strict import check_keys, key_of, read_dataclass, read_given
+from ringtune.storage.text_files import resolved
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_cache import CacheSettings
 from ringtune.techniques.activation_checkpointing import NONE, RECOMPUTE, VELORA, Memory, VeloraSettings, checked
@@ -482,7 +483,7 @@ def with_absolute_paths(job: Job, folder: Path, *, here: Collection[str] = ()) -
 
 
 def _absolute(path: str, folder: Path) -> str:
-    return str((folder / Path(path).expanduser()).resolve()) if path else path
+    return str(resolved(folder / Path(path).expanduser())) if path else path
 
 
 _MAX_NAMED = 20

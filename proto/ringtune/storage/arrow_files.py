@@ -24,6 +24,7 @@ Source: Parquet and Arrow IPC by pyarrow 26; datasets 4.4, ``save_to_disk`` and 
 from __future__ import annotations
 
 import base64
+import contextlib
 import importlib
 import importlib.util
 import itertools
@@ -37,7 +38,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -196,7 +196,7 @@ def _check_shards(files: Sequence[Path]) -> None:
 
 def arrow_header(path: Path) -> ArrowHeader:
     """Read the names of the columns; raises ``DataError`` as ``arrow_rows``."""
-    with closing(_lines(path, "")) as lines:
+    with contextlib.closing(_lines(path, "")) as lines:
         return _header(next(lines))
 
 
@@ -210,7 +210,7 @@ def arrow_rows(path: Path, picture: str = "") -> Generator[ArrowHeader | Mapping
     Raises:
         DataError: a file can't be read, or needs more than the limits; the files have unlike columns; no pyarrow.
     """
-    with closing(_lines(path, picture)) as lines:
+    with contextlib.closing(_lines(path, picture)) as lines:
         header = _header(next(lines))
         yield header
         for found in lines:
@@ -228,20 +228,23 @@ def _lines(path: Path, picture: str) -> Generator[Any, None, None]:
     if importlib.util.find_spec("pyarrow") is None:
         raise DataError(f"{path} {PYARROW_REMEDY}; or save its rows as .jsonl")
     head = {"files": list(map(str, files)), "picture": picture, "memory": _MEMORY_BYTES, "parent": os.getpid()}
-    command = [sys.executable, "-P", "-m", "ringtune.storage.arrow_files", json.dumps(head)]
+    command = [sys.executable, "-P", "-m", "ringtune.storage.arrow_files"]
     try:
         process = subprocess.Popen(  # noqa: S603 - our own module
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=os.environ | _ENVIRONMENT,
         )
     except OSError as error:
         raise DataError(f"the process that reads {path} can't be started ({error.strerror}); free memory") from error
-    assert process.stdout is not None  # noqa: S101 - it is a pipe
+    sink: Any = process.stdin
+    source: Any = process.stdout
     try:
-        for line in _split(process.stdout.fileno(), path):
+        with contextlib.suppress(BrokenPipeError), sink:
+            sink.write(json.dumps(head).encode())
+        for line in _split(source.fileno(), path):
             found = json.loads(line, object_hook=_unpacked)
             if not isinstance(found, dict):
                 yield found
@@ -258,7 +261,7 @@ def _lines(path: Path, picture: str) -> Generator[Any, None, None]:
     finally:
         process.kill()
         process.wait()
-        process.stdout.close()
+        source.close()
 
 
 def _unpacked(table: dict[str, Any]) -> Any:
@@ -285,11 +288,11 @@ def _split(source: int, path: Path) -> Iterator[bytes]:
 
 
 def main() -> int:
-    """Write header and rows of the files of the command line, a JSON line each, then an empty table or an error."""
-    head = json.loads(sys.argv[1])
+    """Write header and rows of the files named on standard input, a JSON line each, then an empty table or an error."""
+    head = json.load(sys.stdin)
     if not die_with_parent(head["parent"]):
         return 1
-    resource.setrlimit(resource.RLIMIT_AS, (head["memory"], resource.getrlimit(resource.RLIMIT_AS)[1]))
+    _limit(resource.RLIMIT_AS, head["memory"])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     files, end = [Path(file) for file in head["files"]], {}
     try:
@@ -352,7 +355,9 @@ def _batches(file: Path, picture: str) -> Iterator[tuple[_Columns, Any]]:
         mark = opened.read(6)
     if mark[:4] in (b"PAR1", b"PARE"):
         parquet: Any = importlib.import_module("pyarrow.parquet")
-        with parquet.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20) as source:
+        with parquet.ParquetFile(
+            file, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True
+        ) as source:
             columns = _Columns.of(source.schema_arrow, file, picture)
             yield columns, None
             for group in range(source.num_row_groups):
@@ -383,8 +388,13 @@ def _batches(file: Path, picture: str) -> Iterator[tuple[_Columns, Any]]:
 
 def _limit_time() -> None:
     """Give this process ``_BATCH_S`` more seconds of processor time; the kernel ends it after that."""
-    own, (_, hard) = resource.getrusage(resource.RUSAGE_SELF), resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(own.ru_utime + own.ru_stime) + _BATCH_S, hard))
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    _limit(resource.RLIMIT_CPU, math.ceil(own.ru_utime + own.ru_stime) + _BATCH_S)
+
+
+def _limit(kind: int, most: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 class _Columns(NamedTuple):

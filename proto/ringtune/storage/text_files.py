@@ -77,6 +77,15 @@ def form_suffix(path: Path) -> str:
     return Path(path.stem).suffix.lower() if suffix in PACKED else suffix
 
 
+def resolved(path: Path) -> Path:
+    """Return an absolute path without links, but with the name of a link to a file of another suffix.
+
+    The suffix names the format, and files in a hub's cache have none: ``train.parquet`` is a link to ``blobs/1f0e``.
+    """
+    found = path.resolve()
+    return path.parent.resolve() / path.name if found.suffix != path.suffix and found.is_file() else found
+
+
 def check_rows_file(path: Path) -> None:
     """Refuse a missing file, a folder, and a pointer of Git LFS; raises ``DataError``."""
     if path.is_dir():

@@ -18,11 +18,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ringtune.costs.memory_sizes import held_bytes
 from ringtune.errors import DataError
+from ringtune.job.job import parse_job, with_absolute_paths
 from ringtune.storage import arrow_files, tables, text_files
 from ringtune.storage.arrow_files import arrow_files as files_of
 from ringtune.storage.arrow_files import arrow_header, encoded_rows, is_arrow, split_paths
 from ringtune.storage.tables import RowAccount, table_rows
+from ringtune.storage.text_files import resolved
 
 WORDS = ("a", "", "two words", "\u00e9\u4e2d\U0001f600", 'quoted "x"', "line\nend")
 
@@ -177,6 +180,7 @@ def test_folders_splits_and_shards(tmp_path: Path) -> None:
 
     assert files_of(hub / "train") == tuple(shards)
     assert files_of(shards[1]) == (shards[1],)
+    assert held_bytes(hub / "train") == sum(shard.stat().st_size for shard in shards)
     assert files_of(saved / "train") == (saved / "train" / "data-00000-of-00001.arrow",)
     assert split_paths(hub) == [hub / "test", hub / "train"]
     assert split_paths(plain) == [plain / "dev.parquet", plain / "train.parquet"]
@@ -201,6 +205,21 @@ def test_folders_splits_and_shards(tmp_path: Path) -> None:
         state.write_text(text)
         with pytest.raises(DataError, match=r"train is no folder of datasets.save_to_disk \(.*\); save it again"):
             files_of(saved / "train")
+
+
+def test_link_of_a_hubs_cache_keeps_its_name(tmp_path: Path) -> None:
+    """The file behind it has no suffix, so that its format would be unknown; other links are followed."""
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshot").mkdir()
+    blob, link = tmp_path / "blobs" / "1f0e", tmp_path / "snapshot" / "train.parquet"
+    one_column(blob, [1])
+    link.symlink_to(blob)
+    (tmp_path / "other.parquet").symlink_to(link)
+    job = parse_job('[model]\npath = "m"\n[data]\ntrain = "snapshot/train.parquet"\n', source="test")
+    assert with_absolute_paths(job, tmp_path).data.train == str(resolved(link)) == str(tmp_path.resolve() / link)
+    assert resolved(tmp_path / "other.parquet").name == "other.parquet"
+    assert resolved(tmp_path / "snapshot" / ".." / "blobs") == blob.parent.resolve()
+    assert [row["x"] for _, row in table_rows(resolved(link), {})] == [1]
 
 
 def test_unlike_shards_are_refused(tmp_path: Path) -> None:
@@ -245,6 +264,17 @@ def test_a_few_bytes_do_not_become_gigabytes(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(arrow_files, "_MEMORY_BYTES", 320 << 20)
     with pytest.raises(DataError, match=r"bomb.parquet.* (needs more memory|needs more than 320 MiB|bad_alloc)"):
         list(table_rows(bomb, {}))
+
+
+def test_process_that_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its exit code; one that does not start with the reason."""
+    path = one_column(tmp_path / "rows.parquet", ["a"])
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(DataError, match=r"rows.parquet can't be read: the process that did so ended with exit code 1"):
+        list(table_rows(path, {}))
+    monkeypatch.setattr(sys, "executable", "/no/python")
+    with pytest.raises(DataError, match=r"the process that reads .*rows.parquet can't be started \(No such file"):
+        list(table_rows(path, {}))
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

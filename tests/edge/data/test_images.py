@@ -248,12 +248,19 @@ def test_pictures_in_a_column_are_those_of_a_folder(vit_of_colours: Path, tmp_pa
     features = {"label": {"names": ["a", "b"], "_type": "ClassLabel"}}
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
     columns: dict[str, Any] = {"image": list(map(encoded, pictures)), "label": [0, 1, 0, 1, 0]}
-    path, bad = tmp_path / "train.parquet", tmp_path / "bad.parquet"
+    path, bad = tmp_path / "train-00000-of-00001.parquet", tmp_path / "bad.parquet"
     pq.write_table(pa.table(columns).replace_schema_metadata(metadata), path)
     one, other = load(vit_of_colours, tmp_path / "images"), load(vit_of_colours, path)
     first, second = (examples.batch(order, {"a": 0, "b": 1}) for examples, order in ((one, range(5)), (other, ORDER)))
     assert first.pixels is not None and second.pixels is not None and torch.equal(first.pixels, second.pixels)
     assert torch.equal(first.labels, second.labels)
+    dataset = OwnerDataset.load(
+        ring.make_job(vit_of_colours, model__task="image-classification"),
+        tmp_path / "train",
+        None,
+        tokenizer_folder=vit_of_colours,
+    )
+    assert dataset.labels == ("a", "b")
     columns["image"][2:4] = [{"bytes": b"no picture", "path": None}, {"bytes": None, "path": "x.png"}]
     pq.write_table(pa.table(columns), bad)
     with pytest.raises(
@@ -264,7 +271,9 @@ def test_pictures_in_a_column_are_those_of_a_folder(vit_of_colours: Path, tmp_pa
         load(vit_of_colours, bad)
     numbers = [number for number, _ in make_source(vit_of_colours).rows_of(path)]
     assert numbers == [1, 2, 3, 4, 5]
-    with pytest.raises(DataError, match=r"train.parquet, row 1 is a picture of mode 'RGB', and the model takes 1 chan"):
+    with pytest.raises(
+        DataError, match=r"train-.*.parquet, row 1 is a picture of mode 'RGB', and the model takes 1 chan"
+    ):
         load(write_family(tmp_path / "grey", "vit", num_blocks=1), path)
 
 
