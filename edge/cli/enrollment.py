@@ -17,8 +17,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from edge.options import all_states, default_name
 from ringtune.errors import BusyError, ConnectionFailedError, RingTuneError, TokenError, TrustError, UsageError
 from ringtune.hints import hint_to_install
@@ -27,7 +25,6 @@ from ringtune.options import DEFAULT_COORDINATOR
 from ringtune.transport.discovery import LOOK_S, MAX_FOUND, SERVICE, Announcement, choose, read_announcement
 from ringtune.transport.endpoints import split_address
 from ringtune.transport.parties import (
-    COORDINATOR,
     IDENTITY,
     NODE_ROLE,
     Party,
@@ -36,12 +33,11 @@ from ringtune.transport.parties import (
     node_trust,
     parse_token,
 )
-from ringtune.transport.speaker import Speaker, refuse_both, speak_as, speak_from, speaking_as
+from ringtune.transport.speaker import Speaker, refuse_both, speak_as, speak_from
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_TOKEN = 1024
 _RETRY_S = 1.0
-_REFUSAL_S = 3.0
 
 
 def resolve_node_name(
@@ -128,7 +124,7 @@ def choose_trust(
 
 def _join_anew(party: Party, token_file: Path, folder: Path, coordinator: str, *, token: Token | None) -> None:
     """Exchange a token where the identity is of no use any more; one that is used or gone changes nothing."""
-    from ringtune.transport.enrollment import join
+    from ringtune.transport.enrollment import join, refusal
     from ringtune.transport.identity import fingerprint, read_identity
 
     try:
@@ -140,27 +136,12 @@ def _join_anew(party: Party, token_file: Path, folder: Path, coordinator: str, *
             why = str(error)
         if present is not None:
             is_of_other = token.authority_sha256 not in map(fingerprint, present.authorities)
-            why = "the token is of a later authority" if is_of_other else _refusal(coordinator, Speaker(present))
+            why = "the token is of a later authority" if is_of_other else refusal(coordinator, Speaker(present))
         if why:
             join(coordinator, token, folder, instead_of=present)
             _LOG.warning("%s has a new certificate for the token in %s: %s", party, token_file, why)
     except RingTuneError as error:
         _LOG.info("%s has a certificate in %s, the token in %s is not used: %s", party, folder, token_file, error)
-
-
-def _refusal(coordinator: str, who: Speaker) -> str:
-    """Ask a coordinator why it refuses a party; empty = it does not, or does not answer."""
-    from ringtune.transport.channels import open_channel
-    from ringtune.transport.status import error_of_call
-    from ringtune.v1 import control_pb2, control_pb2_grpc
-
-    with speaking_as(who), open_channel(coordinator, peer=COORDINATOR) as channel:
-        try:
-            control_pb2_grpc.CoordinatorStub(channel).Status(control_pb2.Empty(), timeout=_REFUSAL_S)
-        except grpc.RpcError as error:
-            found = error_of_call(error, peer="the coordinator")
-            return str(found) if isinstance(found, TrustError) else ""
-    return ""
 
 
 def join_as(

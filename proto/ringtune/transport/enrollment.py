@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 import grpc
 
 from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, RingTuneError, StorageError, TrustError
+from ringtune.transport.channels import open_channel
 from ringtune.transport.endpoints import CLIENT_OPTIONS, join_address, split_address
 from ringtune.transport.identity import (
     Identity,
@@ -29,15 +30,16 @@ from ringtune.transport.identity import (
     write_identity,
 )
 from ringtune.transport.parties import COORDINATOR, Token
-from ringtune.transport.speaker import Speaker
+from ringtune.transport.speaker import Speaker, speaking_as
 from ringtune.transport.status import error_of_call
 from ringtune.transport.tls import certificate_at, pinned_channel
-from ringtune.v1 import trust_pb2, trust_pb2_grpc
+from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc
 
 _LOG = logging.getLogger(__name__)
 _CALL_S: Final = 10.0
 _RENEW_S: Final = 3.0
 """Time limit of a renewal, short because a node's next heartbeat waits for it."""
+_REFUSAL_S: Final = 3.0
 _RENEW_AGAIN_S: Final = 600.0
 _MOVE_AGAIN_S: Final = 20.0
 _TRIES: Final = 3
@@ -92,6 +94,17 @@ def join(
     write_identity(folder, identity)
     _LOG.info("%s has a certificate in %s", identity.party, folder)
     return identity
+
+
+def refusal(coordinator: str, who: Speaker) -> str:
+    """Ask a coordinator, ``host:port``, why it refuses a party; empty = it does not, or does not answer."""
+    with speaking_as(who), open_channel(coordinator, peer=COORDINATOR) as channel:
+        try:
+            control_pb2_grpc.CoordinatorStub(channel).Status(control_pb2.Empty(), timeout=_REFUSAL_S)
+        except grpc.RpcError as error:
+            found = error_of_call(error, peer="the coordinator")
+            return str(found) if isinstance(found, TrustError) else ""
+    return ""
 
 
 def _answering(coordinators: str, token: Token, now_unix_s: float) -> tuple[str, bytes]:
