@@ -217,11 +217,10 @@ def table_rows(
     book = account or RowAccount(path)
     if is_arrow(path):
         records = _read_arrow(path, columns, book)
-    elif path.suffix.lower() == ".xlsx":
-        check_rows_file(path)
-        records = _read_xlsx(path, columns, book)
     else:
-        records = _read_text(path, columns, book, encoding)
+        check_rows_file(path)
+        is_sheet = path.suffix.lower() == ".xlsx"
+        records = _read_xlsx(path, columns, book) if is_sheet else _read_text(path, columns, book, encoding)
     needed = [column for key, column in columns.items() if key not in may_be_empty]
     for line, found in records:
         if empty := next((column for column in needed if _is_missing(found.get(column))), ""):
