@@ -254,11 +254,11 @@ class RecoveringRing(VirtualRing):
         if not self._is_old(node):
             super()._send_head(node, command)
 
-    def _send_tensor(self, node: VirtualNode, command: ev.SendTensor) -> None:
+    def _send_tensor(self, node: VirtualNode, command: ev.SendTensor | ev.SendParcel) -> None:
         if not self._is_old(node):
             super()._send_tensor(node, command)
 
-    def _accept(self, node: VirtualNode, command: ev.Accept) -> None:
+    def _accept(self, node: VirtualNode, command: ev.Accept | ev.AcceptParcel) -> None:
         if not self._is_old(node):
             super()._accept(node, command)
 
