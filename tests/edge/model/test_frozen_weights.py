@@ -310,10 +310,13 @@ def resident_bytes(folder: Path, *ways: str) -> list[tuple[int, int]]:
 @pytest.mark.promise("7 bounded memory")
 @pytest.mark.thorough
 def test_frozen_weights_save_resident_memory(tmp_path: Path) -> None:
-    """Besides its weights a slice adds the same, however they are held: 10 % at most are not as planned."""
+    """Besides its weights a slice adds the same, however they are held: 10 % or 8 MB at most are not as planned.
+
+    Two measurements of one type differ by up to 5 MB; in float32 the weights are 113 MB.
+    """
     folder = tiny.write_bert(
         tmp_path / "model", vocab_size=100, hidden_size=768, num_blocks=4, num_heads=12, intermediate_size=3072
     )
     (added, planned), *others = resident_bytes(folder, PLAIN, *FROZEN_DTYPES)
     for dtype, (small, small_planned) in zip(FROZEN_DTYPES, others, strict=True):
-        assert small == pytest.approx(small_planned + added - planned, rel=0.10), dtype
+        assert small == pytest.approx(small_planned + added - planned, rel=0.10, abs=8e6), dtype
