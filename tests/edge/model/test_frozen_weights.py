@@ -164,11 +164,14 @@ def test_int8_has_a_scale_for_each_row() -> None:
 
 
 @pytest.mark.parametrize("shape", [(37, 33), (300, 130), (3, 64)])
-def test_four_bits_are_those_of_the_paper(shape: tuple[int, int]) -> None:
+def test_four_bits_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]) -> None:
     """Blocks of 64 numbers, whatever the width, read in any pieces, and scales in 8 bits; parts are those of the whole.
+
+    A chunk that is widened at once ends within a group of scales.
 
     A block of zeros and one large number, beside which the other scales are small, are among them.
     """
+    monkeypatch.setattr("edge.model.four_bit.CHUNK", 1 << 12)
     generator = torch.Generator().manual_seed(5)
     matrix = torch.randn(shape, generator=generator) * torch.rand(shape[0], 1, generator=generator)
     matrix[0], matrix[-1, -1] = 0.0, 40.0
