@@ -559,7 +559,12 @@ def test_joining_past_silent_strangers_and_wrong_tokens(tmp_path: Path, monkeypa
         for _ in range(60):
             certify.future(iter(queue.SimpleQueue[bytes]().get, b""), timeout=30)
         assert join(address, token, tmp_path / "node").party == PI_NODE
-        stub = trust_pb2_grpc.JoiningStub(channel)
+        options = (
+            *CLIENT_OPTIONS,
+            ("grpc.use_local_subchannel_pool", 1),
+        )  # the connection of the silent ones is closed
+        other = stack.enter_context(pinned_channel(there, credentials, COORDINATOR.server_name, options))
+        stub = trust_pb2_grpc.JoiningStub(other)
         wrong = trust_pb2.CertifyRequest(secret="x" * 43, request_pem=make_request(make_key()))
         answers = set[str]()
         for _ in range(22):

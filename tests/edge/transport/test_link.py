@@ -23,8 +23,9 @@ from ringtune.errors import (
 )
 from ringtune.schedule.actions import Payload, TensorKey, format_action
 from ringtune.storage.pieces import Pieces
+from ringtune.transport import channels
 from ringtune.transport.channels import Server, open_channel
-from ringtune.transport.endpoints import WINDOW_BYTES
+from ringtune.transport.endpoints import CLIENT_OPTIONS, WINDOW_BYTES
 from ringtune.v1 import ring_pb2
 from tests.support.plans import make_plan
 from tests.support.wire_parts import (
@@ -96,8 +97,12 @@ def test_link_returns_credits_a_quarter_at_a_time() -> None:
         assert out.acks.get(timeout=WAIT_S) == ("b", frames.Ack(2, 2))
 
 
-def test_links_of_130_owners_leave_a_node_able_to_answer() -> None:
-    """A host at the end of the ring has a link from every owner; all are open, and the next call is answered."""
+def test_links_of_130_owners_leave_a_node_able_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host at the end of the ring has a link from every owner; all are open, and the next call is answered.
+
+    Each has a connection of its own, as from a process of its own.
+    """
+    monkeypatch.setattr(channels, "CLIENT_OPTIONS", (*CLIENT_OPTIONS, ("grpc.use_local_subchannel_pool", 1)))
     owners = [f"node-{index}" for index in range(130)]
     of = make_plan([("b", 0, 4)], owners, num_steps=12, max_length=6, hidden_size=8, labels=())
     with receiver(expectation(of)) as node, contextlib.ExitStack() as links:
