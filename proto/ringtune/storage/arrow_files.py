@@ -62,7 +62,14 @@ _PIPE_BYTES: Final = 1 << 16
 _BYTES: Final = "\0bytes"
 _END: Final = b"\xff\xff\xff\xff\0\0\0\0"
 """Of a stream of record batches."""
-_ENVIRONMENT: Final = {"ARROW_DEFAULT_MEMORY_POOL": "system", "ARROW_IO_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+_ENVIRONMENT: Final = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "ARROW_IO_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+"""Each thread that a library starts takes address space: numpy's 40 MiB for each core."""
 
 
 class ArrowHeader(NamedTuple):
@@ -94,7 +101,7 @@ def arrow_files(path: Path) -> tuple[Path, ...]:
     """Return the files that a path names, as ``is_arrow`` knows them.
 
     Raises:
-        DataError: no file, several splits, a shard is missing, or a file is a pointer of Git LFS.
+        DataError: no file, several splits, a shard is missing, unlike files of one name, or a pointer of Git LFS.
     """
     if path.is_dir():
         files = _of_folder(path)
@@ -107,7 +114,8 @@ def arrow_files(path: Path) -> tuple[Path, ...]:
             raise DataError(f"{file} is not there; set data.train, data.eval or --data")
         if is_lfs_pointer(file):
             raise DataError(pointer_advice(file))
-    _check_shards(files)
+    if files != (path,):
+        _check_shards(files)
     return files
 
 
@@ -120,7 +128,7 @@ def split_paths(folder: Path) -> list[Path]:
     found = _saved(folder)
     if found is None:
         named = _splits(folder).items()
-        found = [files[0] if files[0].stem == name else folder / name for name, files in named]
+        found = [files[0] if [file.stem for file in files] == [name] else folder / name for name, files in named]
     return found or [folder]
 
 
@@ -165,10 +173,11 @@ def _of_folder(folder: Path) -> tuple[Path, ...]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    if not folder.is_dir():
+    try:
+        named = [path for path in folder.iterdir() if path.suffix.lower() in ARROW_SUFFIXES]
+        return sorted(path for path in named if not path.name.startswith(".") and not path.is_dir())
+    except OSError:  # no folder, or one of another user
         return []
-    named = (path for path in folder.iterdir() if path.suffix.lower() in ARROW_SUFFIXES)
-    return sorted(path for path in named if not path.name.startswith(".") and not path.is_dir())
 
 
 def _splits(folder: Path) -> dict[str, tuple[Path, ...]]:
@@ -180,9 +189,15 @@ def _splits(folder: Path) -> dict[str, tuple[Path, ...]]:
 
 
 def _check_shards(files: Sequence[Path]) -> None:
-    """Refuse shards ``NAME-00000-of-00004`` of which one is missing, where several files are read."""
+    """Refuse shards ``NAME-00000-of-00004`` of which one is missing, and other files of their name or of its like."""
     shards = [_SHARD.match(file.stem) for file in files]
-    if len(files) < 2 or not all(shards):
+    kinds = [(file.suffix.lower(), shard and shard["count"]) for file, shard in zip(files, shards, strict=True)]
+    if other := next((file for file, kind in zip(files, kinds, strict=True) if kind != kinds[0]), None):
+        raise DataError(
+            f"{files[0]} and {other.name} are no shards of one set, and may have the same rows; name one file, or move "
+            "one away"
+        )
+    if not all(shards):
         return
     there, count = {int(shard["index"]) for shard in shards if shard}, int(shards[0]["count"] if shards[0] else 0)
     missing = [index for index in range(min(count, len(files) + 1)) if index not in there]
