@@ -14,7 +14,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from coordinator.api.gguf import LORA_NAME, MODEL_NAME, MODELFILE, end_token, modelfile, write_lora, write_model
+from coordinator.api.gguf import (
+    LORA_NAME,
+    MODEL_NAME,
+    MODELFILE,
+    check_model,
+    end_token,
+    modelfile,
+    write_lora,
+    write_model,
+)
 from coordinator.api.model_card import adapter_card, gguf_card, peft_card, whole_model_card
 from coordinator.api.user_adapters import adapter_of, as_of, check_can_merge, merge_into, require_user
 from coordinator.client.saved_run import SavedRun, read_run, read_run_file
@@ -305,6 +314,9 @@ def _export_merged(
     run: SavedRun, target: Path, base_model: str, model: Path | None, user: str, form: str
 ) -> dict[str, str]:
     """Start a process that writes the merged model beside the target, and export that."""
+    base = run.saved if run.result.is_model else model or Path(run.job.model.path)
+    if form == GGUF and base.is_dir():
+        check_model(base)
     with _working_folder(target) as merged:
         what, saved = "all parameters", run.saved
         if not run.result.is_model:

@@ -2,7 +2,8 @@
 
 The package ``gguf`` (the extra ``gguf``) writes the format. Here is what it leaves to its callers: the facts of a
 config, the values that llama.cpp stores in another form, and the tokenizer. Values keep their type; vectors are
-float32, as llama.cpp expects. A model that llama.cpp would compute otherwise is refused by name.
+float32, as llama.cpp expects, and so is what was float64. A model that llama.cpp would compute otherwise is refused by
+name.
 
 ========================  ==========================================================================================
 what                      in GGUF
@@ -112,6 +113,16 @@ def _rope_type(config: Mapping[str, Any]) -> str:
     return str(scaling.get("rope_type", scaling.get("type", "default")))
 
 
+def check_model(folder: Path) -> dict[str, Any]:
+    """Return the config of a model that can be written; arguments and errors as of ``write_model``."""
+    _require_gguf()
+    config = read_config(folder)
+    if problem := gguf_refusal(config):
+        raise UsageError(f"this model can't be GGUF: {problem}; use --format adapterhub, peft, or --merge")
+    _read_tokenizer(folder)
+    return config
+
+
 def write_model(folder: Path, target: Path, *, name: str) -> None:
     """Write a model of transformers as one GGUF file; one tensor at a time is in memory.
 
@@ -125,10 +136,7 @@ def write_model(folder: Path, target: Path, *, name: str) -> None:
             of llama.cpp's forms.
         ModelError: the folder is no model.
     """
-    _require_gguf()
-    config = read_config(folder)
-    if problem := gguf_refusal(config):
-        raise UsageError(f"this model can't be GGUF: {problem}; use --format adapterhub, peft, or --merge")
+    config = check_model(folder)
     writer = _writer(target, config)
     writer.add_type("model")
     writer.add_name(name)
@@ -250,19 +258,11 @@ def _window(config: Mapping[str, Any]) -> int:
 
 
 def _add_tokenizer(writer: GGUFWriter, folder: Path, *, vocab: int) -> None:
-    """Add the tokens in the order of their ids, merges or scores, special tokens and the chat template.
-
-    Raises:
-        UsageError: llama.cpp has no tokenizer like it.
-    """
+    """Add the tokens in the order of their ids, merges or scores, special tokens and the chat template."""
     from gguf import SpecialVocab, TokenType
 
-    if not (folder / WHOLE_FILE).is_file():
-        raise UsageError(
-            f"the model has no {WHOLE_FILE}, which GGUF needs; save it with AutoTokenizer and export again"
-        )
-    whole = read_json(folder / WHOLE_FILE)
-    model, is_pieces = whole["model"], bool(whole["model"].get("byte_fallback"))
+    whole, split = _read_tokenizer(folder)
+    model, is_pieces = whole["model"], not split
     texts = {index: text for text, index in model.get("vocab", {}).items()}
     kinds = {
         index: TokenType.BYTE if is_pieces and _is_byte(text) else TokenType.NORMAL for index, text in texts.items()
@@ -274,7 +274,7 @@ def _add_tokenizer(writer: GGUFWriter, folder: Path, *, vocab: int) -> None:
         if kinds.get(added["id"]) is not TokenType.UNKNOWN:
             kinds[added["id"]] = TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
     writer.add_tokenizer_model("llama" if is_pieces else "gpt2")
-    writer.add_tokenizer_pre("default" if is_pieces else _split_name(whole))
+    writer.add_tokenizer_pre(split or "default")
     writer.add_token_list([texts.get(index, f"[PAD{index}]") for index in range(vocab)])
     writer.add_token_types([kinds.get(index, TokenType.UNUSED) for index in range(vocab)])
     if is_pieces:
@@ -283,6 +283,20 @@ def _add_tokenizer(writer: GGUFWriter, folder: Path, *, vocab: int) -> None:
         writer.add_token_scores([-float(ranks.get(texts.get(index, ""), len(ranks))) for index in range(vocab)])
         writer.add_add_space_prefix(_has_prefix(whole))
     SpecialVocab(folder, load_merges=not is_pieces, n_vocab=vocab).add_to_gguf(writer, quiet=True)
+
+
+def _read_tokenizer(folder: Path) -> tuple[dict[str, Any], str]:
+    """Return the content of ``tokenizer.json``, and llama.cpp's name of how it splits a text; empty = into pieces.
+
+    Raises:
+        UsageError: llama.cpp has no tokenizer like it.
+    """
+    if not (folder / WHOLE_FILE).is_file():
+        raise UsageError(
+            f"the model has no {WHOLE_FILE}, which GGUF needs; save it with AutoTokenizer and export again"
+        )
+    whole = read_json(folder / WHOLE_FILE)
+    return whole, "" if whole["model"].get("byte_fallback") else _split_name(whole)
 
 
 def _is_byte(text: str) -> bool:
@@ -426,14 +440,14 @@ def _rope_factors(config: Mapping[str, Any]) -> list[float]:
 
 
 def _values(content: bytes, info: TensorInfo) -> Array:
-    """Return the values of a tensor; of bfloat16 the bits, but float32 if it is a vector."""
+    """Return the values of a tensor; of bfloat16 the bits, but float32 if it is a vector, or float64."""
     import numpy as np
 
-    kinds = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+    kinds = {"F32": np.float32, "F64": np.float64, "F16": np.float16, "BF16": np.uint16}
     values = np.frombuffer(content, kinds[info.dtype]).reshape(info.shape)
     if info.dtype == "BF16" and len(info.shape) == 1:
         return (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float32) if len(info.shape) == 1 else values
+    return values.astype(np.float32) if len(info.shape) == 1 or info.dtype == "F64" else values
 
 
 def _write(writer: GGUFWriter, tensors: list[_Tensor]) -> None:
@@ -441,7 +455,7 @@ def _write(writer: GGUFWriter, tensors: list[_Tensor]) -> None:
     import numpy as np
     from gguf import GGMLQuantizationType as Kind
 
-    kinds = {"F32": Kind.F32, "F16": Kind.F16, "BF16": Kind.BF16}
+    kinds = {"F32": Kind.F32, "F64": Kind.F32, "F16": Kind.F16, "BF16": Kind.BF16}
     for tensor in tensors:
         shape = tensor.info.shape
         kind = Kind.F32 if len(shape) == 1 else kinds[tensor.info.dtype]

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from typer.testing import CliRunner
 
+from coordinator.api import export
 from coordinator.api.export import export_run
 from coordinator.api.gguf import gguf_refusal, write_model
 from edge.model.merge import merge_run
@@ -135,6 +137,17 @@ def test_values_are_those_of_the_merged_model(
     assert found.keys() == wanted.keys()
     for name, values in wanted.items():
         np.testing.assert_allclose(found[name], values.detach().numpy(), rtol=1e-6, atol=1e-6)
+
+
+def test_float64_is_written_as_float32(tmp_path: Path) -> None:
+    """The file of a run that computed in float64 is that of the same values in float32."""
+    write_family(tmp_path, "llama", with_decoder=True)
+    write_tokenizer(tmp_path)
+    write_model(tmp_path, tmp_path / "single.gguf", name="tiny")
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({name: tensor.double() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    write_model(tmp_path, tmp_path / "double.gguf", name="tiny")
+    assert (tmp_path / "double.gguf").read_bytes() == (tmp_path / "single.gguf").read_bytes()
 
 
 def test_lora_changes_each_matrix_as_in_the_run(tmp_path: Path) -> None:
@@ -330,6 +343,9 @@ def test_missing_package_and_tokenizer_are_named(tmp_path: Path, monkeypatch: py
     (tmp_path / "base/tokenizer.json").unlink()
     with pytest.raises(UsageError, match=r"has no tokenizer\.json, which GGUF needs"):
         write_model(tmp_path / "base", tmp_path / "model.gguf", name="tiny")
+    monkeypatch.setattr(export, "merge_into", lambda *given, **more: pytest.fail("merged before it is refused"))
+    with pytest.raises(UsageError, match=r"has no tokenizer\.json, which GGUF needs"):
+        export_run(run, tmp_path / "out", form="gguf")
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else found(name))
     with pytest.raises(UsageError, match=r"pip install 'ringtune\[gguf\]'"):
