@@ -32,6 +32,7 @@ from ringtune.models.adapter_config import FULL, INVERTIBLE, INVERTIBLE_TENSORS,
 from ringtune.models.adapter_support import merge_refusal, peft_refusal
 from ringtune.models.architecture_heads import architecture_head
 from ringtune.models.auxiliary_models import AdapterDescription, described, is_of_library, own_tensors
+from ringtune.models.conversations import named_template
 from ringtune.models.families import family_named
 from ringtune.models.family import FROZEN_HEAD_TASKS, NAMED_TASKS
 from ringtune.models.folder import (
@@ -325,7 +326,9 @@ def _export_merged(
         contents, card = model_contents(run, base_model, saved=saved, what=what)
         if form == GGUF:
             name = checked_id(base_model or id_of_folder(Path(run.job.model.path)))
-            write_model(saved, merged / MODEL_NAME, name=name)
+            chosen = run.job.data.template
+            learned = named_template(saved, chosen) if chosen else ""
+            write_model(saved, merged / MODEL_NAME, name=name, template=learned)
             text = modelfile(f"./{MODEL_NAME}", stop=end_token(saved))
             contents = {MODEL_NAME: FilePieces(merged / MODEL_NAME), MODELFILE: Pieces.of(text.encode())}
             card = gguf_card(run, base_model=name, config=read_config(saved), what=what, digests=_digests(contents))

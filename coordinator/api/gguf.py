@@ -31,9 +31,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ringtune.errors import UsageError
+from ringtune.models.conversations import BEGIN
 from ringtune.models.decoders import FULL, SLIDING, head_width
 from ringtune.models.folder import model_dimensions, read_config, read_headers
-from ringtune.models.tokenizer import SETTINGS_FILE, WHOLE_FILE
+from ringtune.models.tokenizer import SETTINGS_FILE, WHOLE_FILE, chat_templates
 from ringtune.storage.strict import read_json
 from ringtune.storage.tensor_files import TensorFile, TensorInfo
 
@@ -123,13 +124,14 @@ def check_model(folder: Path) -> dict[str, Any]:
     return config
 
 
-def write_model(folder: Path, target: Path, *, name: str) -> None:
+def write_model(folder: Path, target: Path, *, name: str, template: str = "") -> None:
     """Write a model of transformers as one GGUF file; one tensor at a time is in memory.
 
     Args:
         folder: with config, safetensors and ``tokenizer.json``.
         target: file to write.
         name: of the model, as llama.cpp shows it.
+        template: chat template that it learned; empty = the folder's own.
 
     Raises:
         UsageError: the package ``gguf`` is missing, llama.cpp computes the model otherwise, or its tokenizer has none
@@ -141,7 +143,7 @@ def write_model(folder: Path, target: Path, *, name: str) -> None:
     writer.add_type("model")
     writer.add_name(name)
     _add_facts(writer, config)
-    _add_tokenizer(writer, folder, vocab=model_dimensions(config).vocab)
+    _add_tokenizer(writer, folder, template, vocab=model_dimensions(config).vocab)
     _write(writer, list(_tensors(folder, config)))
 
 
@@ -257,8 +259,8 @@ def _window(config: Mapping[str, Any]) -> int:
     return int(config.get("sliding_window") or 0)
 
 
-def _add_tokenizer(writer: GGUFWriter, folder: Path, *, vocab: int) -> None:
-    """Add the tokens in the order of their ids, merges or scores, special tokens and the chat template."""
+def _add_tokenizer(writer: GGUFWriter, folder: Path, template: str, *, vocab: int) -> None:
+    """Add the tokens in the order of their ids, merges or scores, special tokens and the chat templates."""
     from gguf import SpecialVocab, TokenType
 
     whole, split = _read_tokenizer(folder)
@@ -282,7 +284,12 @@ def _add_tokenizer(writer: GGUFWriter, folder: Path, *, vocab: int) -> None:
         ranks = {first + second: rank for rank, (first, second) in reversed(list(enumerate(_merges(model))))}
         writer.add_token_scores([-float(ranks.get(texts.get(index, ""), len(ranks))) for index in range(vocab)])
         writer.add_add_space_prefix(_has_prefix(whole))
-    SpecialVocab(folder, load_merges=not is_pieces, n_vocab=vocab).add_to_gguf(writer, quiet=True)
+    special = SpecialVocab(folder, load_merges=not is_pieces, n_vocab=vocab)
+    templates = chat_templates(folder)
+    if template:  # llama.cpp itself begins a text with the token that the tokenizer begins it with
+        templates["default"] = template.replace(BEGIN, "")
+    special.chat_template = [{"name": name, "template": text} for name, text in templates.items()] or None
+    special.add_to_gguf(writer, quiet=True)
 
 
 def _read_tokenizer(folder: Path) -> tuple[dict[str, Any], str]:

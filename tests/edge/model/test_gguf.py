@@ -23,7 +23,8 @@ from coordinator.api.gguf import gguf_refusal, write_model
 from edge.model.merge import merge_run
 from ringtune import cli
 from ringtune.errors import UsageError
-from ringtune.models.family import CAUSAL_LM
+from ringtune.job.job import load_job
+from ringtune.models.family import CAUSAL_LM, CHAT
 from ringtune.models.folder import read_config
 from tests.support import whole_models as whole
 from tests.support.chat_models import write_tokenizer
@@ -307,15 +308,19 @@ def test_pieces_are_scored_by_the_merge_that_makes_them(tmp_path: Path) -> None:
 
 
 def test_command_writes_a_model_for_llama_cpp(tmp_path: Path) -> None:
-    """Three files with their digests; a card that says how it runs; nothing of this machine."""
+    """Three files with their digests; a card that says how it runs; the template that it learned; nothing else."""
     run, _ = lora_run(tmp_path, "llama", CAUSAL_LM, ALL_MATRICES)
-    write_tokenizer(tmp_path / "base")
+    write_tokenizer(tmp_path / "base", "{{ messages }}")
+    job = load_job(run / "job.toml").with_overrides({"model.task": CHAT, "data.template": "zephyr"})
+    (run / "job.toml").write_text(job.to_toml())
     out = tmp_path / "out"
     shown = CliRunner().invoke(cli.app, ["export", str(run), "--out", str(out), "--format", "gguf"])
     assert shown.exit_code == 0, shown.output
     assert sorted(path.name for path in out.iterdir()) == ["Modelfile", "README.md", "model.gguf"]
     assert "llama.cpp or Ollama" in shown.stdout.splitlines()[-1]
     assert (out / "Modelfile").read_text() == 'FROM ./model.gguf\nPARAMETER stop "</s>"\n'
+    template = gguf.GGUFReader(out / "model.gguf").fields["tokenizer.chat_template"].contents()
+    assert "<|assistant|>" in template and "bos_token" not in template
     card = (out / "README.md").read_text()
     assert "llama-cli -m model.gguf" in card and "library_name: gguf" in card
     assert not any(str(tmp_path).encode() in path.read_bytes() for path in out.iterdir())
