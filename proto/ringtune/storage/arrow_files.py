@@ -351,6 +351,8 @@ def encoded_rows(
                     yield line if len(line) <= MAX_ROW_BYTES else _TOO_LONG
         except DataError:
             raise
+        except _UnusableError as error:
+            raise DataError(f"{file}: {error}; write it as texts in UTF-8, or leave the column out") from error
         except MemoryError as error:
             raise DataError(
                 f"{file}: a batch of its rows needs more memory than it may take; write it in smaller batches"
@@ -448,9 +450,9 @@ class _Columns(NamedTuple):
         )
 
     def rows(self, batch: Any) -> Iterator[Any]:
-        """Yield the values of each row, or a sentence on what is wrong with it."""
+        """Yield the values of each row, or a sentence on what is wrong with it; raises ``_UnusableError``."""
         classes = self.header[3]
-        columns = [_values(batch.column(name)) for name in self.names]
+        columns = [_values(batch.column(name), name) for name in self.names]
         for values in zip(*columns, strict=True) if columns else itertools.repeat((), batch.num_rows):
             try:
                 yield [
@@ -466,7 +468,7 @@ class _Columns(NamedTuple):
 
 
 class _UnusableError(Exception):
-    """A value that can't be used."""
+    """A value, or a column, that can't be used."""
 
 
 def _is_bytes(kind: Any) -> bool:
@@ -484,15 +486,27 @@ def _has_bytes(kind: Any) -> bool:
     return _is_bytes(kind) or any(_has_bytes(kind.field(at).type) for at in range(kind.num_fields))
 
 
-def _values(column: Any) -> Any:
-    """Return the values of a column as Python's; times without their nanoseconds, which Python has no type for."""
-    arrow: Any = importlib.import_module("pyarrow")
+def _values(column: Any, name: str) -> Any:
+    """Return the values of a column as Python's; times without their nanoseconds, which Python has no type for.
+
+    Raises:
+        _UnusableError: not all of them can be: a text is no UTF-8, or a list has times with nanoseconds.
+    """
     kind = column.type
+    try:
+        return _without_nanoseconds(column, kind).to_pylist()
+    except ValueError as error:  # says the value, which stays here
+        what = f"column {name!r} of type {str(kind)[:300]} has a value that can't be read"
+        raise _UnusableError(f"{what} ({type(error).__name__})") from error
+
+
+def _without_nanoseconds(column: Any, kind: Any) -> Any:
+    arrow: Any = importlib.import_module("pyarrow")
     if str(kind).startswith("timestamp[ns"):
-        column = column.cast(arrow.timestamp("us", kind.tz), safe=False)
-    elif str(kind) in ("time64[ns]", "duration[ns]"):
-        column = column.cast(arrow.time64("us") if str(kind) == "time64[ns]" else arrow.duration("us"), safe=False)
-    return column.to_pylist()
+        return column.cast(arrow.timestamp("us", kind.tz), safe=False)
+    if str(kind) in ("time64[ns]", "duration[ns]"):
+        return column.cast(arrow.time64("us") if str(kind) == "time64[ns]" else arrow.duration("us"), safe=False)
+    return column
 
 
 def _plain(value: Any) -> Any:

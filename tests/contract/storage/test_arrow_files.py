@@ -243,6 +243,16 @@ def test_unlike_shards_are_refused(tmp_path: Path) -> None:
         decoded(first)
 
 
+def test_column_that_can_not_be_read_is_named_without_its_values(tmp_path: Path) -> None:
+    """Times with nanoseconds in a list, which Python has no type for, and texts that are no UTF-8."""
+    text = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
+    for values in (pa.array([[1_721_995_200_000_000_001]], pa.list_(pa.timestamp("ns"))), text):
+        write_parquet(tmp_path / "odd.parquet", pa.table({"x": values}))
+        said = r"odd.parquet: column 'x' of type .* has a value that can't be read \(\w+Error\); write it as texts"
+        with pytest.raises(DataError, match=said):
+            decoded(tmp_path / "odd.parquet")
+
+
 def test_cut_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
     """A file that is cut at any place, encrypted or of another format is refused with its name."""
     table = pa.Table.from_pylist(drawn(60))
