@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ringtune.errors import UsageError
+from ringtune.hints import hint_to_install
 from ringtune.models.conversations import BEGIN
 from ringtune.models.decoders import FULL, SLIDING, head_width
 from ringtune.models.folder import model_dimensions, read_config, read_headers
@@ -195,7 +196,7 @@ def end_token(folder: Path) -> str:
 
 def _require_gguf() -> None:
     if importlib.util.find_spec("gguf") is None:
-        raise UsageError("GGUF needs a package that is not installed; pip install 'ringtune[gguf]'")
+        raise UsageError(f"GGUF needs the package 'gguf', which is not installed; {hint_to_install('gguf')}")
 
 
 def _writer(target: Path, config: Mapping[str, Any]) -> GGUFWriter:

@@ -262,7 +262,7 @@ def test_search_lets_other_calls_pass() -> None:
 
 QUOTED = re.compile(r"'(ringtune [a-z][^']*)'")
 OPTION = re.compile(r"(?<![\w>-])--[a-z][a-z-]*[a-z](?![-\w])(?!-*>)")
-OTHERS = {"--no-deps", "--wheel-dir", "--dest", "--revision", "--turns"}  # of pip and hf, and an arrow of a drawing
+OTHERS = {"--no-deps", "--wheel-dir", "--dest", "--revision", "--lora", "--turns"}  # of pip, hf and llama.cpp; an arrow
 
 
 def texts(nodes: Iterable[ast.AST]) -> Iterator[str]:
@@ -400,7 +400,7 @@ The file that the user has named for this, absent or one that the same command h
 The file that the user has named for this; what was there is moved beside it, and told
     coordinator/api/predict.py: writer_to
 The folder that the user has named, absent or empty, or one with an earlier prediction
-    coordinator/api/export.py: _export_merged, _write
+    coordinator/api/export.py: _working_folder, _write
     coordinator/api/prediction_text.py: write_prediction
     proto/ringtune/storage/chunks.py: write_any_files.open_file
 The demo's folder has its marker; in its cache a file that is not the one that is pinned is moved aside

@@ -353,8 +353,8 @@ def test_missing_package_and_tokenizer_are_named(tmp_path: Path, monkeypatch: py
         export_run(run, tmp_path / "out", form="gguf")
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else found(name))
-    with pytest.raises(UsageError, match=r"pip install 'ringtune\[gguf\]'"):
+    with pytest.raises(UsageError, match=r"package 'gguf', .* in a checkout pip install '\.\[gguf\]'"):
         write_model(tmp_path / "base", tmp_path / "model.gguf", name="tiny")
-    with pytest.raises(UsageError, match=r"pip install 'ringtune\[gguf\]'"):
+    with pytest.raises(UsageError, match=r"package 'gguf', .* in a checkout pip install '\.\[gguf\]'"):
         export_run(run, tmp_path / "out", form="gguf-lora")
     assert not (tmp_path / "out").exists()
