@@ -280,11 +280,12 @@ def estimate(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> Estimated:
     for index in range(num_nodes):
         own, own_eval = _share(job, train, held_out, index, setup.num_owners)
         left_out = _left_out(counted, index, setup.num_owners)
-        name = node_name(index, num_nodes)
+        name, num_eval = node_name(index, num_nodes), sum(own_eval.examples)
+        num_train = len(pack_rows(own.tokens, job.train.max_length)) if own.tokens else sum(own.examples)
         found[name] = NodeFacts(
             node=name,
-            train_rows=len(pack_rows(own.tokens, job.train.max_length)) if own.tokens else sum(own.examples),
-            eval_rows=sum(own_eval.examples),
+            train_rows=num_train,
+            eval_rows=num_eval,
             users=count_users(own.by_user, own_eval.by_user),
             skipped_rows=sum(each.rows for each in left_out),
             left_out=left_out,
@@ -303,8 +304,9 @@ def estimate(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> Estimated:
                 model,
                 files,
                 num_owners=setup.num_owners,
-                rows=sum(own.examples) + sum(own_eval.examples),
+                rows=num_train + num_eval,
                 max_length=job.train.max_length,
+                packed_rows=len(own.tokens),
             )
             if own.examples
             else 0,

@@ -14,7 +14,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from coordinator.api.gguf import LORA_NAME, MODEL_NAME, MODELFILE, end_token, modelfile, write_lora, write_model
+from coordinator.api.gguf import (
+    LORA_NAME,
+    MODEL_NAME,
+    MODELFILE,
+    check_model,
+    end_token,
+    modelfile,
+    write_lora,
+    write_model,
+)
 from coordinator.api.model_card import adapter_card, gguf_card, peft_card, whole_model_card
 from coordinator.api.user_adapters import adapter_of, as_of, check_can_merge, merge_into, require_user
 from coordinator.client.saved_run import SavedRun, read_run, read_run_file
@@ -23,6 +32,7 @@ from ringtune.models.adapter_config import FULL, INVERTIBLE, INVERTIBLE_TENSORS,
 from ringtune.models.adapter_support import merge_refusal, peft_refusal
 from ringtune.models.architecture_heads import architecture_head
 from ringtune.models.auxiliary_models import AdapterDescription, described, is_of_library, own_tensors
+from ringtune.models.conversations import named_template
 from ringtune.models.families import family_named
 from ringtune.models.family import FROZEN_HEAD_TASKS, NAMED_TASKS
 from ringtune.models.folder import (
@@ -305,6 +315,9 @@ def _export_merged(
     run: SavedRun, target: Path, base_model: str, model: Path | None, user: str, form: str
 ) -> dict[str, str]:
     """Start a process that writes the merged model beside the target, and export that."""
+    base = run.saved if run.result.is_model else model or Path(run.job.model.path)
+    if form == GGUF and base.is_dir():
+        check_model(base)
     with _working_folder(target) as merged:
         what, saved = "all parameters", run.saved
         if not run.result.is_model:
@@ -313,7 +326,9 @@ def _export_merged(
         contents, card = model_contents(run, base_model, saved=saved, what=what)
         if form == GGUF:
             name = checked_id(base_model or id_of_folder(Path(run.job.model.path)))
-            write_model(saved, merged / MODEL_NAME, name=name)
+            chosen = run.job.data.template
+            learned = named_template(saved, chosen) if chosen else ""
+            write_model(saved, merged / MODEL_NAME, name=name, template=learned)
             text = modelfile(f"./{MODEL_NAME}", stop=end_token(saved))
             contents = {MODEL_NAME: FilePieces(merged / MODEL_NAME), MODELFILE: Pieces.of(text.encode())}
             card = gguf_card(run, base_model=name, config=read_config(saved), what=what, digests=_digests(contents))

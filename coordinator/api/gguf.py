@@ -2,7 +2,8 @@
 
 The package ``gguf`` (the extra ``gguf``) writes the format. Here is what it leaves to its callers: the facts of a
 config, the values that llama.cpp stores in another form, and the tokenizer. Values keep their type; vectors are
-float32, as llama.cpp expects. A model that llama.cpp would compute otherwise is refused by name.
+float32, as llama.cpp expects, and so is what was float64. A model that llama.cpp would compute otherwise is refused by
+name.
 
 ========================  ==========================================================================================
 what                      in GGUF
@@ -31,9 +32,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ringtune.errors import UsageError
 from ringtune.hints import hint_to_install
+from ringtune.models.conversations import BEGIN
 from ringtune.models.decoders import FULL, SLIDING, head_width
 from ringtune.models.folder import model_dimensions, read_config, read_headers
-from ringtune.models.tokenizer import SETTINGS_FILE, WHOLE_FILE
+from ringtune.models.tokenizer import SETTINGS_FILE, WHOLE_FILE, chat_templates
 from ringtune.storage.strict import read_json
 from ringtune.storage.tensor_files import TensorFile, TensorInfo
 
@@ -113,28 +115,36 @@ def _rope_type(config: Mapping[str, Any]) -> str:
     return str(scaling.get("rope_type", scaling.get("type", "default")))
 
 
-def write_model(folder: Path, target: Path, *, name: str) -> None:
+def check_model(folder: Path) -> dict[str, Any]:
+    """Return the config of a model that can be written; arguments and errors as of ``write_model``."""
+    _require_gguf()
+    config = read_config(folder)
+    if problem := gguf_refusal(config):
+        raise UsageError(f"this model can't be GGUF: {problem}; use --format adapterhub, peft, or --merge")
+    _read_tokenizer(folder)
+    return config
+
+
+def write_model(folder: Path, target: Path, *, name: str, template: str = "") -> None:
     """Write a model of transformers as one GGUF file; one tensor at a time is in memory.
 
     Args:
         folder: with config, safetensors and ``tokenizer.json``.
         target: file to write.
         name: of the model, as llama.cpp shows it.
+        template: chat template that it learned; empty = the folder's own.
 
     Raises:
         UsageError: the package ``gguf`` is missing, llama.cpp computes the model otherwise, or its tokenizer has none
             of llama.cpp's forms.
         ModelError: the folder is no model.
     """
-    _require_gguf()
-    config = read_config(folder)
-    if problem := gguf_refusal(config):
-        raise UsageError(f"this model can't be GGUF: {problem}; use --format adapterhub, peft, or --merge")
+    config = check_model(folder)
     writer = _writer(target, config)
     writer.add_type("model")
     writer.add_name(name)
     _add_facts(writer, config)
-    _add_tokenizer(writer, folder, vocab=model_dimensions(config).vocab)
+    _add_tokenizer(writer, folder, template, vocab=model_dimensions(config).vocab)
     _write(writer, list(_tensors(folder, config)))
 
 
@@ -186,7 +196,7 @@ def end_token(folder: Path) -> str:
 
 def _require_gguf() -> None:
     if importlib.util.find_spec("gguf") is None:
-        raise UsageError(f"GGUF needs the package gguf, not installed here; {hint_to_install('gguf')}")
+        raise UsageError(f"GGUF needs the package 'gguf', which is not installed; {hint_to_install('gguf')}")
 
 
 def _writer(target: Path, config: Mapping[str, Any]) -> GGUFWriter:
@@ -250,20 +260,12 @@ def _window(config: Mapping[str, Any]) -> int:
     return int(config.get("sliding_window") or 0)
 
 
-def _add_tokenizer(writer: GGUFWriter, folder: Path, *, vocab: int) -> None:
-    """Add the tokens in the order of their ids, merges or scores, special tokens and the chat template.
-
-    Raises:
-        UsageError: llama.cpp has no tokenizer like it.
-    """
+def _add_tokenizer(writer: GGUFWriter, folder: Path, template: str, *, vocab: int) -> None:
+    """Add the tokens in the order of their ids, merges or scores, special tokens and the chat templates."""
     from gguf import SpecialVocab, TokenType
 
-    if not (folder / WHOLE_FILE).is_file():
-        raise UsageError(
-            f"the model has no {WHOLE_FILE}, which GGUF needs; save it with AutoTokenizer and export again"
-        )
-    whole = read_json(folder / WHOLE_FILE)
-    model, is_pieces = whole["model"], bool(whole["model"].get("byte_fallback"))
+    whole, split = _read_tokenizer(folder)
+    model, is_pieces = whole["model"], not split
     texts = {index: text for text, index in model.get("vocab", {}).items()}
     kinds = {
         index: TokenType.BYTE if is_pieces and _is_byte(text) else TokenType.NORMAL for index, text in texts.items()
@@ -275,7 +277,7 @@ def _add_tokenizer(writer: GGUFWriter, folder: Path, *, vocab: int) -> None:
         if kinds.get(added["id"]) is not TokenType.UNKNOWN:
             kinds[added["id"]] = TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
     writer.add_tokenizer_model("llama" if is_pieces else "gpt2")
-    writer.add_tokenizer_pre("default" if is_pieces else _split_name(whole))
+    writer.add_tokenizer_pre(split or "default")
     writer.add_token_list([texts.get(index, f"[PAD{index}]") for index in range(vocab)])
     writer.add_token_types([kinds.get(index, TokenType.UNUSED) for index in range(vocab)])
     if is_pieces:
@@ -283,7 +285,26 @@ def _add_tokenizer(writer: GGUFWriter, folder: Path, *, vocab: int) -> None:
         ranks = {first + second: rank for rank, (first, second) in reversed(list(enumerate(_merges(model))))}
         writer.add_token_scores([-float(ranks.get(texts.get(index, ""), len(ranks))) for index in range(vocab)])
         writer.add_add_space_prefix(_has_prefix(whole))
-    SpecialVocab(folder, load_merges=not is_pieces, n_vocab=vocab).add_to_gguf(writer, quiet=True)
+    special = SpecialVocab(folder, load_merges=not is_pieces, n_vocab=vocab)
+    templates = chat_templates(folder)
+    if template:  # llama.cpp itself begins a text with the token that the tokenizer begins it with
+        templates["default"] = template.replace(BEGIN, "")
+    special.chat_template = [{"name": name, "template": text} for name, text in templates.items()] or None
+    special.add_to_gguf(writer, quiet=True)
+
+
+def _read_tokenizer(folder: Path) -> tuple[dict[str, Any], str]:
+    """Return the content of ``tokenizer.json``, and llama.cpp's name of how it splits a text; empty = into pieces.
+
+    Raises:
+        UsageError: llama.cpp has no tokenizer like it.
+    """
+    if not (folder / WHOLE_FILE).is_file():
+        raise UsageError(
+            f"the model has no {WHOLE_FILE}, which GGUF needs; save it with AutoTokenizer and export again"
+        )
+    whole = read_json(folder / WHOLE_FILE)
+    return whole, "" if whole["model"].get("byte_fallback") else _split_name(whole)
 
 
 def _is_byte(text: str) -> bool:
@@ -427,14 +448,14 @@ def _rope_factors(config: Mapping[str, Any]) -> list[float]:
 
 
 def _values(content: bytes, info: TensorInfo) -> Array:
-    """Return the values of a tensor; of bfloat16 the bits, but float32 if it is a vector."""
+    """Return the values of a tensor; of bfloat16 the bits, but float32 if it is a vector, or float64."""
     import numpy as np
 
-    kinds = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+    kinds = {"F32": np.float32, "F64": np.float64, "F16": np.float16, "BF16": np.uint16}
     values = np.frombuffer(content, kinds[info.dtype]).reshape(info.shape)
     if info.dtype == "BF16" and len(info.shape) == 1:
         return (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float32) if len(info.shape) == 1 else values
+    return values.astype(np.float32) if len(info.shape) == 1 or info.dtype == "F64" else values
 
 
 def _write(writer: GGUFWriter, tensors: list[_Tensor]) -> None:
@@ -442,7 +463,7 @@ def _write(writer: GGUFWriter, tensors: list[_Tensor]) -> None:
     import numpy as np
     from gguf import GGMLQuantizationType as Kind
 
-    kinds = {"F32": Kind.F32, "F16": Kind.F16, "BF16": Kind.BF16}
+    kinds = {"F32": Kind.F32, "F64": Kind.F32, "F16": Kind.F16, "BF16": Kind.BF16}
     for tensor in tensors:
         shape = tensor.info.shape
         kind = Kind.F32 if len(shape) == 1 else kinds[tensor.info.dtype]

@@ -228,7 +228,7 @@ def evaluation_job(run: SavedRun, data: Path | None, *, model: Path | None = Non
     )
     # every method gives the same forward; the plain one asks for no special ring, but knows no full parameters
     method = job.train.method if job.method.full_parameters else Train().method
-    train = dataclasses.replace(job.train, method=method, dropout=0.0, checkpoint_every=0)
+    train = dataclasses.replace(job.train, method=method, dropout=0.0, checkpoint_every=0, packing=None)
     none: dict[str, Any] = dict.fromkeys(name for name in METHOD_SECTIONS if name != method_class(method).section)
     job = dataclasses.replace(job, **none)
     path = dataclasses.replace(job.model, path=str(model.resolve())) if model else job.model

@@ -116,6 +116,7 @@ _JOB_KEYS = {
     "frozen_blocks": "privacy.private_blocks",
     "initial": "adapter.from",
     "invertible": "adapter.config",
+    "packed": "train.packing",
 }
 _ANEW = "plan anew with 'ringtune plan JOB --save FILE'"
 

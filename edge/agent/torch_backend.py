@@ -149,9 +149,14 @@ def _shape(job: Job, model: ModelFacts, frozen: FrozenWeights | None) -> TimedSh
 
 
 def _data_bytes(options: AgentOptions, job: Job, model: ModelFacts, dataset: OwnerDataset) -> int:
-    files = tuple(file for file in (options.data, options.eval_data) if file is not None)
-    rows = dataset.train_rows + dataset.eval_rows
-    return data_bytes(model, files, num_owners=options.share[1], rows=rows, max_length=job.train.max_length)
+    return data_bytes(
+        model,
+        tuple(file for file in (options.data, options.eval_data) if file is not None),
+        num_owners=options.share[1],
+        rows=dataset.train_rows + dataset.eval_rows,
+        max_length=job.train.max_length,
+        packed_rows=dataset.num_packed,
+    )
 
 
 def load_data(options: AgentOptions, job: Job, tokenizer_folder: Path) -> OwnerDataset | None:

@@ -237,6 +237,11 @@ class OwnerDataset:
         return len(self._train)
 
     @property
+    def num_packed(self) -> int:
+        """Number of rows in packed sequences; 0 without."""
+        return len(self._train.rows) if isinstance(self._train, PackedExamples) else 0
+
+    @property
     def eval_rows(self) -> int:
         """Number of examples that the owner evaluates on."""
         return 0 if self._evaluation is None else len(self._evaluation)

@@ -97,12 +97,15 @@ TOKEN_BYTES: Final = 8
 """Bytes of a token of an encoded row: its id and its type."""
 
 
-def data_bytes(model: ModelFacts, files: tuple[Path, ...], *, num_owners: int, rows: int, max_length: int) -> int:
+def data_bytes(
+    model: ModelFacts, files: tuple[Path, ...], *, num_owners: int, rows: int, max_length: int, packed_rows: int = 0
+) -> int:
     """Bytes of an owner's encoded rows and of the tokenizer.
 
-    ``files`` are shared evenly by ``num_owners``; ``rows`` are the owner's, for training and evaluation.
+    ``files`` are shared evenly by ``num_owners``; ``rows`` are the owner's, for training and evaluation, or sequences
+    of ``packed_rows``.
     """
-    own = sum(map(held_bytes, files)) // max(1, num_owners) + rows * ROW_BYTES
+    own = sum(map(held_bytes, files)) // max(1, num_owners) + (rows + packed_rows) * ROW_BYTES
     if model.fixed_tokens:
         return own
     own += sum((_UNPACKED - 1) * held_bytes(file) for file in files if _is_packed(file)) // max(1, num_owners)

@@ -216,9 +216,10 @@ def _json(value: Sequence[Any]) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+BEGIN: Final = "{{ bos_token if bos_token is defined }}"
 _HEAD: Final = (
     "{% if tools or messages | selectattr('tool_calls') | list %}{{ raise_exception('it has no form for tools') }}"
-    "{% endif %}{{ bos_token if bos_token is defined }}"
+    "{% endif %}" + BEGIN
 )
 TEMPLATES: Final[Mapping[str, str]] = {
     "chatml": _HEAD

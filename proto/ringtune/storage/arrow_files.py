@@ -62,7 +62,14 @@ _PIPE_BYTES: Final = 1 << 16
 _BYTES: Final = "\0bytes"
 _END: Final = b"\xff\xff\xff\xff\0\0\0\0"
 """Of a stream of record batches."""
-_ENVIRONMENT: Final = {"ARROW_DEFAULT_MEMORY_POOL": "system", "ARROW_IO_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+_ENVIRONMENT: Final = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "ARROW_IO_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+"""Each thread that a library starts takes address space: numpy's 40 MiB for each core."""
 
 
 class ArrowHeader(NamedTuple):
@@ -94,7 +101,7 @@ def arrow_files(path: Path) -> tuple[Path, ...]:
     """Return the files that a path names, as ``is_arrow`` knows them.
 
     Raises:
-        DataError: no file, several splits, a shard is missing, or a file is a pointer of Git LFS.
+        DataError: no file, several splits, a shard is missing, unlike files of one name, or a pointer of Git LFS.
     """
     if path.is_dir():
         files = _of_folder(path)
@@ -107,7 +114,8 @@ def arrow_files(path: Path) -> tuple[Path, ...]:
             raise DataError(f"{file} is not there; set data.train, data.eval or --data")
         if is_lfs_pointer(file):
             raise DataError(pointer_advice(file))
-    _check_shards(files)
+    if files != (path,):
+        _check_shards(files)
     return files
 
 
@@ -120,7 +128,7 @@ def split_paths(folder: Path) -> list[Path]:
     found = _saved(folder)
     if found is None:
         named = _splits(folder).items()
-        found = [files[0] if files[0].stem == name else folder / name for name, files in named]
+        found = [files[0] if [file.stem for file in files] == [name] else folder / name for name, files in named]
     return found or [folder]
 
 
@@ -165,10 +173,11 @@ def _of_folder(folder: Path) -> tuple[Path, ...]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    if not folder.is_dir():
+    try:
+        named = [path for path in folder.iterdir() if path.suffix.lower() in ARROW_SUFFIXES]
+        return sorted(path for path in named if not path.name.startswith(".") and not path.is_dir())
+    except OSError:  # no folder, or one of another user
         return []
-    named = (path for path in folder.iterdir() if path.suffix.lower() in ARROW_SUFFIXES)
-    return sorted(path for path in named if not path.name.startswith(".") and not path.is_dir())
 
 
 def _splits(folder: Path) -> dict[str, tuple[Path, ...]]:
@@ -180,9 +189,15 @@ def _splits(folder: Path) -> dict[str, tuple[Path, ...]]:
 
 
 def _check_shards(files: Sequence[Path]) -> None:
-    """Refuse shards ``NAME-00000-of-00004`` of which one is missing, where several files are read."""
+    """Refuse shards ``NAME-00000-of-00004`` of which one is missing, and other files of their name or of its like."""
     shards = [_SHARD.match(file.stem) for file in files]
-    if len(files) < 2 or not all(shards):
+    kinds = [(file.suffix.lower(), shard and shard["count"]) for file, shard in zip(files, shards, strict=True)]
+    if other := next((file for file, kind in zip(files, kinds, strict=True) if kind != kinds[0]), None):
+        raise DataError(
+            f"{files[0]} and {other.name} are no shards of one set, and may have the same rows; name one file, or move "
+            "one away"
+        )
+    if not all(shards):
         return
     there, count = {int(shard["index"]) for shard in shards if shard}, int(shards[0]["count"] if shards[0] else 0)
     missing = [index for index in range(min(count, len(files) + 1)) if index not in there]
@@ -336,6 +351,8 @@ def encoded_rows(
                     yield line if len(line) <= MAX_ROW_BYTES else _TOO_LONG
         except DataError:
             raise
+        except _UnusableError as error:
+            raise DataError(f"{file}: {error}; write it as texts in UTF-8, or leave the column out") from error
         except MemoryError as error:
             raise DataError(
                 f"{file}: a batch of its rows needs more memory than it may take; write it in smaller batches"
@@ -433,9 +450,9 @@ class _Columns(NamedTuple):
         )
 
     def rows(self, batch: Any) -> Iterator[Any]:
-        """Yield the values of each row, or a sentence on what is wrong with it."""
+        """Yield the values of each row, or a sentence on what is wrong with it; raises ``_UnusableError``."""
         classes = self.header[3]
-        columns = [_values(batch.column(name)) for name in self.names]
+        columns = [_values(batch.column(name), name) for name in self.names]
         for values in zip(*columns, strict=True) if columns else itertools.repeat((), batch.num_rows):
             try:
                 yield [
@@ -451,7 +468,7 @@ class _Columns(NamedTuple):
 
 
 class _UnusableError(Exception):
-    """A value that can't be used."""
+    """A value, or a column, that can't be used."""
 
 
 def _is_bytes(kind: Any) -> bool:
@@ -469,15 +486,27 @@ def _has_bytes(kind: Any) -> bool:
     return _is_bytes(kind) or any(_has_bytes(kind.field(at).type) for at in range(kind.num_fields))
 
 
-def _values(column: Any) -> Any:
-    """Return the values of a column as Python's; times without their nanoseconds, which Python has no type for."""
-    arrow: Any = importlib.import_module("pyarrow")
+def _values(column: Any, name: str) -> Any:
+    """Return the values of a column as Python's; times without their nanoseconds, which Python has no type for.
+
+    Raises:
+        _UnusableError: not all of them can be: a text is no UTF-8, or a list has times with nanoseconds.
+    """
     kind = column.type
+    try:
+        return _without_nanoseconds(column, kind).to_pylist()
+    except ValueError as error:  # says the value, which stays here
+        what = f"column {name!r} of type {str(kind)[:300]} has a value that can't be read"
+        raise _UnusableError(f"{what} ({type(error).__name__})") from error
+
+
+def _without_nanoseconds(column: Any, kind: Any) -> Any:
+    arrow: Any = importlib.import_module("pyarrow")
     if str(kind).startswith("timestamp[ns"):
-        column = column.cast(arrow.timestamp("us", kind.tz), safe=False)
-    elif str(kind) in ("time64[ns]", "duration[ns]"):
-        column = column.cast(arrow.time64("us") if str(kind) == "time64[ns]" else arrow.duration("us"), safe=False)
-    return column.to_pylist()
+        return column.cast(arrow.timestamp("us", kind.tz), safe=False)
+    if str(kind) in ("time64[ns]", "duration[ns]"):
+        return column.cast(arrow.time64("us") if str(kind) == "time64[ns]" else arrow.duration("us"), safe=False)
+    return column
 
 
 def _plain(value: Any) -> Any:

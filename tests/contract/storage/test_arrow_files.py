@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import datetime
 import decimal
 import gzip
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -23,7 +25,7 @@ from ringtune.errors import DataError
 from ringtune.job.job import parse_job, with_absolute_paths
 from ringtune.storage import arrow_files, tables, text_files
 from ringtune.storage.arrow_files import arrow_files as files_of
-from ringtune.storage.arrow_files import arrow_header, encoded_rows, is_arrow, split_paths
+from ringtune.storage.arrow_files import arrow_header, arrow_rows, encoded_rows, is_arrow, split_paths
 from ringtune.storage.tables import RowAccount, table_rows
 from ringtune.storage.text_files import resolved
 
@@ -195,9 +197,18 @@ def test_folders_splits_and_shards(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=said):
             files_of(path)
-    shards[1].unlink()
-    with pytest.raises(DataError, match=r"hub is not complete: shard 00001-of-00003 is missing"):
-        files_of(hub / "train")
+    for twice in (hub / "train.parquet", hub / "train-00000-of-00001.parquet", hub / "train-00000-of-00003.arrow"):
+        twice.write_bytes(b"")
+        with pytest.raises(DataError, match=r"train\S+ and train\S+ are no shards of one set, and may have"):
+            files_of(hub / "train")
+        assert split_paths(hub) == [hub / "test", hub / "train"]
+        twice.unlink()
+    for gone in (1, 2):
+        shards[gone].unlink()
+        with pytest.raises(DataError, match=r"hub is not complete: shard 00001-of-00003 is missing"):
+            files_of(hub / "train")
+    assert files_of(shards[0]) == (shards[0],)
+    write_parquet(shards[2], table)
     shards[1].symlink_to(tmp_path / "gone")
     with pytest.raises(DataError, match=r"train-00001-of-00003.parquet is not there"):
         files_of(hub / "train")
@@ -232,6 +243,16 @@ def test_unlike_shards_are_refused(tmp_path: Path) -> None:
         decoded(first)
 
 
+def test_column_that_can_not_be_read_is_named_without_its_values(tmp_path: Path) -> None:
+    """Times with nanoseconds in a list, which Python has no type for, and texts that are no UTF-8."""
+    text = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
+    for values in (pa.array([[1_721_995_200_000_000_001]], pa.list_(pa.timestamp("ns"))), text):
+        write_parquet(tmp_path / "odd.parquet", pa.table({"x": values}))
+        said = r"odd.parquet: column 'x' of type .* has a value that can't be read \(\w+Error\); write it as texts"
+        with pytest.raises(DataError, match=said):
+            decoded(tmp_path / "odd.parquet")
+
+
 def test_cut_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
     """A file that is cut at any place, encrypted or of another format is refused with its name."""
     table = pa.Table.from_pylist(drawn(60))
@@ -264,6 +285,17 @@ def test_a_few_bytes_do_not_become_gigabytes(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(arrow_files, "_MEMORY_BYTES", 320 << 20)
     with pytest.raises(DataError, match=r"bomb.parquet.* (needs more memory|needs more than 320 MiB|bad_alloc)"):
         list(table_rows(bomb, {}))
+
+
+def test_process_has_no_thread_for_each_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of numpy's takes 40 MiB of the address space: with 64 cores no file could be read."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.setenv(name, "64")
+    path = one_column(tmp_path / "rows.parquet", ["x" * (1 << 17)] * 4)  # more than a pipe holds: the process waits
+    with contextlib.closing(arrow_rows(path)) as rows:
+        next(rows)
+        (process,) = [one for one in psutil.Process().children() if "ringtune.storage.arrow_files" in one.cmdline()]
+        assert process.num_threads() <= 2
 
 
 def test_process_that_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

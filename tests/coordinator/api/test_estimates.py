@@ -23,6 +23,7 @@ from coordinator.planner.given_plan import GivenPlan, accept_plan, read_given_pl
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import block_flop
 from coordinator.screen.plan_text import plan_json, plan_text, table_text
+from ringtune.costs.memory_sizes import ROW_BYTES, TOKEN_BYTES
 from ringtune.errors import DataError, ModelError, StorageError, UsageError
 from ringtune.job import rows
 from ringtune.job.job import Job, Model
@@ -82,10 +83,13 @@ def test_estimates_pack_rows_by_their_characters(wanted: Job, tmp_path: Path) ->
             "data.eval": "",
             "train.max_length": 64,
         }
+        found = []
         for packing, count in ((True, 2), (False, 3)):
             job = wanted.with_overrides({**changes, "train.packing": packing})
-            assert estimate(job, 1, memory_bytes=GIB).facts["node-0"].train_rows == count, task
+            found.append(estimate(job, 1, memory_bytes=GIB).facts["node-0"])
+            assert found[-1].train_rows == count, task
             assert ("sequences of packed rows" in estimate_note(job)) is packing
+        assert found[0].data_bytes - found[1].data_bytes == (2 + 3 - 3) * ROW_BYTES - 64 * TOKEN_BYTES
 
 
 def test_estimates_read_each_file_once_before_a_local_run(

@@ -76,6 +76,15 @@ def test_evaluation_of_full_parameters_loads_all_of_them(tmp_path: Path) -> None
     assert job.adapter.config == "full"
 
 
+def test_evaluation_packs_no_rows(tmp_path: Path) -> None:
+    """Evaluated rows never are; those for training would be encoded for nothing."""
+    run = read_run(write_run(tmp_path / "run"))
+    packed = run.job.with_overrides({"model.task": "causal-lm", "train.packing": True})
+    course = dataclasses.replace(run.plan.course, labels=(), packed=True)
+    run = dataclasses.replace(run, job=packed, plan=dataclasses.replace(run.plan, course=course))
+    assert not evaluation_job(run, tmp_path / "rows.csv").train.packing
+
+
 def test_saved_run_that_was_interrupted_says_how_to_go_on(tmp_path: Path) -> None:
     """From its newest checkpoint if there is one; else it has to be repeated. A run under way looks the same."""
     folder = write_run(tmp_path / "run")

@@ -128,6 +128,12 @@ def bare_of_another_width(plan: GivenPlan, wanted: Job, nodes: dict[str, NodeFac
     return GivenPlan(plan=plan.plan), wanted, wider
 
 
+def packed_rows(plan: GivenPlan, wanted: Job, nodes: dict[str, NodeFacts]) -> Changed:
+    """The plan counts sequences."""
+    course = dataclasses.replace(plan.plan.course, packed=True)
+    return GivenPlan(plan=dataclasses.replace(plan.plan, course=course)), wanted, nodes
+
+
 def little_memory(plan: GivenPlan, wanted: Job, nodes: dict[str, NodeFacts]) -> Changed:
     """Node a has one byte."""
     return plan, wanted, {**nodes, "a": facts("a", memory_bytes=1)}
@@ -146,6 +152,7 @@ def test_given_plan_that_does_not_fit_is_refused() -> None:
         (lost_node, PlanError, "the plan is for the nodes a, b; b not among a, c"),
         (other_model, ModelError, "the plan is for model abab.*, the nodes have cdcd"),
         (bare_of_another_width, PlanError, r"hidden_size = 8, the job says 16 \(model.path\)"),
+        (packed_rows, PlanError, r"packed = True, the job says False \(train.packing\)"),
         (little_memory, CapacityError, "node a needs .* but has 1 B"),
         (other_job(train__batch_size=8), PlanError, r"batch_size = 4, the job says 8 \(train.batch_size\)"),
         (other_job(train__rounds=3), PlanError, r"the job says 12 \(train.rounds, train.epochs or train.max_steps\)"),

@@ -11,17 +11,20 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from typer.testing import CliRunner
 
+from coordinator.api import export
 from coordinator.api.export import export_run
 from coordinator.api.gguf import gguf_refusal, write_model
 from edge.model.merge import merge_run
 from ringtune import cli
 from ringtune.errors import UsageError
-from ringtune.models.family import CAUSAL_LM
+from ringtune.job.job import load_job
+from ringtune.models.family import CAUSAL_LM, CHAT
 from ringtune.models.folder import read_config
 from tests.support import whole_models as whole
 from tests.support.chat_models import write_tokenizer
@@ -135,6 +138,17 @@ def test_values_are_those_of_the_merged_model(
     assert found.keys() == wanted.keys()
     for name, values in wanted.items():
         np.testing.assert_allclose(found[name], values.detach().numpy(), rtol=1e-6, atol=1e-6)
+
+
+def test_float64_is_written_as_float32(tmp_path: Path) -> None:
+    """The file of a run that computed in float64 is that of the same values in float32."""
+    write_family(tmp_path, "llama", with_decoder=True)
+    write_tokenizer(tmp_path)
+    write_model(tmp_path, tmp_path / "single.gguf", name="tiny")
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({name: tensor.double() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    write_model(tmp_path, tmp_path / "double.gguf", name="tiny")
+    assert (tmp_path / "double.gguf").read_bytes() == (tmp_path / "single.gguf").read_bytes()
 
 
 def test_lora_changes_each_matrix_as_in_the_run(tmp_path: Path) -> None:
@@ -294,15 +308,19 @@ def test_pieces_are_scored_by_the_merge_that_makes_them(tmp_path: Path) -> None:
 
 
 def test_command_writes_a_model_for_llama_cpp(tmp_path: Path) -> None:
-    """Three files with their digests; a card that says how it runs; nothing of this machine."""
+    """Three files with their digests; a card that says how it runs; the template that it learned; nothing else."""
     run, _ = lora_run(tmp_path, "llama", CAUSAL_LM, ALL_MATRICES)
-    write_tokenizer(tmp_path / "base")
+    write_tokenizer(tmp_path / "base", "{{ messages }}")
+    job = load_job(run / "job.toml").with_overrides({"model.task": CHAT, "data.template": "zephyr"})
+    (run / "job.toml").write_text(job.to_toml())
     out = tmp_path / "out"
     shown = CliRunner().invoke(cli.app, ["export", str(run), "--out", str(out), "--format", "gguf"])
     assert shown.exit_code == 0, shown.output
     assert sorted(path.name for path in out.iterdir()) == ["Modelfile", "README.md", "model.gguf"]
     assert "llama.cpp or Ollama" in shown.stdout.splitlines()[-1]
     assert (out / "Modelfile").read_text() == 'FROM ./model.gguf\nPARAMETER stop "</s>"\n'
+    template = gguf.GGUFReader(out / "model.gguf").fields["tokenizer.chat_template"].contents()
+    assert "<|assistant|>" in template and "bos_token" not in template
     card = (out / "README.md").read_text()
     assert "llama-cli -m model.gguf" in card and "library_name: gguf" in card
     assert not any(str(tmp_path).encode() in path.read_bytes() for path in out.iterdir())
@@ -330,10 +348,13 @@ def test_missing_package_and_tokenizer_are_named(tmp_path: Path, monkeypatch: py
     (tmp_path / "base/tokenizer.json").unlink()
     with pytest.raises(UsageError, match=r"has no tokenizer\.json, which GGUF needs"):
         write_model(tmp_path / "base", tmp_path / "model.gguf", name="tiny")
+    monkeypatch.setattr(export, "merge_into", lambda *given, **more: pytest.fail("merged before it is refused"))
+    with pytest.raises(UsageError, match=r"has no tokenizer\.json, which GGUF needs"):
+        export_run(run, tmp_path / "out", form="gguf")
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else found(name))
-    with pytest.raises(UsageError, match=r"not installed here; .*\[gguf\]"):
+    with pytest.raises(UsageError, match=r"package 'gguf', .* in a checkout pip install '\.\[gguf\]'"):
         write_model(tmp_path / "base", tmp_path / "model.gguf", name="tiny")
-    with pytest.raises(UsageError, match=r"not installed here; .*\[gguf\]"):
+    with pytest.raises(UsageError, match=r"package 'gguf', .* in a checkout pip install '\.\[gguf\]'"):
         export_run(run, tmp_path / "out", form="gguf-lora")
     assert not (tmp_path / "out").exists()
