@@ -939,7 +939,7 @@ class TrustKeeper:
         """Go on with the rotation where that is due; return a line about it, empty = nothing has changed.
 
         Args:
-            members: living nodes.
+            members: living and recently lost nodes.
             is_settled: as for ``Rotation.advanced``.
         """
         if self._rotation is None:
@@ -969,7 +969,7 @@ class TrustKeeper:
         return f"the old authority is trusted no longer{named}"
 
     def rotation_state(self, members: Collection[str]) -> RotationState | None:
-        """Return how far the rotation is, given the living nodes; None = none is under way."""
+        """Return how far the rotation is, given the living and recently lost nodes; None = none is under way."""
         with self._rotating:
             if (rotation := self._rotation) is None:
                 return None

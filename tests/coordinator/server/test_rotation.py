@@ -17,6 +17,7 @@ import grpc
 import pytest
 
 from coordinator.client import connection
+from coordinator.run.members import Member
 from coordinator.screen.listing import rotation_lines
 from coordinator.server.certificate_authority import (
     NEXT,
@@ -26,10 +27,12 @@ from coordinator.server.certificate_authority import (
     init_trust,
     make_token,
 )
+from coordinator.server.coordinator import Coordinator
 from coordinator.server.database import Database
 from coordinator.server.rotation import Phase, Rotation
-from coordinator.server.server import CoordinatorServer
+from coordinator.server.server import CoordinatorServer, CoordinatorServicer
 from edge.doctor import Level, check_coordinator
+from ringtune import __version__
 from ringtune.errors import InterruptedRunError, StorageError, TrustError, UsageError
 from ringtune.transport.channels import open_channel
 from ringtune.transport.enrollment import join, renew, renew_if_due, take_authorities
@@ -455,6 +458,26 @@ def test_rotation_is_for_administrators_of_a_coordinator_with_an_authority(tmp_p
         pytest.raises(UsageError, match="gives no certificates; start it with a trust folder"),
     ):
         rotate(stub, HOUR_S)
+
+
+def test_rotation_waits_for_a_node_that_was_silent_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It trusts the old authority only, and would meet certificates of the new one in its next call to another node."""
+    init_trust(tmp_path / "trust", NOW_S)
+    now_unix_s, now_s = [NOW_S], [0.0]
+    keeper, coordinator = TrustKeeper(tmp_path / "trust", clock=lambda: now_unix_s[0]), Coordinator(lease_s=10.0)
+    monkeypatch.setattr(coordinator, "_now_s", lambda: now_s[0])
+    service = CoordinatorServicer(coordinator, keeper)
+    monkeypatch.setattr(service, "_began_s", -HOUR_S)  # all members have joined
+    coordinator.join(Member(node="pi", address="127.0.0.1:1", instance="1", version=__version__))
+    keeper.rotate(HOUR_S)
+    phases = []
+    for now_s[0] in (11.0, 299.0, 301.0):  # lost after one lease, forgotten after 30
+        now_unix_s[0] += BEAT_S
+        service.advance_rotation()
+        phases += [state.rotation.phase for state in (keeper.rotation_state(()),) if state is not None]
+    assert phases == [Phase.INTRODUCING, Phase.INTRODUCING, Phase.ISSUING]
 
 
 def test_rotation_that_the_disk_prevents_fails_no_heartbeat(
