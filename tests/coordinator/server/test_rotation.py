@@ -19,6 +19,7 @@ import pytest
 from coordinator.client import connection
 from coordinator.run.members import Member
 from coordinator.screen.listing import rotation_lines
+from coordinator.server import certificate_authority
 from coordinator.server.certificate_authority import (
     NEXT,
     Authority,
@@ -45,6 +46,7 @@ from ringtune.transport.identity import (
     make_key,
     make_request,
     read_identity,
+    write_identity,
 )
 from ringtune.transport.parties import COORDINATOR, VARIABLE, Party, node_party
 from ringtune.transport.speaker import Speaker, speaking_as
@@ -204,6 +206,24 @@ def test_rotation_of_members_that_are_there_takes_a_few_heartbeats(tmp_path: Pat
     ring.lost = 1
     ring.until("", most=15)
     assert ring.lost == 0
+
+
+def test_rotation_tells_of_an_authority_when_the_coordinator_shows_its_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heartbeats are answered while its new certificate is made: nobody is to trust only what it does not show yet."""
+    ring = Ring(tmp_path, A, B)
+    ring.keeper.rotate(HOUR_S)
+    found: list[bool] = []
+
+    def write(folder: Path, identity: Identity) -> None:
+        told, shown = ring.keeper.authorities, ring.keeper.speaker.identity.certificate_pem
+        found.append(any(is_issued_by(shown, authority) for authority in told))
+        write_identity(folder, identity)
+
+    monkeypatch.setattr(certificate_authority, "write_identity", write)
+    ring.until("")
+    assert found == [True, True]  # the other authority signs, and the old one is gone
 
 
 def test_rotation_waits_for_who_is_away_and_for_open_tokens_until_its_end(tmp_path: Path) -> None:
