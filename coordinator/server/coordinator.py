@@ -624,6 +624,11 @@ class ShutdownSignals:
         self._asked.set()
         end_within(GRACE_S + (SAVE_S if self._count == 1 else 0.0), 128 + number)
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether a signal has arrived."""
+        return self._asked.is_set()
+
     def wait(self) -> bool:
         """Wait up to ``_WAIT_S``; return whether a signal has arrived."""
         return self._asked.wait(_WAIT_S)
