@@ -49,7 +49,7 @@ from ringtune.transport.identity import (
     write_identity,
 )
 from ringtune.transport.parties import COORDINATOR, VARIABLE, Party, node_party
-from ringtune.transport.speaker import Speaker, speaking_as
+from ringtune.transport.speaker import Speaker, speaker, speaking_as
 from ringtune.transport.status import error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc
 from tests.coordinator.server.test_certificate_authority import ALICE, invited, membership, running
@@ -544,3 +544,25 @@ def test_rotation_reaches_a_command_that_follows_a_run(tmp_path: Path, monkeypat
         assert len(list(client.heard(events()))) == 6
         assert not client.rotate(None).phase
     assert read_identity(admin, time.time()).authorities == keeper.authorities
+
+
+def test_rotation_that_other_commands_of_a_user_have_moved_with_does_not_end_one_that_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its events end with the old authority, between two of its looks; it asks again with the certificate on disk."""
+    now_unix_s = [time.time()]
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "trust" / "admin"))
+    init_trust(tmp_path / "trust", now_unix_s[0])
+    keeper = TrustKeeper(tmp_path / "trust", clock=lambda: now_unix_s[0])
+    with speaking_as(keeper.speaker):
+        server = CoordinatorServer("127.0.0.1:0", lease_s=0.001, keeper=keeper)
+    with server, speaking_as(None), connection.Connection(server.address, insecure=False) as client:
+        keeper.rotate(HOUR_S)
+        for _ in range(6):
+            now_unix_s[0] += BEAT_S
+            with speaking_as(speaker()), connection.Connection(server.address, insecure=False):
+                pass
+        assert len(keeper.authorities) == 1
+        silences: list[str] = []
+        client.await_answer(1.0, on_silence=lambda: silences.append("silent"))
+        assert not silences
