@@ -185,16 +185,22 @@ def open_database(url: str, *, lease_s: float = 10.0) -> Database:
     return Database(url, lease_s=lease_s)
 
 
-def begin_again(why: str) -> None:
+def begin_again(why: str, *, is_ending: bool) -> None:
     """Make this process a standby without a call to its nodes: they keep the run for whoever has taken over.
 
-    The command line is executed anew in its place, so that no thread of the former holder goes on.
+    The command line is executed anew in its place, so that no thread of the former holder goes on. A process that was
+    told to end, or can't be executed anew, ends.
     """
-    sys.stderr.write(f"this coordinator has lost its lease: {why}; it begins again as a standby\n")
-    sys.stderr.flush()
-    sys.stdout.flush()
-    os.environ[_BEGINS_AGAIN] = "1"
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - our own command line
+    with contextlib.suppress(OSError, ValueError):  # a terminal that is gone
+        then = "ends, as it was told to" if is_ending else "begins again as a standby"
+        sys.stderr.write(f"this coordinator has lost its lease: {why}; it {then}\n")
+        sys.stderr.flush()
+        sys.stdout.flush()
+    if not is_ending:
+        os.environ[_BEGINS_AGAIN] = "1"
+        with contextlib.suppress(OSError):
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - our own command line
+    os._exit(StorageError.exit_code)
 
 
 _BEGINS_AGAIN = "RINGTUNE_BEGINS_AGAIN"
@@ -341,7 +347,7 @@ def coordinator(
         if shared is not None:
             from coordinator.server.database import copy_folder, stand_by
 
-            shared.on_lost = begin_again
+            shared.on_lost = lambda why: begin_again(why, is_ending=ending.is_asked)
             folder = after.enter_context(copy_folder(state or default_folder(bind), shared))
             copy = functools.partial(copy_runs, shared, folder)
             problem = keeper.takeover_problem if keeper is not None else str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import logging
 import os
@@ -103,6 +104,17 @@ class Connection:
             if renew_if_due(self._membership, speaker, self._trust, time.time()):
                 self._asked()  # with the new certificate, so that the coordinator knows that it has arrived
 
+    def _reread(self) -> None:
+        """Use a newer certificate on disk, which another command of this user has got for both."""
+        speaker = speaking.speaker()
+        if self._trust is not None and speaker is not None:
+            from ringtune.transport.identity import read_identity
+
+            with contextlib.suppress(TrustError):
+                found = read_identity(self._trust, time.time())
+                if found.facts.ends_unix_s > speaker.identity.facts.ends_unix_s:
+                    speaker.identity = found
+
     def heard(self, events: Iterable[control_pb2.RunEvent]) -> Iterator[control_pb2.RunEvent]:
         """Pass events on, which may take days; renew this user's certificate meanwhile, as commands do, at times."""
         for event in events:
@@ -157,6 +169,7 @@ class Connection:
         deadline_s, is_first = time.monotonic() + wait_s, True
         while True:
             try:
+                self._reread()
                 require_compatible(f"coordinator {self.address}", self.status().version)
             except (ConnectionFailedError, DeadlineError) as error:
                 if time.monotonic() + _ASK_AGAIN_S > deadline_s:

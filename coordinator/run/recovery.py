@@ -42,6 +42,7 @@ class PeerSuspicions:
         self._complaints: dict[str, tuple[float, rd.NodeFailed]] = {}
         self._complainers: set[str] = set()
         self._peers: dict[str, set[str]] = {}  # of each node, those with which it had a broken link in this run
+        self._dead: set[str] = set()
 
     def add(self, failed: rd.NodeFailed, lost_peer: str, now_s: float) -> None:
         """Note a complaint of ``failed.node`` about ``lost_peer``; only the first one about a peer is kept."""
@@ -62,9 +63,15 @@ class PeerSuspicions:
             self._complaints = {peer: kept for peer, kept in self._complaints.items() if kept[1] is not found}
         return found
 
+    def died(self, node: str) -> None:
+        """Note that a node is lost, and not a link to it: who has noticed that is no suspect for it."""
+        self._dead.add(node)
+
     def forgive(self) -> None:
-        """Drop all complaints, but not which links were broken."""
+        """Drop all complaints, but not which links between living nodes were broken."""
         self._complaints, self._complainers = {}, set()
+        self._peers = {node: peers - self._dead for node, peers in self._peers.items() if node not in self._dead}
+        self._dead = set()
 
     def suspect(self, failed: rd.NodeFailed) -> str:
         """Return the end of a broken link that had broken links with more nodes; of equal ones the node that reports.
@@ -182,6 +189,10 @@ class Reports:
     def verdict(self, now_s: float) -> rd.NodeFailed | None:
         """Return the failure of a node with complaints, once its time for an own report is over."""
         return self._suspicions.verdict(now_s)
+
+    def died(self, node: str) -> None:
+        """Note that a node was silent for a whole lease, or does not answer."""
+        self._suspicions.died(node)
 
     def suspect(self, failed: rd.NodeFailed) -> str:
         """Return the end of a broken link that the run rather does without, as ``PeerSuspicions``."""

@@ -331,6 +331,7 @@ class RunDriver(Driver):
         for node, message in self._silent_nodes():
             told = with_role(message, node, self._planned.plan) if self._planned else message
             self._needed -= {node}
+            self._reports.died(node)
             self._queue.put(rd.NodeFailed(node, PeerLostError.__name__, told))  # behind what it said before
 
     def _judge(self, complaint: rd.NodeFailed) -> None:
@@ -360,7 +361,9 @@ class RunDriver(Driver):
         failed = event.failed if isinstance(event, rd.LinkFailed) else event
         if isinstance(failed, rd.NodeFailed) and failed.error == PeerLostError.__name__:
             self._lost = failed.lost or failed.node
-        if isinstance(event, rd.LinkFailed) and event.answers:
+        if isinstance(event, rd.LinkFailed) and not event.answers:
+            self._reports.died(event.failed.lost)
+        elif isinstance(event, rd.LinkFailed):
             plan = self._require_plan().plan
             self._lost = next((node for node in event.ends if plan.owner(node) is None), self._lost)
         for command in self._rounds.handle(event, self._now_s()):

@@ -764,12 +764,12 @@ class TrustKeeper:
             and found.facts.ends_unix_s - now_unix_s > RENEW_LEFT_S
             and found.facts.authority == authority_id(self._authority.certificate_pem)
         )
-        if found is not None and is_right and found.authorities == self.authorities:
+        if found is not None and is_right and found.authorities == self._trusted:
             return found
         if found is None or not is_right:
             found = self._authority.own_identity(now_unix_s)
             self._register.add_certificate(found.certificate_pem)
-        identity = Identity.of(found.key_pem, found.certificate_pem, *self.authorities)
+        identity = Identity.of(found.key_pem, found.certificate_pem, *self._trusted)
         write_identity(self._folder, identity)
         return identity
 
@@ -784,7 +784,15 @@ class TrustKeeper:
 
     @property
     def authorities(self) -> tuple[bytes, ...]:
-        """The certificates of the trusted authorities, the one that signs first."""
+        """The certificates of the authorities that members are to trust, the one that signs first.
+
+        They are those that this process trusts, and so change with the certificate that it shows: a member that was
+        told of the new authority alone would refuse a coordinator that still shows a certificate of the old one.
+        """
+        return self.speaker.identity.authorities
+
+    @property
+    def _trusted(self) -> tuple[bytes, ...]:
         rotation = self._rotation
         if rotation is None:
             return (self._authority.certificate_pem,)
@@ -939,7 +947,7 @@ class TrustKeeper:
         """Go on with the rotation where that is due; return a line about it, empty = nothing has changed.
 
         Args:
-            members: living nodes.
+            members: living and recently lost nodes.
             is_settled: as for ``Rotation.advanced``.
         """
         if self._rotation is None:
@@ -969,7 +977,7 @@ class TrustKeeper:
         return f"the old authority is trusted no longer{named}"
 
     def rotation_state(self, members: Collection[str]) -> RotationState | None:
-        """Return how far the rotation is, given the living nodes; None = none is under way."""
+        """Return how far the rotation is, given the living and recently lost nodes; None = none is under way."""
         with self._rotating:
             if (rotation := self._rotation) is None:
                 return None

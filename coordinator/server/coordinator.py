@@ -241,10 +241,10 @@ class Coordinator:
             living = self._registry.living(self._now_s())
             return tuple(member for member in living if not self._registry.is_drained(member.node))
 
-    def living_names(self) -> tuple[str, ...]:
-        """Return the names of all living members, also of those that take no part in new runs."""
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all living and recently lost members, also of those that take no part in new runs."""
         with self._lock:
-            return tuple(member.node for member in self._registry.living(self._now_s()))
+            return tuple(member.node for member in self._registry.all(self._now_s()))
 
     def model_manifest(self, run_id: str) -> ModelManifest | None:
         """Return the manifest of this machine's copy of a run's model; None if it has none, or a damaged one."""
@@ -623,6 +623,11 @@ class ShutdownSignals:
         self.by_ctrl_c |= number == signal.SIGINT
         self._asked.set()
         end_within(GRACE_S + (SAVE_S if self._count == 1 else 0.0), 128 + number)
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a signal has arrived."""
+        return self._asked.is_set()
 
     def wait(self) -> bool:
         """Wait up to ``_WAIT_S``; return whether a signal has arrived."""

@@ -66,7 +66,7 @@ class Rotation:
 
         Args:
             versions: of the authorities that each node said last that it trusts.
-            members: living nodes.
+            members: living and recently lost nodes.
         """
         trusting = {authorities_version((self.old, self.new)), authorities_version((self.new, self.old))}
         return sorted(node for node in members if versions.get(node) not in trusting)
@@ -125,7 +125,7 @@ class RotationState(NamedTuple):
 
     Attributes:
         rotation: state.
-        unconfirmed: living nodes that have not confirmed that they trust the new authority, while that is awaited.
+        unconfirmed: nodes that have not confirmed that they trust the new authority, while that is awaited.
         waiting: who would be shut out if the old authority were trusted no longer from now on.
         folder: of the keys.
         problem: why it can't go on; empty = it can.

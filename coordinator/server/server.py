@@ -157,7 +157,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         if keeper is None:
             return
         is_settled = time.monotonic() - self._began_s > self._coordinator.lease_s
-        if line := self._try(lambda: keeper.advance(self._coordinator.living_names(), is_settled=is_settled)):
+        if line := self._try(lambda: keeper.advance(self._coordinator.names(), is_settled=is_settled)):
             self._coordinator.tell(line)
 
     def _try(self, step: Callable[[], str | None]) -> str | None:
@@ -481,7 +481,7 @@ class MembershipServicer(trust_pb2_grpc.MembershipServicer):
                 self._coordinator.tell(
                     f"{_user(context)} rotates the authority: a new one is introduced to the members"
                 )
-            return _rotate_reply(keeper, self._coordinator.living_names())
+            return _rotate_reply(keeper, self._coordinator.names())
 
         return answer(context, rotate)
 

@@ -28,7 +28,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar
@@ -106,25 +106,30 @@ class Connections:
         self._numbers: dict[tuple[str, int], int] = {}
         self._looked_s = -math.inf
 
-    def has(self, peers: Iterable[str]) -> set[str]:
-        """Return the peers, as gRPC names them, that are connected; also those that were so a moment ago."""
+    def has(self, peers: Mapping[str, float]) -> set[str]:
+        """Return who is connected of these peers, given when each was heard last (monotonic seconds).
+
+        One that was heard since the last look is, too, and one that has gone since may be.
+        """
         with self._lock:
-            if time.monotonic() - self._looked_s >= _SEEN_S:
-                of_port = (
-                    number for number in range(_MOST_NUMBERS) if self._end(number, "getsockname")[1] == self._port
-                )
-                self._numbers = {self._end(number, "getpeername"): number for number in of_port}
-                self._looked_s = time.monotonic()
-            return {peer for peer in peers if place_of(peer) in self._numbers}
+            self._look()
+            return {peer for peer, at_s in peers.items() if at_s >= self._looked_s or place_of(peer) in self._numbers}
 
     def close(self, peer: str) -> None:
-        """End the connection of a peer, if it is there."""
+        """End the connection of a peer, if it was there at the last look."""
         place = place_of(peer)
-        if self.has([peer]):
-            with self._lock:
-                number = self._numbers.pop(place)
-                if self._end(number, "getpeername") == place:  # else it was closed, and the number is another one's
-                    self._c.shutdown(number, socket.SHUT_RDWR)
+        with self._lock:
+            self._look()
+            number = self._numbers.pop(place, None)
+            if number is not None and self._end(number, "getpeername") == place:  # else the number is another one's
+                self._c.shutdown(number, socket.SHUT_RDWR)
+
+    def _look(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= _SEEN_S:
+            of_port = (number for number in range(_MOST_NUMBERS) if self._end(number, "getsockname")[1] == self._port)
+            self._numbers = {self._end(number, "getpeername"): number for number in of_port}
+            self._looked_s = now_s
 
     def _end(self, number: int, name: str) -> tuple[str, int]:
         """Return the address and port of one end of a socket; (``""``, -1) = it is none."""
@@ -343,7 +348,7 @@ class Guard(grpc.ServerInterceptor):
         self._rate = TokenBucket(_MOST_AT_ONCE, _MOST_PER_S)
         self._patience = TokenBucket(_MOST_REFUSED, _MOST_REFUSED / 10)
         self._lock = threading.Lock()
-        self._peers: dict[Party, set[str]] = {}
+        self._peers: dict[Party, dict[str, float]] = {}  # when each was heard last
         self.connections = Connections(0)
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
@@ -438,14 +443,15 @@ class Guard(grpc.ServerInterceptor):
         """
         most = _MOST_CONNECTIONS[party.role]
         with self._lock:
-            peers = self._peers.setdefault(party, set())
-            peers.add(peer)
+            peers = self._peers.setdefault(party, {})
+            peers[peer] = time.monotonic()
             if len(peers) <= most:
                 return
-            peers &= self.connections.has(peers)
+            for gone in peers.keys() - self.connections.has(peers):
+                del peers[gone]
             if len(peers) <= most:
                 return
-            peers.discard(peer)
+            del peers[peer]
         self.connections.close(peer)
         raise BusyError(f"{party} has {most} connections here already; close some")
 

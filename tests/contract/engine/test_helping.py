@@ -94,6 +94,22 @@ def test_host_ships_an_upper_range_before_the_backward_below() -> None:
     assert [(key.payload, key.boundary) for key in sent] == [("c", 3), ("g", 2), ("c", 2)]
 
 
+def test_gradient_that_overtakes_the_pairs_is_taken() -> None:
+    """The host below needs no pairs: the owner of the top blocks and an invertible adapter may ship them later."""
+    plan = make_plan([("b", 0, 2), ("a", 2, 4)], ["a"], num_steps=6, local_iterations=6, microbatches=1, method="all")
+    placement = dataclasses.replace(plan.placement, helpers=(Helper(node="z", start=2, stop=4),))
+    driver = EngineDriver(Plan.of(dataclasses.replace(plan.course, invertible=True), placement), "a", grant=1)
+    driver.step(Op.EMBED, EMBEDDING, EMBEDDING + 1)
+    driver.arrive("h", 0, 0, 2, "b")
+    driver.step(Op.FORWARD, 2, 4)
+    driver.step(Op.HEAD, 4, 5)
+    driver.step(Op.UPDATE, 4, 5)
+    driver.step(Op.BACKWARD, 2, 4)
+    driver.arrive("g", 0, 0, 0, "b")
+    driver.step(Op.SHIP, 2, 4)
+    driver.step(Op.BACKWARD, EMBEDDING, EMBEDDING + 1)
+
+
 def test_host_ends_a_forward_that_helpers_cut_before_another_backward() -> None:
     """As if it were not cut: the owner waits for the hidden state, the gradient waits for nobody."""
     driver = driver_of(2, (2, 3), (3, 4))

@@ -276,6 +276,12 @@ def test_killed_run_is_checked_as_far_as_its_ledger_goes_and_whole_once_it_is_re
     (folder / "metrics.jsonl").write_text(json.dumps({"kind": STEP_KIND, "step": 6}) + "\n")
     code, output = asked(folder)
     assert code == 0 and "3 turns of steps 0 to 6" in output and "step 6, the last one" in output, output
+    (folder / LEDGER).rename(part)  # a result is compared all the same
+    code, output = asked(folder)
+    assert code == 0 and "step 6, the last one" in output, output
+    part.unlink()
+    code, output = asked(folder)
+    assert code == 7 and "the ledger ends at step 4, and the run has 6 steps" in output, output
 
 
 def test_run_without_a_ledger_is_refused(tmp_path: Path) -> None:

@@ -312,6 +312,12 @@ def test_blame_for_a_broken_link_is_of_the_end_with_more_of_them() -> None:
     assert suspicions.suspect(of_b._replace(node="c")) == "b"
     suspicions.add(rd.NodeFailed("b", "PeerLostError", "b lost d", "d"), "d", 0.0)
     assert suspicions.suspect(rd.NodeFailed("d", "PeerLostError", "d lost b", "b")) == "b"
+    suspicions.add(of_b._replace(lost="e"), "e", 0.0)  # e is dead, which a has only noticed first
+    suspicions.died("e")
+    suspicions.forgive()
+    suspicions.add(of_b._replace(node="f", lost="a"), "a", 0.0)
+    suspicions.add(of_b._replace(node="f", lost="c"), "c", 0.0)
+    assert suspicions.suspect(of_b._replace(node="f", lost="a")) == "f"
 
 
 def test_lost_node_that_only_helped_is_called_a_helper() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 import sqlalchemy
 
+from coordinator.cli.coordinator import begin_again
 from coordinator.server import database
 from coordinator.server.certificate_authority import ADMIN, Register, TrustKeeper, init_trust, make_token
 from coordinator.server.database import Database, copy_folder, stand_by
@@ -405,3 +408,32 @@ def test_register_of_a_database_that_fails_half_way_is_as_before(tmp_path: Path,
     with pytest.raises(ZeroDivisionError):
         fail()
     assert Register(tmp_path, pair.b).noted("a") == "1"
+
+
+@pytest.mark.parametrize(("is_ending", "is_gone"), [(False, False), (False, True), (True, False)])
+def test_coordinator_that_loses_its_lease_begins_again_or_ends(
+    monkeypatch: pytest.MonkeyPatch, *, is_ending: bool, is_gone: bool
+) -> None:
+    """It never goes on: it ends where a signal has told it to, or where its program is there no more."""
+    done: list[str] = []
+
+    class OverError(Exception):
+        """What ends a process ends the test."""
+
+    def execute(program: str, words: list[str]) -> None:
+        if is_gone:
+            raise FileNotFoundError(program)
+        done.append(words[0])
+        raise OverError
+
+    def end(code: int) -> None:
+        done.append(f"ends with {code}")
+        raise OverError
+
+    monkeypatch.setenv("RINGTUNE_BEGINS_AGAIN", "")  # put back at the end
+    monkeypatch.setattr(os, "execv", execute)
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=Path("/").write_text))  # a terminal that is gone
+    with pytest.raises(OverError):
+        begin_again("another one acts", is_ending=is_ending)
+    assert done == [f"ends with {StorageError.exit_code}" if is_ending or is_gone else sys.executable]

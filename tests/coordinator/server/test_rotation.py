@@ -17,7 +17,9 @@ import grpc
 import pytest
 
 from coordinator.client import connection
+from coordinator.run.members import Member
 from coordinator.screen.listing import rotation_lines
+from coordinator.server import certificate_authority
 from coordinator.server.certificate_authority import (
     NEXT,
     Authority,
@@ -26,10 +28,12 @@ from coordinator.server.certificate_authority import (
     init_trust,
     make_token,
 )
+from coordinator.server.coordinator import Coordinator
 from coordinator.server.database import Database
 from coordinator.server.rotation import Phase, Rotation
-from coordinator.server.server import CoordinatorServer
+from coordinator.server.server import CoordinatorServer, CoordinatorServicer
 from edge.doctor import Level, check_coordinator
+from ringtune import __version__
 from ringtune.errors import InterruptedRunError, StorageError, TrustError, UsageError
 from ringtune.transport.channels import open_channel
 from ringtune.transport.enrollment import join, renew, renew_if_due, take_authorities
@@ -42,9 +46,10 @@ from ringtune.transport.identity import (
     make_key,
     make_request,
     read_identity,
+    write_identity,
 )
 from ringtune.transport.parties import COORDINATOR, VARIABLE, Party, node_party
-from ringtune.transport.speaker import Speaker, speaking_as
+from ringtune.transport.speaker import Speaker, speaker, speaking_as
 from ringtune.transport.status import error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc
 from tests.coordinator.server.test_certificate_authority import ALICE, invited, membership, running
@@ -201,6 +206,24 @@ def test_rotation_of_members_that_are_there_takes_a_few_heartbeats(tmp_path: Pat
     ring.lost = 1
     ring.until("", most=15)
     assert ring.lost == 0
+
+
+def test_rotation_tells_of_an_authority_when_the_coordinator_shows_its_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heartbeats are answered while its new certificate is made: nobody is to trust only what it does not show yet."""
+    ring = Ring(tmp_path, A, B)
+    ring.keeper.rotate(HOUR_S)
+    found: list[bool] = []
+
+    def write(folder: Path, identity: Identity) -> None:
+        told, shown = ring.keeper.authorities, ring.keeper.speaker.identity.certificate_pem
+        found.append(any(is_issued_by(shown, authority) for authority in told))
+        write_identity(folder, identity)
+
+    monkeypatch.setattr(certificate_authority, "write_identity", write)
+    ring.until("")
+    assert found == [True, True]  # the other authority signs, and the old one is gone
 
 
 def test_rotation_waits_for_who_is_away_and_for_open_tokens_until_its_end(tmp_path: Path) -> None:
@@ -457,6 +480,26 @@ def test_rotation_is_for_administrators_of_a_coordinator_with_an_authority(tmp_p
         rotate(stub, HOUR_S)
 
 
+def test_rotation_waits_for_a_node_that_was_silent_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It trusts the old authority only, and would meet certificates of the new one in its next call to another node."""
+    init_trust(tmp_path / "trust", NOW_S)
+    now_unix_s, now_s = [NOW_S], [0.0]
+    keeper, coordinator = TrustKeeper(tmp_path / "trust", clock=lambda: now_unix_s[0]), Coordinator(lease_s=10.0)
+    monkeypatch.setattr(coordinator, "_now_s", lambda: now_s[0])
+    service = CoordinatorServicer(coordinator, keeper)
+    monkeypatch.setattr(service, "_began_s", -HOUR_S)  # all members have joined
+    coordinator.join(Member(node="pi", address="127.0.0.1:1", instance="1", version=__version__))
+    keeper.rotate(HOUR_S)
+    phases = []
+    for now_s[0] in (11.0, 299.0, 301.0):  # lost after one lease, forgotten after 30
+        now_unix_s[0] += BEAT_S
+        service.advance_rotation()
+        phases += [state.rotation.phase for state in (keeper.rotation_state(()),) if state is not None]
+    assert phases == [Phase.INTRODUCING, Phase.INTRODUCING, Phase.ISSUING]
+
+
 def test_rotation_that_the_disk_prevents_fails_no_heartbeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -501,3 +544,25 @@ def test_rotation_reaches_a_command_that_follows_a_run(tmp_path: Path, monkeypat
         assert len(list(client.heard(events()))) == 6
         assert not client.rotate(None).phase
     assert read_identity(admin, time.time()).authorities == keeper.authorities
+
+
+def test_rotation_that_other_commands_of_a_user_have_moved_with_does_not_end_one_that_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its events end with the old authority, between two of its looks; it asks again with the certificate on disk."""
+    now_unix_s = [time.time()]
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "trust" / "admin"))
+    init_trust(tmp_path / "trust", now_unix_s[0])
+    keeper = TrustKeeper(tmp_path / "trust", clock=lambda: now_unix_s[0])
+    with speaking_as(keeper.speaker):
+        server = CoordinatorServer("127.0.0.1:0", lease_s=0.001, keeper=keeper)
+    with server, speaking_as(None), connection.Connection(server.address, insecure=False) as client:
+        keeper.rotate(HOUR_S)
+        for _ in range(6):
+            now_unix_s[0] += BEAT_S
+            with speaking_as(speaker()), connection.Connection(server.address, insecure=False):
+                pass
+        assert len(keeper.authorities) == 1
+        silences: list[str] = []
+        client.await_answer(1.0, on_silence=lambda: silences.append("silent"))
+        assert not silences
