@@ -323,16 +323,24 @@ def _export_merged(
         if not run.result.is_model:
             merge_into(run, merged, model=model, user=user)
             what, saved = f"adapter configuration `{run.job.adapter.config}`, merged into the weights", merged
-        contents, card = model_contents(run, base_model, saved=saved, what=what)
         if form == GGUF:
-            name = checked_id(base_model or id_of_folder(Path(run.job.model.path)))
-            chosen = run.job.data.template
-            learned = named_template(saved, chosen) if chosen else ""
-            write_model(saved, merged / MODEL_NAME, name=name, template=learned)
-            text = modelfile(f"./{MODEL_NAME}", stop=end_token(saved))
-            contents = {MODEL_NAME: FilePieces(merged / MODEL_NAME), MODELFILE: Pieces.of(text.encode())}
-            card = gguf_card(run, base_model=name, config=read_config(saved), what=what, digests=_digests(contents))
+            contents, card = _gguf_contents(run, base_model, saved, merged / MODEL_NAME, what=what)
+        else:
+            contents, card = model_contents(run, base_model, saved=saved, what=what)
         return _write(_checked(run, contents, card, is_model=True), target)
+
+
+def _gguf_contents(
+    run: SavedRun, base_model: str, saved: Path, path: Path, *, what: str
+) -> tuple[dict[str, Pieces], str]:
+    """Write a model as the GGUF file ``path``; return the content of all files by name, and the card."""
+    _check(run, saved, read_run_file(saved / CONFIG_FILE))
+    name, chosen = checked_id(base_model or id_of_folder(Path(run.job.model.path))), run.job.data.template
+    write_model(saved, path, name=name, template=named_template(saved, chosen) if chosen else "")
+    text = modelfile(f"./{MODEL_NAME}", stop=end_token(saved))
+    contents: dict[str, Pieces] = {MODEL_NAME: FilePieces(path), MODELFILE: Pieces.of(text.encode())}
+    card = gguf_card(run, base_model=name, config=read_config(saved), what=what, digests=_digests(contents))
+    return contents, card
 
 
 def _export_lora(run: SavedRun, target: Path, base_model: str, model: Path | None) -> dict[str, str]:
