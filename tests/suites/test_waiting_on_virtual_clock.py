@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ringtune.run_control import events as rd
-from ringtune.run_control.recovery import RecoveryPolicy
+from ringtune.run_control.recovery import Recovery, RecoveryPolicy
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from sim.ring import RingResult
@@ -128,6 +128,15 @@ def test_second_owner_that_is_lost_while_the_first_is_awaited_is_awaited_too(see
     (recovery,) = recoveries(result)
     assert set(recovery.back) == {"d", "f"}
     assert story(result) == story(wanted)
+
+
+def test_owner_that_is_back_and_lost_again_is_not_told_as_back() -> None:
+    """The recovery that replaces the first one inherits the loss, not the return."""
+    first = Recovery(placement_number=1, lost=("d",), nodes=("a", "b"), began_s=0.0, step=3)
+    first.join("d")
+    assert first.back == ("d",)
+    again = Recovery(placement_number=1, lost=("d",), nodes=("a", "b"), began_s=1.0, step=3, before=first)
+    assert again.lost == ("d",) and again.back == ()
 
 
 def test_host_that_is_lost_while_an_owner_is_awaited_is_placed_around() -> None:
