@@ -32,7 +32,7 @@ from ringtune.models.adapter_config import FULL, INVERTIBLE, INVERTIBLE_TENSORS,
 from ringtune.models.adapter_support import merge_refusal, peft_refusal
 from ringtune.models.architecture_heads import architecture_head
 from ringtune.models.auxiliary_models import AdapterDescription, described, is_of_library, own_tensors
-from ringtune.models.conversations import named_template
+from ringtune.models.conversations import BEGIN, named_template
 from ringtune.models.families import family_named
 from ringtune.models.family import FROZEN_HEAD_TASKS, NAMED_TASKS
 from ringtune.models.folder import (
@@ -55,9 +55,10 @@ from ringtune.models.result_files import (
     INTERFACE_FILE,
     model_result,
 )
+from ringtune.models.tokenizer import TEMPLATE_FILE, WHOLE_FILE
 from ringtune.storage.durable import make_folder, rename_durably, write_pieces_durably
 from ringtune.storage.pieces import FilePieces, Pieces
-from ringtune.storage.strict import nearest
+from ringtune.storage.strict import nearest, read_json
 from ringtune.storage.tensor_files import TensorFile, TensorInfo, read_safetensors_header
 
 _BLOCK = re.compile(r"\.(\d+)\.")
@@ -219,8 +220,19 @@ def model_contents(
     base_model = checked_id(base_model or id_of_folder(Path(run.job.model.path)))
     names = [CONFIG_FILE, *_weight_files(saved), *(name for name in model_result().more if (saved / name).is_file())]
     contents: dict[str, Pieces] = {name: FilePieces(saved / name) for name in names}
+    if chosen := run.job.data.template:  # the model answers by the template that it has learned
+        contents[TEMPLATE_FILE] = Pieces.of(_template_alone(saved, chosen).encode())
     digests = _digests(contents)
     return contents, whole_model_card(run, base_model=base_model, config=config, digests=digests, what=what)
+
+
+def _template_alone(saved: Path, chosen: str) -> str:
+    """Return a chat template for users who give it ``bos_token`` also where the tokenizer begins no text with it."""
+    path, text = saved / WHOLE_FILE, named_template(saved, chosen)
+    processor = (read_json(path) if path.is_file() else {}).get("post_processor") or {}
+    steps = processor.get("processors", [processor])
+    begins = any("SpecialToken" in (step.get("single") or [{}])[0] for step in steps)
+    return text if begins else text.replace(BEGIN, "")
 
 
 def _check(run: SavedRun, saved: Path, config: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from typer.testing import CliRunner
 
 from coordinator.api import export
-from coordinator.api.export import export_run
+from coordinator.api.export import export_run, model_contents
 from coordinator.api.gguf import gguf_refusal, write_model
+from coordinator.client.saved_run import read_run
 from edge.model.merge import merge_run
 from ringtune import cli
 from ringtune.errors import UsageError
 from ringtune.job.job import load_job
+from ringtune.models.conversations import TEMPLATES
 from ringtune.models.family import CAUSAL_LM, CHAT
 from ringtune.models.folder import read_config
 from tests.support import whole_models as whole
@@ -313,6 +316,12 @@ def test_command_writes_a_model_for_llama_cpp(tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "base", "{{ messages }}")
     job = load_job(run / "job.toml").with_overrides({"model.task": CHAT, "data.template": "zephyr"})
     (run / "job.toml").write_text(job.to_toml())
+    (tmp_path / "merged").mkdir()
+    merge_run(run, tmp_path / "merged", model=None)
+    contents, _ = model_contents(read_run(run), "acme/tiny", saved=tmp_path / "merged")
+    write_tokenizer(tmp_path / "merged", bos=True)
+    begun, _ = model_contents(read_run(run), "acme/tiny", saved=tmp_path / "merged")
+    shutil.rmtree(tmp_path / "merged")
     out = tmp_path / "out"
     shown = CliRunner().invoke(cli.app, ["export", str(run), "--out", str(out), "--format", "gguf"])
     assert shown.exit_code == 0, shown.output
@@ -321,6 +330,8 @@ def test_command_writes_a_model_for_llama_cpp(tmp_path: Path) -> None:
     assert (out / "Modelfile").read_text() == 'FROM ./model.gguf\nPARAMETER stop "</s>"\n'
     template = gguf.GGUFReader(out / "model.gguf").fields["tokenizer.chat_template"].contents()
     assert "<|assistant|>" in template and "bos_token" not in template
+    assert bytes(contents["chat_template.jinja"]).decode() == template
+    assert bytes(begun["chat_template.jinja"]).decode() == TEMPLATES["zephyr"]
     card = (out / "README.md").read_text()
     assert "llama-cli -m model.gguf" in card and "library_name: gguf" in card
     assert not any(str(tmp_path).encode() in path.read_bytes() for path in out.iterdir())
