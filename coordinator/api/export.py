@@ -231,7 +231,8 @@ def _template_alone(saved: Path, chosen: str) -> str:
     path, text = saved / WHOLE_FILE, named_template(saved, chosen)
     processor = (read_json(path) if path.is_file() else {}).get("post_processor") or {}
     steps = processor.get("processors", [processor])
-    begins = any("SpecialToken" in (step.get("single") or [{}])[0] for step in steps)
+    forms = (form for step in steps for form in step.values() if isinstance(form, list) and form)
+    begins = any("SpecialToken" in form[0] for form in forms)
     return text if begins else text.replace(BEGIN, "")
 
 
