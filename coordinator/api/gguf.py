@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ringtune.errors import UsageError
 from ringtune.hints import hint_to_install
 from ringtune.models.conversations import BEGIN
-from ringtune.models.decoders import FULL, SLIDING, head_width
-from ringtune.models.folder import model_dimensions, read_config, read_headers
+from ringtune.models.decoders import FULL, SLIDING, head_width, rope_type, sliding_window
+from ringtune.models.folder import NO_WEIGHTS, model_dimensions, read_config, read_headers
 from ringtune.models.tokenizer import SETTINGS_FILE, WHOLE_FILE, chat_templates
 from ringtune.storage.strict import read_json
 from ringtune.storage.tensor_files import TensorFile, TensorInfo
@@ -52,7 +52,7 @@ MODELFILE: Final = "Modelfile"
 _INTERLEAVED: Final = ("llama", "mistral", "smollm3")
 _ADDS_ONE: Final = ("gemma", "gemma2", "gemma3_text")
 _HAS_WINDOWS: Final = {"gemma2": 2, "gemma3_text": 6}
-"""Models whose windows llama.cpp applies -> every so manieth layer has none."""
+"""Models whose windows llama.cpp applies -> n, where every n-th layer has none."""
 
 _ARCHITECTURES: Final = {"mistral": "llama", "gemma3_text": "gemma3"}
 """``model_type`` -> name in GGUF, where they differ."""
@@ -89,7 +89,7 @@ def gguf_refusal(config: Mapping[str, Any]) -> str:
     activation = str(config.get("hidden_activation") or config.get("hidden_act") or config.get("activation_function"))
     if activation not in (known := _ACTIVATIONS.get(name, ("silu",))):
         return f"llama.cpp has {known[0]} there, the model {activation}"
-    scaling, kind = config.get("rope_scaling") or {}, _rope_type(config)
+    scaling, kind = config.get("rope_scaling") or {}, rope_type(config)
     if odd := sorted(scaling.keys() & {"mscale", "mscale_all_dim", "truncate"}):
         return f"rope_scaling has {', '.join(odd)}, which llama.cpp does not apply"
     if kind == "llama3" and name not in ("llama", "mistral"):
@@ -108,11 +108,6 @@ def gguf_refusal(config: Mapping[str, Any]) -> str:
     if scalar is not None and scalar != (size.hidden // size.num_heads if largest else width):
         return f"query_pre_attn_scalar is {scalar:g}, llama.cpp scales by another value"
     return ""
-
-
-def _rope_type(config: Mapping[str, Any]) -> str:
-    scaling = config.get("rope_scaling") or {}
-    return str(scaling.get("rope_type", scaling.get("type", "default")))
 
 
 def check_model(folder: Path) -> dict[str, Any]:
@@ -213,7 +208,8 @@ def _add_facts(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
     """Add what llama.cpp needs of the config."""
     from gguf import RopeScalingType
 
-    size, window = model_dimensions(config), _window(config)
+    size, types = model_dimensions(config), config.get("layer_types")
+    window = sliding_window(config) if types is None or SLIDING in types else 0
     is_windowed = config["model_type"] in _HAS_WINDOWS
     writer.add_context_length(min(size.longest, window) if window and not is_windowed else size.longest)
     writer.add_embedding_length(size.hidden)
@@ -238,7 +234,7 @@ def _add_facts(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
         if config.get(key):
             add_cap(config[key])
     scaling = config.get("rope_scaling") or {}
-    if (kind := _rope_type(config)) in ("linear", "yarn"):
+    if (kind := rope_type(config)) in ("linear", "yarn"):
         writer.add_rope_scaling_type(RopeScalingType(kind))
         writer.add_rope_scaling_factor(scaling["factor"])
     if kind == "yarn":
@@ -250,14 +246,6 @@ def _add_facts(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
         ):
             if scaling.get(key) is not None:
                 add_yarn(scaling[key])
-
-
-def _window(config: Mapping[str, Any]) -> int:
-    """Tokens that a layer with a window sees; 0 if no layer has one."""
-    types = config.get("layer_types")
-    if not config.get("use_sliding_window", True) or (types is not None and SLIDING not in types):
-        return 0
-    return int(config.get("sliding_window") or 0)
 
 
 def _add_tokenizer(writer: GGUFWriter, folder: Path, template: str, *, vocab: int) -> None:
@@ -304,7 +292,8 @@ def _read_tokenizer(folder: Path) -> tuple[dict[str, Any], str]:
             f"the model has no {WHOLE_FILE}, which GGUF needs; save it with AutoTokenizer and export again"
         )
     whole = read_json(folder / WHOLE_FILE)
-    return whole, "" if whole["model"].get("byte_fallback") else _split_name(whole)
+    is_of_pieces = whole["model"].get("type") == "BPE" and whole["model"].get("byte_fallback")
+    return whole, "" if is_of_pieces else _split_name(whole)
 
 
 def _is_byte(text: str) -> bool:
@@ -417,9 +406,7 @@ def _tensors(folder: Path, config: Mapping[str, Any]) -> Iterator[_Tensor]:
 
     form = _Form.of(config)
     for key, stored in read_headers(folder).items():
-        if key.endswith((".attn.bias", ".attn.masked_bias", ".inv_freq")):
-            continue
-        if key.startswith("lm_head.") and config["tie_word_embeddings"]:
+        if key.endswith(NO_WEIGHTS) or (key.startswith("lm_head.") and config["tie_word_embeddings"]):
             continue
 
         def read(key: str = key, path: Path = stored.path, info: TensorInfo = stored.info) -> Array:
@@ -429,7 +416,7 @@ def _tensors(folder: Path, config: Mapping[str, Any]) -> Iterator[_Tensor]:
 
         shape = stored.shape[::-1] if form.is_transposed(key, stored.shape) else stored.shape
         yield _Tensor(form.named(key), stored.info._replace(shape=shape), read)
-    if _rope_type(config) == "llama3":
+    if rope_type(config) == "llama3":
         factors = _rope_factors(config)
         info = TensorInfo("F32", (len(factors),), 4 * len(factors), 0)
         yield _Tensor("rope_freqs.weight", info, functools.partial(np.array, factors, np.float32))

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from coordinator.cli.demo_files import SENTENCES_FILE
+from ringtune.job.job import Job
 from tests.support.cluster import Cluster
 
 CACHE: Final = Path("~/.cache/ringtune/demo").expanduser()
@@ -49,22 +50,37 @@ def processor_s(cluster: Cluster) -> float:
     return total / os.sysconf("SC_CLK_TCK")
 
 
-def run(cluster: Cluster, steps: int, share: float) -> Cost:
-    """Train so many steps; share 0 is without an audit."""
-    job = cluster.job(
+def reviews(cluster: Cluster, folder: Path) -> None:
+    """Give a cluster the demo's model, and some 400 film reviews to train on."""
+    cluster.model, cluster.train = CACHE / "all-MiniLM-L6-v2", folder / "reviews.csv"
+    with (CACHE / SENTENCES_FILE).open(encoding="utf-8", newline="") as file:
+        rows = [(row["text"], row["label"]) for row in csv.DictReader(file) if row["source"] == "imdb"]
+    with cluster.train.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *rows[:: len(rows) // 400]])
+    cluster.eval = cluster.train
+
+
+def job_of(cluster: Cluster, *, steps: int, max_length: int, **more: object) -> Job:
+    """A job in which everything trains and copies of turns are kept."""
+    return cluster.job(
         model__dtype="float32",
         wire__dtype="float32",
         train__method="all",
         train__batch_size=16,
         train__microbatches=4,
-        train__max_length=64,
+        train__max_length=max_length,
         train__local_iterations=TURN,
         train__max_steps=steps,
         train__learning_rate=1e-4,
         recovery__copies="next",
         runtime__lease_s=60.0,
-        **({"audit__share": share} if share else {}),
+        **more,
     )
+
+
+def run(cluster: Cluster, steps: int, share: float) -> Cost:
+    """Train so many steps; share 0 is without an audit."""
+    job = job_of(cluster, steps=steps, max_length=64, **({"audit__share": share} if share else {}))
     plan, began_s, before_s = cluster.plan_on(job, SLICES), time.monotonic(), processor_s(cluster)
     follower = cluster.follow(job, plan=plan)
     follower.wait_for_steps(TURN)
@@ -94,12 +110,7 @@ def main() -> int:
     named, audited_s, turns = 0, 0.0, 0
     with tempfile.TemporaryDirectory(prefix="ringtune-audit-") as folder:
         cluster = Cluster(Path(folder), owners=NODES)
-        cluster.model, cluster.train = CACHE / "all-MiniLM-L6-v2", Path(folder) / "reviews.csv"
-        with (CACHE / SENTENCES_FILE).open(encoding="utf-8", newline="") as file:
-            rows = [(row["text"], row["label"]) for row in csv.DictReader(file) if row["source"] == "imdb"]
-        with cluster.train.open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([("text", "label"), *rows[:: len(rows) // 400]])
-        cluster.eval = cluster.train
+        reviews(cluster, Path(folder))
         with cluster.listening():
             run(cluster, TURN, 0.0)  # measures the nodes
             ratios: list[tuple[float, float]] = []

@@ -11,7 +11,6 @@ Compared are the processor seconds of all processes, which a busy machine distur
 from __future__ import annotations
 
 import argparse
-import csv
 import mmap
 import os
 import statistics
@@ -21,14 +20,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from coordinator.cli.demo_files import SENTENCES_FILE
 from edge.checkpoint import turn_snapshots
 from edge.transport.access import RunAccess
 from ringtune.storage.pieces import Pieces
 from ringtune.transport.channels import Guard, caller_of
 from ringtune.transport.open_calls import OpenCalls
 from ringtune.transport.speaker import speaking_as
-from tests.bench.audit import CACHE, NODES, SLICES, TURN, say
+from tests.bench.audit import NODES, SLICES, TURN, job_of, reviews, say
 from tests.support import cluster as clusters
 from tests.support import quick_template
 from tests.support.trust_parts import token_option, trusted, write_tokens
@@ -83,26 +81,9 @@ def measure(folder: Path, pairs: int) -> list[tuple[float, float]]:
         tokens = {name: token_option(folder, name) for name in NODES}
         cluster = clusters.Cluster(folder, owners=NODES, more=tokens, keeper=keeper)
         write_tokens(folder, NODES, ttl_s=600.0)
-        cluster.model, cluster.train = CACHE / "all-MiniLM-L6-v2", folder / "reviews.csv"
-        with (CACHE / SENTENCES_FILE).open(encoding="utf-8", newline="") as file:
-            rows = [(row["text"], row["label"]) for row in csv.DictReader(file) if row["source"] == "imdb"]
-        with cluster.train.open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([("text", "label"), *rows[:: len(rows) // 400]])
-        cluster.eval = cluster.train
+        reviews(cluster, folder)
         with cluster.listening():
-            job = cluster.job(
-                model__dtype="float32",
-                wire__dtype="float32",
-                train__method="all",
-                train__batch_size=16,
-                train__microbatches=4,
-                train__max_length=32,
-                train__local_iterations=TURN,
-                train__max_steps=(2 * pairs + 2) * TURN,
-                train__learning_rate=1e-4,
-                recovery__copies="next",
-                runtime__lease_s=60.0,
-            )
+            job = job_of(cluster, steps=(2 * pairs + 2) * TURN, max_length=32)
             follower = cluster.follow(job, plan=cluster.plan_on(job, SLICES))
             found: list[tuple[float, float]] = []
             follower.wait_for_steps(TURN)

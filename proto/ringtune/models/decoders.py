@@ -151,13 +151,19 @@ def _llama_owner(config: Config) -> Shapes:
     return {"embed_tokens.weight": (config["vocab_size"], hidden), "norm.weight": (hidden,)}
 
 
+def rope_type(config: Config) -> str:
+    """Type of ``rope_scaling``, a key of ``ROPES``; ``default`` without scaling."""
+    scaling = config.get("rope_scaling") or {}
+    return str(scaling.get("rope_type", scaling.get("type", "default")))
+
+
 def llama_problem(config: Config) -> str:
     """Say why the values of a Llama config are inconsistent; empty if they are not."""
     heads, shared = config["num_attention_heads"], groups(config)
     if heads % shared:
         return f"{heads} heads can't share {shared} key-value heads evenly"
     scaling = config.get("rope_scaling") or {}
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    kind = rope_type(config)
     if kind not in ROPES:
         return f"rope_scaling of type {kind!r} is not supported; supported: {', '.join(ROPES)}"
     known = ROPES[kind]
@@ -305,7 +311,7 @@ def _plugged_problem(config: Config) -> str:
     count, types = config["num_hidden_layers"], config.get("layer_types")
     if types is not None and (len(types) != count or any(kind not in LAYER_TYPES for kind in types)):
         return f"layer_types has to name {count} layers, each {' or '.join(LAYER_TYPES)}"
-    if SLIDING in (types or ()) and not _window(config):
+    if SLIDING in (types or ()) and not sliding_window(config):
         return f"layer_types has {SLIDING}, but there is no sliding_window"
     turned = config.get("no_rope_layers")
     if turned is not None and (len(turned) != count or any(value not in (0, 1) for value in turned)):
@@ -313,7 +319,7 @@ def _plugged_problem(config: Config) -> str:
     return llama_problem(config)
 
 
-def _window(config: Config) -> int:
+def sliding_window(config: Config) -> int:
     """Number of tokens in the window of a sliding layer; 0 without a window."""
     return int(config.get("sliding_window") or 0) if config.get("use_sliding_window", True) else 0
 

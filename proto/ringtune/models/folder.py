@@ -63,8 +63,8 @@ SAMPLE_BYTES = 64
 
 _MAX_INDEX_BYTES = 20_000_000
 _LEGACY_ENDS = {".gamma": ".weight", ".beta": ".bias"}  # LayerNorm names of the first BERT files
-# Buffers that old versions of the library saved; and the mask token of ViT's pretraining.
-_NO_WEIGHTS = (".position_ids", ".token_type_ids", ".attn.bias", ".attn.masked_bias", ".inv_freq", ".mask_token")
+NO_WEIGHTS = (".position_ids", ".token_type_ids", ".attn.bias", ".attn.masked_bias", ".inv_freq", ".mask_token")
+"""Ends of names of buffers that old versions of the library saved, and of the mask token of ViT's pretraining."""
 
 
 class StoredTensor(NamedTuple):
@@ -166,7 +166,7 @@ def select_tensors(
         ModelError: a tensor is missing, or has another shape than in the config.
     """
     family = FAMILIES[config["model_type"]]
-    weights = {name: shape for name, shape in shapes.items() if not name.endswith(_NO_WEIGHTS)}
+    weights = {name: shape for name, shape in shapes.items() if not name.endswith(NO_WEIGHTS)}
     inside = dict(family.block_shapes(config))
     for name, shape in weights.items():
         if name.startswith(family.block_prefix):

@@ -294,6 +294,7 @@ def test_byte_level_tokenizers_have_llama_cpps_name(tmp_path: Path) -> None:
         (byte_level("x+"), "x+"),
         (byte_level(ignore_merges=True), "BPE"),
         (byte_level(normalizer=normalizers.Lowercase()), "Lowercase"),
+        (Tokenizer(models.Unigram([("<s>", 0.0), ("</s>", 0.0), ("a", -1.0)], 0, True)), "Unigram"),
     ):
         with pytest.raises(UsageError, match=r"no tokenizer like .* use --format gguf-lora") as refused:
             tokenizer_fields(tmp_path, odd)
