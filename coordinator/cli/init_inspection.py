@@ -12,7 +12,7 @@ from coordinator.api.npz_headers import Archive
 from coordinator.cli.columns import NAMES, Column
 from ringtune.errors import DataError, InvalidInputError, ModelError
 from ringtune.job.job import Data
-from ringtune.job.rows import PICTURES, account_of, list_pictures, task_rows
+from ringtune.job.rows import account_of, list_pictures, task_rows
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import (
     CAUSAL_LM,
@@ -25,7 +25,7 @@ from ringtune.models.family import (
     head_task,
 )
 from ringtune.models.folder import CONFIG_FILE, base_tensors, check_files, model_dimensions, read_config
-from ringtune.storage.arrow_files import arrow_header, is_arrow, split_paths
+from ringtune.storage.arrow_files import PICTURES, arrow_header, is_arrow, split_paths
 from ringtune.storage.strict import read_json
 from ringtune.storage.tables import CONLL_SUFFIXES, TABLE_SUFFIXES, RowAccount, row_place, tagged_rows
 from ringtune.storage.text_files import form_suffix

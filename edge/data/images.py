@@ -26,7 +26,6 @@ from ringtune.errors import DataError, ModelError
 from ringtune.job.job import Job
 from ringtune.job.rows import (
     ARRAY,
-    PICTURES,
     Rows,
     account_of,
     list_pictures,
@@ -38,7 +37,7 @@ from ringtune.models.families import image_tokens
 from ringtune.models.family import IMAGE_CLASSIFICATION
 from ringtune.models.folder import read_config
 from ringtune.models.preprocessor import ImageSteps, read_image_steps
-from ringtune.storage.arrow_files import is_arrow
+from ringtune.storage.arrow_files import PICTURES, is_arrow
 from ringtune.storage.tables import row_place
 
 _CHANNELS_LAST = 3

@@ -46,7 +46,7 @@ from ringtune.models.family import (
     TAGGING,
 )
 from ringtune.schedule.run_shape import UserRows, check_user_name
-from ringtune.storage.arrow_files import is_arrow
+from ringtune.storage.arrow_files import PICTURES, is_arrow
 from ringtune.storage.tables import (
     Problem,
     Record,
@@ -81,7 +81,6 @@ def look_alike_lines(labels: Iterable[str]) -> list[str]:
 
 
 ARRAY: Final = ".npy"
-PICTURES: Final = (ARRAY, ".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 HIDDEN: Final = "hidden files, whose name or folder begins with a dot"
 NO_PICTURE: Final = "files that are no pictures"
 NO_CLASS: Final = "pictures that lie in no folder of a class, or deeper than it"

@@ -47,6 +47,7 @@ from ringtune.storage.strict import is_lfs_pointer, pointer_advice, read_json
 from ringtune.storage.text_files import MAX_BYTES, MAX_FACTOR, MAX_ROW_BYTES, PYARROW_REMEDY, TOO_MUCH
 
 ARROW_SUFFIXES: Final = (".parquet", ".arrow")
+PICTURES: Final = (".npy", ".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 _SPLITS_FILE: Final = "dataset_dict.json"
 _STATE_FILE: Final = "state.json"
 _NUMBERING: Final = re.compile(r"[-_.]?\d{4,}(\b.*)?$")
@@ -89,11 +90,16 @@ class ArrowHeader(NamedTuple):
 
 
 def is_arrow(path: Path) -> bool:
-    """Whether a path names Parquet or Arrow files: one, a folder of them, or a split of a folder."""
+    """Whether a path names Parquet or Arrow files: one, a folder of them, or a split of a folder.
+
+    A folder of pictures, one folder a class, stays one where such a file lies beside them.
+    """
     if path.suffix.lower() in ARROW_SUFFIXES:
         return True
     if path.is_dir():
-        return any((path / name).is_file() for name in (_SPLITS_FILE, _STATE_FILE)) or bool(_entries(path))
+        return any((path / name).is_file() for name in (_SPLITS_FILE, _STATE_FILE)) or (
+            bool(_entries(path)) and not any(file.suffix.lower() in PICTURES for file in path.glob("*/*"))
+        )
     return not path.exists() and bool(_splits(path.parent).get(path.name))
 
 
@@ -490,23 +496,30 @@ def _values(column: Any, name: str) -> Any:
     """Return the values of a column as Python's; times without their nanoseconds, which Python has no type for.
 
     Raises:
-        _UnusableError: not all of them can be: a text is no UTF-8, or a list has times with nanoseconds.
+        _UnusableError: not all of them can be: a text is no UTF-8, or a map has times with nanoseconds.
     """
     kind = column.type
     try:
-        return _without_nanoseconds(column, kind).to_pylist()
+        coarse = _without_nanoseconds(kind)
+        return (column if coarse == kind else column.cast(coarse, safe=False)).to_pylist()
     except ValueError as error:  # says the value, which stays here
         what = f"column {name!r} of type {str(kind)[:300]} has a value that can't be read"
         raise _UnusableError(f"{what} ({type(error).__name__})") from error
 
 
-def _without_nanoseconds(column: Any, kind: Any) -> Any:
+def _without_nanoseconds(kind: Any) -> Any:
+    """Return a type with microseconds in place of nanoseconds, in lists and structs too."""
     arrow: Any = importlib.import_module("pyarrow")
     if str(kind).startswith("timestamp[ns"):
-        return column.cast(arrow.timestamp("us", kind.tz), safe=False)
+        return arrow.timestamp("us", kind.tz)
     if str(kind) in ("time64[ns]", "duration[ns]"):
-        return column.cast(arrow.time64("us") if str(kind) == "time64[ns]" else arrow.duration("us"), safe=False)
-    return column
+        return arrow.time64("us") if str(kind) == "time64[ns]" else arrow.duration("us")
+    if arrow.types.is_struct(kind):
+        return arrow.struct([field.with_type(_without_nanoseconds(field.type)) for field in kind])
+    for is_of, of in ((arrow.types.is_list, arrow.list_), (arrow.types.is_large_list, arrow.large_list)):
+        if is_of(kind):
+            return of(kind.value_field.with_type(_without_nanoseconds(kind.value_type)))
+    return kind
 
 
 def _plain(value: Any) -> Any:

@@ -132,12 +132,13 @@ def test_values_of_other_types_are_texts(tmp_path: Path) -> None:
         "coded": pa.array(["x"]).dictionary_encode(),
         "none": pa.nulls(1),
         "map": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())),
+        "inside": pa.array([{"x": [1_721_995_200_000_000_001]}], pa.struct({"x": pa.list_(pa.timestamp("ns"))})),
     }
     path = tmp_path / "types.arrow"
     write_stream(path, pa.table(columns))
     _, values = decoded(path)
     written = ["2024-07-26", "2024-07-26T12:00:00", "2024-07-26T12:30:00+00:00", "1.50", "x", "x", "x", None]
-    assert values == [*written, [["k", 1]]]
+    assert values == [*written, [["k", 1]], {"x": ["2024-07-26T12:00:00"]}]
 
 
 def test_class_names_and_pictures_of_datasets(tmp_path: Path) -> None:
@@ -174,6 +175,11 @@ def test_folders_splits_and_shards(tmp_path: Path) -> None:
     for path in (*shards, hub / "test-00000-of-00001.parquet", plain / "train.parquet", plain / "dev.parquet"):
         write_parquet(path, table)
     (hub / "README.md").write_text("x")
+    (pictures := tmp_path / "pictures" / "cat" / "1.png").parent.mkdir(parents=True)
+    write_parquet(tmp_path / "pictures" / "index.parquet", table)
+    assert is_arrow(tmp_path / "pictures")
+    pictures.touch()
+    assert not is_arrow(tmp_path / "pictures")
     for name in ("data-00000-of-00001.arrow", "cache-0123456789abcdef.arrow"):
         write_stream(saved / "train" / name, table)
     (saved / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
@@ -244,9 +250,10 @@ def test_unlike_shards_are_refused(tmp_path: Path) -> None:
 
 
 def test_column_that_can_not_be_read_is_named_without_its_values(tmp_path: Path) -> None:
-    """Times with nanoseconds in a list, which Python has no type for, and texts that are no UTF-8."""
+    """Times with nanoseconds in a map, which Python has no type for, and texts that are no UTF-8."""
+    kind = pa.map_(pa.string(), pa.timestamp("ns"))
     text = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
-    for values in (pa.array([[1_721_995_200_000_000_001]], pa.list_(pa.timestamp("ns"))), text):
+    for values in (pa.array([[("k", 1_721_995_200_000_000_001)]], kind), text):
         write_parquet(tmp_path / "odd.parquet", pa.table({"x": values}))
         said = r"odd.parquet: column 'x' of type .* has a value that can't be read \(\w+Error\); write it as texts"
         with pytest.raises(DataError, match=said):
