@@ -285,7 +285,7 @@ def _written(folder: Path, text: str) -> Path:
 
 @contextmanager
 def boards(
-    case: Case, folder: Path, sizes: Mapping[str, int] | None = None, *, are_told: bool = True
+    case: Case, folder: Path, sizes: Mapping[str, int] | None = None, *, are_told: bool = True, count: int = NUM_BOARDS
 ) -> Iterator[tuple[Testbed, MemoryWatch]]:
     """Boards with fresh, idle agents, which are watched.
 
@@ -294,9 +294,10 @@ def boards(
         folder: for the testbed.
         sizes: bytes of each board in all; by default more than enough.
         are_told: whether agents are told what a run may use; otherwise they read their limits.
+        count: number of boards.
     """
     budgets = {name: max(MIB, size - LIBRARY_BYTES) for name, size in (sizes or {}).items()} if are_told else {}
-    own = [case.one_owner and index == 0 for index in range(NUM_BOARDS)]
+    own = [case.one_owner and index == 0 for index in range(count)]
     layout = Layout(
         boards=tuple(
             Board(
@@ -308,7 +309,7 @@ def boards(
                 data=case.train if own[index] else None,
                 eval_data=case.evaluation if own[index] else None,
             )
-            for index in range(NUM_BOARDS)
+            for index in range(count)
         ),
         name="rtmemory",
         cpu_period_s=0.02,
