@@ -65,8 +65,8 @@ def init(
         if column:
             raise UsageError("--template looks at no rows, so --column has no meaning; leave one of them out")
         task = task or CLASSIFICATION
-        places = {"train": str(data or "train.csv"), "evaluate": str(eval_data or "")}
-        text = job_template(task, model=model or "models/all-MiniLM-L6-v2", **places)
+        model, train = model or "models/all-MiniLM-L6-v2", str(data or "train.csv")
+        text = job_template(task, model=model, train=train, evaluate=str(eval_data or ""))
         found = WrittenJob(text=text, task=task, saw=(), chosen={})
     else:
         wizard_options = WizardOptions(
