@@ -449,9 +449,10 @@ def test_ending_drains_the_run_though_the_terminal_is_closed(monkeypatch: pytest
     coordinator.say = gone
     drained: list[str] = []
     monkeypatch.setattr(coordinator, "driven", lambda: "" if drained else RUN)
-    monkeypatch.setattr(coordinator, "drain", lambda run_id, reason: drained.append(run_id))
+    driver = SimpleNamespace(drain=drained.append)
+    monkeypatch.setattr(coordinator, "driver_of", {RUN: driver}.__getitem__)
     with ShutdownSignals() as ending:
         os.kill(os.getpid(), signal.SIGHUP)
         assert ending.wait()
         ending.save(coordinator)
-    assert drained == [RUN]
+    assert drained == ["the coordinator was stopped"]
