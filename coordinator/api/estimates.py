@@ -11,7 +11,7 @@ its backward are computed, not measured.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -81,16 +81,11 @@ class RowCounts:
         """All classes or tags, sorted."""
         return tuple(sorted({*self.labels, *(name for names in self.tags for name in names)}))
 
-    def taken(self, rows: Iterable[int]) -> RowCounts:
+    def taken(self, rows: Sequence[int]) -> RowCounts:
         """Return the counts of these rows alone, by index."""
-        chosen = list(rows)
-        return RowCounts(
-            examples=tuple(self.examples[row] for row in chosen),
-            labels=tuple(self.labels[row] for row in chosen) if self.labels else (),
-            users=tuple(self.users[row] for row in chosen) if self.users else (),
-            tags=tuple(self.tags[row] for row in chosen) if self.tags else (),
-            tokens=tuple(self.tokens[row] for row in chosen) if self.tokens else (),
-        )
+        per_row = ("examples", "labels", "users", "tags", "tokens")
+        chosen = {name: tuple(values[row] for row in rows) for name in per_row if (values := getattr(self, name))}
+        return RowCounts(**{"examples": (), **chosen})  # type: ignore[arg-type]
 
     @property
     def by_user(self) -> list[tuple[str, int]]:
@@ -106,10 +101,8 @@ def count_rows(file: str, job: Job) -> RowCounts:
         ModelError: conversations, and no template for them.
     """
     path, task = Path(file), job.model.task
-    if task == IMAGE_CLASSIFICATION and not is_arrow(path):
-        counts = _count_images(path, job)
-    elif task == IMAGE_CLASSIFICATION:
-        counts = _count_encoded_images(path, job)
+    if task == IMAGE_CLASSIFICATION:
+        counts = (_count_encoded_images if is_arrow(path) else _count_images)(path, job)
     elif task == CAUSAL_LM and is_plain_text(path):
         counts = _count_blocks(path, job)
     else:
@@ -273,9 +266,19 @@ def estimate(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> Estimated:
     setup = LocalSetup.of(job, num_nodes, available_bytes=available, base_bytes=0 if memory_bytes else None)
     model = model_facts(job.model.path, job)
     token_bytes = computed_token_bytes(model, job)
-    counted = _counted(job)
+    files, counted, problems = (
+        [file for file in (job.data.train, job.data.eval) if file],
+        list[RowCounts](),
+        list[str](),
+    )
+    for file in files:
+        try:
+            counted.append(count_rows(file, job))
+        except DataError as error:
+            problems.append(str(error))
+    if problems:
+        raise DataError("; ".join(dict.fromkeys(problems)))
     train, held_out = _divided(counted, job)
-    files = tuple(Path(file) for file in (job.data.train, job.data.eval) if file)
     found: dict[str, NodeFacts] = {}
     for index in range(num_nodes):
         own, own_eval = _share(job, train, held_out, index, setup.num_owners)
@@ -302,7 +305,7 @@ def estimate(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> Estimated:
             shape=job_shape(job, fixed_tokens=model.fixed_tokens),
             data_bytes=data_bytes(
                 model,
-                files,
+                tuple(map(Path, files)),
                 num_owners=setup.num_owners,
                 rows=num_train + num_eval,
                 max_length=job.train.max_length,
@@ -313,19 +316,6 @@ def estimate(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> Estimated:
         )
     notes = list(dict.fromkeys(note for counts in counted for note in counts.notes))
     return Estimated(found, rows_text(counted, job), notes)
-
-
-def _counted(job: Job) -> list[RowCounts]:
-    """Count the rows of the job's files."""
-    counts, problems = [], list[str]()
-    for file in filter(None, (job.data.train, job.data.eval)):
-        try:
-            counts.append(count_rows(file, job))
-        except DataError as error:
-            problems.append(str(error))
-    if problems:
-        raise DataError("; ".join(dict.fromkeys(problems)))
-    return counts
 
 
 def _left_out(counted: Sequence[RowCounts], index: int, num_owners: int) -> tuple[SkippedRows, ...]:

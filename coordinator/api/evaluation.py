@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from coordinator.client.follow import Outcome
 from coordinator.client.local_nodes import OWN_COORDINATOR, LocalNodes, LocalSetup
 from coordinator.client.saved_run import SavedRun, evaluation_job
 from coordinator.client.submit import Client
@@ -78,58 +77,45 @@ def evaluate_on_ring(
     ``data`` stays on this machine; None = the evaluation rows of the nodes. ``model`` replaces the job's, on this
     machine only; the node here has ``join_s`` seconds to join.
     """
+    job = evaluation_job(run, data)
     if data is None:
         with _free_coordinator(address, insecure=insecure) as client:
-            came = client.evaluate(evaluation_job(run, None), owner="", saved=run.saved, progress=Progress())
-        return _figures(came)
+            return _evaluated(client, run, job, owner="")
     options = ["--guest"]  # a guest's rows are never used for training
     options += ["--insecure"] if insecure else []
-    if model is not None:
-        options += ["--model", str(model.resolve())]
-    job = evaluation_job(run, data)
+    options += ["--model", str(model.resolve())] if model is not None else []
     check_rows(job.model.task, job.data)
     return _evaluate(run, job, address, join_s=join_s, insecure=insecure, options=options)
 
 
 def _evaluate(
-    run: SavedRun,
-    job: Job,
-    address: str,
-    *,
-    join_s: float,
-    insecure: bool | None = None,
-    options: list[str] | None = None,
+    run: SavedRun, job: Job, address: str, *, join_s: float, insecure: bool | None = None, options: list[str]
 ) -> dict[str, Any]:
     owner = f"eval-{secrets.token_hex(4)}"
     ended: list[RingTuneError] = []
-
-    def note_end(_: str, error: RingTuneError) -> None:
-        ended.append(error)
-
-    setup = LocalSetup.of(job, 1)
     with (
         _free_coordinator(address, insecure=insecure) as client,
         tempfile.TemporaryDirectory(prefix="ringtune-") as name,
         LocalNodes(
-            setup,
+            LocalSetup.of(job, 1),
             job,
             address,
             logs=Path(name),
-            on_exit=note_end,
+            on_exit=lambda _, error: ended.append(error),
             names=[owner],
-            options=[*(options or []), *_invitation(client, owner, Path(name) / "token")],
+            options=[*options, *_invitation(client, owner, Path(name) / "token")],
             states=Path(name) / "states",
         ),
     ):
         _await_member(client, owner, ended, join_s)
         try:
-            came = client.evaluate(job, owner=owner, saved=run.saved, progress=Progress())
+            return _evaluated(client, run, job, owner=owner)
         except RingTuneError as error:
             raise (ended or [error])[0] from error
-    return _figures(came)
 
 
-def _figures(came: Outcome) -> dict[str, Any]:
+def _evaluated(client: Client, run: SavedRun, job: Job, *, owner: str) -> dict[str, Any]:
+    came = client.evaluate(job, owner=owner, saved=run.saved, progress=Progress())
     evaluation = came.report.get("eval")
     if not isinstance(evaluation, dict) or "count" not in evaluation:
         raise IntegrityError("the coordinator sent no evaluation; use one version on all machines")

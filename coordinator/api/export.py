@@ -59,7 +59,7 @@ from ringtune.models.tokenizer import TEMPLATE_FILE, WHOLE_FILE
 from ringtune.storage.durable import make_folder, rename_durably, write_pieces_durably
 from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.storage.strict import nearest, read_json
-from ringtune.storage.tensor_files import TensorFile, TensorInfo, read_safetensors_header
+from ringtune.storage.tensor_files import TensorFile, read_safetensors_header
 
 _BLOCK = re.compile(r"\.(\d+)\.")
 _MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -159,14 +159,10 @@ def check_head(run: SavedRun, config: Mapping[str, Any]) -> None:
     labels = run.plan.course.labels
     if ids != {label: index for index, label in enumerate(labels)}:
         raise IntegrityError(f"head_config.json has the classes {ids}, the run had {labels}; it mixes runs")
-    if len(labels) not in _outputs(tensors):
+    if len(labels) not in {info.shape[0] for info in tensors.values() if info.shape}:
         raise IntegrityError(
             f"model_head.safetensors has no output of {len(labels)} classes; copy the run's folder again"
         )
-
-
-def _outputs(tensors: Mapping[str, TensorInfo]) -> set[int]:
-    return {info.shape[0] for info in tensors.values() if info.shape}
 
 
 def checked_id(base_model: str) -> str:
@@ -304,7 +300,8 @@ def export_run(
     run = read_run(folder)
     _check_can_be_given(run)
     require_user(run, user)
-    _check_target(target)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(f"{target} is there already; choose another --out or remove it")
     if form not in FORMATS:
         raise UsageError(f"the format {form!r} is not known; {nearest(form, FORMATS)}")
     if merge and form in (PEFT, GGUF_LORA):
@@ -380,25 +377,20 @@ def _working_folder(target: Path) -> Iterator[Path]:
     Raises:
         StorageError: it can't be written.
     """
+    folder = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
-        merged = _beside(target)
+        make_folder(target.parent)
+        folder.mkdir()
+        yield folder
     except OSError as error:
         raise StorageError(f"can't write {target}: {error.strerror}; choose another --out or make room") from error
-    try:
-        yield merged
-    except OSError as error:
-        raise StorageError(f"can't write {merged}: {error.strerror}; choose another --out or make room") from error
     finally:
-        shutil.rmtree(merged, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write(contents: Mapping[str, Pieces], target: Path) -> dict[str, str]:
     """Write the files to a folder beside the target, check them, and rename the folder; return their digests."""
-    try:
-        part = _beside(target)
-    except OSError as error:
-        raise StorageError(f"can't write {target}: {error.strerror}; choose another --out or make room") from error
-    try:
+    with _working_folder(target) as part:
         for name, content in contents.items():
             write_pieces_durably(part / name, content)
         digests = {name: FilePieces(part / name).sha256() for name in contents}
@@ -407,20 +399,7 @@ def _write(contents: Mapping[str, Pieces], target: Path) -> dict[str, str]:
         if target.exists():
             target.rmdir()
         rename_durably(part, target)
-    except StorageError:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-    except OSError as error:
-        shutil.rmtree(part, ignore_errors=True)
-        raise StorageError(f"can't write {target}: {error.strerror}; choose another --out or make room") from error
     return digests
-
-
-def _beside(target: Path) -> Path:
-    make_folder(target.parent)
-    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
-    part.mkdir()
-    return part
 
 
 def _check_can_be_given(run: SavedRun) -> None:
@@ -429,11 +408,6 @@ def _check_can_be_given(run: SavedRun) -> None:
             f"{run.folder} has no adapter to export: with adapter.config = {FULL!r} the blocks' own weights trained; "
             f"they are in {run.saved / BLOCKS_FILE}, load them with load_state_dict(..., strict=False)"
         )
-
-
-def _check_target(target: Path) -> None:
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target} is there already; choose another --out or remove it")
 
 
 def _contents(run: SavedRun, base_model: str, form: str) -> dict[str, Pieces]:
@@ -500,12 +474,8 @@ def _adapter_contents(run: SavedRun, base_model: str) -> tuple[dict[str, Pieces]
     base_model = checked_id(base_model or str(adapter.get("model_name", "")))
     contents: dict[str, Pieces] = {name: FilePieces(run.saved / name) for name in names}
     for name, config in configs.items():
-        if name == INTERFACE_FILE:
-            continue
-        contents[name] = _json({**config, "model_name": base_model})
+        if name != INTERFACE_FILE:
+            text = json.dumps({**config, "model_name": base_model}, indent=2)
+            contents[name] = Pieces.of(f"{text}\n".encode())
     digests = _digests(contents)
     return contents, adapter_card(run, base_model=base_model, adapter=adapter, digests=digests)
-
-
-def _json(value: dict[str, Any]) -> Pieces:
-    return Pieces.of((json.dumps(value, indent=2) + "\n").encode())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
@@ -43,10 +42,10 @@ class Coordinator:
 
     def nodes(self) -> Table:
         """Return the joined nodes: name, state, rows, cores, memory in bytes, address."""
-        from coordinator.screen.listing import node_lines
+        from coordinator.screen.listing import nodes_json
 
         with self._connected() as client:
-            return Table([json.loads(line) for line in node_lines(client.nodes())])
+            return Table(nodes_json(client.nodes()))
 
     def runs(self) -> Table:
         """Return the stored runs, oldest first.
@@ -54,17 +53,17 @@ class Coordinator:
         Raises:
             RingTuneError: the coordinator stores none, or does not answer.
         """
-        from coordinator.screen.listing import run_lines
+        from coordinator.screen.listing import runs_json
 
         with self._connected() as client:
-            return Table([json.loads(line) for line in run_lines(client.runs())])
+            return Table(runs_json(client.runs()))
 
     def status(self) -> dict[str, Any]:
         """Return the present state: the run with phase, step and loss, and every node with its state."""
         from coordinator.screen.listing import status_json
 
         with self._connected() as client:
-            return dict(json.loads(status_json(client.status())))
+            return status_json(client.status())
 
     def fetch(self, run_id: str = "", out: str | PathLike[str] | None = None, *, replace: bool = False) -> Run:
         """Write the files of a stored run into a folder, as ``ringtune fetch`` does.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,63 +132,54 @@ def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], 
 
     ``adapter`` is the content of the file that describes the adapter, ``digests`` the SHA-256 of the other files.
     """
+    config, model_type = run.job.adapter.config, str(adapter.get("model_type", ""))
     has_head = has_trained_head(run.job.model.task)
-    has_inverse = not has_head and invertible_of(run.job.adapter.config) is not None
+    has_inverse = not has_head and invertible_of(config) is not None
     loading, library = _LOADING if has_head else _LOADING_WITH_OWN_HEAD, "adapters"
     loading = f"{_LOADING}\n\n{_OWN_HEAD.strip()}" if has_inverse else loading
-    what = _AUXILIARY + (_WITH_LIBRARY if library_config(run.job.adapter.config) else "")
+    what = _AUXILIARY + (_WITH_LIBRARY if library_config(config) else "")
     choices, loader = "", "AutoAdapterModel" if has_inverse else "AutoModelForCausalLM"
-    if auxiliary_of(run.job.adapter.config):
+    if auxiliary_of(config):
         loading = _LOADING_AUXILIARY if has_head else _LOADING_AUXILIARY_WITH_OWN_HEAD
         library = "ringtune"
     source = "adapters" if has_inverse else "transformers"
     if INTERFACE_FILE in digests:
         loading, what = _LOADING_PLUGGED, "" if has_head else _OWN_HEAD
         loader = "AutoModelForSequenceClassification" if has_head else loader
-        choices = _choices(run, str(adapter.get("model_type", "")))
+        choices = _choices(run, model_type)
+    loading = loading.format(base=json.dumps(base_model), what=what, loader=loader, choices=choices, source=source)
     return _card(
         run,
         digests,
-        model_type=str(adapter.get("model_type", "")),
-        front=_front_matter(base_model, library, str(adapter.get("model_type", ""))),
-        title=f"# Adapter for {base_model}",
-        what=f"adapter configuration `{run.job.adapter.config}`",
-        loading="\n\n".join(
-            [
-                loading.format(base=json.dumps(base_model), what=what, loader=loader, choices=choices, source=source),
-                *([_INVERSE] if has_inverse else []),
-                *_of_transformers_5(Path(run.job.model.path) / CONFIG_FILE),
-            ]
-        ),
-        library=("library", adapter.get("version", "") if library == "adapters" else ""),
+        base_model=base_model,
+        model_type=model_type,
+        library=library,
+        title="Adapter for",
+        what=f"adapter configuration `{config}`",
+        loading=[loading, *([_INVERSE] if has_inverse else []), *_of_transformers_5(run)],
+        fact=("library", adapter.get("version", "") if library == "adapters" else ""),
     )
 
 
 def peft_card(run: SavedRun, *, base_model: str, model_type: str, digests: Mapping[str, str]) -> str:
     """Return the text of ``README.md`` for a folder of PEFT; arguments as ``adapter_card``."""
-    loader = peft_class(model_type, run.job.model.task)[1]
     what = "" if has_trained_head(run.job.model.task) else f"\n\n{_OWN_HEAD.strip()}"
-    if HEAD_FILE in digests:
-        what = _HEAD_BESIDE
+    loading = _LOADING_PEFT.format(
+        loader=peft_class(model_type, run.job.model.task)[1],
+        base=json.dumps(base_model),
+        choices="" if HEAD_FILE in digests else _choices(run, model_type),
+        what=_HEAD_BESIDE if HEAD_FILE in digests else what,
+    )
     return _card(
         run,
         digests,
+        base_model=base_model,
         model_type=model_type,
-        front=_front_matter(base_model, "peft", model_type),
-        title=f"# LoRA for {base_model}",
+        library="peft",
+        title="LoRA for",
         what=f"adapter configuration `{run.job.adapter.config}`",
-        loading="\n\n".join(
-            [
-                _LOADING_PEFT.format(
-                    loader=loader,
-                    base=json.dumps(base_model),
-                    choices="" if HEAD_FILE in digests else _choices(run, model_type),
-                    what=what,
-                ),
-                *_of_transformers_5(Path(run.job.model.path) / CONFIG_FILE),
-            ]
-        ),
-        library=("library", "peft"),
+        loading=[loading, *_of_transformers_5(run)],
+        fact=("library", "peft"),
     )
 
 
@@ -214,16 +205,17 @@ def whole_model_card(
     ``config`` is the content of ``config.json``, ``digests`` the SHA-256 of the other files, ``what`` names the trained
     part.
     """
-    architecture, loader = architecture_of(config), model_loader(config)
+    loader = model_loader(config)
     return _card(
         run,
         digests,
+        base_model=base_model,
         model_type=str(config.get("model_type", "")),
-        front=_front_matter(base_model, "transformers", str(config.get("model_type", ""))),
-        title=f"# Model trained from {base_model}",
+        library="transformers",
+        title="Model trained from",
         what=what,
-        loading=_MODEL_LOADING.format(library=loader[0], loader=loader[1]),
-        library=("architecture", architecture),
+        loading=[_MODEL_LOADING.format(library=loader[0], loader=loader[1])],
+        fact=("architecture", _architecture(config)),
     )
 
 
@@ -231,51 +223,53 @@ def gguf_card(
     run: SavedRun, *, base_model: str, config: Mapping[str, Any], digests: Mapping[str, str], what: str
 ) -> str:
     """Return the text of ``README.md`` for GGUF; arguments as ``whole_model_card``, ``config`` of the base model."""
-    is_lora, model_type = not any(name == "model.gguf" for name in digests), str(config.get("model_type", ""))
+    is_lora = "model.gguf" not in digests
     return _card(
         run,
         digests,
-        model_type=model_type,
-        front=_front_matter(base_model, "gguf", model_type),
-        title=f"# LoRA for {base_model}" if is_lora else f"# Model trained from {base_model}",
+        base_model=base_model,
+        model_type=str(config.get("model_type", "")),
+        library="gguf",
+        title="LoRA for" if is_lora else "Model trained from",
         what=what,
-        loading=_LOADING_GGUF_LORA if is_lora else _LOADING_GGUF,
-        library=("format", "gguf"),
+        loading=[_LOADING_GGUF_LORA if is_lora else _LOADING_GGUF],
+        fact=("format", "gguf"),
     )
 
 
-def architecture_of(config: Mapping[str, Any]) -> str:
+def _architecture(config: Mapping[str, Any]) -> str:
     """Return the first class named in a model's ``config.json``, such as ``BertForSequenceClassification``."""
     return str(next(iter(config.get("architectures") or ("AutoModel",))))
 
 
 def model_loader(config: Mapping[str, Any]) -> tuple[str, str]:
     """Return package and class that load a whole model with its head."""
-    return (
-        ("adapters", "AutoAdapterModel") if "prediction_heads" in config else ("transformers", architecture_of(config))
-    )
+    has_heads = "prediction_heads" in config
+    return ("adapters", "AutoAdapterModel") if has_heads else ("transformers", _architecture(config))
 
 
 def _card(
     run: SavedRun,
     digests: Mapping[str, str],
     *,
+    base_model: str,
     model_type: str,
-    front: str,
+    library: str,
     title: str,
     what: str,
-    loading: str,
-    library: tuple[str, object],
+    loading: Sequence[str],
+    fact: tuple[str, object],
 ) -> str:
+    owners = len(run.plan.course.owners)
     parts = [
-        front,
-        title,
-        f"Trained with RingTune: {run.job.model.task}, {what}, {_owners(run)}. Rows and labels stayed with their "
-        "owners; hidden states passed between the nodes.",
-        loading,
+        _front_matter(base_model, library, model_type),
+        f"# {title} {base_model}",
+        f"Trained with RingTune: {run.job.model.task}, {what}, {owners} data owner{'s' * (owners != 1)}. Rows and "
+        "labels stayed with their owners; hidden states passed between the nodes.",
+        *loading,
         *_of_last_token(run, model_type),
         "## Training",
-        _table(("", ""), _facts(run, library)),
+        _table(("", ""), _facts(run, fact)),
         "## Figures",
         _figures(run),
         "## Files",
@@ -284,8 +278,9 @@ def _card(
     return "\n\n".join(parts) + "\n"
 
 
-def _of_transformers_5(config: Path) -> list[str]:
+def _of_transformers_5(run: SavedRun) -> list[str]:
     """Return how transformers 4 loads a base model with a config of version 5; empty if not needed or not here."""
+    config = Path(run.job.model.path) / CONFIG_FILE
     values = read_json(config) if config.is_file() else {}
     if not isinstance(values, dict) or not values.get("rope_parameters"):
         return []
@@ -307,12 +302,7 @@ def _front_matter(base_model: str, library: str, model_type: str) -> str:
     return "\n".join([*lines, *(f"- {json.dumps(tag)}" for tag in tags if tag), "---"])
 
 
-def _owners(run: SavedRun) -> str:
-    count = len(run.plan.course.owners)
-    return f"{count} data owner" + ("" if count == 1 else "s")
-
-
-def _facts(run: SavedRun, library: tuple[str, object]) -> list[tuple[str, object]]:
+def _facts(run: SavedRun, more: tuple[str, object]) -> list[tuple[str, object]]:
     plan, train = run.plan, run.job.train
     facts: list[tuple[str, object]] = [
         ("task", run.job.model.task),
@@ -331,7 +321,7 @@ def _facts(run: SavedRun, library: tuple[str, object]) -> list[tuple[str, object
         ("hosts", len(plan.placement.slices)),
         ("whole run took", format_seconds(run.report["wall_s"]) if "wall_s" in run.report else ""),
         ("RingTune", run.report.get("version", "")),
-        library,
+        more,
     ]
     return [(name, value) for name, value in facts if value != ""]
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.api.arguments import JobLike, for_python, job_here
+from coordinator.api.estimates import estimate, estimate_note
 from coordinator.planner.explain import Explanation
 from coordinator.planner.explain import explain as explained
-from coordinator.planner.given_plan import GivenPlan, require_plan_place
-from coordinator.planner.limits import Choices, read_choices
+from coordinator.planner.given_plan import GivenPlan, read_profile, require_plan_place
+from coordinator.planner.limits import read_choices
 from coordinator.planner.make_plan import check_inputs, make_plan, planned_as
-from coordinator.planner.planned import JobTime, Planned, guessed_time, measured_time
+from coordinator.planner.planned import JobTime, guessed_time, measured_time
 from coordinator.run.run_text import rows_lines
 from coordinator.screen.plan_text import plan_json, plan_text
 from coordinator.screen.progress import WaitNotice
@@ -108,71 +109,6 @@ class PlannedJob:
         return "\n".join(self.lines())
 
 
-def _plan_assumed(job: Job, num_nodes: int, memory: str, choices: Choices, *, why: bool) -> PlannedJob:
-    """Plan for equal assumed nodes; nothing is started."""
-    from coordinator.api.estimates import estimate, estimate_note
-
-    if max(map(len, choices)) > 1:
-        raise UsageError("nothing was measured to choose by; give --profile FILE or --coordinator HOST:PORT")
-    with WaitNotice("reading model and rows"):
-        assumed = estimate(job, num_nodes, memory_bytes=parse_bytes(memory) if memory else 0)
-    found = Profile(nodes=tuple(assumed.facts.values()))
-    with WaitNotice("planning"):
-        planned = make_plan(job, assumed.facts, **choices._asdict())
-    return _with_words(job, planned, found, estimate_note(job), is_measured=False, why=why, rows=assumed.rows)
-
-
-def _plan_measured(job: Job, profile: Path, choices: Choices, *, why: bool) -> PlannedJob:
-    from coordinator.planner.given_plan import read_profile
-
-    found = read_profile(profile)
-    check_inputs(job, found)
-    with WaitNotice("planning"):
-        planned = make_plan(job, found.by_name, links=found.links, **choices._asdict())
-    return _with_words(job, planned, found, "", is_measured=True, why=why)
-
-
-def _with_words(
-    job: Job,
-    planned: Planned,
-    found: Profile,
-    note: str,
-    *,
-    is_measured: bool,
-    why: bool,
-    rows: Sequence[str] | None = None,
-) -> PlannedJob:
-    optimizer, model = job.train.optimizer, found.nodes[0].model
-    time = measured_time(planned, found, optimizer) if is_measured else guessed_time(planned, job, model)
-    reasons = None
-    if why and planned.choice is not None:
-        reasons = explained(
-            planned.choice,
-            relative=not is_measured,
-            plan=planned.plan,
-            profile=planned.profile,
-            optimizer=optimizer,
-            dropout=job.train.dropout,
-            helping=planned.helping,
-            replicas=planned.replicas,
-            phases=planned.phases,
-        )
-    return PlannedJob(
-        plan=planned.plan,
-        memory=planned.memory,
-        profile=found,
-        is_measured=is_measured,
-        note="; ".join(filter(None, (note, planned.note))),
-        time=time,
-        effort=planned.effort_line,
-        why=reasons,
-        rows=(
-            *(rows_lines(found.nodes, job.train.max_length) if rows is None else rows),
-            *_classifier_lines(job, len(planned.plan.course.labels)),
-        ),
-    )
-
-
 def _classifier_lines(job: Job, num_classes: int) -> list[str]:
     """Say that the classifier in the model folder is not used; empty if there is none, or the folder can't be read."""
     there = 0
@@ -231,13 +167,52 @@ def plan(
         raise UsageError("--assume and --memory are for nodes that are not there; coordinator and profile have some")
     if nodes and not coordinator:
         raise UsageError(f"--nodes is for --coordinator; to plan for equal nodes that are not there: --assume {nodes}")
-    if profile:
-        return _plan_measured(wanted, Path(profile), choices, why=explain)
-    if not coordinator:
-        return _plan_assumed(wanted, assume, memory, choices, why=explain)
-    from coordinator.client.submit import Client
+    note, rows = "", list[str]()
+    if coordinator:
+        from coordinator.client.submit import Client
 
-    with Client(coordinator, insecure=insecure) as client, WaitNotice(f"asking {coordinator}") as waiting:
-        made, found, note = client.plan(wanted, progress=waiting, num_nodes=nodes, join_s=join_s, choices=choices)
-    planned = planned_as(wanted, made, found, again=explain, **choices._asdict())
-    return _with_words(wanted, planned, found, note, is_measured=True, why=explain)
+        with Client(coordinator, insecure=insecure) as client, WaitNotice(f"asking {coordinator}") as waiting:
+            made, found, note = client.plan(wanted, progress=waiting, num_nodes=nodes, join_s=join_s, choices=choices)
+        planned = planned_as(wanted, made, found, again=explain, **choices._asdict())
+    elif profile:
+        found = read_profile(Path(profile))
+        check_inputs(wanted, found)
+        with WaitNotice("planning"):
+            planned = make_plan(wanted, found.by_name, links=found.links, **choices._asdict())
+    else:
+        if max(map(len, choices)) > 1:
+            raise UsageError("nothing was measured to choose by; give --profile FILE or --coordinator HOST:PORT")
+        with WaitNotice("reading model and rows"):
+            assumed = estimate(wanted, assume, memory_bytes=parse_bytes(memory) if memory else 0)
+        found, rows, note = Profile(nodes=tuple(assumed.facts.values())), assumed.rows, estimate_note(wanted)
+        with WaitNotice("planning"):
+            planned = make_plan(wanted, assumed.facts, **choices._asdict())
+    is_measured, optimizer = bool(coordinator or profile), wanted.train.optimizer
+    if is_measured:
+        rows, time = rows_lines(found.nodes, wanted.train.max_length), measured_time(planned, found, optimizer)
+    else:
+        time = guessed_time(planned, wanted, found.nodes[0].model)
+    reasons = None
+    if explain and planned.choice is not None:
+        reasons = explained(
+            planned.choice,
+            relative=not is_measured,
+            plan=planned.plan,
+            profile=planned.profile,
+            optimizer=optimizer,
+            dropout=wanted.train.dropout,
+            helping=planned.helping,
+            replicas=planned.replicas,
+            phases=planned.phases,
+        )
+    return PlannedJob(
+        plan=planned.plan,
+        memory=planned.memory,
+        profile=found,
+        is_measured=is_measured,
+        note="; ".join(filter(None, (note, planned.note))),
+        time=time,
+        effort=planned.effort_line,
+        why=reasons,
+        rows=(*rows, *_classifier_lines(wanted, len(planned.plan.course.labels))),
+    )

@@ -8,7 +8,7 @@ import importlib
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from ringtune.plan_keys import PLAN_KEYS
 from ringtune.quantities import format_bytes, format_seconds, parse_bytes, parse_rate
 from ringtune.schedule.plan import Plan
 from ringtune.storage.durable import require_own, write_durably
-from sim.prediction import NodePrediction, Prediction
+from sim.prediction import Prediction
 from sim.sweep import Axis
 
 PREDICTION_FILE, TRACE_FILE = "prediction.json", "trace.json"
@@ -64,9 +64,8 @@ def prediction_lines(plan: Plan, found: Prediction, measured: MeasuredRun | None
     if gathers_scores(course):
         lines.append("the run chooses its operations by scores; predicted are as many of each kind, evenly spread")
     if measured is not None:
-        if measured.stayed:
-            placements = f"{len(measured.stayed)} placement{'s' * (len(measured.stayed) > 1)}"
-            lines.append(f"left out: {placements} to which the run failed to move")
+        if count := len(measured.stayed):
+            lines.append(f"left out: {count} placement{'s' * (count > 1)} to which the run failed to move")
         real = measured_json(measured, found)
         again = f" (resumed, {real['steps']} steps)" if measured.start else ""
         parts = "" if real["steps_s"] is None else f": {format_seconds(real['steps_s'])} of steps"
@@ -82,12 +81,14 @@ def prediction_lines(plan: Plan, found: Prediction, measured: MeasuredRun | None
 
 
 def _nodes(found: Prediction, measured: MeasuredRun | None) -> list[str]:
-    titles = ["node", "blocks", "busy", "idle", "needs", "has", "used", "held at once"]
+    wall_s = measured.recording.wall_s if measured is not None else 0.0
+    titles = ["node", "blocks", "busy", *["measured"] * bool(wall_s), "idle", "needs", "has", "used", "held at once"]
     rows = [
         [
             node.node,
             node.blocks,
             share_text(node.busy_share),
+            *([share_text(measured.recording.busy_s.get(node.node, 0.0) / wall_s)] if measured and wall_s else []),
             share_text(node.idle_share),
             format_bytes(node.needed_bytes),
             format_bytes(node.budget_bytes),
@@ -96,29 +97,25 @@ def _nodes(found: Prediction, measured: MeasuredRun | None) -> list[str]:
         ]
         for node in found.nodes
     ]
-    if measured is not None and measured.recording.wall_s:
-        titles.insert(3, "measured")
-        for row in rows:
-            row.insert(3, share_text(measured.recording.busy_s.get(row[0], 0.0) / measured.recording.wall_s))
     return table_lines(titles, rows, left=2)
 
 
 def _links(found: Prediction, measured: MeasuredRun | None) -> list[str]:
     if not found.links:
         return []
-    titles = ["link", "sent", "busy"]
+    real = measured.sent_bytes if measured is not None else {}
+    has_units = any(link.unit_gradient_bytes for link in found.links)
     rows = [
-        [f"{link.source} > {link.target}", format_bytes(link.sent_bytes), share_text(link.busy_share)]
+        [
+            f"{link.source} > {link.target}",
+            format_bytes(link.sent_bytes),
+            *([format_bytes(real.get((link.source, link.target), 0))] if real else []),
+            share_text(link.busy_share),
+            *([format_bytes(link.unit_gradient_bytes)] if has_units else []),
+        ]
         for link in found.links
     ]
-    if any(link.unit_gradient_bytes for link in found.links):
-        titles.append("of these unit gradients")
-        for row, link in zip(rows, found.links, strict=True):
-            row.append(format_bytes(link.unit_gradient_bytes))
-    if measured is not None and measured.sent_bytes:
-        titles.insert(2, "measured")
-        for row, link in zip(rows, found.links, strict=True):
-            row.insert(2, format_bytes(measured.sent_bytes.get((link.source, link.target), 0)))
+    titles = ["link", "sent", *["measured"] * bool(real), "busy", *["of these unit gradients"] * has_units]
     return ["", *table_lines(titles, rows)]
 
 
@@ -129,10 +126,8 @@ def _depths(found: Prediction) -> list[str]:
         [depth.trains or str(depth.depth), str(depth.steps), format_seconds(depth.step_s), format_seconds(depth.wall_s)]
         for depth in found.depths
     ]
-    return [
-        "",
-        *table_lines(["trains" if found.depths[0].trains else "trained blocks", "steps", "per step", "in total"], rows),
-    ]
+    what = "trains" if found.depths[0].trains else "trained blocks"
+    return ["", *table_lines([what, "steps", "per step", "in total"], rows)]
 
 
 def prediction_json(plan: Plan, found: Prediction, measured: MeasuredRun | None = None) -> dict[str, Any]:
@@ -191,16 +186,11 @@ def comparison_lines(before: PredictedPlan, after: PredictedPlan) -> list[str]:
     steps = [found.train_s / found.num_steps if found.num_steps else 0.0 for found in (one, other)]
     sent = [float(sum(link.sent_bytes for link in found.links)) for found in (one, other)]
     rows = [
-        [
-            "training",
-            format_seconds(one.wall_s),
-            format_seconds(other.wall_s),
-            _times(other.wall_s, one.wall_s) if is_same else _NONE,
-        ],
-        ["a step", *map(format_seconds, steps), _times(steps[1], steps[0]) if is_same else _NONE],
-        ["rows per second", *(f"{each.rows_per_s:.4g}" for each in (before, after)), _per_second(before, after)],
+        ["training", *_pair((one.wall_s, other.wall_s), format_seconds, is_same=is_same)],
+        ["a step", *_pair(steps, format_seconds, is_same=is_same)],
+        ["rows per second", *_pair((before.rows_per_s, after.rows_per_s), "{:.4g}".format)],
         ["hosts idle", share_text(one.bubble_share), share_text(other.bubble_share), ""],
-        ["sent", format_bytes(sent[0]), format_bytes(sent[1]), _times(sent[1], sent[0]) if is_same else _NONE],
+        ["sent", *_pair(sent, format_bytes, is_same=is_same)],
     ]
     lines = [*table_lines(["", "before", "after", "ratio"], rows), *_differences(before, after, is_same=is_same)]
     lines += ["", *_compared_nodes(before, after)]
@@ -238,14 +228,8 @@ def _differences(before: PredictedPlan, after: PredictedPlan, *, is_same: bool) 
         for depth, trains in sorted(old | new)
         for pair in [(old.get((depth, trains)), new.get((depth, trains)))]
     ]
-    titles = [
-        "trains" if any(trains for _, trains in old | new) else "trained blocks",
-        "steps",
-        "after",
-        "a step",
-        "after",
-        "ratio",
-    ]
+    what = "trains" if any(trains for _, trains in old | new) else "trained blocks"
+    titles = [what, "steps", "after", "a step", "after", "ratio"]
     return [
         *lines,
         "the two do not do the same work: compare rows per second, or steps that train as many blocks",
@@ -254,12 +238,14 @@ def _differences(before: PredictedPlan, after: PredictedPlan, *, is_same: bool) 
     ]
 
 
+def _pair(values: Sequence[float], text: Callable[[float], str], *, is_same: bool = True) -> list[str]:
+    """Write the values before and after, and their ratio; none if they are not of the same work."""
+    before, after = values
+    return [text(before), text(after), _times(after, before) if is_same else _NONE]
+
+
 def _times(after: float, before: float) -> str:
     return f"{after / before:.3f}" if before else _NONE
-
-
-def _per_second(before: PredictedPlan, after: PredictedPlan) -> str:
-    return _times(after.rows_per_s, before.rows_per_s)
 
 
 def _compared_nodes(before: PredictedPlan, after: PredictedPlan) -> list[str]:
@@ -267,23 +253,19 @@ def _compared_nodes(before: PredictedPlan, after: PredictedPlan) -> list[str]:
     new = {node.node: node for node in after.prediction.nodes}
     titles = ["node", "blocks", "after", "idle", "after", "needs", "after", "has"]
     rows = []
-    for name in [*old, *(name for name in new if name not in old)]:
+    for name in old | new:
         pair = (old.get(name), new.get(name))
         last = pair[1] or pair[0]
         rows.append(
             [
                 name,
-                *(_blocks(node) for node in pair),
+                *(node.blocks if node else _NONE for node in pair),
                 *(share_text(node.idle_share) if node else _NONE for node in pair),
                 *(format_bytes(node.needed_bytes) if node else _NONE for node in pair),
                 format_bytes(last.budget_bytes) if last else _NONE,
             ]
         )
     return table_lines(titles, rows)
-
-
-def _blocks(node: NodePrediction | None) -> str:
-    return _NONE if node is None else node.blocks
 
 
 def comparison_json(before: PredictedPlan, after: PredictedPlan) -> dict[str, Any]:

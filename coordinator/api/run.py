@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
 from coordinator.api.arguments import RunLike, folder_of, for_python
@@ -22,11 +23,11 @@ from coordinator.api.output import Metrics, Plot, Table, choose_progress
 from coordinator.api.predict import Rows, predict
 from coordinator.client.connection import Connection
 from coordinator.client.detached_runs import ended_error, fetch_run, kept_record, stop_run
-from coordinator.client.follow import show_events, show_step
+from coordinator.client.follow import show_events
 from coordinator.client.run_folder import LOG, read_metrics
 from coordinator.client.saved_run import PLACE, RunLocation, is_running, read_place, read_run, read_run_file
 from coordinator.run.run_text import STEP_KIND, is_step
-from coordinator.screen.progress import Progress
+from coordinator.screen.progress import DECISIONS, Progress
 from coordinator.server.restart import last_of
 from ringtune.errors import ConnectionFailedError, DeadlineError, InvalidInputError, RingTuneError, UsageError
 from ringtune.job.job import Job, load_job
@@ -104,148 +105,12 @@ def unfreezings(steps: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
 
 def smoothed(losses: Sequence[float]) -> list[float]:
     """Return for each loss the mean of the last ten losses up to it."""
-    windows = [losses[max(0, index + 1 - _SMOOTHED) : index + 1] for index in range(len(losses))]
-    return [sum(window) / len(window) for window in windows]
+    return [fmean(losses[max(0, index + 1 - _SMOOTHED) : index + 1]) for index in range(len(losses))]
 
 
 DONE, RUNNING, STOPPED = "done", "running", "stopped"
 _POLL_S: Final = 0.2
-_SHOWN: Final = (STEP_KIND, "evaluation", "unfreeze", "operations")
 _UNKNOWN_CODE: Final = 1
-
-
-def place_of(run: Run) -> RunLocation:
-    """Read which process or coordinator drives a run.
-
-    Raises:
-        UsageError: the folder has no record of it.
-    """
-    place = read_place(run.folder)
-    if place is None:
-        raise UsageError(f"{run.folder} has no record of where its run is driven; it has not begun, or is old")
-    return place
-
-
-def _has_place(run: Run) -> bool:
-    return (run.folder / PLACE).is_file()
-
-
-def state_of(run: Run) -> str:
-    """Return ``running``, ``done`` or ``stopped``.
-
-    Raises:
-        RingTuneError: the run's coordinator does not answer.
-    """
-    if not _has_place(run):
-        return DONE if run.report else STOPPED
-    place = place_of(run)
-    if _is_done(run, place):
-        return DONE
-    if place.is_local and not is_running(place.pid):
-        return STOPPED
-    with _connected(run, place) as client:
-        if client is None:
-            return STOPPED
-        status = client.status().run
-        return RUNNING if status.run_id == place.run_id and not status.is_over else STOPPED
-
-
-def follow(run: Run, *, progress: bool) -> None:
-    """Wait for the end of a run, and show its progress.
-
-    Raises:
-        RingTuneError: the error of the run.
-    """
-    if not _has_place(run) and run.report:
-        return
-    place = place_of(run)
-    if _is_done(run, place):
-        return
-    with choose_progress(progress) as shown:
-        if place.is_local:
-            _follow_process(run, place, shown)
-        else:
-            _follow_stored(run, place, shown)
-
-
-def stop(run: Run, *, now: bool, wait_s: float) -> None:
-    """Stop a run, and wait until its files are written.
-
-    Raises:
-        UsageError: it is not running.
-        DeadlineError: it has not ended after ``wait_s`` seconds.
-    """
-    place, deadline_s = place_of(run), time.monotonic() + wait_s
-    with _connected(run, place) as client:
-        if client is None:
-            raise UsageError(f"the run in {run.folder} is not under way")
-        stop_run(client, place.run_id, now=now, wait_s=wait_s)
-        if not place.is_local:
-            fetch_run(client, kept_record(client, place.run_id), run.folder, replace=True)
-            return
-    while place.pid != os.getpid() and _code_of(run, place) is None:
-        if time.monotonic() >= deadline_s:
-            raise DeadlineError(f"process {place.pid} of the run in {run.folder} has not ended within {wait_s:g} s")
-        time.sleep(_POLL_S)
-
-
-def _is_done(run: Run, place: RunLocation) -> bool:
-    """Whether the report in the folder is of this run, and not of one that it resumes."""
-    return run.report.get("run_id") == place.run_id
-
-
-def _follow_process(run: Run, place: RunLocation, shown: Progress) -> None:
-    """Show the new metrics of a local run until its process has ended."""
-    plan = Plan.from_json(read_run_file(run.folder / "plan.json"))
-    shown.plan(plan, {})
-    num_shown, code = 0, None
-    while code is None:
-        code = _code_of(run, place)
-        lines = read_metrics(run.folder)
-        for line in lines[num_shown:]:
-            if line.get("kind") in _SHOWN:
-                show_step(shown, {"num_steps": plan.course.num_steps, "kind": STEP_KIND, **line})
-        num_shown = len(lines)
-        if code is None:
-            time.sleep(_POLL_S)
-    if not _is_done(run, place):
-        raise ended_error(code or _UNKNOWN_CODE, run.folder / LOG)
-    shown.report(run.report)
-
-
-def _code_of(run: Run, place: RunLocation) -> int | None:
-    """Exit code of a local run's process; None while it runs; ``_UNKNOWN_CODE`` if another process started it."""
-    if run._process is not None:
-        return run._process.poll()
-    return None if is_running(place.pid) else _UNKNOWN_CODE
-
-
-def _follow_stored(run: Run, place: RunLocation, shown: Progress) -> None:
-    with _connected(run, place) as client:
-        if client is None:
-            raise ConnectionFailedError(
-                f"coordinator {place.coordinator} does not answer; its run may continue: wait again"
-            )
-        run_id = last_of(client.records(), place.run_id)
-        outcome = show_events(client, run_id, follow=True, progress=shown)
-        fetch_run(client, kept_record(client, run_id), run.folder, replace=True)
-    if outcome is not None:
-        outcome.require_end()
-
-
-@contextmanager
-def _connected(run: Run, place: RunLocation) -> Iterator[Connection | None]:
-    """Connect to the coordinator of a run; yield None if a local one has ended."""
-    with speaking_as(None if place.is_local else speaker()):
-        try:
-            client = Connection(place.coordinator, insecure=None if place.is_local else run._insecure)
-        except ConnectionFailedError:
-            if not place.is_local:
-                raise
-            yield None
-            return
-        with client:
-            yield client
 
 
 @for_python
@@ -302,10 +167,6 @@ def evaluate(
         return evaluate_on_ring(chosen, rows, coordinator, join_s=join_s, model=base, insecure=insecure)
 
 
-_PLAN, _JOB = "plan.json", "job.toml"
-STOP_S: Final = 300.0
-
-
 class Run:
     """A handle to the folder of a run, which is read at each access.
 
@@ -333,7 +194,7 @@ class Run:
     @property
     def job(self) -> Job:
         """The submitted job, with all defaults."""
-        return load_job(self._needed(_JOB))
+        return load_job(self._needed("job.toml"))
 
     @property
     def plan(self) -> Plan:
@@ -342,7 +203,7 @@ class Run:
         Raises:
             InvalidInputError: there is no plan yet.
         """
-        return Plan.from_json(read_run_file(self._needed(_PLAN)))
+        return Plan.from_json(read_run_file(self._needed("plan.json")))
 
     @property
     def report(self) -> dict[str, Any]:
@@ -386,8 +247,35 @@ class Run:
 
     @property
     def state(self) -> str:
-        """``running``; ``done``, with a report; or ``stopped``, perhaps with checkpoints to resume from."""
-        return state_of(self)
+        """``running``; ``done``, with a report; or ``stopped``, perhaps with checkpoints to resume from.
+
+        Raises:
+            RingTuneError: the run's coordinator does not answer.
+        """
+        if not (self.folder / PLACE).is_file():
+            return DONE if self.report else STOPPED
+        place = self.place
+        if self._is_done(place):
+            return DONE
+        if place.is_local and not is_running(place.pid):
+            return STOPPED
+        with self._connected(place) as client:
+            if client is None:
+                return STOPPED
+            status = client.status().run
+            return RUNNING if status.run_id == place.run_id and not status.is_over else STOPPED
+
+    @property
+    def place(self) -> RunLocation:
+        """The process or coordinator that drives the run.
+
+        Raises:
+            UsageError: the folder has no record of it.
+        """
+        place = read_place(self.folder)
+        if place is None:
+            raise UsageError(f"{self.folder} has no record of where its run is driven; it has not begun, or is old")
+        return place
 
     def plot(self) -> Plot:
         """Draw the loss over the steps, with the steps from which more blocks train; needs matplotlib.
@@ -431,10 +319,15 @@ class Run:
         Raises:
             RingTuneError: the error of the run; ``InterruptedRunError`` if it was stopped.
         """
-        follow(self, progress=progress)
+        if not (self.folder / PLACE).is_file() and self.report:
+            return self
+        place = self.place
+        if not self._is_done(place):
+            with choose_progress(progress) as shown:
+                (self._follow_process if place.is_local else self._follow_stored)(place, shown)
         return self
 
-    def stop(self, *, now: bool = False, wait_s: float = STOP_S) -> Run:
+    def stop(self, *, now: bool = False, wait_s: float = 300.0) -> Run:
         """Stop this run after the granted turns, with a checkpoint, and wait until it is over; return the run.
 
         With ``now`` at once, without a further checkpoint; waits ``wait_s`` seconds at most.
@@ -443,8 +336,75 @@ class Run:
             UsageError: it is not running.
             DeadlineError: it has not ended in time.
         """
-        stop(self, now=now, wait_s=wait_s)
+        place, deadline_s = self.place, time.monotonic() + wait_s
+        with self._connected(place) as client:
+            if client is None:
+                raise UsageError(f"the run in {self.folder} is not under way")
+            stop_run(client, place.run_id, now=now, wait_s=wait_s)
+            if not place.is_local:
+                fetch_run(client, kept_record(client, place.run_id), self.folder, replace=True)
+                return self
+        while place.pid != os.getpid() and self._code(place) is None:
+            if time.monotonic() >= deadline_s:
+                raise DeadlineError(
+                    f"process {place.pid} of the run in {self.folder} has not ended within {wait_s:g} s"
+                )
+            time.sleep(_POLL_S)
         return self
+
+    def _is_done(self, place: RunLocation) -> bool:
+        """Whether the report in the folder is of this run, and not of one that it resumes."""
+        return self.report.get("run_id") == place.run_id
+
+    def _follow_process(self, place: RunLocation, shown: Progress) -> None:
+        """Show the new metrics of a local run until its process has ended."""
+        plan = self.plan
+        shown.plan(plan, {})
+        num_shown, code = 0, None
+        while code is None:
+            code = self._code(place)
+            lines = read_metrics(self.folder)
+            for line in lines[num_shown:]:
+                if line.get("kind") in (STEP_KIND, *DECISIONS):
+                    shown.item({"num_steps": plan.course.num_steps, **line})
+            num_shown = len(lines)
+            if code is None:
+                time.sleep(_POLL_S)
+        if not self._is_done(place):
+            raise ended_error(code or _UNKNOWN_CODE, self.folder / LOG)
+        shown.report(self.report)
+
+    def _code(self, place: RunLocation) -> int | None:
+        """Exit code of a local run's process; None while it runs; ``_UNKNOWN_CODE`` if another process started it."""
+        if self._process is not None:
+            return self._process.poll()
+        return None if is_running(place.pid) else _UNKNOWN_CODE
+
+    def _follow_stored(self, place: RunLocation, shown: Progress) -> None:
+        with self._connected(place) as client:
+            if client is None:
+                raise ConnectionFailedError(
+                    f"coordinator {place.coordinator} does not answer; its run may continue: wait again"
+                )
+            run_id = last_of(client.records(), place.run_id)
+            outcome = show_events(client, run_id, follow=True, progress=shown)
+            fetch_run(client, kept_record(client, run_id), self.folder, replace=True)
+        if outcome is not None:
+            outcome.require_end()
+
+    @contextmanager
+    def _connected(self, place: RunLocation) -> Iterator[Connection | None]:
+        """Connect to the coordinator of the run; yield None if a local one has ended."""
+        with speaking_as(None if place.is_local else speaker()):
+            try:
+                client = Connection(place.coordinator, insecure=None if place.is_local else self._insecure)
+            except ConnectionFailedError:
+                if not place.is_local:
+                    raise
+                yield None
+                return
+            with client:
+                yield client
 
     def _needed(self, name: str) -> Path:
         path = self.folder / name

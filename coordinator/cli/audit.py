@@ -15,16 +15,10 @@ def audit(folder: options.RunFolder, json: options.Json = False) -> None:
 
     A run that was killed is checked as far as it went. The exit code is 7 if something is wrong.
     """
-    import json as json_module
-
     from coordinator.api.audit import audit_run, sentences
     from ringtune.errors import IntegrityError
 
     found = audit_run(folder)
-    if json:
-        typer.echo(json_module.dumps({"event": "audit", **found._asdict()}))
-    else:
-        for line in sentences(found):
-            typer.echo(line)
+    options.show({"event": "audit", **found._asdict()}, sentences(found), as_json=json)
     if found.problems:
         raise typer.Exit(IntegrityError.exit_code)

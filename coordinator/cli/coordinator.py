@@ -68,8 +68,6 @@ def authority_of(keeper: TrustKeeper | None) -> str:
 
 def init(trust: options.Trust = None, json: options.Json = False) -> None:
     """Create a certificate authority (CA); from then on every connection uses mutual TLS."""
-    import json as json_module
-
     from coordinator.server.certificate_authority import ADMIN, FILE, init_trust
     from ringtune.transport.identity import fingerprint
     from ringtune.transport.parties import AUTHORITY, coordinator_trust
@@ -77,17 +75,15 @@ def init(trust: options.Trust = None, json: options.Json = False) -> None:
     folder = trust or coordinator_trust()
     found = fingerprint(init_trust(folder, time.time()).certificate_pem)
     admin = folder / ADMIN.name
-    if json:
-        told = {"event": "made", "trust": str(folder), "admin": str(admin), "authority_sha256": found}
-        typer.echo(json_module.dumps(told))
-        return
-    typer.echo(f"the certificate authority (CA) is in {folder}; keep this folder secret")
-    typer.echo(
+    lines = [
+        f"the certificate authority (CA) is in {folder}; keep this folder secret",
         f"save {AUTHORITY} and {FILE} of it elsewhere, again after each removal and 'ringtune coordinator rotate': "
-        f"without {AUTHORITY} all nodes and users have to join anew"
-    )
-    typer.echo(f"commands of this user on this machine use {admin}")
-    typer.echo("next: 'ringtune coordinator', and for each node 'ringtune coordinator token NAME'")
+        f"without {AUTHORITY} all nodes and users have to join anew",
+        f"commands of this user on this machine use {admin}",
+        "next: 'ringtune coordinator', and for each node 'ringtune coordinator token NAME'",
+    ]
+    told = {"event": "made", "trust": str(folder), "admin": str(admin), "authority_sha256": found}
+    options.show(told, lines, as_json=json)
 
 
 def token(
@@ -113,8 +109,6 @@ def token(
 
     Pass it on in secret, as a file or on standard input.
     """
-    import json as json_module
-
     from coordinator.server.certificate_authority import make_token
     from ringtune.quantities import parse_seconds
     from ringtune.storage.durable import check_writable, require_absent, write_durably
@@ -136,11 +130,10 @@ def token(
         )
     if save is not None:
         write_durably(save, f"{made}\n".encode(), mode=0o600)
-    if json:
-        told = {"event": "token", "name": name, "role": role, "ends_unix_s": ends_unix_s}
-        typer.echo(json_module.dumps(told | ({"file": str(save)} if save else {"token": str(made)})))
-    else:
-        typer.echo(f"the token of {made.party} is in {save}" if save else str(made))
+    where = {"file": str(save)} if save else {"token": str(made)}
+    line = f"the token of {made.party} is in {save}" if save else str(made)
+    told = {"event": "token", "name": name, "role": role, "ends_unix_s": ends_unix_s}
+    options.show(told | where, [line], as_json=json)
 
 
 def rotate(
@@ -167,8 +160,7 @@ def rotate(
     within_s = None if status else parse_seconds(within)
     with Connection(coordinator, insecure=False) as client:
         reply = client.rotate(within_s)
-    for line in [rotation_json(reply)] if json else rotation_lines(reply):
-        typer.echo(line)
+    options.show(rotation_json(reply), rotation_lines(reply), as_json=json)
 
 
 def open_database(url: str, *, lease_s: float = 10.0) -> Database:

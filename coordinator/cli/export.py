@@ -33,8 +33,6 @@ def export(
     json: options.Json = False,
 ) -> None:
     """Write the adapter or model of a run as a folder with a model card, checked and without local paths."""
-    import json as json_module
-
     from coordinator.api.export import export_run
     from coordinator.screen.progress import WaitNotice
     from ringtune.errors import UsageError
@@ -44,11 +42,6 @@ def export(
         raise UsageError("--model is the base model to merge into; give --merge too, or leave it out")
     with WaitNotice(f"merging {folder} into its base model" if merge or form == "gguf" else f"writing {out}"):
         digests = export_run(folder, out, base_model=base_model, merge=merge, model=model, user=user, form=form)
-    if json:
-        typer.echo(json_module.dumps({"event": "export", "folder": str(out), "sha256": digests}))
-        return
-    for name, digest in sorted(digests.items()):
-        typer.echo(f"{digest}  {name}")
     as_adapter = f"model.load_adapter({str(out)!r}, use_safetensors=True, set_active=True)"
     if form == "peft":
         as_adapter = f"peft.PeftModel.from_pretrained(model, {str(out)!r}), as its README.md says"
@@ -56,7 +49,12 @@ def export(
         as_adapter = f"edge.model.auxiliary.load_auxiliary(model, {str(out)!r})"
     if form.startswith("gguf"):
         as_adapter = "llama.cpp or Ollama, as its README.md says"
-    typer.echo(f"exported to {out}; load it with {_as_model(out) if 'config.json' in digests else as_adapter}")
+    load = _as_model(out) if "config.json" in digests else as_adapter
+    lines = [
+        *(f"{digest}  {name}" for name, digest in sorted(digests.items())),
+        f"exported to {out}; load it with {load}",
+    ]
+    options.show({"event": "export", "folder": str(out), "sha256": digests}, lines, as_json=json)
 
 
 def _as_model(out: Path) -> str:

@@ -49,12 +49,11 @@ def init(
 
     On a terminal at most five questions are asked, each with a default; elsewhere none. No file is overwritten.
     """
-    import json as json_module
-
     from coordinator.cli.columns import parse_columns
     from coordinator.cli.init_wizard import DefaultAnswers, TerminalPrompt, WizardOptions, WrittenJob, begin
     from ringtune.errors import UsageError
-    from ringtune.job.job_reference import toml_value
+    from ringtune.hints import hint
+    from ringtune.job.job_reference import job_template, toml_value
     from ringtune.models.family import CLASSIFICATION, TASKS
     from ringtune.storage.durable import require_absent, write_durably
     from ringtune.storage.strict import nearest
@@ -65,7 +64,10 @@ def init(
     if template:
         if column:
             raise UsageError("--template looks at no rows, so --column has no meaning; leave one of them out")
-        found = WrittenJob(text=_template(task, model, data, eval_data), task=task or CLASSIFICATION, saw=(), chosen={})
+        task = task or CLASSIFICATION
+        model, train = model or "models/all-MiniLM-L6-v2", str(data or "train.csv")
+        text = job_template(task, model=model, train=train, evaluate=str(eval_data or ""))
+        found = WrittenJob(text=text, task=task, saw=(), chosen={})
     else:
         wizard_options = WizardOptions(
             folder=file.parent,
@@ -78,36 +80,18 @@ def init(
         asks = not (yes or json) and sys.stdin.isatty()
         found = begin(wizard_options, TerminalPrompt() if asks else DefaultAnswers())
     write_durably(file, found.text.encode())
-    if json:
-        values = {name: choice.value for name, choice in found.chosen.items()}
-        event = {"event": "init", "file": str(file), "task": found.task, "chosen": values, "problems": found.problems}
-        typer.echo(json_module.dumps(event))
-        return
-    for line in found.saw:
-        typer.echo(line)
-    for name, choice in found.chosen.items():
-        if choice.reason:
-            typer.echo(f"  {name} = {toml_value(choice.value)}: {choice.reason}")
-    if found.problems:
-        typer.echo(f"training will refuse these rows: {found.problems}")
-    _print_next_commands(file)
-
-
-def _template(task: str, model: str, data: Path | None, eval_data: Path | None) -> str:
-    from ringtune.job.job_reference import job_template
-    from ringtune.models.family import CLASSIFICATION
-
-    return job_template(
-        task or CLASSIFICATION,
-        model=model or "models/all-MiniLM-L6-v2",
-        train=str(data or "train.csv"),
-        evaluate=str(eval_data or ""),
+    values = {name: choice.value for name, choice in found.chosen.items()}
+    event = {"event": "init", "file": str(file), "task": found.task, "chosen": values, "problems": found.problems}
+    reasons = (
+        f"  {name} = {toml_value(choice.value)}: {choice.reason}"
+        for name, choice in found.chosen.items()
+        if choice.reason
     )
-
-
-def _print_next_commands(file: Path) -> None:
-    from ringtune.hints import hint
-
-    typer.echo(f"wrote {file}; change it, then see what would happen, and train:")
-    typer.echo(f"  {hint('plan', str(file), '--assume', '2')}")
-    typer.echo(f"  {hint('train', str(file), '--local', '2', '--out', 'run')}")
+    lines = [
+        *(*found.saw, *reasons),
+        *([f"training will refuse these rows: {found.problems}"] if found.problems else []),
+        f"wrote {file}; change it, then see what would happen, and train:",
+        f"  {hint('plan', str(file), '--assume', '2')}",
+        f"  {hint('train', str(file), '--local', '2', '--out', 'run')}",
+    ]
+    options.show(event, lines, as_json=json)

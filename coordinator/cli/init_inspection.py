@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from coordinator.api.npz_headers import Archive
-from coordinator.cli.columns import NAMES, Column
+from coordinator.cli.columns import NAMES, Column, Table, inspect_table, tasks_of
 from ringtune.errors import DataError, InvalidInputError, ModelError
 from ringtune.job.job import Data
-from ringtune.job.rows import account_of, list_pictures, task_rows
+from ringtune.job.rows import account_of, is_plain_text, list_pictures, task_rows
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import (
     CAUSAL_LM,
@@ -27,8 +26,8 @@ from ringtune.models.family import (
 from ringtune.models.folder import CONFIG_FILE, base_tensors, check_files, model_dimensions, read_config
 from ringtune.storage.arrow_files import PICTURES, arrow_header, is_arrow, split_paths
 from ringtune.storage.strict import read_json
-from ringtune.storage.tables import CONLL_SUFFIXES, TABLE_SUFFIXES, RowAccount, row_place, tagged_rows
-from ringtune.storage.text_files import form_suffix
+from ringtune.storage.tables import CONLL_SUFFIXES, TABLE_SUFFIXES, RowAccount, is_conll, row_place, tagged_rows
+from ringtune.storage.text_files import form_suffix, read_text
 
 ROWS: Final = (*TABLE_SUFFIXES, ".npz", ".txt", *CONLL_SUFFIXES)
 TRAIN_NAMES: Final = ("train", "training", "data")
@@ -182,33 +181,52 @@ def choose_task(model: Model, possible: tuple[str, ...], saw: str) -> str:
 
 _SHOWN = 6
 _MIN_AXES = 3
+_MAX_TAGS: Final = 1000
+_SHOWN_TAGS: Final = 12
+_CHARACTERS_PER_ROW = 450  # of a plain text, about 128 tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Images:
-    """Inspected images.
+class Rows:
+    """Inspected rows.
 
     Attributes:
-        classes: number of images of each class.
-        columns: key of ``[data]`` -> name of an array or column; empty for a folder.
-        left_out: a sentence for each reason why files of a folder are left out.
+        words: a description, for messages.
+        rows: number of rows; of a plain text estimated.
+        tasks: for which they have columns, the likeliest first.
+        columns: key of ``[data]`` -> name, of pictures in arrays or columns.
+        notes: sentences on how they were read, and on files left out.
+        table: of rows in a table.
+        text: lengths of tagged texts, words joined by blanks.
+        tags: names of the tags, sorted.
     """
 
-    path: Path
-    classes: Mapping[str, int]
-    columns: Mapping[str, str]
-    left_out: Sequence[str] = ()
+    words: str
+    rows: int
+    tasks: tuple[str, ...]
+    columns: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    table: Table | None = None
+    text: Column | None = None
+    tags: tuple[str, ...] = ()
 
-    @property
-    def rows(self) -> int:
-        """Number of images."""
-        return sum(self.classes.values())
 
-    def as_text(self) -> str:
-        """Describe the images."""
-        names = sorted(self.classes)
-        more = ", ..." if len(names) > _SHOWN else ""
-        return f"{self.path} has {self.rows:,} images of {len(names)} classes ({', '.join(names[:_SHOWN])}{more})"
+def inspect_rows(path: Path) -> Rows:
+    """Read every row of a file or folder once.
+
+    Raises:
+        DataError: there are none, or they are of no known form; describes the content.
+    """
+    if encoded_images(path) if is_arrow(path) else path.is_dir() or form_suffix(path) == ".npz":
+        return _inspect_images(path)
+    if is_plain_text(path):
+        text, note = read_text(path)
+        words, rows = f"{path} is a plain text of {len(text):,} characters", max(1, len(text) // _CHARACTERS_PER_ROW)
+        return Rows(words=words, rows=rows, tasks=(CAUSAL_LM,), notes=(note,) if note else ())
+    if is_conll(path):
+        return inspect_tagged(path, words="", tags="tags")
+    table = inspect_table(path)
+    return Rows(words=table.as_text(), rows=table.rows, tasks=tasks_of(table), table=table)
 
 
 def encoded_images(path: Path) -> dict[str, str]:
@@ -222,22 +240,27 @@ def encoded_images(path: Path) -> dict[str, str]:
     return {"image": image, "label": usual.label if usual.label in (*header.classes, *named) else label}
 
 
-def inspect_images(path: Path) -> Images:
+def _inspect_images(path: Path) -> Rows:
     """Count the images of each class.
 
     Raises:
-        DataError: there are none, or of one class only; describes the content.
+        DataError: there are none, or of one class only.
     """
-    if is_arrow(path):
-        found = _inspect_encoded(path, encoded_images(path))
-    else:
-        found = _inspect_folder(path) if path.is_dir() else _inspect_archive(path)
-    if len(found.classes) < 2:
-        raise DataError(f"{found.as_text()}; give it two classes or more")
-    return found
+    read = _read_encoded if is_arrow(path) else _read_folder if path.is_dir() else _read_archive
+    labels, columns, notes = read(path)
+    names = sorted({*labels})
+    more = ", ..." if len(names) > _SHOWN else ""
+    words = f"{path} has {len(labels):,} images of {len(names)} classes ({', '.join(names[:_SHOWN])}{more})"
+    if len(names) < 2:
+        raise DataError(f"{words}; give it two classes or more")
+    return Rows(words=words, rows=len(labels), tasks=(IMAGE_CLASSIFICATION,), columns=columns, notes=notes)
 
 
-def _inspect_folder(path: Path) -> Images:
+_Images = tuple[Sequence[str], dict[str, str], Sequence[str]]
+"""Class of each image, columns as of ``Rows``, and notes."""
+
+
+def _read_folder(path: Path) -> _Images:
     found = list_pictures(path)
     if not found.files:
         most = sorted(found.suffixes.items(), key=lambda item: -item[1])[:_SHOWN]
@@ -246,17 +269,17 @@ def _inspect_folder(path: Path) -> Images:
             f"{path} is a folder without images in folders below it (files there: {ends}); give a folder for each "
             f"class with {', '.join(PICTURES)}, or a .csv or .jsonl file"
         )
-    return Images(path=path, classes=Counter(found.labels), columns={}, left_out=found.lines_left_out())
+    return found.labels, {}, found.lines_left_out()
 
 
-def _inspect_encoded(path: Path, columns: Mapping[str, str]) -> Images:
+def _read_encoded(path: Path) -> _Images:
+    columns = encoded_images(path)
     data = Data(image=columns["image"], label=columns["label"])
     account = account_of(path, data, is_own=True)
-    classes = Counter(row.target for row in task_rows(path, IMAGE_CLASSIFICATION, data, account))
-    return Images(path=path, classes=classes, columns=columns)
+    return [row.target for row in task_rows(path, IMAGE_CLASSIFICATION, data, account)], columns, ()
 
 
-def _inspect_archive(path: Path) -> Images:
+def _read_archive(path: Path) -> _Images:
     """Find the arrays of images and labels: by their usual names, else by their shapes."""
     with Archive(path) as arrays:
         headers = {name: arrays.header(name) for name in arrays.names}
@@ -271,36 +294,10 @@ def _inspect_archive(path: Path) -> Images:
                 f"{path} has the arrays {shapes or 'none'}; images are an array with three axes or more, and labels "
                 "one of as many whole numbers or names; write it with numpy.savez(FILE, image=..., label=...)"
             )
-        return Images(path=path, classes=Counter(arrays.labels(label)), columns={"image": image, "label": label})
+        return arrays.labels(label), {"image": image, "label": label}, ()
 
 
-_MAX_TAGS: Final = 1000
-_SHOWN_TAGS: Final = 12
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tagged:
-    """Inspected tagged texts.
-
-    Attributes:
-        text: lengths of the texts, words joined by blanks.
-        tags: names of the tags, sorted.
-    """
-
-    path: Path
-    rows: int
-    words: int
-    text: Column
-    tags: tuple[str, ...]
-
-    def as_text(self) -> str:
-        """Describe the texts: ``train.conll has 3 texts with 20 words and the tags B-PER, O``."""
-        more = ", ..." if len(self.tags) > _SHOWN_TAGS else ""
-        names = ", ".join(self.tags[:_SHOWN_TAGS])
-        return f"{self.path} has {self.rows:,} texts with {self.words:,} words and the tags {names}{more}"
-
-
-def inspect_tagged(path: Path, *, words: str, tags: str) -> Tagged:
+def inspect_tagged(path: Path, *, words: str, tags: str) -> Rows:
     """Read every text of a jsonl or CoNLL file once.
 
     ``words`` and ``tags`` are names of columns; CoNLL has no column of words.
@@ -309,12 +306,12 @@ def inspect_tagged(path: Path, *, words: str, tags: str) -> Tagged:
         DataError: a row is invalid, there are none, or more than ``_MAX_TAGS`` tags; says where.
     """
     account = RowAccount(path, is_own=True)
-    text, names, rows, num_words = Column(words), set[str](), 0, 0
+    text, found, rows, num_words = Column(words), set[str](), 0, 0
     for row in tagged_rows(path, account, words=words, tags=tags):
         rows, num_words = rows + 1, num_words + len(row.words)
         text.add(" ".join(row.words))
-        names.update(row.tags)
-        if len(names) > _MAX_TAGS:
+        found.update(row.tags)
+        if len(found) > _MAX_TAGS:
             raise DataError(
                 f"{row_place(path, row.record[0])}: there are more than {_MAX_TAGS:,} tags; name the right column with "
                 "--column tags=NAME"
@@ -322,4 +319,7 @@ def inspect_tagged(path: Path, *, words: str, tags: str) -> Tagged:
     if not rows:
         account.check()
         raise DataError(f"{path} has no rows; give it a text, or another file with --data")
-    return Tagged(path=path, rows=rows, words=num_words, text=text, tags=tuple(sorted(names)))
+    names = tuple(sorted(found))
+    shown = ", ".join(names[:_SHOWN_TAGS]) + (", ..." if len(names) > _SHOWN_TAGS else "")
+    told = f"{path} has {rows:,} texts with {num_words:,} words and the tags {shown}"
+    return Rows(words=told, rows=rows, tasks=(TAGGING,), text=text, tags=names)

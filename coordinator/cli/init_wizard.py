@@ -7,11 +7,12 @@ job with its reason.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import typer
 
@@ -20,21 +21,18 @@ from coordinator.cli.columns import (
     Column,
     Table,
     choose_columns,
-    inspect_table,
     parse_columns,
     refuse_conversations,
-    tasks_of,
     text_columns,
 )
 from coordinator.cli.init_inspection import (
     Model,
-    Tagged,
+    Rows,
     choose_task,
-    encoded_images,
     find_model,
     find_rows,
-    inspect_images,
     inspect_model,
+    inspect_rows,
     inspect_tagged,
 )
 from coordinator.client.hub import model_folder
@@ -56,32 +54,22 @@ from ringtune.models.family import (
 )
 from ringtune.schedule.batches import hold_out
 from ringtune.storage.arrow_files import is_arrow
-from ringtune.storage.tables import RowAccount, is_conll
-from ringtune.storage.text_files import form_suffix, read_text, resolved
+from ringtune.storage.tables import RowAccount
+from ringtune.storage.text_files import resolved
 from ringtune.texts import listed
 
 MAX_QUESTIONS: Final = 5
 
 
-class Prompt(Protocol):
-    """Answers the questions that the inspection leaves open."""
+class DefaultAnswers:
+    """Answers the questions that the inspection leaves open: takes every default."""
 
     def choose(self, question: str, default: str, choices: Sequence[str] = ()) -> str:
         """Return an answer, one of ``choices`` if there are any; the default is one of them."""
-
-    def place(self, question: str, find: Callable[[], str]) -> str:
-        """Return a path; ``find`` returns the default, or raises an error if there is none."""
-
-
-class DefaultAnswers:
-    """Takes every default."""
-
-    def choose(self, question: str, default: str, choices: Sequence[str] = ()) -> str:
-        """Return the default."""
         return default
 
     def place(self, question: str, find: Callable[[], str]) -> str:
-        """Return the path that ``find`` finds.
+        """Return a path; ``find`` returns the default.
 
         Raises:
             InvalidInputError: as ``find``.
@@ -89,7 +77,7 @@ class DefaultAnswers:
         return find()
 
 
-class TerminalPrompt:
+class TerminalPrompt(DefaultAnswers):
     """Asks on the terminal; an empty line takes the default."""
 
     def choose(self, question: str, default: str, choices: Sequence[str] = ()) -> str:
@@ -217,7 +205,6 @@ _SIGNS: Final = {
     IMAGE_CLASSIFICATION: "pictures of several classes",
 }
 """Task -> the property of the rows that suggests it."""
-_CHARACTERS_PER_ROW = 450  # of a plain text, about 128 tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -253,20 +240,7 @@ class WrittenJob:
     problems: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Rows:
-    """Inspected rows: description, number, possible tasks; ``table`` or ``tagged`` only for these forms."""
-
-    words: str
-    rows: int
-    tasks: tuple[str, ...]
-    table: Table | None = None
-    columns: Mapping[str, str] | None = None
-    notes: tuple[str, ...] = ()
-    tagged: Tagged | None = None
-
-
-def begin(wizard_options: WizardOptions, ask: Prompt) -> WrittenJob:
+def begin(wizard_options: WizardOptions, ask: DefaultAnswers) -> WrittenJob:
     """Inspect rows and model, ask at most five questions, and write the job.
 
     Raises:
@@ -280,7 +254,7 @@ def begin(wizard_options: WizardOptions, ask: Prompt) -> WrittenJob:
     here = model_folder(place)
     model = inspect_model(here, written(here, wizard_options.folder) if str(here) == str(Path(place)) else place)
     with WaitNotice(f"reading {data}"):
-        rows = _look(data)
+        rows = inspect_rows(data)
     if rows.table is not None:
         refuse_conversations(rows.table, wizard_options.task, wizard_options.columns or {})
     task = wizard_options.task or _choose_task(model, rows, ask)
@@ -288,12 +262,10 @@ def begin(wizard_options: WizardOptions, ask: Prompt) -> WrittenJob:
     columns = {key: str(found.value) for key, found in chosen_columns.items()}
     choose_task(model, (task,), rows.words)
     length = ask.choose("How long shall it train", _NORMAL, tuple(LENGTHS))
-    tagged = _inspect_tagged_rows(data, rows, columns) if task == TAGGING else None
-    texts: Sequence[Column] = ()
-    if tagged is not None:
-        texts = [tagged.text]
-    elif rows.table is not None:
-        texts = text_columns(rows.table, task, columns)
+    if task == TAGGING and not rows.tags:
+        tagged = inspect_tagged(data, words=columns["words"], tags=columns["tags"])
+        rows = dataclasses.replace(tagged, tasks=rows.tasks, table=rows.table)
+    texts = [rows.text] if rows.text else text_columns(rows.table, task, columns) if rows.table else []
     seen = JobFacts(
         task=task,
         rows=rows.rows,
@@ -306,9 +278,11 @@ def begin(wizard_options: WizardOptions, ask: Prompt) -> WrittenJob:
     chosen = {f"data.{key}": found for key, found in chosen_columns.items()} | choose_settings(seen, length)
     if task == CHAT and not has_chat_template(here):
         chosen["data.template"] = ChosenValue(fitting_template(here), "the model has no chat template of its own")
-    if tagged is not None:  # a rare tag may occur in evaluation rows only
-        chosen["data.labels"] = ChosenValue(list(tagged.tags), "the tags of all rows")
-    labels = _labels(rows, task, columns, tagged)
+    labels: Sequence[str] = rows.tags
+    if rows.tags:  # a rare tag may occur in evaluation rows only
+        chosen["data.labels"] = ChosenValue(list(rows.tags), "the tags of all rows")
+    elif rows.table and task == CLASSIFICATION:
+        labels = tuple(rows.table.columns[columns["label"]].values)
     evaluated = written(evaluate, wizard_options.folder) if evaluate else ""
 
     def job_text(saw: Sequence[str]) -> str:
@@ -318,7 +292,7 @@ def begin(wizard_options: WizardOptions, ask: Prompt) -> WrittenJob:
     job = parse_job(job_text(()), source="the job that init wrote")
     accounts = [_account(path, job) for path in (data, evaluate) if path is not None]
     saw = (
-        f"Rows: {tagged.as_text() if tagged else rows.words}.",
+        f"Rows: {rows.words}.",
         f"Model: {model.as_text()}.",
         *_task_lines(task, wizard_options, rows, model),
         *_unused(rows.table, task, columns),
@@ -328,12 +302,6 @@ def begin(wizard_options: WizardOptions, ask: Prompt) -> WrittenJob:
     )
     problems = "; ".join(account.problems() for account in accounts if account and account.problems())
     return WrittenJob(text=job_text(saw), task=task, saw=saw, chosen=chosen, problems=problems)
-
-
-def _labels(rows: _Rows, task: str, columns: Mapping[str, str], tagged: Tagged | None) -> Sequence[str]:
-    if tagged is not None:
-        return tagged.tags
-    return tuple(rows.table.columns[columns["label"]].values) if rows.table and task == CLASSIFICATION else ()
 
 
 def _account(path: Path, job: Job) -> RowAccount | None:
@@ -351,7 +319,7 @@ def _pictures_left_out(evaluate: Path | None) -> list[str]:
     return list_pictures(evaluate).lines_left_out() if evaluate is not None and is_folder else []
 
 
-def _task_lines(task: str, wizard_options: WizardOptions, rows: _Rows, model: Model) -> list[str]:
+def _task_lines(task: str, wizard_options: WizardOptions, rows: Rows, model: Model) -> list[str]:
     """Return the task with its reason, and other possible tasks."""
     others = [name for name in rows.tasks if name != task and name in model.tasks]
     else_ = f"; the rows would also do for {', '.join(others)}: --task says so" if others else ""
@@ -370,7 +338,7 @@ def written(path: Path, folder: Path) -> str:
     return str(full.relative_to(base)) if full.is_relative_to(base) and full != base else str(full)
 
 
-def _choose_rows(wizard_options: WizardOptions, ask: Prompt) -> tuple[Path, Path | None]:
+def _choose_rows(wizard_options: WizardOptions, ask: DefaultAnswers) -> tuple[Path, Path | None]:
     """Return training rows and evaluation rows; the latter are only looked for if both are in the job's folder."""
     if wizard_options.data is not None:
         return wizard_options.data, wizard_options.eval_data
@@ -383,33 +351,7 @@ def _choose_rows(wizard_options: WizardOptions, ask: Prompt) -> tuple[Path, Path
     return given, wizard_options.eval_data or beside
 
 
-def _look(path: Path) -> _Rows:
-    if encoded_images(path) if is_arrow(path) else path.is_dir() or form_suffix(path) == ".npz":
-        images = inspect_images(path)
-        return _Rows(
-            words=images.as_text(),
-            rows=images.rows,
-            tasks=(IMAGE_CLASSIFICATION,),
-            columns=images.columns,
-            notes=tuple(images.left_out),
-        )
-    if is_plain_text(path):
-        text, note = read_text(path)
-        rows = max(1, len(text) // _CHARACTERS_PER_ROW)
-        words = f"{path} is a plain text of {len(text):,} characters"
-        return _Rows(words=words, rows=rows, tasks=(CAUSAL_LM,), notes=(note,) if note else ())
-    if is_conll(path):
-        found = inspect_tagged(path, words="", tags="tags")
-        return _Rows(words=found.as_text(), rows=found.rows, tasks=(TAGGING,), tagged=found)
-    table = inspect_table(path)
-    return _Rows(words=table.as_text(), rows=table.rows, tasks=tasks_of(table), table=table)
-
-
-def _inspect_tagged_rows(path: Path, rows: _Rows, columns: Mapping[str, str]) -> Tagged:
-    return rows.tagged or inspect_tagged(path, words=columns["words"], tags=columns["tags"])
-
-
-def _choose_task(model: Model, rows: _Rows, ask: Prompt) -> str:
+def _choose_task(model: Model, rows: Rows, ask: DefaultAnswers) -> str:
     if not rows.tasks and rows.table is not None:
         raise DataError(
             f"can't tell what is to be learned: {rows.words}; init looks for texts with classes or numbers "
@@ -421,14 +363,14 @@ def _choose_task(model: Model, rows: _Rows, ask: Prompt) -> str:
     return ask.choose("What shall be learned", task, fitting) if len(fitting) > 1 else task
 
 
-def _choose_columns(rows: _Rows, task: str, given: Mapping[str, str], ask: Prompt) -> dict[str, ChosenValue]:
+def _choose_columns(rows: Rows, task: str, given: Mapping[str, str], ask: DefaultAnswers) -> dict[str, ChosenValue]:
     if rows.table is None:
         if given:
             raise UsageError(f"--column names a column of a table, and {rows.words}; leave it out")
         if task not in rows.tasks:
             raise DataError(f"{rows.words}, which is for {', '.join(rows.tasks)}; --task {task} needs other rows")
         usual = Data()
-        return {key: ChosenValue(name, "") for key, name in (rows.columns or {}).items() if name != getattr(usual, key)}
+        return {key: ChosenValue(name, "") for key, name in rows.columns.items() if name != getattr(usual, key)}
     if task not in COLUMNS:
         raise DataError(f"{rows.words}; --task {task} needs an npz file or a folder of images, or Parquet with them")
     found = choose_columns(rows.table, task, given)

@@ -52,7 +52,6 @@ def measure(
     from coordinator.api import measure as api
     from coordinator.api.arguments import parse_changes, typed
     from coordinator.api.output import make_progress
-    from coordinator.screen.tables import profile_json
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     found = typed(api.measure)(
@@ -70,7 +69,5 @@ def measure(
         insecure=insecure,
         **parse_changes(change or []),
     )
-    for line in [profile_json(found.profile)] if json else found.lines():
-        typer.echo(line)
-    if save is not None and not json:
-        typer.echo(f"the profile is in {save}")
+    saved = [f"the profile is in {save}"] if save is not None else []
+    options.show({"event": "profile", "profile": found.to_json()}, [*found.lines(), *saved], as_json=json)

@@ -24,7 +24,7 @@ def nodes(
     if context.invoked_subcommand is not None:
         return
     from coordinator.client.connection import Connection
-    from coordinator.screen.listing import node_lines, node_table
+    from coordinator.screen.listing import node_table, nodes_json
 
     with Connection(coordinator, insecure=insecure) as client:
         if watch:
@@ -33,8 +33,7 @@ def nodes(
             watch_nodes(client.nodes, coordinator, as_json=json)
             return
         members = client.nodes()
-    for line in node_lines(members) if json else node_table(members, coordinator):
-        typer.echo(line)
+    options.show(nodes_json(members), node_table(members, coordinator), as_json=json)
 
 
 @app.command()
@@ -46,15 +45,14 @@ def show(
 ) -> None:
     """Show one node in detail, a line for each property."""
     from coordinator.client.connection import Connection
-    from coordinator.screen.listing import node_details, node_lines
+    from coordinator.screen.listing import node_details, nodes_json
     from ringtune.errors import UsageError
 
     with Connection(coordinator, insecure=insecure) as client:
         found = [entry for entry in client.nodes() if entry.joined.node == name]
     if not found:
         raise UsageError(f"node {name} is no member of this coordinator; 'ringtune nodes' lists them")
-    for line in node_lines(found) if json else node_details(found[0]):
-        typer.echo(line)
+    options.show(nodes_json(found), node_details(found[0]), as_json=json)
 
 
 @app.command()
@@ -66,20 +64,13 @@ def drain(
     json: options.Json = False,
 ) -> None:
     """Exclude a node from new runs; its present run continues."""
-    import json as json_module
-
     from coordinator.client.connection import Connection
 
     with Connection(coordinator, insecure=insecure) as client:
         run_id = client.drain_node(name, undo=undo)
-    if json:
-        typer.echo(json_module.dumps({"event": "undrained" if undo else "drained", "node": name, "run_id": run_id}))
-    elif undo:
-        typer.echo(f"node {name} takes part in runs again")
-    else:
-        typer.echo(
-            f"node {name} takes part in no new run" + (f"; it works on run {run_id} to its end" if run_id else "")
-        )
+    works = f"; it works on run {run_id} to its end" if run_id else ""
+    line = f"node {name} takes part in {'runs again' if undo else f'no new run{works}'}"
+    options.show({"event": "undrained" if undo else "drained", "node": name, "run_id": run_id}, [line], as_json=json)
 
 
 @app.command()
@@ -92,8 +83,6 @@ def remove(
     json: options.Json = False,
 ) -> None:
     """Refuse a node or user from now on; a new token lets it join again. Its run treats the node as lost."""
-    import json as json_module
-
     from coordinator.client.connection import Connection
     from ringtune.errors import UsageError
     from ringtune.transport.parties import NODE_ROLE, SUBMITTER_ROLE
@@ -102,8 +91,6 @@ def remove(
         raise UsageError(f"--role {role!r} is not one of {NODE_ROLE}, {SUBMITTER_ROLE}")
     with Connection(coordinator, insecure=insecure) as client:
         reply = client.remove(name, role=role, reason=reason)
-    if json:
-        told = {"event": "removed", "role": role, "name": name, "certificates": reply.certificates}
-        typer.echo(json_module.dumps(told | {"was_member": reply.was_member}))
-    else:
-        typer.echo(f"{role} {name} is refused from now on ({reply.certificates} certificates are revoked)")
+    told = {"event": "removed", "role": role, "name": name, "certificates": reply.certificates}
+    line = f"{role} {name} is refused from now on ({reply.certificates} certificates are revoked)"
+    options.show(told | {"was_member": reply.was_member}, [line], as_json=json)

@@ -26,7 +26,6 @@ def page(
     The page of --web of 'ringtune train' and 'ringtune coordinator' also shows the actions of the last step.
     """
     import functools
-    import json as json_module
     import sys
     from contextlib import ExitStack
     from pathlib import Path
@@ -52,11 +51,7 @@ def page(
             feed = FolderFeed(Path(run))
         ending = stack.enter_context(ShutdownSignals())
         server = stack.enter_context(PageServer(PageData(feed=feed), web, token_file=web_token))
-        if json:
-            typer.echo(json_module.dumps({"event": "page", "url": server.url}))
-        else:
-            for line in (*server.lines(), "Ctrl-C ends it"):
-                typer.echo(line)
+        options.show({"event": "page", "url": server.url}, [*server.lines(), "Ctrl-C ends it"], as_json=json)
         sys.stdout.flush()  # a reader of the pipe waits for the address
         while not ending.wait():
             pass

@@ -79,11 +79,6 @@ def plan(
     )
     if save is not None:
         found.save(save)
-    if json:
-        typer.echo(found.text())
-        return
     is_shown = table or at_step > 0 or steps > 1
-    for line in found.lines(at_step=at_step, num_steps=steps if is_shown else 0):
-        typer.echo(line)
-    if save is not None:
-        typer.echo(f"the plan is in {save}")
+    lines = found.lines(at_step=at_step, num_steps=steps if is_shown else 0) if not json else []
+    options.show(found.to_json(), [*lines, *([f"the plan is in {save}"] if save is not None else [])], as_json=json)

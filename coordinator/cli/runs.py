@@ -20,12 +20,11 @@ def runs(
 ) -> None:
     """List the runs that a coordinator stores: state, steps, step of the newest checkpoint, and submitter."""
     from coordinator.client.connection import Connection
-    from coordinator.screen.listing import run_lines, run_table
+    from coordinator.screen.listing import run_table, runs_json
 
     with Connection(coordinator, insecure=insecure) as client:
         records = client.runs()
-    for line in run_lines(records) if json else run_table(records):
-        typer.echo(line)
+    options.show(runs_json(records), run_table(records), as_json=json)
 
 
 def logs(
@@ -72,7 +71,6 @@ def fetch(
     The folder is the same as that of 'ringtune train': the run can be evaluated, exported and resumed.
     """
     import dataclasses
-    import json as json_module
 
     from coordinator.client.detached_runs import fetch_run, find_run, kept_record
     from ringtune.errors import UsageError
@@ -85,10 +83,8 @@ def fetch(
         target = out or found.folder or Path(found.run_id or record.run_id)
         say = (lambda line: None) if json else typer.echo
         fetch_run(client, record, target, replace=replace or target == found.folder, say=say)
-    if json:
-        typer.echo(json_module.dumps({"event": "fetched", **dataclasses.asdict(record), "out": str(target)}))
-        return
-    typer.echo(f"run {record.run_id} ({record.state}, {record.steps_done} steps) is in {target}")
+    line = f"run {record.run_id} ({record.state}, {record.steps_done} steps) is in {target}"
+    options.show({"event": "fetched", **dataclasses.asdict(record), "out": str(target)}, [line], as_json=json)
 
 
 def stop(
@@ -102,8 +98,6 @@ def stop(
     json: options.Json = False,
 ) -> None:
     """Stop a run after the granted turns, with a checkpoint from which it can be resumed."""
-    import json as json_module
-
     from coordinator.client.detached_runs import find_run, stop_run
     from ringtune.errors import ConnectionFailedError, UsageError
 
@@ -115,4 +109,4 @@ def stop(
         if not found.is_local:
             raise
         raise UsageError(f"the run in {run} is not under way; 'ringtune logs {run}' tells how it ended") from error
-    typer.echo(json_module.dumps({"event": "stopped", "text": ended}) if json else ended)
+    options.show({"event": "stopped", "text": ended}, [ended], as_json=json)

@@ -30,14 +30,8 @@ def simulate(
 
     With the folder of a finished run its measured figures are shown too.
     """
-    import json as json_module
-
     from coordinator.api import simulate as api
     from coordinator.api.arguments import typed
 
     found = typed(api.simulate)(plan, profile=profile, trace=trace, out=out, seed=seed)
-    if json:
-        typer.echo(json_module.dumps({"event": "prediction", **found.to_json()}))
-        return
-    for line in found.lines():
-        typer.echo(line)
+    options.show({"event": "prediction", **found.to_json()}, found.lines(), as_json=json)

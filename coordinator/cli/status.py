@@ -21,5 +21,4 @@ def status(
 
     with Connection(coordinator, insecure=insecure) as client:
         found = client.status()
-    for line in [status_json(found)] if json else status_lines(found, coordinator):
-        typer.echo(line)
+    options.show(status_json(found), status_lines(found, coordinator), as_json=json)

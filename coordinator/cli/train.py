@@ -68,13 +68,11 @@ def train(
     """
     import contextlib
     import dataclasses
-    import json as json_module
     import tempfile
 
     from coordinator.api import train as api
     from coordinator.api.arguments import parse_changes, typed
     from coordinator.api.output import make_progress
-    from coordinator.api.run import place_of
     from coordinator.client.detached_runs import lines_of_detached
     from ringtune.errors import UsageError
 
@@ -115,13 +113,9 @@ def train(
         )
         if not detach:
             return
-        place = place_of(run)
-    if json:
-        told = {"event": "detached", **dataclasses.asdict(place), "out": str(out) if out else ""}
-        typer.echo(json_module.dumps(told))
-        return
-    for line in lines_of_detached(place, out):
-        typer.echo(line)
+        place = run.place
+    told = {"event": "detached", **dataclasses.asdict(place), "out": str(out) if out else ""}
+    options.show(told, lines_of_detached(place, out), as_json=json)
 
 
 def resume_hint(step: int, words: Sequence[str]) -> str:

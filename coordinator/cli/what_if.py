@@ -74,8 +74,6 @@ def what_if(
 
     A sweep shows its progress on a terminal; Ctrl-C ends it, and the finished cells are printed and written.
     """
-    import json as json_module
-
     from coordinator.api import what_if as api
     from coordinator.api.arguments import typed
     from coordinator.api.prediction_text import (
@@ -137,17 +135,13 @@ def what_if(
         if missing:
             done = len(found.results)
             raise InterruptedRunError(f"stopped; {done} of {done + missing} cells are done, and they are above")
-    elif lose and json:
-        typer.echo(json_module.dumps({"event": "losses", "losses": [dict(row) for row in found.losses], **told}))
     elif lose:
-        for line in loss_lines(found.losses):
-            typer.echo(line)
-    elif json:
-        compared = comparison_json(found.before, found.after)
-        typer.echo(json_module.dumps({"event": "what-if", **compared, **told}))
+        losses = [dict(row) for row in found.losses]
+        options.show({"event": "losses", "losses": losses, **told}, loss_lines(losses), as_json=json)
     else:
-        for line in comparison_lines(found.before, found.after):
-            typer.echo(line)
+        compared = comparison_json(found.before, found.after)
+        lines = comparison_lines(found.before, found.after)
+        options.show({"event": "what-if", **compared, **told}, lines, as_json=json)
 
 
 def _models(add: list[str], like: list[str]) -> list[str]:
@@ -170,18 +164,13 @@ def _show_sweep(
     plot: Path | None,
     json: bool,
 ) -> None:
-    import json as json_module
-
     from coordinator.api.prediction_text import sweep_csv, sweep_lines, write_plot
     from ringtune.storage.durable import write_durably
 
     axes, before, rows = found.axes, found.before, [dict(row) for row in found.cells]
-    if json:
-        value = {"before": before.to_json(), "axes": {axis.key: list(axis.values) for axis in axes}, "cells": rows}
-        typer.echo(json_module.dumps({"event": "sweep", **is_complete, **value, **told}))
-    else:
-        for line in sweep_lines(axes, before, found.results):
-            typer.echo(line)
+    value = {"before": before.to_json(), "axes": {axis.key: list(axis.values) for axis in axes}, "cells": rows}
+    lines = sweep_lines(axes, before, found.results)
+    options.show({"event": "sweep", **is_complete, **value, **told}, lines, as_json=json)
     if csv is not None:
         write_durably(csv, sweep_csv(axes, rows).encode())
     if plot is not None:

@@ -32,7 +32,6 @@ from coordinator.client.run_folder import (
     LOG,
     OF_COMMAND,
     WRITTEN,
-    EventFiles,
     RunFolder,
     claim_run_folder,
     files_of_run,
@@ -260,10 +259,9 @@ def fetch_run(
     goes_on = not has_beginning
     with fetched_folder(out, replace=replace, goes_on=goes_on, is_same=is_same, say=say) as folder:
         place.write(folder.path)
-        write = EventFiles(folder, on_saved=lambda _run_id, _step: None)
-        write(first)
+        folder.take(first)
         for event in events:
-            write(event)
+            folder.take(event)
     client.fetched(record.run_id)
 
 

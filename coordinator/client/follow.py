@@ -122,7 +122,7 @@ class ShownEvents:
             case "plan_json" if (plan := self._outcome.plan) is not None:  # of a recovery or a move: the newest one
                 self._show_plan(plan if self._placement is None else plan.parts[-1])
             case "step_json":
-                show_step(self._progress, read_object(event.step_json, "a step"))
+                self._progress.item(read_object(event.step_json, "a step"))
             case "note":
                 self._progress.note(event.note)
             case "resumed_json":
@@ -143,19 +143,6 @@ class ShownEvents:
             self._show_plan(part)
         else:
             self._progress.note(f"resuming after step {step}")
-
-
-def show_step(progress: Progress, step: Mapping[str, Any]) -> None:
-    """Show an item that is done, an evaluation, or a decision of a run, by its ``kind``."""
-    match step.get("kind"):
-        case "evaluation":
-            progress.evaluation(step)
-        case "unfreeze":
-            progress.unfreeze(step)
-        case "operations":
-            progress.operations(step)
-        case _:
-            progress.step(step)
 
 
 class RehearsalLimit:

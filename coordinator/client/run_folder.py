@@ -111,6 +111,7 @@ class RunFolder:
 
     Attributes:
         say: as the argument; may be set later.
+        on_saved: called with run id and step when the manifest of a checkpoint is on disk.
         replaced: folder of the files of the earlier run; None = there were none.
     """
 
@@ -132,6 +133,8 @@ class RunFolder:
         self._written: dict[str, list[int]] = {}
         self._replace, self._resume = replace, resume
         self._is_copy, self.say = is_copy, say
+        self.on_saved: Callable[[str, int], object] = lambda run_id, step: None
+        self._run_id = ""
         self.replaced: Path | None = None
         self._undo = contextlib.ExitStack()
 
@@ -178,6 +181,36 @@ class RunFolder:
     def _note(self, *names: str) -> None:
         """Record size and time of files that the run has just written."""
         self._written |= {name: _state(path) for name in names if is_plain_file(path := self.path / name)}
+
+    def take(self, event: control_pb2.RunEvent) -> None:
+        """Write one event.
+
+        Raises:
+            IntegrityError: the event is not readable.
+        """
+        match event.WhichOneof("event"):
+            case "run_id":
+                self._run_id = event.run_id
+            case "job_toml":
+                self.write_job(event.job_toml)
+            case "profile_json" | "plan_json" | "report_json" as name:
+                self.write_json(f"{name.removesuffix('_json')}.json", getattr(event, name))
+            case "metrics_json":
+                self.add_metrics(event.metrics_json)
+            case "file":
+                self.add_chunk(event.file)
+            case "operations_json":
+                self.tables.add(event.operations_json)
+                self._note(TABLES)
+            case "resumed_json":
+                self.rewind_to(int(read_object(event.resumed_json, "the step where the run continues")["step"]))
+            case "best_json":
+                told = read_object(event.best_json, "the best result")
+                self.add_best(int(told["step"]), is_result=bool(told["is_result"]))
+            case "checkpoint_json":
+                manifest = CheckpointManifest.parse(event.checkpoint_json)
+                self.add_checkpoint(manifest)
+                self.on_saved(self._run_id, manifest.step)
 
     def write_text(self, name: str, text: str) -> None:
         """Write a small file atomically."""
@@ -276,15 +309,6 @@ class RunFolder:
             self._note(*(str(file.relative_to(self.path)) for file in result))
         else:
             self._best.complete(step)
-
-    def add_table(self, text: str) -> None:
-        """Add an operation table that the run has chosen.
-
-        Raises:
-            IntegrityError: the text is no table, or the file is damaged.
-        """
-        self.tables.add(text)
-        self._note(TABLES)
 
     def rewind_to(self, step: int) -> None:
         """Drop everything after ``step``, from which the run resumes, and move the files of the former part away.
@@ -498,53 +522,6 @@ def _is_own_output(path: Path) -> bool:
         return os.path.samestat(os.fstat(1), path.stat())
     except OSError:
         return False
-
-
-class EventFiles:
-    """Writer of events into a folder.
-
-    Args:
-        on_saved: called with run id and step when the manifest of a checkpoint is on disk.
-    """
-
-    def __init__(self, folder: RunFolder, *, on_saved: Callable[[str, int], None]) -> None:
-        self._folder = folder
-        self._on_saved = on_saved
-        self._run_id = ""
-
-    def __call__(self, event: control_pb2.RunEvent) -> None:
-        """Write one event.
-
-        Raises:
-            IntegrityError: the event is not readable.
-        """
-        folder = self._folder
-        match event.WhichOneof("event"):
-            case "run_id":
-                self._run_id = event.run_id
-            case "job_toml":
-                folder.write_job(event.job_toml)
-            case "profile_json":
-                folder.write_json("profile.json", event.profile_json)
-            case "plan_json":
-                folder.write_json("plan.json", event.plan_json)
-            case "report_json":
-                folder.write_json("report.json", event.report_json)
-            case "metrics_json":
-                folder.add_metrics(event.metrics_json)
-            case "file":
-                folder.add_chunk(event.file)
-            case "operations_json":
-                folder.add_table(event.operations_json)
-            case "resumed_json":
-                folder.rewind_to(int(read_object(event.resumed_json, "the step where the run continues")["step"]))
-            case "best_json":
-                told = read_object(event.best_json, "the best result")
-                folder.add_best(int(told["step"]), is_result=bool(told["is_result"]))
-            case "checkpoint_json":
-                manifest = CheckpointManifest.parse(event.checkpoint_json)
-                folder.add_checkpoint(manifest)
-                self._on_saved(self._run_id, manifest.step)
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ import grpc
 
 from coordinator.client.connection import CALL_S, Connection, submitter_name
 from coordinator.client.follow import FollowerState, Outcome, RehearsalLimit, ShownEvents
-from coordinator.client.run_folder import EventFiles, RunFolder
+from coordinator.client.run_folder import RunFolder
 from coordinator.planner.limits import NO_CHOICES, Choices
 from coordinator.run.events import EventSink
 from coordinator.run.requests import RunRequest, run_request_messages
@@ -186,7 +186,9 @@ class Client(Connection):
             RingTuneError: the run failed.
         """
         outcome = Outcome(request.job)
-        files = [EventFiles(folder, on_saved=self._note_saved)] if folder is not None else []
+        if folder is not None:
+            folder.on_saved = self._note_saved
+        files = [folder.take] if folder is not None else []
         with (interrupts or Interrupts()).asking(lambda: self._drain(outcome, progress)):
             request = request._replace(submission=secrets.token_hex(8))
             following = FollowerState(self, outcome, folder, submission=request.submission, say=progress.note)

@@ -15,11 +15,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from coordinator.planner.planned import JobTime, Planned
 from coordinator.run.events import EventSink, send_file
 from coordinator.run.node_client import AgentCalls, Files
-from coordinator.run.recorder import RunRecorder
-from coordinator.run.requests import RunRequest
 from coordinator.run.result_files import result_folder, users_folders
 from ringtune.costs.memory_sizes import DTYPE_BYTES
 from ringtune.costs.profile import KindFacts, ModelFacts
@@ -39,7 +36,6 @@ from ringtune.models.result_files import (
     of_user,
 )
 from ringtune.run_control import events as rd
-from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import collected_blocks
 from ringtune.schedule.turns import Evaluations
@@ -484,56 +480,3 @@ class ResultCollector:
 
     def _tell(self, step: int, *, is_result: bool) -> None:
         self._emit(control_pb2.RunEvent(best_json=json.dumps({"step": step, "is_result": is_result})))
-
-
-def send_results(
-    request: RunRequest,
-    recorder: RunRecorder,
-    collector: ResultCollector,
-    state: RunStateMachine,
-    emit: EventSink,
-    *,
-    part: Plan,
-    planned: Planned,
-    predicted: JobTime | None,
-    run_id: str,
-    wall_s: float,
-    phases_s: Mapping[str, float],
-    audit: Mapping[str, Any] | None,
-) -> None:
-    """Send report and adapter or model of a run to the submitter.
-
-    Args:
-        request: of the submitter.
-        recorder: of the run.
-        collector: files of the nodes.
-        state: the state machine, which is done.
-        emit: sends an event.
-        part: of the plan that holds at the end.
-        planned: the plan as it was made.
-        predicted: seconds of its steps; None = no prediction.
-        run_id: of the run.
-        wall_s: seconds since the request.
-        phases_s: seconds by phase.
-        audit: its figures; None without one.
-
-    Raises:
-        IntegrityError: the files of the nodes differ from the plan.
-    """
-    for node, totals in collector.last.totals():
-        recorder.ledger.add_totals(node, totals)
-    if request.evaluation is None and not collector.settle(state.best, state.last_step):
-        collector.last.send(request.job, emit, part=part)
-    report = recorder.ledger.report(
-        rows=recorder.rows,
-        run_id=run_id,
-        wall_s=wall_s,
-        phases_s=phases_s,
-        predicted_bytes=planned.memory_bytes,
-        unfreeze_at=state.unfreeze_at,
-        predicted_steps_s=predicted.steps_s if predicted else None,
-        operations=recorder.operations_report(),
-        best=state.best,
-        audit=audit,
-    )
-    emit(control_pb2.RunEvent(report_json=json.dumps(report)))

@@ -1,4 +1,4 @@
-"""Events of a run: their queue and their sinks, files sent as events, and the clock of a run.
+"""Events of a run: their queue and their sinks, files sent as events, work beside its thread, and the clock of a run.
 
 A run reports as ``RunEvent`` messages. Both ends pass each of them to a list of sinks: at the coordinator the status
 board and the outbox, at the submitter the outcome, the run's folder and the screen.
@@ -9,12 +9,14 @@ clock (``edge.runtime.reporter``), so the seconds of a step are a difference on 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
+from typing import TypeVar
 
-from ringtune.errors import InterruptedRunError
+from ringtune.errors import InterruptedRunError, RingTuneError, internal_error
 from ringtune.storage.chunks import FileCutter, cut_pieces
 from ringtune.storage.pieces import Pieces
 from ringtune.v1 import control_pb2
@@ -22,12 +24,37 @@ from ringtune.v1 import control_pb2
 EventSink = Callable[[control_pb2.RunEvent], None]
 """Takes each event, in order."""
 
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
 _OFFSET_S = time.time() - time.monotonic()
 
 
 def now_unix_s() -> float:
     """Unix seconds: the wall clock when this process began, plus the monotonic clock since."""
     return _OFFSET_S + time.monotonic()
+
+
+def work_beside(
+    name: str, work: Callable[[], T], put: Callable[[T], object], failed: Callable[[RingTuneError], T]
+) -> threading.Thread:
+    """Do long work on a thread of its own, which is returned.
+
+    ``put`` takes what the work returns, or what ``failed`` makes of its error, on that thread.
+    """
+
+    def guarded() -> None:
+        try:
+            found = work()
+        except RingTuneError as error:
+            found = failed(error)
+        except Exception as error:
+            _LOG.exception("the thread %r failed by a bug", name)
+            found = failed(internal_error(error))
+        put(found)
+
+    thread = threading.Thread(target=guarded, name=name, daemon=True)
+    thread.start()
+    return thread
 
 
 class GrowingFile:

@@ -30,10 +30,8 @@ from ringtune.costs.measurement import hidden_bytes, refuse_differing_copies
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.errors import PeerLostError, PlanError, RingTuneError
 from ringtune.ids import naming_node
-from ringtune.job.job import Job
 from ringtune.run_control import events as rd
 from ringtune.run_control.state_machine import RunStateMachine
-from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.plan import Plan
 from ringtune.v1 import control_pb2
 
@@ -72,75 +70,6 @@ class JoinCandidate(NamedTuple):
 
     member: Member
     calls: AgentCalls
-
-
-class JoinCandidates:
-    """The nodes that are being inspected.
-
-    Args:
-        lease_s: a node that does not answer for so long is lost.
-        put: takes answers, from any thread.
-        models: of the run.
-        shards_run: the run at whose start nodes have kept a digest of their rows.
-    """
-
-    def __init__(
-        self,
-        run_id: str,
-        job: Job,
-        *,
-        lease_s: float,
-        put: Callable[[CandidateAnswered | CandidateFailed], None],
-        models: AgreedModel,
-        shards_run: str,
-    ) -> None:
-        self._run_id, self._job, self._lease_s, self._put, self._models = run_id, job, lease_s, put, models
-        self._shards_run = shards_run
-        self._asked: dict[str, JoinCandidate] = {}
-
-    def ask(self, member: Member, *, measure: bool, neighbours: int, frozen: FrozenWeights | None) -> None:
-        """Inspect a node, in place of a former process of its name; see ``inspect_node``."""
-        node, instance = member.node, member.instance
-        self.drop(node, "it has joined again")
-        calls = AgentCalls(
-            node,
-            member.address,
-            self._run_id,
-            lease_s=self._lease_s,
-            on_failure=lambda name, error: self._put(CandidateFailed(name, instance, error)),
-            models=self._models,
-        )
-        self._asked[node] = JoinCandidate(member, calls)
-        inspect_node(
-            calls,
-            self._job,
-            measure=measure,
-            neighbours=neighbours,
-            frozen=frozen,
-            put=lambda facts: self._put(CandidateAnswered(instance, facts)),
-            extend=self._ask_rows,
-        )
-
-    def _ask_rows(self, request: control_pb2.InspectRequest) -> None:
-        request.rows_run = self._shards_run
-
-    def take(self, node: str, instance: str) -> JoinCandidate | None:
-        """Remove and return a candidate; None if no such process is being inspected."""
-        candidate = self._asked.get(node)
-        if candidate is None or candidate.member.instance != instance:
-            return None
-        return self._asked.pop(node)
-
-    def drop(self, node: str, reason: str) -> None:
-        """Release a candidate, if there is one of this name."""
-        candidate = self._asked.pop(node, None)
-        if candidate is not None:
-            release_node(candidate.calls, reason)
-
-    def close(self, reason: str) -> None:
-        """Release all candidates."""
-        for node in list(self._asked):
-            self.drop(node, reason)
 
 
 def release_node(calls: AgentCalls, reason: str) -> None:
@@ -234,7 +163,7 @@ class JoinHandler:
         admit: adds a node with its calls to the run; returns the former process of its name.
         addresses: of the run's nodes; those of nodes that join are added.
         models: of the run.
-        shards_run: as for ``JoinCandidates``.
+        shards_run: the run at whose start nodes have kept a digest of their rows.
     """
 
     def __init__(
@@ -256,10 +185,8 @@ class JoinHandler:
     ) -> None:
         self._request, self._members, self._machine, self._reports = request, members, machine, reports
         self._lease_s, self._put, self._feed, self._note, self._admit = lease_s, put, feed, note, admit
-        self._candidates = JoinCandidates(
-            run_id, request.job, lease_s=lease_s, put=put, models=models, shards_run=shards_run
-        )
-        self._addresses = addresses
+        self._run_id, self._models, self._shards_run, self._addresses = run_id, models, shards_run, addresses
+        self._candidates: dict[str, JoinCandidate] = {}
         self._early: dict[str, Joined] = {}
         self._known: KnownNodes | None = None
         self._recorder: RunRecorder | None = None
@@ -287,7 +214,8 @@ class JoinHandler:
 
     def close(self) -> None:
         """End with the run: release all candidates."""
-        self._candidates.close("the run is over")
+        for node in list(self._candidates):
+            self._drop(node, "the run is over")
 
     def ask_others(self, needed: Set[str]) -> None:
         """Inspect members outside of the run, if it waits for any node with room."""
@@ -308,11 +236,11 @@ class JoinHandler:
             case Joined(member):
                 self._on_joined(member, needed)
             case CandidateAnswered(instance, facts):
-                candidate = self._candidates.take(facts.node, instance)
+                candidate = self._take_candidate(facts.node, instance)
                 if candidate is not None:
                     self._on_candidate_answered(candidate, entry)
             case CandidateFailed(node, instance, error):
-                candidate = self._candidates.take(node, instance)
+                candidate = self._take_candidate(node, instance)
                 if candidate is not None:
                     self._refuse(candidate, str(error))
                 elif self._instances.get(node) == instance and node in needed:
@@ -371,13 +299,41 @@ class JoinHandler:
         return node in awaited.owners or awaited.needs_room
 
     def _ask(self, member: Member, needed: Set[str]) -> None:
+        """Inspect a node, in place of a former process of its name."""
+        node, instance = member.node, member.instance
         others = [one for one in self._members.living() if one.node in needed]
-        self._candidates.ask(
-            member,
-            measure=not self._has_given_times(member.node),
-            neighbours=num_neighbours([*others, member])[member.node],
-            frozen=self._known.plan.course.frozen if self._known is not None else None,
+        self._drop(node, "it has joined again")
+        calls = AgentCalls(
+            node,
+            member.address,
+            self._run_id,
+            lease_s=self._lease_s,
+            on_failure=lambda name, error: self._put(CandidateFailed(name, instance, error)),
+            models=self._models,
         )
+        self._candidates[node] = JoinCandidate(member, calls)
+        inspect_node(
+            calls,
+            self._request.job,
+            measure=not self._has_given_times(node),
+            neighbours=num_neighbours([*others, member])[node],
+            frozen=self._known.plan.course.frozen if self._known is not None else None,
+            put=lambda facts: self._put(CandidateAnswered(instance, facts)),
+            extend=self._ask_rows,
+        )
+
+    def _ask_rows(self, request: control_pb2.InspectRequest) -> None:
+        request.rows_run = self._shards_run
+
+    def _take_candidate(self, node: str, instance: str) -> JoinCandidate | None:
+        """Remove and return a candidate; None if no such process is being inspected."""
+        candidate = self._candidates.get(node)
+        return self._candidates.pop(node) if candidate and candidate.member.instance == instance else None
+
+    def _drop(self, node: str, reason: str) -> None:
+        """Release a candidate, if there is one of this name."""
+        if (candidate := self._candidates.pop(node, None)) is not None:
+            release_node(candidate.calls, reason)
 
     def _has_given_times(self, node: str) -> bool:
         return self._request.profile is not None and node in self._request.profile.by_name

@@ -14,8 +14,6 @@ A lasting change of a node's or a link's pace starts a search::
 from __future__ import annotations
 
 import dataclasses
-import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Final, NamedTuple, Protocol
@@ -23,6 +21,7 @@ from typing import Final, NamedTuple, Protocol
 from coordinator.planner.limits import Effort
 from coordinator.planner.replan import PlacementProposal, placed_without, replanned, without
 from coordinator.run.checkpoint import CheckpointManager
+from coordinator.run.events import work_beside
 from coordinator.run.node_client import AgentCalls, NodeMoved, NodePrepared, NodeRested
 from coordinator.run.report import RunLedger
 from coordinator.run.run_text import owners_text
@@ -30,7 +29,7 @@ from ringtune.config.sections import NEVER
 from ringtune.costs.calibration import CHANGED, PaceMonitor
 from ringtune.costs.links import RecordedLinks
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
-from ringtune.errors import PeerLostError, RingTuneError, internal_error
+from ringtune.errors import PeerLostError, RingTuneError
 from ringtune.job.job import Job
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.run_control import events as rd
@@ -249,9 +248,6 @@ def note_figures(answer: NodeRested | NodeMoved, ledger: RunLedger) -> rd.Event:
     return answer.moved
 
 
-_LOG = logging.getLogger(__name__)
-
-
 FIRST_MOVE_S: Final = 5.0
 """Assumed seconds of a move before the run has made one; from ``tests.bench.sim``, part ``slowed``."""
 
@@ -381,8 +377,25 @@ class ReplanSearch:
     def _search_in_background(self, part: Plan, profile: Profile, turn: Turn, step: int, prepare_s: float) -> None:
         self._is_thinking = True
         candidates, self._candidates = tuple(node for node in self._candidates if node in profile.by_name), ()
-        work = (part, profile, turn, step, self._move_s or max(prepare_s, FIRST_MOVE_S), candidates)
-        threading.Thread(target=self._think, args=work, name="replan", daemon=True).start()
+        move_s, number = self._move_s or max(prepare_s, FIRST_MOVE_S), part.placement.placement_number
+
+        def think() -> ReplanOutcome:
+            found = replanned(
+                part,
+                self._job,
+                profile,
+                step=step,
+                move_s=move_s,
+                effort=Effort(seconds=self._job.runtime.plan_s),
+                unfreeze_at=turn.unfreeze_at,
+                began_as=self._began_as,
+            )
+            return ReplanOutcome(number, found, profile, candidates=candidates)
+
+        def failed(error: RingTuneError) -> ReplanOutcome:
+            return ReplanOutcome(number, None, profile, f"no other placement was found: {error}", candidates)
+
+        work_beside("replan", think, self._put, failed)
 
     def take(self, answer: ReplanOutcome, living: Set[str]) -> rd.Replanned | None:
         """Show the outcome, and return the event for the state machine; None if the run does not move.
@@ -431,21 +444,15 @@ class ReplanSearch:
         self.profile = without(self.profile, command.lost)
         profile, placement_number = self.profile, command.placement_number
 
-        def think() -> None:
-            try:
-                effort = Effort(seconds=self._job.runtime.plan_s)
-                put(
-                    rd.PlacementFound(
-                        placement_number, placed_without(command.part, self._job, profile, command.lost, effort)
-                    )
-                )
-            except RingTuneError as error:
-                put(rd.NoPlacementFound(placement_number, type(error).__name__, str(error)))
-            except Exception as error:
-                _LOG.exception("looking for a placement without lost nodes failed by a bug")
-                put(rd.NoPlacementFound(placement_number, RingTuneError.__name__, str(internal_error(error))))
+        def think() -> rd.PlacementFound | rd.NoPlacementFound:
+            effort = Effort(seconds=self._job.runtime.plan_s)
+            found = placed_without(command.part, self._job, profile, command.lost, effort)
+            return rd.PlacementFound(placement_number, found)
 
-        threading.Thread(target=think, name="recover", daemon=True).start()
+        def failed(error: RingTuneError) -> rd.NoPlacementFound:
+            return rd.NoPlacementFound(placement_number, type(error).__name__, str(error))
+
+        work_beside("recover", think, put, failed)
 
     def moved(self, command: rd.LogMove) -> PaceMonitor | None:
         """Restart the monitor after a move, and return it; a successful move adopts the newest profile."""
@@ -462,29 +469,6 @@ class ReplanSearch:
         self._next, self._told, self._course = None, {}, command.plan.course
         self._watch(command.part, self._last_placement_number)  # no later placement of the plan is left
         return self.pace
-
-    def _think(
-        self, part: Plan, profile: Profile, turn: Turn, step: int, move_s: float, candidates: tuple[str, ...]
-    ) -> None:
-        found, problem = None, ""
-        try:
-            effort = Effort(seconds=self._job.runtime.plan_s)
-            found = replanned(
-                part,
-                self._job,
-                profile,
-                step=step,
-                move_s=move_s,
-                effort=effort,
-                unfreeze_at=turn.unfreeze_at,
-                began_as=self._began_as,
-            )
-        except RingTuneError as error:
-            problem = f"no other placement was found: {error}"
-        except Exception:
-            _LOG.exception("looking for another placement failed by a bug")
-            problem = "looking for another placement failed by a bug"
-        self._put(ReplanOutcome(part.placement.placement_number, found, profile, problem, candidates))
 
 
 def _closed_reason(stays: str, *, watches: bool, is_shared: bool) -> str:

@@ -8,7 +8,6 @@ if it answered; else the node counts as lost.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 import shutil
@@ -77,95 +76,15 @@ _AGAIN_S: Final = 3600.0
 """Files whose way began longer ago are not sent again."""
 
 
-class FileCalls:
-    """The calls to one node that carry files.
-
-    Args:
-        node: its name.
-        address: ``host:port``.
-        lease_s: a node that is silent for so long is lost.
-        track: told of each call, so that it can be cancelled.
-        over: set when nobody waits any more.
-    """
-
-    def __init__(
-        self,
-        stub: Any,
-        run_id: str,
-        node: str,
-        address: str,
-        *,
-        lease_s: float,
-        track: Callable[[Any], Any],
-        over: threading.Event,
-    ) -> None:
-        self._stub, self._run_id, self._node, self._peer = stub, run_id, node, f"node {node} at {address}"
-        self._lease_s, self._track, self._over = lease_s, track, over
-
-    def load(self, files: Mapping[str, Pieces], on_progress: Callable[[], None]) -> None:
-        """Send the files of a saved result; a node that gets them twice loads them twice.
-
-        Raises:
-            grpc.RpcError: the node does not answer, or refuses them.
-        """
-
-        def attempt(hear: Callable[[], None]) -> None:
-            chunks = watched(self._chunks(files), _both(hear, on_progress))
-            self._track(self._stub.Load.future(chunks)).result()
-
-        self._repeated(attempt)
-
-    def collect(
-        self,
-        request: control_pb2.CollectRequest,
-        folder: Path,
-        names: Sequence[str],
-        max_bytes: int,
-        on_progress: Callable[[], None],
-    ) -> dict[str, Pieces]:
-        """Fetch a node's results into a folder, and return them by name.
-
-        Raises:
-            grpc.RpcError: the node does not answer, or has none.
-            IntegrityError: other files arrived, too much, or damaged ones.
-            StorageError: they can't be written here.
-        """
-
-        def attempt(hear: Callable[[], None]) -> dict[str, Path]:
-            _empty(folder)
-            chunks = watched(self._track(self._stub.Collect(request)), _both(hear, on_progress))
-            return write_any_files(chunks, folder, names=names, max_bytes=max_bytes, source=f"node {self._node}")
-
-        return {name: FilePieces(path) for name, path in self._repeated(attempt).items()}
-
-    def _repeated(self, attempt: Callable[[Callable[[], None]], T]) -> T:
-        state = RetryState(lease_s=self._lease_s, timeout_s=_AGAIN_S)
-        return state.repeat(lambda: attempt(state.hear), peer=self._peer, given_up=self._over)
-
-    def _chunks(self, files: Mapping[str, Pieces]) -> Iterator[control_pb2.LoadChunk]:
-        run_id = self._run_id
-        for name, content in files.items():
-            for chunk in cut_pieces(name, content):
-                yield control_pb2.LoadChunk(run_id=run_id, file=chunk)
-                run_id = ""  # the first one says it for all
-
-
-def watched(messages: Iterable[T], on_progress: Callable[[], None]) -> Iterator[T]:
-    """Pass messages on, and tell of it now and then."""
+def watched(messages: Iterable[T], *tell: Callable[[], None]) -> Iterator[T]:
+    """Pass messages on, and call ``tell`` of it now and then."""
     told_s = -math.inf
     for message in messages:
         if time.monotonic() >= told_s + _PROGRESS_S:
             told_s = time.monotonic()
-            on_progress()
+            for call in tell:
+                call()
         yield message
-
-
-def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
-    def call() -> None:
-        first()
-        second()
-
-    return call
 
 
 def _empty(folder: Path) -> None:
@@ -300,9 +219,6 @@ class AgentCalls:
         self._call: Any = None
         self._cancelled = threading.Event()
         self._peer = f"node {node} at {address}"
-        self._files = FileCalls(
-            self._stub, run_id, node, address, lease_s=lease_s, track=self._track, over=self._cancelled
-        )
 
     # ---- what is asked ----------------------------------------------------------------------------
 
@@ -393,7 +309,7 @@ class AgentCalls:
             if (reply := self._unless_off(number, self._stub.Prepare, request, timeout_s)) is None:
                 return
             if saved is not None:
-                self._files.load(saved, on_progress)
+                self._load(saved, on_progress)
             on_result(reply.hosted_bytes)
 
         self._submit(work)
@@ -554,8 +470,16 @@ class AgentCalls:
             needed_steps=needed_steps,
         )
         names = (*part_files(users), _TOTALS)
-        collect = functools.partial(self._files.collect, request, folder, names, max_bytes, on_progress)
-        self._submit(lambda: on_result(collect()), self._lost)
+
+        def attempt(hear: Callable[[], None]) -> dict[str, Path]:
+            _empty(folder)
+            chunks = watched(self._track(self._stub.Collect(request)), hear, on_progress)
+            return write_any_files(chunks, folder, names=names, max_bytes=max_bytes, source=f"node {self.node}")
+
+        def collect() -> None:
+            on_result({name: FilePieces(path) for name, path in self._repeated(attempt).items()})
+
+        self._submit(collect, self._lost)
 
     def release(self, reason: str, *, is_finished: bool = False) -> Future[None]:
         """Cancel the call under way and tell the node that the run is over; errors are only logged."""
@@ -595,6 +519,25 @@ class AgentCalls:
         except Exception as error:
             if not self._cancelled.is_set():
                 tell(error if isinstance(error, RingTuneError) else self._bug(error))
+
+    def _load(self, files: Mapping[str, Pieces], on_progress: Callable[[], None]) -> None:
+        """Send the files of a saved result; a node that gets them twice loads them twice."""
+
+        def messages() -> Iterator[control_pb2.LoadChunk]:
+            run_id = self._run_id
+            for name, content in files.items():
+                for chunk in cut_pieces(name, content):
+                    yield control_pb2.LoadChunk(run_id=run_id, file=chunk)
+                    run_id = ""  # the first one says it for all
+
+        def attempt(hear: Callable[[], None]) -> None:
+            self._track(self._stub.Load.future(watched(messages(), hear, on_progress))).result()
+
+        self._repeated(attempt)
+
+    def _repeated(self, attempt: Callable[[Callable[[], None]], T]) -> T:
+        state = RetryState(lease_s=self._lease_s, timeout_s=_AGAIN_S)
+        return state.repeat(lambda: attempt(state.hear), peer=self._peer, given_up=self._cancelled)
 
     def _asking(self, method: Any, request: Any, timeout_s: float) -> RetriedCall:
         return RetriedCall(method, request, peer=self._peer, lease_s=self._lease_s, timeout_s=timeout_s)

@@ -29,14 +29,14 @@ from coordinator.planner.limits import Effort
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import JobTime, Planned, measured_time
 from coordinator.run.checkpoint import CheckpointManager
-from coordinator.run.events import EventSink
+from coordinator.run.events import EventSink, work_beside
 from coordinator.run.measurement import LinkAnswer, LinkMeasurement, has_own_links, remember, remembered_links
 from coordinator.run.members import LinkCache, Member
 from coordinator.run.node_client import AgentCalls
 from coordinator.run.requests import RunRequest
 from ringtune.costs.measurement import hidden_bytes
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
-from ringtune.errors import DeadlineError, PlanError, RingTuneError, internal_error
+from ringtune.errors import DeadlineError, PlanError, RingTuneError
 from ringtune.job.job import Job
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.run_control import events as rd
@@ -160,42 +160,6 @@ def plan_run(request: RunRequest, profile: Profile, kept: Planned | None, effort
     return planned
 
 
-class PlannerThread:
-    """Planning on a thread of its own; ``on_done`` takes the plan or the error there."""
-
-    def __init__(self, request: RunRequest, on_done: Callable[[PlanReady | rd.PlanFailed], None]) -> None:
-        self._request = request
-        self._on_done = on_done
-        self._cancelled = threading.Event()
-
-    def start(
-        self, facts: Mapping[str, NodeFacts], checkpoints: CheckpointManager, links: tuple[LinkFacts, ...] = ()
-    ) -> Profile:
-        """Start planning; return the profile that is planned with.
-
-        Raises:
-            RingTuneError: there is nothing to plan with.
-        """
-        profile = run_profile(self._request, facts, links)
-        threading.Thread(target=self._plan, args=(profile, checkpoints), name="plan", daemon=True).start()
-        return profile
-
-    def cancel(self) -> None:
-        """Make the thread end soon: its plan is not needed."""
-        self._cancelled.set()
-
-    def _plan(self, profile: Profile, checkpoints: CheckpointManager) -> None:
-        effort = Effort(seconds=self._request.job.runtime.plan_s, is_cancelled=self._cancelled.is_set)
-        try:
-            kept = checkpoints.planned(profile, effort)
-            self._on_done(PlanReady(plan_run(self._request, profile, kept, effort), profile))
-        except RingTuneError as error:
-            self._on_done(rd.PlanFailed(type(error).__name__, str(error)))
-        except Exception as error:
-            _LOG.exception("planning failed by a bug")
-            self._on_done(rd.PlanFailed(RingTuneError.__name__, str(internal_error(error))))
-
-
 _SHARE_OF_WAIT = 0.5
 
 
@@ -244,31 +208,22 @@ class FirstInspection:
         self._facts[facts.node] = facts
         self._awaited.discard(facts.node)
         if not self._awaited:
-            threading.Thread(target=self._look, name="first-look", daemon=True).start()
+            work_beside("first-look", self._look, self._on_done, FirstInspectionDone)
 
     def cancel(self) -> None:
         """Make the thread end soon: its result is not needed."""
         self._cancelled.set()
 
-    def _look(self) -> None:
-        try:
-            planned = self._plan()
-        except DeadlineError as error:  # the planner that knows all will say what is wrong
-            _LOG.info("the first inspection took too long: %s", error)
-            self._on_done(FirstInspectionDone(None))
-        except RingTuneError as error:
-            self._on_done(FirstInspectionDone(error))
-        except Exception as error:
-            _LOG.exception("the first inspection failed by a bug")
-            self._on_done(FirstInspectionDone(internal_error(error)))
-        else:
-            self._on_done(FirstInspectionDone(None, planned.plan.course.frozen))
-
-    def _plan(self) -> Planned:
+    def _look(self) -> FirstInspectionDone:
         left_s = max(0.0, self._end_s - self._now_s())
         seconds = min(self._request.job.runtime.plan_s, _SHARE_OF_WAIT * left_s)
         effort = Effort(seconds=seconds, is_cancelled=self._cancelled.is_set, judged_actions=0)
-        return plan_run(self._request, run_profile(self._request, self._facts), None, effort)
+        try:
+            planned = plan_run(self._request, run_profile(self._request, self._facts), None, effort)
+        except DeadlineError as error:  # the planner that knows all will say what is wrong
+            _LOG.info("the first inspection took too long: %s", error)
+            return FirstInspectionDone(None)
+        return FirstInspectionDone(None, planned.plan.course.frozen)
 
 
 class RunPlanner:
@@ -296,7 +251,7 @@ class RunPlanner:
     ) -> None:
         self._request, self._checkpoints, self._cache = request, checkpoints, cache
         self._put, self._emit, self._enter = put, emit, enter
-        self._planning = PlannerThread(request, put)
+        self._cancelled = threading.Event()
         self._members: tuple[Member, ...] = ()
         self._calls: Mapping[str, AgentCalls] = {}
         self._first_inspection: FirstInspection | None = None
@@ -365,16 +320,23 @@ class RunPlanner:
 
     def _plan_with(self, links: tuple[LinkFacts, ...]) -> None:
         """Start planning on a thread, and send the profile to the submitter."""
+        request, cancelled = self._request, self._cancelled
         try:
-            profile = self._planning.start(self._facts, self._checkpoints, links)
+            profile = run_profile(request, self._facts, links)
         except RingTuneError as error:
-            self._put(rd.PlanFailed(type(error).__name__, str(error)))
-        else:
-            self._emit(control_pb2.RunEvent(profile_json=json.dumps(profile.to_json())))
+            self._put(_failed(error))
+            return
+
+        def plan() -> PlanReady | rd.PlanFailed:
+            effort = Effort(seconds=request.job.runtime.plan_s, is_cancelled=cancelled.is_set)
+            return PlanReady(plan_run(request, profile, self._checkpoints.planned(profile, effort), effort), profile)
+
+        work_beside("plan", plan, self._put, _failed)
+        self._emit(control_pb2.RunEvent(profile_json=json.dumps(profile.to_json())))
 
     def cancel(self) -> None:
         """Make all threads end soon: their answers are not needed."""
-        self._planning.cancel()
+        self._cancelled.set()
         if self._first_inspection is not None:
             self._first_inspection.cancel()
 
@@ -385,3 +347,7 @@ class RunPlanner:
         if has_own_links(self._request):
             addresses = {member.node: member.address for member in self._members}
             remember(shown, addresses, self._request.job, next(iter(self._facts.values())).model, self._cache)
+
+
+def _failed(error: RingTuneError) -> rd.PlanFailed:
+    return rd.PlanFailed(type(error).__name__, str(error))

@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,9 +22,9 @@ from concurrent.futures import Future
 from coordinator.planner.planned import JobTime, Planned, copy_bytes
 from coordinator.run.audit import CellRepeated, RunAudit
 from coordinator.run.checkpoint import CheckpointManager, Noted
-from coordinator.run.collect import BestFiles, ResultCollector, send_results
+from coordinator.run.collect import BestFiles, ResultCollector
 from coordinator.run.driver import AbsentNodes, Driver
-from coordinator.run.events import now_unix_s
+from coordinator.run.events import now_unix_s, work_beside
 from coordinator.run.join import (
     CandidateAnswered,
     CandidateFailed,
@@ -63,7 +62,6 @@ from ringtune.errors import (
     PlanError,
     RingTuneError,
     error_from_name,
-    internal_error,
 )
 from ringtune.machine.resources import busy_text
 from ringtune.run_control import events as rd
@@ -74,8 +72,6 @@ from ringtune.storage.tensor_files import TensorFile
 from ringtune.techniques.initial_adapter import INITIAL_FILE, head_note
 from ringtune.transport.speaker import speaker
 from ringtune.v1 import control_pb2
-
-_LOG = logging.getLogger(__name__)
 
 
 def choose_beside(
@@ -89,20 +85,12 @@ def choose_beside(
     ``put`` takes the table or the failure, on that thread. The state machine limits the wait.
     """
 
-    def work() -> None:
-        try:
-            # loads numpy, which no other part of the coordinator needs
-            room = importlib.import_module("ringtune.techniques.knapsacks")
-            put(rd.OperationsChosen(step, room.choose_table(course, scores, step=step)))
-        except RingTuneError as error:
-            put(rd.OperationsFailed(step, type(error).__name__, str(error)))
-        except Exception as error:
-            _LOG.exception("choosing operations failed by a bug")
-            put(rd.OperationsFailed(step, RingTuneError.__name__, str(internal_error(error))))
+    def work() -> rd.OperationsChosen | rd.OperationsFailed:
+        # loads numpy, which no other part of the coordinator needs
+        room = importlib.import_module("ringtune.techniques.knapsacks")
+        return rd.OperationsChosen(step, room.choose_table(course, scores, step=step))
 
-    thread = threading.Thread(target=work, name="choose", daemon=True)
-    thread.start()
-    return thread
+    return work_beside("choose", work, put, lambda error: rd.OperationsFailed(step, type(error).__name__, str(error)))
 
 
 class RunDriver(Driver):
@@ -523,23 +511,31 @@ class RunDriver(Driver):
     # ---- the end ----------------------------------------------------------------------------------
 
     def _send_results(self) -> None:
-        """Send report and merged adapter or model to the submitter."""
-        if self._request.plan_only or self._recorder is None:
+        """Send report and merged adapter or model to the submitter.
+
+        Raises:
+            IntegrityError: the files of the nodes differ from the plan.
+        """
+        state, request, recorder = self._rounds, self._request, self._recorder
+        if request.plan_only or recorder is None:
             return
-        send_results(
-            self._request,
-            self._recorder,
-            self._collector,
-            self._rounds,
-            self._emit,
-            part=self._require_moving().part,
-            planned=self._require_plan(),
-            predicted=self._predicted,
+        for node, totals in self._collector.last.totals():
+            recorder.ledger.add_totals(node, totals)
+        if request.evaluation is None and not self._collector.settle(state.best, state.last_step):
+            self._collector.last.send(request.job, self._emit, part=self._require_moving().part)
+        report = recorder.ledger.report(
+            rows=recorder.rows,
             run_id=self.run_id,
             wall_s=time.monotonic() - self._started_s,
             phases_s=self._phases_s,
+            predicted_bytes=self._require_plan().memory_bytes,
+            unfreeze_at=state.unfreeze_at,
+            predicted_steps_s=self._predicted.steps_s if self._predicted else None,
+            operations=recorder.operations_report(),
+            best=state.best,
             audit=self._audit.figures if self._audit is not None else None,
         )
+        self._emit(control_pb2.RunEvent(report_json=json.dumps(report)))
 
     def _begin_after(self, failed: RingTuneError) -> Driver | None:
         """Begin the run that goes back to the last checkpoint where all parameters train and a node is lost.

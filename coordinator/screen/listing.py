@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,30 +33,29 @@ _NODE_TITLES = (
 )
 
 
-def node_lines(members: Sequence[control_pb2.NodeEntry]) -> list[str]:
-    """Write a line of JSON for each member."""
+def nodes_json(members: Sequence[control_pb2.NodeEntry]) -> list[dict[str, Any]]:
+    """Make a JSON object for each member."""
     return [
-        json.dumps(
-            {
-                "node": entry.joined.node,
-                "state": entry.state,
-                "seen_s": round(entry.seen_s, 3),
-                "has_data": entry.joined.has_data,
-                "train_rows": entry.joined.train_rows if entry.joined.HasField("train_rows") else None,
-                "eval_rows": entry.joined.eval_rows if entry.joined.HasField("eval_rows") else None,
-                "cores": entry.joined.cores,
-                "device": entry.joined.device,
-                "threads": entry.joined.threads,
-                "memory_bytes": entry.joined.memory_bytes,
-                "rss_bytes": entry.rss_bytes,
-                "system": entry.joined.system,
-                "rack": entry.joined.rack,
-                "address": entry.joined.address,
-                "version": entry.joined.version,
-            }
-        )
+        {
+            "node": entry.joined.node,
+            "state": entry.state,
+            "seen_s": round(entry.seen_s, 3),
+            "has_data": entry.joined.has_data,
+            **{name: _known(entry.joined, name) for name in ("train_rows", "eval_rows")},
+            "cores": entry.joined.cores,
+            "device": entry.joined.device,
+            "threads": entry.joined.threads,
+            "memory_bytes": entry.joined.memory_bytes,
+            "rss_bytes": entry.rss_bytes,
+            **{name: getattr(entry.joined, name) for name in ("system", "rack", "address", "version")},
+        }
         for entry in members
     ]
+
+
+def _known(message: Any, name: str) -> Any:
+    """Return an optional field of a message; None if it is not set."""
+    return getattr(message, name) if message.HasField(name) else None
 
 
 def node_table(members: Sequence[control_pb2.NodeEntry], coordinator: str) -> list[str]:
@@ -80,8 +78,8 @@ def _node_row(entry: control_pb2.NodeEntry) -> tuple[str, ...]:
         joined.node,
         entry.state,
         f"{entry.seen_s:.1f} s ago",
-        _rows(joined.train_rows if joined.HasField("train_rows") else None, has_some=joined.has_data),
-        _rows(joined.eval_rows if joined.HasField("eval_rows") else None),
+        _rows(_known(joined, "train_rows"), has_some=joined.has_data),
+        _rows(_known(joined, "eval_rows")),
         joined.version,
         str(joined.cores),
         joined.device,
@@ -103,9 +101,9 @@ _RUN_TITLES = ("run", "state", "model", "method", "by", "started", "steps", "sav
 _LEFT = 6
 
 
-def run_lines(records: Sequence[RunRecord]) -> list[str]:
-    """Write a line of JSON for each run."""
-    return [json.dumps({**dataclasses.asdict(record), "can_go_on": record.is_resumable}) for record in records]
+def runs_json(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
+    """Make a JSON object for each run."""
+    return [{**dataclasses.asdict(record), "can_go_on": record.is_resumable} for record in records]
 
 
 def run_table(records: Sequence[RunRecord]) -> list[str]:
@@ -143,14 +141,10 @@ def _run_row(record: RunRecord) -> tuple[str, ...]:
 _OPTIONAL = ("num_steps", "steps_done", "round", "initiator", "depth", "trains", "loss")
 
 
-def status_json(status: control_pb2.StatusReply) -> str:
-    """Write a line of JSON: ``run``, null before the first run, and ``nodes``; unknown figures are null."""
-    value = {
-        "version": status.version,
-        "run": _run_json(status.run) if status.HasField("run") else None,
-        "nodes": [json.loads(line) for line in node_lines(status.nodes)],
-    }
-    return json.dumps(value)
+def status_json(status: control_pb2.StatusReply) -> dict[str, Any]:
+    """Make a JSON object: ``run``, null before the first run, and ``nodes``; unknown figures are null."""
+    run = _run_json(status.run) if status.HasField("run") else None
+    return {"version": status.version, "run": run, "nodes": nodes_json(status.nodes)}
 
 
 def _run_json(run: control_pb2.RunStatus) -> dict[str, Any]:
@@ -160,7 +154,7 @@ def _run_json(run: control_pb2.RunStatus) -> dict[str, Any]:
         "phase": run.phase,
         "phase_s": round(run.phase_s, 3),
         "run_s": round(run.run_s, 3),
-        **{name: getattr(run, name) if run.HasField(name) else None for name in _OPTIONAL},
+        **{name: _known(run, name) for name in _OPTIONAL},
         "helpers": [{"node": one.node, "host": one.host, "start": one.start, "stop": one.stop} for one in run.helpers],
         "awaited": {"nodes": [*run.awaited], "why": run.awaited_why, "seconds": round(run.awaited_s, 3)}
         if run.awaited_why
@@ -184,7 +178,7 @@ def _run_lines(run: control_pb2.RunStatus) -> list[str]:
     if run.HasField("steps_done"):
         lines.append(
             f"step {run.steps_done}/{run.num_steps}: round {run.round}, {run.initiator}, "
-            f"{trained_text(run.depth, run.trains)}, loss {figure(run.loss if run.HasField('loss') else None)}"
+            f"{trained_text(run.depth, run.trains)}, loss {figure(_known(run, 'loss'))}"
         )
     if run.awaited_why:
         lines.append(
@@ -198,8 +192,8 @@ def _run_lines(run: control_pb2.RunStatus) -> list[str]:
     return lines
 
 
-def rotation_json(reply: trust_pb2.RotateReply) -> str:
-    """Write how far a rotation of the authority is as a line of JSON; ``phase`` is empty if none is under way."""
+def rotation_json(reply: trust_pb2.RotateReply) -> dict[str, Any]:
+    """Make a JSON object of how far a rotation of the authority is; ``phase`` is empty if none is under way."""
     state: dict[str, Any] = {"event": "rotation", "phase": reply.phase, "authority_sha256": reply.old_sha256}
     if reply.phase:
         state |= {
@@ -212,7 +206,7 @@ def rotation_json(reply: trust_pb2.RotateReply) -> str:
             "trust": reply.folder,
             "problem": reply.problem,
         }
-    return json.dumps(state)
+    return state
 
 
 _FINGERPRINT_DIGITS = 16

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Self
 
-import typer
 from rich import progress as bars
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -15,9 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.run.run_text import STEP_KIND, LastStep, figure
-from coordinator.screen.listing import node_lines, node_table
+from coordinator.screen.listing import node_table, nodes_json
 from coordinator.screen.progress import LineProgress, trained_text
 from coordinator.screen.training_text import run_lines
+from ringtune import options
 from ringtune.errors import InterruptedRunError
 from ringtune.quantities import format_bytes
 from ringtune.schedule.course import Course
@@ -155,8 +155,7 @@ def watch_nodes(
     try:
         if as_json:
             for _ in times:
-                for line in node_lines(ask()):
-                    typer.echo(line)
+                options.show(nodes_json(ask()), (), as_json=True)
                 sleep(INTERVAL_S)
             return
         with Live(console=console or Console(), auto_refresh=False) as live:

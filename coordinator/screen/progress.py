@@ -103,8 +103,7 @@ def evaluating_line(step: Mapping[str, Any]) -> str:
     return f"{step['kind']} after step {step['step']}: {count}{step['initiator']}"
 
 
-def unfreeze_line(entry: Mapping[str, Any]) -> str:
-    """Describe the decision to unfreeze."""
+def _unfreeze_line(entry: Mapping[str, Any]) -> str:
     return f"the loss has stopped improving: {entry['depth']} blocks train after step {entry['step']}"
 
 
@@ -233,17 +232,15 @@ class Progress:
     def plan(self, plan: Plan, memory_bytes: Mapping[str, int]) -> None:
         """Show the plan, with the needs of each node in bytes."""
 
+    def item(self, line: Mapping[str, Any]) -> None:
+        """Show an item that is done, an evaluation, or a decision of a run, by its ``kind``."""
+        (self.decision if line.get("kind") in DECISIONS else self.step)(line)
+
     def step(self, step: Mapping[str, Any]) -> None:
         """Show an item that is done."""
 
-    def unfreeze(self, entry: Mapping[str, Any]) -> None:
-        """Show the decision to train one more block."""
-
-    def operations(self, entry: Mapping[str, Any]) -> None:
-        """Show the choice of an operation table."""
-
-    def evaluation(self, entry: Mapping[str, Any]) -> None:
-        """Show a complete evaluation."""
+    def decision(self, entry: Mapping[str, Any]) -> None:
+        """Show a complete evaluation, or the decision to unfreeze or to use another operation table."""
 
     def report(self, report: Mapping[str, Any]) -> None:
         """Show the totals of a run that is done."""
@@ -255,20 +252,17 @@ class Progress:
         """Show a line of text."""
 
 
+_LINES: Final = {"unfreeze": _unfreeze_line, "operations": operations_line, "evaluation": evaluation_line}
+DECISIONS: Final = tuple(_LINES)
+"""Kinds of the lines of ``metrics.jsonl`` that are no items, and are shown."""
+
+
 class LineProgress(Progress):
     """Shows rare events as lines, each passed to ``note``."""
 
-    def unfreeze(self, entry: Mapping[str, Any]) -> None:
-        """Show step and depth."""
-        self.note(unfreeze_line(entry))
-
-    def operations(self, entry: Mapping[str, Any]) -> None:
-        """Show the shares of the three operations."""
-        self.note(operations_line(entry))
-
-    def evaluation(self, entry: Mapping[str, Any]) -> None:
-        """Show the figures."""
-        self.note(evaluation_line(entry))
+    def decision(self, entry: Mapping[str, Any]) -> None:
+        """Show depth, operations or figures, with the step."""
+        self.note(_LINES[entry["kind"]](entry))
 
     def report(self, report: Mapping[str, Any]) -> None:
         """Show totals, each node, and the result."""
@@ -338,17 +332,10 @@ class JsonProgress(Progress):
         """Write the item's numbers."""
         self._write("step", step)
 
-    def unfreeze(self, entry: Mapping[str, Any]) -> None:
-        """Write step and depth."""
-        self._write("unfreeze", {name: entry[name] for name in ("step", "depth")})
-
-    def operations(self, entry: Mapping[str, Any]) -> None:
-        """Write step, digest and counts."""
-        self._write("operations", {name: value for name, value in entry.items() if name != "kind"})
-
-    def evaluation(self, entry: Mapping[str, Any]) -> None:
-        """Write the figures."""
-        self._write("evaluation", entry)
+    def decision(self, entry: Mapping[str, Any]) -> None:
+        """Write step and depth, digest and counts, or the figures."""
+        is_whole = entry["kind"] == "evaluation"
+        self._write(entry["kind"], {name: value for name, value in entry.items() if is_whole or name != "kind"})
 
     def report(self, report: Mapping[str, Any]) -> None:
         """Write the whole report."""

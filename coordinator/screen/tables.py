@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -93,11 +92,6 @@ def _entity_table(found: Mapping[str, Any]) -> list[str]:
 
 _NODE_TITLES = ("node", "forward", "with graph", "backward", "head", "budget", "threads", "hardware")
 _LINK_TITLES = ("link", "rate", "quartiles", "latency")
-
-
-def profile_json(profile: Profile) -> str:
-    """Write a profile as an event, in one line of JSON."""
-    return json.dumps({"event": "profile", "profile": profile.to_json()})
 
 
 def profile_text(profile: Profile) -> list[str]:

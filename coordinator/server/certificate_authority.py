@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -39,7 +39,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from coordinator.server.rotation import Phase, Rotation, RotationState
 from ringtune.errors import BusyError, StorageError, TokenError, TrustError, UsageError
 from ringtune.storage.durable import drop_file, make_private_folder, storage_errors, write_durably
-from ringtune.texts import RepeatCounter, printable, times
+from ringtune.texts import RepeatCounter, listed, printable, times
 from ringtune.transport import parties
 from ringtune.transport.identity import (
     BACKDATED_S,
@@ -526,25 +526,10 @@ class Authority:
         )
         return certificate.public_bytes(serialization.Encoding.PEM)
 
-    def identity(
-        self,
-        party: Party,
-        now_unix_s: float,
-        *,
-        days: float = DAYS,
-        generation: int = 0,
-        has_own_runs_only: bool = False,
-    ) -> Identity:
-        """Make a new key and its certificate."""
+    def identity(self, party: Party, now_unix_s: float, **how: Any) -> Identity:
+        """Make a new key and its certificate; ``how`` as for ``issue``."""
         key = make_key()
-        certificate_pem = self.issue(
-            party,
-            key.public_key(),
-            now_unix_s,
-            days=days,
-            generation=generation,
-            has_own_runs_only=has_own_runs_only,
-        )
+        certificate_pem = self.issue(party, key.public_key(), now_unix_s, **how)
         return Identity.of(key_pem(key), certificate_pem, self.certificate_pem)
 
     def own_identity(self, now_unix_s: float) -> Identity:
@@ -688,10 +673,6 @@ _INVITATIONS: Final = 60
 """Most invitations of a user within a minute: each is a row of the register for a day."""
 
 
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {len(names) - _MOST_NAMED} more" * (len(names) > _MOST_NAMED))
-
-
 _MOST_NAMED: Final = 20
 
 
@@ -713,9 +694,7 @@ class TrustKeeper:
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time, shared: Database | None = None) -> None:
         if not has_authority(folder):
-            raise TrustError(
-                f"{folder} has no authority; make one with 'ringtune coordinator init', or correct --trust"
-            )
+            raise TrustError(NO_AUTHORITY.format(folder=folder))
         self._folder, self._clock, self._shared = folder, clock, shared
         self._lock = threading.Lock()
         self._renewals = RateLimit(_RENEWALS, _RENEWALS_S, now_s=clock)
@@ -971,9 +950,9 @@ class TrustKeeper:
             self.last_state = state._replace(rotation=after) if after else None
         late = state.unconfirmed if after else state.waiting
         if after is not None:
-            named = f"; not confirmed by {_listed(late)}" if late else ""
+            named = f"; not confirmed by {listed(late, _MOST_NAMED)}" if late else ""
             return f"certificates are of the new authority from now on{named}"
-        named = f"; shut out until they join with a new token: {_listed(late)}" if late else ""
+        named = f"; shut out until they join with a new token: {listed(late, _MOST_NAMED)}" if late else ""
         return f"the old authority is trusted no longer{named}"
 
     def rotation_state(self, members: Collection[str]) -> RotationState | None:

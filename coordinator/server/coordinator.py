@@ -506,31 +506,12 @@ class Coordinator:
             raise FrameError(f"run {request.run_id} is not driven here; forget it")
         driver.report(request)
 
-    def drain(self, run_id: str, reason: str) -> None:
-        """End a run after the granted turns, with a checkpoint; a second call ends it at once.
+    def driver_of(self, run_id: str) -> Driver:
+        """Return the driver of a run, also of one that another run replaces just now.
 
         Raises:
             FrameError: the run is not driven.
         """
-        self._driver_of(run_id).drain(reason)
-
-    def stop_run(self, run_id: str, reason: str) -> None:
-        """End a run at once.
-
-        Raises:
-            FrameError: the run is not driven.
-        """
-        self._driver_of(run_id).stop(reason)
-
-    def noted(self, run_id: str, step: int) -> None:
-        """Tell a run that its submitter has the manifest of the checkpoint of ``step`` on disk.
-
-        Raises:
-            FrameError: the run is not driven.
-        """
-        self._driver_of(run_id).noted(step)
-
-    def _driver_of(self, run_id: str) -> Driver:
         with self._lock:
             drivers = (self._driver, self._replaced) if self._driver is not None else ()
         for driver in drivers:
@@ -639,7 +620,7 @@ class ShutdownSignals:
         if not run_id:
             return
         try:
-            coordinator.drain(run_id, "the coordinator was stopped")
+            coordinator.driver_of(run_id).drain("the coordinator was stopped")
         except FrameError:  # it has ended by itself
             return
         coordinator.tell(f"stopping {run_id} with a checkpoint; the same signal again stops at once")

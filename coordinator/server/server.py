@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -283,14 +283,14 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
     def Drain(self, request: control_pb2.DrainRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
         """End a run after the granted turns, or at once."""
         self._require_own(context, request.run_id)
-        end = self._coordinator.stop_run if request.now else self._coordinator.drain
-        answer(context, lambda: end(request.run_id, request.reason))
+        driver = answer(context, lambda: self._coordinator.driver_of(request.run_id))
+        answer(context, lambda: (driver.stop if request.now else driver.drain)(request.reason))
         return control_pb2.Empty()
 
     def Noted(self, request: control_pb2.CheckpointNoted, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Note that the submitter has the manifest of a checkpoint on disk."""
         self._require_own(context, request.run_id)
-        answer(context, lambda: self._coordinator.noted(request.run_id, request.step))
+        answer(context, lambda: self._coordinator.driver_of(request.run_id).noted(request.step))
         return control_pb2.Empty()
 
     def Evaluate(
@@ -623,7 +623,6 @@ def announcing(
     asked: bool | None,
     authority_sha256: str,
     say: Callable[[str], object],
-    interfaces: Sequence[str] = (),
 ) -> Iterator[bool]:
     """Announce the coordinator on the local network while the context is open; yield whether it is announced.
 
@@ -632,7 +631,6 @@ def announcing(
         asked: ``--announce`` or ``--no-announce``; None = announce if other machines can reach it.
         authority_sha256: of its authority, hex; empty = without encryption.
         say: gets the reason if it can't be announced although other machines can reach it.
-        interfaces: addresses of the interfaces to announce on; empty = all, or loopback for a loopback address.
 
     Raises:
         UsageError: ``asked`` is true, and it can't be announced.
@@ -640,7 +638,7 @@ def announcing(
     if not is_announced(is_loopback=is_loopback(address), asked=asked):
         yield False
         return
-    network, problem = _announce(address, authority_sha256, interfaces)
+    network, problem = _announce(address, authority_sha256)
     if problem and asked:
         raise UsageError(f"--announce: {problem}")
     if problem:
@@ -653,7 +651,7 @@ def announcing(
             network.close()
 
 
-def _announce(address: str, authority_sha256: str, interfaces: Sequence[str]) -> tuple[Any, str]:
+def _announce(address: str, authority_sha256: str) -> tuple[Any, str]:
     """Register the service; return the library's object, or None and the reason."""
     host, port = split_address(address, option="--bind")
     host = machine_address() if is_wildcard(address) else host
@@ -666,9 +664,8 @@ def _announce(address: str, authority_sha256: str, interfaces: Sequence[str]) ->
     except ValueError:
         return None, f"{host or 'this machine'} is no address on a network; give an address to --bind"
     label = "".join(letter for letter in platform.node() if letter.isalnum() or letter in "-_")[:_LONGEST_HOST]
-    chosen = list(interfaces) or (["127.0.0.1"] if is_loopback(address) else InterfaceChoice.All)
     try:
-        network = Zeroconf(interfaces=chosen)
+        network = Zeroconf(interfaces=["127.0.0.1"] if is_loopback(address) else InterfaceChoice.All)
     except OSError as error:
         return None, f"the network can't be used for it ({error})"
     info = ServiceInfo(

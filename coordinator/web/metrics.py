@@ -40,11 +40,8 @@ class MetricsCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric with its present value."""
-        yield from self._of_run()
-        yield from self._of_members()
-        yield from self._of_nodes()
-        yield from self._of_links()
-        yield from self._of_page()
+        for part in (self._of_run, self._of_members, self._of_nodes, self._of_links, self._of_page):
+            yield from part()
 
     def _of_run(self) -> Iterator[Metric]:
         state, plan = self._page_data.state, self._page_data.state.plan
@@ -55,11 +52,9 @@ class MetricsCollector(Collector):
             return
         labels = {"run_id": state.run_id, "phase": run["phase"], "method": plan.course.method.name if plan else ""}
         yield InfoMetricFamily("ringtune_run", "The newest run.", value=labels)
-        seconds = state.curves["seconds"].last
-        if seconds is not None:
-            took = CounterMetricFamily("ringtune_step_seconds", "Seconds that all steps of the run took together.")
-            took.add_metric([], seconds.value)
-            yield took
+        if (seconds := state.curves["seconds"].last) is not None:
+            text = "Seconds that all steps of the run took together."
+            yield CounterMetricFamily("ringtune_step_seconds", text, value=seconds.value)
         figures = {
             "ringtune_steps_done": ("Optimizer steps that are done.", state.steps_done),
             "ringtune_steps_planned": ("Optimizer steps of the run.", plan.course.num_steps if plan else None),
@@ -115,6 +110,5 @@ class MetricsCollector(Collector):
 
     def _of_page(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("ringtune_page_browsers", "Open streams of the page.", value=self._streams.open)
-        skipped = CounterMetricFamily("ringtune_page_skipped_frames", "Frames that slow browsers did not get.")
-        skipped.add_metric([], self._streams.skipped)
-        yield skipped
+        text = "Frames that slow browsers did not get."
+        yield CounterMetricFamily("ringtune_page_skipped_frames", text, value=self._streams.skipped)

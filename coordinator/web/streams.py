@@ -147,7 +147,6 @@ class PageData:
     Args:
         members: lists the members by name; must not wait long.
         feed: returns further events, where they are pulled.
-        clock: unix seconds.
         max_waiting: limit of queued events; beyond it the oldest are dropped.
     """
 
@@ -156,14 +155,13 @@ class PageData:
         *,
         members: Callable[[], Mapping[str, MemberStatus]] = dict,
         feed: Feed = tuple,
-        clock: Callable[[], float] = time.time,
         max_waiting: int = MAX_WAITING,
     ) -> None:
         self.state = PageState()
         self.framer = Framer(self.state, lambda: (self._members_version, self._shown_members))
         self.changes = 0
         self.members: Mapping[str, MemberStatus] = {}
-        self._ask_members, self._feed, self._clock = members, feed, clock
+        self._ask_members, self._feed = members, feed
         self._box: deque[tuple[float | None, control_pb2.RunEvent]] = deque(maxlen=max_waiting)
         self._members_version = 1
         self._shown_members: Mapping[str, Sequence[Any]] = {}
@@ -172,7 +170,7 @@ class PageData:
     def hear(self, event: control_pb2.RunEvent) -> None:
         """Queue an event from any thread, without waiting; kinds that the page does not show are dropped."""
         if event.WhichOneof("event") in _KINDS:
-            self._box.append((self._clock(), event))
+            self._box.append((time.time(), event))
 
     def tick(self, now_s: float) -> bool:
         """Update the state at ``now_s`` (monotonic); return whether anything changed."""
@@ -199,7 +197,7 @@ class PageData:
     def _note_members(self, members: Mapping[str, MemberStatus]) -> bool:
         if members == self.members:
             return False
-        at_unix_s = self._clock()
+        at_unix_s = time.time()
         for line in member_lines(self.members, members):
             self.state.tell(line._replace(at_unix_s=at_unix_s))
         self.members = dict(members)  # the one that is asked may go on changing its own

@@ -26,18 +26,12 @@ def doctor(
     json: options.Json = False,
 ) -> None:
     """Check this machine: each line has PASS, WARN or FAIL and a remedy. Exit code 1 if anything fails."""
-    import json as json_module
-
     from edge.doctor import Level, all_lines, examine
     from ringtune import __version__
 
     checks = examine(role, model=model, coordinator=coordinator, bind=bind, disk=disk, insecure=insecure, trust=trust)
     is_fit = all(check.level is not Level.FAIL for check in checks)
-    if json:
-        found = {"version": __version__, "is_fit": is_fit, "checks": [check.as_json() for check in checks]}
-        typer.echo(json_module.dumps(found))
-    else:
-        for line in all_lines(checks):
-            typer.echo(line)
+    found = {"version": __version__, "is_fit": is_fit, "checks": [check.as_json() for check in checks]}
+    options.show(found, all_lines(checks), as_json=json)
     if not is_fit:
         raise typer.Exit(1)

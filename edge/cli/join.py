@@ -22,8 +22,6 @@ def join(
 
     A node joins by itself: 'ringtune node --token-file FILE'.
     """
-    import json as json_module
-
     from edge.cli.enrollment import read_token
     from ringtune.errors import TokenError
     from ringtune.transport.enrollment import join as join_with
@@ -34,9 +32,6 @@ def join(
         raise TokenError(f"the token is for {token.party}; give it to 'ringtune node --token-file FILE'")
     folder = trust or user_trust()
     identity = join_with(coordinator, token, folder)
-    if json:
-        ends = identity.facts.ends_unix_s
-        told = {"event": "joined", "party": str(identity.party), "trust": str(folder), "ends_unix_s": ends}
-        typer.echo(json_module.dumps(told))
-    else:
-        typer.echo(f"{identity.party} has a certificate in {folder}")
+    ends = identity.facts.ends_unix_s
+    told = {"event": "joined", "party": str(identity.party), "trust": str(folder), "ends_unix_s": ends}
+    options.show(told, [f"{identity.party} has a certificate in {folder}"], as_json=json)

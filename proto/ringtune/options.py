@@ -6,7 +6,8 @@ stands for the option ``--coordinator``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -131,3 +132,10 @@ MicrobatchChoices = Annotated[
 WireChoices = Annotated[
     str, typer.Option("--wire", metavar="TYPE,TYPE", help="Let the planner choose one of these in place of the job's.")
 ]
+
+
+def show(value: Mapping[str, Any] | list[dict[str, Any]], lines: Iterable[str], *, as_json: bool) -> None:
+    """Print the result of a command: ``lines``, or with ``--json`` each object of ``value`` on a line."""
+    objects = [value] if isinstance(value, Mapping) else value
+    for line in map(json.dumps, objects) if as_json else lines:
+        typer.echo(line)

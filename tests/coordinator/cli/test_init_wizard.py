@@ -38,7 +38,7 @@ TEXTS = [f"{'word ' * (5 + index)}{index}" for index in range(30)]
 QUESTION = {"question": "who?", "context": "it was anna who came", "answers": {"text": ["anna"], "answer_start": [7]}}
 
 
-class Scripted:
+class Scripted(DefaultAnswers):
     """Answers with what the test says, else with the default, and counts."""
 
     def __init__(self, **answers: str) -> None:

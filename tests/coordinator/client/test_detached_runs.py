@@ -21,7 +21,7 @@ from coordinator.client.saved_run import RunLocation, read_place, read_run
 from coordinator.client.submit import Client, Interrupts
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_driver import RunDriver
-from coordinator.screen.listing import run_lines, run_table
+from coordinator.screen.listing import run_table, runs_json
 from coordinator.screen.progress import JsonProgress, Progress
 from coordinator.server.coordinator import ShutdownSignals
 from coordinator.server.run_record import RunRecord
@@ -171,7 +171,7 @@ def test_run_goes_on_when_nobody_follows_it_and_is_fetched_whole(
         lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [line["event"] for line in lines].count("step") >= 8 and lines[-1]["event"] == "report"
         assert run_table(client.runs())[2].split()[:3] == [record.run_id, "done", "model"]
-        assert json.loads(run_lines(client.runs())[1])["num_steps"] == 8
+        assert runs_json(client.runs())[1]["num_steps"] == 8
     names = [
         sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
         for folder in (tmp_path / "followed", tmp_path / "fetched")

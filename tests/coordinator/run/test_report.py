@@ -462,7 +462,7 @@ def test_a_figure_has_the_same_rows_wherever_it_stands() -> None:
             words = "accuracy 0.6207, loss 0.5000 on 29 rows"
         stream = io.StringIO()
         screen = PlainProgress(stream)
-        screen.evaluation(entry)
+        screen.decision({"kind": "evaluation", **entry})
         screen.report(books.report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={}))
         told = metrics_event(entry)
         assert told is not None

@@ -165,7 +165,7 @@ def test_run_status_tells_who_helps_whom() -> None:
     plain = make_plan([("a", 0, 2), ("b", 2, 4)], ["b"])
     board.take(planned(helped(plain, {"a": "z", "b": "a"})))
     status = control_pb2.StatusReply(run=board.read())
-    assert json.loads(status_json(status))["run"]["helpers"] == [
+    assert status_json(status)["run"]["helpers"] == [
         {"node": "z", "host": "a", "start": 0, "stop": 2},
         {"node": "a", "host": "b", "start": 2, "stop": 4},
     ]
@@ -188,7 +188,7 @@ def test_run_status_names_the_units_of_a_group_and_figures_that_there_are() -> N
     board = StatusBoard("r1")
     board.take(step(depth=0, trains="embedding"))
     status = control_pb2.StatusReply(run=board.read())
-    assert json.loads(status_json(status))["run"]["trains"] == "embedding"
+    assert status_json(status)["run"]["trains"] == "embedding"
     assert status_lines(status, "127.0.0.1:7070")[1] == "step 5/0: round 1, a, trains embedding, loss 0.2500"
     board.take(step(step=6))
     assert not board.read().HasField("trains")
@@ -223,7 +223,7 @@ def test_run_status_is_answered_by_a_coordinator() -> None:
         assert (before.version, before.HasField("run")) == (__version__, False)
         assert status_lines(before, client.address)[0] == "no run yet"
         client.run(RunRequest(job=job()), progress=Progress(), folder=None)
-        value = json.loads(status_json(client.status()))
+        value = status_json(client.status())
     run = value["run"]
     assert (run["phase"], run["is_over"], run["message"]) == ("done", True, "")
     assert (run["steps_done"], run["num_steps"]) == (8, 8)
@@ -260,7 +260,7 @@ def test_run_status_says_for_whom_the_run_waits() -> None:
     board.awaits(("b",), "b owns rows, which no other node has", clock.now_s + 300.0)
     clock.now_s += 60.0
     status = control_pb2.StatusReply(run=board.read())
-    assert json.loads(status_json(status))["run"]["awaited"] == {
+    assert status_json(status)["run"]["awaited"] == {
         "nodes": ["b"],
         "why": "b owns rows, which no other node has",
         "seconds": 240.0,
@@ -269,7 +269,7 @@ def test_run_status_says_for_whom_the_run_waits() -> None:
     assert "b owns rows, which no other node has; start it again" in line
     board.take(control_pb2.RunEvent(state="moving"))
     status = control_pb2.StatusReply(run=board.read())
-    assert json.loads(status_json(status))["run"]["awaited"] is None
+    assert status_json(status)["run"]["awaited"] is None
     assert not any("waits for" in line for line in status_lines(status, "127.0.0.1:7070"))
 
 

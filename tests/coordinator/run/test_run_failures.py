@@ -410,14 +410,14 @@ def test_run_that_can_not_begin_again_or_is_drained_while_it_does_ends(
         if (before := how.get("replaces")) is None:
             return begin(coordinator, request, **how)
         if when in ("a bug", "before the next"):
-            coordinator.drain(before.run_id, "stopped by the user")
+            coordinator.driver_of(before.run_id).drain("stopped by the user")
         if when == "a bug":
             raise KeyError("no such thing")
         after = begin(coordinator, request, **how)
         if when == "with the next":
-            coordinator.drain(before.run_id, "stopped by the user")
+            coordinator.driver_of(before.run_id).drain("stopped by the user")
         if when == "at once":
-            coordinator.stop_run(before.run_id, "stopped by the user")
+            coordinator.driver_of(before.run_id).stop("stopped by the user")
         return after
 
     monkeypatch.setattr(Coordinator, "run", on_the_way)

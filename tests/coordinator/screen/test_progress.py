@@ -71,9 +71,8 @@ def show(progress: Progress) -> None:
         for number in range(1, 9):
             progress.step(step(number))
         progress.step({**step(8, loss=0.0012), "kind": "evaluate"})
-        progress.unfreeze({"kind": "unfreeze", "step": 6, "depth": 3})
-        progress.operations(OPERATIONS)
-        progress.evaluation(EVALUATION)
+        for line in ({"kind": "unfreeze", "step": 6, "depth": 3}, OPERATIONS, {"kind": "evaluation", **EVALUATION}):
+            progress.item(line)
         progress.report(REPORT)
         progress.note("done")
 
@@ -152,7 +151,7 @@ def test_plain_progress_names_the_units_of_a_group_and_a_diverged_loss() -> None
     stream = io.StringIO()
     progress = PlainProgress(stream)
     progress.step(step(8, loss=None))
-    progress.evaluation({**EVALUATION, "loss": None})
+    progress.item({"kind": "evaluation", **EVALUATION, "loss": None})
     assert "loss -" in stream.getvalue()
 
 

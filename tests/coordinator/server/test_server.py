@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import queue
@@ -23,7 +22,7 @@ import pytest
 from coordinator.client.submit import Client
 from coordinator.run.members import Member, Registry
 from coordinator.run.requests import RunRequest
-from coordinator.screen.listing import node_lines, node_table
+from coordinator.screen.listing import node_table, nodes_json
 from coordinator.screen.progress import Progress
 from coordinator.server import server as servicer
 from coordinator.server.coordinator import Coordinator, ShutdownSignals, model_folder
@@ -91,7 +90,7 @@ def test_service_lists_who_joined(stub: control_pb2_grpc.CoordinatorStub, server
     assert stub.Heartbeat(beat, timeout=CALL_S).known
     with Client(server.address) as client:
         members = client.nodes()
-    line = json.loads(node_lines(members)[0])
+    line = nodes_json(members)[0]
     assert (line["node"], line["state"], line["rss_bytes"], line["memory_bytes"]) == ("a", "idle", 4096, 1 << 30)
     assert node_table(members, "127.0.0.1:7070")[1].split()[:2] == ["a", "idle"]
     assert "no node has joined" in node_table([], "127.0.0.1:7070")[0]
@@ -107,7 +106,7 @@ def test_service_lists_rows_version_and_cores(
     stub.Join(joining(node="b", address="127.0.0.1:6"), timeout=CALL_S)
     with Client(server.address) as client:
         members = client.nodes()
-    first, second = (json.loads(line) for line in node_lines(members))
+    first, second = nodes_json(members)
     assert (first["train_rows"], first["eval_rows"], first["cores"], first["version"]) == (120, 0, 4, __version__)
     assert (second["train_rows"], second["eval_rows"]) == (None, None)
     titles, a, b = (line.split() for line in node_table(members, "127.0.0.1:7070"))
@@ -450,9 +449,10 @@ def test_ending_drains_the_run_though_the_terminal_is_closed(monkeypatch: pytest
     coordinator.say = gone
     drained: list[str] = []
     monkeypatch.setattr(coordinator, "driven", lambda: "" if drained else RUN)
-    monkeypatch.setattr(coordinator, "drain", lambda run_id, reason: drained.append(run_id))
+    driver = SimpleNamespace(drain=drained.append)
+    monkeypatch.setattr(coordinator, "driver_of", {RUN: driver}.__getitem__)
     with ShutdownSignals() as ending:
         os.kill(os.getpid(), signal.SIGHUP)
         assert ending.wait()
         ending.save(coordinator)
-    assert drained == [RUN]
+    assert drained == ["the coordinator was stopped"]
