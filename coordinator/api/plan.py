@@ -147,15 +147,7 @@ def _with_words(
     reasons = None
     if why and planned.choice is not None:
         reasons = explained(
-            planned.choice,
-            relative=not is_measured,
-            plan=planned.plan,
-            profile=planned.profile,
-            optimizer=optimizer,
-            dropout=job.train.dropout,
-            helping=planned.helping,
-            replicas=planned.replicas,
-            phases=planned.phases,
+            planned.choice, planned, relative=not is_measured, optimizer=optimizer, dropout=job.train.dropout
         )
     return PlannedJob(
         plan=planned.plan,

@@ -22,14 +22,14 @@ from typing import Final
 from coordinator.planner.draft import Draft
 from coordinator.planner.judge import Ranking, simulated_job_s
 from coordinator.planner.limits import Effort
-from coordinator.planner.planned import Planned
+from coordinator.planner.planned import HelpersReason, Planned, Trial
 from coordinator.planner.search import Choice, block_s
 from ringtune.costs.profile import Profile
 from ringtune.errors import CapacityError, JobError, StorageError
 from ringtune.job.job import Job
 from ringtune.schedule.course import JOINT
 from ringtune.schedule.plan import Plan
-from ringtune.techniques.offload import AUTO, HelpersReason, Trial, helped, helpers_by_host, unhelped_reason
+from ringtune.techniques.offload import AUTO, helped, helpers_by_host, unhelped_reason
 
 MAX_TRIED: Final = 3
 """Most nodes that are tried as the helper of one host: those with the fastest blocks."""
