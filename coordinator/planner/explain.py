@@ -320,8 +320,8 @@ def _reason(choice: SearchChoice, trial: RingCosts, node: int, plan: Plan) -> st
         return "the method runs all blocks on one node"
     if len(ring.nodes) == costs.stop - costs.first:
         return "every block has a host already"
-    if not any(_has_room(caps, name, start) for start in range(costs.first, costs.stop)):
-        needs = min(_one_block(caps, name, start) for start in range(costs.first, costs.stop))
+    needs = min(_one_block(caps, name, start) for start in range(costs.first, costs.stop))
+    if needs > caps.facts[name].memory_bytes:
         return f"no room: one block needs {format_bytes(needs)}, it has {format_bytes(caps.facts[name].memory_bytes)}"
     with_it = min(
         (job_s(trial, other) for other in _rings_with(ring, node, costs) if _ring_fits(caps, costs, other)),
@@ -337,10 +337,6 @@ def _reason(choice: SearchChoice, trial: RingCosts, node: int, plan: Plan) -> st
 
 def _one_block(caps: MemoryCaps, name: str, start: int) -> int:
     return caps.needed_bytes(name, start, start + 1, 0 if start + 1 == caps.draft.course.head else 1)
-
-
-def _has_room(caps: MemoryCaps, name: str, start: int) -> bool:
-    return _one_block(caps, name, start) <= caps.facts[name].memory_bytes
 
 
 def _rings_with(ring: Ring, node: int, costs: RingCosts) -> Iterator[Ring]:

@@ -325,7 +325,8 @@ def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
     course = draft.course
     costs = CourseCosts(course, profile, optimizer=optimizer)
     num_micro, weights = len(course.microbatch_sizes()), shares(course.owners, course.turns)
-    sizes = [_size(costs, owner.node, course.batch_rows(owner) / num_micro) for owner in course.owners]
+    rows = [course.batch_rows(owner) / num_micro for owner in course.owners]
+    sizes = [costs.size(one.node, 1, StepKind.TRAIN) * each for one, each in zip(course.owners, rows, strict=True)]
     size = sum(weight * own for weight, own in zip(weights, sizes, strict=True))
 
     loads = loads_of(course, draft.private_blocks)
@@ -459,10 +460,6 @@ def _top_weights(draft: Draft, profile: Profile, size: float) -> Row:
     whole = course.num_blocks - first - 1
     left = TopShare(course, profile.nodes[0].model).of(size)
     return (*map(float, range(whole + 1)), whole + left)
-
-
-def _size(costs: CourseCosts, owner: str, rows: float) -> float:
-    return costs.size(owner, 1, StepKind.TRAIN) * rows
 
 
 def _transfer(

@@ -489,7 +489,7 @@ class ForwardRunner:
             version=functools.partial(self._versions.at, entry.item.seq),
             projections=self._projections if entry.item.kind.has_update else None,
         )
-        run = functools.partial(self._run_saving, action)
+        run = functools.partial(run_saving, start=action.start, stop=action.stop, placement=self._placement)
         if self._by_user is None:
             return run(forward, hidden)
         rows = rows_of_users(self._course, entry.item, action.micro)
@@ -509,11 +509,6 @@ class ForwardRunner:
                 return run(blocks, hidden, mask, context)
             rows = rows_of_users(self._course, entry.item, action.micro)
             return self._by_user.free(rows, run, blocks.context, hidden, mask, context)
-
-    def _run_saving(
-        self, action: Action, forward: BlockForward, hidden: torch.Tensor
-    ) -> tuple[SavedActivations, torch.Tensor]:
-        return run_saving(forward, hidden, action.start, action.stop, self._placement)
 
     def _watched(
         self, action: Action, entry: OpenItem, start: int, stop: int
