@@ -348,8 +348,7 @@ def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
 
     graph, graph_lowest = block(Op.FORWARD, lowest=False), block(Op.FORWARD, lowest=True)
     back, back_lowest = tuple(map(backward, names)), block(Op.BACKWARD, lowest=True)
-    velora = draft.velora or course.velora
-    gain = projected_gain(velora, profile.by_name[names[0]].model)
+    gain = projected_gain(draft.projected_course, profile.by_name[names[0]].model)
     projected = _projected(graph, back, trained_above * gain)
     projected_lowest = _projected(graph_lowest, back_lowest, gain)
     hidden, grad = _pairs(costs, names, Payload.HIDDEN, 0, size), _pairs(costs, names, Payload.GRAD, 0, size)
