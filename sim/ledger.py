@@ -298,7 +298,7 @@ class MemoryLedger:
         self._scores_gradients = needs_gradients(plan.course)
         self._recompute = plan.placement.recompute
         self._stops = {node: plan.slice_of(node).stop for node in plan.nodes}
-        self._projected = plan.course.velora.blocks if plan.course.velora is not None else ()
+        self._projected = plan.course.projected
         self._sizes = {
             node: Sizes.at(plan.course, facts[node], optimizer=optimizer, dtype=dtype) for node in plan.nodes
         }

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.errors import PlanError, UsageError
@@ -35,7 +35,7 @@ from ringtune.schedule.saved_activations import in_ranges
 from ringtune.schedule.units import Range
 from ringtune.storage.strict import nearest
 from ringtune.techniques.activation_checkpointing import NONE, RECOMPUTE
-from ringtune.techniques.offload import helped, helpers_by_host, helpers_of, parse_helpers
+from ringtune.techniques.offload import OFF, helped, helpers_by_host, helpers_of
 
 _OF_PLACEMENT = ("credits",)
 _OF_METHOD = ("method", "every_steps")
@@ -251,6 +251,28 @@ def _with_activations(plan: Plan, activations: str) -> Plan:
     course, first = dataclasses.replace(plan.course, velora=None), plan.placement.private_blocks
     again = course.trainable.ranges_within(first, plan.placement.stop) if activations == RECOMPUTE else ()
     return replaced(plan, course, [dataclasses.replace(one, recompute=again) for one in plan.placements])
+
+
+def parse_helpers(text: str, known: Collection[str]) -> dict[str, str]:
+    """Parse ``pi-1=laptop+pi-2=laptop`` of ``--change offload`` (host = helper), or ``off`` for none.
+
+    ``known`` are the names of all nodes.
+
+    Raises:
+        PlanError: another form, a host twice, or an unknown name; suggests the nearest.
+    """
+    found: dict[str, str] = {}
+    for part in text.split("+") if text != OFF else ():
+        host, equals, helper = (word.strip() for word in part.partition("="))
+        if not (host and equals and helper) or host in found:
+            raise PlanError(
+                f"--change offload={text}: write '{OFF}', or HOST=HELPER with each host once, several with + between"
+            )
+        for name in (host, helper):
+            if name not in known:
+                raise PlanError(f"--change offload={text}: there is no node {name!r}; {nearest(name, known)}")
+        found[host] = helper
+    return found
 
 
 def _with_offload(profile: Profile, plan: Plan, text: str, users: int | str | None) -> Plan:

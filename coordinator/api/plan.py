@@ -195,15 +195,7 @@ def plan(
     reasons = None
     if explain and planned.choice is not None:
         reasons = explained(
-            planned.choice,
-            relative=not is_measured,
-            plan=planned.plan,
-            profile=planned.profile,
-            optimizer=optimizer,
-            dropout=wanted.train.dropout,
-            helping=planned.helping,
-            replicas=planned.replicas,
-            phases=planned.phases,
+            planned.choice, planned, relative=not is_measured, optimizer=optimizer, dropout=wanted.train.dropout
         )
     return PlannedJob(
         plan=planned.plan,

@@ -11,19 +11,18 @@ from coordinator.planner.local_search import applied, moves
 from coordinator.planner.memory import MemoryCaps, extra_share, planned_saving
 from coordinator.planner.operations import OperationsReason, balance_line, explain_operations, operations_reason_lines
 from coordinator.planner.phases import PhasesReason, phases_lines
+from coordinator.planner.planned import HelpersReason, Planned
 from coordinator.planner.replicas import ReplicasReason, replicas_lines
 from coordinator.planner.ring_costs import RingCosts, with_fewer_depths, with_mean_owner
 from coordinator.planner.search import Candidate, block_s, plan_of, slices_of
 from coordinator.planner.search import Choice as SearchChoice
 from coordinator.planner.step_time import Ring, job_s, step_times
 from ringtune.costs.model_facts import dropout_token_bytes
-from ringtune.costs.profile import Profile
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.activation_checkpointing import AUTO, NONE, SlicePolicy
 from ringtune.techniques.frozen_weights import reason_line
-from ringtune.techniques.offload import HelpersReason, helper_reason_lines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,33 +245,18 @@ class Explanation:
 
 
 def explain(
-    choice: SearchChoice,
-    *,
-    relative: bool,
-    plan: Plan | None = None,
-    profile: Profile | None = None,
-    optimizer: str = "adamw",
-    dropout: float = 0.0,
-    helping: HelpersReason | None = None,
-    replicas: ReplicasReason | None = None,
-    phases: PhasesReason | None = None,
+    choice: SearchChoice, planned: Planned, *, relative: bool, optimizer: str = "adamw", dropout: float = 0.0
 ) -> Explanation:
-    """Explain a choice of the planner.
-
-    ``plan`` is the plan after its operations were settled; ``profile`` is needed to explain operations. With
-    ``relative`` times were assumed.
-    """
-    operations, given = None, plan
-    if plan is not None and profile is not None:
-        operations = explain_operations(plan, profile, optimizer=optimizer)
+    """Explain the plan that has this choice; with ``relative`` times were assumed."""
+    given, operations = planned.plan, None
+    if planned.profile is not None:
+        operations = explain_operations(given, planned.profile, optimizer=optimizer)
     best, settled = choice.runs, choice.settled
     costs = settled.costs if settled is not None else choice.costs
     plan = plan_of(best.draft, costs, best.ring)
-    if given is not None:
-        plan = plan.with_copies(given.placement.copies, given.placement.num_copies, given.placement.racks)
+    plan = plan.with_copies(given.placement.copies, given.placement.num_copies, given.placement.racks)
     times = step_times(costs, best.ring)
-    has_replicas = given is not None and replicas is not None and replicas.is_taken
-    carried_out = given if has_replicas and given is not None else plan
+    carried_out = given if planned.replicas is not None and planned.replicas.is_taken else plan
     return Explanation(
         nodes=tuple(_nodes(choice, carried_out)),
         depths=tuple(DepthTime(depth=at, steps=costs.steps_at[at], step_s=times[at]) for at in costs.depths),
@@ -292,9 +276,9 @@ def explain(
         unsettled=_runner(choice.costs, choice.best) if settled is not None else None,
         equal=_seconds(best, settled.equal) if settled is not None and settled.equal is not None else None,
         frozen=reason_line(plan.course, choice.too_large),
-        helping=helping,
-        replicas=replicas,
-        phases=phases,
+        helping=planned.helping,
+        replicas=planned.replicas,
+        phases=planned.phases,
         lowest_of=plan.course.num_blocks if plan.course.method.full_parameters else None,
     )
 
@@ -336,8 +320,8 @@ def _reason(choice: SearchChoice, trial: RingCosts, node: int, plan: Plan) -> st
         return "the method runs all blocks on one node"
     if len(ring.nodes) == costs.stop - costs.first:
         return "every block has a host already"
-    if not any(_has_room(caps, name, start) for start in range(costs.first, costs.stop)):
-        needs = min(_one_block(caps, name, start) for start in range(costs.first, costs.stop))
+    needs = min(_one_block(caps, name, start) for start in range(costs.first, costs.stop))
+    if needs > caps.facts[name].memory_bytes:
         return f"no room: one block needs {format_bytes(needs)}, it has {format_bytes(caps.facts[name].memory_bytes)}"
     with_it = min(
         (job_s(trial, other) for other in _rings_with(ring, node, costs) if _ring_fits(caps, costs, other)),
@@ -353,10 +337,6 @@ def _reason(choice: SearchChoice, trial: RingCosts, node: int, plan: Plan) -> st
 
 def _one_block(caps: MemoryCaps, name: str, start: int) -> int:
     return caps.needed_bytes(name, start, start + 1, 0 if start + 1 == caps.draft.course.head else 1)
-
-
-def _has_room(caps: MemoryCaps, name: str, start: int) -> bool:
-    return _one_block(caps, name, start) <= caps.facts[name].memory_bytes
 
 
 def _rings_with(ring: Ring, node: int, costs: RingCosts) -> Iterator[Ring]:
@@ -430,7 +410,7 @@ def explanation_text(found: Explanation) -> list[str]:
         else:
             lines.append(f"  {node.node:<{width}}  left out: {node.reason}")
     lines += activation_lines(found.activations) if found.activations is not None else []
-    lines += helper_reason_lines(found.helping, seconds) if found.helping is not None else []
+    lines += found.helping.lines(seconds) if found.helping is not None else []
     lines.append(f"  turns in the order {', '.join(found.initiators)}")
     lines.append(
         f"  {found.microbatches} micro-batches, {found.credits} credits a link and boundary, "

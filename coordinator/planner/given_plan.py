@@ -279,7 +279,8 @@ def _check_course(plan: Plan, wanted: Course) -> None:
     for name in names:
         has, says = getattr(course, name), getattr(wanted, name)
         if has != says:
-            raise PlanError(f"the plan has {name} = {has}, the job says {says} ({_key(name)}); change it, or {_ANEW}")
+            key = _JOB_KEYS.get(name, f"train.{name}")
+            raise PlanError(f"the plan has {name} = {has}, the job says {says} ({key}); change it, or {_ANEW}")
 
 
 def _check_placements(plan: Plan) -> None:
@@ -295,7 +296,3 @@ def _check_placements(plan: Plan) -> None:
                 f"placement {placement.placement_number} of the plan holds from turn {placement.first_turn} on, which "
                 f"is step {step}, but the run has {course.num_steps}; leave it out, or {_ANEW}"
             )
-
-
-def _key(name: str) -> str:
-    return _JOB_KEYS.get(name, f"train.{name}")

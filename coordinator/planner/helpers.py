@@ -15,6 +15,7 @@ Source: ColA, section 3.2 (offloading pays where pairs travel faster than gradie
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -22,14 +23,14 @@ from typing import Final
 from coordinator.planner.draft import Draft
 from coordinator.planner.judge import Ranking, simulated_job_s
 from coordinator.planner.limits import Effort
-from coordinator.planner.planned import Planned
+from coordinator.planner.planned import HelpersReason, Planned, Trial
 from coordinator.planner.search import Choice, block_s
 from ringtune.costs.profile import Profile
 from ringtune.errors import CapacityError, JobError, StorageError
 from ringtune.job.job import Job
 from ringtune.schedule.course import JOINT
 from ringtune.schedule.plan import Plan
-from ringtune.techniques.offload import AUTO, HelpersReason, Trial, helped, helpers_by_host, unhelped_reason
+from ringtune.techniques.offload import AUTO, helped, helpers_by_host, unhelped_reason
 
 MAX_TRIED: Final = 3
 """Most nodes that are tried as the helper of one host: those with the fastest blocks."""
@@ -96,7 +97,7 @@ def with_needed_helpers(
 
 
 def helper_maps(profile: Profile) -> Iterator[Mapping[str, str]]:
-    """Yield maps host -> helper for two nodes or more, the one expected to be fastest first."""
+    """Yield maps host -> helper for two nodes or more: two with the fastest as helper, two with the roomiest."""
     by_speed = sorted(profile.nodes, key=lambda node: (block_s(node), node.node))
     by_room = sorted(profile.nodes, key=lambda node: (-node.memory_bytes, node.node))
     for nodes in (by_speed, by_room):
@@ -150,18 +151,11 @@ def _where_it_fits(
 
     It hosts blocks too, with the second largest as its helper, or else only helps.
     """
-    by_room = [node.node for node in sorted(profile.nodes, key=lambda node: (-node.memory_bytes, node.node))]
-    if len(by_room) < 2:
-        return None
-    roomiest, next_one = by_room[:2]
-    all_others = dict.fromkeys(by_room[1:], roomiest)
     planned = None
-    for helper_of in ({**all_others, roomiest: next_one}, all_others):
-        try:
+    for helper_of in list(helper_maps(profile))[2:] if len(profile.nodes) > 1 else ():
+        with contextlib.suppress(CapacityError, StorageError):
             planned = placed([dataclasses.replace(draft, helper_of=helper_of) for draft in drafts])
             break
-        except (CapacityError, StorageError):
-            continue
     if planned is None:
         return None
     settings = drafts[0].helper_settings

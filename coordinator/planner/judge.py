@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from coordinator.planner.draft import Draft
 from coordinator.planner.memory import planned_saving
@@ -19,8 +19,7 @@ from coordinator.planner.ring_costs import RingCosts, ring_costs, step_kinds
 from coordinator.planner.step_time import Ring, job_s, step_times
 from ringtune.costs.action_costs import CourseCosts, all_full, done_of
 from ringtune.costs.profile import Profile
-from ringtune.run_control import events as rd
-from ringtune.schedule.actions import Action, Op, TensorKey
+from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.course import Course
 from ringtune.schedule.methods import Everything, Method
 from ringtune.schedule.operation_tables import Operations
@@ -108,17 +107,10 @@ class ItemEnds:
         if action.seq > self._last + 1 and action.op is Op.HEAD:
             self.stop()
 
-    def sent(self, key: TensorKey, source: str, target: str, sent_s: float, arrival_s: float) -> None:
-        """Ignore a sent tensor."""
+    def sent(self, *_: Any, **__: Any) -> None:
+        """Ignore a message, and a log command of the coordinator."""
 
-    def arrived(self, key: TensorKey, source: str, target: str, now_s: float) -> None:
-        """Ignore an arrived tensor."""
-
-    def accepted(self, node: str, key: TensorKey) -> None:
-        """Ignore a tensor taken from an inbox."""
-
-    def logged(self, command: rd.Command, now_s: float) -> None:
-        """Ignore a log command of the coordinator."""
+    arrived = accepted = logged = sent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

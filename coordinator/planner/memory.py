@@ -295,10 +295,9 @@ class MemoryCaps:
         return found
 
     def projected_gain(self, node: str) -> float:
-        """Seconds that VeLoRA takes off a backward, over a forward; 0 if a step trains one group of units."""
-        course = self.draft.course
-        velora = None if course.method.full_parameters else self.draft.velora or course.velora
-        return projected_gain(velora, self.facts[node].model)
+        """Seconds that projections take off a backward, over a forward; 0 if a step trains one group of units."""
+        in_groups = self.draft.course.method.full_parameters
+        return 0.0 if in_groups else projected_gain(self._projected, self.facts[node].model)
 
     def kept_blocks(self, start: int, stop: int) -> Range:
         """The blocks of [start, stop) that keep activations for a backward: from the lowest trained one on."""

@@ -32,7 +32,58 @@ from ringtune.schedule.migration import copy_holders, shared_racks, stay_reason
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import EMBEDDING
 from ringtune.techniques import TECHNIQUES
-from ringtune.techniques.offload import HelpersReason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """A helper for a host, as the planner tried it.
+
+    Attributes:
+        host: the node with the blocks.
+        helper: the node that fits their adapters.
+        with_s: predicted seconds of all steps; None = not predicted.
+        without_s: the same without this helper, but with those that were taken before.
+        full: why it does not fit; empty if it does.
+        is_taken: whether the plan has it.
+    """
+
+    host: str
+    helper: str
+    with_s: float | None = None
+    without_s: float | None = None
+    full: str = ""
+    is_taken: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HelpersReason:
+    """The planner's trials of helpers under ``offload.mode = "auto"``.
+
+    Attributes:
+        trials: in order.
+        note: that nothing fitted without helpers, or that nothing could be tried.
+        is_needed: whether every host needs a helper, so that there is no trial without helpers.
+    """
+
+    trials: tuple[Trial, ...] = ()
+    note: str = ""
+    is_needed: bool = False
+
+    def lines(self, seconds: Callable[[float], str]) -> list[str]:
+        """Write the trials as lines of an explanation."""
+        lines = ['  helpers (offload.mode = "auto"):' + (f" {self.note}" if self.note else "")]
+        return lines + [f"    {one.helper} for {one.host}: {self._end(one, seconds)}" for one in self.trials]
+
+    def _end(self, one: Trial, seconds: Callable[[float], str]) -> str:
+        if one.full:
+            return f"it does not fit: {one.full}"
+        if self.is_needed:
+            end = "taken" if one.is_taken else "not taken, as another one is faster"
+            return end if one.with_s is None else f"{seconds(one.with_s)} for all steps: {end}"
+        if one.with_s is None or one.without_s is None:
+            return "taken, so that every slice fits"
+        end = "taken" if one.is_taken else "not taken" if one.with_s < one.without_s else "it does not pay"
+        return f"{seconds(one.with_s)} for all steps, {seconds(one.without_s)} without: {end}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,6 +30,7 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.migration import sources
 from ringtune.schedule.placement import Helper, Placement, Rack
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.saved_activations import in_ranges
 from ringtune.schedule.stages import no_replicas
 from ringtune.techniques.offload import helpers_by_host, helpers_of
 
@@ -205,9 +206,9 @@ def replanned(
 
 
 def _helpers(course: Course, placement: Placement, helper_of: Mapping[str, str]) -> tuple[Helper, ...]:
-    """Return the helpers of hosts for their blocks without VeLoRA, in which the course has hosts train."""
+    """Return the helpers of hosts for their blocks without projections, of which the course has hosts train."""
     found = helpers_of(course, placement.hosts, helper_of)
-    return tuple(one for one in found if course.velora is None or not course.velora.has_block(one.start))
+    return tuple(one for one in found if not in_ranges(one.start, course.projected))
 
 
 def _by_host(placement: Placement) -> Set[tuple[str, str]]:

@@ -107,7 +107,7 @@ def ranked_layouts(
         (sum(costs.steps_at[depth] * layout_step_s(costs, layout, depth, exchange_s) for depth in depths), layout)
         for layout in _layouts(costs, rooms, classes)
     ]
-    return sorted(found, key=lambda pair: (pair[0], _key(pair[1])))
+    return sorted(found, key=lambda pair: (pair[0], [(stage.nodes, stage.count) for stage in pair[1]]))
 
 
 def neighbours(layout: Layout) -> Iterator[Layout]:
@@ -226,10 +226,6 @@ def _block_s(costs: RingCosts, node: int) -> float:
 def _some(depths: Sequence[int]) -> list[int]:
     step = max(1, len(depths) // _DEPTHS)
     return list(depths[step - 1 :: step])
-
-
-def _key(layout: Layout) -> tuple[tuple[tuple[int, ...], int], ...]:
-    return tuple((stage.nodes, stage.count) for stage in layout)
 
 
 WORTH: Final = 0.98

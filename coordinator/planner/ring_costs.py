@@ -325,7 +325,8 @@ def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
     course = draft.course
     costs = CourseCosts(course, profile, optimizer=optimizer)
     num_micro, weights = len(course.microbatch_sizes()), shares(course.owners, course.turns)
-    sizes = [_size(costs, owner.node, course.batch_rows(owner) / num_micro) for owner in course.owners]
+    rows = [course.batch_rows(owner) / num_micro for owner in course.owners]
+    sizes = [costs.size(one.node, 1, StepKind.TRAIN) * each for one, each in zip(course.owners, rows, strict=True)]
     size = sum(weight * own for weight, own in zip(weights, sizes, strict=True))
 
     loads = loads_of(course, draft.private_blocks)
@@ -347,8 +348,7 @@ def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
 
     graph, graph_lowest = block(Op.FORWARD, lowest=False), block(Op.FORWARD, lowest=True)
     back, back_lowest = tuple(map(backward, names)), block(Op.BACKWARD, lowest=True)
-    velora = draft.velora or course.velora
-    gain = projected_gain(velora, profile.by_name[names[0]].model)
+    gain = projected_gain(draft.projected_course, profile.by_name[names[0]].model)
     projected = _projected(graph, back, trained_above * gain)
     projected_lowest = _projected(graph_lowest, back_lowest, gain)
     hidden, grad = _pairs(costs, names, Payload.HIDDEN, 0, size), _pairs(costs, names, Payload.GRAD, 0, size)
@@ -459,10 +459,6 @@ def _top_weights(draft: Draft, profile: Profile, size: float) -> Row:
     whole = course.num_blocks - first - 1
     left = TopShare(course, profile.nodes[0].model).of(size)
     return (*map(float, range(whole + 1)), whole + left)
-
-
-def _size(costs: CourseCosts, owner: str, rows: float) -> float:
-    return costs.size(owner, 1, StepKind.TRAIN) * rows
 
 
 def _transfer(

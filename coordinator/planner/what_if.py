@@ -28,7 +28,7 @@ from ringtune.schedule.migration import first_step
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import row_uses
 from ringtune.storage.strict import nearest
-from ringtune.techniques.offload import AUTO, OFF, parse_helpers
+from ringtune.techniques.offload import MODES
 from sim.prediction import Prediction, check_fits, memory_bounds, predict
 from sim.recorded_run import Recording
 from sim.what_if import (
@@ -39,6 +39,7 @@ from sim.what_if import (
     check_rows,
     drop_from_plan,
     drop_from_profile,
+    parse_helpers,
     plan_value,
     split_change,
 )
@@ -122,7 +123,6 @@ JOB_KEYS = {
     "users": "offload.users",
 }
 """Keys of a plan that may be changed -> keys of a job."""
-_WORDS_OF_MODE = (AUTO, OFF)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -307,7 +307,7 @@ class WhatIf:
                 profile = change_profile(profile, key, value)
                 continue
             number = plan_value(key, value)
-            if key == "offload" and value not in _WORDS_OF_MODE:
+            if key == "offload" and value not in MODES:
                 of_job[JOB_KEYS[key]] = parse_helpers(value, profile.by_name)
             elif key in JOB_KEYS:
                 of_job[JOB_KEYS[key]] = number

@@ -585,7 +585,7 @@ class OperationsLedger:
         if turn.kind is StepKind.TRAIN:
             for item in items(plan.course, turn):
                 _add_done(self._done, done_of(plan, item, self._costs), 1)
-                alike = (all_full(plan.plain), item.owner, _depth(plan, item))
+                alike = (all_full(plan.plain), item.owner, plan.course.method.trained(plan.course, item.step).lowest)
                 self._steps[alike] += 1
                 self._items[alike] = item
 
@@ -644,10 +644,6 @@ def _add_done(sums: dict[str, NodeWork], more: Mapping[str, NodeWork], times: fl
 def _add(sums: dict[str, Any], more: Mapping[str, float]) -> None:
     for node, value in more.items():
         sums[node] += value
-
-
-def _depth(plan: Plan, item: Item) -> int:
-    return plan.course.method.trained(plan.course, item.step).lowest
 
 
 def _share(part: float, whole: float) -> float | None:

@@ -105,9 +105,9 @@ def sum_run(run: Path, out: Path) -> None:
     """
     job, course = _read(run)
     folders = {user: run / of_user(user) for user in course.user_sets}
-    if course.offload is None or not folders:
+    if not folders:
         raise UsageError(f"{run} has no users with adapters of their own; there is nothing to add up")
-    is_own = course.offload.has_block
+    is_own = course.trainable.blocks.__contains__
     if len(kinds_of(job, tuple(folders))) == 1:
         files = summed_files(list(folders.values()), result_of(job).files, is_own=is_own)
     else:

@@ -107,7 +107,6 @@ class NodeExecutor:
         self._flows = MicroBatches(plan.course, dtype=self._hosted.dtype, device=torch.device(device))
         self.offloading = OffloadRunner(plan, node, self._hosted, self._flows)
         self._replica = Replica(plan, node, self._hosted)
-        self._parcels = Parcels(self._hosted, self.offloading, self._replica)
         self._forwards = ForwardRunner(plan, node, self._hosted, self._versions, self._scoring)
         self.part = CheckpointPart(plan, self._slice, self._hosted, self.offloading, self._forwards.vectors)
         self.inactive_state = InactiveState(self._course, self._hosted.all_optimizers())
@@ -354,7 +353,11 @@ class NodeExecutor:
 
     def take_parcel(self, key: TensorKey) -> Pieces:
         """Return a parcel for sending: a gradient of embedding, head or hosted blocks, pairs, or a helper's weights."""
-        return self._parcels.take(key, self._items[key.seq])
+        if key.payload == Payload.UNIT_GRAD:
+            return self._owner(key)[0].unit_grad(key.boundary)
+        if key.payload == Payload.REPLICA_GRAD:
+            return self._replica.grads(key, self._items[key.seq])
+        return self.offloading.take_parcel(key)
 
     def put_parcel(self, key: TensorKey, data: Pieces) -> None:
         """Take a parcel of another node.
@@ -363,7 +366,18 @@ class NodeExecutor:
             IntegrityError: the parcel is unreadable, or does not fit its key.
             DivergedError: a gradient is not finite.
         """
-        self._parcels.put(key, data, self._items[key.seq])
+        entry = self._items[key.seq]
+        if key.payload not in (Payload.UNIT_GRAD, Payload.REPLICA_GRAD):
+            self.offloading.put_parcel(key, data, entry.item.step)
+            return
+        try:
+            if key.payload == Payload.REPLICA_GRAD:
+                self._replica.put(key, data, entry)
+            else:
+                where = f"the gradient of the {unit_name(key.boundary, self._course.num_blocks)} for item {key.seq}"
+                self._owner(key)[0].load_unit_grad(key.boundary, data, where=where)
+        except DivergedError as error:
+            raise diverged(entry.item, str(error)) from error
 
     def rows_digest(self, run_id: str) -> str:
         """Return the digest of this owner's rows, keyed with ``run_id``; empty if the node is no owner."""
@@ -427,9 +441,9 @@ class NodeExecutor:
         """
         load_saved(self._hosted.skeleton, self._job.model.task, folder, with_head=self._hosted.owner is not None)
 
-    def _owner(self, action: Action | None) -> tuple[OwnerParts, OwnerDataset]:
+    def _owner(self, work: Action | TensorKey | None) -> tuple[OwnerParts, OwnerDataset]:
         if self._hosted.owner is None or self._dataset is None:
-            raise PlanError(f"{action or 'the head'} needs an owner, which this node is not")
+            raise PlanError(f"{work or 'the head'} needs an owner, which this node is not")
         return self._hosted.owner, self._dataset
 
 
@@ -489,7 +503,7 @@ class ForwardRunner:
             version=functools.partial(self._versions.at, entry.item.seq),
             projections=self._projections if entry.item.kind.has_update else None,
         )
-        run = functools.partial(self._run_saving, action)
+        run = functools.partial(run_saving, start=action.start, stop=action.stop, placement=self._placement)
         if self._by_user is None:
             return run(forward, hidden)
         rows = rows_of_users(self._course, entry.item, action.micro)
@@ -510,60 +524,10 @@ class ForwardRunner:
             rows = rows_of_users(self._course, entry.item, action.micro)
             return self._by_user.free(rows, run, blocks.context, hidden, mask, context)
 
-    def _run_saving(
-        self, action: Action, forward: BlockForward, hidden: torch.Tensor
-    ) -> tuple[SavedActivations, torch.Tensor]:
-        return run_saving(forward, hidden, action.start, action.stop, self._placement)
-
     def _watched(
         self, action: Action, entry: OpenItem, start: int, stop: int
     ) -> contextlib.AbstractContextManager[None]:
         return self._scoring.watched(entry.item, action._replace(start=start, stop=stop), entry.trained)
-
-
-class Parcels:
-    """Makes and takes the parcels of one node.
-
-    Args:
-        offloading: makes and takes pairs and weights.
-        replica: makes and takes gradients of the stage's other hosts.
-    """
-
-    def __init__(self, hosted: HostedModel, offloading: OffloadRunner, replica: Replica) -> None:
-        self._hosted, self._offloading, self._replica = hosted, offloading, replica
-
-    def take(self, key: TensorKey, entry: OpenItem) -> Pieces:
-        """Return a parcel for another node."""
-        if key.payload == Payload.UNIT_GRAD:
-            return self._owner(key).unit_grad(key.boundary)
-        if key.payload == Payload.REPLICA_GRAD:
-            return self._replica.grads(key, entry)
-        return self._offloading.take_parcel(key)
-
-    def put(self, key: TensorKey, data: Pieces, entry: OpenItem) -> None:
-        """Take a parcel of another node.
-
-        Raises:
-            IntegrityError: the parcel is unreadable, or does not fit its key.
-            DivergedError: a gradient is not finite.
-        """
-        if key.payload not in (Payload.UNIT_GRAD, Payload.REPLICA_GRAD):
-            self._offloading.put_parcel(key, data, entry.item.step)
-            return
-        try:
-            if key.payload == Payload.REPLICA_GRAD:
-                self._replica.put(key, data, entry)
-            else:
-                name = unit_name(key.boundary, len(self._hosted.skeleton.blocks))
-                where = f"the gradient of the {name} for item {key.seq}"
-                self._owner(key).load_unit_grad(key.boundary, data, where=where)
-        except DivergedError as error:
-            raise diverged(entry.item, str(error)) from error
-
-    def _owner(self, key: TensorKey) -> OwnerParts:
-        if self._hosted.owner is None:
-            raise PlanError(f"the {key} needs an owner, which this node is not")
-        return self._hosted.owner
 
 
 _WHERE: Final = "the blocks that were taken over"

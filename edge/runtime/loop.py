@@ -174,18 +174,10 @@ class TrailSink(Protocol):
 class NoTrail:
     """A ``TrailSink`` of a run without audit."""
 
-    def grant(self, turn: Turn) -> None:
-        """Do nothing."""
+    def take(self, *_: Any, **__: Any) -> None:
+        """Return that there is no trail."""
 
-    def exchanged(self, key: TensorKey, tensor: Any, mask: Any, *, is_sent: bool) -> None:
-        """Do nothing."""
-
-    def after(self, action: Action) -> None:
-        """Do nothing."""
-
-    def take(self, turn: int) -> Any:
-        """Return that there is none."""
-        return None
+    grant = exchanged = after = take
 
 
 NO_TRAIL: Final = NoTrail()

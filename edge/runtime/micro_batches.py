@@ -34,7 +34,6 @@ from edge.model.optimizers import UnitOptimizers
 from edge.model.owner import OwnerParts
 from edge.model.slice import BlockRunner
 from edge.techniques.activation_checkpointing import SavedActivations
-from edge.techniques.offload.pairs import PairsByKind
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, TensorKey
 from ringtune.schedule.course import Course
@@ -61,7 +60,7 @@ class MicroBatch:
     mask: torch.Tensor | None = None
     grad: torch.Tensor | None = None
     graphs: dict[tuple[int, int], SavedActivations] = field(default_factory=dict)
-    pairs: dict[int, PairsByKind] = field(default_factory=dict)
+    pairs: dict[int, Any] = field(default_factory=dict)
     _context: Any = None
     _has_context: bool = False
 

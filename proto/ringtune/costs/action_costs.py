@@ -280,7 +280,7 @@ class CourseCosts:
             raise PlanError(f"the profile lacks node {', '.join(missing)}; measure anew with 'ringtune measure'")
         self.course = course
         self._recompute, self._stops = tuple(recompute), tuple(stops)
-        self._projected = course.velora.blocks if course.velora is not None else ()
+        self._projected = course.projected
         self._saves = bool(self._recompute or self._projected)
         top = TopShare(course, facts[names[0]].model) if course.top_tokens else None
         of_adapters = scores_adapters(course)
@@ -297,7 +297,7 @@ class CourseCosts:
             own = model.embedding_train_bytes
             self.head_bytes += own + state_bytes(optimizer, own, model.embedding_factor_bytes)
         self._head_weight_bytes, self._model = weights, model
-        self._gain = projected_gain(course.velora, model)
+        self._gain = projected_gain(course, model)
         self._offload = OffloadCosts(course, facts[names[0]], helpers) if helpers else None
 
     @staticmethod

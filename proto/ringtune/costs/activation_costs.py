@@ -188,10 +188,7 @@ def recomputed_blocks(course: Course, recompute: Sequence[Range], blocks: tuple[
 
 def projected_blocks(course: Course, blocks: Sequence[int]) -> tuple[int, ...]:
     """Return those of some blocks that keep projections."""
-    velora = course.velora
-    if velora is None or gathers_scores(course):
-        return ()
-    return tuple(block for block in blocks if velora.has_block(block))
+    return () if gathers_scores(course) else tuple(block for block in blocks if in_ranges(block, course.projected))
 
 
 def _whole_terms(
@@ -251,7 +248,7 @@ Seconds = Callable[[Op, int, int], float]
 """(op, start, stop) -> seconds over the blocks [start, stop) with policy none."""
 
 
-def projected_gain(velora: Velora | None, model: ModelFacts) -> float:
+def projected_gain(course: Course, model: ModelFacts) -> float:
     """Share g of a block's forward with a graph that VeLoRA saves in its backward.
 
     The gradient of a weight from P numbers per token instead of D inputs takes P / D of the multiplications. With
@@ -261,6 +258,7 @@ def projected_gain(velora: Velora | None, model: ModelFacts) -> float:
     and 32 / 1,536 remain: 0.56 of a forward's are saved, and with 0.77 of its time g is 0.43.
     """
     own = [kept for kept in model.kept_inputs if not kept.is_adapter]
+    velora = course.velora
     if velora is None or not own:
         return 0.0
     all_products = chosen = 0.0

@@ -225,8 +225,8 @@ class RecordedProfile:
         self._course = course
         self._profile = profile
         self._recompute = tuple(recompute)
-        self._projected: Sequence[Range] = course.velora.blocks if course.velora is not None else ()
-        self._gain = projected_gain(course.velora, profile.nodes[0].model)
+        self._projected = course.projected
+        self._gain = projected_gain(course, profile.nodes[0].model)
         self._skipped_items = skipped_items
         self._top = TopShare(course, profile.nodes[0].model) if course.top_tokens else None
         self._facts = profile.by_name

@@ -5,9 +5,9 @@ files: every block's trained tensors, with their names in a checkpoint with a he
 ``adapter.json``, and ``adapter.safetensors`` with their tensors and those of the library's adapters. The head's files
 are the same in all three, and exist only if a head was trained.
 
-Where users have adapters of their own (``techniques.offload``), the folder ``users/NAME`` of each replaces ``adapter``.
-Nodes send tensors per user; head and config, which all users share, are sent once, and the coordinator copies them into
-each folder. A user with another kind of adapter (``offload.adapters``) has a config of their own.
+Where users have adapters of their own, the folder ``users/NAME`` of each replaces ``adapter``. Nodes send tensors per
+user; head and config, which all users share, are sent once, and the coordinator copies them into each folder. A user
+with another kind of adapter has a config of their own.
 
 Where all parameters train, the result is a whole model: a folder of transformers with config, weights and tokenizer.
 Nodes send its weights as one file; in the folder large weights are several files with an index.

@@ -279,6 +279,11 @@ class Course(Extent):
         return self.offload.helper_settings if self.offload is not None else IN_STEP
 
     @property
+    def projected(self) -> tuple[Range, ...]:
+        """Blocks whose linear layers keep projections of their input."""
+        return self.velora.blocks if self.velora is not None else ()
+
+    @property
     def trainable(self) -> Units:
         """Units that may train: all with ``full_parameters`` and no frozen block, else ``Extent.trainable``."""
         if self.method.full_parameters and not self.frozen_blocks:

@@ -18,7 +18,7 @@ from ringtune.schedule.migration import check_placements, first_step
 from ringtune.schedule.operation_tables import Operations, ScoredWeights
 from ringtune.schedule.placement import Helper, Placement, Rack, Slice
 from ringtune.schedule.run_shape import Owner
-from ringtune.schedule.saved_activations import in_ranges, merged, ranges_to_json
+from ringtune.schedule.saved_activations import in_ranges, merged, ranges_to_json, within
 from ringtune.schedule.stages import check_replicas
 from ringtune.schedule.units import Range
 from ringtune.schedule.versions import may_be_stale
@@ -337,6 +337,6 @@ def _no_help(course: Course, helper: Helper) -> str:
             "the run chooses operations by scores, which hosts have of base weights with one set of adapters that is "
             "not merged; give operations.table"
         )
-    if course.velora is not None and any(course.velora.has_block(one) for one in range(helper.start, helper.stop)):
+    if within(course.projected, helper.start, helper.stop):
         return f"velora is for weights that the host trains, not for the blocks {helper.text}; leave them out of it"
     return ""

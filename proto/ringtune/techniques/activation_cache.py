@@ -215,7 +215,8 @@ def key_of(course: Course, item: Item) -> BatchKey:
 def later_visits(course: Course, item: Item) -> Iterator[int]:
     """Yield the steps of later visits of an item's batch, ascending; train and evaluation items only."""
     if item.kind is StepKind.EVALUATE:
-        boundaries = range(_next_boundary(course, item.step), course.num_steps, course.local_iterations)
+        each = course.local_iterations
+        boundaries = range((item.step // each + 1) * each, course.num_steps, each)
         yield from (step for step in boundaries if evaluation_is_due(course, step))
         if item.step < course.num_steps:
             yield course.num_steps
@@ -234,10 +235,6 @@ def step_of(course: Course, owner: str, position: int) -> int:
     """The step at which an owner trains the batch at a position of its stream, in a run without end."""
     turn, offset = divmod(position, course.local_iterations)
     return _turn_of(course.plain, owner, turn) * course.local_iterations + offset
-
-
-def _next_boundary(course: Course, step: int) -> int:
-    return (step // course.local_iterations + 1) * course.local_iterations
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -445,11 +442,6 @@ def with_prefix_cache(job: Any, plan: Plan) -> Plan:
     return cached
 
 
-def cache_terms(plan: Plan, node: str) -> list[DiskTerm]:
-    """List the disk term of a host."""
-    return [DiskTerm("hidden states", max_kept_bytes(plan.course, plan.placement, node), "lower cache.max_bytes")]
-
-
 def check_given_cache(job: Any, plan: Plan) -> None:
     """Refuse a given plan with another cache than the job's.
 
@@ -499,7 +491,9 @@ TECHNIQUE: Final = Technique(
     later_keys={f"cache.{name}": value for name, value in dataclasses.asdict(CacheSettings()).items()},
     placed=with_prefix_cache,
     left_out="hidden states are not kept",
-    disk_terms=cache_terms,
+    disk_terms=lambda plan, node: [
+        DiskTerm("hidden states", max_kept_bytes(plan.course, plan.placement, node), "lower cache.max_bytes")
+    ],
     check_plan=check_given_cache,
     plan_lines=cache_lines,
     notes=cache_price,

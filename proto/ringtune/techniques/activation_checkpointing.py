@@ -46,10 +46,9 @@ class SlicePolicy:
     @staticmethod
     def of(plan: Plan, start: int, stop: int) -> SlicePolicy:
         """Read the policy of blocks [start, stop) from a plan."""
-        velora = plan.course.velora
         return SlicePolicy(
             recomputed=within(plan.placement.recompute, start, stop),
-            projected=within(velora.blocks, start, stop) if velora is not None else (),
+            projected=within(plan.course.projected, start, stop),
         )
 
     @property

@@ -91,26 +91,6 @@ def _nothing(*_: Any) -> tuple[()]:
     return ()
 
 
-def _no_entries(*_: Any) -> Mapping[str, Any]:
-    return {}
-
-
-def _no_word(*_: Any) -> str:
-    return ""
-
-
-def _the_course(_: Any, course: Course, __: Sequence[Any]) -> tuple[Course]:
-    return (course,)
-
-
-def _as_it_is(_: Any, plan: Plan) -> Plan:
-    return plan
-
-
-def _no_rule(*_: Any) -> None:
-    return None
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Technique:
     """The answers of one technique.
@@ -153,19 +133,19 @@ class Technique:
     equal_values: Mapping[str, Sequence[object]] = field(default_factory=dict)
     check_job: Callable[[Any], object] = _nothing
     check_model: Callable[[Any, Dimensions, Widths], object] = _nothing
-    courses: Callable[[Any, Course, Sequence[Any]], Sequence[Course]] = _the_course
+    courses: Callable[[Any, Course, Sequence[Any]], Sequence[Course]] = lambda job, course, nodes: (course,)
     smaller_settings: Callable[[Any], Iterable[tuple[str, object]]] = _nothing
-    placed: Callable[[Any, Plan], Plan] = _as_it_is
+    placed: Callable[[Any, Plan], Plan] = lambda job, plan: plan
     left_out: str = ""
     disk_terms: Callable[[Plan, str], Iterable[DiskTerm]] = _nothing
     parcels: Callable[[Plan, Any], Iterable[Parcel]] = _nothing
     copies: Callable[[Plan], Iterable[Copies]] = _nothing
     check_plan: Callable[[Any, Plan], object] = _nothing
-    timing_mismatch: Callable[[Course, Any], str] = _no_word
+    timing_mismatch: Callable[[Course, Any], str] = lambda course, facts: ""
     course_lines: Callable[[Course], Sequence[str]] = _nothing
     course_notes: Callable[[Course], Sequence[str]] = _nothing
     plan_lines: Callable[[Plan], Sequence[str]] = _nothing
     notes: Callable[[Plan, Sequence[Any]], Sequence[str]] = _nothing
-    turn_rule: Callable[[Plan, int], TurnRule | None] = _no_rule
+    turn_rule: Callable[[Plan, int], TurnRule | None] = lambda part, items_ahead: None
     totals: Mapping[str, Callable[[int, int], int]] = field(default_factory=dict)
-    report: Callable[[Plan, int], Mapping[str, Any]] = _no_entries
+    report: Callable[[Plan, int], Mapping[str, Any]] = lambda plan, steps: {}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -281,10 +281,6 @@ def _check_map(helpers: Mapping[str, str]) -> None:
             )
 
 
-NOBODY: Final = "off"
-"""The text for a plan without helpers."""
-
-
 def helped(plan: Plan, helper_of: Mapping[str, str], settings: HelperSettings = IN_STEP) -> Plan:
     """Set the helper of each named host for every block of its slices that may train; others have none.
 
@@ -386,30 +382,6 @@ def helpers_by_host(plan: Plan) -> dict[str, str]:
     return {placement.host_of(one.start): one.node for one in reversed(placement.helpers)}
 
 
-def parse_helpers(text: str, known: Collection[str]) -> dict[str, str]:
-    """Parse ``pi-1=laptop+pi-2=laptop`` of ``--change offload`` (host = helper), or ``off`` for none.
-
-    ``known`` are the names of all nodes.
-
-    Raises:
-        PlanError: another form, a host twice, or an unknown name; suggests the nearest.
-    """
-    if text == NOBODY:
-        return {}
-    found: dict[str, str] = {}
-    for part in text.split("+"):
-        host, equals, helper = (word.strip() for word in part.partition("="))
-        if not (host and equals and helper) or host in found:
-            raise PlanError(
-                f"--change offload={text}: write '{NOBODY}', or HOST=HELPER with each host once, several with + between"
-            )
-        for name in (host, helper):
-            if name not in known:
-                raise PlanError(f"--change offload={text}: there is no node {name!r}; {nearest(name, known)}")
-        found[host] = helper
-    return found
-
-
 class UserRowUse(NamedTuple):
     """The use of one user's rows in training.
 
@@ -504,67 +476,6 @@ def _users_at(owner: Owner, rows: Iterable[int], *, is_training: bool) -> list[s
         before = ends[-1][0] if ends else 0
         ends.append((before + (user.train_rows if is_training else user.eval_rows), user.name))
     return [next(name for end, name in ends if row < end) for row in rows]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
-    """A helper for a host, as the planner tried it.
-
-    Attributes:
-        host: the node with the blocks.
-        helper: the node that fits their adapters.
-        with_s: predicted seconds of all steps; None = not predicted.
-        without_s: the same without this helper, but with those that were taken before.
-        full: why it does not fit; empty if it does.
-        is_taken: whether the plan has it.
-    """
-
-    host: str
-    helper: str
-    with_s: float | None = None
-    without_s: float | None = None
-    full: str = ""
-    is_taken: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HelpersReason:
-    """The planner's trials of helpers under ``offload.mode = "auto"``.
-
-    Attributes:
-        trials: in order.
-        note: that nothing fitted without helpers, or that nothing could be tried.
-        is_needed: whether every host needs a helper, so that there is no trial without helpers.
-    """
-
-    trials: tuple[Trial, ...] = ()
-    note: str = ""
-    is_needed: bool = False
-
-
-def helper_reason_lines(found: HelpersReason, seconds: Callable[[float], str]) -> list[str]:
-    """Write the trials as lines of an explanation."""
-    lines = ['  helpers (offload.mode = "auto"):' + (f" {found.note}" if found.note else "")]
-    say = _needed_line if found.is_needed else _trial_line
-    return lines + [f"    {say(one, seconds)}" for one in found.trials]
-
-
-def _needed_line(one: Trial, seconds: Callable[[float], str]) -> str:
-    name = f"{one.helper} for {one.host}"
-    if one.full:
-        return f"{name}: it does not fit: {one.full}"
-    end = "taken" if one.is_taken else "not taken, as another one is faster"
-    return f"{name}: {end}" if one.with_s is None else f"{name}: {seconds(one.with_s)} for all steps: {end}"
-
-
-def _trial_line(one: Trial, seconds: Callable[[float], str]) -> str:
-    name = f"{one.helper} for {one.host}"
-    if one.full:
-        return f"{name}: it does not fit: {one.full}"
-    if one.with_s is None or one.without_s is None:
-        return f"{name}: taken, so that every slice fits"
-    end = "taken" if one.is_taken else "not taken" if one.with_s < one.without_s else "it does not pay"
-    return f"{name}: {seconds(one.with_s)} for all steps, {seconds(one.without_s)} without: {end}"
 
 
 def _plan_lines(plan: Plan) -> list[str]:

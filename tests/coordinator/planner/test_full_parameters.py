@@ -211,7 +211,7 @@ def test_explanation_of_hift_says_how_far_the_backward_goes() -> None:
     """A depth says nothing of a group; the lowest block that has a gradient does."""
     found = made(wanted(), board("a"))
     assert found.choice is not None
-    text = explanation_text(explain(found.choice, relative=True))
+    text = explanation_text(explain(found.choice, found, relative=True))
     assert "depth" not in "".join(text)
     assert [line.strip().partition(":")[0] for line in text if "backward" in line] == [
         "no backward below the head",

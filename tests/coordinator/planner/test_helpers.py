@@ -76,7 +76,7 @@ def planned(profile: Profile, mode: object = "auto", **changes: object) -> Plann
 def why(found: Planned) -> str:
     """The explanation of a plan."""
     assert found.choice is not None
-    return "\n".join(explanation_text(explain(found.choice, relative=False, helping=found.helping)))
+    return "\n".join(explanation_text(explain(found.choice, found, relative=False)))
 
 
 def test_auto_takes_a_helper_where_the_job_gets_faster() -> None:
@@ -244,7 +244,7 @@ def test_auto_gives_every_host_a_helper_and_says_so(users: str) -> None:
     assert has_all_helpers(found) and found.plan.course.offload is not None
     assert found.plan.course.offload.users == users
     assert found.helping is not None and found.choice is not None
-    text = "\n".join(explanation_text(explain(found.choice, relative=False, helping=found.helping)))
+    text = "\n".join(explanation_text(explain(found.choice, found, relative=False)))
     assert f"offload.users = '{users}', so every host of blocks that may train has one, whether it pays or not" in text
     assert text.count(": taken") == len(found.plan.placement.hosts)
 

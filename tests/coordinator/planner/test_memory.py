@@ -427,7 +427,7 @@ def test_explanation_says_both_numbers_and_what_else_would_save() -> None:
     """What a slice needs so, and what it would need; projections that would do; and what dropout costs."""
     made = planned("auto", too_little())
     assert made.choice is not None
-    found = explain(made.choice, relative=True, dropout=0.1)
+    found = explain(made.choice, made, relative=True, dropout=0.1)
     assert found.activations is not None
     saved = next(each for each in found.activations.slices if each.says)
     assert saved.needed_bytes <= too_little() < saved.keeping_bytes
@@ -449,7 +449,7 @@ def test_explanation_is_silent_where_nothing_was_asked_for() -> None:
     """Everything is kept, and there is no dropout."""
     made = planned("none")
     assert made.choice is not None
-    assert explain(made.choice, relative=True).activations is None
+    assert explain(made.choice, made, relative=True).activations is None
     # A run too short to unfreeze it keeps nothing there, so there is nothing to compare with
     assert extra_share(KEEPS_ALL, Range(2, 2), two_nodes()["a"]) == 0.0
 

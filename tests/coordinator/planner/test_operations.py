@@ -366,7 +366,7 @@ def test_explanation_says_what_balance_gains() -> None:
     for compute, says in [(0.5, "gains 5.3%"), (0.6, "takes 8.5% longer")]:
         made = plan_of_half(halved(balance=True, compute=compute))
         assert made.choice is not None and made.choice.settled is not None and made.choice.settled.equal is not None
-        why = explain(made.choice, relative=False, plan=made.plan, profile=made.profile)
+        why = explain(made.choice, made, relative=False)
         assert why.equal == (made.choice.settled.best.job_s, made.choice.settled.equal.job_s)
         (line,) = [line for line in explanation_text(why) if "operations.balance" in line]
         assert line.startswith(f"    operations.balance {says}: ")
@@ -379,7 +379,7 @@ def test_explanation_compares_the_second_best_with_the_chosen_one_as_it_was_judg
     """Both with operations of alike blocks: those that were settled with the chosen slices fit no other ring."""
     made = plan_of_half(halved(balance=True))
     assert made.choice is not None
-    why = explain(made.choice, relative=False, plan=made.plan, profile=PROFILE)
+    why = explain(made.choice, made, relative=False)
     assert why.second is not None and why.unsettled is not None
     assert why.unsettled.job_s == made.choice.best.job_s <= why.second.job_s
     text = explanation_text(why)
@@ -398,7 +398,7 @@ def test_chosen_operations_are_explained_by_counts() -> None:
     """One of two micro-batches is full and one forward-only; the paper counts 1.4 and 1.5 of 2."""
     planned = make_plan(CHOSEN, FACTS)
     assert planned.choice is not None
-    found = explain(planned.choice, relative=False, plan=planned.plan, profile=planned.profile)
+    found = explain(planned.choice, planned, relative=False)
     reason = found.operations
     assert reason is not None
     assert (reason.policy, reason.is_assumed, reason.microbatches) == ("two-stage", True, 2)
@@ -444,7 +444,7 @@ def test_pruning_is_explained_by_the_subnets_that_stay() -> None:
     # No line and no figure of operations
     planned = make_plan(job(), FACTS)
     assert planned.choice is not None
-    assert explain(planned.choice, relative=False, plan=planned.plan, profile=planned.profile).operations is None
+    assert explain(planned.choice, planned, relative=False).operations is None
 
 
 def test_given_operations_are_explained_by_what_they_save() -> None:

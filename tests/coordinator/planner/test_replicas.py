@@ -103,7 +103,7 @@ def test_replicas_are_taken_where_boards_hold_the_model() -> None:
     assert best_s is not None and best_s <= 0.98 * ring_s
     again_s = simulated_steps_s(found.plan, found.profile, found.choice.costs, optimizer="adamw")
     assert again_s == pytest.approx(best_s)
-    text = "\n".join(explanation_text(explain(found.choice, relative=False, plan=found.plan, replicas=found.replicas)))
+    text = "\n".join(explanation_text(explain(found.choice, found, relative=False)))
     assert "n3" in text and "by the simulator" in text and "one host for each block: " in text
 
 
@@ -217,7 +217,7 @@ def test_explanation_has_the_number_of_micro_batches_that_is_carried_out() -> No
     free = planned(job_of(train__microbatches="auto"), (1, 1, 1, 1))
     assert free.choice is not None and ring.choice is not None and free.replicas is not None
     stages = Plan(dataclasses.replace(free.plan.course, microbatches=16), free.plan.placements)
-    told = explain(ring.choice, relative=False, plan=stages, replicas=free.replicas)
+    told = explain(ring.choice, dataclasses.replace(ring, plan=stages, replicas=free.replicas), relative=False)
     assert free.replicas.is_taken and told.microbatches == 16
 
 
@@ -520,7 +520,7 @@ def test_why_nothing_is_looked_at() -> None:
         found = following(**changes)
         assert found.phases is not None and found.phases.why_not == why_not
         assert found.choice is not None
-        told = explanation_text(explain(found.choice, relative=False, plan=found.plan, phases=found.phases))
+        told = explanation_text(explain(found.choice, found, relative=False))
         assert f"  the run stays on one placement: {why_not}" in told
         auto = plan_by_hand([("a", 0, 2), ("b", 2, 4)], ["a"], unfreeze="auto")
         assert phases._refusal_reason(auto, "none") == "the losses decide what trains when"
@@ -530,7 +530,7 @@ def test_explanation_says_what_each_move_gains() -> None:
     """With its first step, depth, slices and both times."""
     found = following()
     assert found.choice is not None and found.phases is not None
-    told = explanation_text(explain(found.choice, relative=False, plan=found.plan, phases=found.phases))
+    told = explanation_text(explain(found.choice, found, relative=False))
     (at,) = [index for index, line in enumerate(told) if line.startswith("  slices follow the schedule: ")]
     for phase, line in zip(found.phases.phases, told[at + 1 :], strict=False):
         assert line.startswith(f"    from step {phase.first_step}, depth {phase.depth}") and phase.slices in line
