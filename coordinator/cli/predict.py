@@ -38,22 +38,8 @@ def predict(
     column: options.Columns = None,
     missing: options.Missing = "",
     user: options.User = "",
-    max_new_tokens: Annotated[
-        int,
-        typer.Option(
-            "--max-new-tokens", metavar="N", min=1, max=4096, help="Most tokens that a language model generates."
-        ),
-    ] = 50,
-    temperature: Annotated[
-        float,
-        typer.Option(
-            "--temperature",
-            metavar="NUMBER",
-            min=0.0,
-            max=100.0,
-            help="Temperature at which a language model draws tokens; 0 = always the likeliest.",
-        ),
-    ] = 0.0,
+    max_new_tokens: options.MaxNewTokens = 50,
+    temperature: options.Temperature = 0.0,
     seed: Annotated[int, typer.Option("--seed", min=0, max=(1 << 31) - 1, help="Random seed for sampling text.")] = 0,
     json: options.Json = False,
 ) -> None:
@@ -90,7 +76,7 @@ def predict(
         missing=missing,
         user=user,
         max_new_tokens=max_new_tokens,
-        temperature=temperature,
+        temperature=temperature or 0.0,
         seed=seed,
         tell=functools.partial(typer.echo, err=True),
         take=take,

@@ -4,8 +4,9 @@
 are computed as in the ring. Rows are read, predicted and printed batch by batch, so that memory does not grow with the
 file.
 
-A language model continues a text token by token. Without a KV cache a token is computed by the code of training; n
-tokens of a text of T cost n forwards of T tokens each.
+A language model continues a text token by token. Blocks keep the keys and values of the tokens before, so that n tokens
+after a text of T cost one forward of T tokens and n of one token. Where the text grows beyond the model's longest, each
+token costs a forward of the newest tokens.
 
 B rows of a batch, T tokens, D model width, V vocabulary.
 """
@@ -13,6 +14,7 @@ B rows of a batch, T tokens, D model width, V vocabulary.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import sys
@@ -26,15 +28,17 @@ from edge.data.conversations import Conversations
 from edge.data.images import ImageExamples, Images
 from edge.data.questions import Questions
 from edge.data.tagged import TaggedTexts
+from edge.data.text_pieces import Ends, TextPieces, ends_with
 from edge.data.texts import LabelledTexts, NumberedTexts
 from edge.data.tokens import Batch, RowFaultError, Text, check_ids, load_tokenizer, prompt_ids
 from edge.machine.libraries import load_libraries
+from edge.model.frozen_weights import FrozenFiles
 from edge.model.heads import head_output, task_of
+from edge.model.key_values import KeyValueCache, most_bytes
 from edge.model.owner import head_input, inverse_of
 from edge.model.result import load_saved
 from edge.model.skeleton import build_skeleton
 from edge.model.slice import DTYPES, BlockRunner, materialise
-from edge.model.tensor_files import SafetensorsFiles
 from ringtune.errors import DataError, ModelError, RingTuneError
 from ringtune.job.job import Job, load_job
 from ringtune.job.rows import Question, account_of, is_plain_text, task_rows
@@ -55,6 +59,7 @@ from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.strict import read_json
 from ringtune.storage.tables import row_place
 from ringtune.storage.text_files import read_text
+from ringtune.techniques.frozen_weights import frozen_choices
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -135,7 +140,7 @@ class WholeModel:
             skeleton = build_skeleton(folder, job)
             self._head = task.add(skeleton.model, tuple(labels))
         count = len(skeleton.blocks)
-        with SafetensorsFiles(folder) as weights:
+        with FrozenFiles(folder, frozen_choices(job, is_native=False)[0]) as weights:
             materialise(skeleton, weights, blocks=range(count), with_embedding=True, dtype=dtype, device=self._device)
             task.connect(skeleton, self._head, weights)
         self._head.to(device=self._device, dtype=dtype).eval()
@@ -143,7 +148,18 @@ class WholeModel:
         skeleton.model.eval()
         self._inverse = inverse_of(skeleton, self._head)
         self._skeleton, self._blocks = skeleton, BlockRunner(skeleton, dropout=0.0, seed=job.train.seed)
-        self.longest = model_dimensions(read_config(folder)).longest
+        self._dimensions, self._dtype = model_dimensions(read_config(folder)), dtype
+        self.longest = self._dimensions.longest
+        has_cache = job.model.task in LANGUAGE_TASKS and self._blocks.takes_cache
+        self._cache = KeyValueCache(skeleton.base.config) if has_cache else None
+        self._cached: list[int] = []
+
+    @property
+    def cache_bytes(self) -> int:
+        """Most bytes of the keys and values of a text; 0 where none are kept."""
+        if self._cache is None:
+            return 0
+        return most_bytes(self._skeleton.base.config, self._dimensions, self.longest, self._dtype)
 
     @torch.no_grad()
     def predict(self, batch: Batch) -> Any:
@@ -156,18 +172,39 @@ class WholeModel:
 
     @torch.no_grad()
     def next_logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """Compute the logits (V) of the next token after ``ids``, in float32 on the CPU."""
-        ids_BT = torch.tensor([list(ids)], dtype=torch.int64, device=self._device)
+        """Compute the logits (V) of the next token after ``ids``, in float32 on the CPU.
+
+        Tokens with which the text of the call before began are not computed again.
+        """
+        kept = self._keep(ids)
+        ids_BT = torch.tensor([list(ids[kept:])], dtype=torch.int64, device=self._device)
+        positions_BT = torch.arange(kept, len(ids), device=self._device)[None]
         nothing = torch.full_like(ids_BT, -100)
-        batch = Batch(ids=ids_BT, mask=torch.ones_like(ids_BT), token_type_ids=torch.zeros_like(ids_BT), labels=nothing)
-        last_BTD, _, more = self._last(batch)
+        batch = Batch(
+            ids=ids_BT,
+            mask=torch.ones_like(ids_BT),
+            token_type_ids=torch.zeros_like(ids_BT),
+            labels=nothing,
+            positions=positions_BT,
+        )
+        last_BTD, _, more = self._last(batch, self._cache)
+        self._cached = list(ids) if self._cache is not None else []
         logits_BTV = head_output(self._head, last_BTD[:, -1:], batch, more).logits
         cap = getattr(self._head, "logit_cap", 0.0)
         capped_BTV = cap * torch.tanh(logits_BTV / cap) if cap else logits_BTV
         found: torch.Tensor = capped_BTV[0, -1].float().cpu()
         return found
 
-    def _last(self, batch: Batch) -> tuple[torch.Tensor, Batch, dict[str, Any]]:
+    def _keep(self, ids: Sequence[int]) -> int:
+        """Leave in the cache what it has of a text, but not its last token; return the number of tokens."""
+        if self._cache is None:
+            return 0
+        pairs = zip(self._cached, ids[:-1], strict=False)
+        common = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(self._cached), len(ids) - 1))
+        self._cached = []  # until the blocks have run: they may fail in between
+        return self._cache.keep(common)
+
+    def _last(self, batch: Batch, cache: KeyValueCache | None = None) -> tuple[torch.Tensor, Batch, dict[str, Any]]:
         """Run embedding and blocks; return the last hidden state, the batch and keyword arguments of the head."""
         from adapters.context import ForwardContext
 
@@ -175,7 +212,7 @@ class WholeModel:
         check_ids(batch, base)
         with ForwardContext(base, input_ids=batch.ids, attention_mask=batch.mask):
             hidden_BTD = family.embed(base, batch)
-        context = self._blocks.context(hidden_BTD, batch.mask)
+        context = self._blocks.context(hidden_BTD, batch.mask, cache)
         hidden_BTD = self._blocks.run(hidden_BTD, batch.mask, context, 0, len(self._skeleton.blocks))
         last_BTD, more = head_input(self._skeleton, self._inverse, hidden_BTD, batch)
         return last_BTD, batch, more
@@ -191,53 +228,75 @@ class Sampling(NamedTuple):
         max_new_tokens: most tokens that are added.
         temperature: 0 = always the likeliest token; 1 = the model's probabilities.
         seed: of the draws, with the row's index.
+        top_k: number of likeliest tokens to draw from; 0 = all.
+        top_p: draw from the likeliest tokens that have this probability together.
     """
 
     max_new_tokens: int = 50
     temperature: float = 0.0
     seed: int = 0
+    top_k: int = 0
+    top_p: float = 1.0
 
 
-def generate_tokens(
-    ids: Sequence[int],
-    next_logits: NextLogits,
-    how: Sampling,
-    *,
-    ends: Collection[int],
-    longest: int,
-    row: int = 0,
-    is_end: Callable[[Sequence[int]], bool] = lambda added: False,
-) -> list[int]:
-    """Return the next tokens; a prompt is cut at its beginning to ``longest`` tokens.
+def next_tokens(
+    ids: Sequence[int], next_logits: NextLogits, how: Sampling, *, ends: Collection[int], longest: int, row: int = 0
+) -> Iterator[int]:
+    """Yield the next tokens; a prompt is cut at its beginning to ``longest`` tokens.
 
     Args:
         ids: of the prompt, at least one.
         next_logits: computes the logits (V) of the next token.
         how: choice of the token.
-        ends: tokens that end a text; they are not returned.
+        ends: tokens that end a text; they are not yielded.
         longest: most tokens of the model.
         row: index of the row, for its draws.
-        is_end: whether the new tokens end a text, where no single token says so.
     """
-    draws = torch.Generator().manual_seed((how.seed * 1_000_003 + row) % (1 << 63))
-    kept, added = list(ids), list[int]()
+    draws, kept = seeded(how.seed, row), list(ids)
     for _ in range(how.max_new_tokens):
         logits_V = next_logits(kept[-longest:])
-        token = _choose(logits_V, how.temperature, draws)
+        token = choose(logits_V, how.temperature, draws, top_k=how.top_k, top_p=how.top_p)
         if token in ends:
-            break
+            return
         kept.append(token)
-        added.append(token)
-        if is_end(added):
-            break
-    return added
+        yield token
 
 
-def _choose(logits_V: torch.Tensor, temperature: float, draws: torch.Generator) -> int:
+def generate_tokens(
+    ids: Sequence[int], next_logits: NextLogits, how: Sampling, *, ends: Collection[int], longest: int, row: int = 0
+) -> list[int]:
+    """Return the next tokens, as ``next_tokens``."""
+    return list(next_tokens(ids, next_logits, how, ends=ends, longest=longest, row=row))
+
+
+def seeded(seed: int, row: int) -> torch.Generator:
+    """Return the generator of a row's draws."""
+    return torch.Generator().manual_seed((seed * 1_000_003 + row) % (1 << 63))
+
+
+def choose(
+    logits_V: torch.Tensor, temperature: float, draws: torch.Generator, *, top_k: int = 0, top_p: float = 1.0
+) -> int:
+    """Choose the next token by its logits; see ``Sampling``."""
     if not temperature:
         return int(logits_V.argmax())
-    shares_V = torch.softmax(logits_V.double() / temperature, dim=-1)
-    return int(torch.multinomial(shares_V, 1, generator=draws))
+    return int(torch.multinomial(shares_of(logits_V, temperature, top_k, top_p), 1, generator=draws))
+
+
+def shares_of(logits_V: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
+    """Return the probability (V) with which each token is drawn.
+
+    Source: transformers 4.57, ``TopKLogitsWarper`` and ``TopPLogitsWarper``, after the temperature.
+    """
+    scores_V = (logits_V.double() - logits_V.max()) / temperature
+    if 0 < top_k < len(scores_V):
+        scores_V = scores_V.masked_fill(scores_V < scores_V.topk(top_k).values[-1], -torch.inf)
+    if top_p < 1:
+        sorted_V, places_V = scores_V.sort()
+        is_out_V = sorted_V.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
+        is_out_V[-1] = False  # the likeliest token stays
+        scores_V = scores_V.masked_fill(is_out_V.scatter(0, places_V, is_out_V), -torch.inf)
+    return scores_V.softmax(dim=-1)
 
 
 Row = Mapping[str, Any]
@@ -410,9 +469,11 @@ class Texts:
     cut_rows = 0
 
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
-        self._model, self._job, self._sampling = model, job, sampling
+        self._model, self._job = model, job
+        limits = model_sampling(Path(job.model.path))
+        self._sampling = sampling._replace(top_k=limits.top_k, top_p=limits.top_p)
         self._tokenizer = load_tokenizer(Path(job.model.path))
-        self._ends = ends_of_text(Path(job.model.path), self._tokenizer)
+        self._ends = Ends(ends_of_text(Path(job.model.path), self._tokenizer))
 
     def rows(self, path: Path) -> Iterator[tuple[Row, str]]:
         """Yield the rows of a table with their texts, or the lines of a plain text that are not blank."""
@@ -423,32 +484,22 @@ class Texts:
 
     def predict(self, inputs: Sequence[str], first: int) -> list[Row]:
         """Continue each text."""
-        return [self._go_on(text, first + index) for index, text in enumerate(inputs)]
+        return [
+            self._continued(prompt_ids(self._tokenizer, text), first + index, self._ends)
+            for index, text in enumerate(inputs)
+        ]
 
-    def _go_on(self, text: str, row: int) -> Row:
-        return self._continued(prompt_ids(self._tokenizer, text), row)
-
-    def _continued(self, ids: list[int], row: int, stop: str = "") -> Row:
-        """Continue tokens up to an end of text, or to a text ``stop``, which is not returned."""
+    def _continued(self, ids: list[int], row: int, ends: Ends) -> Row:
         if not ids:
             raise DataError(f"row {row + 1} has no token to go on from; give it a text")
-        how, longest = self._sampling, self._model.longest
+        how, longest, num_tokens = self._sampling, self._model.longest, 0
         self.cut_rows += len(ids) > longest
-        added = generate_tokens(
-            ids,
-            self._model.next_logits,
-            how,
-            ends=self._ends,
-            longest=longest,
-            row=row,
-            is_end=lambda added: bool(stop) and stop in str(self._tokenizer.decode(added)),
-        )
-        whole, before = self._decode(ids + added), self._decode(ids)
-        said = whole.removeprefix(before) if whole.startswith(before) else self._decode(added)
-        return {"predicted": said.partition(stop)[0] if stop else said, "tokens": len(added)}
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+        pieces, said = TextPieces(self._tokenizer, ids, ends.stops), ""
+        for token in next_tokens(ids, self._model.next_logits, how, ends=ends.tokens, longest=longest, row=row):
+            said, num_tokens = said + pieces.add(token), num_tokens + 1
+            if pieces.is_ended:
+                break
+        return {"predicted": said + pieces.end(), "tokens": num_tokens}
 
 
 class ChatAnswers(Texts):
@@ -459,7 +510,6 @@ class ChatAnswers(Texts):
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
         super().__init__(model, job, sampling)
         self._source = Conversations(job, Path(job.model.path))
-        self._stop: str | None = None
 
     def rows(self, path: Path) -> Iterator[tuple[Row, Any]]:
         """Yield the rows of a table with the tokens before the answer."""
@@ -475,20 +525,15 @@ class ChatAnswers(Texts):
         account.check()
 
     def predict(self, inputs: Sequence[Any], first: int) -> list[Row]:
-        """Answer each conversation, up to the text that ends an answer."""
+        """Answer each conversation, up to what ends an answer."""
         return [
-            self._continued(ids, first + index, self._answer_end() if is_conversation else "")
+            self._continued(ids, first + index, self._answer_ends if is_conversation else self._ends)
             for index, (ids, is_conversation) in enumerate(inputs)
         ]
 
-    def _answer_end(self) -> str:
-        """Return the text that ends an answer, unless it is one token, which then is one of those that end a text."""
-        if self._stop is None:
-            self._stop = self._source.answer_end()
-            ids = self._tokenizer(self._stop, add_special_tokens=False)["input_ids"]
-            if len(ids) == 1:
-                self._ends, self._stop = (*self._ends, *ids), ""
-        return self._stop
+    @functools.cached_property
+    def _answer_ends(self) -> Ends:
+        return ends_with(self._ends, self._tokenizer, self._source.answer_end())
 
 
 def _inputs(path: Path, job: Job) -> Iterator[tuple[Row, Any]]:
@@ -497,6 +542,10 @@ def _inputs(path: Path, job: Job) -> Iterator[tuple[Row, Any]]:
     for row in task_rows(path, job.model.task, job.data, account, with_targets=False):
         yield row.record[1], row.value
     account.check()
+
+
+_LIMITS = ("top_k", "top_p")
+_OPTIONS = "--temperature, --seed and --max-new-tokens say it all"
 
 
 def ends_of_text(folder: Path, tokenizer: Any) -> tuple[int, ...]:
@@ -518,7 +567,30 @@ def ends_of_text(folder: Path, tokenizer: Any) -> tuple[int, ...]:
     return () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
 
 
-def unused_settings(folder: Path) -> str:
+def model_sampling(folder: Path) -> Sampling:
+    """Return how a model wants its tokens drawn: temperature, ``top_k`` and ``top_p`` of ``generation_config.json``.
+
+    Greedy if it does not ask for draws. A file without ``top_k`` has no such limit here; transformers takes 50.
+
+    Raises:
+        ModelError: the file is not readable, or a value is not a number in its range.
+    """
+    path, least, most = folder / _GENERATION_FILE, {"top_k": 0, "top_p": 0.0, "temperature": 0.0}, {"top_p": 1.0}
+    values = _settings(path)
+    found: dict[str, float] = {}
+    for name, lowest in least.items():
+        value = values.get(name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is None:
+            continue
+        if not is_number or not lowest <= value <= most.get(name, sys.maxsize) or (name == "top_k" and value % 1):
+            raise ModelError(f"{path}: {name} is {value!r}, which draws no token; correct it, or fetch the model again")
+        found[name] = value
+    temperature = found.get("temperature", 1.0) if values.get("do_sample") is True else 0.0
+    return Sampling(temperature=temperature, top_k=int(found.get("top_k", 0)), top_p=found.get("top_p", 1.0))
+
+
+def unused_settings(folder: Path, *, remedy: str = _OPTIONS, used: Collection[str] = _LIMITS) -> str:
     """Name the settings of ``generation_config.json`` that would change the choice of tokens and are not used.
 
     Empty if there are none. Without that file, transformers takes the settings from ``config.json``.
@@ -531,17 +603,15 @@ def unused_settings(folder: Path) -> str:
     path = folder / _GENERATION_FILE
     values, defaults = _settings(path), GenerationConfig().to_dict()
     if not path.is_file():
-        path = folder / CONFIG_FILE
+        path, used = folder / CONFIG_FILE, ()
         values = {key: value for key, value in _settings(path).items() if key in defaults}
     neutral: tuple[Any, ...] = (None, False, "", [], {})
     said = ", ".join(
         f"{key} = {value!r}"
         for key, value in values.items()
-        if key not in _NO_CHOICE and value != defaults.get(key) and value not in neutral
+        if key not in _NO_CHOICE and key not in used and value != defaults.get(key) and value not in neutral
     )
-    if not said:
-        return ""
-    return f"{path.name} of the model has {said}, not used here: --temperature, --seed and --max-new-tokens say it all"
+    return f"{path.name} of the model has {said}, not used here: {remedy}" if said else ""
 
 
 def _settings(path: Path) -> dict[str, Any]:

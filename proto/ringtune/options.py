@@ -108,6 +108,21 @@ User = Annotated[
         help="User of the adapters, if each has their own. Default, in collaboration only: the sum of all.",
     ),
 ]
+MaxNewTokens = Annotated[
+    int,
+    typer.Option("--max-new-tokens", metavar="N", min=1, max=4096, help="Most tokens that a language model generates."),
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        "--temperature",
+        metavar="NUMBER",
+        min=0.0,
+        max=100.0,
+        help="Temperature at which a language model draws tokens, within the top_k and top_p of its "
+        "generation_config.json; 0 = always the likeliest.",
+    ),
+]
 Columns = Annotated[
     list[str] | None,
     typer.Option("--column", metavar="KEY=COLUMN", help="Name a column of the rows, e.g. --column label=mood."),

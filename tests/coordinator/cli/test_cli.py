@@ -43,6 +43,7 @@ from tests.support.typed import run_alone
 
 COMMANDS = (
     "audit",
+    "chat",
     "coordinator",
     "demo",
     "doctor",

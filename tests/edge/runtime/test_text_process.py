@@ -1,0 +1,126 @@
+"""Answers on request: those of ``ringtune predict`` in pieces, what ends them, what is forgotten, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.data.tokens import load_tokenizer
+from edge.runtime.inference import main
+from edge.runtime.text_process import TextModel
+from ringtune.job.job import load_job
+from tests.support import chat_models
+from tests.support.tiny_families import write_family
+
+JOB = '[model]\npath = "{model}"\ntask = "chat"\n[train]\nmethod = "hift"\n'
+HOW = {"max_new_tokens": 8, "temperature": 0.0, "seed": 0}
+
+
+def model_in(folder: Path, template: str = chat_models.MISTRAL, **settings: object) -> TextModel:
+    """A random Llama with a chat template."""
+    base = write_family(folder / "base", "llama", num_blocks=2, with_decoder=True)
+    chat_models.write_tokenizer(base, template)
+    (base / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, **settings}))
+    (folder / "job.toml").write_text(JOB.format(model=base), encoding="utf-8")
+    return TextModel(load_job(folder / "job.toml"), base)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
+    """One for all tests that change nothing of it."""
+    return model_in(tmp_path_factory.mktemp("chat"))
+
+
+def asked(model: TextModel, **request: Any) -> tuple[str, dict[str, Any]]:
+    """The text of an answer, and its counts."""
+    first, *pieces, last = list(model.events({**HOW, **request}, lambda: False))
+    return "".join(piece["piece"] for piece in pieces), first["began"] | last["ended"]
+
+
+def refusal(model: TextModel, **request: Any) -> str:
+    """Why a request is refused, without any other event."""
+    (event,) = model.events({**HOW, **request}, lambda: False)
+    return str(event["refused"])
+
+
+def said(*texts: str) -> list[dict[str, str]]:
+    """Messages of user and assistant in turn."""
+    return [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(texts)]
+
+
+def test_answers_are_those_of_a_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In pieces, behind the prompt of the template, and without the blank before it."""
+    model, rows = model_in(tmp_path), [{"messages": row[:1]} for row in chat_models.conversations(6)]
+    chat_models.write_conversations(tmp_path / "rows.jsonl", rows)
+    words = (str(tmp_path / name) for name in ("job.toml", "base", "rows.jsonl"))
+    assert main([*words, "--max-new-tokens", "8"]) == 0
+    wanted = [json.loads(line)["predicted"] for line in capsys.readouterr().out.splitlines()]
+    found = [asked(model, messages=row["messages"]) for row in rows]
+    assert [text for text, _ in found] == [one["predicted"].lstrip() for one in wanted]
+    assert [counts["tokens"] for _, counts in found] == [one["tokens"] for one in wanted]
+    tokenizer = load_tokenizer(tmp_path / "base")
+    lengths = [len(tokenizer.apply_chat_template(row["messages"])) for row in rows]
+    assert [counts["prompt_tokens"] for _, counts in found] == lengths
+
+
+def test_text_is_continued_up_to_what_ends_it(model: TextModel) -> None:
+    """The number of tokens, a text to stop at, or who asked; the same seed draws the same."""
+    text, counts = asked(model, prompt="yes")
+    assert counts == {"prompt_tokens": 1, "forgotten": 0, "why": "length", "tokens": 8}
+    stop = text[2:4]
+    assert asked(model, prompt="yes", stops=["never", stop])[0] == text.partition(stop)[0]
+    assert asked(model, prompt="yes", stops=[stop])[1]["why"] == "end"
+    *_, last = model.events({**HOW, "prompt": "yes"}, lambda: True)
+    assert last == {"ended": {"why": "stopped", "tokens": 1}}
+    assert asked(model, prompt="yes", max_new_tokens=500)[1]["tokens"] == model.ready["longest"] - 1
+    warm = [asked(model, prompt="yes", temperature=2.0, seed=seed)[0] for seed in (1, 1, 2)]
+    assert warm[0] == warm[1] != warm[2]
+
+
+def test_oldest_turns_are_left_out_where_a_conversation_no_longer_fits(model: TextModel) -> None:
+    """The system message stays; what is left is what a shorter conversation gives."""
+    system = [{"role": "system", "content": "be w1"}]
+    turns = said(*["a b w1"] * 7)
+    text, counts = asked(model, messages=system + turns, may_forget=True)
+    kept = system + turns[counts["forgotten"] :]
+    assert 0 < counts["forgotten"] < 6 and counts["forgotten"] % 2 == 0
+    assert (text, counts | {"forgotten": 0}) == asked(model, messages=kept)
+    assert counts["prompt_tokens"] + 8 <= model.ready["longest"]
+    refused = refusal(model, messages=system + turns)
+    assert "tokens, and the model reads at most 64 with its answer; shorten it" in refused
+    assert "the conversation has" in refusal(model, messages=said("a b c " * 30), may_forget=True)
+    assert asked(model, prompt="a b c " * 30, may_forget=True)[1]["prompt_tokens"] == 56
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [
+        ({"messages": []}, "has no messages; fill"),
+        ({"messages": "hello"}, "is no list of messages but a str"),
+        ({"messages": [{"role": "king", "content": "w1"}]}, "message 1 of column 'messages' has an unknown role"),
+        ({"messages": [{"role": "user", "content": "w\0"}]}, "has a zero character; remove it"),
+        ({"messages": [{"role": "user", "content": "\ud83d"}]}, "half of a surrogate pair"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "no text"),
+        ({"prompt": "w\0"}, "the prompt has a zero character"),
+        ({"prompt": ""}, "the text has no token to go on from"),
+        ({"prompt": "a" * 64}, "the text has 64 tokens, and the model reads at most 64"),
+    ],
+)
+def test_request_that_can_not_be_answered_is_refused(request_: dict[str, Any], why: str, model: TextModel) -> None:
+    """With the reason and a remedy; the next one is answered."""
+    assert why in refusal(model, **request_)
+    assert asked(model, prompt="yes")[0]
+
+
+def test_template_that_refuses_a_conversation_is_told(tmp_path: Path) -> None:
+    """By what it says; other conversations are answered, as the model's own settings have them drawn."""
+    model = model_in(tmp_path, chat_models.GEMMA, do_sample=True, temperature=0.5, repetition_penalty=1.3)
+    assert model.ready["temperature"] == 0.5
+    assert model.ready["told"].startswith("generation_config.json of the model has repetition_penalty = 1.3, not used")
+    system = [{"role": "system", "content": "be w1"}]
+    assert "System role not supported" in refusal(model, messages=system + said("yes"))
+    own = [asked(model, messages=said("yes"), temperature=None, seed=seed)[0] for seed in range(4)]
+    assert len(set(own)) > 1 and len({asked(model, messages=said("yes"), seed=seed)[0] for seed in range(4)}) == 1
