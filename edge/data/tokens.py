@@ -42,6 +42,7 @@ class Batch(NamedTuple):
     )  # int64, -100 = no target: (B,) classes or float64 numbers, (B, T) next tokens or tags, (B, 2) start and end
     pixels: torch.Tensor | None = None  # (B, C, H, W) float32
     examples: torch.Tensor | None = None  # (B,) int64: which example each row is, where an evaluation scores rows
+    positions: torch.Tensor | None = None  # (B, T) int64: of each token, where others precede it in a cache
 
     def rows(self, start: int, stop: int) -> Batch:
         """Cut rows ``[start, stop)`` out; their padding stays."""

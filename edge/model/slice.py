@@ -20,6 +20,7 @@ from torch import nn
 from edge.model.auxiliary import start_auxiliary
 from edge.model.frozen_weights import FrozenMatrix
 from edge.model.head_groups import HeadGroups
+from edge.model.key_values import KeyValueCache
 from edge.model.skeleton import ADAPTER, Skeleton, block_unit, owner_modules, seed_unit
 from edge.model.tensor_files import SafetensorsFiles
 from ringtune.errors import ModelError
@@ -195,9 +196,20 @@ class BlockRunner:
                     parameter.requires_grad_(wanted)
                 (self._resting.discard if wanted else self._resting.add)(index)
 
-    def context(self, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> Any:
-        """Build the other inputs of all blocks, once per micro-batch."""
-        return self.skeleton.family.context(self.skeleton.base, hidden_BTD, mask_BT)
+    @property
+    def takes_cache(self) -> bool:
+        """Whether a decoder's blocks can compute a token from its hidden state and the keys and values before it."""
+        return not any(ADAPTER in getattr(module, "refts", ()) for module in self.skeleton.blocks.modules())
+
+    def context(self, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: KeyValueCache | None = None) -> Any:
+        """Build the other inputs of all blocks, once per micro-batch.
+
+        A decoder's blocks add their keys and values to ``cache`` when they run; the tokens follow those in it.
+        """
+        family, base = self.skeleton.family, self.skeleton.base
+        if cache is None:
+            return family.context(base, hidden_BTD, mask_BT)
+        return family.context(base, hidden_BTD, mask_BT, cache)
 
     def run(
         self,

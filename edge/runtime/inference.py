@@ -4,8 +4,9 @@
 are computed as in the ring. Rows are read, predicted and printed batch by batch, so that memory does not grow with the
 file.
 
-A language model continues a text token by token. Without a KV cache a token is computed by the code of training; n
-tokens of a text of T cost n forwards of T tokens each.
+A language model continues a text token by token. Blocks keep the keys and values of the tokens before, so that n tokens
+after a text of T cost one forward of T tokens and n of one token. Where the text grows beyond the model's longest, each
+token costs a forward of the newest tokens.
 
 B rows of a batch, T tokens, D model width, V vocabulary.
 """
@@ -29,12 +30,13 @@ from edge.data.tagged import TaggedTexts
 from edge.data.texts import LabelledTexts, NumberedTexts
 from edge.data.tokens import Batch, RowFaultError, Text, check_ids, load_tokenizer, prompt_ids
 from edge.machine.libraries import load_libraries
+from edge.model.frozen_weights import FrozenFiles
 from edge.model.heads import head_output, task_of
+from edge.model.key_values import KeyValueCache, most_bytes
 from edge.model.owner import head_input, inverse_of
 from edge.model.result import load_saved
 from edge.model.skeleton import build_skeleton
 from edge.model.slice import DTYPES, BlockRunner, materialise
-from edge.model.tensor_files import SafetensorsFiles
 from ringtune.errors import DataError, ModelError, RingTuneError
 from ringtune.job.job import Job, load_job
 from ringtune.job.rows import Question, account_of, is_plain_text, task_rows
@@ -55,6 +57,7 @@ from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.strict import read_json
 from ringtune.storage.tables import row_place
 from ringtune.storage.text_files import read_text
+from ringtune.techniques.frozen_weights import frozen_choices
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -135,7 +138,7 @@ class WholeModel:
             skeleton = build_skeleton(folder, job)
             self._head = task.add(skeleton.model, tuple(labels))
         count = len(skeleton.blocks)
-        with SafetensorsFiles(folder) as weights:
+        with FrozenFiles(folder, frozen_choices(job, is_native=False)[0]) as weights:
             materialise(skeleton, weights, blocks=range(count), with_embedding=True, dtype=dtype, device=self._device)
             task.connect(skeleton, self._head, weights)
         self._head.to(device=self._device, dtype=dtype).eval()
@@ -143,7 +146,18 @@ class WholeModel:
         skeleton.model.eval()
         self._inverse = inverse_of(skeleton, self._head)
         self._skeleton, self._blocks = skeleton, BlockRunner(skeleton, dropout=0.0, seed=job.train.seed)
-        self.longest = model_dimensions(read_config(folder)).longest
+        self._dimensions, self._dtype = model_dimensions(read_config(folder)), dtype
+        self.longest = self._dimensions.longest
+        has_cache = job.model.task in LANGUAGE_TASKS and self._blocks.takes_cache
+        self._cache = KeyValueCache(skeleton.base.config) if has_cache else None
+        self._cached: list[int] = []
+
+    @property
+    def cache_bytes(self) -> int:
+        """Most bytes of the keys and values of a text; 0 where none are kept."""
+        if self._cache is None:
+            return 0
+        return most_bytes(self._skeleton.base.config, self._dimensions, self.longest, self._dtype)
 
     @torch.no_grad()
     def predict(self, batch: Batch) -> Any:
@@ -156,18 +170,39 @@ class WholeModel:
 
     @torch.no_grad()
     def next_logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """Compute the logits (V) of the next token after ``ids``, in float32 on the CPU."""
-        ids_BT = torch.tensor([list(ids)], dtype=torch.int64, device=self._device)
+        """Compute the logits (V) of the next token after ``ids``, in float32 on the CPU.
+
+        Tokens with which the text of the call before began are not computed again.
+        """
+        kept = self._keep(ids)
+        ids_BT = torch.tensor([list(ids[kept:])], dtype=torch.int64, device=self._device)
+        positions_BT = torch.arange(kept, len(ids), device=self._device)[None]
         nothing = torch.full_like(ids_BT, -100)
-        batch = Batch(ids=ids_BT, mask=torch.ones_like(ids_BT), token_type_ids=torch.zeros_like(ids_BT), labels=nothing)
-        last_BTD, _, more = self._last(batch)
+        batch = Batch(
+            ids=ids_BT,
+            mask=torch.ones_like(ids_BT),
+            token_type_ids=torch.zeros_like(ids_BT),
+            labels=nothing,
+            positions=positions_BT,
+        )
+        last_BTD, _, more = self._last(batch, self._cache)
+        self._cached = list(ids) if self._cache is not None else []
         logits_BTV = head_output(self._head, last_BTD[:, -1:], batch, more).logits
         cap = getattr(self._head, "logit_cap", 0.0)
         capped_BTV = cap * torch.tanh(logits_BTV / cap) if cap else logits_BTV
         found: torch.Tensor = capped_BTV[0, -1].float().cpu()
         return found
 
-    def _last(self, batch: Batch) -> tuple[torch.Tensor, Batch, dict[str, Any]]:
+    def _keep(self, ids: Sequence[int]) -> int:
+        """Leave in the cache what it has of a text, but not its last token; return the number of tokens."""
+        if self._cache is None:
+            return 0
+        pairs = zip(self._cached, ids[:-1], strict=False)
+        common = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(self._cached), len(ids) - 1))
+        self._cached = []  # until the blocks have run: they may fail in between
+        return self._cache.keep(common)
+
+    def _last(self, batch: Batch, cache: KeyValueCache | None = None) -> tuple[torch.Tensor, Batch, dict[str, Any]]:
         """Run embedding and blocks; return the last hidden state, the batch and keyword arguments of the head."""
         from adapters.context import ForwardContext
 
@@ -175,7 +210,7 @@ class WholeModel:
         check_ids(batch, base)
         with ForwardContext(base, input_ids=batch.ids, attention_mask=batch.mask):
             hidden_BTD = family.embed(base, batch)
-        context = self._blocks.context(hidden_BTD, batch.mask)
+        context = self._blocks.context(hidden_BTD, batch.mask, cache)
         hidden_BTD = self._blocks.run(hidden_BTD, batch.mask, context, 0, len(self._skeleton.blocks))
         last_BTD, more = head_input(self._skeleton, self._inverse, hidden_BTD, batch)
         return last_BTD, batch, more

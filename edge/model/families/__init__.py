@@ -19,6 +19,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from edge.data.tokens import Batch
+from edge.model.key_values import KeyValueCache
 from ringtune.models.families import family_named
 
 # model_type of config.json -> module of this package, and class in it
@@ -41,10 +42,13 @@ class FamilyForward(Protocol):
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Compute the hidden state (B, T, D) that enters block 0."""
 
-    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> Any:
+    def context(
+        self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: KeyValueCache | None = None
+    ) -> Any:
         """Build the other inputs of every block from the 2-D mask, once per micro-batch and node.
 
-        Blocks may change tensors of another batch size than B in place, so every tensor in it needs B rows.
+        Blocks may change tensors of another batch size than B in place, so every tensor in it needs B rows. A decoder
+        takes a cache: the tokens follow those in it, and blocks add theirs. Other families have no such argument.
         """
 
     def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:

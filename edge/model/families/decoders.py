@@ -16,22 +16,25 @@ from typing import Any, NamedTuple
 import torch
 
 from edge.data.tokens import Batch
+from edge.model.key_values import KeyValueCache
 
 
 class CausalContext(NamedTuple):
     """Mask and positions of a decoder's block.
 
     Attributes:
-        mask: (B, 1, T, T) causal, or None where the kernel makes it.
+        mask: (B, 1, T, K) causal, with K tokens of a cache and these T; None where all are seen or the kernel makes it.
         positions: (B, T) position of each token.
         row_positions: (T,) the same for one row.
         rotary: cosine and sine (B, T, width of a head); None with learned positions.
+        cache: keys and values of tokens before, to which a block adds those of T; None without.
     """
 
     mask: torch.Tensor | None
     positions: torch.Tensor
     row_positions: torch.Tensor
     rotary: tuple[torch.Tensor, torch.Tensor] | None
+    cache: Any = None
 
 
 class Gpt2Family:
@@ -40,18 +43,22 @@ class Gpt2Family:
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Add word and position embeddings; positions count padding, as in the library."""
         positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)[None]
-        if is_packed(batch.mask):
+        if batch.positions is not None:
+            positions = batch.positions
+        elif is_packed(batch.mask):
             positions = _places(batch.mask)[1]
         hidden: torch.Tensor = base.drop(base.wte(batch.ids) + base.wpe(positions))
         return hidden
 
-    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> CausalContext:
+    def context(
+        self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: KeyValueCache | None = None
+    ) -> CausalContext:
         """Build the causal mask as the library does."""
-        return causal_context(base.config, hidden_BTD, mask_BT, window=False)
+        return causal_context(base.config, hidden_BTD, mask_BT, cache, window=False)
 
     def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
         """Run one layer; only the hidden state of its tuple is used."""
-        hidden: torch.Tensor = block(hidden_BTD, None, context.row_positions, context.mask, None, None)[0]
+        hidden: torch.Tensor = block(hidden_BTD, context.cache, context.row_positions, context.mask, None, None)[0]
         return hidden
 
     def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -60,16 +67,47 @@ class Gpt2Family:
         return last, {"cls_output": last_token(last, batch.mask)}
 
 
-def causal_context(config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, *, window: bool) -> CausalContext:
-    """Build mask and positions as the library's ``forward`` does; ``window`` limits attention to the last tokens."""
+def causal_context(
+    config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: KeyValueCache | None = None, *, window: bool
+) -> CausalContext:
+    """Build mask and positions as the library's ``forward`` does; ``window`` limits attention to the last tokens.
+
+    With a cache no row is padded or packed.
+    """
     rows, tokens, _ = hidden_BTD.shape
-    positions_T = torch.arange(tokens, device=hidden_BTD.device)
+    before = cache.num_tokens if cache is not None else 0
+    positions_T = torch.arange(before, before + tokens, device=hidden_BTD.device)
     if is_packed(mask_BT):
         return _packed_context(config, hidden_BTD, mask_BT, positions_T, window=window)
     positions_BT = positions_T.expand(rows, tokens)
     make = _causal_mask if config._attn_implementation == "sdpa" else _causal_mask_of_library
-    mask = make(config, hidden_BTD, mask_BT, positions_BT, window=window)
-    return CausalContext(mask=mask, positions=positions_BT, row_positions=positions_T, rotary=None)
+    if before:
+        mask = _mask_behind(config, hidden_BTD, positions_T, window=window)
+    else:
+        mask = make(config, hidden_BTD, mask_BT, positions_BT, window=window)
+    of_library = cache.of_library if cache is not None else None
+    return CausalContext(mask, positions=positions_BT, row_positions=positions_T, rotary=None, cache=of_library)
+
+
+def _mask_behind(
+    config: Any, hidden_BTD: torch.Tensor, positions_T: torch.Tensor, *, window: bool
+) -> torch.Tensor | None:
+    """Build the mask of tokens that follow others in a cache, of which a window keeps one less than it has.
+
+    Truth values, or for eager attention numbers that are added to the scores.
+    """
+    if len(positions_T) == 1:
+        return None
+    first, last = int(positions_T[0]), int(positions_T[-1])
+    keys_K = torch.arange(
+        max(0, first - config.sliding_window + 1) if window else 0, last + 1, device=positions_T.device
+    )
+    ahead_TK = positions_T[:, None] - keys_K
+    seen_TK = (ahead_TK >= 0) & (ahead_TK < config.sliding_window) if window else ahead_TK >= 0
+    if config._attn_implementation != "sdpa":
+        zeros_TK = torch.zeros_like(seen_TK, dtype=hidden_BTD.dtype)
+        seen_TK = zeros_TK.masked_fill_(~seen_TK, torch.finfo(hidden_BTD.dtype).min)
+    return seen_TK.expand(hidden_BTD.shape[0], 1, *seen_TK.shape)
 
 
 def is_packed(mask_BT: torch.Tensor) -> bool:
@@ -166,21 +204,29 @@ class LayeredContext(NamedTuple):
 
 
 class LayeredFamily:
-    """The ``FamilyForward`` of Qwen2, Qwen3 and SmolLM3."""
+    """The ``FamilyForward`` of Qwen2, Qwen3 and SmolLM3.
+
+    Attributes:
+        cache_name: name of a block's argument for the cache.
+    """
+
+    cache_name = "past_key_values"
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Look the word embeddings up."""
         hidden: torch.Tensor = base.embed_tokens(batch.ids)
         return hidden
 
-    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> LayeredContext:
+    def context(
+        self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: KeyValueCache | None = None
+    ) -> LayeredContext:
         """Build the masks of both types as the library does, and the rotary tables."""
         config = base.config
-        full = _context(config, hidden_BTD, mask_BT, window=False)
+        full = _context(config, hidden_BTD, mask_BT, cache, window=False)
         full = full._replace(rotary=base.rotary_emb(hidden_BTD, full.positions))
         if _SLIDING not in (getattr(config, "layer_types", None) or ()):
             return LayeredContext(full, full)
-        sliding = _context(config, hidden_BTD, mask_BT, window=True)
+        sliding = _context(config, hidden_BTD, mask_BT, cache, window=True)
         return LayeredContext(full, sliding._replace(rotary=self.sliding_rotary(base, hidden_BTD, full)))
 
     def sliding_rotary(self, base: Any, hidden_BTD: torch.Tensor, full: CausalContext) -> Any:
@@ -195,6 +241,7 @@ class LayeredFamily:
             attention_mask=own.mask,
             position_ids=own.positions,
             cache_position=own.row_positions,
+            **{self.cache_name: own.cache},
             **self.positions(context),
         )
         hidden: torch.Tensor = found[0] if isinstance(found, tuple) else found
@@ -210,13 +257,15 @@ class LayeredFamily:
         return last, {"cls_output": last_token(last, batch.mask)}
 
 
-def _context(config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, *, window: bool) -> CausalContext:
+def _context(
+    config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: KeyValueCache | None, *, window: bool
+) -> CausalContext:
     """Build the mask of one type as the library does.
 
     Eager attention computes its softmax in float32, where the smallest float64 overflows and a row of padding would
     spoil all others. So numeric masks are clamped to float32.
     """
-    context = causal_context(config, hidden_BTD, mask_BT, window=window)
+    context = causal_context(config, hidden_BTD, mask_BT, cache, window=window)
     if context.mask is None or not context.mask.is_floating_point():
         return context
     return context._replace(mask=context.mask.clamp(min=torch.finfo(torch.float32).min))
@@ -225,11 +274,15 @@ def _context(config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, *, wi
 class LlamaFamily(LayeredFamily):
     """The ``FamilyForward`` of Llama and Mistral; each node makes its own rotary embedding, which has no weights."""
 
-    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> LayeredContext:
+    cache_name = "past_key_value"
+
+    def context(
+        self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: KeyValueCache | None = None
+    ) -> LayeredContext:
         """Build the causal mask as the library does, and the rotary tables."""
         config = base.config
         window = config.model_type == "mistral" and config.sliding_window is not None
-        context = causal_context(config, hidden_BTD, mask_BT, window=window)
+        context = causal_context(config, hidden_BTD, mask_BT, cache, window=window)
         context = context._replace(rotary=base.rotary_emb(hidden_BTD, context.positions))
         return LayeredContext(context, context)
 

@@ -15,7 +15,7 @@ from edge.runtime.inference import Sampling, WholeModel, ends_of_text, generate_
 from ringtune.errors import ModelError
 from ringtune.job.job import load_job
 from tests.support import chat_models
-from tests.support.tiny_families import write_family
+from tests.support.tiny_families import DECODERS, write_family
 
 JOB = """
 [model]
@@ -63,7 +63,7 @@ def test_generating_draws_by_seed_and_row() -> None:
     assert first != generate_tokens([3], one_more, warm._replace(temperature=0.0), ends=(), longest=9)
 
 
-@pytest.mark.parametrize("model_type", ["gpt2", "llama", "qwen3", "gemma2", "gemma3_text", "smollm3"])
+@pytest.mark.parametrize("model_type", DECODERS)
 @pytest.mark.sampled(1)
 def test_predicting_goes_on_as_the_library_does(
     model_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
