@@ -31,7 +31,7 @@ from edge.data.texts import LabelledTexts, NumberedTexts
 from edge.data.tokens import Batch, RowFaultError, Text, check_ids, load_tokenizer, prompt_ids
 from edge.machine.libraries import load_libraries
 from edge.model.frozen_weights import FrozenFiles
-from edge.model.heads import head_output, task_of
+from edge.model.heads import head_output, next_logits, task_of
 from edge.model.key_values import KeyValueCache, most_bytes
 from edge.model.owner import head_input, inverse_of
 from edge.model.result import load_saved
@@ -187,11 +187,7 @@ class WholeModel:
         )
         last_BTD, _, more = self._last(batch, self._cache)
         self._cached = list(ids) if self._cache is not None else []
-        logits_BTV = head_output(self._head, last_BTD[:, -1:], batch, more).logits
-        cap = getattr(self._head, "logit_cap", 0.0)
-        capped_BTV = cap * torch.tanh(logits_BTV / cap) if cap else logits_BTV
-        found: torch.Tensor = capped_BTV[0, -1].float().cpu()
-        return found
+        return next_logits(self._head, last_BTD[:, -1:], batch, more)
 
     def _keep(self, ids: Sequence[int]) -> int:
         """Leave in the cache what it has of a text, but not its last token; return the number of tokens."""
@@ -254,11 +250,11 @@ def generate_tokens(
         row: index of the row, for its draws.
         is_end: whether the new tokens end a text, where no single token says so.
     """
-    draws = torch.Generator().manual_seed((how.seed * 1_000_003 + row) % (1 << 63))
+    draws = seeded(how.seed, row)
     kept, added = list(ids), list[int]()
     for _ in range(how.max_new_tokens):
         logits_V = next_logits(kept[-longest:])
-        token = _choose(logits_V, how.temperature, draws)
+        token = choose(logits_V, how.temperature, draws)
         if token in ends:
             break
         kept.append(token)
@@ -268,7 +264,13 @@ def generate_tokens(
     return added
 
 
-def _choose(logits_V: torch.Tensor, temperature: float, draws: torch.Generator) -> int:
+def seeded(seed: int, row: int) -> torch.Generator:
+    """Return the generator of a row's draws."""
+    return torch.Generator().manual_seed((seed * 1_000_003 + row) % (1 << 63))
+
+
+def choose(logits_V: torch.Tensor, temperature: float, draws: torch.Generator) -> int:
+    """Choose the next token by its logits; see ``Sampling``."""
     if not temperature:
         return int(logits_V.argmax())
     shares_V = torch.softmax(logits_V.double() / temperature, dim=-1)
