@@ -38,6 +38,8 @@ EXAMPLES = {
     "train.sample_prompt": '"Once upon a time"',
     "train.turns": '"rows"',
     "train.seed": "1",
+    "generation.rows": "100",
+    "generation.at_once": "8",
     "unfreeze.every_steps": "40",
     "unfreeze.at": "[40, 100, 160]",
     "unfreeze.patience_steps": "20",

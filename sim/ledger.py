@@ -31,7 +31,7 @@ from ringtune.schedule.operation_tables import FULL, patterns_of, share
 from ringtune.schedule.placement import Helper, Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import in_ranges, within
-from ringtune.schedule.turns import StepKind, Turn, items
+from ringtune.schedule.turns import StepKind, Turn, follows_token, items
 from ringtune.schedule.units import EMBEDDING, Units
 from ringtune.schedule.versions import trained
 
@@ -91,7 +91,7 @@ class Items:
         self._costs = costs
         self._course = costs.course
         self.by_seq: dict[int, ItemKind] = {}
-        self._known: dict[tuple[str, StepKind, Units, tuple[int, ...], int, tuple[str, ...], int], ItemKind] = {}
+        self._known: dict[tuple[object, ...], ItemKind] = {}
 
     def granted(self, turn: Turn) -> None:
         """Note the items of a turn."""
@@ -100,10 +100,9 @@ class Items:
         for item in items(course, turn):
             units, lowest = trained(course, item.kind, item.step), lowest_units(course, item)
             table = subnet_rows(course, item)
-            key = (item.owner, item.kind, units, lowest, item.rows, table, subnets)
+            key = (item.owner, item.kind, units, lowest, item.rows, table, subnets, follows_token(course, item))
             if key not in self._known:
-                parts = () if item.kind is StepKind.CHECKPOINT else course.microbatch_sizes(item.rows)
-                sizes = tuple(self._costs.size(item.owner, count, item.kind) for count in parts)
+                sizes = self._costs.sizes(item)
                 self._known[key] = ItemKind(len(self._known), item.kind, units, lowest, sizes, table, subnets)
             self.by_seq[item.seq] = self._known[key]
 

@@ -36,6 +36,7 @@ from ringtune.schedule.units import units_text
 from ringtune.schedule.versions import ever_trained
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_checkpointing import SlicePolicy
+from ringtune.techniques.generation import generation_figures
 from ringtune.transport.codecs import total_of
 
 _LARGEST_EXPONENT = 700.0
@@ -78,7 +79,7 @@ def figures(values: Mapping[str, float], labels: Sequence[str] = (), max_length:
         judged = {**values, "count": values["questions"]}
         found |= {"f1": mean(judged, "f1_sum"), "exact_match": mean(judged, "exact_sum")}
         found["questions"] = int(values["questions"])
-    return found
+    return found | generation_figures(values)
 
 
 REPORT_SCHEMA = 1

@@ -178,6 +178,10 @@ class Saver:
         """Return the folder for cached hidden states, which is removed at the run's end; errors as ``open``."""
         return self.open().hidden
 
+    def texts(self) -> Path:
+        """Return the path of the file of this owner's texts; errors as ``open``."""
+        return self.open().texts()
+
     def keep_from(self, step: int) -> None:
         """Delete shards, copies and heads of steps before ``step``."""
         self.open().keep_from(step)

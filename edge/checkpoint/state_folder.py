@@ -12,6 +12,7 @@
     STATE/<run id>/moments/             optimizer state of inactive units, during the run
     STATE/<run id>/hidden/              activation cache, during the run
     STATE/<run id>/rows                 digest of the owner's rows at the run's start
+    STATE/<run id>/texts.jsonl          texts of the newest evaluation, at their owner; see ``[generation]``
     STATE/<run id>/finished             made when the run ended well
 
 Shards, copies and heads are written atomically, and checked by their digests; a copy or head has its digest in its
@@ -64,6 +65,7 @@ from ringtune.storage.durable import (
 from ringtune.storage.pieces import FilePieces, Piece, Pieces, StoredPieces
 from ringtune.storage.strict import read_object
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
+from ringtune.techniques.generation import TEXTS
 from ringtune.transport.parties import node_trust
 
 _LOG = logging.getLogger(__name__)
@@ -79,7 +81,7 @@ _ROWS = "rows"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _MOMENTS = "moments"
 _HIDDEN = "hidden"
-_OF_RUN = ("step-", "copy-", "head-", "best-", _MOMENTS, _HIDDEN, _ROWS, _FINISHED)
+_OF_RUN = ("step-", "copy-", "head-", "best-", _MOMENTS, _HIDDEN, _ROWS, TEXTS, _FINISHED)
 
 
 class StateFolder:
@@ -254,6 +256,12 @@ class RunShards:
     def hidden(self) -> Path:
         """The folder for hidden states of the activation cache."""
         return self.folder / _HIDDEN
+
+    def texts(self) -> Path:
+        """Path of the file of texts, in a folder that is made if it is missing; raises ``StorageError``."""
+        with storage_errors(self.folder):
+            self.folder.mkdir(exist_ok=True)
+        return self.folder / TEXTS
 
     def path(self, step: int) -> Path:
         """Path of the shard of a step."""

@@ -27,10 +27,11 @@ import torch
 from edge.data.conversations import Conversations
 from edge.data.examples import Examples, PackedExamples, Source, SummedExamples, Values
 from edge.data.images import EncodedImage, Images
+from edge.data.prompts import Prompt, PromptReader
 from edge.data.questions import Questions
 from edge.data.tagged import TaggedTexts
-from edge.data.texts import LabelledTexts, Language, NumberedTexts
-from edge.data.tokens import Batch, RowFaultError
+from edge.data.texts import LabelledTexts, Language, LanguageExamples, NumberedTexts
+from edge.data.tokens import Batch, Padder, RowFaultError, TokenRow
 from ringtune.costs.profile import PackedRows
 from ringtune.errors import DataError
 from ringtune.job.job import Job
@@ -120,6 +121,7 @@ class OwnerDataset:
         eval_labels: class names in its evaluation rows, sorted.
         left_out: as the argument; the shares of all owners add up to the number of the file.
         users: number of examples of each user, in their order; none where the job names no column of users.
+        prompts: texts to be written at each evaluation; none without ``[generation]``.
     """
 
     def __init__(
@@ -134,6 +136,7 @@ class OwnerDataset:
         digest: RowsDigest | None = None,
         users: tuple[UserRows, ...] = (),
         hides_counts: bool = True,
+        prompts: Sequence[Prompt] = (),
     ) -> None:
         self._train = train
         self._evaluation = evaluation
@@ -145,6 +148,7 @@ class OwnerDataset:
         self.eval_labels = tuple(sorted(set(eval_labels)))
         self.left_out = dict(left_out or {})
         self.users = users
+        self.prompts = prompts
         self._hides_counts = hides_counts
         if isinstance(evaluation, SummedExamples) and not hides_counts:
             evaluation.min_rows = 1
@@ -178,6 +182,9 @@ class OwnerDataset:
             DataError: no file, no such column, no rows, or a row that can't be used.
             ModelError: the folder has no tokenizer.
         """
+        generation = job.generation
+        if generation is not None and not generation.loss:
+            return _only_prompts(job, path, tokenizer_folder, share, num_owners)
         source = SOURCES[job.model.task](job, tokenizer_folder)
         found = source.read(path)
         wanted = job.data.held_out if eval_path is None else 0.0
@@ -213,6 +220,10 @@ class OwnerDataset:
             own = even_share(len(held_out_rows), num_owners=num_owners, share=share)
             chosen = [held_out_rows[at] for at in own]
             evaluation, eval_labels, eval_users, eval_place = _take(source, judged, chosen, digest, eval_place)
+        prompts: Sequence[Prompt] = ()
+        if generation is not None and evaluation is not None and len(evaluation):
+            lines = frozenset(eval_place.lines)
+            prompts = PromptReader(job, tokenizer_folder).answered(eval_place.path, lines, generation.rows)
         unusable = Counter(train.left_out) + Counter({} if evaluation is None else evaluation.left_out)
         for note in dict.fromkeys((*found.notes, *judged.notes)):
             _LOG.warning("%s", note)
@@ -229,6 +240,7 @@ class OwnerDataset:
             digest=digest,
             users=count_users(users, eval_users),
             hides_counts=hides_counts,
+            prompts=prompts,
         )
 
     @property
@@ -327,6 +339,25 @@ class OwnerDataset:
         if isinstance(self._evaluation, SummedExamples) and self._hides_counts and item.step < course.num_steps:
             return ()
         return self._evaluation.score(batch, found.predictions, item.turn)
+
+
+def _only_prompts(job: Job, path: Path, folder: Path, share: int, num_owners: int) -> OwnerDataset:
+    """Read a share of the prompts of a file as rows without targets, which are continued and neither train nor count.
+
+    Raises:
+        DataError: a row can't be used, or there is none.
+    """
+    reader = PromptReader(job, folder)
+    every = list(reader.all(path))
+    prompts = [every[row] for row in even_share(len(every), num_owners=num_owners, share=share)]
+    if not prompts:
+        raise DataError(f"{path} has no rows; give it rows to predict for")
+    digest = RowsDigest()
+    digest.add(tuple(prompt.ids) for prompt in prompts)
+    cut = [array("i", prompt.ids[-job.train.max_length :]) for prompt in prompts]
+    rows = [TokenRow(ids, array("i", bytes(ids.itemsize * len(ids)))) for ids in cut]
+    examples = LanguageExamples(rows, Padder(reader.tokenizer), job.train.max_length)
+    return OwnerDataset(examples, examples, places=(Place(path), Place(path)), digest=digest, prompts=prompts)
 
 
 def _mean_width(examples: Examples, batches: Iterable[Sequence[int]], budget_s: float) -> float:

@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from edge.data.tokens import Batch, check_ids
-from edge.model.heads import HEAD, Task
+from edge.model.heads import HEAD, Task, next_logits
 from edge.model.optimizers import NamePrefixes, TrainingState, UnitOptimizers
 from edge.model.skeleton import ADAPTER, EMBEDDING_UNIT, HEAD_UNIT, Skeleton, owner_modules, seed_unit
 from edge.model.slice import set_mode
@@ -134,6 +134,15 @@ class OwnerParts:
     def num_targets(self, batch: Batch) -> int:
         """Number of valid targets of a batch."""
         return self._task.num_targets(batch)
+
+    def next_logits(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
+        """Compute the logits (V) of the token after a text, from the hidden state of its newest token; on the CPU."""
+        set_mode(self.head, train=False)
+        ids_BT = torch.zeros((1, 1), dtype=torch.int64, device=hidden_BTD.device)
+        batch = Batch(ids=ids_BT, mask=torch.ones_like(ids_BT), token_type_ids=ids_BT, labels=ids_BT)
+        with torch.no_grad():
+            last_BTD, more = head_input(self._skeleton, self._inverse, hidden_BTD[:, -1:], batch)
+            return next_logits(self.head, last_BTD, batch, more)
 
     def evaluate(self, hidden_BTD: torch.Tensor, batch: Batch) -> HeadResult:
         """Compute loss and hits without graph and dropout."""

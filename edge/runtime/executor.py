@@ -41,6 +41,7 @@ from edge.model.owner import OwnerParts
 from edge.model.result import load_saved, require_finite, result_files, users_files
 from edge.model.slice import BlockRunner
 from edge.model.tensor_files import digest_of, pieces_of, require_finite_values
+from edge.runtime.generation import KeptKeys, TextWriter
 from edge.runtime.micro_batches import MicroBatch, MicroBatches, OpenItem, VersionStore
 from edge.runtime.node_model import HostedModel, host
 from edge.runtime.offload import OffloadRunner
@@ -67,7 +68,7 @@ from ringtune.schedule.operation_tables import BlockScores
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import collected_blocks
-from ringtune.schedule.turns import StepKind, Turn, items
+from ringtune.schedule.turns import Item, StepKind, Turn, items
 from ringtune.schedule.units import EMBEDDING, Units, unit_name
 from ringtune.schedule.versions import rate_at
 from ringtune.storage.pieces import Pieces
@@ -114,6 +115,11 @@ class NodeExecutor:
         self._settle = settle_of(self.device)
         self._capacity_errors = functools.partial(capacity_errors, node, self.device.type)
         self._items: dict[int, OpenItem] = {}
+        self.kept_keys = KeptKeys(self._hosted.skeleton.base.config)
+        self.texts: TextWriter | None = None
+        if self._dataset is not None and plan.course.generation is not None:
+            prompts = self._dataset.prompts
+            self.texts = TextWriter(plan.course, plan.course.generation, job, model_folder, prompts)
         self.techniques = build_techniques(plan, node, self._flows)
         self._handlers: dict[Op, Callable[[Action, OpenItem], Values]] = {
             Op.EMBED: self._embed,
@@ -161,7 +167,8 @@ class NodeExecutor:
         held = [tensor for entry in self._items.values() if entry.batch for tensor in entry.batch.tensors()]
         held += self._flows.tensors()
         weights = storage_bytes(self._hosted.weights())
-        return sum(size for address, size in storage_bytes(held).items() if address not in weights)
+        live = sum(size for address, size in storage_bytes(held).items() if address not in weights)
+        return live + self.kept_keys.num_bytes
 
     # ---- turns ------------------------------------------------------------------------------------
 
@@ -182,6 +189,9 @@ class NodeExecutor:
 
     def end_turn(self, index: int) -> str:
         """End a turn in all techniques; return, once, why a technique can't continue; else empty."""
+        self.kept_keys.forget(index)
+        if self.texts is not None:
+            self.texts.forget(index)
         problems = [technique.end_turn(index) for technique in self.techniques.values()]
         return "; ".join(filter(None, problems))
 
@@ -225,6 +235,9 @@ class NodeExecutor:
 
     def _embed(self, action: Action, entry: OpenItem) -> Values:
         owner, dataset = self._owner(action)
+        if entry.item.kind is StepKind.GENERATE:
+            self._flows.begin(action, self._embedded_text(entry.item, action.micro, owner))
+            return ()
         rows = entry.own_rows(action, self._course, dataset, owner, self.device)
         if not entry.trained.has_embedding:
             self._flows.begin(action, MicroBatch(hidden=owner.embed(rows), mask=rows.mask))
@@ -235,7 +248,37 @@ class NodeExecutor:
         self._flows.begin(action, flow)
         return ()
 
+    def _embedded_text(self, item: Item, micro: int, owner: OwnerParts) -> MicroBatch:
+        """Embed the newest tokens of a text; a text that has ended passes as a token under a mask of zeros."""
+        batch = None if self.texts is None else self.texts.batch(item, micro)
+        if batch is None:
+            hidden = torch.zeros((1, 1, self._course.hidden_size), dtype=self._hosted.dtype, device=self.device)
+            return MicroBatch(hidden=hidden, mask=torch.zeros((1, 1), dtype=torch.int64, device=self.device))
+        rows = batch.to(self.device)
+        return MicroBatch(hidden=owner.embed(rows), mask=rows.mask)
+
+    def _forward_text(self, action: Action, entry: OpenItem) -> Values:
+        """Run a block on the newest tokens of a text; only the last one goes on to the head."""
+        flow = self._flows.of(action)
+        if flow.mask is not None and not flow.mask.any():
+            return ()
+        cache = functools.partial(self.kept_keys.of, entry.item, action)
+        inputs = flow.block_inputs(action, self._hosted.blocks, cache)
+        hidden = self._forwards.run_free(action, entry, *inputs)
+        flow.hidden = hidden[:, -1:] if action.stop == self._course.head else hidden
+        return ()
+
+    def _choose_token(self, action: Action, entry: OpenItem) -> Values:
+        hidden, owner = self._flows.enter_head(action), self._owner(action)[0]
+        entry.heads_left -= 1
+        self._flows.drop_if_empty(action)
+        if self.texts is None:
+            raise PlanError(f"{action} is of a text, and the plan has no [generation]; plan anew")
+        return self.texts.chosen(entry.item, action.micro, functools.partial(owner.next_logits, hidden))
+
     def _forward_free(self, action: Action, entry: OpenItem) -> Values:
+        if entry.item.kind is StepKind.GENERATE:
+            return self._forward_text(action, entry)
         flow = self._flows.of(action)
         inputs = flow.block_inputs(action, self._hosted.blocks)
         flow.hidden = self._forwards.run_free(action, entry, *inputs)
@@ -252,6 +295,8 @@ class NodeExecutor:
         return ()
 
     def _head(self, action: Action, entry: OpenItem) -> Values:
+        if entry.item.kind is StepKind.GENERATE:
+            return self._choose_token(action, entry)
         item, flow, (owner, dataset) = entry.item, self._flows.of(action), self._owner(action)
         hidden = self._flows.enter_head(action)
         rows = entry.own_rows(action, self._course, dataset, owner, self.device)

@@ -33,7 +33,7 @@ from edge.data.texts import LabelledTexts, NumberedTexts
 from edge.data.tokens import Batch, RowFaultError, Text, check_ids, load_tokenizer, prompt_ids
 from edge.machine.libraries import load_libraries
 from edge.model.frozen_weights import FrozenFiles
-from edge.model.heads import head_output, task_of
+from edge.model.heads import head_output, next_logits, task_of
 from edge.model.key_values import KeyValueCache, most_bytes
 from edge.model.owner import head_input, inverse_of
 from edge.model.result import load_saved
@@ -189,11 +189,7 @@ class WholeModel:
         )
         last_BTD, _, more = self._last(batch, self._cache)
         self._cached = list(ids) if self._cache is not None else []
-        logits_BTV = head_output(self._head, last_BTD[:, -1:], batch, more).logits
-        cap = getattr(self._head, "logit_cap", 0.0)
-        capped_BTV = cap * torch.tanh(logits_BTV / cap) if cap else logits_BTV
-        found: torch.Tensor = capped_BTV[0, -1].float().cpu()
-        return found
+        return next_logits(self._head, last_BTD[:, -1:], batch, more)
 
     def _keep(self, ids: Sequence[int]) -> int:
         """Leave in the cache what it has of a text, but not its last token; return the number of tokens."""

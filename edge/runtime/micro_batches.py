@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ from torch import nn
 
 from edge.data.dataset import OwnerDataset
 from edge.data.tokens import Batch
+from edge.model.key_values import KeyValueCache
 from edge.model.optimizers import UnitOptimizers
 from edge.model.owner import OwnerParts
 from edge.model.slice import BlockRunner
@@ -39,7 +40,7 @@ from ringtune.schedule.actions import Action, TensorKey
 from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import lowest_units, takes_part
 from ringtune.schedule.operation_tables import pattern_of
-from ringtune.schedule.turns import Item, StepKind
+from ringtune.schedule.turns import Item, StepKind, microbatch_rows
 from ringtune.schedule.units import Units
 from ringtune.schedule.versions import trained
 
@@ -74,8 +75,10 @@ class MicroBatch:
         self.hidden = self.mask = self._context = None
         self._has_context = False
 
-    def block_inputs(self, action: Action, blocks: BlockRunner) -> tuple[torch.Tensor, torch.Tensor, Any]:
-        """Return hidden state, mask, and the context that all blocks of this node share.
+    def block_inputs(
+        self, action: Action, blocks: BlockRunner, cache: Callable[[], KeyValueCache] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, Any]:
+        """Return hidden state, mask, and the context that all blocks of this node share; ``cache`` is of its text.
 
         Raises:
             PlanError: there is no hidden state or no mask.
@@ -85,7 +88,8 @@ class MicroBatch:
             raise PlanError(f"{action} has a hidden state without attention mask")
         if not self._has_context:
             with torch.no_grad():
-                self._context, self._has_context = blocks.context(hidden, self.mask), True
+                given = () if cache is None else (cache(),)
+                self._context, self._has_context = blocks.context(hidden, self.mask, *given), True
         return hidden, self.mask, self._context
 
     def head_input(self, action: Action) -> torch.Tensor:
@@ -147,7 +151,7 @@ class OpenItem:
     @staticmethod
     def of(course: Course, item: Item) -> OpenItem:
         """Open an item before its first action; ``course`` is that of the item's turn."""
-        sizes, active = course.microbatch_sizes(item.rows), takes_part(course, item)
+        sizes, active = microbatch_rows(course, item), takes_part(course, item)
         return OpenItem(
             item=item,
             trained=trained(course, item.kind, item.step),

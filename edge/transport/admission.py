@@ -28,7 +28,17 @@ from ringtune.schedule.actions import Op, Payload, TensorKey
 from ringtune.schedule.lowering import PARCELS, credit_boundary, max_waiting, parcels, possible_arrivals, way
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import max_turns_apart
-from ringtune.schedule.turns import ITEMS_AHEAD, Item, StartPoint, StepKind, Turn, item_of, turn_sequence
+from ringtune.schedule.turns import (
+    ITEMS_AHEAD,
+    Item,
+    StartPoint,
+    StepKind,
+    Turn,
+    evaluation_turns,
+    item_of,
+    microbatch_rows,
+    turn_sequence,
+)
 from ringtune.transport.parties import Party
 from ringtune.v1 import ring_pb2
 
@@ -233,7 +243,7 @@ class FrameCheck:
 
     def _rows(self, header: ring_pb2.FrameHeader, item: Item) -> int:
         """Return the number of rows of the header's micro-batch; refuse a micro-batch that the item does not have."""
-        sizes = self._course.microbatch_sizes(item.rows)
+        sizes = microbatch_rows(self._course, item)
         if header.micro >= len(sizes):
             raise FrameError(f"{as_text(header)} arrived, but the item has {len(sizes)} micro-batches; it is dropped")
         return sizes[header.micro]
@@ -303,6 +313,7 @@ class KnownTurns:
         # a slow node waits for its own turn at the latest; a checkpoint, evaluations and scores may follow each turn
         owners = plan.course.owners
         between = len(owners) * (2 if plan.course.choice else 1) + 2
+        between += evaluation_turns(plan.course) if plan.course.generation else 0
         self._ahead = max_turns_apart(owners, plan.course.turns) * between + 2 + ITEMS_AHEAD
         self._lock = threading.Lock()
 

@@ -20,6 +20,10 @@ BESIDES: Final[Mapping[str, Mapping[str, object]]] = {
     "train.loss_on": {"model.task": "chat"},
     "train.packing": {"model.task": "chat"},
     "data.template": {"model.task": "chat"},
+    **{
+        f"generation.{name}": {"model.task": "chat"}
+        for name in ("rows", "max_new_tokens", "at_once", "temperature", "seed", "loss")
+    },
     "data.append_eos": {"model.task": "causal-lm"},
     "train.momentum": {"train.optimizer": "momentum"},
     "unfreeze.patience_steps": {"unfreeze.at": "auto"},

@@ -34,6 +34,7 @@ from ringtune.schedule.run_shape import Owner
 from ringtune.schedule.stages import saves_head
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.storage.pieces import Pieces
+from ringtune.techniques.generation import generation_of
 from ringtune.techniques.initial_adapter import initial_values
 from tests.support import chat_models, reference, tiny
 from tests.support.tiny_data import SUFFIXES, labels_of, write_task_rows
@@ -73,6 +74,7 @@ class Case:
     trims: bool = True  # where nothing speaks against it
     hift: str = ""  # the lines of [hift]
     offload: str = ""  # the lines of [offload]
+    generation: str = ""  # the lines of [generation]
     max_length: int = 16
     packing: bool = False
     initial: bool = False  # begins from ``adapter.from``, the adapter in ``folder / "from.adapter"``
@@ -83,6 +85,7 @@ class Case:
         unfreeze = f"[unfreeze]\nevery_steps = {self.every_steps}" if self.method == "ringada" else ""
         hift = f"[hift]\n{self.hift}" if self.method == "hift" else ""
         offload = f"[offload]\n{self.offload}" if self.offload else ""
+        generation = f"[generation]\n{self.generation}" if self.generation else ""
         return parse_job(
             f"""
             [model]
@@ -115,6 +118,7 @@ class Case:
             {unfreeze}
             {hift}
             {offload}
+            {generation}
             """,
             source="test",
         )
@@ -151,6 +155,7 @@ class Case:
             and bool(head_tokens)
             and may_trim(family, [self.job.adapter.config], dropout=self.job.train.dropout),
             packed=self.packing,
+            generation=generation_of(self.job),
         )
         pieces = tuple(Slice(node=node, start=start, stop=stop) for node, start, stop in slices)
         return Plan.of(course, Placement(slices=pieces, private_blocks=self.private_blocks, credits=4))

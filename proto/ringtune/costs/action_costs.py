@@ -48,7 +48,7 @@ from ringtune.schedule.operation_tables import FORWARD_ONLY, FULL, SHORTCUT, pat
 from ringtune.schedule.placement import Helper, Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import shares
-from ringtune.schedule.turns import Item, StepKind
+from ringtune.schedule.turns import Item, StepKind, follows_token, microbatch_rows
 from ringtune.schedule.units import EMBEDDING, Range, Units
 
 
@@ -124,8 +124,16 @@ def padded_size(owner: NodeFacts, *, max_length: int, rows: int, kind: StepKind)
 
     The length is at most ``max_length``, and ``max_length`` if the mean is unknown.
     """
-    tokens = owner.eval_tokens if kind is StepKind.EVALUATE else owner.train_tokens
+    tokens = owner.eval_tokens if kind.evaluates else owner.train_tokens
     return rows * (min(tokens, max_length) or max_length)
+
+
+def micro_sizes(course: Course, item: Item, owner: NodeFacts) -> tuple[float, ...]:
+    """Padded tokens of each micro-batch of an item; one token where it was chosen by the item before."""
+    rows = microbatch_rows(course, item)
+    if follows_token(course, item):
+        return (1.0,) * len(rows)
+    return tuple(padded_size(owner, max_length=course.max_length, rows=count, kind=item.kind) for count in rows)
 
 
 def _from_block(node: NodeFacts) -> dict[Work, float]:
@@ -317,6 +325,10 @@ class CourseCosts:
             stops=[stage[0].stop for stage in placement.stages],
             optimizer=optimizer,
         )
+
+    def sizes(self, item: Item) -> tuple[float, ...]:
+        """Padded tokens of each micro-batch of an item."""
+        return micro_sizes(self.course, item, self._facts[item.owner])
 
     def size(self, owner: str, rows: int, kind: StepKind) -> float:
         """Padded tokens of a micro-batch of ``rows`` rows of ``owner``."""

@@ -59,7 +59,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from ringtune.costs.action_costs import NodeCosts, TopShare, padded_size, work_points
+from ringtune.costs.action_costs import NodeCosts, TopShare, micro_sizes, work_points
 from ringtune.costs.activation_costs import VELORA_EXTRA, again_works, count_within, projected_gain, trained_parts
 from ringtune.costs.links import KEPT_SAMPLES, Message, Pair, RecordedLinks, has_rate
 from ringtune.costs.profile import BLOCK_WORKS, PART_OF, LinkFacts, NodeFacts, Profile, Work, WorkTable, WorkTime
@@ -266,9 +266,7 @@ class RecordedProfile:
         for item in items(course, turn):
             if item.seq < self._skipped_items:
                 continue
-            parts = course.microbatch_sizes(item.rows) if item.kind is not StepKind.CHECKPOINT else ()
-            owner = self._facts[item.owner]
-            sizes = tuple(padded_size(owner, max_length=course.max_length, rows=rows, kind=item.kind) for rows in parts)
+            sizes = micro_sizes(course, item, self._facts[item.owner])
             rows, embedded = subnet_rows(course, item), tuple(itertools.compress(sizes, takes_part(course, item)))
             self._open[item.seq] = _OpenItem(item, lowest_units(course, item), sizes, rows, subnets, embedded)
 

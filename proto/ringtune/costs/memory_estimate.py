@@ -224,6 +224,9 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
             yield Term("head", "work space of the head", 1, round(sizes.head_work_bytes(tokens)))
     yield from kept_turn_terms(course, share, sizes)
     yield from audit_terms(course, share, sizes)
+    if course.generation is not None and num_hosted:  # one more, as a block's are copied to be longer by a token
+        kept_texts = course.generation.at_once * num_hosted + 1
+        yield Term("activations", "keys and values of a block for a text", kept_texts, sizes.sequence_bytes)
     if gathers_scores(course):
         yield from _score_terms(course, share, sizes)
     num_masks = flying * dealt if num_kept else 0

@@ -326,6 +326,15 @@ def _num_tables(course: Course) -> int:
     return min(TABLES_AT_ONCE, 1 + (course.num_steps // every if every else 0))
 
 
+def _sequence_bytes(course: Course, model: ModelFacts, item_bytes: int) -> int:
+    """Keys and values of the longest prompt and text; a block with a window keeps fewer."""
+    if course.generation is None:
+        return 0
+    heads = model.num_kv_heads or model.num_heads
+    width = (model.attention_width or model.hidden_size) * heads // model.num_heads
+    return 2 * width * item_bytes * (course.max_length + course.generation.max_new_tokens)
+
+
 DTYPE_BYTES: Final = {"float32": 4, "float64": 8}
 
 CONTEXT_BYTES: Final = 815 << 20
@@ -354,6 +363,7 @@ class Sizes:
         helped: bytes of a block's adapters that a helper trains.
         snapshot_bytes: of a trained block in a snapshot or copy: its weights, optimizer state, gradients that are
             added up over an interval, the sum of users in collaboration, and VeLoRA's vectors.
+        sequence_bytes: of the keys and values of a block for a text that is written; 0 without ``Course.generation``.
         handed_over_bytes: of the head with its optimizer state, and with adapters of an invertible one.
     """
 
@@ -446,6 +456,7 @@ class Sizes:
         largest = min(self.adapter_bytes, self.gradient_bytes)
         self.scored_gradient_bytes = largest if scores_adapters(course) else self.gradient_bytes
         self.tables_bytes = tables_bytes(course)
+        self.sequence_bytes = _sequence_bytes(course, model, self._item_bytes)
 
     @staticmethod
     def at(course: Course, node: NodeFacts, *, optimizer: str, dtype: str) -> Sizes:

@@ -10,7 +10,7 @@ from ringtune.errors import DivergedError
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.batches import BatchStream, eval_rows
 from ringtune.schedule.course import Course
-from ringtune.schedule.turns import Item, StepKind
+from ringtune.schedule.turns import Item, StepKind, microbatch_rows
 from ringtune.schedule.units import unit_name
 from ringtune.texts import listed
 
@@ -98,13 +98,15 @@ def rows_of(course: Course, item: Item, micro: int | None) -> tuple[int, ...]:
     owner = course.owner(item.owner)
     if owner is None:
         return ()
-    if item.kind is StepKind.EVALUATE:
+    if item.kind is StepKind.GENERATE and course.generation is not None:
+        rows = tuple(course.generation.sequences(owner, item.batch // course.generation.max_new_tokens))
+    elif item.kind is StepKind.EVALUATE:
         rows = eval_rows(owner.eval_rows, course.batch_size, item.batch)
     else:
         rows = BatchStream(owner.train_rows, course.batch_size, course.seed, item.owner).rows(item.batch)
     if micro is None or micro < 0:
         return rows
-    sizes = course.microbatch_sizes(item.rows)
+    sizes = microbatch_rows(course, item)
     first = sum(sizes[:micro])
     return rows[first : first + sizes[micro]]
 
@@ -112,5 +114,5 @@ def rows_of(course: Course, item: Item, micro: int | None) -> tuple[int, ...]:
 def _rows_in_words(course: Course, item: Item, micro: int | None) -> str:
     rows = sorted(rows_of(course, item, micro))
     part = "" if micro is None or micro < 0 else f"micro-batch {micro}, "
-    name = "evaluation" if item.kind is StepKind.EVALUATE else "training"
+    name = "evaluation" if item.kind.evaluates else "training"
     return f"{part}{name} rows {listed([*map(str, rows)], _MAX_ROWS)}, counted from 0"

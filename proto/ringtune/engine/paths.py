@@ -22,7 +22,7 @@ from ringtune.schedule.actions import Action, Graph, Leg, Op, Payload
 from ringtune.schedule.lowering import WAITING, item_updates, route
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import replicated_units, width
-from ringtune.schedule.turns import Item
+from ringtune.schedule.turns import Item, follows_token
 from ringtune.schedule.units import EMBEDDING
 from ringtune.schedule.versions import (
     awaited_forward,
@@ -258,6 +258,7 @@ class ItemState:
             version then: no update precedes the last forward that must not see it.
         backward_versions: the same for a backward.
         lagging: updates that wait for forward and backward of the next item.
+        follows_token: whether its embeddings need the tokens that the item before has chosen.
         values: numbers for the report, summed over micro-batches.
     """
 
@@ -292,6 +293,7 @@ class ItemState:
         if item.kind.has_update and in_flight(course, piece.start) > 1:
             self.backward_versions = {unit: backward_version(course, unit, item) for unit in hosted}
         self.lagging = tuple(update for update in self.updates if awaits_next_backward(course, update.start, item))
+        self.follows_token = follows_token(course, item)
         self.values: dict[str, float] = {}
 
     @property

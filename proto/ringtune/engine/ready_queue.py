@@ -501,6 +501,10 @@ class ReadyQueue:
     def _or_embedding(self, found: MicroBatchState | None) -> MicroBatchState | None:
         """Return the next embedding if it can run and is older than ``found``; else ``found``."""
         flow = self._embeds[0]
+        if flow.state.follows_token:
+            before = self._flows.get((flow.seq - 1, flow.micro))
+            if before is not None and before.place is not None:
+                return found  # its token is not chosen yet
         if flow.state.embedding_version != self.versions.embedding:
             return found
         if self._course.invertible and flow.path.trains_embedding and not self._head.counts_for(flow.state):

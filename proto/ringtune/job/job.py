@@ -63,6 +63,7 @@ from ringtune.techniques.activation_cache import CacheSettings
 from ringtune.techniques.activation_checkpointing import NONE, RECOMPUTE, VELORA, Memory, VeloraSettings, checked
 from ringtune.techniques.audit import AuditSettings
 from ringtune.techniques.full_parameters import HiftSettings, with_adapter, without_default
+from ringtune.techniques.generation import GenerationSettings
 from ringtune.techniques.offload import OFF, OffloadSettings
 from ringtune.techniques.operations import OperationsSettings, with_table_read
 from ringtune.texts import listed
@@ -72,6 +73,7 @@ __all__ = [
     "AuditSettings",
     "CacheSettings",
     "Data",
+    "GenerationSettings",
     "HiftSettings",
     "Job",
     "Memory",
@@ -244,6 +246,7 @@ class Job:
     cache: CacheSettings = field(default_factory=CacheSettings)
     recovery: RecoverySettings = field(default_factory=RecoverySettings)
     audit: AuditSettings | None = None
+    generation: GenerationSettings | None = None
     runtime: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:

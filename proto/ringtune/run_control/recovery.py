@@ -198,7 +198,7 @@ class UncommittedLog:
                     passed.append(ShowStep(*command))
             case LogTurn(turn):
                 self._held.append(command)
-                if turn.kind not in (StepKind.EVALUATE, StepKind.SCORE):  # these count with all of their kind
+                if not turn.kind.evaluates and turn.kind is not StepKind.SCORE:  # these count with all of their kind
                     return self._commit(turn, passed)
             case LogEvaluation():
                 ended = [each.turn for each in self._held if isinstance(each, LogTurn)]

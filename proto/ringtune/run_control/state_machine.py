@@ -775,7 +775,7 @@ class RunStateMachine:
             return
         self._set_deadline(now_s, commands)
         commands.append(rd.LogStep(turn, event.seq, event.step, grants.depth(turn, event.step), event.values))
-        if turn.kind is StepKind.EVALUATE:
+        if turn.kind.evaluates:
             self._evaluation.note(event.seq, event.values)
         grants.depths.note(turn, event.seq, event.values)
         self._grant_ahead(now_s, commands)
@@ -821,8 +821,8 @@ class RunStateMachine:
             if turn.kind is StepKind.CHECKPOINT:
                 commands.append(rd.LogCheckpoint(turn.first_step, turn.owner, unfreezing, turn.operations, evaluations))
             self._grant_ahead(now_s, commands)
-            if turn.kind is StepKind.EVALUATE:
-                sums = self._evaluation.close(turn, self._required_plan.course.owners)
+            if turn.kind.evaluates:
+                sums = self._evaluation.close(turn, self._required_plan.course)
                 commands += grants.judge(turn.end_step, sums) if sums is not None else []
                 if sums is not None and self.phase == "training":
                     self._grant_ahead(now_s, commands)

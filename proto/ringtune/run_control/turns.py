@@ -42,8 +42,16 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.methods.base import TURNS_AHEAD
 from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.run_shape import Owner
-from ringtune.schedule.turns import NONE_DONE, NOTHING_KNOWN, StartPoint, StepKind, Turn, checkpoint_turn, turn_sequence
+from ringtune.schedule.turns import (
+    NONE_DONE,
+    NOTHING_KNOWN,
+    StartPoint,
+    StepKind,
+    Turn,
+    checkpoint_turn,
+    evaluation_turns,
+    turn_sequence,
+)
 from ringtune.schedule.versions import adds_up, depth
 from ringtune.techniques import turn_rules
 from ringtune.techniques.operations import TurnOperations
@@ -57,20 +65,20 @@ class EvaluationSums:
 
     def __init__(self) -> None:
         self._by_seq: dict[int, Values] = {}
-        self._done: set[str] = set()
+        self._done: set[int] = set()
 
     def note(self, seq: int, values: Values) -> None:
         """Take the values of one item."""
         self._by_seq[seq] = values
 
-    def close(self, turn: Turn, owners: Iterable[Owner]) -> Values | None:
-        """Note that an owner's turn is closed; return the sums with the last owner's turn, else None.
+    def close(self, turn: Turn, course: Course) -> Values | None:
+        """Note that a turn is closed; return the sums with the evaluation's last turn, else None.
 
         A drained run may stop between two owners: that evaluation is never logged, and a resumed run repeats it. Values
         that a fast owner has reported for the next evaluation are kept for that one.
         """
-        self._done.add(turn.owner)
-        if self._done != {each.node for each in owners if each.eval_rows}:
+        self._done.add(turn.index)
+        if len(self._done) < evaluation_turns(course):
             return None
         mine = {seq: self._by_seq.pop(seq) for seq in sorted(self._by_seq) if seq < turn.end_seq}
         self._done = set()
@@ -309,13 +317,13 @@ class EarlyStopping:
         """Whether no evaluation to be judged, and no best result to be sent, holds this turn back."""
         if self.best.wanted is not None:
             return False
-        if not self._waits or turn.kind is StepKind.EVALUATE:
+        if not self._waits or turn.kind.evaluates:
             return True
         return turn.kind is not StepKind.TRAIN and not self._keeps_best
 
     def granted(self, turn: Turn) -> None:
         """Note that a turn is granted."""
-        self._waits = self._is_watching and (self._waits or turn.kind is StepKind.EVALUATE)
+        self._waits = self._is_watching and (self._waits or turn.kind.evaluates)
 
     def judge(self, step: int, values: tuple[tuple[str, float], ...]) -> None:
         """Take a complete evaluation."""

@@ -202,6 +202,35 @@ class Offload(HelperSettings):
         return step // self.interval, -(-num_steps // self.interval)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """Texts that a language model writes at each evaluation; a sequence is a micro-batch of one row.
+
+    Attributes:
+        rows: evaluation rows of each owner that are continued, at most.
+        max_new_tokens: of each; as many items.
+        at_once: sequences of one turn, whose keys and values hosts keep at the same time.
+        alone: whether evaluations do nothing else.
+    """
+
+    rows: Annotated[int, Bounds(ge=1, le=MAX_COUNT)]
+    max_new_tokens: Annotated[int, Bounds(ge=1, le=4096)]
+    at_once: Annotated[int, Bounds(ge=1, le=1024)]
+    alone: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a number out of range; raises ``PlanError``."""
+        check_fields(self, where="generation", error=PlanError)
+
+    def turns(self, owner: Owner) -> int:
+        """Number of an owner's turns at an evaluation: of ``at_once`` sequences each, the last one of the rest."""
+        return -(-min(self.rows, owner.eval_rows) // self.at_once)
+
+    def sequences(self, owner: Owner, turn: int) -> range:
+        """Return the numbers of the sequences of an owner's turn at an evaluation."""
+        return range(turn * self.at_once, min(self.rows, owner.eval_rows, (turn + 1) * self.at_once))
+
+
 TABLES_AT_ONCE: Final = 8
 """Courses with chosen tables that are cached; open turns have at most two tables."""
 
@@ -219,6 +248,7 @@ class Course(Extent):
         batch_size: rows of one step.
         microbatches: parts of one batch; at most ``batch_size``.
         max_length: longest sequence in tokens; bounds the shape of every frame.
+        generation: texts that are written at each evaluation; None = none are.
         packed: whether what counts as a training row is a sequence of several rows of the owner.
         hidden_size: width of the hidden state; bounds the shape of every frame.
         eval_every: steps between evaluations (at turn boundaries); 0 = at the end only.
@@ -258,6 +288,7 @@ class Course(Extent):
     trims: Annotated[bool, LATER] = False
     initial: Annotated[str, LATER] = ""
     packed: Annotated[bool, LATER] = False
+    generation: Annotated[Generation | None, LATER] = None
     _hash: int = field(default=0, init=False, repr=False, compare=False)
     _plain: Course | None = field(default=None, init=False, repr=False, compare=False)
 

@@ -71,7 +71,7 @@ from ringtune.schedule.stages import (
     replicated_units,
     unit_grad_key,
 )
-from ringtune.schedule.turns import Item, StartPoint, StepKind, hand_overs
+from ringtune.schedule.turns import Item, StartPoint, StepKind, hand_overs, microbatch_rows
 from ringtune.schedule.units import EMBEDDING, Range, Units
 from ringtune.schedule.versions import trained, updated
 
@@ -426,7 +426,7 @@ def _cut(ranges: Iterable[Range], helpers: tuple[Helper, ...]) -> Iterator[Range
 
 def num_microbatches(course: Course, item: Item) -> int:
     """Number of micro-batches of an item: fewer in a short evaluation batch, none in a checkpoint."""
-    return 0 if item.kind is StepKind.CHECKPOINT else len(course.microbatch_sizes(item.rows))
+    return len(microbatch_rows(course, item))
 
 
 # ---- which links there are -------------------------------------------------------------------------

@@ -40,6 +40,15 @@ can work ahead. Three owners, turns of 10 steps, a patience of 20, and a loss th
     waited steps             0  10  20      10  20      10    turns 5 and 8 were still trained with the depth before
     depth            1   1   1   1   1   1   2   2   2   3
 
+``GENERATE``: an owner's evaluation is followed by its turns of ``Course.generation``. Item 0 of such a turn passes the
+whole prompts, a micro-batch each, and each later item the token that the head chose in the item before. Five sequences,
+two at once, three tokens each::
+
+    turn                 t            t + 1        t + 2
+    items                0  1  2      3  4  5      6  7  8
+    micro-batches        0, 1         0, 1         0
+    sequences            0, 1         2, 3         4
+
 ``RowUse``: 12 steps in turns of 4 by owners a and b, with 100 and 24 rows in batches of 8. Owner a has the turns 0 and
 2: 8 steps, 64 of its 100 rows, each once. Owner b has 4 steps: all of its 24 rows, 8 of them twice.
 
@@ -268,22 +277,26 @@ class StepKind(enum.StrEnum):
     Attributes:
         has_backward: whether gradients are computed.
         has_update: whether weights change.
+        evaluates: whether it is a part of an evaluation.
     """
 
     TRAIN = "train"  # forward, backward, update
     EVALUATE = "evaluate"  # forward and counts
     SCORE = "score"  # forward and backward of everything, no update (D2FT)
+    GENERATE = "generate"  # forward of one more token of each sequence
     MEASURE = "measure"  # forward and backward as at this step, no update
     CHECKPOINT = "checkpoint"  # every node saves what it trained; no batch passes
 
     __hash__ = str.__hash__  # equal to its text, so of the same hash; and a fast one
     has_backward: bool
     has_update: bool
+    evaluates: bool
 
     def __init__(self, value: str) -> None:
         """Set the properties once, as a member of an enumeration is slow to compare with."""
         self.has_backward = value in ("train", "score", "measure")
         self.has_update = value == "train"
+        self.evaluates = value in ("evaluate", "generate")
 
 
 class _Decides(Protocol):
@@ -430,6 +443,8 @@ def item_of(course: Course, turn: Turn, offset: int) -> Item:
     batch, rows, owner = turn.first_batch + offset, course.batch_size, course.owner(turn.owner)
     if turn.kind is StepKind.EVALUATE:
         rows = min(rows, (owner.eval_rows if owner else 0) - batch * rows)
+    elif turn.kind is StepKind.GENERATE and owner is not None and course.generation is not None:
+        rows = len(course.generation.sequences(owner, turn.first_batch // course.generation.max_new_tokens))
     elif owner is not None:
         rows = course.batch_rows(owner)
     return Item(
@@ -444,10 +459,27 @@ def item_of(course: Course, turn: Turn, offset: int) -> Item:
     )
 
 
+def microbatch_rows(course: Course, item: Item) -> tuple[int, ...]:
+    """Return the rows of each micro-batch of an item: one where texts are written; none in a checkpoint."""
+    if item.kind is StepKind.CHECKPOINT:
+        return ()
+    return (1,) * item.rows if item.kind is StepKind.GENERATE else course.microbatch_sizes(item.rows)
+
+
+def follows_token(course: Course, item: Item) -> bool:
+    """Whether the micro-batches of an item are single tokens, which the heads of the item before have chosen."""
+    return (
+        item.kind is StepKind.GENERATE
+        and course.generation is not None
+        and item.batch % course.generation.max_new_tokens > 0
+    )
+
+
 def turn_sequence(course: Course, *, start: StartPoint | None = None) -> Iterator[Turn]:
     """Yield all turns of a run in order: rounds of train turns, with checkpoints, evaluations and scores between.
 
-    At a boundary the checkpoint is first; then each owner evaluates, in initiator order from the holder of the head on.
+    At a boundary the checkpoint is first; then each owner evaluates, in initiator order from the holder of the head on,
+    and writes its texts.
     A course of no steps is one evaluation. Before a train turn with a new table by scores every owner has a score turn,
     in initiator order from the owner on that trained last. ``start`` is the point to continue from. After a checkpoint
     indices and ``seq`` count from 0 again, and the evaluation due at that step is repeated; after a move they continue,
@@ -464,7 +496,7 @@ def turn_sequence(course: Course, *, start: StartPoint | None = None) -> Iterato
         )
         yield last
     is_resumed = start.first_turn == 0 and (step or not course.num_steps) and evaluation_is_due(course, step)
-    if is_resumed or StepKind.EVALUATE in start.repeats:
+    if is_resumed or any(kind.evaluates for kind in start.repeats):
         last = yield from _visits(StepKind.EVALUATE, course, step, start.holder, round_index, last, start)
     own = weights(course.owners, course.turns)
     num_turns = course.turns_of_owners(num_turns)
@@ -602,19 +634,40 @@ def _visits(
     last: Turn | None,
     start: StartPoint | None = None,
 ) -> Generator[Turn, None, Turn | None]:
-    """Yield a turn of this kind for each owner, with all its batches; return the last turn so far."""
+    """Yield the turns of each owner for scores, or for an evaluation; return the last turn so far."""
     for owner in _visited(kind, course, holder):
-        last = _next_turn(
-            last,
-            start,
-            kind=kind,
-            owner=owner.node,
-            round=round_index,
-            num_items=course.num_scored(owner) if kind is StepKind.SCORE else course.eval_batches(owner),
-            first_step=step,
-        )
-        yield last
+        for part, first_batch, num_items in _parts_of_visit(kind, course, owner):
+            last = _next_turn(
+                last,
+                start,
+                kind=part,
+                owner=owner.node,
+                round=round_index,
+                num_items=num_items,
+                first_step=step,
+                first_batch=first_batch,
+            )
+            yield last
     return last
+
+
+def _parts_of_visit(kind: StepKind, course: Course, owner: Owner) -> Iterator[tuple[StepKind, int, int]]:
+    """Yield kind, first batch and number of items of an owner's turns for scores, or for an evaluation."""
+    if kind is StepKind.SCORE:
+        yield kind, 0, course.num_scored(owner)
+        return
+    generation = course.generation
+    if generation is None or not generation.alone:
+        yield kind, 0, course.eval_batches(owner)
+    if generation is not None:
+        length = generation.max_new_tokens
+        yield from ((StepKind.GENERATE, turn * length, length) for turn in range(generation.turns(owner)))
+
+
+def evaluation_turns(course: Course) -> int:
+    """Number of turns of one evaluation, of all owners."""
+    owners = (owner for owner in course.owners if owner.eval_rows)
+    return sum(1 for owner in owners for _ in _parts_of_visit(StepKind.EVALUATE, course, owner))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,7 @@ from ringtune.techniques import (
     audit,
     frozen_weights,
     full_parameters,
+    generation,
     initial_adapter,
     invertible_adapter,
     offload,
@@ -28,6 +29,7 @@ TECHNIQUES: Final[list[Technique]] = [
     replicas.TECHNIQUE,
     activation_cache.TECHNIQUE,
     audit.TECHNIQUE,
+    generation.TECHNIQUE,
 ]
 """Every technique, in the order in which planner and driver ask them."""
 

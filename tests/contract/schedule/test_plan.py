@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtune.errors import PlanError
-from ringtune.schedule.course import FROZEN_DTYPES, Course, FrozenWeights, Offload
+from ringtune.schedule.course import FROZEN_DTYPES, Course, FrozenWeights, Generation, Offload
 from ringtune.schedule.methods import Everything, Hift, PipeAdapter, RingAda, method_class
 from ringtune.schedule.methods.base import Patience
 from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, Choice, Operations
@@ -306,6 +306,7 @@ OTHER: dict[str, Any] = {
     "trims": True,
     "initial": "0" * 64,
     "packed": True,
+    "generation": Generation(rows=1, max_new_tokens=2, at_once=1),
     "invertible": True,
     "cache": ActivationCacheSettings(),
 }
@@ -388,7 +389,7 @@ def test_plan_of_a_version_without_a_field_keeps_its_digest() -> None:
     """What came later is left out where it says nothing: a plan that was written before reads, with its digest."""
     plan = make_plan(SLICES, ["a", "b"])
     written = plan.to_json()
-    assert not {"operations", "velora", "offload", "packed"} & written["course"].keys()
+    assert not {"operations", "velora", "offload", "packed", "generation"} & written["course"].keys()
     assert not {"recompute", "helpers"} & written["placements"][0].keys()
     fields = {name: value for name, value in written["course"].items() if name != "digest"}
     assert json_digest(fields) == plan.course.digest

@@ -1,0 +1,119 @@
+"""Prompts of an owner: its rows up to where a language model writes, with the answers to compare with.
+
+Texts are read a second time, as ``ringtune predict`` reads them, so that both write the same from the same row.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from edge.data.conversations import Conversations
+from edge.data.tokens import RowFaultError, load_tokenizer, prompt_ids
+from ringtune.errors import DataError
+from ringtune.job.job import Job
+from ringtune.job.rows import Row, account_of, answers_of, is_plain_text, task_rows
+from ringtune.models.conversations import ASSISTANT, Conversation, PlainPair, conversation_of
+from ringtune.models.family import CHAT
+from ringtune.storage.tables import RowError, row_place
+from ringtune.storage.text_files import read_text
+
+_ROWS_AT_ONCE: Final = 64
+
+
+class Prompt(NamedTuple):
+    """A row to be continued.
+
+    Attributes:
+        ids: its tokens.
+        answers: texts to compare with; empty where it has none.
+        row: its columns in the file.
+        is_conversation: whether what the template puts behind an answer ends the text.
+    """
+
+    ids: Sequence[int]
+    answers: Sequence[str]
+    row: Mapping[str, Any]
+    is_conversation: bool
+
+
+class PromptReader:
+    """Reads prompts of a task ``causal-lm`` or ``chat``.
+
+    Attributes:
+        tokenizer: of the model.
+    """
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self._job = job
+        self._conversations = Conversations(job, folder) if job.model.task == CHAT else None
+        self.tokenizer = self._conversations.tokenizer if self._conversations else load_tokenizer(folder)
+
+    def answer_end(self) -> str:
+        """Return the text that ends an answer of a conversation; empty if there is none."""
+        return self._conversations.answer_end() if self._conversations else ""
+
+    def all(self, path: Path) -> Iterator[Prompt]:
+        """Yield the prompts of a file, with or without answers; raises ``DataError`` for rows that can't be used."""
+        if is_plain_text(path):
+            for line in read_text(path, self._job.data.encoding)[0].splitlines():
+                if line.strip():
+                    yield Prompt(self._ids(line), (), {self._job.data.text: line}, is_conversation=False)
+            return
+        account = account_of(path, self._job.data, is_own=True)
+        rows = task_rows(path, self._job.model.task, self._job.data, account, with_targets=False)
+        while taken := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+            yield from self._encoded(path, taken)
+        account.check()
+
+    def answered(self, path: Path, lines: Collection[int], count: int) -> list[Prompt]:
+        """Return the first prompts among some lines of a file that have an answer, ``count`` at most.
+
+        Raises:
+            DataError: there is none.
+        """
+        found: list[Prompt] = []
+        if not is_plain_text(path):
+            account = account_of(path, self._job.data)
+            rows = task_rows(path, self._job.model.task, self._job.data, account, with_targets=False)
+            own = (row for row in rows if row.record[0] in lines and self._answers(row))
+            found = list(self._encoded(path, list(itertools.islice(own, count))))
+        if not found:
+            column = "" if self._job.model.task == CHAT else f" in the column {self._job.data.answer!r} (data.answer)"
+            raise DataError(
+                f"{path} has no evaluation row with an answer{column} to compare texts with; add answers, or remove "
+                "[generation]"
+            )
+        return found
+
+    def _encoded(self, path: Path, rows: Sequence[Row]) -> Iterator[Prompt]:
+        try:
+            if self._conversations is not None:
+                each = self._conversations.prompts([row.value for row in rows])
+            else:
+                each = [self._ids(row.value) for row in rows]
+        except RowFaultError as error:
+            raise DataError(f"{row_place(path, rows[error.row].record[0])}: {error.what}") from error
+        for row, ids in zip(rows, each, strict=True):
+            if not ids:
+                raise DataError(f"{row_place(path, row.record[0])} has no token to go on from; give it a text")
+            yield Prompt(ids, self._answers(row), row.record[1], isinstance(row.value, Conversation))
+
+    def _ids(self, text: str) -> list[int]:
+        return prompt_ids(self.tokenizer, text)
+
+    def _answers(self, row: Row) -> tuple[str, ...]:
+        """Return the answers of a row: of a conversation the message of the assistant that ends it."""
+        if self._conversations is None:
+            return answers_of(row.record[1].get(self._job.data.answer))
+        try:
+            value, _ = conversation_of(row.record)
+        except RowError:
+            return ()
+        if isinstance(value, PlainPair):
+            return answers_of(value.completion)
+        last = json.loads(value.messages)[-1]
+        return answers_of(last["content"]) if last["role"] == ASSISTANT else ()

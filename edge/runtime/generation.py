@@ -1,0 +1,200 @@
+"""Texts that a language model of the ring writes: sequences at their owner, keys and values at the hosts.
+
+``ringtune.techniques.generation`` has the rules. A sequence is a micro-batch of one row in every item of its turn. Its
+owner embeds the prompt, then each token that its head has chosen; a host gives its blocks the keys and values that they
+kept. What a node keeps of a turn goes with the turn.
+
+T tokens, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edge.data.prompts import Prompt, PromptReader
+from edge.data.tokens import IGNORED, Batch
+from edge.model.key_values import KeyValueCache
+from edge.runtime.inference import choose, ends_of_text, seeded
+from ringtune.errors import PlanError
+from ringtune.job.job import Job
+from ringtune.models.folder import model_dimensions, read_config
+from ringtune.run_control.evaluation import rouge_l
+from ringtune.schedule.actions import Action
+from ringtune.schedule.course import Course, Generation
+from ringtune.schedule.turns import Item, follows_token
+from ringtune.storage.durable import storage_errors
+from ringtune.techniques.generation import GENERATED, JUDGED, NEW_TOKENS, ROUGE_SUM
+
+Values = tuple[tuple[str, float], ...]
+
+
+class KeptKeys:
+    """Keys and values at one host, of the sequences of open turns.
+
+    Args:
+        config: of the model.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self._config = config
+        self._kept: dict[tuple[int, int, int], KeyValueCache] = {}
+
+    def of(self, item: Item, action: Action) -> KeyValueCache:
+        """Return those of a sequence for the blocks from the action's on; empty before its first item.
+
+        An owner with private blocks may compute two stretches of blocks, each with its own.
+        """
+        key = (item.turn, action.micro, action.start)
+        if key not in self._kept:
+            self._kept[key] = KeyValueCache(self._config)
+        return self._kept[key]
+
+    def forget(self, turn: int) -> None:
+        """Drop those of a turn."""
+        self._kept = {key: cache for key, cache in self._kept.items() if key[0] != turn}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(cache.num_bytes for cache in self._kept.values())
+
+
+class OpenText:
+    """A text under way.
+
+    Args:
+        longest: most tokens of the prompt, which is cut at its beginning.
+
+    Attributes:
+        pending: tokens that are embedded next.
+        before: number of tokens before them.
+        added: tokens that the head has chosen.
+        has_ended: whether no token follows.
+    """
+
+    def __init__(self, prompt: Prompt, longest: int, draws: torch.Generator) -> None:
+        self.prompt, self.draws = prompt, draws
+        self.is_cut = len(prompt.ids) > longest
+        self.pending, self.before = list(prompt.ids[-longest:]), 0
+        self.added: list[int] = []
+        self.has_ended = False
+
+    def add(self, token: int) -> None:
+        """Go on with a token."""
+        self.before += len(self.pending)
+        self.pending = [token]
+        self.added.append(token)
+
+
+class TextWriter:
+    """The sequences of one owner.
+
+    Args:
+        prompts: of this owner, in the order of its sequences; it may have fewer than the plan has sequences.
+    """
+
+    def __init__(
+        self, course: Course, generation: Generation, job: Job, folder: Path, prompts: Sequence[Prompt]
+    ) -> None:
+        self._course, self._generation, self._prompts = course, generation, prompts
+        self._reader = PromptReader(job, folder)
+        given = job.generation
+        if given is None:
+            raise PlanError("the plan has [generation] and the job has not; plan anew")
+        self._temperature, self._seed = given.temperature, given.seed
+        self._longest = min(
+            course.max_length, model_dimensions(read_config(folder)).longest - generation.max_new_tokens
+        )
+        self._ends = ends_of_text(folder, self._reader.tokenizer)
+        self._stop = self._reader.answer_end()
+        stop_ids = self._reader.tokenizer(self._stop, add_special_tokens=False)["input_ids"] if self._stop else []
+        self._answer_ends = tuple(stop_ids) if len(stop_ids) == 1 else ()
+        if self._answer_ends:
+            self._stop = ""
+        self._open: dict[tuple[int, int], OpenText] = {}
+        self.file: Path | None = None
+
+    def batch(self, item: Item, micro: int) -> Batch | None:
+        """Return the tokens (1, T) of a sequence that are embedded now; None if it has ended."""
+        text = self._text(item, micro)
+        if text is None or text.has_ended:
+            return None
+        ids = torch.tensor([text.pending], dtype=torch.int64)
+        return Batch(
+            ids=ids,
+            mask=torch.ones_like(ids),
+            token_type_ids=torch.zeros_like(ids),
+            labels=torch.full_like(ids, IGNORED),
+            positions=torch.arange(text.before, text.before + len(text.pending))[None],
+        )
+
+    def chosen(self, item: Item, micro: int, next_logits: Callable[[], torch.Tensor]) -> Values:
+        """Choose the next token of a sequence by the logits (V); after its last one return numbers for the report."""
+        text = self._text(item, micro)
+        if text is None:
+            return ()
+        if not text.has_ended:
+            self._take(text, choose(next_logits(), self._temperature, text.draws))
+        return self._close(item, micro, text) if self._is_last(item) else ()
+
+    def forget(self, turn: int) -> None:
+        """Drop the texts of a turn."""
+        self._open = {key: text for key, text in self._open.items() if key[0] != turn}
+
+    def _take(self, text: OpenText, token: int) -> None:
+        is_conversation = text.prompt.is_conversation
+        if token in self._ends or (is_conversation and token in self._answer_ends):
+            text.has_ended = True
+            return
+        text.add(token)
+        text.has_ended = (
+            is_conversation and bool(self._stop) and self._stop in self._reader.tokenizer.decode(text.added)
+        )
+
+    def _is_last(self, item: Item) -> bool:
+        return (item.batch + 1) % self._generation.max_new_tokens == 0
+
+    def _text(self, item: Item, micro: int) -> OpenText | None:
+        key = (item.turn, micro)
+        if key not in self._open:
+            number = self._number(item, micro)
+            if number >= len(self._prompts):
+                return None
+            if follows_token(self._course, item):
+                raise PlanError(f"text {number} of turn {item.turn} goes on before it has begun")
+            self._open[key] = OpenText(self._prompts[number], self._longest, seeded(self._seed, number))
+        return self._open[key]
+
+    def _number(self, item: Item, micro: int) -> int:
+        return item.batch // self._generation.max_new_tokens * self._generation.at_once + micro
+
+    def _close(self, item: Item, micro: int, text: OpenText) -> Values:
+        """Compare a text that is complete with its answers, and write it to the owner's file."""
+        said, prompt, number = self._said(text), text.prompt, self._number(item, micro)
+        if self.file is not None:
+            line = {
+                "number": number,
+                "row": dict(prompt.row),
+                "predicted": {"predicted": said, "tokens": len(text.added)},
+            }
+            with storage_errors(self.file), self.file.open("a" if number else "w", encoding="utf-8") as file:
+                file.write(json.dumps({**line, "is_cut": text.is_cut}) + "\n")
+        found = {GENERATED: 1.0, NEW_TOKENS: float(len(text.added))}
+        if prompt.answers:
+            found |= {JUDGED: 1.0, ROUGE_SUM: rouge_l(said, prompt.answers)}
+        return tuple(found.items())
+
+    def _said(self, text: OpenText) -> str:
+        """Return the text of the new tokens, as ``ringtune predict`` does."""
+        ids = list(text.prompt.ids)
+        whole, before = self._decoded([*ids, *text.added]), self._decoded(ids)
+        said = whole.removeprefix(before) if whole.startswith(before) else self._decoded(text.added)
+        return said.partition(self._stop)[0] if text.prompt.is_conversation and self._stop else said
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        return str(self._reader.tokenizer.decode(ids, skip_special_tokens=True))
