@@ -51,13 +51,13 @@ _NO_GRAPH, _KEEPS, _FREES = Graph.NONE, Graph.KEEPS, Graph.FREES
 class ItemKind:
     """The properties of an item that set time and memory of its actions.
 
-    Items of one turn have equal kinds if depth, rows, operations and the lowest units with a gradient are equal.
+    Items of one turn have equal kinds if depth, rows, codes and the lowest units with a gradient are equal.
 
     Attributes:
         number: of its own for each kind that occurs, so that it is quick to look up by.
         trained: the units whose weights get a gradient.
         lowest: per micro-batch the lowest unit that gets a gradient.
-        rows: per micro-batch the operations of all subnets; empty = everything is full.
+        rows: per micro-batch the codes of all subnets; empty = everything is full.
         alike: per micro-batch the first one with equal ``lowest``, ``sizes`` and ``rows``.
     """
 

@@ -191,15 +191,14 @@ def with_activations(job: Job, draft: Draft, model: ModelFacts) -> Draft:
         JobError: VeLoRA's layers do not train in this model, or have fewer inputs than parts.
     """
     activations, course = job.memory.activations, draft.course
-    has_dropout = job.train.dropout > 0
-    velora = job_velora(job.velora, job.adapter.config, course, model, has_dropout=has_dropout)
+    velora = job_velora(job, course, model)
     if activations == NONE or not course.num_steps:
         return draft
     draft = dataclasses.replace(draft, activations=activations)
     if activations == AUTO:
         if job.operations.is_any or job.audit is not None:
             return draft
-        proposed = velora or proposed_velora(job.adapter.config, course, model, has_dropout=has_dropout)
+        proposed = velora or proposed_velora(job, course, model)
         return dataclasses.replace(draft, velora=proposed, may_project=velora is not None)
     return dataclasses.replace(draft, course=dataclasses.replace(course, velora=velora))
 
@@ -215,7 +214,7 @@ def check_given_activations(job: Job, plan: Plan, model: ModelFacts) -> None:
     """
     activations, course = job.memory.activations, plan.course
     anew = "change it, or plan anew with 'ringtune plan JOB --save FILE'"
-    wanted = job_velora(job.velora, job.adapter.config, course, model, has_dropout=job.train.dropout > 0)
+    wanted = job_velora(job, course, model)
     if activations == AUTO and course.velora is not None and wanted is not None:
         wanted = dataclasses.replace(wanted, blocks=course.velora.blocks)
     all_own = dataclasses.replace(course, offload=None, velora=wanted)
@@ -385,8 +384,7 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
     kinds_of(job, course.users)  # refuses an adapter of a user who is none of the run
     check_pairs(job, model)
     check_course(job, course)
-    needs_copies = job.recovery.needs_copies or job.audit is not None
-    has_copies = needs_copies and not stay_reason(course, (), from_disks=True)
+    has_copies = job.needs_copies and not stay_reason(course, (), from_disks=True)
     draft = Draft(
         course=course,
         private_blocks=private_blocks,

@@ -374,11 +374,7 @@ def _placed(
     kept = refuse_if_full(job, plan, facts)
     if plan != drafted:
         choice = dataclasses.replace(choice, settled=_judged_again(job, choice, drafted, model, profile, effort))
-    velora = job.velora if plan.course.num_steps else None
-    unprojected = unprojected_reason(velora, job.adapter.config, model, has_dropout=job.train.dropout > 0)
-    if velora is not None and plan.course.velora is None and plan.placement.helpers and not unprojected:
-        unprojected = "VeLoRA projects nothing: every host of blocks that train has a helper"
-    left_out = (*left_out, *filter(None, (unprojected,)))
+    left_out = (*left_out, *filter(None, [unprojected_reason(job, plan, model)]))
     return dataclasses.replace(kept, choice=choice, profile=profile, left_out=left_out)
 
 

@@ -260,7 +260,7 @@ def with_copies(
         PlanError: the job requires copies, and the run can't move from its placement, or has no checkpoints to copy.
         CapacityError: the job requires copies, for which a node has no memory.
     """
-    plan, is_needed = planned.plan, job.recovery.needs_copies or job.audit is not None
+    plan, is_needed = planned.plan, job.needs_copies
     if (job.recovery.copies == NONE and not is_needed) or not plan.course.num_steps:
         return _as_said(planned, fitting, copies=False)
     if plan.course.method.full_parameters:

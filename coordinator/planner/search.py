@@ -330,9 +330,9 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settled:
-    """The chosen ring, judged again with the operations settled for its slices.
+    """The chosen ring, judged again with the counts settled for its slices.
 
-    ``equal`` has equal counts for all nodes; None without ``operations.balance``.
+    ``equal`` has equal counts for all nodes; None where nodes have none of their own.
     """
 
     best: Candidate
@@ -347,7 +347,7 @@ class Choice:
     Attributes:
         proven: whether no ring with these micro-batches is faster by the formula.
         cut_after_s: seconds after which the clock ended the planning; None if it did not.
-        settled: None if no operations depend on the slices.
+        settled: None if nothing of the course depends on the slices.
         too_large: variants of the course that did not fit, in the order of trial, with the reason; None without
             variants.
     """
@@ -364,7 +364,7 @@ class Choice:
 
     @property
     def runs(self) -> Candidate:
-        """The chosen ring with the operations of the run."""
+        """The chosen ring as the run carries it out."""
         return self.settled.best if self.settled is not None else self.best
 
 

@@ -1,4 +1,4 @@
-"""One run at one node: preparation (slice, links, loop), the node's part of the result, and release.
+"""One run at one node: what it holds, what its links deliver, their opening, and its release.
 
 ``ActiveRun`` alone refers to all threads, links and tensors of a run, so dropping it frees them. Tensors that links
 deliver before the preparation or after the release are dropped. Tests run an agent without torch by another
@@ -7,23 +7,20 @@ deliver before the preparation or after the release are dropped. Tests run an ag
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from edge.checkpoint.shard_saver import NO_FOLDER_FOR_BEST, ResumeShard, Saver, open_saver
+from edge.checkpoint.shard_saver import Saver
 from edge.checkpoint.snapshots import MigratedState, SnapshotLike
-from edge.machine import resources
-from edge.machine.libraries import ComputeThread
 from edge.machine.resources import peak_rss_bytes, release_memory
 from edge.options import AgentOptions
 from edge.profiler.timing import TimingRequest
-from edge.runtime.loop import NO_KEEPER, NO_TRAIL, AgentRun, Link, TurnSnapshotSink
-from edge.runtime.reporter import Arrived, Note, Reporter, SharedClock, Totals
+from edge.runtime.loop import AgentRun, TurnSnapshotSink
+from edge.runtime.reporter import Arrived, Note, Reporter, SharedClock
 from edge.transport.access import RunAccess
 from ringtune.engine.events import Span
 from ringtune.errors import (
@@ -34,7 +31,6 @@ from ringtune.errors import (
     PlanError,
     RingTuneError,
     TrustError,
-    UsageError,
     error_from_name,
 )
 from ringtune.job.job import Job
@@ -42,7 +38,6 @@ from ringtune.models.result_files import NO_RESULT, Result
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.lowering import links as plan_links
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.stages import saves_head
 from ringtune.schedule.turns import StartPoint
 from ringtune.storage.pieces import Pieces
 from ringtune.texts import RepeatCounter, times
@@ -52,7 +47,6 @@ from ringtune.transport.endpoints import is_allowed
 from ringtune.transport.parties import node_party
 from ringtune.transport.speaker import is_encrypted
 from ringtune.transport.tls import handshake_problem
-from ringtune.v1 import control_pb2
 
 if TYPE_CHECKING:
     from edge.transport.frames import Ack
@@ -292,128 +286,6 @@ class TorchBackend(Protocol):
         """Make an unopened link: an ``edge.runtime.loop.Link`` with ``open(timeout_s)``."""
 
 
-def build_slice(
-    active: ActiveRun,
-    job: Job,
-    options: AgentOptions,
-    *,
-    backend: TorchBackend,
-    ring: Any,
-    dataset: Any,
-    goes_on: ResumeShard | None,
-    taken: MigratedState | None = None,
-    deadline_s: float,
-) -> None:
-    """Build the executor of a run on the compute thread, open its saver, and load the checkpoint or snapshots.
-
-    ``goes_on`` is the shard to resume from, ``taken`` the trained state of the last placement or from disks; both None
-    for a new run. ``dataset`` was loaded for this run before; None = load it. ``deadline_s`` is monotonic seconds, for
-    the lock of the folder for shards.
-
-    Raises:
-        InterruptedRunError: the run was released meanwhile.
-        RingTuneError: the slice can't be built, or the shard not be loaded.
-    """
-    resources.reset_peak()
-    # before the slice is built, as faster peers may open their links meanwhile
-    backend.expect(ring, active, job)
-    if active.cancelled.is_set():
-        ring.forget(active)
-        active.check_wanted()
-    active.executor = backend.build(options, job, active.plan, dataset)
-    first_run = goes_on.run_id if goes_on else taken.shards_run if taken else active.run_id
-    active.saver = open_saver(
-        options.state,
-        active.plan,
-        active.node,
-        first_run,
-        is_resumed=goes_on is not None or (taken is not None and taken.is_resumed),
-        keeps_state=job.keeps_state_on_disk,
-        keeps_best=job.keeps_best_on_disk and active.plan.course.num_steps > 0,
-        kept=options.kept,
-        rows=active.executor.rows_digest(first_run),
-        timeout_s=deadline_s - time.monotonic(),
-    )
-    if job.keeps_state_on_disk and active.saver is not None:
-        active.inactive_state = active.executor.inactive_state
-        active.inactive_state.keep_on_disk(active.saver.moments(), {"run": first_run, "node": active.node})
-    if active.plan.course.helper_settings.merged and active.saver is not None:
-        active.executor.offloading.keep_on_disk(active.saver.moments(), {"run": first_run, "node": active.node})
-    if active.executor.texts is not None and active.saver is not None:
-        active.executor.texts.file = active.saver.texts()
-    if job.audit is not None:
-        active.audit = backend.audit(options, active.run_id, job, active.plan, active.executor)
-    _open_techniques(active)
-    if taken is not None:
-        if taken.is_resumed and active.saver is not None:
-            active.saver.require_rows()
-        backend.load_migrated(active.executor, taken)
-    if goes_on is not None and active.saver is not None:
-        active.saver.load(
-            goes_on.shard.step,
-            goes_on.shard.sha256,
-            active.executor,
-            with_head=saves_head(active.plan.course, active.node, goes_on.holder),
-            plan_digest=goes_on.plan_digest,
-        )
-
-
-def _open_techniques(active: ActiveRun) -> None:
-    """Open techniques in the node's folder; after a failure the run continues, and the node reports the reason."""
-    for technique in active.executor.techniques.values():
-        try:
-            technique.open(active.saver.hidden() if active.saver is not None else None, active.start)
-        except RingTuneError as error:
-            technique.open(None, active.start, problem=str(error))
-
-
-def start_loop(
-    active: ActiveRun,
-    job: Job,
-    *,
-    backend: TorchBackend,
-    ring: Any,
-    compute: ComputeThread,
-    report: Callable[[control_pb2.ReportRequest], object],
-    on_refused: Callable[[str], None],
-    clock: SharedClock,
-    totals: Totals,
-) -> None:
-    """Start the loop of a run on the compute thread; its links are open.
-
-    ``active`` gets reporter and loop. ``report`` delivers one report to the coordinator or raises ``grpc.RpcError``;
-    ``on_refused`` is called with the reason for which the coordinator refuses reports; ``totals`` are those so far.
-    """
-    active.reporter = Reporter(
-        run_id=active.run_id,
-        node=active.node,
-        num_blocks=active.plan.course.num_blocks,
-        send=report,
-        on_refused=on_refused,
-        clock=clock,
-        numbers=totals.report_numbers,
-    )
-    links: dict[str, Link] = active.links
-    active.run = AgentRun(
-        plan=active.plan,
-        node=active.node,
-        executor=active.executor,
-        links=links,
-        ack=ring.ack,
-        done_before=ring.done_before,
-        reports=active.reporter,
-        wait_s=job.runtime.wait_s,
-        record=job.runtime.record,
-        start=active.start,
-        saver=active.saver,
-        keeper=active.keeper or NO_KEEPER,
-        trail=active.audit.recorder if active.audit is not None else NO_TRAIL,
-        worked=backend.working_clock(active.executor),
-        totals=totals,
-    )
-    compute.submit(active.run.loop)
-
-
 _LINK_RETRY_S = 0.1
 MAX_INCOMING = MAX_WORKERS - 64
 """Most links to one node; the other workers serve the coordinator's calls and nodes that fetch weights."""
@@ -481,56 +353,3 @@ def _require_trust(node: str, target: str, address: str, error: RingTuneError) -
         why = handshake_problem(str(error), address, node_party(target))
         if why:
             raise TrustError(f"node {node} can't send to node {target}: {why}") from error
-
-
-_FLUSH_S: Final = 5.0
-
-
-def collect(
-    active: ActiveRun,
-    run: AgentRun,
-    *,
-    with_head: bool,
-    with_private: bool,
-    goes_on: bool,
-    timeout_s: float,
-    best_step: int = 0,
-    needed_steps: Collection[int] = (),
-) -> dict[str, Pieces]:
-    """Collect the trained tensors, and at the end of a run this node's totals, as files by name.
-
-    Nothing is copied: tensors are read during the sending, so nothing may train meanwhile. With ``goes_on`` the run
-    trains further afterwards. With ``best_step`` its files are kept on the disk, beside those of ``needed_steps``, and
-    none is returned; at the end of a run the files that were kept at that step are returned.
-
-    Raises:
-        DivergedError: a trained weight is not finite.
-        IntegrityError: what was kept is missing or damaged.
-        StorageError: the disk is full.
-        UsageError: this node has no folder to keep files in.
-    """
-    executor, reporter, saver = active.executor, active.reporter, active.saver
-    deadline_s = time.monotonic() + timeout_s
-    if best_step and saver is None:
-        raise UsageError(f"node {active.node} {NO_FOLDER_FOR_BEST}")
-    active.is_collected = active.is_collected or not goes_on
-    files: dict[str, Pieces]
-    if best_step and saver is not None and not goes_on:
-        files = saver.parts().best(best_step)
-    else:
-        files = dict(
-            run.call(
-                lambda: executor.adapter_files(with_head=with_head, with_private=with_private),
-                timeout_s=timeout_s,
-                what="the trained tensors",
-            )
-        )
-    if goes_on:
-        if not best_step or saver is None:
-            return files
-        saver.keep_best(best_step, files, needed_steps=needed_steps, timeout_s=deadline_s - time.monotonic())
-        return {}
-    files["totals.json"] = Pieces.of(json.dumps(active.figures()).encode())
-    if reporter is not None:
-        reporter.flush(min(_FLUSH_S, timeout_s))  # the trace is complete when the run ends
-    return files

@@ -20,19 +20,19 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
-from edge.agent.active_run import ActiveRun, TorchBackend, build_slice, check_private, collect, open_links, start_loop
+from edge.agent.active_run import ActiveRun, TorchBackend, check_private, open_links
 from edge.agent.migration import AgentMigration
-from edge.checkpoint.shard_saver import ResumeShard, require_rows
+from edge.checkpoint.shard_saver import NO_FOLDER_FOR_BEST, ResumeShard, open_saver, require_rows
 from edge.checkpoint.snapshot_servicer import fetch_audited
 from edge.checkpoint.snapshots import MigratedState
 from edge.machine import resources
 from edge.machine.libraries import ComputeThread
 from edge.options import AgentOptions
 from edge.profiler.timing import TimingRequest
-from edge.runtime.loop import AgentRun
-from edge.runtime.reporter import SharedClock, Totals
+from edge.runtime.loop import NO_KEEPER, NO_TRAIL, AgentRun
+from edge.runtime.reporter import Reporter, SharedClock, Totals
 from edge.transport.access import RunAccess
 from edge.transport.probe import LinkRate, computing_lost_s_per_byte, measure_link
 from edge.weights.weight_fetch import ModelFetcher
@@ -43,11 +43,13 @@ from ringtune.errors import (
     IntegrityError,
     PeerLostError,
     RingTuneError,
+    UsageError,
 )
 from ringtune.job.job import Job, parse_job, result_of
 from ringtune.schedule.access import NOT_PLANNED, CopyBytes
 from ringtune.schedule.actions import TensorKey
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.stages import saves_head
 from ringtune.schedule.turns import StartPoint, Turn
 from ringtune.storage.chunks import write_files
 from ringtune.storage.pieces import Pieces
@@ -57,6 +59,7 @@ from ringtune.v1 import control_pb2
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
+_FLUSH_S: Final = 5.0
 
 
 class Agent:
@@ -91,7 +94,6 @@ class Agent:
         self._data: tuple[str, Any] = ("", None)
         self.totals = Totals()
         self.access = RunAccess(options.name)
-        self.links = LinkMeasurement(options)
         self.moves = AgentMigration(self, options.name)
 
     @property
@@ -225,7 +227,9 @@ class Agent:
                 job = self.models.for_run(run_id, job, plan, timeout_s=deadline_s - time.monotonic())
                 active.check_wanted()
             with self._with_initial(active, job, deadline_s) as job_here:
-                self._build(active, job_here, deadline_s, goes_on, taken)
+                left_s, what = deadline_s - time.monotonic(), f"node {active.node} to build its slice"
+                build = functools.partial(self._build, active, job_here, deadline_s, goes_on, taken)
+                self._compute.call(build, timeout_s=left_s, what=what)
             open_links(active, self.options, self.backend(), addresses, deadline_s)
             active.keeper = self.moves.keeper(active, job, addresses)
             active.addresses, active.lease_s = dict(addresses), job.runtime.lease_s
@@ -352,6 +356,32 @@ class Agent:
             return control_pb2.RepeatReply(node=request.node, problem=str(error))
         return control_pb2.RepeatReply(results_json=json.dumps(results))
 
+    def measure(
+        self, target: str, address: str, message_bytes: int, *, timeout_s: float, brief: bool = False
+    ) -> LinkRate:
+        """Measure the link to another node; see ``edge.transport.probe``.
+
+        Raises:
+            ConnectionFailedError: the link can't be measured, or is to another machine without encryption; names both
+                ends.
+            DeadlineError: the timeout is over.
+        """
+        check_private(self.options, target, address)
+        me = self.options.name
+        return measure_link(me, target, address, message_bytes=message_bytes, timeout_s=timeout_s, brief=brief)
+
+    def computing_lost_s_per_byte(
+        self, target: str, address: str, message_bytes: int, computing_s: float, *, timeout_s: float
+    ) -> float:
+        """Measure the seconds of this node's computing per byte sent to another node; see ``edge.transport.probe``.
+
+        Raises:
+            ConnectionFailedError: as for ``measure``.
+        """
+        check_private(self.options, target, address)
+        me = self.options.name
+        return computing_lost_s_per_byte(me, target, address, message_bytes, computing_s, timeout_s=timeout_s)
+
     def collect(
         self,
         run_id: str,
@@ -363,22 +393,45 @@ class Agent:
         best_step: int = 0,
         needed_steps: Collection[int] = (),
     ) -> dict[str, Pieces]:
-        """Collect the trained tensors and this node's totals as files by name; see ``edge.agent.active_run.collect``.
+        """Collect the trained tensors, and at the end of a run this node's totals, as files by name.
+
+        Nothing is copied: tensors are read during the sending, so nothing may train meanwhile. With ``goes_on`` the run
+        trains further afterwards. With ``best_step`` its files are kept on the disk, beside those of ``needed_steps``,
+        and none is returned; at the end of a run the files that were kept at that step are returned.
 
         Raises:
             FrameError: another run is prepared here.
+            DivergedError: a trained weight is not finite.
+            IntegrityError: what was kept is missing or damaged.
+            StorageError: the disk is full.
+            UsageError: this node has no folder to keep files in.
         """
         active, run = self.of(run_id, None)
-        return collect(
-            active,
-            run,
-            with_head=with_head,
-            with_private=with_private,
-            goes_on=goes_on,
-            best_step=best_step,
-            needed_steps=needed_steps,
-            timeout_s=timeout_s,
-        )
+        executor, reporter, saver = active.executor, active.reporter, active.saver
+        deadline_s = time.monotonic() + timeout_s
+        if best_step and saver is None:
+            raise UsageError(f"node {active.node} {NO_FOLDER_FOR_BEST}")
+        active.is_collected = active.is_collected or not goes_on
+        files: dict[str, Pieces]
+        if best_step and saver is not None and not goes_on:
+            files = saver.parts().best(best_step)
+        else:
+            files = dict(
+                run.call(
+                    lambda: executor.adapter_files(with_head=with_head, with_private=with_private),
+                    timeout_s=timeout_s,
+                    what="the trained tensors",
+                )
+            )
+        if goes_on:
+            if not best_step or saver is None:
+                return files
+            saver.keep_best(best_step, files, needed_steps=needed_steps, timeout_s=deadline_s - time.monotonic())
+            return {}
+        files["totals.json"] = Pieces.of(json.dumps(active.figures()).encode())
+        if reporter is not None:
+            reporter.flush(min(_FLUSH_S, timeout_s))  # the trace is complete when the run ends
+        return files
 
     def release(self, run_id: str, reason: str, *, is_finished: bool = False) -> None:
         """Stop and forget a run in any state; an unknown ``run_id`` is no error, an empty one is any run.
@@ -423,37 +476,91 @@ class Agent:
     def _build(
         self, active: ActiveRun, job: Job, deadline_s: float, goes_on: ResumeShard | None, taken: MigratedState | None
     ) -> None:
-        def work() -> None:
-            active.check_wanted()
-            backend = self.backend()
-            data_run, dataset = self._data
-            build_slice(
-                active,
-                job,
-                self.options,
-                backend=backend,
-                ring=self._ring,
-                dataset=dataset if data_run == active.run_id else None,
-                goes_on=goes_on,
-                taken=taken,
-                deadline_s=deadline_s,
-            )
+        """Build the executor of a run, open its saver, and load the checkpoint or snapshots; on the compute thread.
 
-        left_s = deadline_s - time.monotonic()
-        self._compute.call(work, timeout_s=left_s, what=f"node {self.options.name} to build its slice")
+        ``goes_on`` is the shard to resume from, ``taken`` the trained state of the last placement or from disks; both
+        None for a new run. ``deadline_s`` is monotonic seconds, for the lock of the folder for shards.
+
+        Raises:
+            InterruptedRunError: the run was released meanwhile.
+            RingTuneError: the slice can't be built, or the shard not be loaded.
+        """
+        active.check_wanted()
+        backend, options, plan = self.backend(), self.options, active.plan
+        resources.reset_peak()
+        # before the slice is built, as faster peers may open their links meanwhile
+        backend.expect(self._ring, active, job)
+        if active.cancelled.is_set():
+            self._ring.forget(active)
+            active.check_wanted()
+        data_run, dataset = self._data
+        active.executor = backend.build(options, job, plan, dataset if data_run == active.run_id else None)
+        first_run = goes_on.run_id if goes_on else taken.shards_run if taken else active.run_id
+        active.saver = saver = open_saver(
+            options.state,
+            plan,
+            active.node,
+            first_run,
+            is_resumed=goes_on is not None or (taken is not None and taken.is_resumed),
+            keeps_state=job.keeps_state_on_disk,
+            keeps_best=job.keeps_best_on_disk and plan.course.num_steps > 0,
+            kept=options.kept,
+            rows=active.executor.rows_digest(first_run),
+            timeout_s=deadline_s - time.monotonic(),
+        )
+        if job.keeps_state_on_disk and saver is not None:
+            active.inactive_state = active.executor.inactive_state
+            active.inactive_state.keep_on_disk(saver.moments(), {"run": first_run, "node": active.node})
+        if plan.course.helper_settings.merged and saver is not None:
+            active.executor.offloading.keep_on_disk(saver.moments(), {"run": first_run, "node": active.node})
+        if active.executor.texts is not None and saver is not None:
+            active.executor.texts.file = saver.texts()
+        if job.audit is not None:
+            active.audit = backend.audit(options, active.run_id, job, plan, active.executor)
+        for technique in active.executor.techniques.values():
+            try:
+                technique.open(saver.hidden() if saver is not None else None, active.start)
+            except RingTuneError as error:  # the run continues without, and the node reports the reason
+                technique.open(None, active.start, problem=str(error))
+        if taken is not None:
+            if taken.is_resumed and saver is not None:
+                saver.require_rows()
+            backend.load_migrated(active.executor, taken)
+        if goes_on is not None and saver is not None:
+            with_head = saves_head(plan.course, active.node, goes_on.holder)
+            shard, plan_digest = goes_on.shard, goes_on.plan_digest
+            saver.load(shard.step, shard.sha256, active.executor, with_head=with_head, plan_digest=plan_digest)
 
     def _start(self, active: ActiveRun, job: Job) -> None:
-        start_loop(
-            active,
-            job,
-            backend=self.backend(),
-            ring=self._ring,
-            compute=self._compute,
-            report=self._report,
+        """Start the loop of a run on the compute thread; its links are open."""
+        totals = self._totals_of(active.run_id)
+        active.reporter = Reporter(
+            run_id=active.run_id,
+            node=active.node,
+            num_blocks=active.plan.course.num_blocks,
+            send=self._report,
             on_refused=lambda reason: self.end(active, reason),
             clock=self._clock,
-            totals=self._totals_of(active.run_id),
+            numbers=totals.report_numbers,
         )
+        active.run = AgentRun(
+            plan=active.plan,
+            node=active.node,
+            executor=active.executor,
+            links=active.links,
+            ack=self._ring.ack,
+            done_before=self._ring.done_before,
+            reports=active.reporter,
+            wait_s=job.runtime.wait_s,
+            record=job.runtime.record,
+            start=active.start,
+            saver=active.saver,
+            keeper=active.keeper or NO_KEEPER,
+            trail=active.audit.recorder if active.audit is not None else NO_TRAIL,
+            worked=self.backend().working_clock(active.executor),
+            totals=totals,
+        )
+        self._compute.submit(active.run.loop)
 
     # ---- the end of a run -------------------------------------------------------------------------
 
@@ -523,36 +630,3 @@ def _key_of(message: control_pb2.AuditedTensor) -> TensorKey:
 
 def _place_of(message: control_pb2.AuditedCell) -> CellPlace:
     return CellPlace(message.turn, message.seq, message.micro, message.before, message.last)
-
-
-class LinkMeasurement:
-    """Measures the links from one node."""
-
-    def __init__(self, options: AgentOptions) -> None:
-        self._options = options
-
-    def measure(
-        self, target: str, address: str, message_bytes: int, *, timeout_s: float, brief: bool = False
-    ) -> LinkRate:
-        """Measure the link to another node; see ``edge.transport.probe``.
-
-        Raises:
-            ConnectionFailedError: the link can't be measured, or is to another machine without encryption; names both
-                ends.
-            DeadlineError: the timeout is over.
-        """
-        check_private(self._options, target, address)
-        me = self._options.name
-        return measure_link(me, target, address, message_bytes=message_bytes, timeout_s=timeout_s, brief=brief)
-
-    def computing_lost_s_per_byte(
-        self, target: str, address: str, message_bytes: int, computing_s: float, *, timeout_s: float
-    ) -> float:
-        """Measure the seconds of this node's computing per byte sent to another node; see ``edge.transport.probe``.
-
-        Raises:
-            ConnectionFailedError: as for ``measure``.
-        """
-        check_private(self._options, target, address)
-        me = self._options.name
-        return computing_lost_s_per_byte(me, target, address, message_bytes, computing_s, timeout_s=timeout_s)

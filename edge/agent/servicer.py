@@ -93,7 +93,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         if request.computing_s:
             lost_s = answer(
                 context,
-                lambda: self._agent.links.computing_lost_s_per_byte(
+                lambda: self._agent.computing_lost_s_per_byte(
                     request.target,
                     request.address,
                     request.message_bytes,
@@ -104,7 +104,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
             return control_pb2.MeasureLinkReply(computing_lost_s_per_byte=lost_s)
         found = answer(
             context,
-            lambda: self._agent.links.measure(
+            lambda: self._agent.measure(
                 request.target,
                 request.address,
                 request.message_bytes,

@@ -524,7 +524,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 Projection = tuple[torch.Tensor, torch.Tensor]
-"""Projections (N, P) of a layer's whole input, with the vector (M) of its sub-tokens, as VeLoRA keeps them."""
+"""Projections (N, P) of a layer's whole input, with the vector (M) of its sub-tokens, as they are kept."""
 
 
 def active_outputs(

@@ -57,7 +57,7 @@ class OffloadRunner:
 
     @property
     def vectors(self) -> PairVectors | None:
-        """VeLoRA's vectors of pairs here; None where pairs are sent exact or rounded."""
+        """Vectors of projected pairs here; None where pairs are sent exact or rounded."""
         if self._wire.vectors is None:
             return None
         own = self._wire.vectors if self._hosted.captures is not None else None

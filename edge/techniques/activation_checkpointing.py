@@ -1,7 +1,7 @@
 """Activation checkpointing: a forward keeps a block's graph, or its input, to recompute the block before its backward.
 
 Each range of blocks of an action has its own policy. A ``BlockForward`` has all other inputs of the result: step,
-patterns of operations, version of the weights, VeLoRA's vectors. Dropout is seeded by step, micro-batch and block. So a
+patterns of subnets, version of the weights, VeLoRA's vectors. Dropout is seeded by step, micro-batch and block. So a
 recomputed block gives the same bits.
 
 Where only the input is kept, the forward's graph is dropped right after the block, so at most one block's graph exists
@@ -61,7 +61,7 @@ class BlockForward:
         trained: units that get a gradient.
         lowest: the lowest such unit.
         train_at: (step, micro-batch) for dropout; None = without.
-        patterns: block -> operations of its subnets.
+        patterns: block -> codes of its subnets.
         watched: context around blocks ``[start, stop)`` while the graph of the backward is made.
         version: context around a recomputation, with the weights of the first run.
         projections: VeLoRA's layers; None where inputs are kept whole.

@@ -77,7 +77,7 @@ class AuxiliaryModels:
         return held + (self._sets.other_bytes if self._sets is not None else 0)
 
     def inputs(self, projected: str = ALL_INPUTS) -> dict[str, int]:
-        """Return the width of each x that VeLoRA projects, by the pair's name; see ``projected_inputs``."""
+        """Return the width of each x that is projected, by the pair's name; see ``projected_inputs``."""
         return {
             f"{kind.prefix}{name}": width
             for kind, modules in self._kinds
@@ -217,7 +217,7 @@ class AdapterModules:
         return module_bytes(self.skeleton.model)
 
     def inputs(self, projected: str = ALL_INPUTS) -> dict[str, int]:
-        """Return the width of each x that VeLoRA projects; see ``projected_inputs``."""
+        """Return the width of each x that is projected; see ``projected_inputs``."""
         return projected_inputs(self._sites.values(), projected)
 
     def parameters(self, blocks: Iterable[int]) -> dict[str, nn.Parameter]:

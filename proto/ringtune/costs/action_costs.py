@@ -8,7 +8,7 @@ is computed, with a graph or without::
                   f    constant part of a block + 3/4 of the subnets of FORWARD
                   B    constant part of a block + 2/4 of the subnets of BACKWARD
 
-``costs.activation_costs`` adds the seconds of recomputation and of VeLoRA.
+``costs.activation_costs`` adds the seconds of recomputation and of projections.
 
 ``TopShare``: where the head reads only the first n of T tokens, the last block computes keys and values of all tokens,
 and the rest of n tokens. Multiplications of a block of width d with a feed-forward part of width f::
@@ -372,7 +372,7 @@ class CourseCosts:
         patterns: Sequence[str],
         trained: Units | None,
     ) -> float:
-        """Additional seconds of an action because of recomputation and VeLoRA."""
+        """Additional seconds of an action because of recomputation and projections."""
         start = action.start
         projected = () if kind is StepKind.SCORE else trained_parts(self.course, self._projected, trained)
 

@@ -31,10 +31,12 @@ from ringtune.costs.memory_sizes import SavedGraphs, Sizes, gathers_scores, kept
 from ringtune.costs.memory_terms import Term
 from ringtune.costs.profile import ModelFacts, Work
 from ringtune.errors import JobError
+from ringtune.job.job import Job
 from ringtune.models.adapter_config import has_adapter
 from ringtune.models.kept_inputs import KeptInput, paper_layers, trained_layers, with_shared_inputs
 from ringtune.schedule.actions import Action, Graph, Op
 from ringtune.schedule.course import Course
+from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Extent
 from ringtune.schedule.saved_activations import ADAPTER_DOWN, Velora, in_ranges, within
 from ringtune.schedule.units import Range, Units
@@ -42,23 +44,20 @@ from ringtune.schedule.versions import ever_trained
 from ringtune.techniques.activation_checkpointing import VeloraSettings
 
 
-def job_velora(
-    settings: VeloraSettings | None, adapter: str, extent: Extent, model: ModelFacts, *, has_dropout: bool
-) -> Velora | None:
+def job_velora(job: Job, extent: Extent, model: ModelFacts, settings: VeloraSettings | None = None) -> Velora | None:
     """Return VeLoRA as set in a job, for all blocks that may train; None without settings, such blocks or layers.
+
+    ``settings``: in place of the job's.
 
     Raises:
         JobError: no such layer trains in this model, or an input has fewer values than ``velora.parts`` or ``values``.
     """
+    settings, inputs = settings or job.velora, model.kept_inputs
     if settings is None:
         return None
-    inputs = model.kept_inputs
-    check_layers(settings.layers, inputs, adapter)
-    layers = _projected_layers(settings, inputs, has_dropout=has_dropout)
-    if not layers:
-        return None
-    blocks = trained_blocks(extent, adapter)
-    if not blocks:
+    check_layers(settings.layers, inputs, job.adapter.config)
+    layers, blocks = _projected_layers(job, settings, inputs), trained_blocks(extent, job.adapter.config)
+    if not (layers and blocks):
         return None
     velora = Velora(
         blocks=blocks, layers=layers, parts=settings.parts or 0, values=settings.values or 0, init=settings.init
@@ -69,11 +68,14 @@ def job_velora(
     return velora
 
 
-def unprojected_reason(settings: VeloraSettings | None, adapter: str, model: ModelFacts, *, has_dropout: bool) -> str:
+def unprojected_reason(job: Job, plan: Plan, model: ModelFacts) -> str:
     """Say why a job's VeLoRA projects nothing, and what would save memory; empty if it projects, or is not set."""
-    inputs = model.kept_inputs
-    if settings is None or _projected_layers(settings, inputs, has_dropout=has_dropout):
+    inputs, adapter = model.kept_inputs, job.adapter.config
+    if job.velora is None or not plan.course.num_steps:
         return ""
+    if _projected_layers(job, job.velora, inputs):
+        is_helped = plan.placement.helpers and not plan.course.projected
+        return "VeLoRA projects nothing: every host of blocks that train has a helper" if is_helped else ""
     if not any(kept.is_adapter and not kept.always_kept for kept in inputs):
         return (
             f"VeLoRA projects nothing with adapter.config = {adapter!r}: no linear layer that trains keeps its input "
@@ -91,14 +93,14 @@ def unprojected_reason(settings: VeloraSettings | None, adapter: str, model: Mod
     )
 
 
-def _projected_layers(settings: VeloraSettings, inputs: Sequence[KeptInput], *, has_dropout: bool) -> tuple[str, ...]:
-    return with_shared_inputs(settings.layers, inputs) or paper_layers(inputs, has_dropout=has_dropout)
+def _projected_layers(job: Job, settings: VeloraSettings, inputs: Sequence[KeptInput]) -> tuple[str, ...]:
+    return with_shared_inputs(settings.layers, inputs) or paper_layers(inputs, has_dropout=job.train.dropout > 0)
 
 
-def proposed_velora(adapter: str, extent: Extent, model: ModelFacts, *, has_dropout: bool) -> Velora | None:
+def proposed_velora(job: Job, extent: Extent, model: ModelFacts) -> Velora | None:
     """Return VeLoRA with default settings, for a job that does not set it; None where it would save nothing."""
     try:
-        return job_velora(VeloraSettings(), adapter, extent, model, has_dropout=has_dropout)
+        return job_velora(job, extent, model, VeloraSettings())
     except JobError:
         return None
 

@@ -186,7 +186,7 @@ _UNSIZED = frozenset({Work.UPDATE, Work.UPDATE_HEAD, Work.HAND_OVER, Work.SAVE})
 
 
 class _OpenItem(NamedTuple):
-    """A granted item; per micro-batch lowest unit with a gradient, padded tokens, and operations if any.
+    """A granted item; per micro-batch lowest unit with a gradient, padded tokens, and row of its table if any.
 
     ``embedded`` has the padded tokens of the micro-batches that take part.
     """

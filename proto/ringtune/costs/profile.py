@@ -40,7 +40,7 @@ class KindFacts:
         pair_rounded_token_bytes: of the same, rounded to 16 bits.
         pair_projected_token_bytes: of the same, with projections of inputs.
         more_activation_token_bytes: kept by a block for its backward beyond the job's own kind, estimated.
-        pair_vector_values: of VeLoRA's vectors for a block's pairs; 0 = no input is projected.
+        pair_vector_values: of the vectors for a block's pairs; 0 = no input is projected.
     """
 
     config: str
@@ -240,7 +240,7 @@ class ModelFacts:
         pair_token_bytes: of a block's pairs for a helper, per token; 0 = unknown, or no helper can train the adapters.
         pair_rounded_token_bytes: of the same, rounded to 16 bits.
         pair_projected_token_bytes: of the same, with projections of inputs.
-        pair_vector_values: of VeLoRA's vectors for a block's pairs; 0 = no input is projected.
+        pair_vector_values: of the vectors for a block's pairs; 0 = no input is projected.
         kinds: of adapters that single users chose instead of the job's own.
         beside_block_bytes: matrices of a block that any kind adds to; 0 with one kind.
         attention_width: width of all heads together; 0 = ``hidden_size``.

@@ -328,6 +328,11 @@ class Job:
         return self.placement.replicas != NEVER and self.audit is None
 
     @property
+    def needs_copies(self) -> bool:
+        """Whether hosts have to keep the state of others."""
+        return self.recovery.needs_copies or self.audit is not None
+
+    @property
     def audit_share(self) -> float:
         """Share of the work of hosts that is repeated; 0 without an audit."""
         return self.audit.share if self.audit is not None else 0.0

@@ -71,7 +71,7 @@ class CheckpointManifest:
         placement_number: at that step.
         attempt: id of the run that trained up to here: ``run_id`` or one that continues it; empty = not known.
         evaluations: state of early stopping, so that a resumed run ends at the same step.
-        excluded: nodes that an audit has named; they take no part in a resumed run either.
+        excluded: nodes whose work was found wrong; they take no part in a resumed run either.
     """
 
     run_id: str

@@ -358,7 +358,7 @@ class TurnReported(NamedTuple):
 
 
 class TurnChecked(NamedTuple):
-    """The audit of a turn is over: nothing is wrong, or ``problem`` is, with one node or with one of two."""
+    """The check of a turn is over: nothing is wrong, or ``problem`` is, with one node or with one of two."""
 
     turn: int
     nodes: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ A run with turns of 5 steps and a second placement from turn 3 on, with nodes a 
     placement 0   a [0,3)  b [3,6)    steps 0 to 14
     placement 1   a [0,1)  b [1,6)    steps 15 on: a sends its trained blocks among 1 and 2 to b
 
-Weights, moments, step counts and VeLoRA's vectors of trained blocks are sent. The head stays at its owner, and base
+Weights, moments, step counts and projection vectors of trained blocks are sent. The head stays at its owner, and base
 weights are in the node's own folder, or fetched by digest from any node that has them.
 
 ``CopyHolders``: each host keeps a copy for the host before it in the ring, so that a run can return to the end of the

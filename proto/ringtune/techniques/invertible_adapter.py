@@ -2,7 +2,7 @@
 
 It is computed after the embedding, and its inverse before a language model's decoder, so every owner has it. It trains
 as the unit below block 0, at the steps that train block 0: before, no gradient gets there, and it is applied with the
-values with which it began. With operations it trains in every micro-batch that takes part: gradients pass
+values with which it began. Where micro-batches pass blocks by, it trains in all that take part: gradients pass
 forward-only and skipped blocks unchanged. At the end of a turn it goes to the next owner with the head::
 
     step          0 1 2 3 | 4 5 6 7        ringada, two blocks, one more from step 4 on

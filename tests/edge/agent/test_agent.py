@@ -315,9 +315,9 @@ def test_agent_ignores_what_comes_after_the_release(ring: TwoAgents) -> None:
 def test_agent_measures_no_link_beyond_this_machine_unless_told(ring: TwoAgents) -> None:
     """As with tensors: nothing unencrypted leaves by accident; both ends are named."""
     with pytest.raises(ConnectionFailedError, match=r"node a won't send tensors unencrypted to b at 10.0.0.7:1"):
-        ring.agents["a"].links.measure("b", "10.0.0.7:1", 1000, timeout_s=WAIT_S)
+        ring.agents["a"].measure("b", "10.0.0.7:1", 1000, timeout_s=WAIT_S)
     with pytest.raises(ConnectionFailedError, match=r"node a won't send tensors unencrypted to b at 10.0.0.7:1"):
-        ring.agents["a"].links.computing_lost_s_per_byte("b", "10.0.0.7:1", 1000, 1.0, timeout_s=WAIT_S)
+        ring.agents["a"].computing_lost_s_per_byte("b", "10.0.0.7:1", 1000, 1.0, timeout_s=WAIT_S)
 
 
 def test_checker_answers_in_time_whoever_hands_in_too_slowly(monkeypatch: pytest.MonkeyPatch) -> None:

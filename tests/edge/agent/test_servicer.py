@@ -37,7 +37,6 @@ class FakeAgent:
     def __init__(self, error: Exception) -> None:
         self.error = error
         self.asked: list[Any] = []
-        self.links = self
 
     def computing_lost_s_per_byte(self, *args: Any, timeout_s: float) -> float:
         """Half a microsecond a byte."""
