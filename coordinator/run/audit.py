@@ -4,7 +4,7 @@
 
     Grant      draws cells, tells neighbours of the hosts which tensors to keep, with a ticket for each of them
     report     the trail of each node, before the end of its turn; a second one is ignored
-    CheckTurn  all trails are there: each has what the plan says, is signed, and agrees with the others at each link
+    CheckTurn  all trails are there: each has what the plan says, is signed, and agrees with the others of what is kept
     questions  each drawn cell is repeated by its checker; what that one says against a node, by the third too
     answers    TurnChecked after the last one, or with the first that is wrong
     LogTurn    the statements of the turn go into the ledger of the run
@@ -153,7 +153,8 @@ class RunAudit:
         for node, work in works.items():
             try:
                 now.trails[node] = read_trail(now.told[node].digests_json, node)
-                problem = trail_problem(part, work, now.trails[node], node, adapter=self._job.adapter.config)
+                kept, adapter = {name for one, name in now.tickets if one == node}, self._job.adapter.config
+                problem = trail_problem(part, work, now.trails[node], node, adapter=adapter, kept=kept)
             except KeyError:
                 problem = f"node {node} does not tell what it did in turn {turn.index}"
             except IntegrityError as error:
@@ -165,7 +166,7 @@ class RunAudit:
         if finding := ends_differ(works, now.trails):
             return self._end(finding)
         self.figures["drawn"] += len(now.drawn)
-        asked = (question(part, turn, cell, works[cell.node], now.trails[cell.node]) for cell in now.drawn)
+        asked = (question(part, turn, cell, works[cell.node], now.trails) for cell in now.drawn)
         self._waiting = {one.cell: one for one in asked}
         if not self._waiting:
             return self._end(None)

@@ -369,15 +369,21 @@ class RunStateMachine:
 
     @property
     def _required_plan(self) -> Plan:
-        return needed(self.plan, f"phase {self.phase} needs a plan and there is none")
+        if self.plan is None:
+            raise PlanError(f"phase {self.phase} needs a plan and there is none")
+        return self.plan
 
     @property
     def _required_grants(self) -> TurnGrants:
-        return needed(self._grants, f"phase {self.phase} does not train yet")
+        if self._grants is None:
+            raise PlanError(f"phase {self.phase} does not train yet")
+        return self._grants
 
     @property
     def _required_migration(self) -> Migration:
-        return needed(self._migration, f"phase {self.phase} needs a plan and there is none")
+        if self._migration is None:
+            raise PlanError(f"phase {self.phase} needs a plan and there is none")
+        return self._migration
 
     @property
     def _chooses_for(self) -> int | None:

@@ -81,7 +81,7 @@ class Audit:
 
     def answer(self, checker: str, **changes: list[Any]) -> rd.NodeFailed | None:
         """A host repeats the cell; all is right without changes."""
-        asked = question(self.plan, self.turn, CELL, work_of(self.plan, self.turn, "b"), self.trails["b"])
+        asked = question(self.plan, self.turn, CELL, work_of(self.plan, self.turn, "b"), self.trails)
         results = {name: [digest, 0.0] for name, digest in asked.told.items()}
         return self.reply(checker, control_pb2.RepeatReply(results_json=json.dumps({**results, **changes})))
 
