@@ -59,9 +59,9 @@ from ringtune.v1 import control_pb2
 
 
 class CellRepeated(NamedTuple):
-    """A host has repeated a cell, or can't: ``error`` is of the call to it."""
+    """A host has repeated a cell, or can't: ``error`` is of the call to it, ``call`` the number of it."""
 
-    turn: int
+    call: int
     cell: Cell
     checker: str
     reply: control_pb2.RepeatReply | None
@@ -114,6 +114,8 @@ class RunAudit:
         self._since_s = 0.0
         self._waiting: dict[Cell, Question] = {}
         self._against: dict[Cell, Finding] = {}
+        self._num_calls = 0
+        self._last_call: dict[Cell, int] = {}
         self._notes: list[str] = []
         self._checked: dict[int, tuple[Plan, _Open]] = {}
         self._certificates: dict[str, bytes] = {}
@@ -203,8 +205,10 @@ class RunAudit:
         return f"node {node} does not sign what it did in turn {turn.index}: {why}" if why else ""
 
     def _ask(self, cell: Cell, checker: str) -> None:
-        turn, asked = self._waiting[cell].place.turn, self._waiting[cell]
-        now = self._open[turn]
+        asked = self._waiting[cell]
+        now = self._open[asked.place.turn]
+        self._num_calls += 1
+        self._last_call[cell] = call = self._num_calls
         self._calls[checker].repeat(
             control_pb2.RepeatRequest(
                 node=cell.node,
@@ -213,14 +217,14 @@ class RunAudit:
                 tickets={name: now.tickets[peer, name] for name, peer in asked.peers.items()},
             ),
             timeout_s=self._job.runtime.wait_s,
-            on_result=lambda reply: self._put(CellRepeated(turn, cell, checker, reply)),
-            on_failed=lambda error: self._put(CellRepeated(turn, cell, checker, None, error)),
+            on_result=lambda reply: self._put(CellRepeated(call, cell, checker, reply)),
+            on_failed=lambda error: self._put(CellRepeated(call, cell, checker, None, error)),
         )
 
     def take(self, answer: CellRepeated) -> rd.NodeFailed | None:
         """Take a host's answer; return the failure of a host that is lost, or that it could not reach."""
-        turn, part, cell = self._turn, self._part, answer.cell
-        if turn is None or part is None or answer.turn != turn.index or cell not in self._waiting:
+        part, cell = self._part, answer.cell
+        if part is None or cell not in self._waiting or answer.call != self._last_call[cell]:
             return None
         if isinstance(answer.error, PeerLostError):
             self.forget()
