@@ -50,7 +50,8 @@ class Statement(NamedTuple):
     Attributes:
         placement: number of the placement.
         steps: at both ends of the turn.
-        links: digest by the other node.
+        links: digest by the other node, equal at both ends; of a ledger before digests of what was sent alone.
+        sent: digest by the other node, of what was sent to it.
         begin: digest of the state by block.
         end: digests of weights and optimizer state by block.
     """
@@ -61,6 +62,7 @@ class Statement(NamedTuple):
     placement: int
     steps: tuple[int, int]
     links: Mapping[str, str]
+    sent: Mapping[str, str]
     begin: Mapping[int, str]
     end: Mapping[int, tuple[str, str]]
 
@@ -76,7 +78,8 @@ class Statement(NamedTuple):
                 int(table["turn"]),
                 int(table["placement"]),
                 (int(first), int(stop)),
-                {str(peer): str(digest) for peer, digest in table["links"].items()},
+                {str(peer): str(digest) for peer, digest in table.get("links", {}).items()},
+                {str(peer): str(digest) for peer, digest in table.get("sent", {}).items()},
                 {int(block): str(digest) for block, digest in table["begin"].items()},
                 {int(block): (str(weights), str(rest)) for block, (weights, rest) in table["end"].items()},
             )
@@ -274,10 +277,10 @@ class LedgerCheck:
 
     def _links(self, found: Mapping[str, Statement], where: str) -> None:
         for node, said in found.items():
-            for peer, digest in said.links.items():
+            for peer in said.links.keys() | said.sent.keys():
                 if peer not in found:
                     self._problems.append(f"{where}: node {peer}, with which {node} exchanged tensors, says nothing")
-                elif found[peer].links.get(node) != digest and node < peer:
+                elif found[peer].links.get(node) != said.links.get(peer) and node < peer:
                     self._problems.append(f"{where}: nodes {node} and {peer} say different things of their link")
 
     def _chain(self, found: Mapping[str, Statement], first: int, stop: int, where: str) -> None:

@@ -4,7 +4,7 @@
 
     Grant      draws cells, tells neighbours of the hosts which tensors to keep, with a ticket for each of them
     report     the trail of each node, before the end of its turn; a second one is ignored
-    CheckTurn  all trails are there: each has what the plan says, is signed, and agrees with the others at each link
+    CheckTurn  all trails are there: each has what the plan says, is signed, and agrees with the others of what is kept
     questions  each drawn cell is repeated by its checker; what that one says against a node, by the third too
     answers    TurnChecked after the last one, or with the first that is wrong
     LogTurn    the statements of the turn go into the ledger of the run
@@ -59,9 +59,9 @@ from ringtune.v1 import control_pb2
 
 
 class CellRepeated(NamedTuple):
-    """A host has repeated a cell, or can't: ``error`` is of the call to it."""
+    """A host has repeated a cell, or can't: ``error`` is of the call to it, ``call`` the number of it."""
 
-    turn: int
+    call: int
     cell: Cell
     checker: str
     reply: control_pb2.RepeatReply | None
@@ -114,6 +114,8 @@ class RunAudit:
         self._since_s = 0.0
         self._waiting: dict[Cell, Question] = {}
         self._against: dict[Cell, Finding] = {}
+        self._num_calls = 0
+        self._last_call: dict[Cell, int] = {}
         self._notes: list[str] = []
         self._checked: dict[int, tuple[Plan, _Open]] = {}
         self._certificates: dict[str, bytes] = {}
@@ -153,7 +155,8 @@ class RunAudit:
         for node, work in works.items():
             try:
                 now.trails[node] = read_trail(now.told[node].digests_json, node)
-                problem = trail_problem(part, work, now.trails[node], node, adapter=self._job.adapter.config)
+                kept, adapter = {name for one, name in now.tickets if one == node}, self._job.adapter.config
+                problem = trail_problem(part, work, now.trails[node], node, adapter=adapter, kept=kept)
             except KeyError:
                 problem = f"node {node} does not tell what it did in turn {turn.index}"
             except IntegrityError as error:
@@ -165,7 +168,7 @@ class RunAudit:
         if finding := ends_differ(works, now.trails):
             return self._end(finding)
         self.figures["drawn"] += len(now.drawn)
-        asked = (question(part, turn, cell, works[cell.node], now.trails[cell.node]) for cell in now.drawn)
+        asked = (question(part, turn, cell, works[cell.node], now.trails) for cell in now.drawn)
         self._waiting = {one.cell: one for one in asked}
         if not self._waiting:
             return self._end(None)
@@ -202,8 +205,10 @@ class RunAudit:
         return f"node {node} does not sign what it did in turn {turn.index}: {why}" if why else ""
 
     def _ask(self, cell: Cell, checker: str) -> None:
-        turn, asked = self._waiting[cell].place.turn, self._waiting[cell]
-        now = self._open[turn]
+        asked = self._waiting[cell]
+        now = self._open[asked.place.turn]
+        self._num_calls += 1
+        self._last_call[cell] = call = self._num_calls
         self._calls[checker].repeat(
             control_pb2.RepeatRequest(
                 node=cell.node,
@@ -212,14 +217,14 @@ class RunAudit:
                 tickets={name: now.tickets[peer, name] for name, peer in asked.peers.items()},
             ),
             timeout_s=self._job.runtime.wait_s,
-            on_result=lambda reply: self._put(CellRepeated(turn, cell, checker, reply)),
-            on_failed=lambda error: self._put(CellRepeated(turn, cell, checker, None, error)),
+            on_result=lambda reply: self._put(CellRepeated(call, cell, checker, reply)),
+            on_failed=lambda error: self._put(CellRepeated(call, cell, checker, None, error)),
         )
 
     def take(self, answer: CellRepeated) -> rd.NodeFailed | None:
         """Take a host's answer; return the failure of a host that is lost, or that it could not reach."""
-        turn, part, cell = self._turn, self._part, answer.cell
-        if turn is None or part is None or answer.turn != turn.index or cell not in self._waiting:
+        part, cell = self._part, answer.cell
+        if part is None or cell not in self._waiting or answer.call != self._last_call[cell]:
             return None
         if isinstance(answer.error, PeerLostError):
             self.forget()

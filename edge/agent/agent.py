@@ -351,7 +351,7 @@ class Agent:
             return control_pb2.RepeatReply(node=source, problem=str(error), is_lost=is_lost)
         what, timeout_s = f"the work of node {request.node} to be repeated", deadline_s - time.monotonic()
         try:
-            results = run.call(lambda: audit.repeat(cell, place, files, tensors), timeout_s=timeout_s, what=what)
+            results = run.call(lambda: audit.repeat(cell, place, files, tensors, given), timeout_s=timeout_s, what=what)
         except IntegrityError as error:  # what the host told does not fit its slice
             return control_pb2.RepeatReply(node=request.node, problem=str(error))
         return control_pb2.RepeatReply(results_json=json.dumps(results))

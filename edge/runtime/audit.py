@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import secrets
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -33,8 +34,9 @@ from ringtune.schedule.lowering import legs
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StepKind, Turn, items
 from ringtune.storage.pieces import Pieces
-from ringtune.storage.tensor_files import TensorFile, TensorPieces, tensors_digest, write_tensors
+from ringtune.storage.tensor_files import TensorFile, TensorInfo, TensorPieces, tensor_head, write_tensors
 from ringtune.techniques.audit import (
+    TAG_KEY,
     Cell,
     CellPlace,
     Compared,
@@ -50,6 +52,10 @@ from ringtune.techniques.audit import (
     state_name,
     statement,
     sum_name,
+    tag_key,
+    tag_name,
+    tag_nonce,
+    tag_text,
     tensor_name,
 )
 
@@ -59,6 +65,43 @@ _KEPT: Final = 2
 """Turns that are kept: one that may be checked, and the one after it."""
 
 
+Halves = Mapping[int, tuple[list[tuple[bytes, int, int]], list[tuple[bytes, int, int]]]]
+"""By block what ``tensors_digest`` needs of its weights, and of the rest: head of each tensor, its place in a file."""
+
+
+def halves_of(infos: Mapping[str, TensorInfo]) -> Halves:
+    """Return the halves of the state of each block from the header of a file with its tensors."""
+    found: dict[int, tuple[list[tuple[bytes, int, int]], list[tuple[bytes, int, int]]]] = {}
+    for full, info in sorted(infos.items()):
+        both, name = found.setdefault(block_of(full), ([], [])), full.removeprefix(PREFIXES.value)
+        both[name is full].append((tensor_head(name, info.dtype, info.shape), info.offset, info.offset + info.nbytes))
+    return found
+
+
+class FileWriter:
+    """Writes files of tensors; what follows from names, types and shapes is computed when these change.
+
+    Attributes:
+        halves: of the last file.
+    """
+
+    def __init__(self) -> None:
+        self.halves: Halves = {}
+        self._shapes: list[tuple[str, str, tuple[int, ...]]] | None = None
+        self._names: tuple[str, ...] = ()
+        self._header = b""
+
+    def write(self, tensors: Mapping[str, TensorPieces]) -> bytes:
+        """Return the file that ``write_tensors`` makes."""
+        shapes = [(name, one.dtype, one.shape) for name, one in tensors.items()]
+        if shapes != self._shapes:
+            content = bytes(write_tensors(tensors))
+            infos = TensorFile(Pieces.of(content), where=_WHERE).infos
+            self._shapes, self._names, self.halves = shapes, tuple(infos), halves_of(infos)
+            self._header = content[: len(content) - sum(info.nbytes for info in infos.values())]
+        return b"".join([self._header, *(piece for name in self._names for piece in tensors[name].data)])
+
+
 class State(NamedTuple):
     """Trained tensors with optimizer state of a node's slice as a file, and of each block the digests of both."""
 
@@ -66,22 +109,23 @@ class State(NamedTuple):
     parts: Mapping[int, tuple[str, str]]
 
     @classmethod
-    def of(cls, content: bytes, tensors: Mapping[str, TensorPieces] | None = None) -> State:
-        """Compute the digests of a file, from its tensors if these are given.
+    def of(cls, content: bytes, halves: Halves | None = None) -> State:
+        """Compute the digests of a file, whose tensors lie at ``halves`` if these are known.
 
         Raises:
             IntegrityError: the file is damaged.
         """
-        halves: dict[int, tuple[dict[str, TensorPieces], dict[str, TensorPieces]]] = {}
-        for name, tensor in (_pieces(content) if tensors is None else tensors).items():
-            weights, rest = halves.setdefault(block_of(name), ({}, {}))
-            if name.startswith(PREFIXES.value):
-                weights[name.removeprefix(PREFIXES.value)] = tensor
-            else:
-                rest[name] = tensor
-        return cls(
-            content, {block: (tensors_digest(both[0]), tensors_digest(both[1])) for block, both in halves.items()}
-        )
+        view, found = memoryview(content), {}
+        if halves is None:
+            halves = halves_of(TensorFile(Pieces.of(content), where=_WHERE).infos)
+        for block, both in halves.items():
+            weights, rest = hashlib.sha256(), hashlib.sha256()
+            for digest, places in zip((weights, rest), both, strict=True):
+                for head, start, stop in places:
+                    digest.update(head)
+                    digest.update(view[start:stop])
+            found[block] = weights.hexdigest(), rest.hexdigest()
+        return cls(content, found)
 
     @property
     def digests(self) -> Mapping[int, str]:
@@ -110,6 +154,8 @@ class _Kept:
     last_updates: dict[int, Action] = field(default_factory=dict)
     head_update: Action | None = None
     own: dict[Action, list[TensorKey]] = field(default_factory=dict)
+    secret: str = field(default_factory=lambda: secrets.token_hex(32))
+    tagger: Tagger | None = None
     sums: dict[tuple[int, int], bytes] = field(default_factory=dict)
     begin: State | None = None
     after: dict[int, State] = field(default_factory=dict)
@@ -137,6 +183,8 @@ class AuditRecorder:
         self._tickets: dict[TensorKey, str] = {}
         self._tensors: dict[TensorKey, Exchanged] = {}
         self._state: State | None = None
+        self._states, self._sums = FileWriter(), FileWriter()
+        self._trained: Mapping[str, nn.Parameter] = {}
 
     # ---- on the compute thread --------------------------------------------------------------------
 
@@ -151,6 +199,7 @@ class AuditRecorder:
             return
         if self._state is None and self._piece.num_blocks:
             self._state = self._state_now()
+        self._trained = self._executor.part.trained
         kept, now = _Kept(turn, head_update=head_update(self._plan, turn, self._node)), turn.settled(self._plan)
         for item in items(now.course, turn):
             if own := own_updates(now, item, self._node):
@@ -163,8 +212,11 @@ class AuditRecorder:
     def exchanged(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None, *, is_sent: bool) -> None:
         """Note a tensor that this node sends or has received; its values must not change."""
         if (kept := self._of(key.seq)) is not None:
-            same = as_received(tensor, self._wire) if is_sent else tensor.detach().to(self.dtype_of(is_own=False))
-            self._note(kept, key, same, mask)
+            if is_sent:
+                same = as_received(tensor, self._wire)
+            else:
+                same = tensor.detach().to(device="cpu", dtype=self.dtype_of(is_own=False))
+            self._note(kept, key, same, mask, has_digest=is_sent)
 
     def after(self, action: Action) -> None:
         """Note what an action has changed: the sum of gradients, or the state."""
@@ -173,13 +225,13 @@ class AuditRecorder:
             return
         for key in kept.own.get(action, ()):
             tensor, mask = self._executor.copy_tensor(key)
-            self._note(kept, key, tensor, mask)
+            self._note(kept, key, tensor, mask, has_digest=True)
         if kept.head_update is not None:
             self._after_head(kept, action, kept.head_update)
         if not self._piece.start <= action.start < self._piece.stop:
             return
         if action.op is Op.BACKWARD:
-            content = gradients(self._executor)
+            content = self._sums.write(gradients(self._trained))
             kept.sums[action.seq, action.micro] = content
             kept.trail[sum_name(action.seq, action.micro)] = hashlib.sha256(content).hexdigest()
         elif action.op is Op.UPDATE and action == kept.last_updates.get(action.seq) and self._state is not None:
@@ -207,11 +259,21 @@ class AuditRecorder:
         signed = statement(self._run_id, self._plan, kept.turn, self._node, kept.trail)
         return Commitment(json.dumps(kept.trail, separators=(",", ":")), *self._sign(signed.encode()))
 
-    def _note(self, kept: _Kept, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
-        kept.trail[tensor_name(key)] = tensor_digest(tensor, mask)
+    def _note(
+        self, kept: _Kept, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None, *, has_digest: bool
+    ) -> None:
+        """Note the digest of a tensor, or the tag of one that was received and is not kept."""
+        name = tensor_name(key)
         with self._lock:
-            if key in self._tickets:
+            if is_kept := key in self._tickets:
                 self._tensors[key] = (tensor, mask)
+        if not has_digest:
+            kept.trail[TAG_KEY] = kept.secret
+        if has_digest or is_kept:
+            kept.trail[name] = tensor_digest(tensor, mask)
+        else:
+            kept.tagger = kept.tagger or Tagger(kept.secret)
+            kept.trail[name] = kept.tagger.tag(name, tensor, mask)
 
     def _begin(self, index: int) -> None:
         """Note the state before the first update of a turn and of those before it, which may have none here."""
@@ -224,8 +286,7 @@ class AuditRecorder:
         return next((kept for kept in self._turns.values() if kept.turn.first_seq <= seq < kept.turn.end_seq), None)
 
     def _state_now(self) -> State:
-        tensors = self._executor.part.tensors()
-        return State.of(bytes(write_tensors(tensors)), tensors)
+        return State.of(self._states.write(self._executor.part.tensors()), self._states.halves)
 
     # ---- on any thread ----------------------------------------------------------------------------
 
@@ -359,7 +420,7 @@ class WorkRepeater:
     def _updated(self, now: Plan, item: Item, place: CellPlace, files: Mapping[str, bytes]) -> dict[str, Compared]:
         """Compare the sum of gradients, then update with that of the last micro-batch and compare the state."""
         executor, seq = self._executor, place.seq
-        own, told = gradients(executor), _file(files, "sum")
+        own, told = bytes(write_tensors(gradients(executor.part.trained))), _file(files, "sum")
         far = 0.0 if own == told else distance(_tensors(own), _tensors(told), least=_SMALL)
         found = {sum_name(seq, place.micro): Compared(hashlib.sha256(own).hexdigest(), far)}
         updates = own_updates(now, item, self._alias)
@@ -402,10 +463,23 @@ class NodeAudit:
         return self._repeater
 
     def repeat(
-        self, cell: Cell, place: CellPlace, files: Mapping[str, bytes], tensors: Mapping[TensorKey, Exchanged]
+        self,
+        cell: Cell,
+        place: CellPlace,
+        files: Mapping[str, bytes],
+        tensors: Mapping[TensorKey, Exchanged],
+        given: Mapping[str, str],
     ) -> dict[str, Compared]:
-        """Repeat a cell of another host; see ``WorkRepeater.repeat``, and ``repeater`` for further errors."""
-        return self.repeater(cell.node).repeat(self.recorder.turn(place.turn), place, files, tensors)
+        """Repeat a cell of another host; see ``WorkRepeater.repeat``, and ``repeater`` for further errors.
+
+        With the tags of the tensors, if ``given`` has the secret of the host.
+        """
+        results = self.repeater(cell.node).repeat(self.recorder.turn(place.turn), place, files, tensors)
+        if TAG_KEY in given:
+            tagger = Tagger(given[TAG_KEY])
+            names = {tensor_name(key): tensor for key, tensor in tensors.items()}
+            results |= {tag_name(name): Compared(tagger.tag(name, *tensor)) for name, tensor in names.items()}
+        return results
 
     def read_work(self, file: Pieces, place: CellPlace, given: Mapping[str, str]) -> dict[str, bytes]:
         """Read what a host hands in of its own work, with the digests that it told.
@@ -450,14 +524,31 @@ def tensor_digest(tensor: torch.Tensor, mask: torch.Tensor | None) -> str:
     """Return the SHA-256, hex, of a tensor as both ends of its link have it, in the type of the wire, and its mask."""
     digest = hashlib.sha256(bytes_of(tensor.detach().to(device="cpu").contiguous()))
     if mask is not None:
-        digest.update(bytes_of(mask.detach().to(device="cpu", dtype=torch.uint8).contiguous()))
+        digest.update(_bytes_of_mask(mask))
     return digest.hexdigest()
 
 
-def gradients(executor: NodeExecutor) -> bytes:
-    """Return the gradients of a node's slice as a file."""
-    found = {name: value.grad for name, value in executor.part.trained.items() if value.grad is not None}
-    return bytes(write_tensors({name: pieces_of(grad) for name, grad in found.items()}))
+class Tagger:
+    """Makes the tags of a turn, each for another name: Poly1305 of the tensor, as additional data in RFC 8439."""
+
+    def __init__(self, secret: str) -> None:
+        from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+        self._cipher = ChaCha20Poly1305(tag_key(secret))
+
+    def tag(self, name: str, tensor: torch.Tensor, mask: torch.Tensor | None) -> str:
+        """Return the tag of a tensor and its mask on the CPU, as in the trail of who received it."""
+        masked = b"" if mask is None else bytes(_bytes_of_mask(mask))
+        return tag_text(self._cipher.encrypt(tag_nonce(name), masked, bytes_of(tensor.contiguous()))[-16:])
+
+
+def _bytes_of_mask(mask: torch.Tensor) -> memoryview:
+    return bytes_of(mask.detach().to(device="cpu", dtype=torch.uint8).contiguous())
+
+
+def gradients(trained: Mapping[str, nn.Parameter]) -> dict[str, TensorPieces]:
+    """Return the gradients of a node's slice, read when iterated."""
+    return {name: pieces_of(value.grad) for name, value in trained.items() if value.grad is not None}
 
 
 def set_gradients(executor: NodeExecutor, content: bytes) -> None:

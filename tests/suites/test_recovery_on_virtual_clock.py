@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ringtune.run_control import events as rd
-from ringtune.run_control.recovery import RecoveryPolicy, loss_outcome
+from ringtune.run_control.recovery import MOST_OPENINGS, LinkOpenings, RecoveryPolicy, loss_outcome
 from ringtune.schedule.lowering import links
 from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.placement import Placement, Rack
@@ -245,12 +245,49 @@ def test_runs_in_which_a_link_stays_broken_go_on_without_an_end_of_it_that_owns_
     assert without >= 1
 
 
-@pytest.mark.parametrize("mended_s", [0.0, 50.0, math.inf])
-def test_run_whose_link_between_two_owners_stays_broken_opens_it_again_as_long_as_it_waits(mended_s: float) -> None:
-    """Both live and own rows, so that neither can be done without; a link that is mended is used at once."""
+def test_host_that_reports_a_lost_link_after_each_turn_is_left_out() -> None:
+    """Whichever living node it accuses, five times within 50 turns; until then each time one turn is done again."""
+    plan = make_plan(
+        [("a", 0, 1), ("c", 1, 3), ("b", 3, 4)], ["a", "b"], num_blocks=4, num_steps=24, local_iterations=2
+    )
+    wanted = ring_of(plan, random.Random(0)).run()
+    ring, reports = ring_of(plan, random.Random(0)), list[int]()
+
+    def when(what: str, node: str) -> None:
+        kept = sum(isinstance(entry, rd.LogKept) for entry in ring.result.logged)
+        if kept > max(reports, default=0) and len(recoveries(ring.result)) == len(reports) and "c" not in ring.lost:
+            reports.append(kept)
+            ring.lose_link("c", "ab"[len(reports) % 2])
+
+    ring.when = when
+    result = ring.run()
+    assert story(result) == story(wanted)
+    assert [one.lost for one in recoveries(result)] == [()] * MOST_OPENINGS + [("c",)]
+
+
+def test_links_that_are_opened_anew_now_and_then_are_not_too_many() -> None:
+    """Of five, the first counts for 50 turns; those of other nodes do not count."""
+    openings, found = LinkOpenings(), list[bool]()
+    for turn in range(100):
+        if turn % 12 == 0 and turn < 60:
+            openings.note(("c", f"o{turn}"))
+        found.append(openings.are_too_many("c"))
+        assert not openings.are_too_many(f"o{turn}")
+        openings.commit()
+    assert [turn for turn, is_found in enumerate(found) if is_found] == [48, 49]
+
+
+@pytest.mark.parametrize(("mended_s", "awaits_s"), [(0.0, 100.0), (50.0, 100.0), (math.inf, 100.0), (math.inf, 0.0)])
+def test_run_whose_link_between_two_owners_stays_broken_opens_it_again_as_long_as_it_waits(
+    mended_s: float, awaits_s: float
+) -> None:
+    """Both live and own rows, so that neither can be done without; a link that is mended is used at once.
+
+    Where no node is awaited, it is opened anew once. At the end both are named: which one is wrong is not known.
+    """
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_blocks=4, num_steps=12, local_iterations=2)
     wanted = ring_of(plan, random.Random(0)).run()
-    ring = ring_of(plan, random.Random(0), recovery=RecoveryPolicy(awaits_s=100.0))
+    ring = ring_of(plan, random.Random(0), recovery=RecoveryPolicy(awaits_s=awaits_s))
     cut_s, moments_s = list[float](), list[float]()
 
     def when(what: str, node: str) -> None:
@@ -266,8 +303,9 @@ def test_run_whose_link_between_two_owners_stays_broken_opens_it_again_as_long_a
     result = ring.run()
     assert cut_s
     if math.isinf(mended_s):
-        assert "was opened anew for 100 s (recovery.wait_s); both own rows" in result.finish.message
-        assert 90.0 <= moments_s[-1] - cut_s[0] < 110.0
+        tried = "for 100 s (recovery.wait_s)" if awaits_s else "in vain"
+        assert f"the link between a and b was opened anew {tried}; both own rows" in result.finish.message
+        assert awaits_s - 10.0 <= moments_s[-1] - cut_s[0] < awaits_s + 10.0
         return
     assert story(result) == story(wanted)
     assert [(one.lost, one.link) for one in recoveries(result)] == [((), "node a has lost node b")]

@@ -8,7 +8,7 @@ from pathlib import Path
 from coordinator.api.audit import CheckedLedger, LedgerCheck
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
-from ringtune.techniques.audit import LEDGER, begin_name, end_names, state_digest, state_name, work_of
+from ringtune.techniques.audit import LEDGER, TAG_KEY, begin_name, end_names, state_digest, state_name, work_of
 from tests.support.cluster import Outcome
 
 Ends = Callable[[int], tuple[str, str]]
@@ -21,6 +21,8 @@ def trail_of(
     """Return a trail with the same digest for all tensors, and for all sums, from the last micro-batch to the first."""
     work, piece = work_of(plan, turn, node), plan.slice_of(node)
     found = dict.fromkeys(sorted(work.peers), "t") | dict.fromkeys(sorted(work.sums, reverse=True), "s")
+    if work.got:
+        found[TAG_KEY] = node
     if work.has_head:
         found |= {begin_name(plan.course.head): state_digest("v", "q")}
         found |= dict(zip(end_names(plan.course.head), ("v", "q"), strict=True))

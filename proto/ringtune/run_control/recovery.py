@@ -271,6 +271,37 @@ class BadSteps:
         self._is_going_back = False
 
 
+MOST_OPENINGS: Final = 5
+"""How often links of a node are opened anew within ``OPENINGS_TURNS`` train turns before the run does without it."""
+OPENINGS_TURNS: Final = 50
+
+
+class LinkOpenings:
+    """How often a run has gone back to open links anew, by the nodes at both ends.
+
+    Each time one turn at most is repeated. A node that reports links which nobody else misses, or whose network is bad,
+    would make the run repeat every turn; so it costs a tenth of the turns at most.
+    """
+
+    def __init__(self) -> None:
+        self._num_turns = 0
+        self._at: dict[str, list[int]] = {}
+
+    def commit(self) -> None:
+        """Note that a train turn is committed."""
+        self._num_turns += 1
+
+    def note(self, ends: Iterable[str]) -> None:
+        """Note that all go back because of the link of these two nodes."""
+        for node in ends:
+            self._at[node] = [*self._at.get(node, []), self._num_turns][-MOST_OPENINGS:]
+
+    def are_too_many(self, node: str) -> bool:
+        """Whether a node was an end of ``MOST_OPENINGS`` such links within the last turns."""
+        found = self._at.get(node, [])
+        return len(found) == MOST_OPENINGS and self._num_turns - found[0] < OPENINGS_TURNS
+
+
 _OF_ROOM: Final = (CapacityError.__name__, StorageError.__name__)
 
 

@@ -45,10 +45,13 @@ from ringtune.errors import (
 from ringtune.run_control import events as rd
 from ringtune.run_control.migration import Migration
 from ringtune.run_control.recovery import (
+    MOST_OPENINGS,
     NOTHING_KEPT,
+    OPENINGS_TURNS,
     RESUME,
     AwaitedNodes,
     BadSteps,
+    LinkOpenings,
     Recovery,
     RecoveryPolicy,
     UncommittedLog,
@@ -167,6 +170,7 @@ class RunStateMachine:
         self._checking = self._checked = -1  # index of a turn
         self._opened_at: int | None = None  # step to which the run has gone back last because of a lost link
         self._opened_s = 0.0  # when it did so first
+        self._openings = LinkOpenings()
         self._broken_link: rd.LinkFailed | None = None  # the last one between living nodes
         self._before: Turn | None = None  # the last turn that was granted before the last recovery
         self._returned = list[str]()  # left-out owners that are back, to be taken in at the next turn boundary
@@ -369,15 +373,21 @@ class RunStateMachine:
 
     @property
     def _required_plan(self) -> Plan:
-        return needed(self.plan, f"phase {self.phase} needs a plan and there is none")
+        if self.plan is None:
+            raise PlanError(f"phase {self.phase} needs a plan and there is none")
+        return self.plan
 
     @property
     def _required_grants(self) -> TurnGrants:
-        return needed(self._grants, f"phase {self.phase} does not train yet")
+        if self._grants is None:
+            raise PlanError(f"phase {self.phase} does not train yet")
+        return self._grants
 
     @property
     def _required_migration(self) -> Migration:
-        return needed(self._migration, f"phase {self.phase} needs a plan and there is none")
+        if self._migration is None:
+            raise PlanError(f"phase {self.phase} needs a plan and there is none")
+        return self._migration
 
     @property
     def _chooses_for(self) -> int | None:
@@ -475,7 +485,7 @@ class RunStateMachine:
         """Open all links anew: all nodes go back in the same placement.
 
         If the accused node did not answer, the run continues without it; if a link is lost again before another turn is
-        committed, or can't be opened, without one of its ends.
+        committed, or can't be opened, without one of its ends; if it is one too many of a node, without that one.
         """
         step = self._kept.step
         if event.placement_number != self._required_migration.part.placement.placement_number:
@@ -488,6 +498,11 @@ class RunStateMachine:
         if step == self._opened_at:
             self._lose_an_end(event, now_s, commands)
             return
+        for node in filter(self._openings.are_too_many, self._dispensable(event.ends)):
+            why = f"{event.failed.message}; its links were opened anew {MOST_OPENINGS} times in {OPENINGS_TURNS} turns"
+            self._on_node_failed(rd.NodeFailed(node, event.failed.error, why), now_s, commands)
+            return
+        self._openings.note(event.ends)
         self._opened_at, self._opened_s = step, now_s
         self._open_links(event, now_s, commands)
 
@@ -502,22 +517,25 @@ class RunStateMachine:
         Both are there. So if the run needs the rows of both, all links are opened anew until the time is over that it
         would wait for a node.
         """
-        link, step = event.failed, self._kept.step or 0
-        without_rows = [node for node in event.ends if self._course.owner(node) is None]
-        left_out = [
-            node
-            for node in event.ends
-            if self._policy.leaves_out and not rows_reason(self._course, node, step, self._kept.decided)
-        ]
-        lost = next(iter([*without_rows, *left_out]), "")
-        if lost or not self._policy.awaits_s:
-            self._on_node_failed(rd.NodeFailed(lost or link.lost, link.error, link.message), now_s, commands)
+        link = event.failed
+        if lost := next(iter(self._dispensable(event.ends)), ""):
+            self._on_node_failed(rd.NodeFailed(lost, link.error, link.message), now_s, commands)
         elif now_s < self._opened_s + self._policy.awaits_s:
             self._open_links(event, now_s, commands)
         else:
-            tried = f"the link between {' and '.join(event.ends)} was opened anew for {self._policy.awaits_s:g} s"
-            owns = "(recovery.wait_s); both own rows, which no other node has"
-            self._fail(link.error, f"{link.message}; {tried} {owns}; mend the network, {RESUME}", commands)
+            tried = f" for {self._policy.awaits_s:g} s (recovery.wait_s)" if self._policy.awaits_s else " in vain"
+            text = f"the link between {' and '.join(event.ends)} was opened anew{tried}; both own rows, which no other"
+            self._fail(link.error, f"{link.message}; {text} node has; mend the network, {RESUME}", commands)
+
+    def _dispensable(self, nodes: Iterable[str]) -> list[str]:
+        """Return the nodes without whose rows the run can go on, those without rows first."""
+        step, without_rows, left_out = self._kept.step or 0, list[str](), list[str]()
+        for node in nodes:
+            if self._course.owner(node) is None:
+                without_rows.append(node)
+            elif self._policy.leaves_out and not rows_reason(self._course, node, step, self._kept.decided):
+                left_out.append(node)
+        return [*without_rows, *left_out]
 
     def _on_bad_step(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
         """Repeat the uncommitted turns, unless they are a repetition themselves."""
@@ -616,6 +634,7 @@ class RunStateMachine:
         self._required_grants.commit(turn.index)
         self._bad.commit(turn.index)
         if turn.kind is StepKind.TRAIN:
+            self._openings.commit()
             self._kept.commit(self._required_plan.course, self._required_migration.part.placement, turn)
 
     def _recover(self, lost: str, message: str, now_s: float, commands: list[rd.Command]) -> None:

@@ -175,11 +175,16 @@ def write_tensors(tensors: Mapping[str, TensorPieces], *, metadata: Mapping[str,
     return Pieces(len(header) + sum(tensors[name].data.size_bytes for name in names), pieces)
 
 
+def tensor_head(name: str, dtype: str, shape: Sequence[int]) -> bytes:
+    """Return what is before the bytes of a tensor in ``tensors_digest``."""
+    return json.dumps([name, dtype, shape]).encode()
+
+
 def tensors_digest(tensors: Mapping[str, TensorPieces]) -> str:
     """Return the SHA-256, hex, over names, types, shapes and bytes of some tensors, in the order of names."""
     digest = hashlib.sha256()
     for name, (dtype, shape, data) in sorted(tensors.items()):
-        digest.update(json.dumps([name, dtype, shape]).encode())
+        digest.update(tensor_head(name, dtype, shape))
         for piece in data:
             digest.update(piece)
     return digest.hexdigest()

@@ -10,10 +10,12 @@ in bits on nodes of one numeric class, so another host can repeat a cell, and th
     sum of gradients, state of item 11 --> update of item 12 --> state of item 12
 
 Each node commits itself before it knows what is drawn: with the end of a turn it reports a *trail*, which has a digest
-of each tensor that it sent or got, of the sum of gradients after each of its cells, and of weights with optimizer state
-after each item. Tensors between nodes are in the trails of both ends. The coordinator draws the cells of a turn when it
-grants the turn, for each host independently, and tells the neighbours of the host, not the host, which of the tensors
-that they exchange with it they have to keep. After the turn the *checker*, the next host in the ring, repeats the cell.
+of each tensor that it sent, of the sum of gradients after each of its cells, and of weights with optimizer state after
+each item. Of a tensor that it got it has a *tag*, which costs less: a message authentication code (Poly1305) under a
+key that only the receiver knows until the trails of all nodes are there. So a sender that hands in another tensor than
+it sent does not know which one fits. The coordinator draws the cells of a turn when it grants the turn, for each host
+independently, and tells the neighbours of the host, not the host, which of the tensors that they exchange with it they
+have to keep; of these they tell the digest. After the turn the *checker*, the next host in the ring, repeats the cell.
 What it says against another node counts if the host after it, the *third*, finds the same.
 
 A host that scales its gradients in a turn does so in a cell, after the last cell of an item, or in the update; each
@@ -36,7 +38,7 @@ import functools
 import hashlib
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -262,6 +264,36 @@ def end_names(block: int) -> tuple[str, str]:
     return f"weights {block}", f"rest {block}"
 
 
+TAG_KEY: Final = "key"
+"""Name of what a node derives the key of its tags from, drawn anew for each turn."""
+_TAG: Final = "tag "
+
+
+def tag_name(name: str) -> str:
+    """Name of the tag of a received tensor in the question for a cell, and in its answer."""
+    return f"{_TAG}{name}"
+
+
+def tag_key(secret: str) -> bytes:
+    """Return the key of the tags of a turn: 32 bytes."""
+    return hashlib.blake2b(secret.encode(), digest_size=32).digest()
+
+
+def tag_nonce(name: str) -> bytes:
+    """Return the number of a tensor's tag under the key of its turn: 12 bytes."""
+    return hashlib.blake2b(name.encode(), digest_size=12).digest()
+
+
+def tag_text(tag: bytes) -> str:
+    """Return a tag as the receiver's trail has it, in the place of the digest."""
+    return f"{_TAG}{tag.hex()}"
+
+
+def is_tag(value: str) -> bool:
+    """Whether an entry of a trail is a tag."""
+    return value.startswith(_TAG)
+
+
 def state_digest(weights: str, rest: str) -> str:
     """Return the digest of a block's state from those of its weights and its optimizer state."""
     return hashlib.sha256(f"{weights} {rest}".encode()).hexdigest()
@@ -286,12 +318,14 @@ class Work(NamedTuple):
 
     Attributes:
         peers: name of each tensor that it exchanges -> the other node, or itself (``own_tensors``).
+        got: names of those that it receives from other nodes.
         sums: names of its sums of gradients.
         updates: items after which blocks of its slice are updated, ascending.
         has_head: whether it updates the head, as the owner of the turn.
     """
 
     peers: Mapping[str, str]
+    got: frozenset[str]
     sums: frozenset[str]
     updates: tuple[int, ...]
     has_head: bool
@@ -299,16 +333,19 @@ class Work(NamedTuple):
 
 def work_of(plan: Plan, turn: Turn, node: str) -> Work:
     """Return what a node of a placement does in a train turn; ``plan`` is the part of the placement."""
-    now, piece, peers, sums, updates = turn.settled(plan), plan.slice_of(node), dict[str, str](), set[str](), []
+    now, piece, peers, updates = turn.settled(plan), plan.slice_of(node), dict[str, str](), []
+    got, sums = set[str](), set[str]()
     for item in items(now.course, turn):
         for micro, way in enumerate(legs(now, item, node)):
-            peers |= {tensor_name(one.key): one.peer for one in exchanges(way, item.seq, micro)}
+            found = exchanges(way, item.seq, micro)
+            peers |= {tensor_name(one.key): one.peer for one in found}
+            got |= {tensor_name(one.key) for one in found if one.comes}
             if any(leg.op is Op.BACKWARD and piece.start <= leg.start < piece.stop for leg in way):
                 sums.add(sum_name(item.seq, micro))
         if own_updates(now, item, node):
             updates.append(item.seq)
     peers |= {tensor_name(one.key): node for one in own_tensors(plan, turn, node)}
-    return Work(peers, frozenset(sums), tuple(updates), head_update(plan, turn, node) is not None)
+    return Work(peers, frozenset(got), frozenset(sums), tuple(updates), head_update(plan, turn, node) is not None)
 
 
 def head_update(plan: Plan, turn: Turn, node: str) -> Action | None:
@@ -331,20 +368,23 @@ def ends_of(plan: Plan, trail: Trail, node: str) -> tuple[int, ...]:
     return (*blocks_of(plan, trail, node), *([plan.course.head] if begin_name(plan.course.head) in trail else []))
 
 
-def trail_problem(plan: Plan, work: Work, trail: Trail, node: str, *, adapter: str) -> str:
+def trail_problem(plan: Plan, work: Work, trail: Trail, node: str, *, adapter: str, kept: Collection[str] = ()) -> str:
     """Say what a node's trail lacks, has too much, or contradicts; empty if it is that of its work.
 
     ``adapter`` is the configuration, which says what blocks have a state: each hosted one with weights to train.
+    ``kept`` are the names of the tensors that the node was told to keep, of which it knows the digests.
     """
     piece = plan.slice_of(node)
     blocks = [block for block in range(piece.start, piece.stop) if has_adapter(adapter, block)]
-    names = {*work.peers, *work.sums, *map(begin_name, blocks)}
+    names = {*work.peers, *work.sums, *map(begin_name, blocks), *([TAG_KEY] if work.got else [])}
     names |= {name for block in blocks for name in end_names(block)}
     names |= {state_name(seq, block) for seq in work.updates for block in blocks}
     if work.has_head:
         names |= {begin_name(plan.course.head), *end_names(plan.course.head)}
     if odd := sorted(names ^ trail.keys()):
         return f"node {node} reports {'no ' if odd[0] in names else ''}{odd[0][:60]!r}, against the plan"
+    if odd := sorted(name for name in trail if is_tag(trail[name]) and (name not in work.got or name in kept)):
+        return f"node {node} reports no digest of {odd[0]!r}"
     for block, begin, end in ends(plan, trail, node):
         is_head = block == plan.course.head
         if not is_head and end != (trail[state_name(work.updates[-1], block)] if work.updates else begin):
@@ -360,10 +400,14 @@ def ends(plan: Plan, trail: Trail, node: str) -> Iterator[tuple[int, str, str]]:
 
 
 def ends_differ(works: Mapping[str, Work], trails: Mapping[str, Trail]) -> Finding | None:
-    """Return the first link whose two ends have different digests of a tensor; None if there is none."""
+    """Return the first link whose two ends have different digests of a tensor; None if there is none.
+
+    A tag is compared where the tensor is that of a drawn cell (``judge``).
+    """
     for node, work in works.items():
-        for name, peer in work.peers.items():
-            if trails[node][name] != trails[peer].get(name):
+        for name in work.got:
+            told, peer = trails[node][name], work.peers[name]
+            if not is_tag(told) and told != trails[peer].get(name):
                 return Finding((node, peer), f"nodes {node} and {peer} say different things of {name}")
     return None
 
@@ -371,12 +415,13 @@ def ends_differ(works: Mapping[str, Work], trails: Mapping[str, Trail]) -> Findi
 def statement(run_id: str, plan: Plan, turn: Turn, node: str, trail: Trail) -> str:
     """Return what a node signs of a turn, as JSON: digests of each link, of the states at both ends, and of the trail.
 
-    Of a link it is over names and digests of the tensors of the turn, so it is equal at both ends. The end of a block
+    Of a link it is over names and digests of the tensors that the node sent there in the turn. The end of a block
     has the digests of weights and of optimizer state. A statement of a node with three blocks has some 1 kB.
     """
-    links: dict[str, list[str]] = {}
-    for name, peer in work_of(plan, turn, node).peers.items():
-        links.setdefault(peer, []).append(f"{name} {trail[name]}")
+    work, sent = work_of(plan, turn, node), dict[str, list[str]]()
+    for name, peer in work.peers.items():
+        if name not in work.got:
+            sent.setdefault(peer, []).append(f"{name} {trail[name]}")
     blocks = ends_of(plan, trail, node)
     table = {
         "run": run_id,
@@ -384,7 +429,7 @@ def statement(run_id: str, plan: Plan, turn: Turn, node: str, trail: Trail) -> s
         "placement": plan.placement.placement_number,
         "turn": turn.index,
         "steps": [turn.first_step, turn.end_step],
-        "links": {peer: _digest("\n".join(sorted(lines))) for peer, lines in links.items()},
+        "sent": {peer: _digest("\n".join(sorted(lines))) for peer, lines in sent.items()},
         "begin": {str(block): trail[begin_name(block)] for block in blocks},
         "end": {str(block): [trail[name] for name in end_names(block)] for block in blocks},
         "trail": _digest(json.dumps([*trail.items()])),
@@ -403,8 +448,8 @@ class Question(NamedTuple):
     """What is asked of a host that repeats a cell.
 
     Attributes:
-        given: digest of what others hand in, by name in the trail.
-        told: digest of what the host of the cell has computed, by name.
+        given: digest of what others hand in, by name in the trail, and the secret of tags.
+        told: digest of what the host of the cell has computed, by name, and tags of what it got (``tag_name``).
         peers: name of a tensor -> the node that exchanged it with the host, or the host itself, which hands it in.
     """
 
@@ -415,12 +460,13 @@ class Question(NamedTuple):
     peers: Mapping[str, str]
 
 
-def question(plan: Plan, turn: Turn, cell: Cell, work: Work, trail: Trail) -> Question:
-    """Make the question for a cell from the trail of its host, which has no problem."""
-    seq, tensors = cell.seq, cell_exchanges(plan, turn, cell)
+def question(plan: Plan, turn: Turn, cell: Cell, work: Work, trails: Mapping[str, Trail]) -> Question:
+    """Make the question for a cell from the trails of all nodes, which have no problem."""
+    seq, tensors, trail = cell.seq, cell_exchanges(plan, turn, cell), trails[cell.node]
+    tagged = {name: one.peer for one in tensors if is_tag(trail[name := tensor_name(one.key)])}
     blocks, earlier = blocks_of(plan, trail, cell.node), [one for one in work.updates if one < seq]
     given = [state_name(earlier[-1], block) if earlier else begin_name(block) for block in blocks]
-    given += [tensor_name(one.key) for one in tensors]
+    given += [name for one in tensors if (name := tensor_name(one.key)) not in tagged]
     told = [tensor_name(one.key) for one in tensors if not one.comes]
     order, before, last = micro_order(trail, seq), -1, -1
     if cell.micro in order:
@@ -432,8 +478,12 @@ def question(plan: Plan, turn: Turn, cell: Cell, work: Work, trail: Trail) -> Qu
     return Question(
         cell,
         CellPlace(turn.index, seq, cell.micro, before, last),
-        {name: trail[name] for name in given},
-        {name: trail[name] for name in told},
+        {
+            **{name: trail[name] for name in given},
+            **{name: trails[peer][name] for name, peer in tagged.items()},
+            **({TAG_KEY: trail[TAG_KEY]} if tagged else {}),
+        },
+        {name: trail[name] for name in told} | {tag_name(name): trail[name] for name in tagged},
         {tensor_name(one.key): one.peer for one in tensors},
     )
 
@@ -509,7 +559,12 @@ def judge(asked: Question, results: Mapping[str, Compared], permitted: Tolerance
         permitted: distances of what the host and the one that repeated it computed.
     """
     cell = asked.cell
+    for name, peer in asked.peers.items():  # before what follows from it
+        if (tag := tag_name(name)) in asked.told and results[tag].found != asked.told[tag]:
+            return Finding((cell.node, peer), f"nodes {cell.node} and {peer} say different things of {name}")
     for name, (found, distance) in results.items():
+        if is_tag(name):
+            continue
         if found != asked.told.get(name) and distance > permitted.of(name):
             text = (
                 f"node {cell.node} computed another result than it should have in item {cell.seq}, micro-batch "

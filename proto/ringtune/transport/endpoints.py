@@ -248,7 +248,7 @@ copies of what helpers fit.
 2: numbers of copies, and racks; owners that come back.
 3: ``[audit]``.
 4: what an audited owner tells of the blocks and the head in its own turns.
-5: ``[generation]``.
+5: tags of tensors that an audited node receives; ``[generation]``.
 """
 
 

@@ -18,6 +18,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn, turn_sequence
 from ringtune.techniques.audit import (
     EQUAL_BITS,
+    TAG_KEY,
     AuditSettings,
     Cell,
     Compared,
@@ -42,6 +43,8 @@ from ringtune.techniques.audit import (
     settle,
     state_name,
     statement,
+    tag_name,
+    tag_text,
     tensor_name,
     tolerance,
     trail_problem,
@@ -111,9 +114,9 @@ def test_owner_hands_in_what_passes_no_link_in_its_own_turns() -> None:
         drawn = cells(PLAN, turn, owner)[:1]
         assert len(keys_to_keep(PLAN, turn, drawn).get(owner, ())) == len(own)
         assert not keys_to_keep(PLAN, turn, cells(PLAN, turn, "c")[:1]).keys() - {"b", "d"}
-        asked = question(PLAN, turn, drawn[0], work_of(PLAN, turn, owner), audit_trails.trail_of(PLAN, turn, owner))
-        assert [*asked.peers.values()].count(owner) == len(names)
         trail = audit_trails.trail_of(PLAN, turn, owner)
+        asked = question(PLAN, turn, drawn[0], work_of(PLAN, turn, owner), {owner: trail})
+        assert [*asked.peers.values()].count(owner) == len(names)
         for one in own:
             less = {name: digest for name, digest in trail.items() if name != tensor_name(one.key)}
             assert "against the plan" in trail_problem(PLAN, work_of(PLAN, turn, owner), less, owner, adapter="lora")
@@ -181,14 +184,19 @@ def test_trail_has_to_have_what_the_plan_says() -> None:
     name, peer = next(iter(WORKS["b"].peers.items()))
     found = ends_differ(WORKS, {**trails, "b": {**trails["b"], name: "x"}})
     assert found is not None and {*found.nodes} == {"b", peer} and name in found.text
+    tagged = {**trails["b"], (got := min(WORKS["b"].got)): "tag x"}
+    assert not problem(tagged) and ends_differ(WORKS, {**trails, "b": tagged}) is None
+    sent = min(WORKS["b"].peers.keys() - WORKS["b"].got)
+    assert f"no digest of {sent!r}" in problem({**trails["b"], sent: "tag x"})
+    kept = trail_problem(SMALL, WORKS["b"], tagged, "b", adapter="lora", kept=(got,))
+    assert f"no digest of {got!r}" in kept  # which it knows, as it keeps the tensor
 
 
-def test_statement_has_equal_links_at_both_ends_and_says_nothing_of_the_other_turns() -> None:
+def test_statement_names_whom_a_node_sent_to_and_says_nothing_of_the_other_turns() -> None:
     """Its bytes are those of one run, turn and trail."""
     told = {node: json.loads(statement("r", SMALL, TURN, node, trail_of(node))) for node in SMALL.nodes}
-    links = {(node, peer): digest for node, one in told.items() for peer, digest in one["links"].items()}
-    assert {*links} == {("a", "b"), ("b", "a"), ("a", "o"), ("o", "a"), ("b", "o"), ("o", "b")}
-    assert all(digest == links[peer, node] for (node, peer), digest in links.items())
+    links = {(node, peer) for node, one in told.items() for peer in one["sent"]}
+    assert links == {("a", "b"), ("b", "a"), ("b", "o"), ("o", "a"), ("o", "b")}  # nothing leaves the first block
     assert told["b"]["end"] == {"2": ["w", "r"], "3": ["w", "r"]} and told["b"]["steps"] == [0, 2]
     changed = {**trail_of("b"), next(iter(WORKS["b"].peers)): "x"}
     assert statement("r", SMALL, TURN, "b", changed) != statement("r", SMALL, TURN, "b", trail_of("b"))
@@ -197,7 +205,7 @@ def test_statement_has_equal_links_at_both_ends_and_says_nothing_of_the_other_tu
 
 def asked_of(trail: Trail) -> Question:
     """The question for the cell of b."""
-    return question(SMALL, TURN, CELL, WORKS["b"], trail)
+    return question(SMALL, TURN, CELL, WORKS["b"], {node: trail_of(node) for node in SMALL.nodes} | {"b": trail})
 
 
 def test_question_names_all_that_goes_in_and_comes_out() -> None:
@@ -207,6 +215,24 @@ def test_question_names_all_that_goes_in_and_comes_out() -> None:
     assert {*asked.told} == {"h 1.0 4", "g 1.0 2", "sum 1.0", "state 1 2", "state 1 3"}
     assert {*asked.given} - {*asked.told} == {"h 1.0 2", "g 1.0 4", "sum 1.1", "state 0 2", "state 0 3"}
     assert asked.peers == {"h 1.0 2": "a", "h 1.0 4": "o", "g 1.0 4": "o", "g 1.0 2": "a"}
+
+
+def test_tag_that_does_not_fit_names_both_ends_of_the_link() -> None:
+    """The digest is the sender's then; the checker gets the secret of the host, and not the tag."""
+    asked = asked_of({**trail_of("b"), "h 1.0 2": tag_text(b"\7" * 16)})
+    assert (
+        asked.given[TAG_KEY] == "b" and asked.given["h 1.0 2"] == "t" and TAG_KEY not in asked_of(trail_of("b")).given
+    )
+    assert asked.told[tag_name("h 1.0 2")] not in asked.given.values()
+    results: dict[str, list[Any]] = {name: [digest, 0.0] for name, digest in asked.told.items()}
+    answers = {"": None, "h 1.0 2": ("b", "a"), "h 1.0 4": None}  # of a tensor without a tag it says nothing
+    for name, named in answers.items():
+        other = {**results, "sum 1.0": ["u", 1.0]} if named else results
+        told = json.dumps({**other, tag_name(name): [tag_text(b"\6" * 16), 0.0]})
+        found = judge(asked, read_results(told, "c", asked), EQUAL_BITS)
+        assert (found and (found.nodes, found.is_computed)) == (named and (named, False))
+    with pytest.raises(IntegrityError, match="has not repeated tag h"):
+        read_results(json.dumps({name: value for name, value in results.items() if name[:3] != "tag"}), "c", asked)
 
 
 @cases(

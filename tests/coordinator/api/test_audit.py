@@ -123,9 +123,16 @@ def other_state_of(at: int) -> Callable[[Lines], None]:
 
 
 def other_link(lines: Lines) -> None:
-    """A says that it exchanged something else with b."""
+    """A says that it sent something else to b."""
     entry = lines[2]["nodes"]["a"]
-    entry["says"] = entry["says"].replace(json.loads(entry["says"])["links"]["b"], "0" * 64)
+    entry["says"] = entry["says"].replace(json.loads(entry["says"])["sent"]["b"], "0" * 64)
+
+
+def other_ends(lines: Lines) -> None:
+    """A and b say different things of their link, in a ledger in which both ends are told."""
+    for node, peer in ("ab", "ba"):
+        entry = lines[2]["nodes"][node]
+        entry["says"] = json.dumps({**json.loads(entry["says"]), "links": {peer: node}})
 
 
 def other_key(lines: Lines) -> None:
@@ -151,7 +158,8 @@ def in_another_placement(lines: Lines) -> None:
     ["change", "words"],
     [
         (other_state_of(3), ("line 4", "node a has not signed")),
-        (other_link, ("line 3", "node a has not signed", "nodes a and b say different things")),
+        (other_link, ("line 3", "node a has not signed")),
+        (other_ends, ("line 3: nodes a and b say different things of their link",)),
         (other_key, ("line 3", "node b has not signed", "not one of")),
         (lambda lines: lines.pop(2), ("line 3 begins at step 4", "ends at 2")),
         (lambda lines: lines.pop(), ("ends at step 4", "the run has 6 steps", "other weights")),

@@ -81,13 +81,13 @@ class Audit:
 
     def answer(self, checker: str, **changes: list[Any]) -> rd.NodeFailed | None:
         """A host repeats the cell; all is right without changes."""
-        asked = question(self.plan, self.turn, CELL, work_of(self.plan, self.turn, "b"), self.trails["b"])
+        asked = question(self.plan, self.turn, CELL, work_of(self.plan, self.turn, "b"), self.trails)
         results = {name: [digest, 0.0] for name, digest in asked.told.items()}
         return self.reply(checker, control_pb2.RepeatReply(results_json=json.dumps({**results, **changes})))
 
     def reply(self, checker: str, reply: control_pb2.RepeatReply | None, error: Any = None) -> rd.NodeFailed | None:
         """A host answers, or can't."""
-        return self.run.take(CellRepeated(self.turn.index, CELL, checker, reply, error))
+        return self.run.take(CellRepeated(len(self.asks()), CELL, checker, reply, error))
 
     def asks(self) -> str:
         """The nodes that were asked to repeat the cell."""
@@ -161,6 +161,19 @@ def test_two_hosts_that_disagree_are_both_named_where_no_third_decides() -> None
     audit.check()
     audit.reply("c", control_pb2.RepeatReply(node="a", problem="gone"))
     assert {*audit.found} == {"a", "c"}
+
+
+def test_answer_to_an_earlier_call_is_not_that_of_the_third() -> None:
+    """A checker's word counts once, also where its answer comes again."""
+    audit = Audit()
+    audit.check()
+    ((_, on_result, _),) = audit.calls["c"].asked
+    audit.answer("c", **WRONG)
+    on_result(control_pb2.RepeatReply(node="b", problem="gone"))
+    late = audit.put.pop()
+    assert audit.run.take(late) is None and not audit.put
+    audit.answer("a")
+    assert audit.found == ("c",)
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,6 @@ def test_node_of_an_older_build_takes_no_part_where_state_moves() -> None:
     assert "node b has an older build" in problem and "moves and recoveries; install" in problem
     audited = job().with_overrides({"audit.share": 0.02, "recovery.copies": "next"})
     assert wire_problem(job(), both, {"a": 2, "b": 1}) == ""
-    problem = wire_problem(audited, both, {"a": 4, "b": 3})
+    problem = wire_problem(audited, both, {"a": 5, "b": 4})
     assert "node b has an older build" in problem and "does not know [audit];" in problem
-    assert wire_problem(audited, both, {"a": 4, "b": 4}) == ""
+    assert wire_problem(audited, both, {"a": 5, "b": 5}) == ""

@@ -328,6 +328,7 @@ def test_snapshot_is_fetched_from_the_node_that_hosted_the_blocks(shelf: tuple[S
 
 
 GOOD, POISON = file_of(0, 1), file_of(0, 1).replace(bytes([0, 1]), bytes([0, 9]))
+EARLIER = file_of(0, 1).replace(bytes([0, 1]), bytes([0, 0]))  # block 1 before the turn, under the name of after it
 NOTHING = b""
 HEAD_UNIT = TWO_AGENTS_PLAN.course.head
 
@@ -385,13 +386,17 @@ class Keepers:
         (GOOD, POISON, "b", ""),
         (POISON, GOOD, "b", "a"),
         (GOOD, POISON, "a", "b"),
+        (GOOD, EARLIER, "a", "b"),
         (POISON, GOOD, "a", ""),
         (NOTHING, GOOD, "b", "a"),
         (GOOD, NOTHING, "a", "b"),
     ],
 )
 def test_recovery_takes_what_was_trained_wherever_it_is(own: bytes, copy: bytes, source: str, other: str) -> None:
-    """State that a node has changed, or does not give, is left for the next node's; the bits are those trained."""
+    """State that a node has changed (or is of an earlier turn), or does not give, is left for the next node's.
+
+    The bits are those trained, by the digests of the turn to which the run goes back.
+    """
     keepers = Keepers(own, copy)
     try:
         taken = keepers.recover(source, other)
