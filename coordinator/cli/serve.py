@@ -62,7 +62,7 @@ def serve(
             stack.enter_context(process)
         ending = stack.enter_context(ShutdownSignals())
         stack.enter_context(server)
-        url = f"http://{server.address}/v1"
+        url = f"http://{server.callable_address}/v1"
         shown_token = {"token": secret} if secret and token is None else {}
         if json:
             typer.echo(json_module.dumps({"event": "serving", "url": url, "model": name, **shown_token}))

@@ -43,7 +43,7 @@ from coordinator.web.app import MAX_CONNECTIONS, REQUEST_S, connections_of_a_pag
 from coordinator.web.server import bound
 from ringtune.errors import ConnectionFailedError, RingTuneError
 from ringtune.texts import shown
-from ringtune.transport.endpoints import is_loopback, join_address, split_address
+from ringtune.transport.endpoints import is_loopback, is_wildcard, join_address, machine_address, split_address
 from ringtune.transport.page_access import Guard
 
 MAX_BODY_BYTES: Final = 1 << 20
@@ -539,6 +539,13 @@ class CompletionsServer:
             )
         )
         self._thread = threading.Thread(target=self._run, name="completions", daemon=True)
+
+    @property
+    def callable_address(self) -> str:
+        """The address, with one of this machine in the place of 0.0.0.0."""
+        if not is_wildcard(self.address):
+            return self.address
+        return join_address(machine_address() or "localhost", self._socket.getsockname()[1])
 
     @property
     def lost(self) -> RingTuneError | None:
