@@ -29,7 +29,7 @@ _END_S: Final = 5.0
 _MODULES: Final = ("starlette", "uvicorn", "prometheus_client")
 
 
-def require_web() -> None:
+def require_web(what: str = "the page") -> None:
     """Refuse to serve without the web libraries.
 
     Raises:
@@ -37,7 +37,7 @@ def require_web() -> None:
     """
     missing = [name for name in _MODULES if importlib.util.find_spec(name) is None]
     if missing:
-        raise UsageError(f"the page needs {', '.join(missing)}, not installed here; {hint_to_install('web')}")
+        raise UsageError(f"{what} needs {', '.join(missing)}, not installed here; {hint_to_install('web')}")
 
 
 class PageServer:
@@ -57,7 +57,7 @@ class PageServer:
         require_web()
         self.page_data = page_data
         host, port = split_address(bind, option="--web")
-        self._socket = _bound(host, port, bind)
+        self._socket = bound(host, port, bind, what="the page", option="--web")
         self.address = join_address(host, self._socket.getsockname()[1])
         is_local = is_loopback(self.address)
         try:
@@ -165,7 +165,8 @@ class PageServer:
             self._server.should_exit = True
 
 
-def _bound(host: str, port: int, bind: str) -> socket.socket:
+def bound(host: str, port: int, bind: str, *, what: str, option: str) -> socket.socket:
+    """Listen on an address; raises ``ConnectionFailedError``, which says for what, and names the option."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -175,5 +176,5 @@ def _bound(host: str, port: int, bind: str) -> socket.socket:
     except OSError as error:
         made.close()
         reason = error.strerror or error
-        raise ConnectionFailedError(f"can't listen on {bind} for the page: {reason}; take another --web") from error
+        raise ConnectionFailedError(f"can't listen on {bind} for {what}: {reason}; take another {option}") from error
     return made

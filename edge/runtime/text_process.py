@@ -4,7 +4,8 @@ r"""``python -m edge.runtime.text_process JOB SAVED PARENT``: continue texts and
 and events are JSON objects, a line each; one request is answered after the other::
 
     in    {"id": 1, "messages": [...], "max_new_tokens": 200, "temperature": 0.7, "top_k": 0, "top_p": 1.0, "seed": 3,
-           "stops": ["\n\n"], "may_forget": true}       a conversation; or "prompt": a text to continue
+           "stops": ["\n\n"], "may_forget": true, "seconds": 600}
+                                                        a conversation; or "prompt": a text to continue
           {"stop": 1}                                   end answer 1 at its next token
     out   {"ready": {"has_template": true, "longest": 2048, "cache_bytes": 94371840, "temperature": 0.6, ...}}
           {"id": 1, "began": {"prompt_tokens": 12, "forgotten": 0}}
@@ -21,9 +22,11 @@ The process ends with its input.
 from __future__ import annotations
 
 import json
+import math
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -94,6 +97,7 @@ class TextModel:
         yield {"began": {"prompt_tokens": len(ids), "forgotten": forgotten}}
         how = self._how(request, room)
         pieces, num_tokens, why = TextPieces(self._tokenizer, ids, ends.stops), 0, "end"
+        end_s = time.monotonic() + request.get("seconds", math.inf)
         is_begun = "prompt" in request  # templates differ in the blank before an answer
         for token in next_tokens(ids, self._model.next_logits, how, ends=ends.tokens, longest=self._model.longest):
             num_tokens += 1
@@ -102,8 +106,8 @@ class TextModel:
                 yield {"piece": piece}
             if pieces.is_ended:
                 break
-            if is_stopped():
-                why = "stopped"
+            if is_stopped() or time.monotonic() > end_s:
+                why = "stopped" if is_stopped() else "length"
                 break
         else:
             why = "length" if num_tokens == how.max_new_tokens else "end"

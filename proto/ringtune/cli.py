@@ -34,7 +34,7 @@ HELP_OPTIONS = ["-h", "--help"]
 PANELS: Final[Mapping[str, tuple[str, ...]]] = {
     "Data and jobs": ("init", "plan", "measure"),
     "Runs": ("demo", "train", "status", "logs", "stop", "runs", "fetch"),
-    "Results": ("eval", "predict", "chat", "export", "audit", "page"),
+    "Results": ("eval", "predict", "chat", "serve", "export", "audit", "page"),
     "Boards": ("coordinator", "node", "join", "nodes", "doctor"),
     "Predictions": ("sim", "what-if"),
 }

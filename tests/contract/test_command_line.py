@@ -112,10 +112,11 @@ def test_command_line_finds_its_coordinator_in_one_way() -> None:
 def test_command_line_leaves_this_machine_only_with_insecure() -> None:
     """A command that talks to an address has ``--insecure``, no other has; no variable stands for it.
 
-    ``join`` and ``coordinator rotate`` have none: they are about certificates, which makes no sense in plain text.
+    ``join`` and ``coordinator rotate`` have none: they are about certificates, which makes no sense in plain text. Nor
+    has ``serve``: beyond this machine it asks for a token, as pages do.
     """
-    of_certificates = {"join", "coordinator rotate"}
-    assert set(uses("--insecure")) == {name for place in PLACES for name in uses(place)} - of_certificates
+    others = {"join", "coordinator rotate", "serve"}
+    assert set(uses("--insecure")) == {name for place in PLACES for name in uses(place)} - others
     assert {parameter.envvar for parameter in uses("--insecure").values()} == {None}
     assert {parameter.default for parameter in uses("--insecure").values()} == {False}
 

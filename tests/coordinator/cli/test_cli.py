@@ -60,6 +60,7 @@ COMMANDS = (
     "plan",
     "predict",
     "runs",
+    "serve",
     "sim",
     "status",
     "stop",
