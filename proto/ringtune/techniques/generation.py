@@ -127,8 +127,8 @@ def course_lines(course: Course) -> list[str]:
         return []
     number = sum(min(found.rows, owner.eval_rows) for owner in course.owners)
     return [
-        f"{number:,} texts of at most {found.max_new_tokens} tokens at each evaluation, {found.at_once} at a time; the "
-        "predicted seconds take them to be that long"
+        f"{number:,} texts of at most {found.max_new_tokens} tokens at each evaluation, {found.at_once} at a time; "
+        "'ringtune sim' counts them as that long"
     ]
 
 

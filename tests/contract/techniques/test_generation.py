@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ringtune.costs.profile import Work
 from ringtune.engine import events as ev
 from ringtune.errors import JobError, PeerLostError
 from ringtune.job.job import parse_job
@@ -16,10 +17,12 @@ from ringtune.schedule.course import Generation
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, evaluation_turns, items, turn_sequence
 from ringtune.techniques.generation import generation_figures, generation_of
+from sim.prediction import predict
 from sim.ring import VirtualNode
 from tests.suites.test_recovery_on_virtual_clock import placing, recoveries, ring_of, story
 from tests.support.cases import cases
 from tests.support.plans import changed, make_plan
+from tests.support.profiles import TIMES, profile_of
 from tests.support.recovering_ring import RecoveringRing
 
 FIVE = Generation(rows=5, max_new_tokens=3, at_once=2)
@@ -96,6 +99,19 @@ def test_texts_alone_end_with_an_error_where_a_host_is_lost() -> None:
     result = Dying(plan, place=lambda asked: None, copies=False).run()
     assert result.finish is not None and result.finish.error == PeerLostError.__name__
     assert "node x is lost" in result.finish.message
+
+
+def test_simulator_counts_a_token_as_a_forward_of_one_token() -> None:
+    """Of each text all tokens, as if none ended early: seconds of blocks and bytes between nodes."""
+    plan = plan_of(FIVE)
+    pairs = {(source, target): (1e6, 0.0) for source in "acxy" for target in "acxy" if source != target}
+    texts, bare = (predict(each, profile_of(each, links=pairs)) for each in (plan, changed(plan, generation=None)))
+    number, prompt, width = 2 * 2 * 5, plan.course.max_length, 4 * plan.course.hidden_size
+    sent = [sum(link.sent_bytes for link in found.links) for found in (texts, bare)]
+    assert sent[0] - sent[1] == number * (prompt + 2) * (2 * (width + 1) + width)
+    busy = [{node.node: node.busy_s for node in found.nodes} for found in (texts, bare)]
+    assert busy[0]["x"] - busy[1]["x"] == pytest.approx(number * 3 * 2 * TIMES[Work.FORWARD])
+    assert texts.evaluation_s - bare.evaluation_s > 2 * 2 * 5 * 3 * TIMES[Work.FORWARD], "tokens follow one another"
 
 
 JOB = '[model]\npath = "m"\ntask = "{task}"\n[adapter]\nconfig = "{adapter}"\n[generation]\nrows = 7\n'
