@@ -1,16 +1,20 @@
-"""Evaluation of a finished run's result on a file: in one process, or on the nodes of a coordinator.
+"""Evaluation of a finished run's result on a file: in one process, or on the nodes of a coordinator; and its texts.
 
-Both start an agent on this machine as the only owner, so the rows stay here. In one process it is also the only host;
-on a ring it is one of the hosts.
+All start an agent on this machine as the only owner, so the rows stay here. In one process it is also the only host; on
+a ring it is one of the hosts. Texts are an evaluation that only writes (``[generation]``): the agent leaves them in its
+folder, from which they are read.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import secrets
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from coordinator.client.local_nodes import OWN_COORDINATOR, LocalNodes, LocalSetup
 from coordinator.client.saved_run import SavedRun, evaluation_job
@@ -22,6 +26,7 @@ from ringtune.job.job import Data, Job
 from ringtune.job.rows import check_rows
 from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.durable import write_durably
+from ringtune.techniques.generation import TEXTS, GenerationSettings
 from ringtune.transport.speaker import is_encrypted, speaking_as
 
 _POLL_S = 0.1
@@ -64,7 +69,7 @@ def evaluate_alone(run: SavedRun, data: Path | None, *, join_s: float, model: Pa
     check_rows(job.model.task, job.data)
     with speaking_as(None), CoordinatorServer("127.0.0.1:0", lease_s=job.runtime.lease_s) as server:
         try:
-            return _evaluate(run, job, server.address, join_s=join_s, options=[OWN_COORDINATOR])
+            return _evaluate(run, job, server.address, join_s=join_s, options=[OWN_COORDINATOR], take=_figures)
         finally:
             server.coordinator.stop("the evaluation is over", _STOP_S)
 
@@ -80,17 +85,70 @@ def evaluate_on_ring(
     job = evaluation_job(run, data)
     if data is None:
         with _free_coordinator(address, insecure=insecure) as client:
-            return _evaluated(client, run, job, owner="")
+            came = client.evaluate(job, owner="", saved=run.saved, progress=Progress())
+        return _figures(came, Path())
     options = ["--guest"]  # a guest's rows are never used for training
     options += ["--insecure"] if insecure else []
     options += ["--model", str(model.resolve())] if model is not None else []
     check_rows(job.model.task, job.data)
-    return _evaluate(run, job, address, join_s=join_s, insecure=insecure, options=options)
+    return _evaluate(run, job, address, join_s=join_s, insecure=insecure, options=options, take=_figures)
+
+
+def texts_on_ring(
+    run: SavedRun,
+    data: Path,
+    settings: GenerationSettings,
+    address: str,
+    *,
+    join_s: float,
+    model: Path | None,
+    insecure: bool,
+) -> list[dict[str, Any]]:
+    """Continue the rows of a file with a run's language model on the nodes of a running coordinator.
+
+    Arguments as ``evaluate_on_ring``; the texts come to this machine only.
+
+    Returns:
+        For each row of the file ``row``, ``predicted`` (with ``predicted`` and ``tokens``), and whether it ``is_cut``.
+
+    Raises:
+        RingTuneError: the error of the run.
+    """
+    options = ["--guest", *(["--insecure"] if insecure else [])]
+    options += ["--model", str(model.resolve())] if model is not None else []
+    job = dataclasses.replace(evaluation_job(run, data), generation=dataclasses.replace(settings, loss=False))
+    return _evaluate(run, job, address, join_s=join_s, insecure=insecure, options=options, take=_texts)
+
+
+def _texts(_: Outcome, states: Path) -> list[dict[str, Any]]:
+    """Read the texts that the agent has left; one that a lost host made it write again stands there twice."""
+    (file,) = states.glob(f"*/*/{TEXTS}")
+    lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    found = {line["number"]: line for line in lines}
+    return [found[number] for number in sorted(found)]
+
+
+Taken = TypeVar("Taken")
+
+
+def _figures(came: Outcome, _: Path) -> dict[str, Any]:
+    evaluation = came.report.get("eval")
+    if not isinstance(evaluation, dict) or "count" not in evaluation:
+        raise IntegrityError("the coordinator sent no evaluation; use one version on all machines")
+    return evaluation
 
 
 def _evaluate(
-    run: SavedRun, job: Job, address: str, *, join_s: float, insecure: bool | None = None, options: list[str]
-) -> dict[str, Any]:
+    run: SavedRun,
+    job: Job,
+    address: str,
+    *,
+    join_s: float,
+    take: Callable[[Outcome, Path], Taken],
+    insecure: bool | None = None,
+    options: list[str],
+) -> Taken:
+    """Evaluate with an agent of this machine as the owner; ``take`` gets the outcome and the parent of its folder."""
     owner = f"eval-{secrets.token_hex(4)}"
     ended: list[RingTuneError] = []
     with (
@@ -109,17 +167,10 @@ def _evaluate(
     ):
         _await_member(client, owner, ended, join_s)
         try:
-            return _evaluated(client, run, job, owner=owner)
+            came = client.evaluate(job, owner=owner, saved=run.saved, progress=Progress())
         except RingTuneError as error:
             raise (ended or [error])[0] from error
-
-
-def _evaluated(client: Client, run: SavedRun, job: Job, *, owner: str) -> dict[str, Any]:
-    came = client.evaluate(job, owner=owner, saved=run.saved, progress=Progress())
-    evaluation = came.report.get("eval")
-    if not isinstance(evaluation, dict) or "count" not in evaluation:
-        raise IntegrityError("the coordinator sent no evaluation; use one version on all machines")
-    return evaluation
+        return take(came, Path(name) / "states")
 
 
 def _invitation(client: Client, node: str, file: Path) -> list[str]:

@@ -35,11 +35,20 @@ from ringtune.errors import DataError, DeadlineError, IntegrityError, RingTuneEr
 from ringtune.job.job import Job
 from ringtune.job.rows import account_of, answers_of, input_columns, is_plain_text, list_pictures, task_rows
 from ringtune.machine.process import exit_error
-from ringtune.models.family import CAUSAL_LM, CHAT, CLASS_TASKS, IMAGE_CLASSIFICATION, REGRESSION, TAGGING
+from ringtune.models.family import (
+    CAUSAL_LM,
+    CHAT,
+    CLASS_TASKS,
+    IMAGE_CLASSIFICATION,
+    LANGUAGE_TASKS,
+    REGRESSION,
+    TAGGING,
+)
 from ringtune.run_control.evaluation import rouge_l
 from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.durable import check_writable, put_other_aside, replacing, write_durably
 from ringtune.storage.text_files import read_text, resolved
+from ringtune.techniques.generation import MAX_ROWS, GenerationSettings
 
 _LINES_AHEAD = 256
 _END_S = 10.0
@@ -58,6 +67,14 @@ class RowPrediction(NamedTuple):
     row: Mapping[str, Any]
     said: Mapping[str, Any]
     columns: Sequence[str] = ()
+
+
+class Ring(NamedTuple):
+    """Nodes that compute in place of this machine: those of a coordinator, with the time in which a node here joins."""
+
+    coordinator: str
+    join_s: float = 60.0
+    insecure: bool = False
 
 
 class Sampling(NamedTuple):
@@ -173,7 +190,7 @@ class CheckedRows(NamedTuple):
     columns: Sequence[str] = ()
 
 
-def check_request(run: SavedRun, data: Path, how: Sampling, user: str) -> CheckedRows:
+def check_request(run: SavedRun, data: Path, how: Sampling, user: str, ring: Ring | None = None) -> CheckedRows:
     """Refuse invalid arguments and rows before anything is started.
 
     Raises:
@@ -181,6 +198,11 @@ def check_request(run: SavedRun, data: Path, how: Sampling, user: str) -> Checke
         DataError: there are no rows, or invalid ones: all of them at once.
     """
     require_user(run, user)
+    if ring is not None and run.job.model.task not in LANGUAGE_TASKS:
+        raise UsageError(
+            f"--coordinator writes texts of a language model, this run has model.task = {run.job.model.task!r}; leave "
+            "it out, and this machine predicts"
+        )
     if not (data.exists() or is_arrow(data)):
         raise DataError(f"{data} is not there; give --data a file with the columns of the run's data.train")
     if not 1 <= how.max_new_tokens <= MAX_NEW_TOKENS:
@@ -215,17 +237,39 @@ def predict_rows(
     *,
     model: Path | None = None,
     user: str = "",
+    ring: Ring | None = None,
     tell: Callable[[str], object] = str,
 ) -> Iterator[RowPrediction]:
     """Yield every row of a file with the prediction of a run's result; arguments as ``predictions_of``.
 
-    ``user`` selects the adapters if each user has their own.
+    ``user`` selects the adapters if each user has their own. With a ``ring`` a language model writes there.
 
     Raises:
         RingTuneError: the error of the predicting process.
     """
     with adapter_of(run, user) as chosen:
-        yield from predictions_of(chosen, data, how, model=model, tell=tell)
+        if ring is None:
+            yield from predictions_of(chosen, data, how, model=model, tell=tell)
+        else:
+            yield from _texts_of(chosen, data, how, ring, model=model, tell=tell)
+
+
+def _texts_of(
+    run: SavedRun, data: Path, how: Sampling, ring: Ring, *, model: Path | None, tell: Callable[[str], object]
+) -> Iterator[RowPrediction]:
+    """Yield the rows of a file with the texts that the nodes of a coordinator have written."""
+    from coordinator.api.evaluation import texts_on_ring
+
+    settings = GenerationSettings(
+        rows=MAX_ROWS, max_new_tokens=how.max_new_tokens, temperature=how.temperature, seed=how.seed
+    )
+    lines = texts_on_ring(
+        run, data, settings, ring.coordinator, join_s=ring.join_s, model=model, insecure=ring.insecure
+    )
+    for line in lines:
+        yield RowPrediction(row=line["row"], said=line["predicted"])
+    if num_cut := sum(line["is_cut"] for line in lines):
+        tell(f"{num_cut:,} of {len(lines):,} prompts are longer than train.max_length and were cut at their beginning")
 
 
 HOW: Final = Sampling(max_new_tokens=40)
@@ -483,10 +527,16 @@ def predict(
     max_new_tokens: int = 50,
     temperature: float = 0.0,
     seed: int = 0,
+    coordinator: str = "",
+    join_s: float = 60.0,
+    insecure: bool = False,
     tell: Callable[[str], object] = _LOG.warning,
     take: Callable[[RowPrediction], object] | None = None,
 ) -> Table:
     """Predict for rows with the adapter or model of a run, as ``ringtune predict`` does; see ``Run.predict``.
+
+    With ``coordinator`` (``host:port``) a language model writes on its nodes, which hold its blocks; the rows and the
+    texts stay here, with a node that has ``join_s`` seconds to join. ``insecure``: not encrypted, on other machines.
 
     ``tell`` gets sentences on rows left out or cut; ``take`` gets each row in place of the returned table.
 
@@ -496,14 +546,15 @@ def predict(
     folder = folder_of(run)
     saved = with_data(read_run(folder), columns or {}, missing, has_references=True)
     how = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    ring = Ring(coordinator, join_s, insecure) if coordinator else None
     base = Path(model) if model is not None else None
     table: list[Mapping[str, Any]] = []
     with _file_of(data, saved.job) as rows:
-        checked = check_request(saved, rows, how, user)
+        checked = check_request(saved, rows, how, user, ring)
         for note in checked.notes:
             tell(note)
         with writer_to(Path(save), rows, tell) if save is not None else nullcontext() as writer:
-            every = predict_rows(saved, rows, how, model=base, user=user, tell=tell)
+            every = predict_rows(saved, rows, how, model=base, user=user, ring=ring, tell=tell)
             with WaitNotice(f"loading the model of {folder}"):
                 first = list(itertools.islice(every, 1))
             for found in (each._replace(columns=checked.columns) for each in itertools.chain(first, every)):

@@ -41,13 +41,16 @@ def predict(
     max_new_tokens: options.MaxNewTokens = 50,
     temperature: options.Temperature = 0.0,
     seed: Annotated[int, typer.Option("--seed", min=0, max=(1 << 31) - 1, help="Random seed for sampling text.")] = 0,
+    coordinator: options.Coordinator = "",
+    join_s: options.JoinS = 60.0,
+    insecure: options.Insecure = False,
     json: options.Json = False,
 ) -> None:
     """Predict for rows with the adapter or model of a run: labels with probabilities, answers, or generated text.
 
     Without --save the rows are printed as csv, each with its prediction. The computation is in one process on this
-    machine. Predictions are compared with targets of the rows, where they have any; generated texts with those in a
-    column 'answer' by ROUGE-L.
+    machine; with --coordinator a language model writes on the nodes, for a model that no machine holds. Predictions are
+    compared with targets of the rows, where they have any; generated texts with those in a column 'answer' by ROUGE-L.
     """
     import functools
     import json as json_module
@@ -78,6 +81,9 @@ def predict(
         max_new_tokens=max_new_tokens,
         temperature=temperature or 0.0,
         seed=seed,
+        coordinator=coordinator,
+        join_s=join_s,
+        insecure=insecure,
         tell=functools.partial(typer.echo, err=True),
         take=take,
     )

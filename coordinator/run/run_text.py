@@ -26,6 +26,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import EQUAL
 from ringtune.schedule.turns import Evaluations, RowUse, evaluates_as, row_uses
 from ringtune.techniques import TECHNIQUES
+from ringtune.techniques.generation import JUDGED
 from ringtune.texts import listed
 
 STEP_KIND = "train"
@@ -151,7 +152,7 @@ def _turns(count: int) -> str:
 
 FIGURES: Final = (
     *("accuracy", "macro_f1", "entity_f1", "mse", "mae", "pearson", "spearman"),
-    *("perplexity", "f1", "exact_match", "loss"),
+    *("perplexity", "f1", "exact_match", "loss", "rouge_l"),
 )
 """Names of the shown figures, in order."""
 
@@ -176,6 +177,8 @@ def rows_of(entry: Mapping[str, Any], name: str) -> str:
     Example: ``20 of 29 rows`` of a macro F1, where an owner of 9 rows has sent no counts of classes; the accuracy is on
     ``29 rows``.
     """
+    if name == "rouge_l" and JUDGED in entry:
+        return f"{entry[JUDGED]} texts"
     if name in _OF_QUESTIONS and "questions" in entry:
         return f"{entry['questions']} questions"
     count = entry["count"]

@@ -160,12 +160,13 @@ def _data_bytes(options: AgentOptions, job: Job, model: ModelFacts, dataset: Own
 
 
 def load_data(options: AgentOptions, job: Job, tokenizer_folder: Path) -> OwnerDataset | None:
-    """Load the rows of this node; None if it was started without ``--data``.
+    """Load the rows of this node; None if it was started without ``--data``, or if a job asks for a guest's texts only.
 
     Raises:
         DataError: a file can't be used.
     """
-    if options.data is None:
+    writes_only = job.generation is not None and not job.generation.loss
+    if options.data is None or (writes_only and not options.is_guest):
         return None
     index, count = options.share
     return OwnerDataset.load(

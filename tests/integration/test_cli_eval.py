@@ -122,6 +122,7 @@ def test_eval_and_predict_refuse_what_they_can_not_use(run: Path, tmp_path: Path
         ("eval", (tmp_path / "gone.csv",), DataError.exit_code, "is not there"),
         ("predict", (tmp_path / "gone.csv",), DataError.exit_code, "is not there; give --data"),
         ("predict", (text, "--save", "out.xlsx"), UsageError.exit_code, "written as .csv or .jsonl"),
+        ("predict", (text, "--coordinator", "127.0.0.1:1"), UsageError.exit_code, "writes texts of a language model"),
         ("predict", (text, "--user", "anna"), UsageError.exit_code, "no adapters of single users"),
     ):
         done = here(command, run, "--data", *words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import random
@@ -12,6 +13,7 @@ import pytest
 
 from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import MOST_OPENINGS, LinkOpenings, RecoveryPolicy, loss_outcome
+from ringtune.schedule.course import Generation
 from ringtune.schedule.lowering import links
 from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.placement import Placement, Rack
@@ -117,7 +119,13 @@ def plan_of(rng: random.Random) -> Plan:
             plan = moving_at_random(rng, helped) if plan.moves else helped
         hosts = [node for node in plan.nodes if plan.owner(node) is None]
         if hosts and len(plan.nodes) > 2 and not stay_reason(plan.course, plan.placements):
-            return plan
+            return with_texts(plan) if rng.random() < 0.3 else plan
+
+
+def with_texts(plan: Plan) -> Plan:
+    """Copy a plan with texts that are written at each evaluation, two or one at once."""
+    generation = Generation(rows=3, max_new_tokens=3, at_once=2)
+    return dataclasses.replace(plan, course=dataclasses.replace(plan.course, generation=generation))
 
 
 def lose_at(ring: RecoveringRing, rng: random.Random, due: list[int]) -> None:

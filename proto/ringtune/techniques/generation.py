@@ -37,6 +37,8 @@ from ringtune.techniques.base import Technique
 TEXTS: Final = "texts.jsonl"
 """File in an owner's folder with the texts of its newest evaluation."""
 
+MAX_ROWS: Final = 1_000_000
+
 ROUGE_SUM: Final = "rouge_l_sum"
 GENERATED: Final = "generated"
 JUDGED: Final = "judged_texts"
@@ -58,7 +60,7 @@ class GenerationSettings:
             answer.
     """
 
-    rows: Annotated[int, Bounds(ge=1, le=1_000_000)] = 32
+    rows: Annotated[int, Bounds(ge=1, le=MAX_ROWS)] = 32
     max_new_tokens: Annotated[int, Bounds(ge=1, le=4096)] = 64
     at_once: Annotated[int, Bounds(ge=1, le=1024)] = 4
     temperature: Annotated[float, Bounds(ge=0, le=100)] = 0.0
@@ -125,8 +127,8 @@ def course_lines(course: Course) -> list[str]:
         return []
     number = sum(min(found.rows, owner.eval_rows) for owner in course.owners)
     return [
-        f"{number:,} texts of at most {found.max_new_tokens} tokens at each evaluation, {found.at_once} at a time; the "
-        "predicted seconds take them to be that long"
+        f"{number:,} texts of at most {found.max_new_tokens} tokens at each evaluation, {found.at_once} at a time; "
+        "'ringtune sim' counts them as that long"
     ]
 
 

@@ -21,10 +21,12 @@ from coordinator.run.requests import RunRequest
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import CapacityError, DeadlineError, PeerLostError, PlanError
 from ringtune.job.job import Job
+from ringtune.schedule.course import Generation
 from ringtune.schedule.methods.pipeadapter import PipeAdapter
 from ringtune.schedule.plan import Plan
 from tests.coordinator.planner.test_replicas import boards, job_of
 from tests.support.fake_agents import CALL_S, NO_TIMES, FakeCluster, Notes, facts, job
+from tests.support.plans import changed
 from tests.support.plans import make_plan as ring
 
 WHOLE: Any = {"train__batch_size": 8, "train__microbatches": 1}
@@ -210,3 +212,6 @@ def test_node_of_an_older_build_takes_no_part_where_state_moves() -> None:
     problem = wire_problem(audited, both, {"a": 5, "b": 4})
     assert "node b has an older build" in problem and "does not know [audit];" in problem
     assert wire_problem(audited, both, {"a": 5, "b": 5}) == ""
+    writing = changed(both, generation=Generation(rows=1, max_new_tokens=1, at_once=1))
+    assert "does not know [generation];" in wire_problem(job(), writing, {"a": 4, "b": 5})
+    assert wire_problem(job(), writing, {"a": 5, "b": 5}) == ""

@@ -3,87 +3,127 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from edge.data.prompts import Prompt
+from edge.runtime.executor import NodeExecutor
+from edge.runtime.inference import Sampling, generate_tokens
+from ringtune.costs.memory_sizes import Sizes
+from ringtune.costs.model_facts import model_facts
 from ringtune.run_control import events as rd
 from ringtune.run_control.evaluation import rouge_l
 from tests.features.feature import PRIVATE, SPLITS, Feature, carry_out, inputs
 from tests.features.models import loaded_merged, write_result
-from tests.support.torch_ring import Case, TorchCarrier
+from tests.support.torch_ring import TorchCarrier
 
 NEW_TOKENS = 7
+AT_ONCE = 2
 
 
-def written_by(folder: Path, node: str) -> Path:
-    """File of an owner's texts."""
-    return folder.parent / f"{folder.name}-{node}.jsonl"
+@dataclass
+class Notes:
+    """What a run leaves: folder beside which owners write, and most bytes of keys and values by node."""
 
+    folder: Path = Path()
+    kept_bytes: dict[str, int] = field(default_factory=dict)
 
-def of_chat(split: str, model_type: str = "llama", **changes: Any) -> tuple[Feature, list[Path]]:
-    """Chat with two owners, whose texts are written beside a folder; three of five sequences are of one owner."""
-    folders: list[Path] = []
-
-    def prepare(carrier: TorchCarrier, folder: Path, start: object) -> None:
-        folders.append(folder)
+    def prepare(self, carrier: TorchCarrier, folder: Path, start: object) -> None:
+        """Let owners write, and look at what nodes keep at the end of each turn."""
+        self.folder = folder
         for node, executor in carrier.executors.items():
             if executor.texts is not None:
-                executor.texts.file = written_by(folder, node)
+                executor.texts.file = self.file(node)
+            self._watch(node, executor)
 
-    generation = f"rows = 3\nmax_new_tokens = {NEW_TOKENS}\nat_once = 2"
-    feature = Feature(
+    def _watch(self, node: str, executor: NodeExecutor) -> None:
+        end_turn = executor.end_turn
+
+        def watched(index: int) -> str:
+            self.kept_bytes[node] = max(self.kept_bytes.get(node, 0), executor.kept_keys.num_bytes)
+            return end_turn(index)
+
+        executor.end_turn = watched  # type: ignore[method-assign]
+
+    def file(self, node: str) -> Path:
+        """File of an owner's texts."""
+        return self.folder.parent / f"{self.folder.name}-{node}.jsonl"
+
+
+def of_chat(notes: Notes, model_type: str, *, splits: Any = SPLITS, more: str = "", **changes: Any) -> Feature:
+    """Chat with two owners; three texts each, two at once."""
+    generation = f"rows = 3\nmax_new_tokens = {NEW_TOKENS}\nat_once = {AT_ONCE}\n{more}"
+    values = {"task": "chat", "adapter": "lora", "max_length": 57, "generation": generation, "eval_every": 0}
+    values |= {"num_steps": 2, "checkpoint_every": 0}
+    return Feature(
         name=f"generation/{model_type}",
-        changes={
-            "task": "chat",
-            "adapter": "lora",
-            "max_length": 57,
-            "generation": generation,
-            "eval_every": 0,
-            **changes,
-        },
+        changes=values | changes,
         folder=lambda: inputs(model_type, "chat"),
-        splits=PRIVATE if changes.get("private_blocks") else SPLITS,
+        splits=splits,
         load=lambda case, folder: None,
-        prepare=prepare,
+        prepare=notes.prepare,
     )
-    return feature, folders
 
 
-def library_text(case: Case, model: Any, prompt: Prompt, dataset_reader: Any) -> str:
-    """Greedy text of transformers."""
-    ids = torch.tensor([list(prompt.ids)])
-    found = model.generate(
-        ids, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0, attention_mask=torch.ones_like(ids)
-    )
-    return str(dataset_reader.decode(found[0, ids.shape[1] :], skip_special_tokens=True))
+def library_tokens(model: Any, ids: Sequence[int], how: Sampling, row: int) -> list[int]:
+    """Greedy tokens of transformers; with a temperature those that are drawn by its logits."""
+    found = torch.tensor([list(ids)])
+    if not how.temperature:
+        options = {"do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(found)}
+        added: list[int] = model.generate(found, max_new_tokens=NEW_TOKENS, **options)[0, len(ids) :].tolist()
+        return added
+
+    def next_logits(ids: Sequence[int]) -> torch.Tensor:
+        with torch.no_grad():
+            logits: torch.Tensor = model(torch.tensor([list(ids)])).logits
+        return logits[0, -1].float()
+
+    return generate_tokens(ids, next_logits, how, ends=[model.config.eos_token_id], longest=64, row=row)
 
 
-@pytest.mark.parametrize("split", ["one", "two", "three", "owner-hosts-nothing"])
-def test_texts_are_those_of_the_library(split: str, tmp_path: Path) -> None:
-    """Greedy tokens on any split beside ``generate`` on the merged model, and ROUGE-L of the evaluation."""
+@pytest.mark.parametrize(
+    ("split", "model_type", "changes"),
+    [
+        ("one", "llama", {}),
+        ("two", "gpt2", {}),
+        ("three", "llama", {}),
+        ("owner-hosts-nothing", "llama", {"more": "temperature = 1.5\nseed = 4"}),
+        ("two", "llama", {"splits": PRIVATE, "private_blocks": 1}),
+    ],
+)
+def test_texts_are_those_of_the_library(split: str, model_type: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """On any split, beside the merged model, with ROUGE-L of the evaluation; keys and values are as many as planned."""
     from transformers import AutoTokenizer
 
-    feature, folders = of_chat(split)
-    run = carry_out(feature, feature.plan_on(split))
-    (folder,) = folders
+    notes = Notes()
+    feature = of_chat(notes, model_type, **changes)
+    plan = feature.plan_on(split)
+    run = carry_out(feature, plan)
     model = loaded_merged(feature.case, write_result(run, tmp_path / "result")).double().eval()
     tokenizer = AutoTokenizer.from_pretrained(feature.case.folder / "model")
-    (evaluation,) = run.logged(rd.LogEvaluation)
+    how = Sampling(NEW_TOKENS, temperature=1.5, seed=4) if "more" in changes else Sampling(NEW_TOKENS)
     scores, numbers = list[float](), list[int]()
     for owner, dataset in feature.case.datasets().items():
-        lines = [json.loads(line) for line in written_by(folder, owner).read_text().splitlines()]
+        lines = [json.loads(line) for line in notes.file(owner).read_text().splitlines()]
         assert [line["number"] for line in lines] == list(range(3))
-        for line, prompt in zip(lines, dataset.prompts, strict=True):
-            wanted = library_text(feature.case, model, prompt, tokenizer)
+        for row, (line, prompt) in enumerate(zip(lines, dataset.prompts, strict=True)):
+            wanted = tokenizer.decode(library_tokens(model, prompt.ids, how, row), skip_special_tokens=True)
             assert line["predicted"]["predicted"] == wanted
             numbers.append(line["predicted"]["tokens"])
             scores.append(rouge_l(wanted, prompt.answers))
+    (evaluation,) = run.logged(rd.LogEvaluation)
     values = dict(evaluation.values)
     assert values["generated"] == values["judged_texts"] == len(scores) == 6
     assert values["rouge_l_sum"] == pytest.approx(sum(scores), abs=1e-12)
-    assert values["new_tokens"] == sum(numbers) and len(set(numbers)) > 1, "none has ended before the others"
+    assert values["new_tokens"] == sum(numbers) and sum(numbers) > 6
+    facts = model_facts(feature.case.folder / "model", feature.case.job)
+    sizes = Sizes(plan.course, facts, optimizer="adamw", dtype="float64", activation_token_bytes=1.0)
+    for node in plan.nodes:
+        blocks = plan.slice_of(node).num_blocks + plan.placement.private_blocks * (plan.owner(node) is not None)
+        planned_bytes = AT_ONCE * blocks * sizes.sequence_bytes
+        assert bool(blocks) == bool(notes.kept_bytes[node]) and notes.kept_bytes[node] <= planned_bytes
     assert set(run.live_bytes.values()) == {0}

@@ -1,0 +1,63 @@
+"""Texts of a language model as a user gets them: ROUGE-L in a run's report, and ``ringtune predict`` on a ring."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import TEMPLATE, Cluster
+from tests.support.tiny_families import write_family
+from tests.support.typed import run_here
+
+JOB = """
+[model]
+path = "model"
+task = "causal-lm"
+[adapter]
+config = "lora"
+[data]
+train = "rows.jsonl"
+eval = "rows.jsonl"
+owners = 1
+[train]
+batch_size = 4
+microbatches = 2
+max_length = 16
+local_iterations = 2
+max_steps = 2
+learning_rate = 1e-2
+[generation]
+rows = 100
+max_new_tokens = 5
+at_once = 3
+"""
+
+
+def typed(*arguments: object) -> list[dict[str, object]]:
+    """The JSON lines of a command that has to succeed."""
+    done = run_here(TEMPLATE.get, *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_report_and_ring_write_what_one_process_writes(ring: Cluster, tmp_path: Path) -> None:
+    """ROUGE-L of an evaluation is that of local predictions, and so is each text that nodes write for this machine."""
+    write_family(tmp_path / "model", "llama", with_decoder=True)
+    answer = " ".join(f"w{at}" for at in range(60))  # of words of which any model writes some
+    rows = [{"text": f"w{at} w{at + 3} w{at % 4}", "answer": answer} for at in range(7)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "job.toml").write_text(JOB)
+    run = tmp_path / "run"
+    typed("train", tmp_path / "job.toml", "--local", "2", "--out", run)
+    found = json.loads((run / "report.json").read_text())["eval"]
+    (placement,) = json.loads((run / "plan.json").read_text())["placements"]
+    assert len({piece["node"] for piece in placement["slices"]}) == 2, "one node has all blocks"
+    words = ("predict", run, "--data", tmp_path / "rows.jsonl", "--max-new-tokens", "5")
+    *alone, summary = typed(*words)
+    assert found["generated"] == found["judged_texts"] == summary["judged"] == len(rows)
+    assert found["rouge_l"] == pytest.approx(summary["rouge_l"], abs=1e-6) and found["rouge_l"] > 0
+    *there, same = typed(*words, "--coordinator", ring.address)
+    assert (there, same) == (alone, summary)
+    ring.wait_idle(*ring.names)
