@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from coordinator.client.follow import Outcome
 from coordinator.client.local_nodes import OWN_COORDINATOR, LocalNodes, LocalSetup
 from coordinator.client.saved_run import SavedRun, evaluation_job
 from coordinator.client.submit import Client
