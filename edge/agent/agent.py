@@ -513,7 +513,7 @@ class Agent:
             active.inactive_state.keep_on_disk(saver.moments(), {"run": first_run, "node": active.node})
         if plan.course.helper_settings.merged and saver is not None:
             active.executor.offloading.keep_on_disk(saver.moments(), {"run": first_run, "node": active.node})
-        if active.executor.texts is not None and saver is not None:
+        if job.generation is not None and active.executor.texts is not None and saver is not None:
             active.executor.texts.file = saver.texts()
         if job.audit is not None:
             active.audit = backend.audit(options, active.run_id, job, plan, active.executor)
