@@ -331,7 +331,8 @@ def _export_merged(
     with _working_folder(target) as merged:
         what, saved = "all parameters", run.saved
         if not run.result.is_model:
-            merge_into(run, merged, model=model, user=user)
+            options = {"--model": str(model or ""), "--user": user}
+            merge_into(run, merged, *(word for pair in options.items() if pair[1] for word in pair))
             what, saved = f"adapter configuration `{run.job.adapter.config}`, merged into the weights", merged
         if form == GGUF:
             contents, card = _gguf_contents(run, base_model, saved, merged / MODEL_NAME, what=what)

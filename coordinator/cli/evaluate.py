@@ -26,9 +26,7 @@ def evaluate(
         ),
     ] = None,
     coordinator: options.Coordinator = "",
-    model: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Model folder on this machine; replaces the run's model.path.")
-    ] = None,
+    model: options.ModelFolder = None,
     column: options.Columns = None,
     missing: options.Missing = "",
     user: options.User = "",

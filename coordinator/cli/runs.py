@@ -61,7 +61,7 @@ def fetch(
         Path | None,
         typer.Option(metavar="DIR", help="Folder for the run's files. Default: the folder, or one named by the id."),
     ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Move an earlier run's files to another folder.")] = False,
+    replace: options.Replace = False,
     coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
     insecure: options.Insecure = False,
     json: options.Json = False,

@@ -339,10 +339,9 @@ def _end_of(client: Connection, run_id: str, wait_s: float) -> str:
     )
 
 
-DETACH = "--detach"
+DETACH, WHO = "--detach", "the detached run"
 BEGIN_S = 300.0
 _LATER_PHASES = ("training", "collecting")
-_TAIL_BYTES = 4096
 
 
 def start_in_background(out: Path, arguments: Sequence[str]) -> tuple[RunLocation, subprocess.Popen[bytes]]:
@@ -365,7 +364,7 @@ def start_in_background(out: Path, arguments: Sequence[str]) -> tuple[RunLocatio
             if place is not None and place.pid == process.pid and (code == 0 or _trains(place)):
                 return place, process
             if code is not None:
-                raise ended_error(code, log)
+                raise exit_error(WHO, code, log=log)
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
         process.send_signal(signal.SIGINT)
@@ -389,11 +388,6 @@ def _start(log: Path, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
         raise UsageError(f"can't use {log.parent} for the run's files: {error.strerror}; choose another") from error
 
 
-def ended_error(code: int, log: Path) -> RingTuneError:
-    """Make the error of a detached run from the exit code of its command (negative for a signal) and its log."""
-    return exit_error("the detached run", code, _tail(log), log=log)
-
-
 def _trains(place: RunLocation) -> bool:
     try:
         with Connection(place.coordinator) as client:
@@ -401,13 +395,6 @@ def _trains(place: RunLocation) -> bool:
     except RingTuneError:  # it has ended meanwhile
         return False
     return status.run_id == place.run_id and status.phase in _LATER_PHASES
-
-
-def _tail(log: Path) -> str:
-    with log.open("rb") as file:
-        file.seek(0, os.SEEK_END)
-        file.seek(max(0, file.tell() - _TAIL_BYTES))
-        return file.read().decode(errors="replace")
 
 
 def lines_of_detached(place: RunLocation, out: Path | None) -> list[str]:

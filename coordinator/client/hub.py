@@ -205,17 +205,13 @@ def store(wanted: HubId, commit: str, files: Sequence[HubFile], cache: Path, get
         raise IntegrityError(f"the hub answers with commit {commit[:60]!r} for {wanted}")
     place = place_of(wanted, cache)
     folder, coming = place / "snapshots" / commit, place / "fetching" / commit
-    with storage_errors(place):
-        for part in {coming, *((coming / file.name).parent for file in files)}:
-            make_folder(part)
+    _make_folders(coming, files)
     busy = f"{{holder}} fetches {wanted} into {place}; wait for its end"
     with FileLock(place / "lock", busy=busy):
         for file in files:
             if not file.is_at(folder / file.name) and not file.is_at(coming / file.name):
                 _fetch(file, coming / file.name, get)
-        with storage_errors(folder):
-            for part in {folder, *((folder / file.name).parent for file in files)}:
-                make_folder(part)
+        _make_folders(folder, files)
         for file in files:
             if not file.is_at(folder / file.name):
                 rename_durably(coming / file.name, folder / file.name)
@@ -224,6 +220,12 @@ def store(wanted: HubId, commit: str, files: Sequence[HubFile], cache: Path, get
             for part in sorted({coming, *((coming / file.name).parent for file in files)}, reverse=True):
                 part.rmdir()
     return folder
+
+
+def _make_folders(folder: Path, files: Sequence[HubFile]) -> None:
+    with storage_errors(folder):
+        for part in {folder, *((folder / file.name).parent for file in files)}:
+            make_folder(part)
 
 
 def _fetch(file: HubFile, path: Path, get: Get) -> None:

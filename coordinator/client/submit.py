@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, TextIO
 
 import grpc
@@ -28,7 +28,7 @@ from coordinator.client.follow import FollowerState, Outcome, RehearsalLimit, Sh
 from coordinator.client.run_folder import RunFolder
 from coordinator.planner.limits import NO_CHOICES, Choices
 from coordinator.run.events import EventSink
-from coordinator.run.requests import RunRequest, run_request_messages
+from coordinator.run.requests import MeasureRequest, RunRequest, run_request_messages
 from coordinator.run.result_files import saved_files
 from coordinator.screen.progress import Progress
 from ringtune.costs.measurement import rehearsal_of, rehearsal_steps, rehearsed
@@ -105,12 +105,10 @@ class Interrupts:
         self._hearing.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Restore the former handlers."""
-        self._hearing.__exit__(kind, error, traceback)
-        self._terminal.__exit__(kind, error, traceback)
+        self._hearing.__exit__(None, None, None)
+        self._terminal.__exit__()
 
     @contextmanager
     def asking(self, ask: Callable[[], None]) -> Iterator[None]:
@@ -267,37 +265,23 @@ class Client(Connection):
             f"fetch its files with '{words[1]}'"
         )
 
-    def measure(
-        self,
-        job: Job,
-        *,
-        progress: Progress,
-        num_nodes: int = 0,
-        join_s: float = 60.0,
-        with_links: bool = True,
-        is_fresh: bool = False,
-        one_by_one: bool = False,
-    ) -> Profile:
-        """Make the nodes measure themselves and their links.
-
-        The job's paths have to be valid on the nodes. ``num_nodes`` members are awaited for ``join_s`` seconds;
-        0 = the present ones. ``is_fresh``: even where a node has stored times; ``one_by_one``: nodes of one
-        machine one after another.
+    def measure(self, request: MeasureRequest, *, progress: Progress) -> Profile:
+        """Make the nodes measure themselves and their links; the job's paths have to be valid on the nodes.
 
         Raises:
             InterruptedRunError: Ctrl-C.
             RingTuneError: the measurement failed.
         """
-        request = control_pb2.MeasureRequest(
-            job_toml=job.to_toml(),
-            num_nodes=num_nodes,
-            join_s=join_s,
-            without_links=not with_links,
-            fresh=is_fresh,
-            one_by_one=one_by_one,
+        asked = control_pb2.MeasureRequest(
+            job_toml=request.job.to_toml(),
+            num_nodes=request.num_nodes,
+            join_s=request.join_s,
+            without_links=not request.with_links,
+            fresh=request.is_fresh,
+            one_by_one=request.one_by_one,
         )
-        outcome = Outcome(job)
-        found = self._follow(self._stub.Measure(request), outcome, ShownEvents(progress, outcome)).profile
+        outcome = Outcome(request.job)
+        found = self._follow(self._stub.Measure(asked), outcome, ShownEvents(progress, outcome)).profile
         if found is None:
             raise IntegrityError("the coordinator sent no profile; use one version on all machines")
         return found

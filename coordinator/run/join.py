@@ -308,6 +308,7 @@ class JoinHandler:
             member.address,
             self._run_id,
             lease_s=self._lease_s,
+            wait_s=self._request.job.runtime.wait_s,
             on_failure=lambda name, error: self._put(CandidateFailed(name, instance, error)),
             models=self._models,
         )

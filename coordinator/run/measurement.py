@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from coordinator.planner.draft import agreed_model
@@ -68,9 +68,8 @@ class LinkMeasurement:
         budget_s: float = BUDGET_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._addresses = {member.node: member.address for member in members}
-        self._machines = {member.node: machine_of(member) for member in members}
-        self._calls, self._wait_s, self._put = calls, job.runtime.wait_s, put
+        self._addresses, self._machines = _places(members)
+        self._calls, self._put = calls, put
         self._message_bytes, self._cache = hidden_bytes(job, model), cache
         self._now_s, self._end_s = now_s, now_s() + budget_s
         self._known: dict[Pair, LinkFacts] = {
@@ -107,7 +106,6 @@ class LinkMeasurement:
             target,
             self._addresses[target],
             self._message_bytes,
-            timeout_s=self._wait_s,
             on_result=lambda reply: self._put(LinkAnswer(pair, reply)),
             brief=True,
         )
@@ -141,16 +139,19 @@ class LinkMeasurement:
 
     def _wanted(self) -> list[list[Pair]]:
         """Waves of unknown directed pairs on different machines."""
-        waves = []
-        for pairs in link_rounds(list(self._machines), self._machines):
-            for direction in (pairs, tuple((target, source) for source, target in pairs)):
-                wave = [
-                    (source, target)
-                    for source, target in direction
-                    if self._machines[source] != self._machines[target] and (source, target) not in self._known
-                ]
-                waves += [wave] if wave else []
-        return waves
+        machines, known = self._machines, self._known
+        found = (
+            [pair for pair in wave if machines[pair[0]] != machines[pair[1]] and pair not in known]
+            for wave in _waves(machines)
+        )
+        return [wave for wave in found if wave]
+
+
+def _waves(machines: Mapping[str, str]) -> Iterator[tuple[Pair, ...]]:
+    """Yield the directed pairs that are measured at the same moment, of all nodes by machine."""
+    for pairs in link_rounds(list(machines), machines):
+        yield pairs
+        yield tuple((target, source) for source, target in pairs)
 
 
 def has_own_links(request: RunRequest) -> bool:
@@ -158,13 +159,18 @@ def has_own_links(request: RunRequest) -> bool:
     return request.profile is None and request.evaluation is None
 
 
+def _places(members: Sequence[Member]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return address and machine of each member by name."""
+    addresses = {member.node: member.address for member in members}
+    return addresses, {member.node: machine_of(member) for member in members}
+
+
 def remembered_links(members: Sequence[Member], job: Job, model: ModelFacts, cache: LinkCache) -> tuple[LinkFacts, ...]:
     """Every directed pair of the members from the cache, without measurement.
 
     Empty if no link between machines is cached.
     """
-    addresses = {member.node: member.address for member in members}
-    machines = {member.node: machine_of(member) for member in members}
+    addresses, machines = _places(members)
     known = cache.find(addresses, hidden_bytes(job, model))
     return with_assumed(tuple(addresses), machines, known) if known or len(set(machines.values())) == 1 else ()
 
@@ -212,7 +218,7 @@ class MeasureDriver(Driver):
 
     def _drive(self) -> None:
         request = self._request
-        members = self._recruit(request.job.to_toml(), request.num_nodes, request.join_s)
+        members = self._recruit(RunRequest(request.job, num_nodes=request.num_nodes, join_s=request.join_s))
         self._chosen = tuple(sorted(members, key=lambda member: member.node))
         self._emit(control_pb2.RunEvent(state="measuring nodes"))
         facts = self._measure_nodes()
@@ -251,9 +257,7 @@ class MeasureDriver(Driver):
             return None
         self._models.expect(member.node for member in self._chosen)
         for member in self._chosen:
-            self._calls[member.node].inspect(
-                job.to_toml(), measure=False, timeout_s=job.runtime.wait_s, on_result=self._answer_to(member.node)
-            )
+            self._calls[member.node].inspect(job.to_toml(), measure=False, on_result=self._answer_to(member.node))
         facts = self._facts_of(self._chosen, "to report their facts")
         if is_computed:
             return None
@@ -292,7 +296,6 @@ class MeasureDriver(Driver):
         self._calls[node].inspect(
             request.job.to_toml(),
             measure=True,
-            timeout_s=request.job.runtime.wait_s,
             on_result=self._answer_to(node),
             extend=extend,
         )
@@ -302,12 +305,11 @@ class MeasureDriver(Driver):
     def _measure_links(self, message_bytes: int) -> tuple[LinkFacts, ...]:
         machines = {member.node: machine_of(member) for member in self._chosen}
         found: dict[Pair, LinkFacts] = {}
-        for pairs in link_rounds(list(machines), machines):
-            for direction in (pairs, tuple((target, source) for source, target in pairs)):
-                for pair in direction:
-                    self._ask_link(pair, message_bytes)
-                answers = self._await(set(direction), "to measure their links")
-                found |= {pair: link_of(pair, answer) for pair, answer in answers.items()}
+        for wave in _waves(machines):
+            for pair in wave:
+                self._ask_link(pair, message_bytes)
+            answers = self._await(set(wave), "to measure their links")
+            found |= {pair: link_of(pair, answer) for pair, answer in answers.items()}
         return tuple(found[pair] for pair in sorted(found))
 
     def _with_load(self, facts: list[NodeFacts]) -> list[NodeFacts]:
@@ -327,7 +329,6 @@ class MeasureDriver(Driver):
             target,
             address,
             message_bytes,
-            timeout_s=self._request.job.runtime.wait_s,
             on_result=self._answer_to(pair),
             computing_s=computing_s,
         )

@@ -185,6 +185,7 @@ class AgentCalls:
         node: its name.
         address: ``host:port``.
         lease_s: a node that does not answer for so long is lost.
+        wait_s: time limit of a call that works at the node, in seconds; results may take as long as they do.
         on_failure: called with the error of a failed call, from the worker thread.
         nodes: of the run, which the node admits.
         models: of the run.
@@ -197,13 +198,14 @@ class AgentCalls:
         run_id: str,
         *,
         lease_s: float,
+        wait_s: float,
         on_failure: Callable[[str, RingTuneError], None],
         nodes: Collection[str] = (),
         models: AgreedModel | None = None,
     ) -> None:
         self.node, self._nodes = node, tuple(nodes)
         self._models = models or AgreedModel(lambda: None)
-        self._lease_s = lease_s
+        self._lease_s, self._wait_s = lease_s, wait_s
         self.address = address
         self._run_id = run_id
         self._on_failure = on_failure
@@ -227,20 +229,19 @@ class AgentCalls:
         job_toml: str,
         *,
         measure: bool,
-        timeout_s: float,
         on_result: Callable[[control_pb2.InspectReply], None],
         extend: Callable[[control_pb2.InspectRequest], None] = lambda request: None,
     ) -> None:
         """Ask for the node's facts, and for whatever else ``extend`` asks."""
         request = control_pb2.InspectRequest(run_id=self._run_id, job_toml=job_toml, measure=measure, nodes=self._nodes)
         extend(request)
-        self._submit(lambda: on_result(self._inspected(request, timeout_s)))
+        self._submit(lambda: on_result(self._inspected(request)))
 
-    def _inspected(self, request: control_pb2.InspectRequest, timeout_s: float) -> control_pb2.InspectReply:
+    def _inspected(self, request: control_pb2.InspectRequest) -> control_pb2.InspectReply:
         """Inspect a node; if it has no copy of the model, tell it which one to fetch, and inspect it then."""
-        deadline_s, manifest = time.monotonic() + timeout_s, None
+        deadline_s, manifest = time.monotonic() + self._wait_s, None
         try:
-            reply: control_pb2.InspectReply = self._unary(self._stub.Inspect, request, timeout_s)
+            reply: control_pb2.InspectReply = self._unary(self._stub.Inspect, request, self._wait_s)
             manifest = None if reply.lacks_model else self._manifest
         finally:
             self._models.answered(self.node, manifest)
@@ -265,7 +266,6 @@ class AgentCalls:
         address: str,
         message_bytes: int,
         *,
-        timeout_s: float,
         on_result: Callable[[control_pb2.MeasureLinkReply], None],
         brief: bool = False,
         computing_s: float = 0.0,
@@ -277,7 +277,7 @@ class AgentCalls:
         request = control_pb2.MeasureLinkRequest(
             target=target, address=address, message_bytes=message_bytes, brief=brief, computing_s=computing_s
         )
-        self._submit(lambda: on_result(self._unary(self._stub.MeasureLink, request, timeout_s)))
+        self._submit(lambda: on_result(self._unary(self._stub.MeasureLink, request, self._wait_s)))
 
     def prepare(
         self,
@@ -285,7 +285,6 @@ class AgentCalls:
         job_toml: str,
         addresses: Mapping[str, str],
         *,
-        timeout_s: float,
         on_result: Callable[[int], None],
         on_progress: Callable[[], None] = lambda: None,
         saved: Mapping[str, Pieces] | None = None,
@@ -306,7 +305,7 @@ class AgentCalls:
         extend(request)
 
         def work() -> None:
-            if (reply := self._unless_off(number, self._stub.Prepare, request, timeout_s)) is None:
+            if (reply := self._unless_off(number, self._stub.Prepare, request)) is None:
                 return
             if saved is not None:
                 self._load(saved, on_progress)
@@ -323,13 +322,12 @@ class AgentCalls:
         self,
         request: control_pb2.PrepareRequest,
         *,
-        timeout_s: float,
         on_result: Callable[[int], None],
         on_failed: Callable[[RingTuneError], None],
     ) -> None:
         """Let the node fetch base weights, beside all other calls, in place of others that it fetches."""
         request.run_id = self._run_id
-        asking = self._asking(self._stub.FetchAhead, request, timeout_s)
+        asking = self._asking(self._stub.FetchAhead, request, self._wait_s)
         with self._lock:
             if self._fetching is not None:
                 self._fetching.cancel()
@@ -347,19 +345,17 @@ class AgentCalls:
         self,
         placement_number: int,
         *,
-        timeout_s: float,
         on_result: Callable[[control_pb2.RestReply], None],
         on_failed: Callable[[RingTuneError], None],
     ) -> None:
         """Let the node keep what it has trained and offer it to others."""
         request = control_pb2.RestRequest(run_id=self._run_id, placement_number=placement_number)
-        self._submit(lambda: on_result(self._unary(self._stub.Rest, request, timeout_s)), on_failed)
+        self._submit(lambda: on_result(self._unary(self._stub.Rest, request, self._wait_s)), on_failed)
 
     def move(
         self,
         request: control_pb2.MoveRequest,
         *,
-        timeout_s: float,
         on_result: Callable[[control_pb2.MoveReply], None],
         on_failed: Callable[[RingTuneError], None],
     ) -> None:
@@ -367,20 +363,18 @@ class AgentCalls:
         request.prepare.run_id, number = self._run_id, self._call_move_off()
 
         def work() -> None:
-            if (reply := self._unless_off(number, self._stub.Move, request, timeout_s)) is not None:
+            if (reply := self._unless_off(number, self._stub.Move, request)) is not None:
                 on_result(reply)
 
         self._submit(work, on_failed)
 
-    def halt(
-        self, *, timeout_s: float, on_result: Callable[[], None], on_failed: Callable[[RingTuneError], None]
-    ) -> None:
+    def halt(self, *, on_result: Callable[[], None], on_failed: Callable[[RingTuneError], None]) -> None:
         """Let the node stop at once, whatever it does; what it prepares is given up, and a move too."""
         request = control_pb2.RestRequest(run_id=self._run_id, halts=True)
         self._call_move_off()
 
         def work() -> None:
-            self._unary(self._stub.Rest, request, timeout_s)
+            self._unary(self._stub.Rest, request, self._wait_s)
             on_result()
 
         self._submit(work, on_failed)
@@ -396,12 +390,12 @@ class AgentCalls:
 
         self._stub.Alive.future(control_pb2.Empty(), timeout=ALIVE_S).add_done_callback(answered)
 
-    def _unless_off(self, number: int, method: Any, request: Any, timeout_s: float) -> Any:
+    def _unless_off(self, number: int, method: Any, request: Any) -> Any:
         """Let the node prepare or move; None where it stops or moves elsewhere instead, and needs no such call."""
         with self._lock:
             if number != self._num_moves:
                 return None
-            self._moving = moving = self._asking(method, request, timeout_s)
+            self._moving = moving = self._asking(method, request, self._wait_s)
         with contextlib.suppress(grpc.FutureCancelledError):
             return self._track(moving).result()
         return None
@@ -426,13 +420,12 @@ class AgentCalls:
         self,
         request: control_pb2.RepeatRequest,
         *,
-        timeout_s: float,
         on_result: Callable[[control_pb2.RepeatReply], None],
         on_failed: Callable[[RingTuneError], None],
     ) -> None:
         """Let the node repeat a part of another host's work, beside all other calls."""
         request.run_id, request.placement_number = self._run_id, self._placement_number
-        asking = self._asking(self._stub.Repeat, request, timeout_s)
+        asking = self._asking(self._stub.Repeat, request, self._wait_s)
 
         def work() -> None:
             with contextlib.suppress(grpc.FutureCancelledError):
@@ -442,33 +435,22 @@ class AgentCalls:
 
     def collect(
         self,
+        request: control_pb2.CollectRequest,
         folder: Path,
         *,
-        with_head: bool,
-        with_private: bool,
         max_bytes: int,
-        goes_on: bool = False,
-        best_step: int = 0,
-        needed_steps: Collection[int] = (),
         users: Sequence[str] = (),
         on_result: Callable[[dict[str, Pieces]], None],
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         """Fetch the node's results into an empty folder, with files of ``users``; ``on_result`` gets them by name.
 
-        A node that sends more than ``max_bytes`` fails; one of a run that ``goes_on`` sends no totals. That may take
-        as long as it does: ``on_progress`` is called while bytes arrive. With ``best_step`` a node keeps its results on
-        its disk, beside those of ``needed_steps``, and sends none if the run ``goes_on``, else those that it kept at
-        that step.
+        A node that sends more than ``max_bytes`` fails; one of a run that goes on sends no totals. That may take as
+        long as it does: ``on_progress`` is called while bytes arrive. With ``best_step`` a node keeps its results on
+        its disk, beside those of ``needed_steps``, and sends none if the run goes on, else those that it kept at that
+        step.
         """
-        request = control_pb2.CollectRequest(
-            run_id=self._run_id,
-            with_head=with_head,
-            with_private=with_private,
-            goes_on=goes_on,
-            best_step=best_step,
-            needed_steps=needed_steps,
-        )
+        request.run_id = self._run_id
         names = (*part_files(users), _TOTALS)
 
         def attempt(hear: Callable[[], None]) -> dict[str, Path]:
@@ -671,7 +653,6 @@ def inspect_node(
     calls.inspect(
         job.to_toml(),
         measure=measure,
-        timeout_s=job.runtime.wait_s,
         on_result=lambda reply: put(Facts.of(calls.node, reply)),
         extend=more,
     )

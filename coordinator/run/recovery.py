@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from queue import SimpleQueue
-from typing import Any, Final
+from typing import Final
 
 from coordinator.run.checkpoint import CheckpointManager
 from coordinator.run.driver import StatusBoard
-from coordinator.run.events import now_unix_s
-from coordinator.run.migration import MigrationDriver, ReplanSearch
 from coordinator.run.recorder import RunRecorder
 from coordinator.run.requests import RunRequest
 from ringtune.config.sections import SKIP_OWNER
-from ringtune.errors import IntegrityError, PeerLostError, PlanError
+from ringtune.errors import IntegrityError, PeerLostError
 from ringtune.ids import naming_node
 from ringtune.quantities import format_seconds
 from ringtune.run_control import events as rd
@@ -252,36 +249,3 @@ def await_nodes(command: rd.AwaitNodes, board: StatusBoard, now_s: float) -> str
         f"the run waits for node {', '.join(nodes)}, {format_seconds(left_s)} at most (recovery.wait_s): {why}; "
         "start it again with its name and its data, or stop the run and --resume it later"
     )
-
-
-def recover(
-    command: rd.LogMove | rd.FindPlacement | rd.LogRecovery,
-    moving: MigrationDriver | None,
-    recorder: RunRecorder | None,
-    replanning: ReplanSearch | None,
-    reports: Reports,
-    answers: SimpleQueue[Any],
-) -> str:
-    """Start the search of a placement, or record a move or a recovery and grant in its placement.
-
-    Returns:
-        A sentence for the user.
-
-    Raises:
-        PlanError: there is no plan yet.
-    """
-    if moving is None or recorder is None or replanning is None:
-        raise PlanError("a run recovers that has no plan yet; please report this")
-    if isinstance(command, rd.FindPlacement):
-        replanning.find_placement(command, answers.put)
-        return f"node {', '.join(command.lost)} is lost; the others go back to the end of step {command.step}"
-    if isinstance(command, rd.LogMove):
-        told = moving.log(command)
-        recorder.moved(command, now_unix_s())
-        recorder.pace = replanning.moved(command)
-        return told
-    told = moving.recovered(command)
-    recorder.recovered(command, now_unix_s())
-    recorder.pace = replanning.recovered(command)
-    reports.forgive()
-    return told

@@ -15,7 +15,7 @@ from coordinator.client.submit import Client
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.run import measurement
 from coordinator.run.members import LONGEST_AGE_S, LinkCache, Member
-from coordinator.run.requests import RunRequest
+from coordinator.run.requests import MeasureRequest, RunRequest
 from coordinator.screen.progress import Progress
 from ringtune.costs.links import MIN_SAMPLES
 from ringtune.costs.measurement import hidden_bytes
@@ -195,7 +195,8 @@ def measure(cluster: FakeCluster, **options: Any) -> Profile:
     """Measure the small job on the nodes that are there."""
     changes = options.pop("changes", {})
     with Client(cluster.server.address) as client:
-        return client.measure(job(**changes), progress=Progress(), **{"join_s": 0.5, **options})
+        request = MeasureRequest(job(**changes), **{"num_nodes": 0, "join_s": 0.5, **options})
+        return client.measure(request, progress=Progress())
 
 
 def test_measurement_gives_every_node_and_every_directed_link() -> None:
