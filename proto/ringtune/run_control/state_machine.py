@@ -334,11 +334,11 @@ class RunStateMachine:
         if self.phase != "planning":
             return
         if self._recovers and plan.goes_back:
-            if why := stay_reason(plan.course, plan.placements):
+            if why := stay_reason(plan.course):
                 raise PlanError(f"the run can't continue without a lost node: {why}; set recovery.copies = 'none'")
             self._items_ahead = 0
         if self._audits and not plan.goes_back:
-            why = stay_reason(plan.course, plan.placements) or "this plan keeps no copies of turns (recovery.copies)"
+            why = stay_reason(plan.course) or "this plan keeps no copies of turns (recovery.copies)"
             raise PlanError(
                 f"[audit] goes back to the last turn that was agreed on, which can't be: {why}; leave [audit] out"
             )
@@ -355,7 +355,7 @@ class RunStateMachine:
         )  # those of past placements may lack
         self._migration = Migration(self.plan, self._start_point, wait_s=self._wait_s)
         part = self._migration.part
-        if plan.placements[-1] != part.placement and (why := stay_reason(plan.course, plan.placements)):
+        if plan.placements[-1] != part.placement and (why := stay_reason(plan.course)):
             raise PlanError(f"a run can't move to another placement: {why}; give the plan one placement")
         self._enter("preparing", now_s, commands, part.nodes)
         commands += [rd.Prepare(node, part) for node in part.nodes]
