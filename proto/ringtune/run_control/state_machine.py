@@ -919,28 +919,27 @@ class RunStateMachine:
 
     @property
     def _asked_for_best(self) -> Collection[str]:
-        return self._grants.stopping.best.asked if self._grants else ()
+        return self._grants.stopping.asked if self._grants else ()
 
     def _collect_best(self, now_s: float, commands: list[rd.Command]) -> None:
         """Ask every node for the best result, once no turn is open; the last turn is collected anyway."""
         grants = self._required_grants
-        best = grants.stopping.best
-        if best.wanted is None or grants.is_exhausted or self._drain_reason:
+        stopping = grants.stopping
+        if stopping.wanted is None or grants.is_exhausted or self._drain_reason:
             return
-        if best.asked or grants.open or self.phase != "training":
+        if stopping.asked or grants.open or self.phase != "training":
             return
         senders = self._senders(is_best=True)
-        number = best.ask(node for node, _, _ in senders)
+        number = stopping.ask(node for node, _, _ in senders)
         for node, with_head, with_private in senders:
-            commands.append(rd.CollectBest(node, best.wanted, number, with_head, with_private))
+            commands.append(rd.CollectBest(node, stopping.wanted, number, with_head, with_private))
         self._set_deadline(now_s, commands)
 
     def _on_best_sent(self, event: rd.BestSent, now_s: float, commands: list[rd.Command]) -> None:
         if event.node in self._asked_for_best:
             self._set_deadline(now_s, commands)
         stopping = self._grants.stopping if self._grants else None
-        if stopping is not None and stopping.best.answered(event.node, event.number):
-            stopping.sent()
+        if stopping is not None and stopping.sent(event.node, event.number):
             commands.append(rd.LogBest(stopping.evaluations.best_step, event.number))
             self._grant_ahead(now_s, commands)
 
