@@ -76,11 +76,11 @@ def _left_out(words: str) -> Ask:
 
 
 def _no_other_placement(planned: Planned, job: Job) -> str:
-    return stay_reason(planned.plan.course, planned.plan.placements)
+    return stay_reason(planned.plan.course)
 
 
 def _no_resume_elsewhere(planned: Planned, job: Job) -> str:
-    return stay_reason(planned.plan.course, planned.plan.placements, from_disks=True)
+    return stay_reason(planned.plan.course, from_disks=True)
 
 
 def _no_replicas(planned: Planned, job: Job) -> str:

@@ -384,7 +384,7 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
     kinds_of(job, course.users)  # refuses an adapter of a user who is none of the run
     check_pairs(job, model)
     check_course(job, course)
-    has_copies = job.needs_copies and not stay_reason(course, (), from_disks=True)
+    has_copies = job.needs_copies and not stay_reason(course, from_disks=True)
     draft = Draft(
         course=course,
         private_blocks=private_blocks,

@@ -181,7 +181,7 @@ def _refusal_reason(plan: Plan, activations: str) -> str:
         return "the method runs all blocks on one node"
     if len(plan.nodes) < 2:
         return "there is one node"
-    return stay_reason(plan.course, plan.placements)
+    return stay_reason(plan.course)
 
 
 def _starts(plan: Plan, costs: RingCosts) -> list[_Stretch]:

@@ -142,7 +142,7 @@ class ResumeChooser:
     def _from_disks(self, manifest: CheckpointManifest, why: str) -> ResumePoint | str:
         """Resume from shards on any disk, or say why not."""
         plan = self._resume.plan
-        if stays := stay_reason(plan.course, plan.placements, from_disks=True):
+        if stays := stay_reason(plan.course, from_disks=True):
             return f"{why or 'it has no shards'}; the run needs its own nodes: {stays}"
         course = self._course(manifest)
         if isinstance(course, str):

@@ -69,7 +69,7 @@ class AbsentNodes:
     def need_reason(self, missing: Sequence[str]) -> str:
         """Say why the run can't resume without these nodes; empty if it can."""
         course = self._resume.plan.course
-        if stays := stay_reason(course, self._resume.plan.placements, from_disks=True):
+        if stays := stay_reason(course, from_disks=True):
             return f"their parts of the checkpoint are on no other node: {stays}"
         owners = [node for node in missing if course.owner(node) is not None]
         if not owners:

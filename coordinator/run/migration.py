@@ -305,7 +305,7 @@ class ReplanSearch:
         self._follows = job.placement.follow != NEVER and plan.course.decides
         self._watches = job.placement.replan != NEVER
         is_wanted = (self._watches or self._follows) and not is_shared and len(nodes) > 1
-        stays = stay_reason(plan.course, plan.placements)
+        stays = stay_reason(plan.course)
         self._may_move = is_wanted and not stays
         self.why_closed = _closed_reason(stays, watches=self._watches, is_shared=is_shared)
         self._candidates: tuple[str, ...] = ()

@@ -81,7 +81,7 @@ def wire_problem(
     ``takes_back``: an owner that was left out shall come back.
     """
     is_full = plan.course.method.full_parameters
-    can_move = len(plan.nodes) > 1 and not stay_reason(plan.course, plan.placements)
+    can_move = len(plan.nodes) > 1 and not stay_reason(plan.course)
     needs = {
         ("adapter.from", 1): bool(plan.course.initial),
         ("copies of checkpoints", 1): is_full and any(one.copies for one in plan.placements),

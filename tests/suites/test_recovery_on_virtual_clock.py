@@ -118,7 +118,7 @@ def plan_of(rng: random.Random) -> Plan:
             helped = with_helpers(plan.at(0), rng, interval=rng.choice([1, 3]), overlap=rng.random() < 0.3)
             plan = moving_at_random(rng, helped) if plan.moves else helped
         hosts = [node for node in plan.nodes if plan.owner(node) is None]
-        if hosts and len(plan.nodes) > 2 and not stay_reason(plan.course, plan.placements):
+        if hosts and len(plan.nodes) > 2 and not stay_reason(plan.course):
             return with_texts(plan) if rng.random() < 0.3 else plan
 
 

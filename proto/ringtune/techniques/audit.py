@@ -616,7 +616,7 @@ def refusal(job: Any) -> str:
 
 def check_course(job: Any, course: Course) -> None:
     """Refuse a course whose run can't go back to the end of a turn; raises ``PlanError``."""
-    if job.audit is not None and (why := stay_reason(course, ())):
+    if job.audit is not None and (why := stay_reason(course)):
         raise PlanError(f"[audit] goes back to the last turn that was agreed on, which can't be: {why}; {_LEAVE}")
 
 

@@ -262,11 +262,8 @@ def _of_auxiliary(folder: Path, config: str, unpickle: Unpickle) -> Folder:
     facts = described(_object(folder / AUXILIARY_CONFIG_FILE), where=str(folder / AUXILIARY_CONFIG_FILE))
     library = config_of_library(facts.library["config"]) if facts.library else ""
     own = library_config(config)
-    if sorted(map(repr, facts.parts)) != sorted(map(repr, auxiliary_of(config))) or bool(library) != bool(own):
-        raise _refused(
-            folder, f"has {_listed(facts.parts, library)}, the job says {config!r}; set adapter.config as there"
-        )
-    if library and not is_same_adapter(library, own):
+    is_same = sorted(map(repr, facts.parts)) == sorted(map(repr, auxiliary_of(config))) and bool(library) == bool(own)
+    if not is_same or (library and not is_same_adapter(library, own)):
         raise _refused(
             folder, f"has {_listed(facts.parts, library)}, the job says {config!r}; set adapter.config as there"
         )

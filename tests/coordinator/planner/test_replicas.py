@@ -400,7 +400,7 @@ def test_what_belongs_to_the_course_stays_where_its_hosts_change(way: str) -> No
     job, plan, profile = case(num_blocks=12, recovery__copies="next", **OF_THE_COURSE[way])
     if plan.course.choice is None:
         plan = changed(plan, velora=Velora(blocks=(Range(0, 12),), layers=("adapter_down",)))
-    assert plan.placement.copies and not stay_reason(plan.course, plan.placements)
+    assert plan.placement.copies and not stay_reason(plan.course)
     slow = next(piece.node for piece in plan.placement.hosts if plan.owner(piece.node) is None)
     found = replanned(plan, job, slowed(profile, slow, 4.0), step=30, move_s=1.5, effort=QUICK)
     assert found is not None and found.is_worth_it and not found.placement.has_replicas
