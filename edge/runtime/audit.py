@@ -40,6 +40,7 @@ from ringtune.techniques.audit import (
     Cell,
     CellPlace,
     Compared,
+    Exchange,
     apart,
     begin_name,
     cell_exchanges,
@@ -307,9 +308,9 @@ class AuditRecorder:
         """
         return self._kept(index).turn
 
-    def exchanges(self, cell: Cell, turn: int) -> dict[TensorKey, str]:
+    def exchanges(self, cell: Cell, turn: int) -> tuple[Exchange, ...]:
         """Return the tensors of a cell of another host, each with who keeps it, a neighbour of it or itself."""
-        return {one.key: one.peer for one in cell_exchanges(self._plan, self.turn(turn), cell)}
+        return cell_exchanges(self._plan, self.turn(turn), cell)
 
     def tensor_file(self, key: TensorKey, ticket: str) -> Pieces:
         """Return a file of a kept tensor, in the type of the wire where it passed a link, and its mask.
@@ -357,6 +358,24 @@ class AuditRecorder:
         return found
 
 
+class Repeated(NamedTuple):
+    """What was computed when a cell was repeated.
+
+    Attributes:
+        results: by name in the trail; the distance of a tensor in ``differing`` is 1 until it is compared.
+        differing: tensors that the host sent and whose digest is another one.
+    """
+
+    results: dict[str, Compared]
+    differing: Mapping[TensorKey, torch.Tensor]
+
+    def compare(self, key: TensorKey, sent: Exchanged) -> None:
+        """Set the distance of a tensor to what the host sent."""
+        name = tensor_name(key)
+        far = distance({"it": self.differing[key]}, {"it": sent[0]})
+        self.results[name] = self.results[name]._replace(distance=far)
+
+
 class WorkRepeater:
     """Repeats cells of another host of a placement, on blocks of its own; call it on the compute thread.
 
@@ -373,11 +392,17 @@ class WorkRepeater:
         self._dtype = self._executor.dtype
 
     def repeat(
-        self, turn: Turn, place: CellPlace, files: Mapping[str, bytes], tensors: Mapping[TensorKey, Exchanged]
-    ) -> dict[str, Compared]:
-        """Repeat a cell and the update of its item; return what was computed, by name in the trail.
+        self,
+        turn: Turn,
+        place: CellPlace,
+        files: Mapping[str, bytes],
+        tensors: Mapping[TensorKey, Exchanged],
+        given: Mapping[str, str],
+    ) -> Repeated:
+        """Repeat a cell and the update of its item.
 
-        ``files`` are those of ``AuditRecorder.work_file``, ``tensors`` what the host exchanged, from its neighbours.
+        ``files`` are those of ``AuditRecorder.work_file``, ``tensors`` what the host received, from its neighbours,
+        ``given`` has the digests of what it sent.
 
         Raises:
             IntegrityError: a file is missing, does not fit the slice, or leads to numbers that are not finite.
@@ -385,7 +410,7 @@ class WorkRepeater:
         executor, seq, micro = self._executor, place.seq, place.micro
         now, item = item_of(self._plan, turn, seq)
         way = legs(now, item, self._alias)[micro]
-        results: dict[str, Compared] = {}
+        results, differing = dict[str, Compared](), dict[TensorKey, torch.Tensor]()
         executor.grant(turn)
         try:
             pieces = _pieces(_file(files, "before"))
@@ -397,8 +422,11 @@ class WorkRepeater:
                     tensor, mask = tensors[action.key]
                     executor.put_tensor(action.key, tensor.to(self._dtype), mask)
                 elif leg.op is Op.SEND:
-                    name, is_own = tensor_name(action.key), leg.peer == self.node
-                    results[name] = self._sent(executor, action.key, tensors[action.key], is_own=is_own)
+                    name, (own, mask) = tensor_name(action.key), executor.take_tensor(action.key)
+                    own = own.detach() if leg.peer == self.node else as_received(own, self._plan.course.wire_dtype)
+                    if (digest := tensor_digest(own, mask)) != given[name]:
+                        differing[action.key] = own
+                    results[name] = Compared(digest, float(action.key in differing))
                 else:
                     if leg.op is Op.BACKWARD and place.before >= 0:
                         set_gradients(executor, _file(files, "added"))
@@ -410,12 +438,7 @@ class WorkRepeater:
         finally:
             set_gradients(executor, b"")
             executor.forget_turn(turn.index)
-        return results
-
-    def _sent(self, executor: NodeExecutor, key: TensorKey, given: Exchanged, *, is_own: bool) -> Compared:
-        tensor, mask = executor.take_tensor(key)
-        tensor = tensor.detach() if is_own else as_received(tensor, self._plan.course.wire_dtype)
-        return Compared(tensor_digest(tensor, mask), distance({"it": tensor}, {"it": given[0]}))
+        return Repeated(results, differing)
 
     def _updated(self, now: Plan, item: Item, place: CellPlace, files: Mapping[str, bytes]) -> dict[str, Compared]:
         """Compare the sum of gradients, then update with that of the last micro-batch and compare the state."""
@@ -469,17 +492,17 @@ class NodeAudit:
         files: Mapping[str, bytes],
         tensors: Mapping[TensorKey, Exchanged],
         given: Mapping[str, str],
-    ) -> dict[str, Compared]:
+    ) -> Repeated:
         """Repeat a cell of another host; see ``WorkRepeater.repeat``, and ``repeater`` for further errors.
 
-        With the tags of the tensors, if ``given`` has the secret of the host.
+        With the tags of what the host received, if ``given`` has its secret.
         """
-        results = self.repeater(cell.node).repeat(self.recorder.turn(place.turn), place, files, tensors)
+        repeated = self.repeater(cell.node).repeat(self.recorder.turn(place.turn), place, files, tensors, given)
         if TAG_KEY in given:
             tagger = Tagger(given[TAG_KEY])
             names = {tensor_name(key): tensor for key, tensor in tensors.items()}
-            results |= {tag_name(name): Compared(tagger.tag(name, *tensor)) for name, tensor in names.items()}
-        return results
+            repeated.results.update({tag_name(name): Compared(tagger.tag(name, *one)) for name, one in names.items()})
+        return repeated
 
     def read_work(self, file: Pieces, place: CellPlace, given: Mapping[str, str]) -> dict[str, bytes]:
         """Read what a host hands in of its own work, with the digests that it told.

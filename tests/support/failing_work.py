@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ringtune.schedule.actions import Action, Payload, TensorKey
+from ringtune.techniques.audit import is_tag
 from tests.support import failpoints
 from tests.support.failpoints import Failure
 
@@ -98,7 +99,8 @@ def failing_run(make: Callable[..., Any]) -> Callable[..., Any]:
             order = failpoints.reached("after repeat") if what.endswith("to be repeated") else None
             if order is None or order.failure is not Failure.SCALE:
                 return found
-            return {name: result._replace(found="0" * 64, distance=1e-3) for name, result in found.items()}
+            wrong = {name: result._replace(found="0" * 64, distance=1e-3) for name, result in found.results.items()}
+            return found._replace(results=wrong | {name: found.results[name] for name in wrong if is_tag(name)})
 
         run.call = call
         return run

@@ -323,10 +323,11 @@ def test_agent_measures_no_link_beyond_this_machine_unless_told(ring: TwoAgents)
 def test_checker_answers_in_time_whoever_hands_in_too_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     """It names that node, with half of the time left: else its own answer would be late, and it the lost one."""
     agent: Any = Agent.__new__(Agent)
-    active = SimpleNamespace(audit=SimpleNamespace(read_work=None), addresses={}, lease_s=1.0)
-    agent.of, agent.options = lambda run_id, placement_number: (active, None), SimpleNamespace(name="c")
+    audit, channel = SimpleNamespace(read_work=None), lambda node, address: None
+    active = SimpleNamespace(audit=audit, addresses={}, lease_s=1.0, audit_channel=channel)
+    agent.of, agent.options = lambda run_id, placement_number: (active, None), SimpleNamespace(name="c", insecure=True)
 
-    def fetch(request: Any, source: str, address: str, deadline_s: float, check: Any, **more: float) -> None:
+    def fetch(request: Any, source: str, address: str, deadline_s: float, **more: float) -> None:
         assert deadline_s <= time.monotonic() + 50.0
         raise DeadlineError(f"node {source} is slow")
 
