@@ -42,7 +42,7 @@ from edge.model.slice import DTYPES, BlockRunner, materialise
 from ringtune.errors import DataError, ModelError, RingTuneError
 from ringtune.job.job import Job, load_job
 from ringtune.job.rows import Question, account_of, is_plain_text, task_rows
-from ringtune.machine.resources import usable_cores
+from ringtune.machine.resources import free_bytes, usable_cores
 from ringtune.models.conversations import Conversation
 from ringtune.models.family import (
     CAUSAL_LM,
@@ -154,12 +154,15 @@ class WholeModel:
         self._cache = KeyValueCache(skeleton.base.config) if has_cache else None
         self._cached: list[int] = []
 
-    @property
-    def cache_bytes(self) -> int:
-        """Most bytes of the keys and values of a text; 0 where none are kept."""
+    def cache_bytes(self, tokens: int) -> int:
+        """Most bytes of the keys and values of a text of ``tokens`` tokens; 0 where none are kept."""
         if self._cache is None:
             return 0
-        return most_bytes(self._skeleton.base.config, self._dimensions, self.longest, self._dtype)
+        return most_bytes(self._skeleton.base.config, self._dimensions, tokens, self._dtype)
+
+    def free_bytes(self) -> int:
+        """Bytes that are free where the model is."""
+        return int(torch.cuda.mem_get_info()[0]) if self._device.type == "cuda" else free_bytes()
 
     @torch.no_grad()
     def predict(self, batch: Batch) -> Any:
