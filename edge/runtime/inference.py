@@ -175,11 +175,16 @@ class WholeModel:
 
     @torch.no_grad()
     def next_logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """Compute the logits (V) of the next token after ``ids``, in float32 on the CPU.
+        """Compute the logits (V) of the next token after ``ids``, in float32 on the CPU; as ``last_logits``."""
+        return self.last_logits(ids, 1)[0]
+
+    @torch.no_grad()
+    def last_logits(self, ids: Sequence[int], count: int) -> torch.Tensor:
+        """Compute the logits (count, V) of the tokens after each of the last ``count``, in float32 on the CPU.
 
         Tokens with which the text of the call before began are not computed again.
         """
-        kept = self._keep(ids)
+        kept = self._keep(ids[:-count])
         ids_BT = torch.tensor([list(ids[kept:])], dtype=torch.int64, device=self._device)
         positions_BT = torch.arange(kept, len(ids), device=self._device)[None]
         nothing = torch.full_like(ids_BT, -100)
@@ -192,18 +197,18 @@ class WholeModel:
         )
         last_BTD, _, more = self._last(batch, self._cache)
         self._cached = list(ids) if self._cache is not None else []
-        logits_BTV = head_output(self._head, last_BTD[:, -1:], batch, more).logits
+        logits_BTV = head_output(self._head, last_BTD[:, -count:], batch, more).logits
         cap = getattr(self._head, "logit_cap", 0.0)
         capped_BTV = cap * torch.tanh(logits_BTV / cap) if cap else logits_BTV
-        found: torch.Tensor = capped_BTV[0, -1].float().cpu()
+        found: torch.Tensor = capped_BTV[0].float().cpu()
         return found
 
     def _keep(self, ids: Sequence[int]) -> int:
-        """Leave in the cache what it has of a text, but not its last token; return the number of tokens."""
+        """Leave in the cache what it has of these first tokens of a text; return their number."""
         if self._cache is None:
             return 0
-        pairs = zip(self._cached, ids[:-1], strict=False)
-        common = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(self._cached), len(ids) - 1))
+        pairs = zip(self._cached, ids, strict=False)
+        common = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(self._cached), len(ids)))
         self._cached = []  # until the blocks have run: they may fail in between
         return self._cache.keep(common)
 
