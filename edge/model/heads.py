@@ -179,15 +179,15 @@ def head_output(head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[s
     return head(outputs, attention_mask=batch.mask, return_dict=True, **more)
 
 
-def next_logits(head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> torch.Tensor:
-    """Compute the logits (V) of the token after a text with a language model's head, in float32 on the CPU.
+def text_logits(head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> torch.Tensor:
+    """Compute the logits (T, V) of the token after each of a text with a language model's head, float32 on the CPU.
 
     Arguments as ``Task.run``, of one row.
     """
     logits_BTV = head_output(head, last_BTD, batch, more).logits
     cap = getattr(head, "logit_cap", 0.0)
     capped_BTV = cap * torch.tanh(logits_BTV / cap) if cap else logits_BTV
-    found: torch.Tensor = capped_BTV[0, -1].float().cpu()
+    found: torch.Tensor = capped_BTV[0].float().cpu()
     return found
 
 

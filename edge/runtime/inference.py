@@ -33,7 +33,7 @@ from edge.data.texts import LabelledTexts, NumberedTexts
 from edge.data.tokens import Batch, RowFaultError, Text, check_ids, load_tokenizer, prompt_ids
 from edge.machine.libraries import load_libraries
 from edge.model.frozen_weights import FrozenFiles
-from edge.model.heads import head_output, next_logits, task_of
+from edge.model.heads import head_output, task_of, text_logits
 from edge.model.key_values import KeyValueCache, most_bytes
 from edge.model.owner import head_input, inverse_of
 from edge.model.result import load_saved
@@ -42,7 +42,7 @@ from edge.model.slice import DTYPES, BlockRunner, materialise
 from ringtune.errors import DataError, ModelError, RingTuneError
 from ringtune.job.job import Job, load_job
 from ringtune.job.rows import Question, account_of, is_plain_text, task_rows
-from ringtune.machine.resources import usable_cores
+from ringtune.machine.resources import free_bytes, usable_cores
 from ringtune.models.conversations import Conversation
 from ringtune.models.family import (
     CAUSAL_LM,
@@ -154,12 +154,15 @@ class WholeModel:
         self._cache = KeyValueCache(skeleton.base.config) if has_cache else None
         self._cached: list[int] = []
 
-    @property
-    def cache_bytes(self) -> int:
-        """Most bytes of the keys and values of a text; 0 where none are kept."""
+    def cache_bytes(self, tokens: int) -> int:
+        """Most bytes of the keys and values of a text of ``tokens`` tokens; 0 where none are kept."""
         if self._cache is None:
             return 0
-        return most_bytes(self._skeleton.base.config, self._dimensions, self.longest, self._dtype)
+        return most_bytes(self._skeleton.base.config, self._dimensions, tokens, self._dtype)
+
+    def free_bytes(self) -> int:
+        """Bytes that are free where the model is."""
+        return int(torch.cuda.mem_get_info()[0]) if self._device.type == "cuda" else free_bytes()
 
     @torch.no_grad()
     def predict(self, batch: Batch) -> Any:
@@ -172,11 +175,16 @@ class WholeModel:
 
     @torch.no_grad()
     def next_logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """Compute the logits (V) of the next token after ``ids``, in float32 on the CPU.
+        """Compute the logits (V) of the next token after ``ids``, in float32 on the CPU; as ``last_logits``."""
+        return self.last_logits(ids, 1)[0]
+
+    @torch.no_grad()
+    def last_logits(self, ids: Sequence[int], count: int) -> torch.Tensor:
+        """Compute the logits (count, V) of the tokens after each of the last ``count``, in float32 on the CPU.
 
         Tokens with which the text of the call before began are not computed again.
         """
-        kept = self._keep(ids)
+        kept = self._keep(ids[:-count])
         ids_BT = torch.tensor([list(ids[kept:])], dtype=torch.int64, device=self._device)
         positions_BT = torch.arange(kept, len(ids), device=self._device)[None]
         nothing = torch.full_like(ids_BT, -100)
@@ -189,14 +197,14 @@ class WholeModel:
         )
         last_BTD, _, more = self._last(batch, self._cache)
         self._cached = list(ids) if self._cache is not None else []
-        return next_logits(self._head, last_BTD[:, -1:], batch, more)
+        return text_logits(self._head, last_BTD[:, -count:], batch, more)
 
     def _keep(self, ids: Sequence[int]) -> int:
-        """Leave in the cache what it has of a text, but not its last token; return the number of tokens."""
+        """Leave in the cache what it has of these first tokens of a text; return their number."""
         if self._cache is None:
             return 0
-        pairs = zip(self._cached, ids[:-1], strict=False)
-        common = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(self._cached), len(ids) - 1))
+        pairs = zip(self._cached, ids, strict=False)
+        common = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(self._cached), len(ids)))
         self._cached = []  # until the blocks have run: they may fail in between
         return self._cache.keep(common)
 

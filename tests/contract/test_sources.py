@@ -384,6 +384,7 @@ In a temporary folder that this process has made
     coordinator/api/predict.py: _file_of
     coordinator/run/node_client.py: _empty
     coordinator/api/predict.py: _started, predictions_of
+    coordinator/api/harness.py: _figures, harness
     coordinator/api/text_process.py: TextProcess.__enter__, TextProcess._start
     coordinator/api/predict.py: _sample
     coordinator/api/evaluation.py: _invitation

@@ -36,7 +36,7 @@ class Script:
     """
 
     def __init__(self, *pieces: str, why: str = "end", has_template: bool = True) -> None:
-        self.ready = Ready(has_template=has_template, longest=64, cache_bytes=0, temperature=0.0, told="")
+        self.ready = Ready(has_template=has_template, longest=64, reads=64, cache_bytes=0, temperature=0.0, told="")
         self.requests: list[Mapping[str, Any]] = []
         self._pieces, self._why, self.left = pieces, why, 0
         self.going, self.may_go, self.has_left = threading.Semaphore(0), threading.Semaphore(0), threading.Event()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from edge.data.tokens import load_tokenizer
+from edge.runtime import inference
 from edge.runtime.inference import main
 from edge.runtime.text_process import TextModel
 from ringtune.job.job import load_job
@@ -21,7 +22,8 @@ HOW = {"max_new_tokens": 8, "temperature": 0.0, "seed": 0}
 
 def model_in(folder: Path, template: str = chat_models.MISTRAL, **settings: object) -> TextModel:
     """A random Llama with a chat template."""
-    base = write_family(folder / "base", "llama", num_blocks=2, with_decoder=True)
+    longest = settings.pop("max_position_embeddings", 64)
+    base = write_family(folder / "base", "llama", num_blocks=2, with_decoder=True, max_position_embeddings=longest)
     chat_models.write_tokenizer(base, template)
     (base / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, **settings}))
     (folder / "job.toml").write_text(JOB.format(model=base), encoding="utf-8")
@@ -93,6 +95,13 @@ def test_oldest_turns_are_left_out_where_a_conversation_no_longer_fits(model: Te
     assert "tokens, and the model reads at most 64 with its answer; shorten it" in refused
     assert "the conversation has" in refusal(model, messages=said("a b c " * 30), may_forget=True)
     assert asked(model, prompt="a b c " * 30, may_forget=True)[1]["prompt_tokens"] == 56
+
+
+def test_text_is_as_long_as_memory_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its keys and values take half of what is free: key and value of two heads of 8 numbers, in two blocks."""
+    monkeypatch.setattr(inference, "free_bytes", lambda: 2 * 70 * (2 * 2 * 2 * 8 * 4) + 100)
+    ready = model_in(tmp_path, max_position_embeddings=128).ready
+    assert (ready["longest"], ready["reads"], ready["cache_bytes"]) == (70, 128, 70 * 256)
 
 
 @pytest.mark.parametrize(
