@@ -339,7 +339,7 @@ def build_slice(
         active.inactive_state.keep_on_disk(active.saver.moments(), {"run": first_run, "node": active.node})
     if active.plan.course.helper_settings.merged and active.saver is not None:
         active.executor.offloading.keep_on_disk(active.saver.moments(), {"run": first_run, "node": active.node})
-    if active.executor.texts is not None and active.saver is not None:
+    if job.generation is not None and active.executor.texts is not None and active.saver is not None:
         active.executor.texts.file = active.saver.texts()
     if job.audit is not None:
         active.audit = backend.audit(options, active.run_id, job, active.plan, active.executor)
