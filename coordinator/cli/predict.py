@@ -51,7 +51,8 @@ def predict(
             metavar="NUMBER",
             min=0.0,
             max=100.0,
-            help="Temperature at which a language model draws tokens; 0 = always the likeliest.",
+            help="Temperature at which a language model draws tokens, within the top_k and top_p of its "
+            "generation_config.json; 0 = always the likeliest.",
         ),
     ] = 0.0,
     seed: Annotated[int, typer.Option("--seed", min=0, max=(1 << 31) - 1, help="Random seed for sampling text.")] = 0,

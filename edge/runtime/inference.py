@@ -14,6 +14,7 @@ B rows of a batch, T tokens, D model width, V vocabulary.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import sys
@@ -27,6 +28,7 @@ from edge.data.conversations import Conversations
 from edge.data.images import ImageExamples, Images
 from edge.data.questions import Questions
 from edge.data.tagged import TaggedTexts
+from edge.data.text_pieces import Ends, TextPieces, ends_with
 from edge.data.texts import LabelledTexts, NumberedTexts
 from edge.data.tokens import Batch, RowFaultError, Text, check_ids, load_tokenizer, prompt_ids
 from edge.machine.libraries import load_libraries
@@ -222,46 +224,45 @@ class Sampling(NamedTuple):
         max_new_tokens: most tokens that are added.
         temperature: 0 = always the likeliest token; 1 = the model's probabilities.
         seed: of the draws, with the row's index.
+        top_k: number of likeliest tokens to draw from; 0 = all.
+        top_p: draw from the likeliest tokens that have this probability together.
     """
 
     max_new_tokens: int = 50
     temperature: float = 0.0
     seed: int = 0
+    top_k: int = 0
+    top_p: float = 1.0
 
 
-def generate_tokens(
-    ids: Sequence[int],
-    next_logits: NextLogits,
-    how: Sampling,
-    *,
-    ends: Collection[int],
-    longest: int,
-    row: int = 0,
-    is_end: Callable[[Sequence[int]], bool] = lambda added: False,
-) -> list[int]:
-    """Return the next tokens; a prompt is cut at its beginning to ``longest`` tokens.
+def next_tokens(
+    ids: Sequence[int], next_logits: NextLogits, how: Sampling, *, ends: Collection[int], longest: int, row: int = 0
+) -> Iterator[int]:
+    """Yield the next tokens; a prompt is cut at its beginning to ``longest`` tokens.
 
     Args:
         ids: of the prompt, at least one.
         next_logits: computes the logits (V) of the next token.
         how: choice of the token.
-        ends: tokens that end a text; they are not returned.
+        ends: tokens that end a text; they are not yielded.
         longest: most tokens of the model.
         row: index of the row, for its draws.
-        is_end: whether the new tokens end a text, where no single token says so.
     """
-    draws = seeded(how.seed, row)
-    kept, added = list(ids), list[int]()
+    draws, kept = seeded(how.seed, row), list(ids)
     for _ in range(how.max_new_tokens):
         logits_V = next_logits(kept[-longest:])
-        token = choose(logits_V, how.temperature, draws)
+        token = choose(logits_V, how.temperature, draws, top_k=how.top_k, top_p=how.top_p)
         if token in ends:
-            break
+            return
         kept.append(token)
-        added.append(token)
-        if is_end(added):
-            break
-    return added
+        yield token
+
+
+def generate_tokens(
+    ids: Sequence[int], next_logits: NextLogits, how: Sampling, *, ends: Collection[int], longest: int, row: int = 0
+) -> list[int]:
+    """Return the next tokens, as ``next_tokens``."""
+    return list(next_tokens(ids, next_logits, how, ends=ends, longest=longest, row=row))
 
 
 def seeded(seed: int, row: int) -> torch.Generator:
@@ -269,12 +270,29 @@ def seeded(seed: int, row: int) -> torch.Generator:
     return torch.Generator().manual_seed((seed * 1_000_003 + row) % (1 << 63))
 
 
-def choose(logits_V: torch.Tensor, temperature: float, draws: torch.Generator) -> int:
+def choose(
+    logits_V: torch.Tensor, temperature: float, draws: torch.Generator, *, top_k: int = 0, top_p: float = 1.0
+) -> int:
     """Choose the next token by its logits; see ``Sampling``."""
     if not temperature:
         return int(logits_V.argmax())
-    shares_V = torch.softmax(logits_V.double() / temperature, dim=-1)
-    return int(torch.multinomial(shares_V, 1, generator=draws))
+    return int(torch.multinomial(shares_of(logits_V, temperature, top_k, top_p), 1, generator=draws))
+
+
+def shares_of(logits_V: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
+    """Return the probability (V) with which each token is drawn.
+
+    Source: transformers 4.57, ``TopKLogitsWarper`` and ``TopPLogitsWarper``, after the temperature.
+    """
+    scores_V = (logits_V.double() - logits_V.max()) / temperature
+    if 0 < top_k < len(scores_V):
+        scores_V = scores_V.masked_fill(scores_V < scores_V.topk(top_k).values[-1], -torch.inf)
+    if top_p < 1:
+        sorted_V, places_V = scores_V.sort()
+        is_out_V = sorted_V.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
+        is_out_V[-1] = False  # the likeliest token stays
+        scores_V = scores_V.masked_fill(is_out_V.scatter(0, places_V, is_out_V), -torch.inf)
+    return scores_V.softmax(dim=-1)
 
 
 Row = Mapping[str, Any]
@@ -447,9 +465,11 @@ class Texts:
     cut_rows = 0
 
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
-        self._model, self._job, self._sampling = model, job, sampling
+        self._model, self._job = model, job
+        limits = model_sampling(Path(job.model.path))
+        self._sampling = sampling._replace(top_k=limits.top_k, top_p=limits.top_p)
         self._tokenizer = load_tokenizer(Path(job.model.path))
-        self._ends = ends_of_text(Path(job.model.path), self._tokenizer)
+        self._ends = Ends(ends_of_text(Path(job.model.path), self._tokenizer))
 
     def rows(self, path: Path) -> Iterator[tuple[Row, str]]:
         """Yield the rows of a table with their texts, or the lines of a plain text that are not blank."""
@@ -460,32 +480,22 @@ class Texts:
 
     def predict(self, inputs: Sequence[str], first: int) -> list[Row]:
         """Continue each text."""
-        return [self._go_on(text, first + index) for index, text in enumerate(inputs)]
+        return [
+            self._continued(prompt_ids(self._tokenizer, text), first + index, self._ends)
+            for index, text in enumerate(inputs)
+        ]
 
-    def _go_on(self, text: str, row: int) -> Row:
-        return self._continued(prompt_ids(self._tokenizer, text), row)
-
-    def _continued(self, ids: list[int], row: int, stop: str = "") -> Row:
-        """Continue tokens up to an end of text, or to a text ``stop``, which is not returned."""
+    def _continued(self, ids: list[int], row: int, ends: Ends) -> Row:
         if not ids:
             raise DataError(f"row {row + 1} has no token to go on from; give it a text")
-        how, longest = self._sampling, self._model.longest
+        how, longest, num_tokens = self._sampling, self._model.longest, 0
         self.cut_rows += len(ids) > longest
-        added = generate_tokens(
-            ids,
-            self._model.next_logits,
-            how,
-            ends=self._ends,
-            longest=longest,
-            row=row,
-            is_end=lambda added: bool(stop) and stop in str(self._tokenizer.decode(added)),
-        )
-        whole, before = self._decode(ids + added), self._decode(ids)
-        said = whole.removeprefix(before) if whole.startswith(before) else self._decode(added)
-        return {"predicted": said.partition(stop)[0] if stop else said, "tokens": len(added)}
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+        pieces, said = TextPieces(self._tokenizer, ids, ends.stops), ""
+        for token in next_tokens(ids, self._model.next_logits, how, ends=ends.tokens, longest=longest, row=row):
+            said, num_tokens = said + pieces.add(token), num_tokens + 1
+            if pieces.is_ended:
+                break
+        return {"predicted": said + pieces.end(), "tokens": num_tokens}
 
 
 class ChatAnswers(Texts):
@@ -496,7 +506,6 @@ class ChatAnswers(Texts):
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
         super().__init__(model, job, sampling)
         self._source = Conversations(job, Path(job.model.path))
-        self._stop: str | None = None
 
     def rows(self, path: Path) -> Iterator[tuple[Row, Any]]:
         """Yield the rows of a table with the tokens before the answer."""
@@ -512,20 +521,15 @@ class ChatAnswers(Texts):
         account.check()
 
     def predict(self, inputs: Sequence[Any], first: int) -> list[Row]:
-        """Answer each conversation, up to the text that ends an answer."""
+        """Answer each conversation, up to what ends an answer."""
         return [
-            self._continued(ids, first + index, self._answer_end() if is_conversation else "")
+            self._continued(ids, first + index, self._answer_ends if is_conversation else self._ends)
             for index, (ids, is_conversation) in enumerate(inputs)
         ]
 
-    def _answer_end(self) -> str:
-        """Return the text that ends an answer, unless it is one token, which then is one of those that end a text."""
-        if self._stop is None:
-            self._stop = self._source.answer_end()
-            ids = self._tokenizer(self._stop, add_special_tokens=False)["input_ids"]
-            if len(ids) == 1:
-                self._ends, self._stop = (*self._ends, *ids), ""
-        return self._stop
+    @functools.cached_property
+    def _answer_ends(self) -> Ends:
+        return ends_with(self._ends, self._tokenizer, self._source.answer_end())
 
 
 def _inputs(path: Path, job: Job) -> Iterator[tuple[Row, Any]]:
@@ -534,6 +538,10 @@ def _inputs(path: Path, job: Job) -> Iterator[tuple[Row, Any]]:
     for row in task_rows(path, job.model.task, job.data, account, with_targets=False):
         yield row.record[1], row.value
     account.check()
+
+
+_LIMITS = ("top_k", "top_p")
+_OPTIONS = "--temperature, --seed and --max-new-tokens say it all"
 
 
 def ends_of_text(folder: Path, tokenizer: Any) -> tuple[int, ...]:
@@ -555,7 +563,30 @@ def ends_of_text(folder: Path, tokenizer: Any) -> tuple[int, ...]:
     return () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
 
 
-def unused_settings(folder: Path) -> str:
+def model_sampling(folder: Path) -> Sampling:
+    """Return how a model wants its tokens drawn: temperature, ``top_k`` and ``top_p`` of ``generation_config.json``.
+
+    Greedy if it does not ask for draws. A file without ``top_k`` has no such limit here; transformers takes 50.
+
+    Raises:
+        ModelError: the file is not readable, or a value is not a number in its range.
+    """
+    path, least, most = folder / _GENERATION_FILE, {"top_k": 0, "top_p": 0.0, "temperature": 0.0}, {"top_p": 1.0}
+    values = _settings(path)
+    found: dict[str, float] = {}
+    for name, lowest in least.items():
+        value = values.get(name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is None:
+            continue
+        if not is_number or not lowest <= value <= most.get(name, sys.maxsize) or (name == "top_k" and value % 1):
+            raise ModelError(f"{path}: {name} is {value!r}, which draws no token; correct it, or fetch the model again")
+        found[name] = value
+    temperature = found.get("temperature", 1.0) if values.get("do_sample") is True else 0.0
+    return Sampling(temperature=temperature, top_k=int(found.get("top_k", 0)), top_p=found.get("top_p", 1.0))
+
+
+def unused_settings(folder: Path, *, remedy: str = _OPTIONS, used: Collection[str] = _LIMITS) -> str:
     """Name the settings of ``generation_config.json`` that would change the choice of tokens and are not used.
 
     Empty if there are none. Without that file, transformers takes the settings from ``config.json``.
@@ -568,17 +599,15 @@ def unused_settings(folder: Path) -> str:
     path = folder / _GENERATION_FILE
     values, defaults = _settings(path), GenerationConfig().to_dict()
     if not path.is_file():
-        path = folder / CONFIG_FILE
+        path, used = folder / CONFIG_FILE, ()
         values = {key: value for key, value in _settings(path).items() if key in defaults}
     neutral: tuple[Any, ...] = (None, False, "", [], {})
     said = ", ".join(
         f"{key} = {value!r}"
         for key, value in values.items()
-        if key not in _NO_CHOICE and value != defaults.get(key) and value not in neutral
+        if key not in _NO_CHOICE and key not in used and value != defaults.get(key) and value not in neutral
     )
-    if not said:
-        return ""
-    return f"{path.name} of the model has {said}, not used here: --temperature, --seed and --max-new-tokens say it all"
+    return f"{path.name} of the model has {said}, not used here: {remedy}" if said else ""
 
 
 def _settings(path: Path) -> dict[str, Any]:

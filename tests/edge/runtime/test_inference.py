@@ -11,7 +11,16 @@ import pytest
 import torch
 
 from edge.data.tokens import load_tokenizer
-from edge.runtime.inference import Sampling, WholeModel, ends_of_text, generate_tokens, main, unused_settings
+from edge.runtime.inference import (
+    Sampling,
+    WholeModel,
+    ends_of_text,
+    generate_tokens,
+    main,
+    model_sampling,
+    shares_of,
+    unused_settings,
+)
 from ringtune.errors import ModelError
 from ringtune.job.job import load_job
 from tests.support import chat_models
@@ -61,6 +70,33 @@ def test_generating_draws_by_seed_and_row() -> None:
     assert first != generate_tokens([3], one_more, warm, ends=(), longest=9, row=2)
     assert first != generate_tokens([3], one_more, warm._replace(seed=4), ends=(), longest=9, row=1)
     assert first != generate_tokens([3], one_more, warm._replace(temperature=0.0), ends=(), longest=9)
+
+
+def test_draws_are_limited_as_the_library_limits_them() -> None:
+    """To the likeliest tokens, by number and by probability together; at least one stays, at any temperature."""
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    logits = 3 * torch.randn(1, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for temperature, top_k, top_p in ((0.7, 5, 1.0), (1.0, 40, 0.8), (2.0, 12, 0.6), (0.5, 1, 0.01)):
+        wanted = TemperatureLogitsWarper(temperature)(None, logits)
+        wanted = TopPLogitsWarper(top_p)(None, TopKLogitsWarper(top_k)(None, wanted)).softmax(-1)[0]
+        torch.testing.assert_close(shares_of(logits[0], temperature, top_k, top_p), wanted)
+    coldest = shares_of(logits[0], 1e-300, 0, 1.0)
+    assert coldest.argmax() == logits.argmax() and float(coldest.max()) == 1.0
+
+
+def test_model_says_how_its_tokens_are_drawn(tmp_path: Path) -> None:
+    """Temperature where it asks for draws; numbers out of range are refused with their file."""
+    path = tmp_path / "generation_config.json"
+    assert model_sampling(tmp_path) == Sampling()
+    path.write_text('{"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95}')
+    assert model_sampling(tmp_path) == Sampling(temperature=0.6, top_k=20, top_p=0.95)
+    path.write_text('{"temperature": 0.6, "top_p": null}')
+    assert model_sampling(tmp_path) == Sampling()
+    for wrong in ('{"top_p": 2}', '{"top_k": 1.5}', '{"temperature": "hot"}', '{"top_k": -1}', '{"top_p": NaN}'):
+        path.write_text(wrong)
+        with pytest.raises(ModelError, match=r"generation_config.json: (top_|temp)"):
+            model_sampling(tmp_path)
 
 
 @pytest.mark.parametrize("model_type", DECODERS)
@@ -159,9 +195,9 @@ def test_text_ends_where_generate_of_the_library_ends_it(tmp_path: Path) -> None
 
 
 _CHOOSING = {
-    **dict.fromkeys(("temperature", "top_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "min_p"), 0.5),
+    **dict.fromkeys(("temperature", "typical_p", "epsilon_cutoff", "eta_cutoff", "min_p"), 0.5),
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "length_penalty", "diversity_penalty"), 1.5),
-    **dict.fromkeys(("top_k", "num_beams", "no_repeat_ngram_size", "max_length", "min_length", "max_new_tokens"), 7),
+    **dict.fromkeys(("num_beams", "no_repeat_ngram_size", "max_length", "min_length", "max_new_tokens"), 7),
     **dict.fromkeys(("do_sample", "early_stopping", "renormalize_logits", "remove_invalid_values"), True),
     **{key: [5] for key in ("suppress_tokens", "begin_suppress_tokens", "stop_strings", "of_some_later_version")},
 }
