@@ -245,5 +245,6 @@ def evaluation_job(run: SavedRun, data: Path | None, *, model: Path | None = Non
         runtime=runtime,
         offload=offload,
         memory=Memory(),  # without a backward no activations are kept
+        generation=None,  # other rows need no answers
         velora=None,
     )

@@ -467,7 +467,7 @@ class PageState:
         kind = line.get("kind")
         if kind == "train" and self._last.take(line):
             self._show_step(line)
-        elif kind in ("evaluate", "score", "measure"):
+        elif kind in ("evaluate", "generate", "score", "measure"):
             self._change("run", doing=f"{kind} {line.get('batch')}/{line.get('batches')}")
         if kind == "train":
             self.ahead[int(line["step"])] = (_number(line.get("loss")), _number(line.get("accuracy")))
