@@ -234,6 +234,7 @@ def evaluation_job(run: SavedRun, data: Path | None, *, model: Path | None = Non
         # whoever fitted them, the adapters are in the result; the helpers that the job names need not be there
         "offload": OffloadSettings(),
         "memory": Memory(),  # without a backward no activations are kept
+        "generation": None,  # other rows need no answers
         "velora": None,
     }
     return dataclasses.replace(job, **changed)

@@ -10,16 +10,17 @@ T tokens, D model width, V vocabulary.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from edge.data.prompts import Prompt, PromptReader
+from edge.data.text_pieces import Ends, TextPieces, ends_with
 from edge.data.tokens import IGNORED, Batch
 from edge.model.key_values import KeyValueCache
-from edge.runtime.inference import choose, ends_of_text, seeded
+from edge.runtime.inference import Sampling, choose, ends_of_text, model_sampling, seeded
 from ringtune.errors import PlanError
 from ringtune.job.job import Job
 from ringtune.models.folder import model_dimensions, read_config
@@ -69,26 +70,42 @@ class OpenText:
 
     Args:
         longest: most tokens of the prompt, which is cut at its beginning.
+        pieces: of the text, up to what ends it.
+        ends: tokens that end it.
 
     Attributes:
         pending: tokens that are embedded next.
         before: number of tokens before them.
-        added: tokens that the head has chosen.
+        num_tokens: number of tokens that the head has chosen.
+        said: text of them.
         has_ended: whether no token follows.
     """
 
-    def __init__(self, prompt: Prompt, longest: int, draws: torch.Generator) -> None:
+    def __init__(
+        self, prompt: Prompt, longest: int, draws: torch.Generator, pieces: TextPieces, ends: Collection[int]
+    ) -> None:
         self.prompt, self.draws = prompt, draws
         self.is_cut = len(prompt.ids) > longest
         self.pending, self.before = list(prompt.ids[-longest:]), 0
-        self.added: list[int] = []
-        self.has_ended = False
+        self.num_tokens, self.said, self.has_ended = 0, "", False
+        self._pieces, self._ends = pieces, ends
 
-    def add(self, token: int) -> None:
-        """Go on with a token."""
+    def take(self, token: int) -> None:
+        """Go on with a token, or end with it."""
+        if token in self._ends:
+            self.has_ended = True
+            return
         self.before += len(self.pending)
         self.pending = [token]
-        self.added.append(token)
+        self.num_tokens += 1
+        self.said += self._pieces.add(token)
+        self.has_ended = self._pieces.is_ended
+
+    def close(self) -> str:
+        """Return the whole text; no token follows."""
+        self.has_ended = True
+        self.said += self._pieces.end()
+        return self.said
 
 
 class TextWriter:
@@ -96,26 +113,25 @@ class TextWriter:
 
     Args:
         prompts: of this owner, in the order of its sequences; it may have fewer than the plan has sequences.
+
+    Attributes:
+        file: where texts are written; None = nowhere.
     """
 
     def __init__(
         self, course: Course, generation: Generation, job: Job, folder: Path, prompts: Sequence[Prompt]
     ) -> None:
         self._course, self._generation, self._prompts = course, generation, prompts
-        self._reader = PromptReader(job, folder)
-        given = job.generation
+        given, reader = job.generation, PromptReader(job, folder)
         if given is None:
             raise PlanError("the plan has [generation] and the job has not; plan anew")
-        self._temperature, self._seed = given.temperature, given.seed
-        self._longest = min(
-            course.max_length, model_dimensions(read_config(folder)).longest - generation.max_new_tokens
-        )
-        self._ends = ends_of_text(folder, self._reader.tokenizer)
-        self._stop = self._reader.answer_end()
-        stop_ids = self._reader.tokenizer(self._stop, add_special_tokens=False)["input_ids"] if self._stop else []
-        self._answer_ends = tuple(stop_ids) if len(stop_ids) == 1 else ()
-        if self._answer_ends:
-            self._stop = ""
+        limits = model_sampling(folder)
+        self._how = Sampling(temperature=given.temperature, seed=given.seed, top_k=limits.top_k, top_p=limits.top_p)
+        longest = model_dimensions(read_config(folder)).longest - generation.max_new_tokens
+        self._longest = min(course.max_length, longest)
+        self._tokenizer = reader.tokenizer
+        self._ends = Ends(ends_of_text(folder, self._tokenizer))
+        self._answer_ends = ends_with(self._ends, self._tokenizer, reader.answer_end())
         self._open: dict[tuple[int, int], OpenText] = {}
         self.file: Path | None = None
 
@@ -139,25 +155,14 @@ class TextWriter:
         if text is None:
             return ()
         if not text.has_ended:
-            self._take(text, choose(next_logits(), self._temperature, text.draws))
-        return self._close(item, micro, text) if self._is_last(item) else ()
+            how = self._how
+            text.take(choose(next_logits(), how.temperature, text.draws, top_k=how.top_k, top_p=how.top_p))
+        is_last = (item.batch + 1) % self._generation.max_new_tokens == 0
+        return self._close(self._number(item, micro), text) if is_last else ()
 
     def forget(self, turn: int) -> None:
         """Drop the texts of a turn."""
         self._open = {key: text for key, text in self._open.items() if key[0] != turn}
-
-    def _take(self, text: OpenText, token: int) -> None:
-        is_conversation = text.prompt.is_conversation
-        if token in self._ends or (is_conversation and token in self._answer_ends):
-            text.has_ended = True
-            return
-        text.add(token)
-        text.has_ended = (
-            is_conversation and bool(self._stop) and self._stop in self._reader.tokenizer.decode(text.added)
-        )
-
-    def _is_last(self, item: Item) -> bool:
-        return (item.batch + 1) % self._generation.max_new_tokens == 0
 
     def _text(self, item: Item, micro: int) -> OpenText | None:
         key = (item.turn, micro)
@@ -167,34 +172,24 @@ class TextWriter:
                 return None
             if follows_token(self._course, item):
                 raise PlanError(f"text {number} of turn {item.turn} goes on before it has begun")
-            self._open[key] = OpenText(self._prompts[number], self._longest, seeded(self._seed, number))
+            prompt = self._prompts[number]
+            ends = self._answer_ends if prompt.is_conversation else self._ends
+            pieces = TextPieces(self._tokenizer, prompt.ids, ends.stops)
+            self._open[key] = OpenText(prompt, self._longest, seeded(self._how.seed, number), pieces, ends.tokens)
         return self._open[key]
 
     def _number(self, item: Item, micro: int) -> int:
         return item.batch // self._generation.max_new_tokens * self._generation.at_once + micro
 
-    def _close(self, item: Item, micro: int, text: OpenText) -> Values:
+    def _close(self, number: int, text: OpenText) -> Values:
         """Compare a text that is complete with its answers, and write it to the owner's file."""
-        said, prompt, number = self._said(text), text.prompt, self._number(item, micro)
+        said, prompt = text.close(), text.prompt
         if self.file is not None:
-            line = {
-                "number": number,
-                "row": dict(prompt.row),
-                "predicted": {"predicted": said, "tokens": len(text.added)},
-            }
+            found = {"predicted": said, "tokens": text.num_tokens}
+            line = {"number": number, "row": dict(prompt.row), "predicted": found, "is_cut": text.is_cut}
             with storage_errors(self.file), self.file.open("a" if number else "w", encoding="utf-8") as file:
-                file.write(json.dumps({**line, "is_cut": text.is_cut}) + "\n")
-        found = {GENERATED: 1.0, NEW_TOKENS: float(len(text.added))}
+                file.write(json.dumps(line) + "\n")
+        values = {GENERATED: 1.0, NEW_TOKENS: float(text.num_tokens)}
         if prompt.answers:
-            found |= {JUDGED: 1.0, ROUGE_SUM: rouge_l(said, prompt.answers)}
-        return tuple(found.items())
-
-    def _said(self, text: OpenText) -> str:
-        """Return the text of the new tokens, as ``ringtune predict`` does."""
-        ids = list(text.prompt.ids)
-        whole, before = self._decoded([*ids, *text.added]), self._decoded(ids)
-        said = whole.removeprefix(before) if whole.startswith(before) else self._decoded(text.added)
-        return said.partition(self._stop)[0] if text.prompt.is_conversation and self._stop else said
-
-    def _decoded(self, ids: Sequence[int]) -> str:
-        return str(self._reader.tokenizer.decode(ids, skip_special_tokens=True))
+            values |= {JUDGED: 1.0, ROUGE_SUM: rouge_l(said, prompt.answers)}
+        return tuple(values.items())
