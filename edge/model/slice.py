@@ -33,7 +33,19 @@ _LEGACY_SUFFIXES = ((".weight", ".gamma"), (".bias", ".beta"))  # LayerNorm name
 
 
 class Empty(nn.Module):
-    """Replaces a module that this node does not host."""
+    """Replaces a module that this node does not host.
+
+    It keeps names and numbers of the module and of those right inside it, such as a block's kind of attention, by which
+    an architecture's forward makes the arguments of all blocks.
+    """
+
+    def __init__(self, replaced: nn.Module | None = None, *, with_children: bool = True) -> None:
+        super().__init__()
+        if replaced is None:
+            return
+        self.__dict__.update((name, value) for name, value in vars(replaced).items() if isinstance(value, str | int))
+        for name, child in replaced.named_children() if with_children else ():
+            setattr(self, name, Empty(child, with_children=False))
 
 
 def materialise(
@@ -56,7 +68,7 @@ def materialise(
     kept = set(blocks)
     for index in range(len(skeleton.blocks)):
         if index not in kept:
-            skeleton.blocks[index] = Empty()
+            skeleton.blocks[index] = Empty(skeleton.blocks[index])
     if skeleton.auxiliary:
         for index in kept:
             start_auxiliary(skeleton.blocks[index], seed=skeleton.seed, index=index)
@@ -72,11 +84,16 @@ def materialise(
         skeleton.invertible.to(device=device, dtype=dtype)
     elif skeleton.invertible is not None:
         setattr(base, INVERTIBLE, Empty())
-    for name, child in list(base.named_children()):
-        if any(_is_unread(parameter) for parameter in child.parameters()):
-            setattr(base, name, Empty())
-        elif not any(True for _ in child.parameters()):
-            child.to(device)  # buffers that the architecture computes, such as rotary frequencies
+    inner, steps = base, layout.blocks_path.split(".")
+    for step in steps:
+        for name, child in list(inner.named_children()):
+            if name == step:
+                continue
+            if any(_is_unread(parameter) for parameter in child.parameters()):
+                setattr(inner, name, Empty())
+            elif not any(True for _ in child.parameters()):
+                child.to(device)  # buffers that the architecture computes, such as rotary frequencies
+        inner = getattr(inner, step)
 
 
 def _read_module(

@@ -71,5 +71,9 @@ def family_of(model_type: str) -> FamilyForward:
         ModelError: the type is not supported; lists the supported ones.
     """
     known = family_named(model_type)
+    if known.generic:
+        from edge.model.families.recorded import RecordedFamily
+
+        return RecordedFamily(known)
     module, name = CLASSES[known.model_type]
     return cast(FamilyForward, getattr(importlib.import_module(f"{__name__}.{module}"), name)())

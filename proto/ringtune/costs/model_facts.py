@@ -25,7 +25,7 @@ from ringtune.costs.profile import KindFacts, ModelFacts
 from ringtune.errors import JobError, PlanError
 from ringtune.job.job import Job, job_of_user, kinds_of
 from ringtune.models.adapter_config import adapter_block_params, auxiliary_of, invertible_of, trains_own_weights
-from ringtune.models.adapter_support import head_group_refusal, offload_refusal, places_of
+from ringtune.models.adapter_support import generic_refusal, head_group_refusal, offload_refusal, places_of
 from ringtune.models.auxiliary_models import AuxiliaryConfig, in_block
 from ringtune.models.families import FAMILIES, check_task
 from ringtune.models.family import (
@@ -369,6 +369,8 @@ def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) 
     """
     family, dimensions = FAMILIES[config["model_type"]], model_dimensions(config)
     check_task(family, job.model.task, where=where)
+    if family.generic:
+        _check_generic(job, family, where)
     longest, asked = dimensions.longest, job.train.max_length
     if not dimensions.fixed and asked > longest:
         raise JobError(f"train.max_length is {asked}, the model takes {longest} tokens at most; lower it")
@@ -381,6 +383,26 @@ def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) 
     check_family(job.adapter.config, family, dimensions)
     for technique in TECHNIQUES:
         technique.check_model(job, dimensions, family.widths(config))
+
+
+def _check_generic(job: Job, family: Family, where: str) -> None:
+    """Refuse what needs more of a family than its own forward; raises ``JobError``."""
+    for config in {job.adapter.config, *job.offload.chosen_adapters.values()}:
+        if problem := generic_refusal(family, config):
+            raise JobError(f"{where}: adapter.config = {config!r}: {problem}")
+    if job.train.packing and not family.packs:
+        raise JobError(
+            f"{where}: train.packing = true would let a row of a {family.model_type} attend to others of its "
+            "sequence; remove train.packing"
+        )
+    chosen = {
+        "operations": job.operations.is_any,
+        "velora": job.velora is not None,
+        "offload": job.offload.is_on,
+        'train.method = "hift"': job.method.full_parameters,
+    }
+    if name := next((name for name, is_chosen in chosen.items() if is_chosen), ""):
+        raise JobError(f"{where}: {name} needs to know the matrices of a {family.model_type} block; leave it out")
 
 
 class _HeadSizes(NamedTuple):

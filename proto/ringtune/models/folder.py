@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 
 from ringtune.errors import ModelError
 from ringtune.models.families import FAMILIES, family_named
-from ringtune.models.family import LM_HEAD, MAX_BLOCKS, NO_NUMBER, ConfigKey, Dimensions, Family, Shapes
+from ringtune.models.family import MAX_BLOCKS, NO_NUMBER, ConfigKey, Dimensions, Family, Shapes
 from ringtune.models.four_bit import FourBitTensor, check_quantization, four_bit_tensors
 from ringtune.models.preprocessor import read_image_steps
 from ringtune.models.tokenizer import SETTINGS_FILE, WHOLE_FILE, read_tokenizer_settings
@@ -179,13 +179,21 @@ def select_tensors(
         wanted |= {name: shape for name, shape in weights.items() if name.startswith(own)} | family.owner_shapes(config)
         if with_decoder and not config["tie_word_embeddings"]:
             dimensions = family.dimensions(config)
-            wanted[LM_HEAD] = (dimensions.vocab, dimensions.hidden)
+            head = (dimensions.vocab, dimensions.hidden)
+            wanted[f"{family.head}.weight"] = head
+            if has_head_bias(family, config):
+                wanted[f"{family.head}.bias"] = head[:1]
     for name, shape in wanted.items():
         if name not in shapes:
             raise ModelError(f"{where} has no tensor {name!r}, which {CONFIG_FILE} asks for; is the model complete?")
         if shapes[name] != shape:
             raise ModelError(f"{where}: tensor {name!r} has shape {shapes[name]}, {CONFIG_FILE} means {shape}")
     return list(wanted)
+
+
+def has_head_bias(family: Family, config: Mapping[str, Any]) -> bool:
+    """Whether the head of a language model has a bias."""
+    return family.head_bias or bool(config.get("lm_head_bias"))
 
 
 def _read_index(path: Path) -> dict[str, str]:
@@ -319,6 +327,8 @@ def read_config(folder: str | Path) -> dict[str, Any]:
             raise ModelError(f"{path}: {key} = {values[key]!r} is refused; remove it, or use eager or sdpa")
     _check_known(path, family, values)
     config = {key: _config_value(path, key, spec, values) for key, spec in family.config_keys.items()}
+    if family.generic:
+        config = {"tie_word_embeddings": family.tied, **_passed_on(family, values)}
     problem = family.problem(config)
     if problem:
         raise ModelError(f"{path}: {problem}")
@@ -329,6 +339,12 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if num_blocks > MAX_BLOCKS:
         raise ModelError(f"{path}: {num_blocks:,} blocks are more than {MAX_BLOCKS:,}, the most that can be planned")
     return {"model_type": family.model_type, **config}
+
+
+def _passed_on(family: Family, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that the library gets, of a family whose own class knows them."""
+    left_out = NO_NUMBER | family.no_number | {_QUANTIZATION}
+    return {key: value for key, value in values.items() if key not in left_out and not key.startswith("_")}
 
 
 def with_old_rope(values: Mapping[str, Any], *, where: str | Path = CONFIG_FILE) -> dict[str, Any]:
@@ -437,7 +453,12 @@ def _by_own_names(path: Path, family: Family, values: dict[str, Any]) -> dict[st
 
 
 def _check_known(path: Path, family: Family, values: Mapping[str, Any]) -> None:
-    """Refuse keys that are neither supported nor known to have no effect on numbers, unless their value is empty."""
+    """Refuse keys that are neither supported nor known to have no effect on numbers, unless their value is empty.
+
+    The keys of a generic family are its class's, which the library knows.
+    """
+    if family.generic:
+        return
     known = (
         family.config_keys.keys()
         | family.refused.keys()

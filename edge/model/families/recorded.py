@@ -1,0 +1,174 @@
+"""Any decoder of transformers whose blocks are one list: the model's own forward, with its blocks replaced.
+
+A copy of the base model, which shares all modules, gets other modules in place of its blocks and of those that this
+node does not host. So embedding, masks, rotary tables and last norm are computed by the architecture's own code::
+
+    embed      forward(input_ids)      ends at the first block; its input is the hidden state
+    context    forward(inputs_embeds)  ends at the last hosted block; the other arguments of each one are kept
+    finish     forward(inputs_embeds)  each block returns the given hidden state; what follows them is computed
+
+The copy is of one call, so that several threads may run one model.
+
+B batch rows, T tokens, D model width.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from edge.data.tokens import Batch
+from edge.model.families.decoders import is_packed, last_token, row_places
+from ringtune.models.family import Family
+
+
+class _Ended(Exception):  # noqa: N818 - no error: the forward has done its part
+    """Ends a forward whose further results are not needed."""
+
+
+class _TensorOrTuple(torch.Tensor):
+    """A hidden state that is also the first entry of a tuple, as some blocks return one; all else is a plain tensor."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.as_subclass(torch.Tensor) if index == 0 else None
+
+
+class _StandIn(nn.Module):
+    """A module in place of a block; attributes that it has not are those of a real block."""
+
+    def __init__(self, real: nn.Module, call: Callable[[torch.Tensor, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self.__dict__.update(real=real, call=call)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["real"], name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Pass the arguments on; the hidden state is the first one, or has a name."""
+        hidden_BTD = args[0] if args else kwargs.pop("hidden_states")
+        return self.call(hidden_BTD, args[1:], kwargs).as_subclass(_TensorOrTuple)
+
+
+class _Absent(nn.Module):
+    """A module before the blocks that this node does not host; what it gives is not used."""
+
+    def forward(self, *args: Any, **_: Any) -> torch.Tensor:
+        """Return a hidden state unchanged, and 0 for anything else, such as positions."""
+        given = args[0] if args else None
+        is_hidden = isinstance(given, torch.Tensor) and given.is_floating_point()
+        return given if is_hidden else torch.zeros(())
+
+
+class _Arguments(NamedTuple):
+    """Arguments of a block besides the hidden state."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class RecordedFamily:
+    """The ``FamilyForward`` of decoders that ``ringtune.models.generic_decoders`` lists."""
+
+    def __init__(self, family: Family) -> None:
+        self._path = family.blocks_path
+
+    def embed(self, base: Any, batch: Batch) -> torch.Tensor:
+        """Compute what enters the first block."""
+        found: list[torch.Tensor] = []
+
+        def call(hidden_BTD: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+            found.append(hidden_BTD)
+            raise _Ended
+
+        self._forward(base, {0: call}, batch.mask, input_ids=batch.ids)
+        return found[0]
+
+    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> Mapping[int, _Arguments]:
+        """Record the arguments of each hosted block, by its identity."""
+        blocks = self._blocks(base)
+        hosted = [index for index, block in enumerate(blocks) if any(True for _ in block.parameters())]
+        found: dict[int, _Arguments] = {}
+
+        def recorder(index: int) -> Any:
+            def call(hidden_BTD: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+                found[id(blocks[index])] = _Arguments(args, {key: _in_float32(value) for key, value in kwargs.items()})
+                if index == hosted[-1]:
+                    raise _Ended
+                return hidden_BTD
+
+            return call
+
+        with torch.no_grad():
+            self._forward(base, {index: recorder(index) for index in hosted}, mask_BT, inputs_embeds=hidden_BTD)
+        return found
+
+    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
+        """Run one layer; in a tuple the hidden state is first."""
+        own = context[id(block)]
+        found = block(hidden_BTD, *own.args, **own.kwargs)
+        hidden: torch.Tensor = found[0] if isinstance(found, tuple) else found
+        return hidden
+
+    def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Compute what follows the blocks, and the factor that the architecture has at its logits."""
+
+        def call(_: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+            return hidden_BTD
+
+        last = self._forward(base, {-1: call}, batch.mask, inputs_embeds=hidden_BTD)[0] * logit_factor(base.config)
+        return last, {"cls_output": last_token(last, batch.mask)}
+
+    def _blocks(self, base: Any) -> Any:
+        return base.get_submodule(self._path)
+
+    def _forward(self, base: Any, calls: Mapping[int, Any], mask_BT: torch.Tensor, **inputs: Any) -> Any:
+        """Run the forward of a copy of ``base`` whose blocks make these calls; -1 is the call of all blocks."""
+        shadow = inner = _copied(base)
+        *parents, name = self._path.split(".")
+        for parent in parents:
+            inner._modules[parent] = inner = _copied(inner._modules[parent])
+        blocks = list(inner._modules[name])
+        some = next((block for block in blocks if any(True for _ in block.parameters())), blocks[0])
+        stand_ins = [
+            _StandIn(block if any(True for _ in block.parameters()) else some, calls.get(index) or calls.get(-1, _pass))
+            for index, block in enumerate(blocks)
+        ]
+        for key, module in inner._modules.items():
+            if type(module).__name__ == "Empty":
+                inner._modules[key] = _Absent()
+        inner._modules[name] = nn.ModuleList(stand_ins)
+        inputs["attention_mask"] = mask_BT
+        if is_packed(mask_BT):
+            inputs["attention_mask"], inputs["position_ids"] = None, row_places(mask_BT)[1]
+        try:
+            return shadow(use_cache=False, **inputs)
+        except _Ended:
+            return None
+
+
+def _in_float32(value: Any) -> Any:
+    """Clamp a mask of numbers: eager attention computes its softmax in float32, where float64's smallest overflows."""
+    is_mask = isinstance(value, torch.Tensor) and value.dim() == 4 and value.dtype == torch.float64
+    return value.clamp(min=torch.finfo(torch.float32).min) if is_mask else value
+
+
+def _pass(hidden_BTD: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    return hidden_BTD
+
+
+def _copied(module: Any) -> Any:
+    """Copy a module, not those inside it."""
+    found = copy.copy(module)
+    found.__dict__["_modules"] = dict(module._modules)
+    return found
+
+
+def logit_factor(config: Any) -> float:
+    """Return the factor of a language model's logits."""
+    return float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
