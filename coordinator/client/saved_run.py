@@ -22,6 +22,7 @@ from ringtune.ids import check_run_id
 from ringtune.job.job import METHOD_SECTIONS, Job, Train, load_job, result_of, result_of_user
 from ringtune.job.rows import input_columns, target_columns
 from ringtune.models.family import CAUSAL_LM, IMAGE_CLASSIFICATION
+from ringtune.models.gguf import folder_of_gguf
 from ringtune.models.result_files import USERS_FOLDER, Result, of_user
 from ringtune.schedule.course import dtype_of
 from ringtune.schedule.methods import method_class
@@ -231,7 +232,7 @@ def evaluation_job(run: SavedRun, data: Path | None, *, model: Path | None = Non
     train = dataclasses.replace(job.train, method=method, dropout=0.0, checkpoint_every=0, packing=None)
     none: dict[str, Any] = dict.fromkeys(name for name in METHOD_SECTIONS if name != method_class(method).section)
     job = dataclasses.replace(job, **none)
-    path = dataclasses.replace(job.model, path=str(model.resolve())) if model else job.model
+    path = dataclasses.replace(job.model, path=str(folder_of_gguf(model.resolve()))) if model else job.model
     runtime = dataclasses.replace(job.runtime, record=False, frozen=dtype_of(run.plan.course.frozen))
     # whoever fitted them, the adapters are in the result; the helpers that the job names need not be there
     offload = OffloadSettings()
