@@ -42,6 +42,7 @@ from ringtune.models.family import CAUSAL_LM, CHAT, IMAGE_CLASSIFICATION, QUESTI
 from ringtune.schedule.batches import even_share, hold_out, pack_rows, split_rows
 from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.text_files import read_text
+from ringtune.techniques.frozen_weights import first_choice
 
 CHARACTERS_PER_TOKEN: Final = 3.8
 """Measured: 4.8 (MiniLM) and 4.1 (a Llama of 32,000 tokens) in SQuAD's contexts, 4.3 and 3.9 in film reviews, 3.8 and
@@ -302,7 +303,7 @@ def estimate(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> Estimated:
             block_backward_s=0.0,
             activation_token_bytes=token_bytes,
             model=model,
-            shape=job_shape(job, fixed_tokens=model.fixed_tokens),
+            shape=job_shape(job, fixed_tokens=model.fixed_tokens, frozen=first_choice(job, model)),
             data_bytes=data_bytes(
                 model,
                 tuple(map(Path, files)),

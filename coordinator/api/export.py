@@ -44,6 +44,7 @@ from ringtune.models.folder import (
     read_config,
     read_headers,
 )
+from ringtune.models.gguf import folder_of_gguf
 from ringtune.models.peft import PEFT_FILES, peft_files
 from ringtune.models.result_files import (
     ADAPTER_CONFIG_FILE,
@@ -325,7 +326,7 @@ def _export_merged(
     run: SavedRun, target: Path, base_model: str, model: Path | None, user: str, form: str
 ) -> dict[str, str]:
     """Start a process that writes the merged model beside the target, and export that."""
-    base = run.saved if run.result.is_model else model or Path(run.job.model.path)
+    base = run.saved if run.result.is_model else folder_of_gguf(model or Path(run.job.model.path))
     if form == GGUF and base.is_dir():
         check_model(base)
     with _working_folder(target) as merged:
@@ -357,7 +358,7 @@ def _gguf_contents(
 def _export_lora(run: SavedRun, target: Path, base_model: str, model: Path | None) -> dict[str, str]:
     """Write the LoRA as GGUF beside the target, and export that."""
     _check_peft(run, GGUF_LORA)
-    base = model or Path(run.job.model.path)
+    base = folder_of_gguf(model or Path(run.job.model.path))
     if not base.is_dir():
         raise UsageError(f"the base model {base} is not there; name its folder with --model")
     with _working_folder(target) as folder:

@@ -36,6 +36,7 @@ from coordinator.screen.progress import WaitNotice
 from ringtune.errors import ConnectionFailedError, DeadlineError, IntegrityError, UsageError
 from ringtune.job.job import Job
 from ringtune.models.folder import COMMIT, HubId, cached_folder, hub_id, place_of
+from ringtune.models.gguf import folder_of_gguf
 from ringtune.models.tokenizer import is_template_file
 from ringtune.storage.durable import FileLock, make_folder, rename_durably, storage_errors, write_durably
 
@@ -76,6 +77,8 @@ def with_local_model(job: Job) -> Job:
 def model_folder(path: str, *, cache: Path | None = None, own: Path | None = None, fetch: Fetch | None = None) -> Path:
     """Find the folder of a model; an existing path is preferred, and a cached model needs no network.
 
+    Of a GGUF file it is a folder in the cache of this user, with a link to the file.
+
     Args:
         path: of a folder, or an id of a hub.
         cache: the Hugging Face cache, which is only read; None = that of this user.
@@ -84,10 +87,11 @@ def model_folder(path: str, *, cache: Path | None = None, own: Path | None = Non
 
     Raises:
         ConnectionFailedError: the caches lack it, and it can't be fetched.
+        ModelError, IntegrityError: a GGUF file that can't be trained.
     """
     wanted = hub_id(path)
     if wanted is None or Path(path).exists():
-        return Path(path)
+        return folder_of_gguf(Path(path))
     cache = cache or hub_cache(os.environ)
     own = own or download_folder()
     found = cached_folder(wanted, cache) or cached_folder(wanted, own)

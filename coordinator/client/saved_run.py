@@ -22,6 +22,7 @@ from ringtune.ids import check_run_id
 from ringtune.job.job import METHOD_SECTIONS, Job, Train, load_job, result_of, result_of_user
 from ringtune.job.rows import input_columns, target_columns
 from ringtune.models.family import CAUSAL_LM, IMAGE_CLASSIFICATION
+from ringtune.models.gguf import folder_of_gguf
 from ringtune.models.result_files import USERS_FOLDER, Result, of_user
 from ringtune.schedule.course import dtype_of
 from ringtune.schedule.methods import method_class
@@ -226,7 +227,7 @@ def evaluation_job(run: SavedRun, data: Path | None, *, model: Path | None = Non
     train = dataclasses.replace(job.train, method=method, dropout=0.0, checkpoint_every=0, packing=None)
     changed: dict[str, Any] = {
         **dict.fromkeys(name for name in METHOD_SECTIONS if name != method_class(method).section),
-        "model": dataclasses.replace(job.model, path=str(model.resolve())) if model else job.model,
+        "model": dataclasses.replace(job.model, path=str(folder_of_gguf(model.resolve()))) if model else job.model,
         "data": section,
         "adapter": dataclasses.replace(job.adapter, from_="", sha256=""),  # the result has all values
         "train": train,

@@ -48,6 +48,7 @@ from ringtune.storage.pieces import Pieces
 from ringtune.storage.strict import parse_json
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
 from ringtune.techniques.audit import checked_by
+from ringtune.techniques.frozen_weights import first_choice
 from ringtune.transport.speaker import speaker
 
 _LOG = logging.getLogger(__name__)
@@ -84,6 +85,8 @@ def inspect(
     device, threads = set_up_torch(options, job)
     folder = Path(job.model.path)
     facts = model_facts(folder, job)
+    if timing is not None and timing.frozen is None:
+        timing = timing._replace(frozen=first_choice(job, facts))
     dataset = dataset or load_data(options, job, folder)
     tokens = dataset.mean_tokens(job.train.batch_size, job.train.seed, options.name) if dataset else NO_TOKENS
     hardware = describe_hardware(threads=threads, accelerator=device_name(device) if device != "cpu" else "")

@@ -418,7 +418,7 @@ def untouched_tensors(skeleton: Skeleton, folder: Path, *, without: Collection[s
 
 
 def _as_stored(folder: Path, name: str, stored: StoredTensor) -> TensorPieces:
-    if stored.four_bit is not None:
+    if stored.is_coded:
         with SafetensorsFiles(folder) as files:
             return pieces_of(files.read(name))
     info = stored.info

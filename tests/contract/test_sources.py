@@ -414,6 +414,8 @@ A new file in a temporary folder of the caller
     edge/model/pickled.py: convert
 Our own cache of a hub's models, locked: files of a commit, checked by digest
     coordinator/client/hub.py: _fetch, store
+Our own cache of folders for GGUF files: names are digests of path, time and size
+    proto/ringtune/models/gguf.py: folder_of_gguf
 Our own cache of base weights, locked: names are digests, what is damaged or partial is fetched again
     edge/weights/weight_cache.py: CheckedFile.discard, CheckedFile.finish, CheckedFile.is_complete, CheckedFile.write
     edge/weights/weight_cache.py: write_whole

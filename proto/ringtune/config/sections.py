@@ -96,8 +96,8 @@ class Model:
     """``[model]``: the pretrained model.
 
     Attributes:
-        path: local folder with ``config.json``, ``model.safetensors`` and the tokenizer; or ``OWNER/NAME`` (with
-            ``@REVISION``) of a model on a hub, read from the Hugging Face cache or downloaded.
+        path: local folder with ``config.json``, ``model.safetensors`` and the tokenizer; or a GGUF file; or
+            ``OWNER/NAME`` (with ``@REVISION``) of a model on a hub, read from the Hugging Face cache or downloaded.
         task: kind of task; decides the columns of the rows, the head and the loss.
         dtype: number type of the computation; float64 is for checks.
     """
@@ -424,7 +424,8 @@ class Runtime:
         plan_s: longest time of planning, in seconds; after it the best plan so far is used.
         record: whether nodes send their events and commands, for replay.
         frozen: number type in which frozen weights are held; a smaller one takes less memory and rounds them; auto =
-            the first of float32, bfloat16, int8, nf4 with which the job fits the nodes.
+            the first of float32, bfloat16, int8, nf4 with which the job fits the nodes. Matrices of a GGUF file stay in
+            its blocks with float32 and auto.
     """
 
     threads: Annotated[int, Bounds(ge=0, le=MAX_THREADS)] = 0

@@ -46,6 +46,7 @@ from ringtune.models.family import (
 from ringtune.models.folder import CONFIG_FILE, StoredTensor, base_tensors, check_files, model_dimensions, read_config
 from ringtune.models.kept_inputs import has_other_adapters, kept_inputs, lora_values
 from ringtune.schedule.operation_tables import Subnets, subnets_of
+from ringtune.storage.gguf import GgufType
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.invertible_adapter import check_family
 from ringtune.techniques.operations import given_tables
@@ -203,6 +204,8 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
     in_blocks, in_embedding = _frozen_matrices(tensors, family.block_prefix, own)
     outside = [name for name in weights if not name.startswith(family.block_prefix)]
     head = _head_sizes(job.model.task, dimensions, plugged=family.plugged)
+    gguf_bytes = _gguf_bytes(tensors, family.block_prefix)
+    gguf_outside = gguf_bytes.pop("", 0)
     facts = ModelFacts(
         model_type=config["model_type"],
         num_blocks=dimensions.num_blocks,
@@ -239,6 +242,8 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
             for name, stored in tensors.items()
             if stored.four_bit is not None and name.startswith(f"{family.block_prefix}0.")
         ),
+        gguf_block_bytes=max(gguf_bytes.values(), default=0),
+        gguf_embedding_bytes=gguf_outside,
     )
     facts = _with_kinds(_with_pairs(facts, job, family.widths(config)), folder, job, family.widths(config))
     facts = _with_invertible(facts, job, config, item_bytes=item_bytes)
@@ -343,6 +348,17 @@ def _frozen_matrices(
     in_block = {name.removeprefix(first): stored for name, stored in tensors.items() if name.startswith(first)}
     outside = [stored.shape for name, stored in tensors.items() if not name.startswith(block_prefix)]
     return _Matrices.of(stored.shape for name, stored in in_block.items() if name not in own), _Matrices.of(outside)
+
+
+def _gguf_bytes(tensors: Mapping[str, StoredTensor], block_prefix: str) -> dict[str, int]:
+    """Return the bytes of matrices of a GGUF file, by the number of the model's block; empty = outside of blocks."""
+    found: dict[str, int] = {}
+    for name, stored in tensors.items():
+        if GgufType.of(stored.info.dtype) is not None and len(stored.shape) == 2:
+            is_inside = name.startswith(block_prefix)
+            block = name.removeprefix(block_prefix).partition(".")[0] if is_inside else ""
+            found[block] = found.get(block, 0) + stored.info.nbytes
+    return found
 
 
 def computed_token_bytes(model: ModelFacts, job: Job) -> float:

@@ -248,6 +248,8 @@ class ModelFacts:
         kept_scores: number of score tensors that a block's attention keeps without dropout.
         more_scale_bytes: of a block's matrices that the folder has in 4 bits, scales above those of double
             quantisation.
+        gguf_block_bytes: frozen matrices of the largest block as they are in the model's GGUF file; 0 = there is none.
+        gguf_embedding_bytes: the same of the matrices that only an owner holds.
     """
 
     model_type: str
@@ -290,6 +292,8 @@ class ModelFacts:
     more_kept_values: Amount = 0
     kept_scores: Amount = 0
     more_scale_bytes: Annotated[Amount, LATER] = 0
+    gguf_block_bytes: Annotated[Amount, LATER] = 0
+    gguf_embedding_bytes: Annotated[Amount, LATER] = 0
 
     def __post_init__(self) -> None:
         """Refuse a size below 1, and negative bytes and counts."""

@@ -31,8 +31,10 @@ from ringtune.errors import ModelError
 from ringtune.models.families import FAMILIES, family_named
 from ringtune.models.family import MAX_BLOCKS, NO_NUMBER, ConfigKey, Dimensions, Family, Shapes
 from ringtune.models.four_bit import FourBitTensor, check_quantization, four_bit_tensors
+from ringtune.models.gguf import gguf_tensors, only_gguf_file
 from ringtune.models.preprocessor import read_image_steps
 from ringtune.models.tokenizer import SETTINGS_FILE, WHOLE_FILE, read_tokenizer_settings
+from ringtune.storage.gguf import GgufType
 from ringtune.storage.strict import is_lfs_pointer, pointer_advice, read_given, read_json
 from ringtune.storage.tensor_files import TensorInfo, read_safetensors_header
 
@@ -79,6 +81,11 @@ class StoredTensor(NamedTuple):
     four_bit: FourBitTensor | None = None
 
     @property
+    def is_coded(self) -> bool:
+        """Whether the bytes are no plain numbers: of a matrix in 4 bits, or of a tensor of a GGUF file."""
+        return self.four_bit is not None or GgufType.of(self.info.dtype) is not None
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the tensor: that in the header, unless it is a matrix in 4 bits."""
         return self.info.shape if self.four_bit is None else self.four_bit.shape
@@ -121,7 +128,9 @@ def _headers(folder: Path) -> dict[str, StoredTensor]:
     if path.is_file():
         return {name: StoredTensor(path, info) for name, info in read_safetensors_header(path).items()}
     if not (folder / INDEX_FILE).is_file():
-        raise ModelError(_no_weights(folder))
+        if (file := only_gguf_file(folder)) is None:
+            raise ModelError(_no_weights(folder))
+        return {name: StoredTensor(file, info) for name, info in gguf_tensors(file).items()}
     file_of = _read_index(folder / INDEX_FILE)
     headers = {file: read_safetensors_header(folder / file) for file in sorted(set(file_of.values()))}
     for name, file in file_of.items():

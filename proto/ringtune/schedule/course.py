@@ -47,6 +47,8 @@ BFLOAT16: Final = "bfloat16"
 INT8: Final = "int8"
 NF4: Final = "nf4"
 FROZEN_DTYPES: Final = (BFLOAT16, INT8, NF4)
+GGUF: Final = "gguf"
+"""Frozen matrices in the blocks of the model's GGUF file; ``runtime.frozen`` is then ``AS_COMPUTED`` or auto."""
 AS_COMPUTED: Final = "float32"
 """``runtime.frozen`` for frozen weights in the type of the computation."""
 
@@ -56,12 +58,12 @@ class FrozenWeights:
     """Number type of frozen matrices, and their multiplication.
 
     Attributes:
-        dtype: one of ``FROZEN_DTYPES``.
+        dtype: one of ``FROZEN_DTYPES``, or ``GGUF``.
         native: whether products are computed in bfloat16 with float32 sums; otherwise one matrix at a time is widened
             to float32.
     """
 
-    dtype: Annotated[str, OneOf(FROZEN_DTYPES)]
+    dtype: Annotated[str, OneOf((*FROZEN_DTYPES, GGUF))]
     native: bool = False
 
     def __post_init__(self) -> None:
@@ -74,8 +76,8 @@ class FrozenWeights:
 
 
 def dtype_of(frozen: FrozenWeights | None) -> str:
-    """Return the dtype of frozen weights as in ``runtime.frozen``."""
-    return frozen.dtype if frozen is not None else AS_COMPUTED
+    """Return the dtype of frozen weights as in ``runtime.frozen``, which has no own word for those of a GGUF file."""
+    return AS_COMPUTED if frozen is None or frozen.dtype == GGUF else frozen.dtype
 
 
 def name_of(frozen: FrozenWeights | None) -> str:

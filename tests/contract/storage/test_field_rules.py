@@ -53,7 +53,7 @@ RULES = {
     "at least 0": "Placement.private_blocks Placement.placement_number Placement.first_turn Placement.num_copies "
     "ActivationCacheSettings.max_bytes Velora.parts Velora.values",
     "at least 1": "Placement.credits HelperSettings.interval Hift.group_size Patience.patience_steps",
-    "bfloat16, int8, nf4": "FrozenWeights.dtype",
+    "bfloat16, int8, nf4, gguf": "FrozenWeights.dtype",
     "float32, bfloat16, velora": "HelperSettings.pairs",
     "joint, alone, collaboration": "HelperSettings.users",
     "all, wide": "HelperSettings.projected",
