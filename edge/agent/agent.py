@@ -10,6 +10,7 @@ A call for another run releases the current one. Everything with torch runs on o
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import logging

@@ -18,12 +18,10 @@ from ringtune.models.folder import read_config, read_headers
 from tests.features.feature import ONE, THREE, Feature, carry_out, one_process, run_of
 from tests.features.models import loaded_plainly, of_family, write_result
 from tests.support.reference import adapter_of
-from tests.support.tiny_families import GENERIC, write_family
+from tests.support.tiny_families import GENERIC, IN_FLOAT32, write_family
 from tests.support.torch_ring import Case, distance
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # modules of gpt_bigcode and others
-IN_FLOAT32 = ("dots1", "ernie4_5_moe", "glm4_moe", "mpt", "xglm")
-"""Families whose router or mask transformers can't compute in float64."""
 ROUNDING = ("codegen", "gpt_neo", "gptj", "granitemoe", "granitemoeshared", "vaultgemma")
 """Families whose attention or experts have steps in float32 inside any type."""
 SPLITS = {"one": ONE, "three": THREE}
@@ -113,6 +111,7 @@ def test_result_of_a_generic_family_loads_by_its_interface(tmp_path: Path, model
         ("phi3", {"adapter.config": "lora[attn_matrices=['q']]"}, "one matrix, self_attn.qkv_proj, which 'v'"),
         ("mixtral", {"adapter.config": "lora[output_lora=True]"}, "experts of a mixtral stay frozen"),
         ("gptj", {"adapter.config": "lora", "train.packing": True}, "a row of a gptj attend to others"),
+        ("gptj", {"adapter.config": "lora", "generation.rows": 1}, "behind which a gptj can't compute a token"),
         ("olmo", {"adapter.config": "lora", "offload.mode": "auto"}, "offload needs to know the matrices of a olmo"),
     ],
 )

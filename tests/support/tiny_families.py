@@ -133,6 +133,9 @@ _SIZES = {
     "eos_token_id": 3,
 }
 """Size of a generic family's tiny model, by each name that transformers has for it."""
+IN_FLOAT32 = ("dots1", "ernie4_5_moe", "glm4_moe", "mpt", "xglm")
+"""Families whose router or mask transformers can't compute in float64."""
+
 GENERIC: dict[str, dict[str, Any]] = {
     **{family.model_type: {} for family in generic_decoders.GENERIC},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 5},

@@ -23,6 +23,7 @@ from torch import nn
 
 from edge.data.tokens import Batch
 from edge.model.families.decoders import is_packed, last_token, row_places
+from edge.model.key_values import KeyValueCache
 from ringtune.models.family import Family
 
 
@@ -86,10 +87,13 @@ class RecordedFamily:
             found.append(hidden_BTD)
             raise _Ended
 
-        self._forward(base, {0: call}, batch.mask, input_ids=batch.ids)
+        places = {} if batch.positions is None else {"position_ids": batch.positions}
+        self._forward(base, {0: call}, batch.mask, input_ids=batch.ids, **places)
         return found[0]
 
-    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> Mapping[int, _Arguments]:
+    def context(
+        self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: KeyValueCache | None = None
+    ) -> Mapping[int, _Arguments]:
         """Record the arguments of each hosted block, by its identity."""
         blocks = self._blocks(base)
         hosted = [index for index, block in enumerate(blocks) if any(True for _ in block.parameters())]
@@ -104,8 +108,20 @@ class RecordedFamily:
 
             return call
 
+        behind: dict[str, Any] = {}
+        if cache is not None:
+            first = cache.num_tokens
+            mask_BT = torch.cat([mask_BT.new_ones(len(mask_BT), first), mask_BT], dim=1)
+            places_T = torch.arange(first, mask_BT.shape[1], device=hidden_BTD.device)
+            behind = {
+                "position_ids": places_T.expand(hidden_BTD.shape[:2]),
+                "cache_position": places_T,
+                "past_key_values": cache.of_hosted(hosted),
+                "use_cache": True,
+            }
         with torch.no_grad():
-            self._forward(base, {index: recorder(index) for index in hosted}, mask_BT, inputs_embeds=hidden_BTD)
+            calls = {index: recorder(index) for index in hosted}
+            self._forward(base, calls, mask_BT, inputs_embeds=hidden_BTD, **behind)
         return found
 
     def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
@@ -147,7 +163,7 @@ class RecordedFamily:
         if is_packed(mask_BT):
             inputs["attention_mask"], inputs["position_ids"] = None, row_places(mask_BT)[1]
         try:
-            return shadow(use_cache=False, **inputs)
+            return shadow(**{"use_cache": False, **inputs})
         except _Ended:
             return None
 

@@ -411,6 +411,11 @@ def _check_generic(job: Job, family: Family, where: str) -> None:
             f"{where}: train.packing = true would let a row of a {family.model_type} attend to others of its "
             "sequence; remove train.packing"
         )
+    if job.generation is not None and not family.takes_cache:
+        raise JobError(
+            f"{where}: [generation] keeps keys and values, behind which a {family.model_type} can't compute a token; "
+            "remove the section"
+        )
     chosen = {
         "operations": job.operations.is_any,
         "velora": job.velora is not None,

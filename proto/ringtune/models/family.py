@@ -297,6 +297,11 @@ class Family:
     head_bias: bool = False
     tied: bool = False
 
+    @property
+    def takes_cache(self) -> bool:
+        """Whether blocks can compute a token behind kept keys and values: its position is an argument of the forward."""
+        return self.packs or not self.generic
+
     def head_tokens(self, task: str) -> int:
         """Number of first tokens of each row that the head of a task reads; 0 = all, or unknown."""
         return 1 if task in self.first_token else 0

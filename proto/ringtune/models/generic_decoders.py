@@ -176,7 +176,19 @@ _W: Final = {
 }
 _FC: Final = _named(_PLAIN, attention_out="out_proj", up="fc1", down="fc2")
 _UNPACKED: Final = (
-    *("biogpt", "bloom", "codegen", "falcon", "gpt_neo", "gpt_oss", "gptj", "granitemoe", "granitemoeshared", "mpt"),
+    *(
+        "biogpt",
+        "bloom",
+        "codegen",
+        "doge",
+        "falcon",
+        "gpt_neo",
+        "gpt_oss",
+        "gptj",
+        "granitemoe",
+        "granitemoeshared",
+        "mpt",
+    ),
     *("nemotron", "olmoe", "opt", "persimmon", "qwen2_moe", "stablelm", "xglm"),
 )
 """``model_type`` of architectures whose masks do not follow the positions of packed rows."""
