@@ -299,7 +299,7 @@ class Family:
 
     @property
     def takes_cache(self) -> bool:
-        """Whether blocks can compute a token behind kept keys and values: its position is an argument of the forward."""
+        """Whether blocks can compute a token behind kept keys and values, as its position is an argument."""
         return self.packs or not self.generic
 
     def head_tokens(self, task: str) -> int:
