@@ -198,7 +198,9 @@ class BlockRunner:
 
     @property
     def takes_cache(self) -> bool:
-        """Whether a decoder's blocks can compute a token from its hidden state and the keys and values before it."""
+        """Whether blocks can compute a token from its hidden state, and the keys and values of those before it."""
+        if not getattr(self.skeleton.family, "takes_cache", False):
+            return False
         return not any(ADAPTER in getattr(module, "refts", ()) for module in self.skeleton.blocks.modules())
 
     def context(self, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: KeyValueCache | None = None) -> Any:

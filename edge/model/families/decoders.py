@@ -40,6 +40,8 @@ class CausalContext(NamedTuple):
 class Gpt2Family:
     """The ``FamilyForward`` of GPT-2."""
 
+    takes_cache = True
+
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Add word and position embeddings; positions count padding, as in the library."""
         positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)[None]
@@ -210,6 +212,7 @@ class LayeredFamily:
         cache_name: name of a block's argument for the cache.
     """
 
+    takes_cache = True
     cache_name = "past_key_values"
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
