@@ -203,6 +203,10 @@ class WholeModel:
         found: torch.Tensor = capped_BTV[0].float().cpu()
         return found
 
+    def forget(self) -> None:
+        """Compute the next text from its first token on, so that its logits have the same bits after any other text."""
+        self._cached = []
+
     def _keep(self, ids: Sequence[int]) -> int:
         """Leave in the cache what it has of these first tokens of a text; return their number."""
         if self._cache is None:
@@ -503,6 +507,7 @@ class Texts:
         how, longest, num_tokens = self._sampling, self._model.longest, 0
         self.cut_rows += len(ids) > longest
         pieces, said = TextPieces(self._tokenizer, ids, ends.stops), ""
+        self._model.forget()
         for token in next_tokens(ids, self._model.next_logits, how, ends=ends.tokens, longest=longest, row=row):
             said, num_tokens = said + pieces.add(token), num_tokens + 1
             if pieces.is_ended:
