@@ -184,7 +184,7 @@ def _number(
     is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or not least <= value <= most:
         kind = "a whole number" if whole else "a number"
-        raise ProblemError(f"{field} has to be {kind} in [{least:g}, {most:g}]", param=field)
+        raise ProblemError(f"{field} has to be {kind} in [{least:,}, {most:,}]", param=field)
     return value
 
 
