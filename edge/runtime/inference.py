@@ -199,6 +199,10 @@ class WholeModel:
         self._cached = list(ids) if self._cache is not None else []
         return text_logits(self._head, last_BTD[:, -count:], batch, more)
 
+    def forget(self) -> None:
+        """Compute the next text from its first token on, so that its logits have the same bits after any other text."""
+        self._cached = []
+
     def _keep(self, ids: Sequence[int]) -> int:
         """Leave in the cache what it has of these first tokens of a text; return their number."""
         if self._cache is None:
@@ -499,6 +503,7 @@ class Texts:
         how, longest, num_tokens = self._sampling, self._model.longest, 0
         self.cut_rows += len(ids) > longest
         pieces, said = TextPieces(self._tokenizer, ids, ends.stops), ""
+        self._model.forget()
         for token in next_tokens(ids, self._model.next_logits, how, ends=ends.tokens, longest=longest, row=row):
             said, num_tokens = said + pieces.add(token), num_tokens + 1
             if pieces.is_ended:

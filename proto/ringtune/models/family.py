@@ -300,7 +300,7 @@ class Family:
     @property
     def takes_cache(self) -> bool:
         """Whether blocks can compute a token behind kept keys and values, as its position is an argument."""
-        return self.packs or not self.generic
+        return CAUSAL_LM in self.tasks and (self.packs or not self.generic)
 
     def head_tokens(self, task: str) -> int:
         """Number of first tokens of each row that the head of a task reads; 0 = all, or unknown."""

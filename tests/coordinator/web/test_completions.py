@@ -49,6 +49,8 @@ class Script:
             yield {"refused": "the text has 80 tokens, and the model reads at most 64 with its answer; shorten it"}
             return
         yield {"began": {"prompt_tokens": 7, "forgotten": 0}}
+        if asked == "defect":
+            raise ZeroDivisionError
         if asked == "lost":
             raise PeerLostError("the process was ended by SIGKILL")
         if asked == "slow":
@@ -266,6 +268,15 @@ def test_who_leaves_ends_the_answer(stream: bool) -> None:
         assert script.has_left.wait(WAIT_S) and script.left == 1
         with connection(server, "too long") as again:
             assert again.getresponse().status == 400
+
+
+def test_defect_is_in_the_log_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever asked gets no more than that there is one; the next request is answered."""
+    here = client(Script("a"))
+    answer = here.post("/v1/completions", json={"prompt": "defect"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+    assert "ZeroDivisionError" in caplog.text and "Zero" not in answer.text
+    assert here.post("/v1/completions", json={"prompt": "once"}).status_code == 200
 
 
 def test_process_that_is_lost_is_told_to_all() -> None:

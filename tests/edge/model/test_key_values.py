@@ -26,10 +26,16 @@ LORA = "lora[attn_matrices=['q','k','v'],intermediate_lora=True]"
 
 
 def hosted(
-    folder: Path, adapter: str, start: int, stop: int, frozen: FrozenWeights | None = None, dtype: str = "float64"
+    folder: Path,
+    adapter: str,
+    start: int,
+    stop: int,
+    frozen: FrozenWeights | None = None,
+    dtype: str = "float64",
+    task: str = "causal-lm",
 ) -> Skeleton:
     """What a node hosts of a random model, with the embedding and with adapters of random values."""
-    text = f'[model]\npath = "{folder}"\ntask = "causal-lm"\n[adapter]\nconfig = "{adapter}"\n[data]\ntrain = "x"\n'
+    text = f'[model]\npath = "{folder}"\ntask = "{task}"\n[adapter]\nconfig = "{adapter}"\n[data]\ntrain = "x"\n'
     with torch.random.fork_rng(devices=[]), FrozenFiles(folder, frozen) as weights, torch.no_grad():
         skeleton = build_skeleton(folder, parse_job(text, source="test"))
         blocks, cpu = range(start, stop), torch.device("cpu")
@@ -122,6 +128,9 @@ def test_bytes_are_those_that_are_told_and_a_text_is_shortened(model_type: str, 
 
 
 def test_adapter_that_counts_places_takes_no_cache(tmp_path: Path) -> None:
-    """ReFT changes the first tokens that it sees."""
+    """ReFT changes the first tokens that it sees; nor does an encoder, whose tokens see those behind them."""
+    bert = write_family(tmp_path / "bert", "bert", num_blocks=NUM_BLOCKS)
+    task = "sequence-classification"
+    assert not BlockRunner(hosted(bert, LORA, 0, NUM_BLOCKS, task=task), dropout=0.0, seed=0).takes_cache
     folder = write_family(tmp_path, "llama", num_blocks=NUM_BLOCKS, with_decoder=True)
     assert not BlockRunner(hosted(folder, "loreft", 0, NUM_BLOCKS), dropout=0.0, seed=0).takes_cache
