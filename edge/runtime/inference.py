@@ -170,6 +170,10 @@ class WholeModel:
         batch = batch.to(self._device)
         return head_output(self._head, *self._last(batch))
 
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """Refuse tokens beyond the embedding; raises ``ModelError``."""
+        check_ids(torch.tensor(ids), self._skeleton.base)
+
     @torch.no_grad()
     def next_logits(self, ids: Sequence[int]) -> torch.Tensor:
         """Compute the logits (V) of the next token after ``ids``, in float32 on the CPU.
@@ -205,7 +209,7 @@ class WholeModel:
         from adapters.context import ForwardContext
 
         base, family = self._skeleton.base, self._skeleton.family
-        check_ids(batch, base)
+        check_ids(batch.ids, base)
         with ForwardContext(base, input_ids=batch.ids, attention_mask=batch.mask):
             hidden_BTD = family.embed(base, batch)
         context = self._blocks.context(hidden_BTD, batch.mask, cache)
