@@ -49,7 +49,9 @@ class Ready(NamedTuple):
     def lines(self) -> list[str]:
         """Describe the model for a terminal."""
         size = f"keys and values of at most {self.cache_bytes / (1 << 20):,.1f} MiB"
-        cost = size if self.cache_bytes else "no keys and values are kept: its adapter counts tokens from the front"
+        cost = (
+            size if self.cache_bytes else "no keys and values are kept: its adapter computes a token by those beside it"
+        )
         return [f"texts of at most {self.longest:,} tokens, {cost}", *([self.told] if self.told else [])]
 
 

@@ -196,11 +196,6 @@ class BlockRunner:
                     parameter.requires_grad_(wanted)
                 (self._resting.discard if wanted else self._resting.add)(index)
 
-    @property
-    def takes_cache(self) -> bool:
-        """Whether a decoder's blocks can compute a token from its hidden state and the keys and values before it."""
-        return not any(ADAPTER in getattr(module, "refts", ()) for module in self.skeleton.blocks.modules())
-
     def context(self, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: KeyValueCache | None = None) -> Any:
         """Build the other inputs of all blocks, once per micro-batch.
 

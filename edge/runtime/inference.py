@@ -43,6 +43,7 @@ from ringtune.errors import DataError, ModelError, RingTuneError
 from ringtune.job.job import Job, load_job
 from ringtune.job.rows import Question, account_of, is_plain_text, task_rows
 from ringtune.machine.resources import usable_cores
+from ringtune.models.adapter_support import mixed_tokens
 from ringtune.models.conversations import Conversation
 from ringtune.models.family import (
     CAUSAL_LM,
@@ -150,7 +151,7 @@ class WholeModel:
         self._skeleton, self._blocks = skeleton, BlockRunner(skeleton, dropout=0.0, seed=job.train.seed)
         self._dimensions, self._dtype = model_dimensions(read_config(folder)), dtype
         self.longest = self._dimensions.longest
-        has_cache = job.model.task in LANGUAGE_TASKS and self._blocks.takes_cache
+        has_cache = job.model.task in LANGUAGE_TASKS and not mixed_tokens(job.adapter.config)
         self._cache = KeyValueCache(skeleton.base.config) if has_cache else None
         self._cached: list[int] = []
 
