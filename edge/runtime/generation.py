@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from edge.data.prompts import Prompt, PromptReader
+from edge.data.text_pieces import Ends, TextPieces, ends_with
 from edge.data.tokens import IGNORED, Batch
 from edge.model.key_values import KeyValueCache
-from edge.runtime.inference import choose, ends_of_text, seeded
+from edge.runtime.inference import choose, ends_of_text, model_sampling, seeded
 from ringtune.errors import PlanError
 from ringtune.job.job import Job
 from ringtune.models.folder import model_dimensions, read_config
@@ -69,26 +70,35 @@ class OpenText:
 
     Args:
         longest: most tokens of the prompt, which is cut at its beginning.
+        ends: tokens that end it.
+        pieces: of the new tokens.
 
     Attributes:
         pending: tokens that are embedded next.
         before: number of tokens before them.
-        added: tokens that the head has chosen.
+        said: so far, without what ``pieces`` hold back.
+        num_tokens: that the head has chosen.
         has_ended: whether no token follows.
     """
 
-    def __init__(self, prompt: Prompt, longest: int, draws: torch.Generator) -> None:
-        self.prompt, self.draws = prompt, draws
+    def __init__(
+        self, prompt: Prompt, longest: int, draws: torch.Generator, ends: Sequence[int], pieces: TextPieces
+    ) -> None:
+        self.prompt, self.draws, self._ends, self.pieces = prompt, draws, ends, pieces
         self.is_cut = len(prompt.ids) > longest
         self.pending, self.before = list(prompt.ids[-longest:]), 0
-        self.added: list[int] = []
-        self.has_ended = False
+        self.said, self.num_tokens, self.has_ended = "", 0, False
 
     def add(self, token: int) -> None:
-        """Go on with a token."""
+        """Go on with a token, or end."""
+        if token in self._ends:
+            self.has_ended = True
+            return
         self.before += len(self.pending)
         self.pending = [token]
-        self.added.append(token)
+        self.said += self.pieces.add(token)
+        self.num_tokens += 1
+        self.has_ended = self.pieces.is_ended
 
 
 class TextWriter:
@@ -106,16 +116,12 @@ class TextWriter:
         given = job.generation
         if given is None:
             raise PlanError("the plan has [generation] and the job has not; plan anew")
-        self._temperature, self._seed = given.temperature, given.seed
+        self._how = model_sampling(folder)._replace(temperature=given.temperature, seed=given.seed)
         self._longest = min(
             course.max_length, model_dimensions(read_config(folder)).longest - generation.max_new_tokens
         )
-        self._ends = ends_of_text(folder, self._reader.tokenizer)
-        self._stop = self._reader.answer_end()
-        stop_ids = self._reader.tokenizer(self._stop, add_special_tokens=False)["input_ids"] if self._stop else []
-        self._answer_ends = tuple(stop_ids) if len(stop_ids) == 1 else ()
-        if self._answer_ends:
-            self._stop = ""
+        self._ends = Ends(ends_of_text(folder, self._reader.tokenizer))
+        self._answer_ends = ends_with(self._ends, self._reader.tokenizer, self._reader.answer_end())
         self._open: dict[tuple[int, int], OpenText] = {}
         self.file: Path | None = None
 
@@ -139,22 +145,13 @@ class TextWriter:
         if text is None:
             return ()
         if not text.has_ended:
-            self._take(text, choose(next_logits(), self._temperature, text.draws))
+            how = self._how
+            text.add(choose(next_logits(), how.temperature, text.draws, top_k=how.top_k, top_p=how.top_p))
         return self._close(item, micro, text) if self._is_last(item) else ()
 
     def forget(self, turn: int) -> None:
         """Drop the texts of a turn."""
         self._open = {key: text for key, text in self._open.items() if key[0] != turn}
-
-    def _take(self, text: OpenText, token: int) -> None:
-        is_conversation = text.prompt.is_conversation
-        if token in self._ends or (is_conversation and token in self._answer_ends):
-            text.has_ended = True
-            return
-        text.add(token)
-        text.has_ended = (
-            is_conversation and bool(self._stop) and self._stop in self._reader.tokenizer.decode(text.added)
-        )
 
     def _is_last(self, item: Item) -> bool:
         return (item.batch + 1) % self._generation.max_new_tokens == 0
@@ -167,7 +164,10 @@ class TextWriter:
                 return None
             if follows_token(self._course, item):
                 raise PlanError(f"text {number} of turn {item.turn} goes on before it has begun")
-            self._open[key] = OpenText(self._prompts[number], self._longest, seeded(self._seed, number))
+            prompt, draws = self._prompts[number], seeded(self._how.seed, number)
+            ends = self._answer_ends if prompt.is_conversation else self._ends
+            pieces = TextPieces(self._reader.tokenizer, prompt.ids, ends.stops)
+            self._open[key] = OpenText(prompt, self._longest, draws, ends.tokens, pieces)
         return self._open[key]
 
     def _number(self, item: Item, micro: int) -> int:
@@ -175,26 +175,16 @@ class TextWriter:
 
     def _close(self, item: Item, micro: int, text: OpenText) -> Values:
         """Compare a text that is complete with its answers, and write it to the owner's file."""
-        said, prompt, number = self._said(text), text.prompt, self._number(item, micro)
+        said, prompt, number = text.said + text.pieces.end(), text.prompt, self._number(item, micro)
         if self.file is not None:
             line = {
                 "number": number,
                 "row": dict(prompt.row),
-                "predicted": {"predicted": said, "tokens": len(text.added)},
+                "predicted": {"predicted": said, "tokens": text.num_tokens},
             }
             with storage_errors(self.file), self.file.open("a" if number else "w", encoding="utf-8") as file:
                 file.write(json.dumps({**line, "is_cut": text.is_cut}) + "\n")
-        found = {GENERATED: 1.0, NEW_TOKENS: float(len(text.added))}
+        found = {GENERATED: 1.0, NEW_TOKENS: float(text.num_tokens)}
         if prompt.answers:
             found |= {JUDGED: 1.0, ROUGE_SUM: rouge_l(said, prompt.answers)}
         return tuple(found.items())
-
-    def _said(self, text: OpenText) -> str:
-        """Return the text of the new tokens, as ``ringtune predict`` does."""
-        ids = list(text.prompt.ids)
-        whole, before = self._decoded([*ids, *text.added]), self._decoded(ids)
-        said = whole.removeprefix(before) if whole.startswith(before) else self._decoded(text.added)
-        return said.partition(self._stop)[0] if text.prompt.is_conversation and self._stop else said
-
-    def _decoded(self, ids: Sequence[int]) -> str:
-        return str(self._reader.tokenizer.decode(ids, skip_special_tokens=True))
