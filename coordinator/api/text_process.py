@@ -51,7 +51,9 @@ class Ready(NamedTuple):
     def lines(self) -> list[str]:
         """Describe the model for a terminal."""
         size = f"keys and values of at most {self.cache_bytes / (1 << 20):,.1f} MiB"
-        cost = size if self.cache_bytes else "no keys and values are kept: its adapter counts tokens from the front"
+        cost = (
+            size if self.cache_bytes else "no keys and values are kept: its adapter computes a token by those beside it"
+        )
         cut = f" (the model reads {self.reads:,}, memory allows no more)" if self.longest < self.reads else ""
         return [f"texts of at most {self.longest:,} tokens{cut}, {cost}", *([self.told] if self.told else [])]
 
@@ -143,17 +145,17 @@ class TextProcess:
             DeadlineError: no event for ``runtime.wait_s`` seconds.
         """
         with self._is_answering:
-            self._count += 1
-            self._send({"id": self._count, **request})
+            self._count = number = self._count + 1
+            self._send({"id": number, **request})
             event: Event = {}
             try:
                 while not _is_last(event):
-                    event = self._next()
+                    event = self._next_of(number)
                     yield event
             except (GeneratorExit, KeyboardInterrupt):
                 if not _is_last(event):
-                    self._send({"stop": self._count})
-                    while not _is_last(self._next()):
+                    self._send({"stop": number})
+                    while not _is_last(self._next_of(number)):
                         pass
                 raise
 
@@ -170,6 +172,12 @@ class TextProcess:
         for line in output:
             self._lines.put(line)
         self._lines.put(None)
+
+    def _next_of(self, number: int) -> Event:
+        """Return the next event of an answer; those of one before that a second Ctrl-C left at once are dropped."""
+        while (event := self._next())["id"] != number:
+            pass
+        return event
 
     def _next(self) -> Event:
         try:

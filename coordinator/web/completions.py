@@ -21,7 +21,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import math
 import random
 import secrets
 import threading
@@ -38,7 +37,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.web.app import MAX_CONNECTIONS, REQUEST_S, connections_of_a_page
 from coordinator.web.server import bound
@@ -55,6 +54,8 @@ ANSWER_S: Final = 600.0
 """An answer is cut after so many seconds, with ``finish_reason`` length."""
 MAX_NEW_TOKENS: Final = 4096
 _MAX_STOPS, _MAX_STOP = 4, 256
+SEND_S: Final = 20.0
+"""All the time that an answer waits for its reader; then it ends."""
 _START_S, _END_S = 60.0, 5.0
 _LOGGED: Final = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
@@ -182,7 +183,7 @@ def _number(
     if value is None:
         return None
     is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not least <= value <= most:
+    if not is_number or not least <= value <= most:
         kind = "a whole number" if whole else "a number"
         raise ProblemError(f"{field} has to be {kind} in [{least:,}, {most:,}]", param=field)
     return value
@@ -387,15 +388,25 @@ class _ChatForm(_Form):
 
 
 class _Stream(StreamingResponse):
-    """An answer as server-sent events; it ends when nobody reads it."""
+    """An answer as server-sent events; it ends when its reader leaves, or takes nothing for ``SEND_S``."""
 
     def __init__(self, form: _Form, answer: _Answer, *, has_usage: bool) -> None:
         self._form, self._answer, self._has_usage = form, answer, has_usage
         super().__init__(self._events(), media_type="text/event-stream", headers=_LOGGED)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        left_s = SEND_S
+
+        async def in_time(message: Message) -> None:
+            nonlocal left_s
+            began_s = time.monotonic()
+            async with asyncio.timeout(left_s):
+                await send(message)
+            left_s -= time.monotonic() - began_s
+
         try:
-            await super().__call__(scope, receive, send)
+            with contextlib.suppress(TimeoutError):
+                await super().__call__(scope, receive, in_time)
         finally:
             await self._answer.close()
 

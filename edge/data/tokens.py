@@ -64,15 +64,15 @@ class TokenRow(NamedTuple):
     types: array[int]
 
 
-def check_ids(batch: Batch, base: Any) -> None:
-    """Refuse a batch with a token id beyond the embedding of the Hugging Face base model; images have no ids.
+def check_ids(ids: torch.Tensor, base: Any) -> None:
+    """Refuse token ids beyond the embedding of the Hugging Face base model; images have none.
 
     Raises:
         ModelError: names both numbers.
     """
-    if not batch.ids.numel():
+    if not ids.numel():
         return
-    largest, rows = int(batch.ids.max()), int(base.config.vocab_size)
+    largest, rows = int(ids.max()), int(base.config.vocab_size)
     if largest >= rows:
         raise ModelError(
             f"a text has token {largest:,}, counted from 0, and the embedding of the model has {rows:,} rows; take the "

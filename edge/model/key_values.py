@@ -9,8 +9,8 @@ block with a window of W tokens keeps W - 1 of them. Bytes of a text of T tokens
 
 With a cache the tokens of a forward follow those that are in it. Rows are neither padded nor packed.
 
-An adapter that changes a token by its place in the text, as ReFT does with the first ones, can not be computed for a
-later token alone: ``BlockRunner.takes_cache``.
+An adapter that changes a token by its place in the text, as ReFT does with the first ones, or by the tokens beside it,
+as a gate does, can not be computed for a later token alone: ``ringtune.models.adapter_support.mixed_tokens``.
 
 Source: transformers 4.57, ``cache_utils.DynamicCache``.
 """

@@ -109,7 +109,7 @@ class OwnerParts:
         from adapters.context import ForwardContext
 
         base = self._skeleton.base
-        check_ids(batch, base)
+        check_ids(batch.ids, base)
         with ForwardContext(base, input_ids=batch.ids, attention_mask=batch.mask):
             hidden_BTD = self._skeleton.family.embed(base, batch)
         self._require_finite(hidden_BTD)

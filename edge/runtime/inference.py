@@ -43,6 +43,7 @@ from ringtune.errors import DataError, ModelError, RingTuneError
 from ringtune.job.job import Job, load_job
 from ringtune.job.rows import Question, account_of, is_plain_text, task_rows
 from ringtune.machine.resources import free_bytes, usable_cores
+from ringtune.models.adapter_support import mixed_tokens
 from ringtune.models.conversations import Conversation
 from ringtune.models.family import (
     CAUSAL_LM,
@@ -150,7 +151,9 @@ class WholeModel:
         self._skeleton, self._blocks = skeleton, BlockRunner(skeleton, dropout=0.0, seed=job.train.seed)
         self._dimensions, self._dtype = model_dimensions(read_config(folder)), dtype
         self.longest = self._dimensions.longest
-        has_cache = job.model.task in LANGUAGE_TASKS and self._blocks.takes_cache
+        has_cache = (
+            skeleton.layout.takes_cache and job.model.task in LANGUAGE_TASKS and not mixed_tokens(job.adapter.config)
+        )
         self._cache = KeyValueCache(skeleton.base.config) if has_cache else None
         self._cached: list[int] = []
 
@@ -172,6 +175,10 @@ class WholeModel:
         """
         batch = batch.to(self._device)
         return head_output(self._head, *self._last(batch))
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """Refuse tokens beyond the embedding; raises ``ModelError``."""
+        check_ids(torch.tensor(ids), self._skeleton.base)
 
     @torch.no_grad()
     def next_logits(self, ids: Sequence[int]) -> torch.Tensor:
@@ -217,7 +224,7 @@ class WholeModel:
         from adapters.context import ForwardContext
 
         base, family = self._skeleton.base, self._skeleton.family
-        check_ids(batch, base)
+        check_ids(batch.ids, base)
         with ForwardContext(base, input_ids=batch.ids, attention_mask=batch.mask):
             hidden_BTD = family.embed(base, batch)
         context = self._blocks.context(hidden_BTD, batch.mask, cache)

@@ -131,7 +131,8 @@ class TextModel:
 
         Raises:
             DataError: too long, or empty.
-            RowError, RowFaultError, ModelError: the messages are none, or the template refuses them.
+            RowError, RowFaultError, ModelError: the messages are none, the template refuses them, or a token has no
+                embedding.
         """
         stops, may_forget = tuple(request.get("stops", ())), bool(request.get("may_forget"))
         needed = min(int(request["max_new_tokens"]), self._longest // _FREE) if may_forget else 1
@@ -153,6 +154,7 @@ class TextModel:
                 f"the {what} has {len(ids):,} tokens, and the model reads at most {self._longest:,} with its "
                 "answer; shorten it"
             )
+        self._model.check_ids(ids)
         return ids, forgotten, Ends(ends.tokens, (*ends.stops, *stops))
 
     def _conversation(self, request: Request, most: int, *, may_forget: bool) -> tuple[list[int], int]:

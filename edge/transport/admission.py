@@ -35,6 +35,7 @@ from ringtune.schedule.turns import (
     StepKind,
     Turn,
     evaluation_turns,
+    follows_token,
     item_of,
     microbatch_rows,
     turn_sequence,
@@ -226,7 +227,7 @@ class FrameCheck:
         rows = self._rows(header, item)
         if (header.boundary, kind) not in self._receives(known, item, header.micro):
             raise FrameError(f"{as_text(header)} is not in the plan at node {self._expectation.node}; it is dropped")
-        self._check_shape(header, rows, kind)
+        self._check_shape(header, rows, 1 if follows_token(self._course, item) else self._course.max_length, kind)
         self._check_new(known.turn, header)  # a duplicate takes no credit
         if kind == Payload.HIDDEN:
             self._take_credit(header, header.boundary, self._credits)
@@ -248,9 +249,9 @@ class FrameCheck:
             raise FrameError(f"{as_text(header)} arrived, but the item has {len(sizes)} micro-batches; it is dropped")
         return sizes[header.micro]
 
-    def _check_shape(self, header: ring_pb2.FrameHeader, rows: int, kind: str) -> None:
+    def _check_shape(self, header: ring_pb2.FrameHeader, rows: int, tokens: int, kind: str) -> None:
         course, shape = self._course, tuple(header.shape)
-        width, most = course.hidden_size, course.sent_tokens(header.boundary, course.max_length)
+        width, most = course.hidden_size, course.sent_tokens(header.boundary, tokens)
         if len(shape) != 3 or shape[0] != rows or shape[2] != width or not 1 <= shape[1] <= most:
             raise FrameError(f"{as_text(header)} has shape {list(shape)}, expected [{rows}, 1..{most}, {width}]")
         dtype = DTYPE_NAMES.get(header.dtype)

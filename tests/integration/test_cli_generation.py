@@ -32,6 +32,8 @@ learning_rate = 1e-2
 rows = 100
 max_new_tokens = 5
 at_once = 3
+temperature = 1.5
+seed = 4
 """
 
 
@@ -43,18 +45,33 @@ def typed(*arguments: object) -> list[dict[str, object]]:
 
 
 def test_report_and_ring_write_what_one_process_writes(ring: Cluster, tmp_path: Path) -> None:
-    """ROUGE-L of an evaluation is that of local predictions, and so is each text that nodes write for this machine."""
+    """ROUGE-L of an evaluation is that of local predictions, and so is each text that nodes write for this machine.
+
+    They draw from the same tokens: the model limits them.
+    """
     write_family(tmp_path / "model", "llama", with_decoder=True)
     answer = " ".join(f"w{at}" for at in range(60))  # of words of which any model writes some
     rows = [{"text": f"w{at} w{at + 3} w{at % 4}", "answer": answer} for at in range(7)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "model" / "generation_config.json").write_text('{"top_k": 4, "top_p": 0.9}')
     run = tmp_path / "run"
     typed("train", tmp_path / "job.toml", "--local", "2", "--out", run)
     found = json.loads((run / "report.json").read_text())["eval"]
     (placement,) = json.loads((run / "plan.json").read_text())["placements"]
     assert len({piece["node"] for piece in placement["slices"]}) == 2, "one node has all blocks"
-    words = ("predict", run, "--data", tmp_path / "rows.jsonl", "--max-new-tokens", "5")
+    words = (
+        "predict",
+        run,
+        "--data",
+        tmp_path / "rows.jsonl",
+        "--max-new-tokens",
+        "5",
+        "--temperature",
+        "1.5",
+        "--seed",
+        "4",
+    )
     *alone, summary = typed(*words)
     assert found["generated"] == found["judged_texts"] == summary["judged"] == len(rows)
     assert found["rouge_l"] == pytest.approx(summary["rouge_l"], abs=1e-6) and found["rouge_l"] > 0

@@ -666,8 +666,10 @@ def _parts_of_visit(kind: StepKind, course: Course, owner: Owner) -> Iterator[tu
 
 def evaluation_turns(course: Course) -> int:
     """Number of turns of one evaluation, of all owners."""
-    owners = (owner for owner in course.owners if owner.eval_rows)
-    return sum(1 for owner in owners for _ in _parts_of_visit(StepKind.EVALUATE, course, owner))
+    owners, texts = [owner for owner in course.owners if owner.eval_rows], course.generation
+    if texts is None:
+        return len(owners)
+    return sum(texts.turns(owner) + (not texts.alone) for owner in owners)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

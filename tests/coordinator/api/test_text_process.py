@@ -45,6 +45,11 @@ def run(tmp_path: Path) -> SavedRun:
     return read_run(folder)
 
 
+def ctrl_c() -> None:
+    """Ctrl-C by the user."""
+    raise KeyboardInterrupt
+
+
 def played(code: str, run: SavedRun, monkeypatch: pytest.MonkeyPatch, wait_s: float = 60.0) -> TextProcess:
     """The process, with some code in place of a model."""
     monkeypatch.setattr(text_process, "command_of", lambda *_: [sys.executable, "-S", "-c", code])
@@ -54,7 +59,7 @@ def played(code: str, run: SavedRun, monkeypatch: pytest.MonkeyPatch, wait_s: fl
 
 
 def test_answer_that_is_left_ends_before_the_next_one(run: SavedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At its next token; afterwards no process is left."""
+    """At its next token, or after it if a second Ctrl-C does not wait for that; afterwards no process is left."""
     with played(HEAD + ECHO, run, monkeypatch) as process:
         assert process.ready == READY
         for _ in range(3):
@@ -63,6 +68,14 @@ def test_answer_that_is_left_ends_before_the_next_one(run: SavedRun, monkeypatch
             left.close()  # type: ignore[attr-defined]
             *_, last = process.answer({"prompt": "once"})
             assert last["ended"] == {"why": "once"}
+        with monkeypatch.context() as twice:
+            left = process.answer({"prompt": "on"})
+            assert "began" in next(left)
+            twice.setattr(process, "_next", ctrl_c)
+            with pytest.raises(KeyboardInterrupt):
+                next(left)
+        *_, last = process.answer({"prompt": "once"})
+        assert last["ended"] == {"why": "once"}
     assert process._process.returncode is not None and not Path(process._folder.name).exists()
     assert process.ready.lines() == ["texts of at most 64 tokens, keys and values of at most 3.0 MiB", "a note"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -152,6 +153,8 @@ def test_stream_sends_pieces_and_then_the_reason() -> None:
         ({"messages": HELLO, "logit_bias": {"5": 1}}, 400, "logit_bias", "is not built"),
         ({"messages": HELLO, "temperature": 3}, 400, "temperature", "has to be a number in [0, 2]"),
         ({"messages": HELLO, "temperature": True}, 400, "temperature", "has to be a number"),
+        ({"messages": HELLO, "temperature": 10**400}, 400, "temperature", "has to be a number"),
+        ({"messages": HELLO, "temperature": math.nan}, 400, "temperature", "has to be a number"),
         ({"messages": HELLO, "top_p": "1"}, 400, "top_p", "has to be a number in [0, 1]"),
         ({"messages": HELLO, "max_tokens": 0}, 400, "max_tokens", "a whole number in [1,"),
         ({"messages": HELLO, "max_completion_tokens": 1.5}, 400, "max_completion_tokens", "a whole number"),
@@ -277,6 +280,17 @@ def test_defect_is_in_the_log_alone(caplog: pytest.LogCaptureFixture) -> None:
     assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
     assert "ZeroDivisionError" in caplog.text and "Zero" not in answer.text
     assert here.post("/v1/completions", json={"prompt": "once"}).status_code == 200
+
+
+def test_reader_that_takes_nothing_ends_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And does not hold up the next one."""
+    monkeypatch.setattr(completions, "SEND_S", 0.1)
+    script = Script(*["a" * (1 << 20)] * 64)
+    script.may_go.release()
+    with CompletionsServer(script, "run", "127.0.0.1:0") as server, connection(server, "slow", stream=True):
+        assert script.has_left.wait(WAIT_S)
+        with connection(server, "too long") as again:
+            assert again.getresponse().status == 400
 
 
 def test_process_that_is_lost_is_told_to_all() -> None:

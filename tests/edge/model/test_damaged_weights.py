@@ -64,6 +64,6 @@ def test_token_without_a_row_is_refused_with_both_numbers(tmp_path: Path) -> Non
     ours = Ours(write_family(tmp_path, "gpt2", num_blocks=1), "causal-lm")
     rows = ours.config["vocab_size"]
     base = ours.base
-    check_ids(ours.batch([[5, rows - 1]]), base)
+    check_ids(ours.batch([[5, rows - 1]]).ids, base)
     with pytest.raises(ModelError, match=f"token {rows}, counted from 0, and the embedding of the model has {rows} r"):
-        check_ids(ours.batch([[5, rows]]), base)
+        check_ids(ours.batch([[5, rows]]).ids, base)

@@ -89,7 +89,6 @@ def test_tokens_behind_a_cache_are_those_of_a_whole_forward(model_type: str, ada
     ids = ids_of(0)
     wanted = forward(whole, ids, [None])
     for skeletons in (whole, halves):
-        assert all(BlockRunner(skeleton, dropout=0.0, seed=0).takes_cache for skeleton in skeletons)
         caches, first = [KeyValueCache(skeleton.base.config) for skeleton in skeletons], 0
         for count in PIECES:
             found = forward(skeletons, ids[:, first : first + count], caches, first)
@@ -125,12 +124,3 @@ def test_bytes_are_those_that_are_told_and_a_text_is_shortened(model_type: str, 
     found = forward(model, ids[:, left:12], [cache], left)
     torch.testing.assert_close(found[:, -1], forward(model, ids, [None])[:, 11], rtol=1e-7, atol=1e-7)
     assert cache.keep(0) == cache.num_tokens == cache.num_bytes == 0
-
-
-def test_adapter_that_counts_places_takes_no_cache(tmp_path: Path) -> None:
-    """ReFT changes the first tokens that it sees; nor does an encoder, whose tokens see those behind them."""
-    bert = write_family(tmp_path / "bert", "bert", num_blocks=NUM_BLOCKS)
-    task = "sequence-classification"
-    assert not BlockRunner(hosted(bert, LORA, 0, NUM_BLOCKS, task=task), dropout=0.0, seed=0).takes_cache
-    folder = write_family(tmp_path, "llama", num_blocks=NUM_BLOCKS, with_decoder=True)
-    assert not BlockRunner(hosted(folder, "loreft", 0, NUM_BLOCKS), dropout=0.0, seed=0).takes_cache

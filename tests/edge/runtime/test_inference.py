@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from edge.data.tokens import load_tokenizer
+from edge.runtime import inference
 from edge.runtime.inference import (
     Sampling,
     WholeModel,
@@ -179,6 +182,30 @@ def test_whole_model_gives_the_logits_of_the_library(model_type: str, tmp_path: 
         torch.testing.assert_close(whole.next_logits(ids), wanted, rtol=1e-5, atol=1e-5)
         whole.forget()
         assert torch.equal(whole.next_logits(ids), found)
+
+
+@pytest.mark.parametrize("adapter", ["lora", "seq_bn[use_gating=True]"])
+def test_tokens_one_by_one_have_the_logits_of_the_whole_text(
+    adapter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where an adapter computes a token by those beside it: then no keys and values are kept."""
+
+    def draw(skeleton: Any, *_: object, **__: object) -> None:
+        with torch.no_grad():
+            for name, value in skeleton.model.named_parameters():
+                if ".ringtune." in name:
+                    torch.manual_seed(zlib.crc32(name.encode()))
+                    value.normal_(std=0.3)
+
+    monkeypatch.setattr(inference, "load_saved", draw)
+    folder = write_family(tmp_path / "base", "llama", num_blocks=2, with_decoder=True)
+    job = JOB.replace('method = "hift"\n', "").format(model=folder) + f'[adapter]\nconfig = "{adapter}"\n'
+    (tmp_path / "job.toml").write_text(job, encoding="utf-8")
+    model, ids = WholeModel(load_job(tmp_path / "job.toml"), folder, ()), [5, 9, 7, 7, 11]
+    found = [model.next_logits(ids[:count]) for count in range(1, 6)]
+    for count, logits in enumerate(found, start=1):
+        model.next_logits([6])  # nothing is in common with it
+        torch.testing.assert_close(logits, model.next_logits(ids[:count]), rtol=1e-4, atol=1e-5)
 
 
 def test_text_ends_where_generate_of_the_library_ends_it(tmp_path: Path) -> None:

@@ -163,6 +163,13 @@ def test_request_that_can_not_be_answered_is_refused(request_: dict[str, Any], w
     assert asked(model, prompt="yes")[0]
 
 
+def test_token_without_embedding_is_refused(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a tokenizer with more tokens than the model: who asks for one does not end the process."""
+    monkeypatch.setattr(model._model._skeleton.base.config, "vocab_size", 100)
+    for request in ({"prompt": "yes"}, {"messages": said("yes")}):
+        assert "and the embedding of the model has 100 rows" in refusal(model, **request)
+
+
 def test_template_that_refuses_a_conversation_is_told(tmp_path: Path) -> None:
     """By what it says; other conversations are answered, as the model's own settings have them drawn."""
     model = model_in(tmp_path, chat_models.GEMMA, do_sample=True, temperature=0.5, repetition_penalty=1.3)

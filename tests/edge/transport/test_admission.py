@@ -16,6 +16,7 @@ from edge.transport import frames, tensors
 from edge.transport.admission import FrameCheck, KnownTurns, check_hello
 from ringtune.errors import FrameError, TrustError
 from ringtune.schedule.actions import Op, Payload, TensorKey
+from ringtune.schedule.course import Generation
 from ringtune.schedule.lowering import legs, possible_arrivals
 from ringtune.schedule.methods import Everything, RingAda
 from ringtune.schedule.methods.base import Patience
@@ -308,6 +309,22 @@ def test_checks_admit_of_the_way_to_the_head_only_what_it_reads() -> None:
             check.admit(header)
             continue
         with pytest.raises(FrameError, match=rf"shape \[{rows}, 2, {width}\], expected \[{rows}, 1..1, {width}\]"):
+            check.admit(header)
+
+
+def test_checks_admit_of_a_text_its_prompt_and_then_token_by_token() -> None:
+    """More of them would be kept by the host than is planned."""
+    generation = Generation(rows=2, max_new_tokens=2, at_once=2, alone=True)
+    of = changed(make_plan([("x", 0, 2), ("y", 2, 4)], ["a"], eval_rows=2, num_steps=0), generation=generation)
+    check = _check(of, "a", "x")
+    for seq, tokens, is_good in ((0, of.course.max_length, True), (1, 2, False), (1, 1, True)):
+        shape = (1, tokens, of.course.hidden_size)
+        encoded = tensors.encode(torch.zeros(shape), torch.ones(shape[:2], dtype=torch.int64), of.course.wire_dtype)
+        header = frames.tensor_header(hello(of, "a"), TensorKey(Payload.HIDDEN, seq, 0, 0), encoded)
+        if is_good:
+            check.admit(header)
+            continue
+        with pytest.raises(FrameError, match=r"has shape \[1, 2, \d+\], expected \[1, 1..1, "):
             check.admit(header)
 
 
