@@ -89,8 +89,7 @@ def _no_replicas(planned: Planned, job: Job) -> str:
     profile = planned.profile or Profile(nodes=(), links=())
     plan = planned.plan
     draft = dataclasses.replace(Draft.of(plan), activations=job.memory.activations)
-    train = {"optimizer": job.train.optimizer, "dtype": job.model.dtype}
-    why_not = choose_replicas(plan, [draft], profile, **train, is_over=lambda: True)[1].why_not
+    why_not = choose_replicas(plan, [draft], profile, is_over=lambda: True)[1].why_not
     return "" if why_not in _NOT_TRIED else why_not
 
 
