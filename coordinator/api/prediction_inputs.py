@@ -99,6 +99,8 @@ def read_inputs(plan: Path, profile: Path | None) -> Inputs:
     job = load_job(plan / "job.toml") if run and (plan / "job.toml").is_file() else None
     fixed_tokens = max((node.model.fixed_tokens for node in found_profile.nodes), default=0)
     shape = job_shape(job, fixed_tokens=fixed_tokens) if job else recorded_shape(found_profile, found_plan)
+    moves = _moves(plan / "report.json") if run and found_plan.moves else []
+    moves_s = [seconds for _, seconds, problem in moves if not problem]
     return Inputs(
         plan=found_plan,
         profile=found_profile,
@@ -107,13 +109,8 @@ def read_inputs(plan: Path, profile: Path | None) -> Inputs:
         shape=shape,
         optimizer=(shape.optimizer if shape else "") or _OPTIMIZER,
         dtype=(shape.dtype if shape else "") or _DTYPE,
-        move_s=_move_s(plan / "report.json") if run and found_plan.moves else None,
+        move_s=statistics.median(moves_s) if moves_s else None,
     )
-
-
-def _move_s(report_file: Path) -> float | None:
-    made = [seconds for _, seconds, problem in _moves(report_file) if not problem]
-    return statistics.median(made) if made else None
 
 
 def _moves(report_file: Path) -> list[tuple[int, float, str]]:

@@ -264,14 +264,6 @@ def _require_extras(web: str, log: str, *, local: int, wait: bool) -> None:
             raise UsageError("--log is written by the command that follows the run; leave out --detach")
 
 
-def _require_usable(out: Path, job: Job, *, replace: bool, resume: bool) -> None:
-    """Refuse an unusable folder before anything is started or written."""
-    if not resume:
-        require_run_folder(out)
-        require_no_run(out, files_of_run(out), replace=replace)
-    require_inputs_elsewhere(out, job)
-
-
 PlanLike: TypeAlias = str | PathLike[str] | PlannedJob | None
 
 
@@ -349,7 +341,10 @@ def train(
         times = read_profile(Path(profile)) if profile else None
         if given is not None and local:
             require_members(given.plan, [node_name(index, local) for index in range(local)])
-        _require_usable(folder, wanted, replace=replace, resume=resume)
+        if not resume:
+            require_run_folder(folder)
+            require_no_run(folder, files_of_run(folder), replace=replace)
+        require_inputs_elsewhere(folder, wanted)
         notes = []
         if local:  # reads rows and model as the nodes will, before anything is started or written
             notes = check_rows(wanted.model.task, wanted.data) if resume else estimate(wanted, local).notes

@@ -126,8 +126,7 @@ def with_best(
 
 def _copy_durably(source: str, target: str) -> None:
     shutil.copyfile(source, target)
-    with Path(target).open("rb") as file:
-        os.fsync(file.fileno())
+    force_to_disk(Path(target))
 
 
 FOLDER = "checkpoints"

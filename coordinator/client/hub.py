@@ -99,7 +99,12 @@ def model_folder(path: str, *, cache: Path | None = None, own: Path | None = Non
     found = found or cached_folder(wanted, own)
     if found is None:
         problem = problem or "the hub has no config.json and .safetensors of it"
-        raise ConnectionFailedError(_lacks(wanted, cache, problem))
+        revision = f" --revision {wanted.revision}" if str(wanted) != wanted.repository else ""
+        raise ConnectionFailedError(
+            f"model.path = '{wanted}' is no folder here, the Hugging Face cache {cache} lacks it, and it can't be "
+            f"fetched ({problem}); where there is a network: hf download {wanted.repository}{revision}, or name a "
+            "folder"
+        )
     return found.absolute()
 
 
@@ -114,14 +119,6 @@ def _fetch_in_process(wanted: HubId, cache: Path) -> str:
         return f"it is not there after {FETCH_S:g} s"
     lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
     return lines[-1][:_SHOWN] if done.returncode else ""
-
-
-def _lacks(wanted: HubId, cache: Path, problem: str) -> str:
-    revision = f" --revision {wanted.revision}" if str(wanted) != wanted.repository else ""
-    return (
-        f"model.path = '{wanted}' is no folder here, the Hugging Face cache {cache} lacks it, and it can't be fetched "
-        f"({problem}); where there is a network: hf download {wanted.repository}{revision}, or name a folder"
-    )
 
 
 FILES: Final = (

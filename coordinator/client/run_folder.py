@@ -276,7 +276,7 @@ class RunFolder:
                 f"{name} that was received is not JSON: {error}; use one version on all machines"
             ) from error
         if name == _REPORT:
-            value = self._parts.completed(value, self.path / METRICS)
+            value = self._parts.completed(value, lambda: read_metrics(self.path))
         self.write_text(name, json.dumps(value, indent=1) + "\n")
 
     def add_metrics(self, line: str) -> None:

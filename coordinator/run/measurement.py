@@ -354,12 +354,9 @@ class MeasureDriver(Driver):
             if isinstance(entry, _Answer):
                 answers[entry.key] = entry.value
             elif time.monotonic() >= deadline_s:
-                missing = ", ".join(sorted(_name(key) for key in keys - set(answers)))
+                late = (" -> ".join(key) if isinstance(key, tuple) else f"node {key}" for key in keys - set(answers))
+                missing = ", ".join(sorted(late))
                 raise DeadlineError(f"waited {wait_s:g} s for {missing} {what}; raise runtime.wait_s")
             for _, message in self._silent_nodes():
                 raise PeerLostError(message)
         return answers
-
-
-def _name(key: object) -> str:
-    return f"{key[0]} -> {key[1]}" if isinstance(key, tuple) else f"node {key}"

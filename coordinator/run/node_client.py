@@ -498,9 +498,13 @@ class AgentCalls:
         except grpc.RpcError as error:
             if not self._cancelled.is_set():
                 tell(call_error(error, node=self.node, address=self.address))
+        except RingTuneError as error:
+            if not self._cancelled.is_set():
+                tell(error)
         except Exception as error:
             if not self._cancelled.is_set():
-                tell(error if isinstance(error, RingTuneError) else self._bug(error))
+                _LOG.exception("a call to node %s failed by a bug", self.node)
+                tell(internal_error(error, where=f"node {self.node}"))
 
     def _load(self, files: Mapping[str, Pieces], on_progress: Callable[[], None]) -> None:
         """Send the files of a saved result; a node that gets them twice loads them twice."""
@@ -546,10 +550,6 @@ class AgentCalls:
         if isinstance(error, FrameError):
             error = PeerLostError(f"node {self.node} was started again, or has given the run up: {error}")
         self._on_failure(self.node, error)
-
-    def _bug(self, error: Exception) -> RingTuneError:
-        _LOG.error("a call to node %s failed by a bug", self.node, exc_info=error)
-        return internal_error(error, where=f"node {self.node}")
 
 
 class Reported(NamedTuple):

@@ -143,7 +143,9 @@ class Reports:
         if request.cache_problem:
             yield rd.TechniqueFailed(request.node, printable(request.cache_problem))
         for turn in request.turns_done:
-            yield self._turn_reported(request.node, turn)
+            key = (request.node, turn)
+            scores, copies, kept = self._scores.pop(key, ()), self._copies.pop(key, ()), self._kept.pop(key, ())
+            yield rd.TurnReported(*key, tuple(scores), tuple(copies), tuple(kept))
         if request.error and recorder.plan.has_role(request.node, placement_number):
             message = naming_node(request.node, printable(request.message))
             if request.lost_peer or request.error == PeerLostError.__name__:
@@ -169,10 +171,6 @@ class Reports:
                 f"node {request.node} reports too many scores: {held} of turns that have not ended; use "
                 "one version on all machines"
             )
-
-    def _turn_reported(self, node: str, turn: int) -> rd.TurnReported:
-        scores, copies = self._scores.pop((node, turn), ()), self._copies.pop((node, turn), ())
-        return rd.TurnReported(node, turn, tuple(scores), tuple(copies), tuple(self._kept.pop((node, turn), ())))
 
     def forget(self, node: str) -> None:
         """Expect report numbers of a node from 1 again: it is another process."""

@@ -367,7 +367,9 @@ class RunLedger:
             seconds = max(0.0, step.ended_unix_s - self._last_end_unix_s)
             self._last_end_unix_s = step.ended_unix_s
             self._steps_s += seconds
-            self._note_loss(step.line["loss"])
+            if (loss := step.line["loss"]) is not None:
+                self._first_loss = loss if self._first_loss is None else self._first_loss
+                self._losses = [*self._losses, loss][-self._plan.course.local_iterations :]
             lines.append(
                 {
                     **step.line,
@@ -378,12 +380,6 @@ class RunLedger:
                 }
             )
         return lines
-
-    def _note_loss(self, loss: float | None) -> None:
-        if loss is None:
-            return
-        self._first_loss = loss if self._first_loss is None else self._first_loss
-        self._losses = [*self._losses, loss][-self._plan.course.local_iterations :]
 
     def evaluation_done(self, step: int, values: Mapping[str, float], *, is_best: bool | None = None) -> dict[str, Any]:
         """Note an evaluation with sums over all owners; return its line.
@@ -448,6 +444,7 @@ class RunLedger:
         """
         judged = self._best if best is not None and self._best.get("step") == best.best_step else self._final
         left_out = {"is_best", "risen", *(() if self._plan.course.num_steps else ("step",))}
+        last_step = int(self._last.line.get("step", 0))
         return {
             "schema": REPORT_SCHEMA,
             "run_id": run_id,
@@ -461,7 +458,7 @@ class RunLedger:
             "rows": dict(rows or {}),
             "predicted_steps_s": predicted_steps_s,
             "operations": operations,
-            **self._of_techniques(),
+            **{key: item for each in TECHNIQUES for key, item in each.report(self._plan, last_step).items()},
             "wall_s": round(wall_s, 6),
             "phases_s": {phase: round(seconds, 6) for phase, seconds in phases_s.items()},
             "train": {
@@ -482,10 +479,6 @@ class RunLedger:
             "links": dict(sorted(self._links.items())),
             **self._parcels.to_json("links"),
         }
-
-    def _of_techniques(self) -> dict[str, Any]:
-        steps = int(self._last.line.get("step", 0))
-        return {key: item for each in TECHNIQUES for key, item in each.report(self._plan, steps).items()}
 
     def _busy(self) -> str:
         """Say which machines were busy at the end beyond the load of the run's own nodes."""
@@ -603,7 +596,8 @@ class OperationsLedger:
         full, full_recorded = (self._all_full(costs) for costs in (self._costs, _costs(self._plan, recorded)))
         all_done, everything, measured = total(done.values()), total(full.values()), total(full_recorded.values())
         busy_s, sent = sum(self._total_busy_s.values()), sum(self._total_bytes.values())
-        all_full_s = measured.work_s if _has_full_work(done, full) else None
+        has_full_work = all(done[node].full > 0 for node, each in full.items() if each.full > 0)
+        all_full_s = measured.work_s if has_full_work else None  # else the seconds of a node are not known
         return {
             "steps": sum(self._steps.values()),
             "nodes": {node: each.shares() for node, each in done.items()},
@@ -630,11 +624,6 @@ class OperationsLedger:
         for alike, times in self._steps.items():
             _add_done(sums, done_of(alike[0], self._items[alike], costs), times)
         return sums
-
-
-def _has_full_work(done: Mapping[str, NodeWork], full: Mapping[str, NodeWork]) -> bool:
-    """Whether each node with full work has recorded some: else its seconds are not known."""
-    return all(done[node].full > 0 for node, each in full.items() if each.full > 0)
 
 
 def _add_done(sums: dict[str, NodeWork], more: Mapping[str, NodeWork], times: float) -> None:

@@ -374,7 +374,7 @@ In the folder of a run, which has the marker and is locked: files of the run's o
     coordinator/client/detached_runs.py: _start
     coordinator/client/local_nodes.py: AgentTemplate.__enter__, AgentTemplate.start
     coordinator/client/local_nodes.py: LocalNodes.__enter__
-    coordinator/client/submit.py: Terminal._open
+    coordinator/client/submit.py: Interrupts._open_log
 What an earlier run has there is moved beside it; what the same run wrote goes when what was fetched is whole
     coordinator/client/detached_runs.py: _others, _take_over, fetched_folder
     coordinator/client/run_folder.py: put_run_aside
