@@ -34,6 +34,7 @@ from ringtune.errors import UsageError
 from ringtune.hints import hint_to_install
 from ringtune.models.conversations import BEGIN
 from ringtune.models.decoders import FULL, SLIDING, head_width, rope_type, sliding_window
+from ringtune.models.families import FAMILIES
 from ringtune.models.folder import NO_WEIGHTS, model_dimensions, read_config, read_headers
 from ringtune.models.gguf import ADDS_ONE, GPT2_SPLIT, INTERLEAVED, LARGEST_GEMMA, SPLITS, rope_factors
 from ringtune.models.tokenizer import SETTINGS_FILE, WHOLE_FILE, chat_templates
@@ -63,6 +64,8 @@ _ACTIVATIONS: Final = {"gpt2": ("gelu_new",), **dict.fromkeys(ADDS_ONE, ("gelu_p
 def gguf_refusal(config: Mapping[str, Any]) -> str:
     """Say why llama.cpp can't compute a model of this checked config as transformers does; empty if it can."""
     name, size = config["model_type"], model_dimensions(config)
+    if FAMILIES[name].generic:
+        return f"RingTune does not know llama.cpp's form of a {name}"
     activation = str(config.get("hidden_activation") or config.get("hidden_act") or config.get("activation_function"))
     if activation not in (known := _ACTIVATIONS.get(name, ("silu",))):
         return f"llama.cpp has {known[0]} there, the model {activation}"

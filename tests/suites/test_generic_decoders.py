@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from ringtune.costs.model_facts import check_job, model_facts
+from ringtune.costs.model_facts import check_job, computed_token_bytes, model_facts
 from ringtune.errors import JobError, ModelError
 from ringtune.models.families import FAMILIES
 from ringtune.models.folder import read_config, read_headers
 from tests.features.feature import ONE, THREE, Feature, carry_out, one_process, run_of
 from tests.features.models import loaded_plainly, of_family, write_result
+from tests.support.hand_ring import make_bench
 from tests.support.reference import adapter_of
-from tests.support.tiny_families import GENERIC, IN_FLOAT32, write_family
+from tests.support.tiny_families import GENERIC, IN_FLOAT32, sizes_of, write_family
 from tests.support.torch_ring import Case, distance
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # modules of gpt_bigcode and others
@@ -89,6 +90,22 @@ def test_planned_bytes_of_a_generic_family_are_those_of_its_tensors(model_type: 
     assert 4 * facts.adapter_block_bytes == item * sum(tensor.numel() for tensor in run.tensors.values())
     whole = sum(math.prod(tensor.shape) for tensor in read_headers(feature.case.folder / "model").values())
     assert 4 * facts.block_bytes + facts.embedding_bytes == item * whole
+
+
+@pytest.mark.parametrize("model_type", GENERIC)
+@pytest.mark.sampled(1)
+def test_memory_of_a_generic_family_is_not_below_what_a_block_keeps(tmp_path: Path, model_type: str) -> None:
+    """The bound from widths holds for norms, gates and experts of any of them, and is not far away."""
+    sizes = {
+        key: 8 * value
+        for key, value in sizes_of(model_type).items()
+        if "size" in key or key in ("n_embd", "d_model", "head_dim")
+    }
+    folder = write_family(tmp_path / "model", model_type, **{**sizes, "vocab_size": 300})
+    job = Case(folder=tmp_path, task="causal-lm", adapter=all_adapters(model_type), dtype="float32").job
+    job = job.with_overrides({"train.max_length": 50, "train.microbatches": 1})
+    kept = make_bench(folder, job).activation_token_bytes()
+    assert kept <= computed_token_bytes(model_facts(folder, job), job) <= 2.5 * kept
 
 
 @pytest.mark.parametrize("model_type", ["phi3", "gpt_neox"])

@@ -193,20 +193,26 @@ def write_family(
     return folder
 
 
-def _write_generic(
-    folder: Path, model_type: str, num_blocks: int, padding_side: str, seed: int, config: dict[str, Any]
-) -> Path:
-    """Write a random model of a generic family as a causal language model."""
+def sizes_of(model_type: str) -> dict[str, Any]:
+    """The sizes of a generic family's tiny model, by the names that its class has."""
     library: Any = importlib.import_module("transformers")
-    made = library.CONFIG_MAPPING[model_type]
-    defaults = made()
+    defaults = library.CONFIG_MAPPING[model_type]()
     sizes = {key: value for key, value in _SIZES.items() if hasattr(defaults, key)}
     if getattr(defaults, "sliding_window", None) is None:
         sizes.pop("sliding_window", None)
     if isinstance(getattr(type(defaults), "head_dim", None), property):
         sizes.pop("head_dim", None)  # computed by the class
+    return {**sizes, **GENERIC[model_type]}
+
+
+def _write_generic(
+    folder: Path, model_type: str, num_blocks: int, padding_side: str, seed: int, config: dict[str, Any]
+) -> Path:
+    """Write a random model of a generic family as a causal language model."""
+    library: Any = importlib.import_module("transformers")
+    sizes = sizes_of(model_type)
     sizes |= {key: num_blocks for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if key in sizes}
-    configuration = made(**{**sizes, **GENERIC[model_type], **config})
+    configuration = library.CONFIG_MAPPING[model_type](**{**sizes, **config})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = library.AutoModelForCausalLM.from_config(configuration)

@@ -77,7 +77,7 @@ class RecordedFamily:
     """The ``FamilyForward`` of decoders that ``ringtune.models.generic_decoders`` lists."""
 
     def __init__(self, family: Family) -> None:
-        self._path = family.blocks_path
+        self._path, self._masked_by_positions = family.blocks_path, family.packs
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Compute what enters the first block."""
@@ -87,8 +87,10 @@ class RecordedFamily:
             found.append(hidden_BTD)
             raise _Ended
 
-        places = {} if batch.positions is None else {"position_ids": batch.positions}
-        self._forward(base, {0: call}, batch.mask, input_ids=batch.ids, **places)
+        is_new = self._masked_by_positions
+        places = {"position_ids": batch.positions} if is_new and batch.positions is not None else {}
+        # positions of the older architectures count the tokens of the mask; the others' mask would be made in vain
+        self._forward(base, {0: call}, batch.mask, with_mask=not is_new, input_ids=batch.ids, **places)
         return found[0]
 
     def context(
@@ -137,13 +139,16 @@ class RecordedFamily:
         def call(_: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
             return hidden_BTD
 
-        last = self._forward(base, {-1: call}, batch.mask, inputs_embeds=hidden_BTD)[0] * logit_factor(base.config)
+        found = self._forward(base, {-1: call}, batch.mask, with_mask=False, inputs_embeds=hidden_BTD)
+        last = found[0] * logit_factor(base.config)
         return last, {"cls_output": last_token(last, batch.mask)}
 
     def _blocks(self, base: Any) -> Any:
         return base.get_submodule(self._path)
 
-    def _forward(self, base: Any, calls: Mapping[int, Any], mask_BT: torch.Tensor, **inputs: Any) -> Any:
+    def _forward(
+        self, base: Any, calls: Mapping[int, Any], mask_BT: torch.Tensor, *, with_mask: bool = True, **inputs: Any
+    ) -> Any:
         """Run the forward of a copy of ``base`` whose blocks make these calls; -1 is the call of all blocks."""
         shadow = inner = _copied(base)
         *parents, name = self._path.split(".")
@@ -159,7 +164,7 @@ class RecordedFamily:
             if type(module).__name__ == "Empty":
                 inner._modules[key] = _Absent()
         inner._modules[name] = nn.ModuleList(stand_ins)
-        inputs["attention_mask"] = mask_BT
+        inputs["attention_mask"] = mask_BT if with_mask else None
         if is_packed(mask_BT):
             inputs["attention_mask"], inputs["position_ids"] = None, row_places(mask_BT)[1]
         try:

@@ -11,11 +11,12 @@ Source: the classes of transformers 4.57 (``AutoModelForCausalLM``).
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, Final
 
 from ringtune.models.decoders import LLAMA
-from ringtune.models.family import CAUSAL_LM, BlockLayout, Config, Dimensions, Family, kept_by
+from ringtune.models.family import CAUSAL_LM, GATE_AND_UP, BlockLayout, Config, Dimensions, Family, kept_by
 
 _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "num_blocks": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
@@ -30,6 +31,7 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
     "active": ("num_experts_per_tok", "moe_k", "moe_topk", "experts_per_token"),
     "expert_inner": ("moe_intermediate_size",),
+    "shared": ("n_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
     "shared_inner": ("shared_expert_intermediate_size", "shared_intermediate_size"),
 }
 """Size -> its names in the configs of transformers."""
@@ -54,13 +56,21 @@ def _kv_heads(config: Config, heads: int) -> int:
     return _size(config, "kv_heads", (own or {}).get("kv_n_heads", heads) if isinstance(own, dict) else heads)
 
 
-def _dimensions(config: Config) -> Dimensions:
-    """Dimensions by the usual keys; of a mixture the experts of one token together are the feed-forward part."""
+def _dimensions(layout: BlockLayout, kept: int, scores: int, config: Config) -> Dimensions:
+    """Dimensions by the usual keys; of a mixture the experts of one token together are the feed-forward part.
+
+    ``kept`` tensors of the inner width are kept for backward besides those of the activation, gate and ``up``, and
+    ``scores`` of attention that is not fused. Norms keep three widths more than usual at most. Each expert of a token
+    keeps its input, and its output before its factor.
+    """
     hidden, heads = _size(config, "hidden"), _size(config, "heads")
     width = _size(config, "head_width") or hidden // heads
     inner = _size(config, "inner") or int(config.get("expansion_ratio") or 4) * hidden
-    if _size(config, "experts"):
-        inner = _size(config, "active", 1) * _size(config, "expert_inner", inner) + _size(config, "shared_inner")
+    active = _size(config, "active", 1) if _size(config, "experts") else 0
+    if active:
+        each = _size(config, "expert_inner", inner)
+        inner = (active + _size(config, "shared")) * each + _size(config, "shared_inner")
+    has_gate = active or layout.gate or layout.up.endswith(GATE_AND_UP)
     return Dimensions(
         num_blocks=_size(config, "num_blocks"),
         hidden=hidden,
@@ -68,10 +78,11 @@ def _dimensions(config: Config) -> Dimensions:
         num_heads=heads,
         vocab=_size(config, "vocab"),
         longest=_size(config, "longest", _WITHOUT_LIMIT),
-        inner_kept=3 + kept_by(str(_value(config, "activation"))),
+        inner_kept=(2 if has_gate else 0) + kept_by(str(_value(config, "activation"))) + kept,
         kv_heads=_kv_heads(config, heads),
         attention=heads * width,
-        more_kept=4 * hidden,
+        more_kept=(3 + 2 * active) * hidden,
+        kept_scores=scores,
     )
 
 
@@ -79,7 +90,7 @@ def _problem(config: Config) -> str:
     """Say why the sizes of a config can't be planned with; empty if they can."""
     for size in _KEYS:
         value = _value(config, size)
-        if size == "activation":
+        if size == "activation" or (size == "shared" and not value):
             continue
         if value is None and size in _NEEDED:
             return f"it has none of {', '.join(_KEYS[size])}"
@@ -144,6 +155,7 @@ def _row(
     methods: tuple[str, ...] = _LORA,
     tied: bool = False,
     norm: str = "norm",
+    kept: int = 0,
     **changes: Any,
 ) -> Family:
     """Describe a decoder by what differs from Llama; ``norm`` is the last one, ``tied`` the class's default."""
@@ -160,7 +172,7 @@ def _row(
         tied=tied,
         methods=methods,
         layout=layout,
-        dimensions=_dimensions,
+        dimensions=functools.partial(_dimensions, layout, kept, _SCORES.get(model_type, 0)),
         problem=_problem,
         biased=lambda config: (),
         owner_shapes=lambda config: {},
@@ -192,8 +204,13 @@ _UNPACKED: Final = (
     *("nemotron", "olmoe", "opt", "persimmon", "qwen2_moe", "stablelm", "xglm"),
 )
 """``model_type`` of architectures whose masks do not follow the positions of packed rows."""
+_SCORES: Final = {
+    **dict.fromkeys(("bloom", "codegen", "diffllama", "doge", "falcon", "gpt_neo", "gpt_oss", "gptj", "mpt"), 1),
+    **dict.fromkeys(("vaultgemma", "xglm"), 2),
+}
+"""``model_type`` -> score tensors that attention keeps where it is not fused; measured."""
 GENERIC: Final = (
-    _row("apertus", "Apertus", _PLAIN),
+    _row("apertus", "Apertus", _PLAIN, kept=3),
     _row("arcee", "Arcee", _PLAIN, methods=_BOTH),
     _row("aria_text", "AriaText", _EXPERTS),
     _row(
@@ -206,7 +223,7 @@ GENERIC: Final = (
         head_paths=("layer_norm",),
         head="output_projection",
     ),
-    _row("bitnet", "BitNet"),
+    _row("bitnet", "BitNet", kept=1),
     _row("bloom", "Bloom", _FALCON, tied=True, **{**_GPT, **_W}),
     _row(
         "codegen", "CodeGen", _fused("attn", "qkv_proj", "out_proj", "mlp.fc_in", "mlp.fc_out"), head_bias=True, **_GPT
@@ -242,7 +259,7 @@ GENERIC: Final = (
         embeddings_path="embed_in",
         head="embed_out",
     ),
-    _row("gpt_oss", "GptOss", _EXPERTS),
+    _row("gpt_oss", "GptOss", _EXPERTS, kept=3),
     _row(
         "gptj",
         "GPTJ",
@@ -255,7 +272,7 @@ GENERIC: Final = (
     _row("granitemoeshared", "GraniteMoeShared", _EXPERTS),
     _row("helium", "Helium", methods=_BOTH),
     _row("hunyuan_v1_dense", "HunYuanDenseV1", methods=_BOTH),
-    _row("hunyuan_v1_moe", "HunYuanMoEV1", _EXPERTS),
+    _row("hunyuan_v1_moe", "HunYuanMoEV1", _EXPERTS, kept=3),
     _row("ministral", "Ministral", methods=_BOTH),
     _row("mixtral", "Mixtral", _EXPERTS),
     _row(
