@@ -134,6 +134,7 @@ FEATURES: Final = (
     Feature("full: own weights of blocks", {"adapter.config": "full"}),
     Feature("invertible adapter", {"adapter.config": "seq_bn_inv"}),
     Feature("audit", {"audit.share": 0.02, "recovery.copies": "next"}),
+    Feature("products in bfloat16", {"train.compute": "bfloat16"}),
 )  # fmt: skip
 
 

@@ -72,6 +72,7 @@ EXAMPLES = {
     "data.append_eos": "false",
     "train.loss_on": '"all"',
     "train.packing": "true",
+    "train.compute": '"bfloat16"',
     "data.user": '"author"',
     "placement.replicas": '"never"',
     "placement.follow": '"auto"',

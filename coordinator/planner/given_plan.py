@@ -117,6 +117,7 @@ _JOB_KEYS = {
     "initial": "adapter.from",
     "invertible": "adapter.config",
     "packed": "train.packing",
+    "compute": "train.compute",
 }
 _ANEW = "plan anew with 'ringtune plan JOB --save FILE'"
 

@@ -25,6 +25,7 @@ from edge.model.skeleton import ADAPTER, Skeleton, block_unit, owner_modules, se
 from edge.model.tensor_files import SafetensorsFiles
 from ringtune.errors import ModelError
 from ringtune.models.adapter_config import INVERTIBLE
+from ringtune.schedule.course import AS_COMPUTED, BFLOAT16
 from ringtune.schedule.units import Units
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -182,10 +183,14 @@ class BlockRunner:
     Args:
         skeleton: after ``materialise``.
         top_tokens: first tokens of each row that the model's last block computes; 0 = all.
+        compute: number type of products, one of ``COMPUTE``.
     """
 
-    def __init__(self, skeleton: Skeleton, *, dropout: float, seed: int, top_tokens: int = 0) -> None:
+    def __init__(
+        self, skeleton: Skeleton, *, dropout: float, seed: int, top_tokens: int = 0, compute: str = AS_COMPUTED
+    ) -> None:
         self.skeleton, self._top_tokens = skeleton, top_tokens
+        self._is_rounded = compute == BFLOAT16
         self.dropout = dropout
         self._seed = seed
         # by name: an update may replace tensors, and a resting block needs no gradient for a while
@@ -250,12 +255,17 @@ class BlockRunner:
                     set_mode(skeleton.blocks[index], train=train_at is not None)
                     if train_at is not None and self.dropout > 0:
                         seed_unit(self._seed, *train_at, block_unit(index))
-                    whole = functools.partial(self._whole, index, context)
+                    whole = functools.partial(self._rounded if self._is_rounded else self._whole, index, context)
                     if pattern := given.get(index, ""):
                         hidden_BTD = self._head_groups.run(index, hidden_BTD, context, pattern, whole)
                     else:
                         hidden_BTD = whole(hidden_BTD)
         return hidden_BTD
+
+    def _rounded(self, index: int, context: Any, hidden_BTD: torch.Tensor) -> torch.Tensor:
+        """Run a block with products in bfloat16; the hidden state keeps its type."""
+        with torch.autocast(hidden_BTD.device.type, torch.bfloat16):
+            return self._whole(index, context, hidden_BTD).to(hidden_BTD.dtype)
 
     def _whole(self, index: int, context: Any, hidden_BTD: torch.Tensor) -> torch.Tensor:
         block = self.skeleton.blocks[index]

@@ -56,6 +56,7 @@ from ringtune.models.family import (
     TAGGING,
 )
 from ringtune.models.folder import CONFIG_FILE, model_dimensions, read_config
+from ringtune.schedule.course import AS_COMPUTED
 from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.strict import read_json
 from ringtune.storage.tables import row_place
@@ -148,7 +149,9 @@ class WholeModel:
         load_saved(skeleton, job.model.task, saved, with_head=True)
         skeleton.model.eval()
         self._inverse = inverse_of(skeleton, self._head)
-        self._skeleton, self._blocks = skeleton, BlockRunner(skeleton, dropout=0.0, seed=job.train.seed)
+        compute = job.train.compute or AS_COMPUTED
+        self._skeleton = skeleton
+        self._blocks = BlockRunner(skeleton, dropout=0.0, seed=job.train.seed, compute=compute)
         self._dimensions, self._dtype = model_dimensions(read_config(folder)), dtype
         self.longest = self._dimensions.longest
         has_cache = (

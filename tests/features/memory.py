@@ -375,6 +375,25 @@ GGUF_BASES = [
         ("qwen2", "Q5_0", "causal-lm", True),
     )
 ]
+
+SGD: dict[str, Any] = {"dtype": "float32", "optimizer": "sgd", "every_steps": 2, "eval_every": 0}
+ROUNDED: list[tuple[str, str, dict[str, Any]]] = [
+    ("bert", "sequence-classification", {"dropout": 0.2}),
+    ("bert", "sequence-classification", {"adapter": "full"}),
+    ("llama", "causal-lm", {"adapter": LORA, "frozen": FrozenWeights(dtype="bfloat16", native=True)}),
+    ("gpt2", "causal-lm", {"adapter": "lora[r=4]", "packing": True, "max_length": 40}),
+    ("gemma2", "causal-lm", {"adapter": "lora[r=4]"}),
+    ("vit", "image-classification", {}),
+    ("distilbert", "sequence-classification", {"adapter": "loreft"}),
+    ("roberta", "sequence-classification", {"adapter": "ia3"}),
+]
+COMPUTE = [
+    Feature(
+        **of_family(f"compute/{model_type}-{number}", model_type, task, **SGD, compute="bfloat16", **more)
+        | {"bound": NATIVE, "splits": SPLITS}
+    )
+    for number, (model_type, task, more) in enumerate(ROUNDED)
+]
 FROZEN_WAYS = [
     frozen(
         f"-split/{model_type}-{way.dtype}-{way.native}",

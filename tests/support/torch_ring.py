@@ -77,6 +77,7 @@ class Case:
     generation: str = ""  # the lines of [generation]
     max_length: int = 16
     packing: bool = False
+    compute: str = "float32"
     initial: bool = False  # begins from ``adapter.from``, the adapter in ``folder / "from.adapter"``
 
     @functools.cached_property
@@ -109,6 +110,7 @@ class Case:
             microbatches = {self.microbatches}
             max_length = {self.max_length}
             packing = {str(self.packing).lower()}
+            compute = "{self.compute}"
             local_iterations = {self.local_iterations}
             max_steps = {self.num_steps}
             turns = "{self.turns}"
@@ -156,6 +158,7 @@ class Case:
             and may_trim(family, [self.job.adapter.config], dropout=self.job.train.dropout),
             packed=self.packing,
             generation=generation_of(self.job),
+            compute=self.compute,
         )
         pieces = tuple(Slice(node=node, start=start, stop=stop) for node, start, stop in slices)
         return Plan.of(course, Placement(slices=pieces, private_blocks=self.private_blocks, credits=4))

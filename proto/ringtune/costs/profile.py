@@ -309,6 +309,7 @@ class TimedShape:
     Attributes:
         subnets: of each block, a part of which was timed too; 1 = no part was timed.
         frozen: format of frozen weights, see ``schedule.course.name_of``.
+        compute: number type of products.
     """
 
     rows: int = 0
@@ -321,6 +322,7 @@ class TimedShape:
     dropout: float = 0.0
     subnets: int = 1
     frozen: str = AS_COMPUTED
+    compute: Annotated[str, LATER] = AS_COMPUTED
 
     @property
     def is_measured(self) -> bool:

@@ -51,6 +51,8 @@ GGUF: Final = "gguf"
 """Frozen matrices in the blocks of the model's GGUF file; ``runtime.frozen`` is then ``AS_COMPUTED`` or auto."""
 AS_COMPUTED: Final = "float32"
 """``runtime.frozen`` for frozen weights in the type of the computation."""
+COMPUTE: Final = (AS_COMPUTED, BFLOAT16)
+"""Number types of products (``train.compute``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -268,6 +270,7 @@ class Course(Extent):
         trims: whether the last block may compute only these tokens; see ``top_tokens``.
         initial: SHA-256, hex, of the file of initial values (``techniques.initial_adapter``); empty = they are drawn by
             the seed.
+        compute: number type of the products of blocks; float32 = the type of the computation.
     """
 
     method: Method
@@ -291,6 +294,7 @@ class Course(Extent):
     initial: Annotated[str, LATER] = ""
     packed: Annotated[bool, LATER] = False
     generation: Annotated[Generation | None, LATER] = None
+    compute: Annotated[str, LATER, OneOf(COMPUTE)] = AS_COMPUTED
     _hash: int = field(default=0, init=False, repr=False, compare=False)
     _plain: Course | None = field(default=None, init=False, repr=False, compare=False)
 

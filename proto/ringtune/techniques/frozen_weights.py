@@ -32,6 +32,7 @@ from ringtune.schedule.course import (
 from ringtune.schedule.methods import method_class
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.base import Technique
+from ringtune.techniques.compute import is_rounded
 from ringtune.techniques.operations import needs_base_gradients, operations_of
 
 
@@ -60,19 +61,24 @@ def frozen_choices(job: Any, *, is_native: bool, is_gguf: bool = False) -> tuple
     """List the types of frozen weights that a planner tries in order; None for float32.
 
     ``is_native`` says whether every node multiplies bfloat16 fast, ``is_gguf`` whether the model is a GGUF file.
+    With products in bfloat16 frozen matrices are held in it in place of float32, so that no graph keeps a rounded copy.
     Example: ``auto`` gives None, bfloat16, int8, nf4.
     """
-    wish = job.runtime.frozen
+    wish, is_native = job.runtime.frozen, is_native or is_rounded(job)
     can_be_small = not (not_small_reason(job) or needs_base_gradients(job.operations, job.adapter))
     if is_gguf and wish in (AS_COMPUTED, AUTO) and can_be_small:
-        return (FrozenWeights(dtype=GGUF, native=is_native and wish == AUTO),)
+        return (FrozenWeights(dtype=GGUF, native=is_native and (wish == AUTO or is_rounded(job))),)
+    first = FrozenWeights(dtype=BFLOAT16, native=True) if is_rounded(job) and can_be_small else None
     if wish == AS_COMPUTED:
-        return (None,)
+        return (first,)
     if wish != AUTO:
         return (FrozenWeights(dtype=wish, native=is_native),)
     if not can_be_small:
         return (None,)
-    return (None, *(FrozenWeights(dtype=dtype, native=is_native) for dtype in FROZEN_DTYPES))
+    return (
+        *([None] if first is None else []),
+        *(FrozenWeights(dtype=dtype, native=is_native) for dtype in FROZEN_DTYPES),
+    )
 
 
 def first_choice(job: Any, model: Any) -> FrozenWeights | None:
@@ -111,7 +117,7 @@ def check_given_frozen(job: Any, plan: Plan) -> None:
         PlanError: names both types.
     """
     has = dtype_of(plan.course.frozen)
-    if job.runtime.frozen not in (AUTO, has):
+    if job.runtime.frozen not in (AUTO, has, *([AS_COMPUTED] if is_rounded(job) and has == BFLOAT16 else [])):
         raise PlanError(
             f"the plan has frozen = {has}, the job says {job.runtime.frozen} (runtime.frozen); change it, or plan anew "
             "with 'ringtune plan JOB --save FILE'"
