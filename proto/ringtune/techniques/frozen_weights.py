@@ -228,6 +228,7 @@ def widened_bytes(largest_params: int, *, item_bytes: int, frozen: FrozenWeights
 
 TECHNIQUE: Final = Technique(
     name="frozen_weights",
+    course_fields=("frozen",),
     check_job=check_frozen,
     courses=courses,
     smaller_settings=smaller_settings,
