@@ -322,7 +322,12 @@ class Results:
             IntegrityError: they are no JSON object.
         """
         for node, files in self._files.items():
-            yield node, read_object(bytes(_small(files, _TOTALS, node)), f"{_TOTALS} of node {node}")
+            content = files.get(_TOTALS, Pieces.of(b""))
+            if content.size_bytes > MAX_CONFIG_BYTES:
+                raise IntegrityError(
+                    f"node {node} sent {_TOTALS} of {content.size_bytes:,} bytes; use one version on all machines"
+                )
+            yield node, read_object(bytes(content), f"{_TOTALS} of node {node}")
 
     def send(self, job: Job, emit: EventSink, *, part: Plan, below: str = "") -> None:
         """Send the merged adapter or model, or that of each user, to the submitter.
@@ -348,14 +353,6 @@ class Results:
         """Delete all files."""
         if self._folder is not None:
             self._folder.cleanup()
-
-
-def _small(files: Mapping[str, Pieces], name: str, node: str) -> Pieces:
-    """Return a file that is read whole."""
-    found = files.get(name, Pieces.of(b""))
-    if found.size_bytes > MAX_CONFIG_BYTES:
-        raise IntegrityError(f"node {node} sent {name} of {found.size_bytes:,} bytes; use one version on all machines")
-    return found
 
 
 class BestFiles(NamedTuple):

@@ -20,7 +20,7 @@ from coordinator.planner.draft import agreed_model
 from coordinator.planner.make_plan import make_plan
 from coordinator.run.driver import TICK_S, Driver, raise_if_over
 from coordinator.run.members import LinkCache, Member, Members, machine_of, num_neighbours
-from coordinator.run.node_client import AgentCalls, Facts, ask_frozen, read_facts
+from coordinator.run.node_client import AgentCalls, Facts, inspect_request, read_facts
 from coordinator.run.requests import MeasureRequest, RunRequest
 from ringtune.costs.links import with_assumed
 from ringtune.costs.measurement import Pair, hidden_bytes, link_rounds
@@ -102,13 +102,10 @@ class LinkMeasurement:
 
     def _ask(self, pair: Pair) -> None:
         source, target = pair
-        self._calls[source].measure_link(
-            target,
-            self._addresses[target],
-            self._message_bytes,
-            on_result=lambda reply: self._put(LinkAnswer(pair, reply)),
-            brief=True,
+        request = control_pb2.MeasureLinkRequest(
+            target=target, address=self._addresses[target], message_bytes=self._message_bytes, brief=True
         )
+        self._calls[source].measure_link(request, lambda reply: self._put(LinkAnswer(pair, reply)))
 
     def take(self, answer: LinkAnswer) -> None:
         """Take an answer; the last one of a wave starts the next."""
@@ -175,13 +172,6 @@ def remembered_links(members: Sequence[Member], job: Job, model: ModelFacts, cac
     return with_assumed(tuple(addresses), machines, known) if known or len(set(machines.values())) == 1 else ()
 
 
-def remember(
-    links: Sequence[LinkFacts], addresses: Mapping[str, str], job: Job, model: ModelFacts, cache: LinkCache
-) -> None:
-    """Store links that the messages of a run or a measurement have just shown."""
-    cache.put(links, addresses, hidden_bytes(job, model))
-
-
 def link_of(pair: Pair, reply: control_pb2.MeasureLinkReply) -> LinkFacts:
     """Convert a node's answer."""
     figures: Mapping[str, float] = {name: getattr(reply, name) for name in _FIGURES}
@@ -226,9 +216,9 @@ class MeasureDriver(Driver):
         links: tuple[LinkFacts, ...] = ()
         if request.with_links and len(facts) > 1:
             self._emit(control_pb2.RunEvent(state="measuring links"))
-            links = self._measure_links(hidden_bytes(request.job, facts[0].model))
-            addresses = {member.node: member.address for member in self._chosen}
-            remember(links, addresses, request.job, facts[0].model, self._members.links)
+            message_bytes = hidden_bytes(request.job, facts[0].model)
+            links = self._measure_links(message_bytes)
+            self._members.links.put(links, {member.node: member.address for member in self._chosen}, message_bytes)
             facts = self._with_load(facts)
         profile = Profile(nodes=tuple(facts), links=links)
         self._emit(control_pb2.RunEvent(profile_json=json.dumps(profile.to_json())))
@@ -257,7 +247,8 @@ class MeasureDriver(Driver):
             return None
         self._models.expect(member.node for member in self._chosen)
         for member in self._chosen:
-            self._calls[member.node].inspect(job.to_toml(), measure=False, on_result=self._answer_to(member.node))
+            request = control_pb2.InspectRequest(job_toml=job.to_toml())
+            self._calls[member.node].inspect(request, self._answer_to(member.node))
         facts = self._facts_of(self._chosen, "to report their facts")
         if is_computed:
             return None
@@ -287,18 +278,11 @@ class MeasureDriver(Driver):
         return groups
 
     def _ask_node(self, node: str, neighbours: int, frozen: FrozenWeights | None) -> None:
-        request = self._request
-
-        def extend(inspect: control_pb2.InspectRequest) -> None:
-            inspect.measure_s, inspect.fresh, inspect.neighbours = MEASURE_S, request.is_fresh, neighbours
-            ask_frozen(inspect, frozen)
-
-        self._calls[node].inspect(
-            request.job.to_toml(),
-            measure=True,
-            on_result=self._answer_to(node),
-            extend=extend,
+        request = inspect_request(
+            self._request.job, measure=True, neighbours=neighbours, frozen=frozen, measure_s=MEASURE_S
         )
+        request.fresh = self._request.is_fresh
+        self._calls[node].inspect(request, self._answer_to(node))
 
     # ---- links ------------------------------------------------------------------------------------
 
@@ -325,13 +309,10 @@ class MeasureDriver(Driver):
     def _ask_link(self, pair: Pair, message_bytes: int, *, computing_s: float = 0.0) -> None:
         source, target = pair
         address = next(member.address for member in self._chosen if member.node == target)
-        self._calls[source].measure_link(
-            target,
-            address,
-            message_bytes,
-            on_result=self._answer_to(pair),
-            computing_s=computing_s,
+        request = control_pb2.MeasureLinkRequest(
+            target=target, address=address, message_bytes=message_bytes, computing_s=computing_s
         )
+        self._calls[source].measure_link(request, self._answer_to(pair))
 
     # ---- waiting ----------------------------------------------------------------------------------
 

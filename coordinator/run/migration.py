@@ -76,19 +76,14 @@ class MigrationDriver:
     def prepare(self, command: rd.Prepare, saved: Mapping[str, Pieces] | None) -> None:
         """Send a node its part of the plan, with files of a saved result for its initial values."""
         node, plan = command
+        request = self._prepare_request(plan)
+        self._checkpoints.go_on(node, request)
         self._calls[node].prepare(
-            plan.to_wire(),
-            self._job_toml,
-            self._addresses,  # a node that the plan leaves out may have the blocks of a resumed run on its disk
+            request,
             on_result=lambda hosted: self._put(NodePrepared(node, hosted)),
             on_progress=lambda: self._put(rd.Progressed(node)),
             saved=saved,
-            extend=lambda request: self._extend(node, request),
         )
-
-    def _extend(self, node: str, request: control_pb2.PrepareRequest) -> None:
-        request.block_bytes, request.head_bytes = self._sizes
-        self._checkpoints.go_on(node, request)
 
     def grant(self, turns: Sequence[Turn], keep: Mapping[str, Mapping[TensorKey, str]] | None = None) -> None:
         """Grant turns to all nodes of the placement, with the step from which shards are kept, and tensors to keep."""
@@ -122,18 +117,18 @@ class MigrationDriver:
             self._put(rd.FetchedAhead(node, placement_number, num_bytes, time.monotonic() - began_s, problem))
 
         self._calls[node].fetch_ahead(
-            self._prepare_request(part),
+            self._prepare_request(part, checkpoint_run=self._checkpoints.shards_run),
             on_result=answer,
             on_failed=lambda error: answer(0, str(error)),
         )
 
-    def _prepare_request(self, part: Plan) -> control_pb2.PrepareRequest:
+    def _prepare_request(self, part: Plan, *, checkpoint_run: str = "") -> control_pb2.PrepareRequest:
         return control_pb2.PrepareRequest(
             placement_number=part.placement.placement_number,
             plan_json=part.to_wire(),
             job_toml=self._job_toml,
-            addresses=dict(self._addresses),
-            checkpoint_run=self._checkpoints.shards_run,
+            addresses=self._addresses,  # a node that the plan leaves out may have blocks of a resumed run on its disk
+            checkpoint_run=checkpoint_run,
             block_bytes=self._sizes.block,
             head_bytes=self._sizes.head,
         )
@@ -142,7 +137,7 @@ class MigrationDriver:
         node, part, start, from_placement_number, sources, from_step, head_from, digests, others, other_head = command
         placement_number = part.placement.placement_number
         request = control_pb2.MoveRequest(
-            prepare=self._prepare_request(part),
+            prepare=self._prepare_request(part, checkpoint_run=self._checkpoints.shards_run),
             step=start.step,
             holder=start.holder,
             first_turn=start.first_turn,

@@ -102,12 +102,6 @@ _RELEASES = 2
 _TOTALS = "totals.json"
 
 
-def ask_frozen(request: control_pb2.InspectRequest, frozen: FrozenWeights | None) -> None:
-    """Ask a node to time itself with frozen weights held so."""
-    if frozen is not None:
-        request.frozen_dtype, request.frozen_native = frozen.dtype, frozen.native
-
-
 class AgreedModel:
     """The base model that nodes of a run without a copy fetch: the one on which those agree that have it.
 
@@ -225,16 +219,11 @@ class AgentCalls:
     # ---- what is asked ----------------------------------------------------------------------------
 
     def inspect(
-        self,
-        job_toml: str,
-        *,
-        measure: bool,
-        on_result: Callable[[control_pb2.InspectReply], None],
-        extend: Callable[[control_pb2.InspectRequest], None] = lambda request: None,
+        self, request: control_pb2.InspectRequest, on_result: Callable[[control_pb2.InspectReply], None]
     ) -> None:
-        """Ask for the node's facts, and for whatever else ``extend`` asks."""
-        request = control_pb2.InspectRequest(run_id=self._run_id, job_toml=job_toml, measure=measure, nodes=self._nodes)
-        extend(request)
+        """Ask for the node's facts (see ``inspect_request``), and for whatever else the request asks."""
+        request.run_id = self._run_id
+        request.nodes.extend(self._nodes)
         self._submit(lambda: on_result(self._inspected(request)))
 
     def _inspected(self, request: control_pb2.InspectRequest) -> control_pb2.InspectReply:
@@ -261,48 +250,28 @@ class AgentCalls:
             raise IntegrityError(f"the model of node {self.node} can't be used: {error}") from error
 
     def measure_link(
-        self,
-        target: str,
-        address: str,
-        message_bytes: int,
-        *,
-        on_result: Callable[[control_pb2.MeasureLinkReply], None],
-        brief: bool = False,
-        computing_s: float = 0.0,
+        self, request: control_pb2.MeasureLinkRequest, on_result: Callable[[control_pb2.MeasureLinkReply], None]
     ) -> None:
-        """Ask the node to measure its link to the node ``target``.
+        """Ask the node to measure its link to another one.
 
-        ``brief`` with fewer messages; with ``computing_s`` only what messages take from its computing.
+        With ``brief`` it sends fewer messages; with ``computing_s`` it measures only what they take from its computing.
         """
-        request = control_pb2.MeasureLinkRequest(
-            target=target, address=address, message_bytes=message_bytes, brief=brief, computing_s=computing_s
-        )
         self._submit(lambda: on_result(self._unary(self._stub.MeasureLink, request, self._wait_s)))
 
     def prepare(
         self,
-        plan_json: str,
-        job_toml: str,
-        addresses: Mapping[str, str],
+        request: control_pb2.PrepareRequest,
         *,
         on_result: Callable[[int], None],
         on_progress: Callable[[], None] = lambda: None,
         saved: Mapping[str, Pieces] | None = None,
-        extend: Callable[[control_pb2.PrepareRequest], None] = lambda request: None,
     ) -> None:
         """Send the plan, and files of a saved result to begin with; ``on_result`` gets the bytes hosted.
 
         The files may take as long as they do: ``on_progress`` is called while they go.
         """
-        named, number = dict(addresses), self._num_moves
-        request = control_pb2.PrepareRequest(
-            run_id=self._run_id,
-            placement_number=self._placement_number,
-            plan_json=plan_json,
-            job_toml=job_toml,
-            addresses=named,
-        )
-        extend(request)
+        number = self._num_moves
+        request.run_id, request.placement_number = self._run_id, self._placement_number
 
         def work() -> None:
             if (reply := self._unless_off(number, self._stub.Prepare, request)) is None:
@@ -623,36 +592,21 @@ MEASURE_S: Final = 1.0
 """A run measures briefly as it starts; 'ringtune measure' takes longer, and nodes remember the better one."""
 
 
-def inspect_node(
-    calls: AgentCalls,
-    job: Job,
-    *,
-    measure: bool,
-    neighbours: int,
-    frozen: FrozenWeights | None,
-    put: Callable[[Facts], None],
-    extend: Callable[[control_pb2.InspectRequest], None] = lambda request: None,
-) -> None:
-    """Ask a node for its facts; the answer takes ``runtime.wait_s`` at most.
+def inspect_request(
+    job: Job, *, measure: bool, neighbours: int, frozen: FrozenWeights | None, measure_s: float = MEASURE_S
+) -> control_pb2.InspectRequest:
+    """Make the request for a node's facts; the answer takes ``runtime.wait_s`` at most.
 
     Args:
-        calls: to the node.
         job: of the run.
         measure: whether it shall time its work.
         neighbours: other nodes of its machine, which are timed at the same moment, as they will compute.
         frozen: how it shall hold frozen weights while it is timed; None = as it computes.
-        put: takes the answer, from any thread.
-        extend: adds which shards are asked about.
+        measure_s: seconds for the times.
     """
-
-    def more(request: control_pb2.InspectRequest) -> None:
-        request.measure_s, request.neighbours = MEASURE_S, neighbours
-        ask_frozen(request, frozen)
-        extend(request)
-
-    calls.inspect(
-        job.to_toml(),
-        measure=measure,
-        on_result=lambda reply: put(Facts.of(calls.node, reply)),
-        extend=more,
+    request = control_pb2.InspectRequest(
+        job_toml=job.to_toml(), measure=measure, measure_s=measure_s, neighbours=neighbours
     )
+    if frozen is not None:
+        request.frozen_dtype, request.frozen_native = frozen.dtype, frozen.native
+    return request

@@ -30,7 +30,7 @@ from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import JobTime, Planned, measured_time
 from coordinator.run.checkpoint import CheckpointManager
 from coordinator.run.events import EventSink, work_beside
-from coordinator.run.measurement import LinkAnswer, LinkMeasurement, has_own_links, remember, remembered_links
+from coordinator.run.measurement import LinkAnswer, LinkMeasurement, has_own_links, remembered_links
 from coordinator.run.members import LinkCache, Member
 from coordinator.run.node_client import AgentCalls
 from coordinator.run.requests import RunRequest
@@ -347,7 +347,8 @@ class RunPlanner:
         """Cache the links that this run's transfers showed; links of a given profile are not cached."""
         if has_own_links(self._request):
             addresses = {member.node: member.address for member in self._members}
-            remember(shown, addresses, self._request.job, next(iter(self._facts.values())).model, self._cache)
+            model = next(iter(self._facts.values())).model
+            self._cache.put(shown, addresses, hidden_bytes(self._request.job, model))
 
 
 def _failed(error: RingTuneError) -> rd.PlanFailed:

@@ -163,14 +163,14 @@ class RunRecorder:
             self._emit(control_pb2.RunEvent(note=printable(note)))
         for traffic in request.traffic:
             self.ledger.add_traffic(node, traffic.seq, traffic.target, traffic.payload, traffic.bytes)
-            self._operations.add_traffic(node, traffic.seq, traffic.payload, traffic.bytes)
+            self._operations.add_traffic(traffic.seq, traffic.payload, traffic.bytes)
         for transfer in request.transfers:
             self._recorded.links.add(transfer.source, node, transfer.bytes, transfer.seconds, at_s=transfer.at_unix_s)
             if self.pace is not None:
                 self.pace.links.add(transfer.source, node, transfer.bytes, transfer.seconds, at_s=transfer.at_unix_s)
         spans = list(self._spans(request))
         self.ledger.add_spans(node, spans)
-        self._operations.add_spans(node, spans)
+        self._operations.add_spans(spans)
         if self.onlooker is not None:
             self._activity.add(node, spans)
         for span in filter(lambda span: span.is_compute, spans):

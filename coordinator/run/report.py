@@ -532,13 +532,13 @@ class OperationsLedger:
         self._plan = plan
         self._is_kept = plan.course.may_skip
         self._costs = _costs(plan, profile) if self._is_kept else None
-        self._busy_s: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        self._bytes: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        self._busy_s: dict[int, float] = defaultdict(float)
+        self._bytes: dict[int, int] = defaultdict(int)
         self._done = {node: NodeWork() for node in plan.nodes}
         self._steps: dict[tuple[Plan, str, int], int] = defaultdict(int)
         self._items: dict[tuple[Plan, str, int], Item] = {}
-        self._total_busy_s: dict[str, float] = defaultdict(float)
-        self._total_bytes: dict[str, int] = defaultdict(int)
+        self._total_busy_s = 0.0
+        self._total_bytes = 0
         self._scored = 0
         self._score_busy_s = 0.0
         self._score_bytes = 0
@@ -549,17 +549,17 @@ class OperationsLedger:
 
     # ---- what nodes report ------------------------------------------------------------------------
 
-    def add_spans(self, node: str, spans: Iterable[Span]) -> None:
+    def add_spans(self, spans: Iterable[Span]) -> None:
         """Count seconds of forwards and backwards of blocks."""
         if self._is_kept:
             for span in spans:
                 if span.action.op in _BLOCK_OPS:
-                    self._busy_s[span.action.seq][node] += max(0.0, span.end_s - span.start_s)
+                    self._busy_s[span.action.seq] += max(0.0, span.end_s - span.start_s)
 
-    def add_traffic(self, node: str, seq: int, payload: str, sent_bytes: int) -> None:
+    def add_traffic(self, seq: int, payload: str, sent_bytes: int) -> None:
         """Count bytes of hidden states and gradients."""
         if self._is_kept and payload in _BETWEEN_BLOCKS:
-            self._bytes[seq][node] += sent_bytes
+            self._bytes[seq] += sent_bytes
 
     def turn_done(self, turn: Turn) -> None:
         """Close a turn that every node has done; only train and score turns count."""
@@ -567,13 +567,13 @@ class OperationsLedger:
             return
         plan = turn.settled(self._plan)
         for seq in range(turn.first_seq, turn.end_seq):
-            busy_s, sent = self._busy_s.pop(seq, {}), self._bytes.pop(seq, {})
+            busy_s, sent = self._busy_s.pop(seq, 0.0), self._bytes.pop(seq, 0)
             if turn.kind is StepKind.TRAIN:
-                _add(self._total_busy_s, busy_s)
-                _add(self._total_bytes, sent)
+                self._total_busy_s += busy_s
+                self._total_bytes += sent
             elif turn.kind is StepKind.SCORE:
-                self._score_busy_s += sum(busy_s.values())
-                self._score_bytes += sum(sent.values())
+                self._score_busy_s += busy_s
+                self._score_bytes += sent
         if turn.kind is StepKind.SCORE:
             self._scored += turn.num_items
         if turn.kind is StepKind.TRAIN:
@@ -595,7 +595,7 @@ class OperationsLedger:
         done = self._done
         full, full_recorded = (self._all_full(costs) for costs in (self._costs, _costs(self._plan, recorded)))
         all_done, everything, measured = total(done.values()), total(full.values()), total(full_recorded.values())
-        busy_s, sent = sum(self._total_busy_s.values()), sum(self._total_bytes.values())
+        busy_s, sent = self._total_busy_s, self._total_bytes
         has_full_work = all(done[node].full > 0 for node, each in full.items() if each.full > 0)
         all_full_s = measured.work_s if has_full_work else None  # else the seconds of a node are not known
         return {
@@ -629,11 +629,6 @@ class OperationsLedger:
 def _add_done(sums: dict[str, NodeWork], more: Mapping[str, NodeWork], times: float) -> None:
     for node, each in more.items():
         sums[node] += each.times(times)
-
-
-def _add(sums: dict[str, Any], more: Mapping[str, float]) -> None:
-    for node, value in more.items():
-        sums[node] += value
 
 
 def _share(part: float, whole: float) -> float | None:

@@ -45,7 +45,7 @@ from coordinator.run.node_client import (
     NodePrepared,
     NodeRested,
     Reported,
-    inspect_node,
+    inspect_request,
     read_facts,
 )
 from coordinator.run.planning import FirstInspectionDone, PlanReady, RunPlanner, wire_problem
@@ -428,15 +428,14 @@ class RunDriver(Driver):
         return told
 
     def _inspect(self, node: str) -> None:
-        inspect_node(
-            self._calls[node],
+        request = inspect_request(
             self._job,
             measure=self._run_planner.needs_times,
             neighbours=self._neighbours[node],
             frozen=self._timed_frozen,
-            put=self._queue.put,
-            extend=lambda request: self._checkpoints.ask_about(node, request),
         )
+        self._checkpoints.ask_about(node, request)
+        self._calls[node].inspect(request, lambda reply: self._queue.put(Facts.of(node, reply)))
 
     def _drop_old_shards(self, step: int) -> None:
         """Tell nodes which shards they may drop after the submitter has the manifest of ``step``.

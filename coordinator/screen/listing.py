@@ -175,7 +175,8 @@ def _run_lines(run: control_pb2.RunStatus) -> list[str]:
     else:
         lines = [f"{what} for {format_seconds(run.phase_s)}, {format_seconds(run.run_s)} since its start"]
     if run.HasField("steps_done"):
-        lines.append(step_line({"step": run.steps_done, **{name: _known(run, name) for name in _OPTIONAL}}))
+        figures = {name: _known(run, name) for name in _OPTIONAL}
+        lines.append(step_line(figures | {"step": run.steps_done, "num_steps": run.num_steps}))
     if run.awaited_why:
         lines.append(
             f"waits for node {', '.join(run.awaited)}, {format_seconds(run.awaited_s)} more: {run.awaited_why}; "

@@ -153,9 +153,7 @@ def test_saved_result_may_take_as_long_as_it_goes(monkeypatch: pytest.MonkeyPatc
     node, heard = Node([]), queue.SimpleQueue[str]()
     with calls_to(node, lease_s=60.0) as (calls, _):
         calls.prepare(
-            "{}",
-            "",
-            {},
+            control_pb2.PrepareRequest(),
             saved={"adapter.safetensors": Pieces.of(bytes(3 * CHUNK_BYTES))},
             on_result=lambda hosted_bytes: heard.put(f"{hosted_bytes}"),
             on_progress=lambda: heard.put("progress"),
@@ -201,7 +199,7 @@ def test_node_moves_elsewhere_instead_at_once(*, has_begun: bool) -> None:
             )
 
         # another call of this node is under way, so that moves wait for their turn
-        calls.prepare("{}", "", {}, on_result=lambda _: wait_for(free))
+        calls.prepare(control_pb2.PrepareRequest(), on_result=lambda _: wait_for(free))
         if has_begun:
             free.set()
         move(1)
@@ -308,19 +306,19 @@ class Counting(control_pb2_grpc.AgentServicer):
 
 
 def _inspect(calls: AgentCalls, say: _SAYS, _: Path) -> None:
-    calls.inspect("", measure=True, on_result=lambda reply: say(reply.facts_json))
+    calls.inspect(control_pb2.InspectRequest(), lambda reply: say(reply.facts_json))
 
 
 def _measure_link(calls: AgentCalls, say: _SAYS, _: Path) -> None:
-    calls.measure_link("b", "b:1", 9, on_result=lambda reply: say(reply.samples))
+    calls.measure_link(control_pb2.MeasureLinkRequest(), lambda reply: say(reply.samples))
 
 
 def _prepare(calls: AgentCalls, say: _SAYS, _: Path) -> None:
-    calls.prepare("{}", "", {}, on_result=say)
+    calls.prepare(control_pb2.PrepareRequest(), on_result=say)
 
 
 def _load(calls: AgentCalls, say: _SAYS, _: Path) -> None:
-    calls.prepare("{}", "", {}, on_result=say, saved={"adapter.safetensors": FILE})
+    calls.prepare(control_pb2.PrepareRequest(), on_result=say, saved={"adapter.safetensors": FILE})
 
 
 def _fetch_ahead(calls: AgentCalls, say: _SAYS, _: Path) -> None:
@@ -477,7 +475,7 @@ def inspect_all(
                 name, server.address, "r", lease_s=60.0, wait_s=WAIT_S, on_failure=failed, nodes=nodes, models=models
             )
             stack.callback(calls.close)
-            calls.inspect("", measure=False, on_result=lambda _: answers.put(None))
+            calls.inspect(control_pb2.InspectRequest(), lambda _: answers.put(None))
             return calls
 
         if refused is not None:
