@@ -236,7 +236,7 @@ def own_updates(now: Plan, item: Item, node: str) -> list[Action]:
 # ---- trails ----------------------------------------------------------------------------------------
 
 Trail = Mapping[str, str]
-"""Name of what a node sent, got or computed in a turn -> SHA-256, hex; sums in the order of computing."""
+"""Name of what a node exchanged or computed in a turn -> SHA-256, hex, or tag; sums in the order of computing."""
 
 
 def tensor_name(key: TensorKey) -> str:
