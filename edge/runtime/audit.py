@@ -217,7 +217,7 @@ class AuditRecorder:
                 same = as_received(tensor, self._wire)
             else:
                 same = tensor.detach().to(device="cpu", dtype=self.dtype_of(is_own=False))
-            self._note(kept, key, same, mask, has_digest=is_sent)
+            self._note(kept, key, same, mask)
 
     def after(self, action: Action) -> None:
         """Note what an action has changed: the sum of gradients, or the state."""
@@ -226,7 +226,7 @@ class AuditRecorder:
             return
         for key in kept.own.get(action, ()):
             tensor, mask = self._executor.copy_tensor(key)
-            self._note(kept, key, tensor, mask, has_digest=True)
+            self._note(kept, key, tensor, mask, is_own=True)
         if kept.head_update is not None:
             self._after_head(kept, action, kept.head_update)
         if not self._piece.start <= action.start < self._piece.stop:
@@ -261,16 +261,16 @@ class AuditRecorder:
         return Commitment(json.dumps(kept.trail, separators=(",", ":")), *self._sign(signed.encode()))
 
     def _note(
-        self, kept: _Kept, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None, *, has_digest: bool
+        self, kept: _Kept, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None, *, is_own: bool = False
     ) -> None:
-        """Note the digest of a tensor, or the tag of one that was received and is not kept."""
+        """Note the tag of a tensor, or the digest of one that is kept or that this node exchanges with itself."""
         name = tensor_name(key)
         with self._lock:
             if is_kept := key in self._tickets:
                 self._tensors[key] = (tensor, mask)
-        if not has_digest:
+        if not is_own:
             kept.trail[TAG_KEY] = kept.secret
-        if has_digest or is_kept:
+        if is_own or is_kept:
             kept.trail[name] = tensor_digest(tensor, mask)
         else:
             kept.tagger = kept.tagger or Tagger(kept.secret)
@@ -358,22 +358,32 @@ class AuditRecorder:
         return found
 
 
-class Repeated(NamedTuple):
+@dataclass(slots=True)
+class Repeated:
     """What was computed when a cell was repeated.
 
     Attributes:
         results: by name in the trail; the distance of a tensor in ``differing`` is 1 until it is compared.
         differing: tensors that the host sent and whose digest is another one.
+        tagger: makes tags under the key of the host; None = it has none.
     """
 
-    results: dict[str, Compared]
-    differing: Mapping[TensorKey, torch.Tensor]
+    tagger: Tagger | None
+    results: dict[str, Compared] = field(default_factory=dict)
+    differing: dict[TensorKey, torch.Tensor] = field(default_factory=dict)
+
+    def note(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Note the tag of a tensor that the host exchanged."""
+        if self.tagger is not None:
+            name = tensor_name(key)
+            self.results[tag_name(name)] = Compared(self.tagger.tag(name, tensor, mask))
 
     def compare(self, key: TensorKey, sent: Exchanged) -> None:
-        """Set the distance of a tensor to what the host sent."""
+        """Set the distance of a tensor to what the host sent, and its tag."""
         name = tensor_name(key)
         far = distance({"it": self.differing[key]}, {"it": sent[0]})
         self.results[name] = self.results[name]._replace(distance=far)
+        self.note(key, *sent)
 
 
 class WorkRepeater:
@@ -402,7 +412,7 @@ class WorkRepeater:
         """Repeat a cell and the update of its item.
 
         ``files`` are those of ``AuditRecorder.work_file``, ``tensors`` what the host received, from its neighbours,
-        ``given`` has the digests of what it sent.
+        ``given`` has the digests of what it sent, and the secret of its tags.
 
         Raises:
             IntegrityError: a file is missing, does not fit the slice, or leads to numbers that are not finite.
@@ -410,7 +420,7 @@ class WorkRepeater:
         executor, seq, micro = self._executor, place.seq, place.micro
         now, item = item_of(self._plan, turn, seq)
         way = legs(now, item, self._alias)[micro]
-        results, differing = dict[str, Compared](), dict[TensorKey, torch.Tensor]()
+        found = Repeated(Tagger(given[TAG_KEY]) if TAG_KEY in given else None)
         executor.grant(turn)
         try:
             pieces = _pieces(_file(files, "before"))
@@ -420,25 +430,29 @@ class WorkRepeater:
                 action = leg.bind(seq, micro)
                 if leg.op is Op.RECEIVE:
                     tensor, mask = tensors[action.key]
+                    found.note(action.key, tensor, mask)
                     executor.put_tensor(action.key, tensor.to(self._dtype), mask)
                 elif leg.op is Op.SEND:
                     name, (own, mask) = tensor_name(action.key), executor.take_tensor(action.key)
                     own = own.detach() if leg.peer == self.node else as_received(own, self._plan.course.wire_dtype)
-                    if (digest := tensor_digest(own, mask)) != given[name]:
-                        differing[action.key] = own
-                    results[name] = Compared(digest, float(action.key in differing))
+                    digest = tensor_digest(own, mask)
+                    if digest == given[name]:
+                        found.note(action.key, own, mask)
+                    else:
+                        found.differing[action.key] = own
+                    found.results[name] = Compared(digest, float(digest != given[name]))
                 else:
                     if leg.op is Op.BACKWARD and place.before >= 0:
                         set_gradients(executor, _file(files, "added"))
                     executor.run(action)
             if any(leg.op is Op.BACKWARD for leg in way):
-                results |= self._updated(now, item, place, files)
+                found.results.update(self._updated(now, item, place, files))
         except DivergedError as error:  # the host itself would not have gone on
             raise IntegrityError(f"{_WHERE} leads to numbers that are not finite") from error
         finally:
             set_gradients(executor, b"")
             executor.forget_turn(turn.index)
-        return Repeated(results, differing)
+        return found
 
     def _updated(self, now: Plan, item: Item, place: CellPlace, files: Mapping[str, bytes]) -> dict[str, Compared]:
         """Compare the sum of gradients, then update with that of the last micro-batch and compare the state."""
@@ -493,16 +507,8 @@ class NodeAudit:
         tensors: Mapping[TensorKey, Exchanged],
         given: Mapping[str, str],
     ) -> Repeated:
-        """Repeat a cell of another host; see ``WorkRepeater.repeat``, and ``repeater`` for further errors.
-
-        With the tags of what the host received, if ``given`` has its secret.
-        """
-        repeated = self.repeater(cell.node).repeat(self.recorder.turn(place.turn), place, files, tensors, given)
-        if TAG_KEY in given:
-            tagger = Tagger(given[TAG_KEY])
-            names = {tensor_name(key): tensor for key, tensor in tensors.items()}
-            repeated.results.update({tag_name(name): Compared(tagger.tag(name, *one)) for name, one in names.items()})
-        return repeated
+        """Repeat a cell of another host; see ``WorkRepeater.repeat``, and ``repeater`` for further errors."""
+        return self.repeater(cell.node).repeat(self.recorder.turn(place.turn), place, files, tensors, given)
 
     def read_work(self, file: Pieces, place: CellPlace, given: Mapping[str, str]) -> dict[str, bytes]:
         """Read what a host hands in of its own work, with the digests that it told.

@@ -6,6 +6,7 @@ an audit, ``send h``, ``receive h`` and those of the other payloads.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -100,7 +101,8 @@ def failing_run(make: Callable[..., Any]) -> Callable[..., Any]:
             if order is None or order.failure is not Failure.SCALE:
                 return found
             wrong = {name: result._replace(found="0" * 64, distance=1e-3) for name, result in found.results.items()}
-            return found._replace(results=wrong | {name: found.results[name] for name in wrong if is_tag(name)})
+            right = {name: result for name, result in found.results.items() if is_tag(name)}
+            return dataclasses.replace(found, results=wrong | right)
 
         run.call = call
         return run

@@ -246,8 +246,8 @@ def test_repeated_work_of_honest_hosts_has_equal_bits(changes: dict[str, Any]) -
         assert asked.told.items() <= {name: found for name, (found, _) in results.items()}.items()
 
 
-def test_host_has_a_tag_of_what_it_got_and_does_not_keep() -> None:
-    """It fits what the neighbour hands in; a sender of something else than it tells is named with the receiver."""
+def test_host_has_a_tag_of_what_it_exchanged_and_does_not_keep() -> None:
+    """It fits what the neighbour hands in, or what was computed; a link that changes it names both ends."""
     values: dict[str, Any] = {"method": "all", "share": 0.01, "num_steps": 16, "local_iterations": 8}
     carrier = audited(**values)
     tags = [name for _, results in carrier.repeated for name in results if name.startswith("tag ")]
@@ -333,7 +333,7 @@ def test_only_what_is_drawn_of_others_is_kept_and_for_the_ticket_only() -> None:
     assert trail == {
         "h 0.0 3": digest,
         "g 0.0 3": digest,
-        "h 0.1 3": digest,
+        "h 0.1 3": Tagger(trail[TAG_KEY]).tag("h 0.1 3", hidden, None),
         "g 0.1 3": Tagger(trail[TAG_KEY]).tag("g 0.1 3", hidden, None),
         TAG_KEY: trail[TAG_KEY],
     }
