@@ -66,10 +66,11 @@ def _dimensions(layout: BlockLayout, kept: int, scores: int, config: Config) -> 
     hidden, heads = _size(config, "hidden"), _size(config, "heads")
     width = _size(config, "head_width") or hidden // heads
     inner = _size(config, "inner") or int(config.get("expansion_ratio") or 4) * hidden
-    active = _size(config, "active", 1) if _size(config, "experts") else 0
+    active = _size(config, "active", 1) if _size(config, "experts") and config.get("is_moe", True) else 0
     if active:
         each = _size(config, "expert_inner", inner)
-        inner = (active + _size(config, "shared")) * each + _size(config, "shared_inner")
+        together = (active + _size(config, "shared")) * each + _size(config, "shared_inner")
+        inner = max(inner, together)  # some blocks may have no experts
     has_gate = active or layout.gate or layout.up.endswith(GATE_AND_UP)
     return Dimensions(
         num_blocks=_size(config, "num_blocks"),
@@ -175,7 +176,12 @@ def _row(
         dimensions=functools.partial(_dimensions, layout, kept, _SCORES.get(model_type, 0)),
         problem=_problem,
         biased=lambda config: (),
-        owner_shapes=lambda config: {},
+        owner_shapes=lambda config: {
+            f"{own.get('embeddings_path', 'embed_tokens')}.weight": (
+                _size(config, "vocab"),
+                int(config.get("word_embed_proj_dim") or _size(config, "hidden")),
+            )
+        },
         **own,
     )
 
