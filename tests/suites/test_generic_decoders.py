@@ -73,6 +73,13 @@ def test_all_adapters_of_a_generic_family_equal_one_process(model_type: str) -> 
     require_equal(generic(model_type, all_adapters(model_type)), "three")
 
 
+@pytest.mark.parametrize("model_type", GENERIC)
+@pytest.mark.sampled(1)
+def test_dropout_of_a_generic_family_draws_the_same_numbers(model_type: str) -> None:
+    """Before the blocks too, whose modules are called by the architecture's own forward."""
+    require_equal(generic(model_type, dropout=0.2), "three")
+
+
 @pytest.mark.parametrize(
     ("model_type", "config"),
     [
