@@ -14,7 +14,7 @@ import pytest
 from ringtune.costs.model_facts import check_job, computed_token_bytes, model_facts
 from ringtune.errors import JobError, ModelError
 from ringtune.models.families import FAMILIES
-from ringtune.models.folder import read_config, read_headers
+from ringtune.models.folder import base_tensors, read_config, read_headers
 from tests.features.feature import ONE, THREE, Feature, carry_out, one_process, run_of
 from tests.features.models import loaded_plainly, of_family, write_result
 from tests.support.hand_ring import make_bench
@@ -69,6 +69,47 @@ def all_adapters(model_type: str) -> str:
 def test_all_adapters_of_a_generic_family_equal_one_process(model_type: str) -> None:
     """Also those of the feed-forward part."""
     require_equal(generic(model_type, all_adapters(model_type)), "three")
+
+
+@pytest.mark.parametrize("model_type", GENERIC)
+@pytest.mark.sampled(1)
+def test_dropout_of_a_generic_family_draws_the_same_numbers(model_type: str) -> None:
+    """Before the blocks too, whose modules are called by the architecture's own forward."""
+    require_equal(generic(model_type, dropout=0.2), "three")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config"),
+    [
+        ("glm4_moe", {"first_k_dense_replace": 1}),
+        ("dots1", {"first_k_dense_replace": 2}),
+        ("ernie4_5_moe", {"moe_layer_start_index": 1}),
+        ("qwen2_moe", {"decoder_sparse_step": 2}),
+        ("qwen3_moe", {"decoder_sparse_step": 2}),
+    ],
+)
+@pytest.mark.sampled(1)
+def test_mixture_may_have_blocks_without_experts(model_type: str, config: dict[str, int]) -> None:
+    """The plan takes the largest block for all."""
+    feature = generic(model_type, config=config)
+    require_equal(feature, "three")
+    folder, sizes = feature.case.folder / "model", dict[str, int]()
+    for name, tensor in read_headers(folder).items():
+        if name.startswith("model.layers."):
+            block = name.split(".")[2]
+            sizes[block] = sizes.get(block, 0) + math.prod(tensor.shape)
+    assert len(set(sizes.values())) > 1
+    item = {"float32": 4, "float64": 8}[feature.case.dtype]
+    assert model_facts(folder, feature.case.job).block_bytes == item * max(sizes.values())
+
+
+def test_weights_without_a_block_are_refused(tmp_path: Path) -> None:
+    """A generic family's shapes are those of the file, but each block has to be in it."""
+    folder = write_family(tmp_path, "olmo", num_blocks=1)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_hidden_layers": 2}))
+    with pytest.raises(ModelError, match="no tensor of block 1"):
+        base_tensors(folder, read_config(folder))
 
 
 @pytest.mark.parametrize("model_type", [name for name in GENERIC if FAMILIES[name].packs])

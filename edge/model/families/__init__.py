@@ -74,6 +74,6 @@ def family_of(model_type: str) -> FamilyForward:
     if known.generic:
         from edge.model.families.recorded import RecordedFamily
 
-        return RecordedFamily(known)
+        return cast(FamilyForward, RecordedFamily(known))
     module, name = CLASSES[known.model_type]
     return cast(FamilyForward, getattr(importlib.import_module(f"{__name__}.{module}"), name)())

@@ -34,7 +34,7 @@ class _Ended(Exception):  # noqa: N818 - no error: the forward has done its part
 class _TensorOrTuple(torch.Tensor):
     """A hidden state that is also the first entry of a tuple, as some blocks return one; all else is a plain tensor."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __getitem__(self, index: Any) -> Any:
         return self.as_subclass(torch.Tensor) if index == 0 else None
@@ -62,8 +62,7 @@ class _Absent(nn.Module):
     def forward(self, *args: Any, **_: Any) -> torch.Tensor:
         """Return a hidden state unchanged, and 0 for anything else, such as positions."""
         given = args[0] if args else None
-        is_hidden = isinstance(given, torch.Tensor) and given.is_floating_point()
-        return given if is_hidden else torch.zeros(())
+        return given if isinstance(given, torch.Tensor) and given.is_floating_point() else torch.zeros(())
 
 
 class _Arguments(NamedTuple):

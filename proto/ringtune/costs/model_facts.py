@@ -196,12 +196,13 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         num_blocks=dimensions.num_blocks,
     )
     weights = {name: math.prod(stored.shape) for name, stored in tensors.items()}
-    in_block = sum(count for name, count in weights.items() if name.startswith(f"{family.block_prefix}0."))
+    largest = _largest_block(weights, family, dimensions.num_blocks)
+    in_block = sum(count for name, count in weights.items() if name.startswith(largest))
     own = own_weights(family, config) if trains_own_weights(job.adapter.config) else {}
     auxiliary = auxiliary_of(job.adapter.config)
     trained = [own, *(_shapes_in_block(auxiliary, at, family.widths(config)) for at in range(dimensions.num_blocks))]
     own_params = sum(math.prod(shape) for shape in own.values())
-    in_blocks, in_embedding = _frozen_matrices(tensors, family.block_prefix, own)
+    in_blocks, in_embedding = _frozen_matrices(tensors, family.block_prefix, largest, own)
     outside = [name for name in weights if not name.startswith(family.block_prefix)]
     head = _head_sizes(job.model.task, dimensions, plugged=family.plugged)
     gguf_bytes = _gguf_bytes(tensors, family.block_prefix)
@@ -240,7 +241,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         more_scale_bytes=sum(
             stored.four_bit.more_bytes
             for name, stored in tensors.items()
-            if stored.four_bit is not None and name.startswith(f"{family.block_prefix}0.")
+            if stored.four_bit is not None and name.startswith(largest)
         ),
         gguf_block_bytes=max(gguf_bytes.values(), default=0),
         gguf_embedding_bytes=gguf_outside,
@@ -250,6 +251,16 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
     if in_part or not job.method.full_parameters:
         return facts
     return with_full_parameters(facts, family, tensors, task=job.model.task, item_bytes=item_bytes)
+
+
+def _largest_block(weights: Mapping[str, int], family: Family, num_blocks: int) -> str:
+    """Return the prefix of the names of the block with most weights, the first of equal ones."""
+    sizes = dict.fromkeys((f"{family.block_prefix}{block}." for block in range(num_blocks)), 0)
+    for name, count in weights.items():
+        block = name.removeprefix(family.block_prefix).partition(".")[0]
+        if name.startswith(family.block_prefix):
+            sizes[f"{family.block_prefix}{block}."] += count
+    return max(sizes, key=sizes.__getitem__)
 
 
 def _with_invertible(facts: ModelFacts, job: Job, config: Mapping[str, Any], *, item_bytes: int) -> ModelFacts:
@@ -341,11 +352,13 @@ class _Matrices(NamedTuple):
 
 
 def _frozen_matrices(
-    tensors: Mapping[str, StoredTensor], block_prefix: str, own: Collection[str]
+    tensors: Mapping[str, StoredTensor], block_prefix: str, block: str, own: Collection[str]
 ) -> tuple[_Matrices, _Matrices]:
-    """Count the frozen matrices of one block, without those named in ``own``, and those outside the blocks."""
-    first = f"{block_prefix}0."
-    in_block = {name.removeprefix(first): stored for name, stored in tensors.items() if name.startswith(first)}
+    """Count the frozen matrices of one block, without those named in ``own``, and those outside the blocks.
+
+    ``block`` is the prefix of the names of that block, ``block_prefix`` of all.
+    """
+    in_block = {name.removeprefix(block): stored for name, stored in tensors.items() if name.startswith(block)}
     outside = [stored.shape for name, stored in tensors.items() if not name.startswith(block_prefix)]
     return _Matrices.of(stored.shape for name, stored in in_block.items() if name not in own), _Matrices.of(outside)
 

@@ -167,7 +167,8 @@ def select_tensors(
 ) -> list[str]:
     """Select the names of the tensors of some blocks and of an owner, and compare their shapes with the config.
 
-    A tensor that one block has is required of every block, in the same shape. Left out are task heads, buffers, and a
+    A tensor that one block has is required of every block, in the same shape, unless the family is generic: the first
+    blocks of a mixture may have no experts. Left out are task heads, buffers, and a
     decoder that is tied to the token table. Names and ``shapes`` are those of the base model. With ``with_decoder`` an
     owner's head is the pretrained decoder.
 
@@ -176,13 +177,7 @@ def select_tensors(
     """
     family = FAMILIES[config["model_type"]]
     weights = {name: shape for name, shape in shapes.items() if not name.endswith(NO_WEIGHTS)}
-    inside = dict(family.block_shapes(config))
-    for name, shape in weights.items():
-        if name.startswith(family.block_prefix):
-            inside.setdefault(name.removeprefix(family.block_prefix).partition(".")[2], shape)
-    wanted: Shapes = {
-        f"{family.block_prefix}{block}.{name}": shape for block in blocks for name, shape in inside.items()
-    }
+    wanted: Shapes = (_unlike_blocks if family.generic else _like_blocks)(weights, config, blocks, where)
     if is_owner:
         own = tuple(f"{path}." for path in family.owner_paths)
         wanted |= {name: shape for name, shape in weights.items() if name.startswith(own)} | family.owner_shapes(config)
@@ -198,6 +193,28 @@ def select_tensors(
         if shapes[name] != shape:
             raise ModelError(f"{where}: tensor {name!r} has shape {shapes[name]}, {CONFIG_FILE} means {shape}")
     return list(wanted)
+
+
+def _like_blocks(weights: Shapes, config: Mapping[str, Any], blocks: Iterable[int], where: str) -> Shapes:
+    """Return the tensors of blocks of equal shapes: those that the config asks for, and those that any block has."""
+    family = FAMILIES[config["model_type"]]
+    inside = dict(family.block_shapes(config))
+    for name, shape in weights.items():
+        if name.startswith(family.block_prefix):
+            inside.setdefault(name.removeprefix(family.block_prefix).partition(".")[2], shape)
+    return {f"{family.block_prefix}{block}.{name}": shape for block in blocks for name, shape in inside.items()}
+
+
+def _unlike_blocks(weights: Shapes, config: Mapping[str, Any], blocks: Iterable[int], where: str) -> Shapes:
+    """Return the tensors of blocks that may differ; loading compares them with the model that the library builds."""
+    found: Shapes = {}
+    for block in blocks:
+        start = f"{FAMILIES[config['model_type']].block_prefix}{block}."
+        own = {name: shape for name, shape in weights.items() if name.startswith(start)}
+        if not own:
+            raise ModelError(f"{where} has no tensor of block {block}, which {CONFIG_FILE} asks for; is it complete?")
+        found |= own
+    return found
 
 
 def has_head_bias(family: Family, config: Mapping[str, Any]) -> bool:

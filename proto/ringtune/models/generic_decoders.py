@@ -15,7 +15,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ringtune.models.decoders import LLAMA
+from ringtune.models.decoders import LLAMA, rope_type
 from ringtune.models.family import CAUSAL_LM, GATE_AND_UP, BlockLayout, Config, Dimensions, Family, kept_by
 
 _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -66,10 +66,11 @@ def _dimensions(layout: BlockLayout, kept: int, scores: int, config: Config) -> 
     hidden, heads = _size(config, "hidden"), _size(config, "heads")
     width = _size(config, "head_width") or hidden // heads
     inner = _size(config, "inner") or int(config.get("expansion_ratio") or 4) * hidden
-    active = _size(config, "active", 1) if _size(config, "experts") else 0
+    active = _size(config, "active", 1) if _size(config, "experts") and config.get("is_moe", True) else 0
     if active:
         each = _size(config, "expert_inner", inner)
-        inner = (active + _size(config, "shared")) * each + _size(config, "shared_inner")
+        together = (active + _size(config, "shared")) * each + _size(config, "shared_inner")
+        inner = max(inner, together)  # some blocks may have no experts
     has_gate = active or layout.gate or layout.up.endswith(GATE_AND_UP)
     return Dimensions(
         num_blocks=_size(config, "num_blocks"),
@@ -103,8 +104,7 @@ def _problem(config: Config) -> str:
     if not _size(config, "head_width") and hidden % heads:
         return f"a width of {hidden} can't be shared by {heads} heads"
     scaling = config.get("rope_scaling")
-    kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, dict) else None
-    if kind == "dynamic" and "alpha" not in scaling:
+    if isinstance(scaling, dict) and "alpha" not in scaling and rope_type(config) == "dynamic":
         return "rope_scaling of type 'dynamic' depends on the longest text seen so far"
     return ""
 
@@ -112,7 +112,7 @@ def _problem(config: Config) -> str:
 _LAYOUT: Final = dataclasses.replace(LLAMA.layout, swaps_lora=False, adds_residual=True)
 _PLAIN: Final = dataclasses.replace(_LAYOUT, gate="")
 _EXPERTS: Final = dataclasses.replace(_PLAIN, up="", down="", activation="", feed_forward_adapter="")
-_GPT: Final = {
+_GPT: Final[Mapping[str, Any]] = {
     "prefix": "transformer.",
     "blocks_path": "h",
     "owner_paths": ("wte", "wpe", "ln_f"),
@@ -144,7 +144,8 @@ def _named(layout: BlockLayout, attention: str = "self_attn", **names: str) -> B
         role: f"{attention}.{names.get(role, getattr(layout, role).rpartition('.')[2])}"
         for role in ("query", "key", "value", "attention_out")
     }
-    return dataclasses.replace(layout, **{"attention": attention, **names, **inside})
+    own: dict[str, Any] = {"attention": attention, **names, **inside}
+    return dataclasses.replace(layout, **own)
 
 
 def _row(
@@ -175,14 +176,19 @@ def _row(
         dimensions=functools.partial(_dimensions, layout, kept, _SCORES.get(model_type, 0)),
         problem=_problem,
         biased=lambda config: (),
-        owner_shapes=lambda config: {},
+        owner_shapes=lambda config: {
+            f"{own.get('embeddings_path', 'embed_tokens')}.weight": (
+                _size(config, "vocab"),
+                int(config.get("word_embed_proj_dim") or _size(config, "hidden")),
+            )
+        },
         **own,
     )
 
 
 _NEOX: Final = _fused("attention", "query_key_value", "dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
 _FALCON: Final = _fused("self_attention", "query_key_value", "dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
-_W: Final = {
+_WORDS: Final[Mapping[str, Any]] = {
     "owner_paths": ("word_embeddings", "word_embeddings_layernorm", "ln_f"),
     "embeddings_path": "word_embeddings",
 }
@@ -224,7 +230,7 @@ GENERIC: Final = (
         head="output_projection",
     ),
     _row("bitnet", "BitNet", kept=1),
-    _row("bloom", "Bloom", _FALCON, tied=True, **{**_GPT, **_W}),
+    _row("bloom", "Bloom", _FALCON, tied=True, **{**_GPT, **_WORDS}),
     _row(
         "codegen", "CodeGen", _fused("attn", "qkv_proj", "out_proj", "mlp.fc_in", "mlp.fc_out"), head_bias=True, **_GPT
     ),
@@ -236,7 +242,7 @@ GENERIC: Final = (
     _row("ernie4_5", "Ernie4_5", methods=_BOTH, tied=True),
     _row("ernie4_5_moe", "Ernie4_5_Moe", _EXPERTS, tied=True),
     _row("exaone4", "Exaone4"),
-    _row("falcon", "Falcon", _FALCON, tied=True, **{**_GPT, **_W}),
+    _row("falcon", "Falcon", _FALCON, tied=True, **{**_GPT, **_WORDS}),
     _row("flex_olmo", "FlexOlmo", _EXPERTS),
     _row("glm", "Glm", _named(_PLAIN, up="mlp.gate_up_proj")),
     _row("glm4", "Glm4", _named(_PLAIN, up="mlp.gate_up_proj")),
