@@ -146,10 +146,13 @@ class SafetensorsFiles:
             raise ModelError(
                 f"{stored.path}: tensor {name} is not that of a GGUF file; set runtime.frozen to another type than gguf"
             )
-        rows = math.prod(stored.shape[:-1])
-        flat = torch.empty(stored.info.nbytes, dtype=torch.uint8)
-        for _ in _pieces(stored, flat, in_place=True):
-            pass
+        rows, is_mapped = math.prod(stored.shape[:-1]), not private and not kind.heads
+        if is_mapped:
+            flat = _mapped(stored)
+        else:
+            flat = torch.empty(stored.info.nbytes, dtype=torch.uint8)
+            for _ in _pieces(stored, flat, in_place=True):
+                pass
         if kind.heads and rows == 1:
             flat = flat.view(stored.shape[0], -1)[in_order(kind.heads, stored.shape[0])]
         elif kind.heads:
@@ -163,7 +166,7 @@ class SafetensorsFiles:
             columns=(0, width),
             is_added=kind.is_added,
         )
-        if not found.is_finite():
+        if not is_mapped and not found.is_finite():
             raise ModelError(
                 f"{stored.path}: tensor {name} has numbers that are not finite: the model is damaged; fetch it again"
             )
@@ -246,6 +249,15 @@ def _kind_of(name: str, stored: StoredTensor) -> torch.dtype:
     if kind is None:
         raise ModelError(f"{stored.path}: tensor {name} has numbers of type {stored.info.dtype}; convert the model")
     return kind
+
+
+def _mapped(stored: StoredTensor) -> torch.Tensor:
+    """Map the bytes of a tensor, of which only used pages become resident, and are shared by all processes."""
+    end = stored.info.offset + stored.info.nbytes
+    try:
+        return torch.from_file(str(stored.path), shared=False, size=end, dtype=torch.uint8)[stored.info.offset :]
+    except RuntimeError as error:
+        raise ModelError(f"{stored.path} can't be mapped ({error}); fetch the model again") from error
 
 
 def _read_part(stored: StoredTensor) -> torch.Tensor:
