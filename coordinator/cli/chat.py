@@ -44,8 +44,8 @@ def chat(
     """Talk to the language model of a run: each line is a message, and the answer appears token by token.
 
     /reset begins a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer. Without a terminal each line of the
-    input is answered in turn, until Ctrl-C. A model without a chat template continues each line. Without --temperature the model's
-    generation_config.json decides. The computation is in one process on this machine.
+    input is answered in turn, until Ctrl-C. A model without a chat template continues each line. Without --temperature
+    the model's generation_config.json decides. The computation is in one process on this machine.
     """
     import random
     from contextlib import ExitStack
