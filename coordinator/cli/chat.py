@@ -44,8 +44,8 @@ def chat(
     """Talk to the language model of a run: each line is a message, and the answer appears token by token.
 
     /reset begins a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer. Without a terminal each line of the
-    input is answered in turn. A model without a chat template continues each line. Without --temperature the model's
-    generation_config.json decides. The computation is in one process on this machine.
+    input is answered in turn, until Ctrl-C. A model without a chat template continues each line. Without --temperature
+    the model's generation_config.json decides. The computation is in one process on this machine.
     """
     import random
     from contextlib import ExitStack
@@ -109,8 +109,8 @@ class Talk:
     def take(self, line: str, *, is_lenient: bool) -> dict[str, Any] | None:
         """Answer a line, or obey it; return the answer with its counts, nothing for other lines, None at the end.
 
-        Ctrl-C stops the answer, which stays in the conversation as far as it went. Where ``is_lenient``, a line that
-        can not be answered is told, and forgotten.
+        Where ``is_lenient``, Ctrl-C stops the answer, which stays in the conversation as far as it went, and a line
+        that can not be answered is told, and forgotten.
 
         Raises:
             DataError: it can not be answered.
@@ -129,14 +129,14 @@ class Talk:
         if len(line) > MAX_CHARACTERS:
             raise DataError(f"a line has {len(line):,} characters, at most {MAX_CHARACTERS:,} are read; shorten it")
         try:
-            return self._answered(line)
+            return self._answered(line, is_lenient=is_lenient)
         except DataError as error:
             if not is_lenient:
                 raise
             self._tell(str(error))
             return {}
 
-    def _answered(self, line: str) -> dict[str, Any]:
+    def _answered(self, line: str, *, is_lenient: bool) -> dict[str, Any]:
         from coordinator.api.text_process import without_oldest
         from ringtune.errors import DataError
 
@@ -153,6 +153,8 @@ class Talk:
                     self._show(_OBEYED.sub(lambda sign: sign[0].encode("unicode_escape").decode(), event["piece"]))
                 found |= event.get("began", {}) | event.get("ended", {})
         except KeyboardInterrupt:
+            if not is_lenient:
+                raise
             told = "stopped"
         self._show("\n")
         if forgotten := found["forgotten"]:

@@ -246,6 +246,8 @@ class Completions:
         asked = asked_of(body, self._name, is_chat=isinstance(form, _ChatForm), has_template=template)
         answer = await self._begin(asked)
         try:
+            if await request.is_disconnected():
+                raise ProblemError("nobody reads the answer")
             first = await answer.next()
             if "refused" in first:
                 code = "context_length_exceeded" if "at most" in first["refused"] else None

@@ -115,7 +115,7 @@ class NodeExecutor:
         self._settle = settle_of(self.device)
         self._capacity_errors = functools.partial(capacity_errors, node, self.device.type)
         self._items: dict[int, OpenItem] = {}
-        self.kept_keys = KeptKeys(self._hosted.skeleton.base.config)
+        self.kept_keys = KeptKeys(self._hosted.skeleton.base.config, plan.course.generation)
         self.texts: TextWriter | None = None
         if self._dataset is not None and plan.course.generation is not None:
             prompts = self._dataset.prompts
@@ -261,6 +261,7 @@ class NodeExecutor:
         """Run a block on the newest tokens of a text; only the last one goes on to the head."""
         flow = self._flows.of(action)
         if flow.mask is not None and not flow.mask.any():
+            self.kept_keys.drop(entry.item, action)
             return ()
         cache = functools.partial(self.kept_keys.of, entry.item, action)
         inputs = flow.block_inputs(action, self._hosted.blocks, cache)

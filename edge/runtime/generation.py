@@ -2,7 +2,8 @@
 
 ``ringtune.techniques.generation`` has the rules. A sequence is a micro-batch of one row in every item of its turn. Its
 owner embeds the prompt, then each token that its head has chosen; a host gives its blocks the keys and values that they
-kept. What a node keeps of a turn goes with the turn.
+kept. What a node keeps of a text goes with its last token, or with the turn: the prompts of the next turn may follow
+before this one is done.
 
 T tokens, D model width, V vocabulary.
 """
@@ -39,21 +40,27 @@ class KeptKeys:
 
     Args:
         config: of the model.
+        generation: of the course.
     """
 
-    def __init__(self, config: Any) -> None:
-        self._config = config
+    def __init__(self, config: Any, generation: Generation | None) -> None:
+        self._config, self._generation = config, generation
         self._kept: dict[tuple[int, int, int], KeyValueCache] = {}
 
     def of(self, item: Item, action: Action) -> KeyValueCache:
         """Return those of a sequence for the blocks from the action's on; empty before its first item.
 
-        An owner with private blocks may compute two stretches of blocks, each with its own.
+        An owner with private blocks may compute two stretches of blocks, each with its own. In the last item they are
+        the caller's alone.
         """
-        key = (item.turn, action.micro, action.start)
-        if key not in self._kept:
-            self._kept[key] = KeyValueCache(self._config)
-        return self._kept[key]
+        cache = self.drop(item, action) or KeyValueCache(self._config)
+        if self._generation is not None and not self._generation.is_last(item.batch):
+            self._kept[item.turn, action.micro, action.start] = cache
+        return cache
+
+    def drop(self, item: Item, action: Action) -> KeyValueCache | None:
+        """Drop those of a sequence for the blocks from the action's on, and return them, if there are any."""
+        return self._kept.pop((item.turn, action.micro, action.start), None)
 
     def forget(self, turn: int) -> None:
         """Drop those of a turn."""
@@ -157,8 +164,7 @@ class TextWriter:
         if not text.has_ended:
             how = self._how
             text.take(choose(next_logits(), how.temperature, text.draws, top_k=how.top_k, top_p=how.top_p))
-        is_last = (item.batch + 1) % self._generation.max_new_tokens == 0
-        return self._close(self._number(item, micro), text) if is_last else ()
+        return self._close(self._number(item, micro), text) if self._generation.is_last(item.batch) else ()
 
     def forget(self, turn: int) -> None:
         """Drop the texts of a turn."""

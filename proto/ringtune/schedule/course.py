@@ -234,6 +234,10 @@ class Generation:
         """Return the numbers of the sequences of an owner's turn at an evaluation."""
         return range(turn * self.at_once, min(self.rows, owner.eval_rows, (turn + 1) * self.at_once))
 
+    def is_last(self, batch: int) -> bool:
+        """Whether no token follows those of an item's batch."""
+        return (batch + 1) % self.max_new_tokens == 0
+
 
 TABLES_AT_ONCE: Final = 8
 """Courses with chosen tables that are cached; open turns have at most two tables."""

@@ -2,7 +2,7 @@
 
 The model may be larger than any board. Blocks stay at their hosts; the owner of a prompt has embedding and head, and
 chooses each token. A sequence is a micro-batch of one row. The first item of a turn passes the whole prompts, each
-later one a token of each sequence; a host keeps keys and values of its blocks until the turn ends, well or not::
+later one a token of each sequence; a host keeps keys and values of its blocks until the text or the turn ends::
 
     owner   E0 ------------------- H0 E1 ------------- H1 E2 ...     two hosts, one sequence
     a          f0 >                      f1 >

@@ -77,13 +77,15 @@ def test_answers_appear_in_pieces_and_stay_in_the_conversation() -> None:
 
 
 def test_stopped_answer_stays_as_far_as_it_went(capsys: pytest.CaptureFixture[str]) -> None:
-    """Ctrl-C before the first piece leaves nothing."""
+    """Ctrl-C before the first piece leaves nothing; a filter ends with it."""
     script = Script(["so ", "far", KeyboardInterrupt], [KeyboardInterrupt], ["x"])
     conversation, _ = talk(script)
     for line in ("one", "two", "three"):
         conversation.take(line, is_lenient=True)
     assert script.requests[-1]["messages"] == asked("three", "one", "so far")
     assert capsys.readouterr().err == "(stopped)\n(stopped)\n"
+    with pytest.raises(KeyboardInterrupt):
+        talk(Script(["so ", KeyboardInterrupt]))[0].take("one", is_lenient=False)
 
 
 def test_messages_that_were_left_out_are_told_and_not_asked_again(capsys: pytest.CaptureFixture[str]) -> None:

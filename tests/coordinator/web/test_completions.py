@@ -282,6 +282,24 @@ def test_defect_is_in_the_log_alone(caplog: pytest.LogCaptureFixture) -> None:
     assert here.post("/v1/completions", json={"prompt": "once"}).status_code == 200
 
 
+def test_who_leaves_the_queue_is_not_answered() -> None:
+    """Nothing is computed for it."""
+    script = Script("a")
+    with CompletionsServer(script, "run", "127.0.0.1:0") as server, connection(server, "slow") as first:
+        assert script.going.acquire(timeout=WAIT_S)
+        open_here, end_s = server._server.server_state.connections, time.monotonic() + WAIT_S
+        with connection(server, "left"):
+            while not server._completions._waiting and time.monotonic() < end_s:
+                pass
+        while len(open_here) > 1 and time.monotonic() < end_s:
+            pass
+        script.may_go.release()
+        assert first.getresponse().status == 200
+        with connection(server, "next") as after:
+            assert after.getresponse().status == 200
+    assert [request["prompt"] for request in script.requests] == ["slow", "next"]
+
+
 def test_reader_that_takes_nothing_ends_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """And does not hold up the next one."""
     monkeypatch.setattr(completions, "SEND_S", 0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.model_facts import model_facts
 from ringtune.run_control import events as rd
 from ringtune.run_control.evaluation import rouge_l
+from ringtune.schedule.actions import Action
 from tests.features.feature import PRIVATE, SPLITS, Feature, carry_out, inputs
 from tests.features.models import loaded_merged, write_result
 from tests.support.torch_ring import TorchCarrier
@@ -27,13 +29,14 @@ AT_ONCE = 2
 
 @dataclass
 class Notes:
-    """What a run leaves: folder beside which owners write, and most bytes of keys and values by node."""
+    """What a run leaves: folder beside which owners write, most bytes of keys and values and texts of them by node."""
 
     folder: Path = Path()
-    kept_bytes: dict[str, int] = field(default_factory=dict)
+    kept_bytes: Counter[str] = field(default_factory=Counter)
+    kept_texts: Counter[str] = field(default_factory=Counter)
 
     def prepare(self, carrier: TorchCarrier, folder: Path, start: object) -> None:
-        """Let owners write, and look at what nodes keep at the end of each turn."""
+        """Let owners write, and look at what nodes keep after each action."""
         self.folder = folder
         for node, executor in carrier.executors.items():
             if executor.texts is not None:
@@ -41,13 +44,16 @@ class Notes:
             self._watch(node, executor)
 
     def _watch(self, node: str, executor: NodeExecutor) -> None:
-        end_turn = executor.end_turn
+        run = executor.run
 
-        def watched(index: int) -> str:
-            self.kept_bytes[node] = max(self.kept_bytes.get(node, 0), executor.kept_keys.num_bytes)
-            return end_turn(index)
+        def watched(action: Action) -> Any:
+            values, kept = run(action), executor.kept_keys
+            starts = Counter(start for _, _, start in kept._kept)
+            self.kept_bytes[node] = max(self.kept_bytes[node], kept.num_bytes)
+            self.kept_texts[node] = max(self.kept_texts[node], *starts.values(), 0)
+            return values
 
-        executor.end_turn = watched  # type: ignore[method-assign]
+        executor.run = watched  # type: ignore[method-assign]
 
     def file(self, node: str) -> Path:
         """File of an owner's texts."""
@@ -126,4 +132,5 @@ def test_texts_are_those_of_the_library(split: str, model_type: str, changes: di
         blocks = plan.slice_of(node).num_blocks + plan.placement.private_blocks * (plan.owner(node) is not None)
         planned_bytes = AT_ONCE * blocks * sizes.sequence_bytes
         assert bool(blocks) == bool(notes.kept_bytes[node]) and notes.kept_bytes[node] <= planned_bytes
+        assert notes.kept_texts[node] == (AT_ONCE if blocks else 0), "of two turns at once"
     assert set(run.live_bytes.values()) == {0}
