@@ -368,6 +368,7 @@ class Agent:
             )
         except IntegrityError as error:  # what the host told does not fit its slice
             return control_pb2.RepeatReply(node=request.node, problem=str(error))
+        handed_s = (time.monotonic() + deadline_s) / 2  # the first half may be over, by the work itself
         try:
             for one in (one for one in exchanges if one.key in found.differing):
                 source = one.peer

@@ -461,6 +461,7 @@ class RunStateMachine:
             return
         self._gone.add(lost)
         self._kept.lose(lost)
+        self._openings.lose(lost)
         if self._recovery is None and lost not in moving.part.nodes:
             self._continue_without(lost, event, now_s, commands)
         elif problem := end_reason(lost, self._course, self._kept, self._policy):

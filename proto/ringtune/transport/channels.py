@@ -474,9 +474,9 @@ class Guard(grpc.ServerInterceptor):
         Nobody knows whose they are, and a server has room for ``MAX_CONNECTIONS``.
         """
         places, looked_s = self.connections.places()
-        here = set(places)
-        known = {place for place, at_s in self._called.copy().items() if at_s >= looked_s or place in here}
-        for place in self._called.keys() - known:
+        here, called = set(places), self._called.copy()  # others call meanwhile
+        known = {place for place, at_s in called.items() if at_s >= looked_s or place in here}
+        for place in called.keys() - known:
             del self._called[place]
         self._uncalled = {place: self._uncalled.get(place, now_s) for place in places if place not in known}
         of_address = Counter(address for address, _ in self._uncalled)

@@ -230,6 +230,23 @@ def test_encryption_connections_of_a_member_that_calls_nothing_are_closed() -> N
             assert beat(called, "a") is None
 
 
+def test_encryption_connections_that_are_called_first_during_a_look_stay() -> None:
+    """A link makes one call for a whole run, so what is forgotten of it would close it."""
+
+    class Called(dict[tuple[str, int], float]):
+        def copy(self) -> dict[tuple[str, int], float]:
+            found = dict(self)
+            self[place] = time.monotonic()
+            return found
+
+    with serving() as (_, hears), socket.create_connection(hears.server.address.rsplit(":", 1), WAIT_S) as caller:
+        guard, place, now_s = hears.server.guard, caller.getsockname(), time.monotonic()
+        guard._called = Called()
+        for _ in range(2):
+            guard.end_uncalled(now_s)
+        assert place in guard._called
+
+
 def test_encryption_of_a_removed_certificate_ends_with_the_next_call() -> None:
     """An open connection does not help; a later certificate of the same node is another one."""
     server = speaker_of("coordinator", "coordinator")
