@@ -33,7 +33,7 @@ class Choices(NamedTuple):
     wire_dtypes: tuple[str, ...] = ()
 
 
-NO_CHOICES = Choices()
+NO_CHOICES: Choices = Choices()
 
 
 def read_choices(microbatches: str, wire: str, *, batch_size: int) -> Choices:

@@ -41,7 +41,7 @@ from ringtune.storage.tensor_files import TensorInfo, read_safetensors_header
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-TOKENIZER_FILES = (
+TOKENIZER_FILES: Final[tuple[str, ...]] = (
     "added_tokens.json",
     "chat_template.jinja",
     "merges.txt",
@@ -57,7 +57,7 @@ TOKENIZER_FILES = (
 )
 """Files besides the weights that an owner may need to convert its rows to tensors."""
 
-MODEL_SIDE_FILES = ("generation_config.json", *TOKENIZER_FILES)
+MODEL_SIDE_FILES: Final[tuple[str, ...]] = ("generation_config.json", *TOKENIZER_FILES)
 """Files besides config and weights that are copied from the base model to a trained one."""
 
 SAMPLE_BYTES = 64
@@ -128,9 +128,9 @@ def _headers(folder: Path) -> dict[str, StoredTensor]:
     if path.is_file():
         return {name: StoredTensor(path, info) for name, info in read_safetensors_header(path).items()}
     if not (folder / INDEX_FILE).is_file():
-        if (file := only_gguf_file(folder)) is None:
+        if (whole := only_gguf_file(folder)) is None:
             raise ModelError(_no_weights(folder))
-        return {name: StoredTensor(file, info) for name, info in gguf_tensors(file).items()}
+        return {name: StoredTensor(whole, info) for name, info in gguf_tensors(whole).items()}
     file_of = _read_index(folder / INDEX_FILE)
     headers = {file: read_safetensors_header(folder / file) for file in sorted(set(file_of.values()))}
     for name, file in file_of.items():

@@ -58,7 +58,7 @@ DESCRIPTIONS: Final = (ADAPTER_CONFIG_FILE, AUXILIARY_CONFIG_FILE)
 ADAPTER_FOLDER: Final = "adapter"
 MODEL_FOLDER: Final = "model"
 USERS_FOLDER: Final = "users"
-RESULT_FOLDERS: Final = (ADAPTER_FOLDER, MODEL_FOLDER, USERS_FOLDER)
+RESULT_FOLDERS: Final[tuple[str, ...]] = (ADAPTER_FOLDER, MODEL_FOLDER, USERS_FOLDER)
 """Folders for the result of a run, which uses one of them."""
 
 BEST_FOLDER: Final = "best"

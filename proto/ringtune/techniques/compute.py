@@ -19,7 +19,6 @@ from ringtune.errors import JobError
 from ringtune.schedule.course import AS_COMPUTED, BFLOAT16, Course
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.base import Technique
-from ringtune.techniques.offload import OFF
 
 
 def is_rounded(job: Any) -> bool:
@@ -39,7 +38,7 @@ def check_compute(job: Any) -> None:
         f"model.dtype = {job.model.dtype!r}": job.model.dtype != AS_COMPUTED,
         "[operations]": job.operations != type(job.operations)(),
         "[velora]": job.velora is not None,
-        "[offload]": job.offload.mode != OFF,
+        "[offload]": job.offload.is_on,
         "[audit]": job.audit is not None,
     }
     if found := next((name for name, is_set in beside.items() if is_set), ""):

@@ -533,7 +533,7 @@ def course_lines(course: Course) -> list[str]:
     return [f"adapters begin from adapter.from, digest {course.initial[:12]}"] if course.initial else []
 
 
-TECHNIQUE: Final = Technique(
+TECHNIQUE: Final[Technique] = Technique(
     name="initial_adapter",
     later_keys={"adapter.from": "", "adapter.sha256": ""},
     unused_keys=lambda job: ("adapter.from",),  # its digest says all
