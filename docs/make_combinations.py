@@ -76,11 +76,11 @@ def _left_out(words: str) -> Ask:
 
 
 def _no_other_placement(planned: Planned, job: Job) -> str:
-    return stay_reason(planned.plan.course, planned.plan.placements)
+    return stay_reason(planned.plan.course)
 
 
 def _no_resume_elsewhere(planned: Planned, job: Job) -> str:
-    return stay_reason(planned.plan.course, planned.plan.placements, from_disks=True)
+    return stay_reason(planned.plan.course, from_disks=True)
 
 
 def _no_replicas(planned: Planned, job: Job) -> str:
@@ -89,8 +89,7 @@ def _no_replicas(planned: Planned, job: Job) -> str:
     profile = planned.profile or Profile(nodes=(), links=())
     plan = planned.plan
     draft = dataclasses.replace(Draft.of(plan), activations=job.memory.activations)
-    train = {"optimizer": job.train.optimizer, "dtype": job.model.dtype}
-    why_not = choose_replicas(plan, [draft], profile, **train, is_over=lambda: True)[1].why_not
+    why_not = choose_replicas(plan, [draft], profile, is_over=lambda: True)[1].why_not
     return "" if why_not in _NOT_TRIED else why_not
 
 
@@ -135,6 +134,7 @@ FEATURES: Final = (
     Feature("full: own weights of blocks", {"adapter.config": "full"}),
     Feature("invertible adapter", {"adapter.config": "seq_bn_inv"}),
     Feature("audit", {"audit.share": 0.02, "recovery.copies": "next"}),
+    Feature("products in bfloat16", {"train.compute": "bfloat16"}),
 )  # fmt: skip
 
 

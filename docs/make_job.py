@@ -9,7 +9,8 @@ from pathlib import Path
 from ringtune.job.job_reference import KeyFacts, SectionFacts, describe_job
 from ringtune.models.adapter_config import known_configurations, option_rules, other_names, refused_configurations
 from ringtune.models.decoders import METHODS
-from ringtune.models.families import FAMILIES
+from ringtune.models.families import DESCRIBED
+from ringtune.models.generic_decoders import GENERIC
 
 PAGE = Path(__file__).parent / "job.md"
 EXAMPLES = {
@@ -71,6 +72,7 @@ EXAMPLES = {
     "data.append_eos": "false",
     "train.loss_on": '"all"',
     "train.packing": "true",
+    "train.compute": '"bfloat16"',
     "data.user": '"author"',
     "placement.replicas": '"never"',
     "placement.follow": '"auto"',
@@ -203,6 +205,17 @@ of the result has `adapter_interface.json` besides; README.md has the lines that
 `sequence-classification` and `regression` (by one matrix without bias, the architecture's own head), `causal-lm` and
 `chat`.
 """
+_GENERIC = """\
+### Generic decoders
+
+These models run by their architecture's own forward, whose blocks are spread over the nodes; all keys of `config.json`
+go to the library. They have the tasks `causal-lm` and `chat`. LoRA with `v` is beside the whole matrix where queries,
+keys and values are one. The experts of a mixture stay together in their block, frozen, without an auxiliary loss of
+their router. Own weights, `[operations]`, `[velora]`, `[offload]` and `hift` are refused by name. Each one equals plain
+transformers with `adapters` on one and on three hosts, and packed where it says so
+(`tests/suites/test_generic_decoders.py`).
+
+{table}"""
 _INVERTIBLE = """\
 ### Invertible adapters
 
@@ -277,6 +290,7 @@ def page() -> str:
         _refused(),
         _INVERTIBLE,
         _plugged(),
+        _generic(),
         _AUXILIARY,
         _USERS,
         _FULL,
@@ -325,9 +339,29 @@ def _options(kind: str) -> str:
 
 def _plugged() -> str:
     """Say which adapters the families have that are plugged in."""
-    names = [f"`{name}`" for name, family in FAMILIES.items() if family.plugged]
+    names = [f"`{name}`" for name, family in DESCRIBED.items() if family.plugged]
     kinds = ", ".join(_code(kind) for kind in METHODS)
     return _PLUGGED.format(families=", ".join(names), kinds=kinds)
+
+
+def _generic() -> str:
+    """List the decoders that run by their architecture's own forward."""
+    rows = []
+    for family in GENERIC:
+        layout = family.layout
+        attention = dict.fromkeys(name for name in (layout.query, layout.key, layout.value) if name)
+        rest = [_code(name) for name in (layout.up, layout.down) if name]
+        rows.append(
+            (
+                _code(family.model_type),
+                ", ".join(map(_code, attention)),
+                ", ".join(rest) or "experts, frozen",
+                ", ".join(family.methods),
+                "yes" if family.packs else "",
+            )
+        )
+    titles = ("`model_type`", "query, key, value", "first and last matrix", "adapters", "`train.packing`")
+    return _GENERIC.format(table=_table(titles, rows))
 
 
 def _refused() -> str:

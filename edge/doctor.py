@@ -32,6 +32,7 @@ from ringtune.costs.memory_sizes import CONTEXT_BYTES
 from ringtune.errors import ConnectionFailedError, RingTuneError, TrustError, UsageError
 from ringtune.machine.resources import CGROUP, LIBRARY_BYTES, PROC, memory_limits, usable_cores
 from ringtune.models.folder import base_tensors, check_files, classes_of_head, model_dimensions, read_config
+from ringtune.models.gguf import folder_of_gguf
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.transport.channels import open_channel
 from ringtune.transport.endpoints import PROXY_VARIABLES, is_compatible, require_private, split_address
@@ -347,6 +348,7 @@ _IMAGES = ("preprocessor_config.json",)
 def check_model(folder: Path) -> list[Check]:
     """Check config, weights and tokenizer of a model folder, a line each; of weights only headers are read."""
     try:
+        folder = folder_of_gguf(folder)
         config = read_config(folder)
     except RingTuneError as error:
         return [failed("model config", str(error), "copy the folder again, or choose another model")]

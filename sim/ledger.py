@@ -134,7 +134,7 @@ class OffloadBytes:
         blocks = one.stop - key.boundary if one is not None else 0
         return blocks * (self._sizes.sent_pair_bytes(size) if key.payload == Payload.PAIRS else self._sizes.helped.sent)
 
-    def of_backward(self, node: str, units: tuple[int, ...], size: float) -> tuple[tuple[int, ...], float]:
+    def of_backward(self, units: tuple[int, ...], size: float) -> tuple[tuple[int, ...], float]:
         """Units of a backward that get a gradient at their host, and the bytes of the pairs that the others give."""
         own = tuple(unit for unit in units if self._of(unit) is None)
         return own, (len(units) - len(own)) * self._sizes.pair_bytes(size)
@@ -397,7 +397,7 @@ class MemoryLedger:
             reduced = sizes.scored_gradient_bytes if item.kind is StepKind.SCORE and self._scores_gradients else 0
             pairs_bytes = 0.0
             if self._helping is not None and item.kind.has_update:
-                units, pairs_bytes = self._helping.of_backward(node, units, item.sizes[micro])
+                units, pairs_bytes = self._helping.of_backward(units, item.sizes[micro])
             used_up = 0 if start > item.lowest[micro] else tensor_bytes  # else it becomes the one of the block below
             return Effect(
                 held,

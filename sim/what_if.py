@@ -92,16 +92,16 @@ def change_profile(profile: Profile, key: str, value: str) -> Profile:
         raise PlanError(f"--change {key}: unknown key {last!r}; {nearest(last, _NODE_KEYS)}")
     if target != _ALL and target not in profile.by_name:
         raise PlanError(f"--change {key}: the profile has no node {target!r}; {nearest(target, profile.by_name)}")
-    if last == "compute":
-        speed = _number(key, value, parse=float, above=0.0)
-        change: Callable[[NodeFacts], NodeFacts] = lambda node: node.at_pace(1 / speed)  # noqa: E731
-    else:
+
+    def changed(change: Callable[[NodeFacts], NodeFacts]) -> tuple[NodeFacts, ...]:
+        return tuple(change(node) if target in (node.node, _ALL) else node for node in profile.nodes)
+
+    if last == "memory":
         budget = int(_number(key, value, parse=parse_bytes, above=0.0))
-        change = lambda node: dataclasses.replace(node, memory_bytes=budget)  # noqa: E731
-    nodes = tuple(change(node) if target in (node.node, _ALL) else node for node in profile.nodes)
-    if last == "compute":
-        return dataclasses.replace(profile, nodes=nodes, links=_with_processors(profile.links, target, speed))
-    return dataclasses.replace(profile, nodes=nodes)
+        return dataclasses.replace(profile, nodes=changed(lambda node: dataclasses.replace(node, memory_bytes=budget)))
+    speed = _number(key, value, above=0.0)
+    links = _with_processors(profile.links, target, speed)
+    return dataclasses.replace(profile, nodes=changed(lambda node: node.at_pace(1 / speed)), links=links)
 
 
 def _with_processors(links: Sequence[LinkFacts], node: str, speed: float) -> tuple[LinkFacts, ...]:

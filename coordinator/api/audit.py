@@ -50,8 +50,8 @@ class Statement(NamedTuple):
     Attributes:
         placement: number of the placement.
         steps: at both ends of the turn.
-        links: digest by the other node, equal at both ends; of a ledger before digests of what was sent alone.
-        sent: digest by the other node, of what was sent to it.
+        peers: nodes with which it exchanged tensors.
+        links: digest by the other node, equal at both ends; of a ledger before tags.
         begin: digest of the state by block.
         end: digests of weights and optimizer state by block.
     """
@@ -61,8 +61,8 @@ class Statement(NamedTuple):
     turn: int
     placement: int
     steps: tuple[int, int]
+    peers: tuple[str, ...]
     links: Mapping[str, str]
-    sent: Mapping[str, str]
     begin: Mapping[int, str]
     end: Mapping[int, tuple[str, str]]
 
@@ -78,8 +78,8 @@ class Statement(NamedTuple):
                 int(table["turn"]),
                 int(table["placement"]),
                 (int(first), int(stop)),
+                tuple(map(str, table.get("peers", table.get("links", ())))),
                 {str(peer): str(digest) for peer, digest in table.get("links", {}).items()},
-                {str(peer): str(digest) for peer, digest in table.get("sent", {}).items()},
                 {int(block): str(digest) for block, digest in table["begin"].items()},
                 {int(block): (str(weights), str(rest)) for block, (weights, rest) in table["end"].items()},
             )
@@ -277,7 +277,7 @@ class LedgerCheck:
 
     def _links(self, found: Mapping[str, Statement], where: str) -> None:
         for node, said in found.items():
-            for peer in said.links.keys() | said.sent.keys():
+            for peer in said.peers:
                 if peer not in found:
                     self._problems.append(f"{where}: node {peer}, with which {node} exchanged tensors, says nothing")
                 elif found[peer].links.get(node) != said.links.get(peer) and node < peer:

@@ -42,6 +42,7 @@ from ringtune.models.family import CAUSAL_LM, CHAT, IMAGE_CLASSIFICATION, QUESTI
 from ringtune.schedule.batches import even_share, hold_out, pack_rows, split_rows
 from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.text_files import read_text
+from ringtune.techniques.frozen_weights import first_choice
 
 CHARACTERS_PER_TOKEN: Final = 3.8
 """Measured: 4.8 (MiniLM) and 4.1 (a Llama of 32,000 tokens) in SQuAD's contexts, 4.3 and 3.9 in film reviews, 3.8 and
@@ -278,7 +279,10 @@ def estimate(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> Estimated:
             problems.append(str(error))
     if problems:
         raise DataError("; ".join(dict.fromkeys(problems)))
-    train, held_out = _divided(counted, job)
+    train, held_out = counted[0], counted[-1]
+    if not job.data.eval:
+        kept, out = hold_out(len(train.examples), share=job.data.held_out, seed=job.train.seed)
+        train, held_out = train.taken(kept), train.taken(out)
     found: dict[str, NodeFacts] = {}
     for index in range(num_nodes):
         own, own_eval = _share(job, train, held_out, index, setup.num_owners)
@@ -302,7 +306,7 @@ def estimate(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> Estimated:
             block_backward_s=0.0,
             activation_token_bytes=token_bytes,
             model=model,
-            shape=job_shape(job, fixed_tokens=model.fixed_tokens),
+            shape=job_shape(job, fixed_tokens=model.fixed_tokens, frozen=first_choice(job, model)),
             data_bytes=data_bytes(
                 model,
                 tuple(map(Path, files)),
@@ -325,14 +329,6 @@ def _left_out(counted: Sequence[RowCounts], index: int, num_owners: int) -> tupl
     total = sum((Counter(counts.left_out) for counts in counted), Counter[str]())
     shares = {why: len(even_share(rows, num_owners=num_owners, share=index)) for why, rows in sorted(total.items())}
     return tuple(SkippedRows(why=why, rows=rows) for why, rows in shares.items())
-
-
-def _divided(counted: Sequence[RowCounts], job: Job) -> tuple[RowCounts, RowCounts]:
-    train = counted[0]
-    if job.data.eval:
-        return train, counted[1]
-    kept, held_out = hold_out(len(train.examples), share=job.data.held_out, seed=job.train.seed)
-    return train.taken(kept), train.taken(held_out)
 
 
 def _share(job: Job, train: RowCounts, held_out: RowCounts, index: int, num_owners: int) -> tuple[RowCounts, RowCounts]:

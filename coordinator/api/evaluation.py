@@ -22,7 +22,15 @@ from coordinator.client.saved_run import SavedRun, evaluation_job
 from coordinator.client.submit import Client
 from coordinator.screen.progress import Progress
 from coordinator.server.server import CoordinatorServer
-from ringtune.errors import BusyError, DataError, DeadlineError, IntegrityError, RingTuneError, UsageError
+from ringtune.errors import (
+    BusyError,
+    DataError,
+    DeadlineError,
+    IntegrityError,
+    PeerLostError,
+    RingTuneError,
+    UsageError,
+)
 from ringtune.job.job import Data, Job
 from ringtune.job.rows import check_rows
 from ringtune.storage.arrow_files import is_arrow
@@ -118,7 +126,11 @@ def texts_on_ring(
     options = ["--guest", *(["--insecure"] if insecure else [])]
     options += ["--model", str(model.resolve())] if model is not None else []
     job = dataclasses.replace(evaluation_job(run, data), generation=dataclasses.replace(settings, loss=False))
-    return _evaluate(run, job, address, join_s=join_s, insecure=insecure, options=options, take=_texts)
+    try:
+        return _evaluate(run, job, address, join_s=join_s, insecure=insecure, options=options, take=_texts)
+    except PeerLostError as error:
+        again = "texts that were begun are kept nowhere: type the command again, it takes the nodes that are there"
+        raise type(error)(f"{error}; {again}") from error
 
 
 def _texts(_: Outcome, states: Path) -> list[dict[str, Any]]:

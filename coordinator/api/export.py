@@ -44,6 +44,7 @@ from ringtune.models.folder import (
     read_config,
     read_headers,
 )
+from ringtune.models.gguf import folder_of_gguf
 from ringtune.models.peft import PEFT_FILES, peft_files
 from ringtune.models.result_files import (
     ADAPTER_CONFIG_FILE,
@@ -298,7 +299,11 @@ def export_run(
         StorageError: it can't be written.
     """
     run = read_run(folder)
-    _check_can_be_given(run)
+    if trains_own_weights(run.job.adapter.config) and not run.result.is_model:
+        raise UsageError(
+            f"{run.folder} has no adapter to export: with adapter.config = {FULL!r} the blocks' own weights trained; "
+            f"they are in {run.saved / BLOCKS_FILE}, load them with load_state_dict(..., strict=False)"
+        )
     require_user(run, user)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} is there already; choose another --out or remove it")
@@ -314,8 +319,11 @@ def export_run(
         with adapter_of(run, user) as chosen:
             return _export_lora(chosen, target, base_model, model)
     if not merge and form != GGUF:
+        if form == PEFT:
+            _check_peft(run)
+        make = model_contents if run.result.is_model else _peft_contents if form == PEFT else _adapter_contents
         with adapter_of(run, user) as chosen:
-            return _write(_contents(chosen, base_model, form), target)
+            return _write(chosen, *make(chosen, base_model), target, is_model=run.result.is_model)
     if not run.result.is_model:
         check_can_merge(run)
     return _export_merged(as_of(run, user), target, base_model, model, user, form)
@@ -325,19 +333,20 @@ def _export_merged(
     run: SavedRun, target: Path, base_model: str, model: Path | None, user: str, form: str
 ) -> dict[str, str]:
     """Start a process that writes the merged model beside the target, and export that."""
-    base = run.saved if run.result.is_model else model or Path(run.job.model.path)
+    base = run.saved if run.result.is_model else folder_of_gguf(model or Path(run.job.model.path))
     if form == GGUF and base.is_dir():
         check_model(base)
     with _working_folder(target) as merged:
         what, saved = "all parameters", run.saved
         if not run.result.is_model:
-            merge_into(run, merged, model=model, user=user)
+            options = {"--model": str(model or ""), "--user": user}
+            merge_into(run, merged, *(word for pair in options.items() if pair[1] for word in pair))
             what, saved = f"adapter configuration `{run.job.adapter.config}`, merged into the weights", merged
         if form == GGUF:
             contents, card = _gguf_contents(run, base_model, saved, merged / MODEL_NAME, what=what)
         else:
             contents, card = model_contents(run, base_model, saved=saved, what=what)
-        return _write(_checked(run, contents, card, is_model=True), target)
+        return _write(run, contents, card, target, is_model=True)
 
 
 def _gguf_contents(
@@ -356,7 +365,7 @@ def _gguf_contents(
 def _export_lora(run: SavedRun, target: Path, base_model: str, model: Path | None) -> dict[str, str]:
     """Write the LoRA as GGUF beside the target, and export that."""
     _check_peft(run, GGUF_LORA)
-    base = model or Path(run.job.model.path)
+    base = folder_of_gguf(model or Path(run.job.model.path))
     if not base.is_dir():
         raise UsageError(f"the base model {base} is not there; name its folder with --model")
     with _working_folder(target) as folder:
@@ -367,7 +376,7 @@ def _export_lora(run: SavedRun, target: Path, base_model: str, model: Path | Non
         contents: dict[str, Pieces] = {LORA_NAME: FilePieces(path), MODELFILE: Pieces.of(text.encode())}
         name, what = described["base_model_name_or_path"], f"adapter configuration `{run.job.adapter.config}`"
         card = gguf_card(run, base_model=name, config=read_config(base), what=what, digests=_digests(contents))
-        return _write(_checked(run, contents, card, is_model=False), target)
+        return _write(run, contents, card, target, is_model=False)
 
 
 @contextmanager
@@ -388,8 +397,16 @@ def _working_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write(contents: Mapping[str, Pieces], target: Path) -> dict[str, str]:
-    """Write the files to a folder beside the target, check them, and rename the folder; return their digests."""
+def _write(run: SavedRun, contents: Mapping[str, Pieces], card: str, target: Path, *, is_model: bool) -> dict[str, str]:
+    """Write files and card to a folder beside the target, check them, and rename the folder; return their digests.
+
+    Files that contain a path of this machine are refused.
+    """
+    contents = {**contents, _CARD: Pieces.of(card.encode())}
+    paths = private_paths(run)
+    for name, content in contents.items():
+        if not (is_model and name.endswith((".safetensors", ".gguf"))):  # weights of a model have no paths
+            check_private(name, bytes(content).decode("utf-8", errors="replace"), paths)
     with _working_folder(target) as part:
         for name, content in contents.items():
             write_pieces_durably(part / name, content)
@@ -400,32 +417,6 @@ def _write(contents: Mapping[str, Pieces], target: Path) -> dict[str, str]:
             target.rmdir()
         rename_durably(part, target)
     return digests
-
-
-def _check_can_be_given(run: SavedRun) -> None:
-    if trains_own_weights(run.job.adapter.config) and not run.result.is_model:
-        raise UsageError(
-            f"{run.folder} has no adapter to export: with adapter.config = {FULL!r} the blocks' own weights trained; "
-            f"they are in {run.saved / BLOCKS_FILE}, load them with load_state_dict(..., strict=False)"
-        )
-
-
-def _contents(run: SavedRun, base_model: str, form: str) -> dict[str, Pieces]:
-    if form == PEFT:
-        _check_peft(run)
-    make = model_contents if run.result.is_model else _peft_contents if form == PEFT else _adapter_contents
-    contents, card = make(run, base_model)
-    return _checked(run, contents, card, is_model=run.result.is_model)
-
-
-def _checked(run: SavedRun, contents: Mapping[str, Pieces], card: str, *, is_model: bool) -> dict[str, Pieces]:
-    """Add the card, and refuse files that contain a path of this machine."""
-    contents = {**contents, _CARD: Pieces.of(card.encode())}
-    paths = private_paths(run)
-    for name, content in contents.items():
-        if not (is_model and name.endswith((".safetensors", ".gguf"))):  # weights of a model have no paths
-            check_private(name, bytes(content).decode("utf-8", errors="replace"), paths)
-    return contents
 
 
 def _check_peft(run: SavedRun, form: str = PEFT) -> None:

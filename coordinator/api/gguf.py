@@ -34,7 +34,9 @@ from ringtune.errors import UsageError
 from ringtune.hints import hint_to_install
 from ringtune.models.conversations import BEGIN
 from ringtune.models.decoders import FULL, SLIDING, head_width, rope_type, sliding_window
+from ringtune.models.families import FAMILIES
 from ringtune.models.folder import NO_WEIGHTS, model_dimensions, read_config, read_headers
+from ringtune.models.gguf import ADDS_ONE, GPT2_SPLIT, INTERLEAVED, LARGEST_GEMMA, SPLITS, rope_factors
 from ringtune.models.tokenizer import SETTINGS_FILE, WHOLE_FILE, chat_templates
 from ringtune.storage.strict import read_json
 from ringtune.storage.tensor_files import TensorFile, TensorInfo
@@ -49,43 +51,21 @@ MODEL_NAME: Final = "model.gguf"
 LORA_NAME: Final = "lora.gguf"
 MODELFILE: Final = "Modelfile"
 
-_INTERLEAVED: Final = ("llama", "mistral", "smollm3")
-_ADDS_ONE: Final = ("gemma", "gemma2", "gemma3_text")
 _HAS_WINDOWS: Final = {"gemma2": 2, "gemma3_text": 6}
 """Models whose windows llama.cpp applies -> n, where every n-th layer has none."""
 
 _ARCHITECTURES: Final = {"mistral": "llama", "gemma3_text": "gemma3"}
 """``model_type`` -> name in GGUF, where they differ."""
 
-_LARGEST_GEMMA: Final = {"gemma2": 46, "gemma3_text": 62}
-"""Blocks of the model of 27 billion parameters, whose scores llama.cpp scales by hidden width over heads."""
-
 _LOCAL_BASE: Final = 10000.0
-_ACTIVATIONS: Final = {"gpt2": ("gelu_new",), **dict.fromkeys(_ADDS_ONE, ("gelu_pytorch_tanh", "gelu_new"))}
-_GPT2_SPLIT: Final = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
-_LATER_SPLIT: Final = (
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}%s| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
-    "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-)
-_TEKKEN_SPLIT: Final = (
-    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+|"
-    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*|\\p{N}|"
-    " ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-)
-_SPLITS: Final[Mapping[tuple[tuple[str, ...], bool], str]] = {
-    ((_GPT2_SPLIT,), False): "gpt-2",
-    (("\\p{N}", _GPT2_SPLIT), False): "smollm",
-    ((_LATER_SPLIT % "{1,3}",), True): "llama-bpe",
-    ((_LATER_SPLIT % "{1,3}",), False): "dbrx",
-    ((_LATER_SPLIT % "",), False): "qwen2",
-    ((_TEKKEN_SPLIT,), True): "tekken",
-}
-"""Expressions that split a text into words, and whether a word that is a token is not merged -> llama.cpp's name."""
+_ACTIVATIONS: Final = {"gpt2": ("gelu_new",), **dict.fromkeys(ADDS_ONE, ("gelu_pytorch_tanh", "gelu_new"))}
 
 
 def gguf_refusal(config: Mapping[str, Any]) -> str:
     """Say why llama.cpp can't compute a model of this checked config as transformers does; empty if it can."""
     name, size = config["model_type"], model_dimensions(config)
+    if FAMILIES[name].generic:
+        return f"RingTune does not know llama.cpp's form of a {name}"
     activation = str(config.get("hidden_activation") or config.get("hidden_act") or config.get("activation_function"))
     if activation not in (known := _ACTIVATIONS.get(name, ("silu",))):
         return f"llama.cpp has {known[0]} there, the model {activation}"
@@ -104,7 +84,7 @@ def gguf_refusal(config: Mapping[str, Any]) -> str:
     if every and any(layer != (SLIDING if (index + 1) % every else FULL) for index, layer in enumerate(types)):
         return f"llama.cpp has a window in all layers but each {every}th one, the model in others"
     scalar, width = config.get("query_pre_attn_scalar"), head_width(config) if name != "gpt2" else 0
-    largest = size.num_blocks == _LARGEST_GEMMA.get(name)
+    largest = size.num_blocks == LARGEST_GEMMA.get(name)
     if scalar is not None and scalar != (size.hidden // size.num_heads if largest else width):
         return f"query_pre_attn_scalar is {scalar:g}, llama.cpp scales by another value"
     return ""
@@ -334,13 +314,13 @@ def _split_name(whole: Mapping[str, Any]) -> str:
         elif step["type"] == "Digits" and step.get("individual_digits"):
             splits.append("\\p{N}")
         elif step["type"] == "ByteLevel" and not step.get("add_prefix_space"):
-            splits += [_GPT2_SPLIT] if step.get("use_regex", True) else []
+            splits += [GPT2_SPLIT] if step.get("use_regex", True) else []
         else:
             problems.append(str(step["type"]))
     normal = [str(step["type"]) for step in _steps(whole.get("normalizer"), "normalizers")]
     problems += [name for name in normal if name != "NFC"]
     model = whole["model"]
-    name = _SPLITS.get((tuple(splits), bool(model.get("ignore_merges"))))
+    name = SPLITS.get((tuple(splits), bool(model.get("ignore_merges"))))
     if model.get("type") != "BPE" or problems or name is None:
         raise UsageError(
             f"llama.cpp has no tokenizer like {WHOLE_FILE} of this model ({model.get('type')}, "
@@ -384,7 +364,7 @@ class _Form(NamedTuple):
     def in_order(self, key: str, values: Array) -> Array:
         """Interleave the halves of each head, if these are outputs of query or key and llama.cpp has them so."""
         part = next((part for part in ("q", "k") if f".{part}_proj." in key), "")
-        if self.model_type not in _INTERLEAVED or not part:
+        if self.model_type not in INTERLEAVED or not part:
             return values
         heads = self.heads if part == "q" else self.kv_heads
         halves = values.reshape(heads, 2, len(values) // heads // 2, *values.shape[1:])
@@ -392,7 +372,7 @@ class _Form(NamedTuple):
 
     def stored(self, key: str, values: Array) -> Array:
         """Return values as GGUF has them."""
-        if self.model_type in _ADDS_ONE and key.endswith("norm.weight"):
+        if self.model_type in ADDS_ONE and key.endswith("norm.weight"):
             return values + 1
         return values.T if self.is_transposed(key, values.shape) else self.in_order(key, values)
 
@@ -417,21 +397,9 @@ def _tensors(folder: Path, config: Mapping[str, Any]) -> Iterator[_Tensor]:
         shape = stored.shape[::-1] if form.is_transposed(key, stored.shape) else stored.shape
         yield _Tensor(form.named(key), stored.info._replace(shape=shape), read)
     if rope_type(config) == "llama3":
-        factors = _rope_factors(config)
+        factors = rope_factors(config["rope_scaling"], width=head_width(dict(config)), base=config["rope_theta"])
         info = TensorInfo("F32", (len(factors),), 4 * len(factors), 0)
         yield _Tensor("rope_freqs.weight", info, functools.partial(np.array, factors, np.float32))
-
-
-def _rope_factors(config: Mapping[str, Any]) -> list[float]:
-    """Divisors of the frequencies in Llama 3's scaling: 1 for short waves, ``factor`` for long ones."""
-    scaling, width = config["rope_scaling"], head_width(dict(config))
-    low, high, factor = scaling["low_freq_factor"], scaling["high_freq_factor"], scaling["factor"]
-    trained, found = scaling["original_max_position_embeddings"], []
-    for pair in range(0, width, 2):
-        turns = trained / (2 * math.pi * config["rope_theta"] ** (pair / width))
-        share = min(1.0, max(0.0, (turns - low) / (high - low)))
-        found.append(1 / ((1 - share) / factor + share))
-    return found
 
 
 def _values(content: bytes, info: TensorInfo) -> Array:

@@ -13,6 +13,7 @@ from coordinator.api.output import choose_progress
 from coordinator.api.train import local_ring, require_place
 from coordinator.client.submit import Client
 from coordinator.planner.given_plan import require_profile_place
+from coordinator.run.requests import MeasureRequest
 from coordinator.screen.progress import Progress
 from coordinator.screen.tables import profile_text
 from ringtune.costs.profile import Profile
@@ -98,15 +99,8 @@ def measure(
         progress if isinstance(progress, Progress) else choose_progress(progress) as shown,
         local_ring(wanted, local, shown) if local else Client(coordinator, insecure=insecure) as client,
     ):
-        found = client.measure(
-            wanted,
-            progress=shown,
-            num_nodes=local or nodes,
-            join_s=join_s,
-            with_links=links,
-            is_fresh=fresh,
-            one_by_one=not busy,
-        )
+        request = MeasureRequest(wanted, local or nodes, join_s, links, is_fresh=fresh, one_by_one=not busy)
+        found = client.measure(request, progress=shown)
         if rehearse and links:
             found = client.rehearse(wanted, found, progress=shown, num_nodes=local or nodes, join_s=join_s)
     measured = Measurement(found)

@@ -12,7 +12,6 @@ from typing import Any
 
 from coordinator.client.run_files import TablesFile
 from coordinator.client.saved_run import read_run_file
-from coordinator.planner.what_if import RunRecording
 from ringtune.costs.measurement import job_shape
 from ringtune.costs.profile import Profile, TimedShape
 from ringtune.errors import IntegrityError, InvalidInputError, PlanError, UsageError
@@ -100,6 +99,8 @@ def read_inputs(plan: Path, profile: Path | None) -> Inputs:
     job = load_job(plan / "job.toml") if run and (plan / "job.toml").is_file() else None
     fixed_tokens = max((node.model.fixed_tokens for node in found_profile.nodes), default=0)
     shape = job_shape(job, fixed_tokens=fixed_tokens) if job else recorded_shape(found_profile, found_plan)
+    moves = _moves(plan / "report.json") if run and found_plan.moves else []
+    moves_s = [seconds for _, seconds, problem in moves if not problem]
     return Inputs(
         plan=found_plan,
         profile=found_profile,
@@ -108,13 +109,8 @@ def read_inputs(plan: Path, profile: Path | None) -> Inputs:
         shape=shape,
         optimizer=(shape.optimizer if shape else "") or _OPTIMIZER,
         dtype=(shape.dtype if shape else "") or _DTYPE,
-        move_s=_move_s(plan / "report.json") if run and found_plan.moves else None,
+        move_s=statistics.median(moves_s) if moves_s else None,
     )
-
-
-def _move_s(report_file: Path) -> float | None:
-    made = [seconds for _, seconds, problem in _moves(report_file) if not problem]
-    return statistics.median(made) if made else None
 
 
 def _moves(report_file: Path) -> list[tuple[int, float, str]]:
@@ -195,15 +191,6 @@ def read_recording(trace: Path, plan: Plan) -> tuple[Recording, bool]:
     return recording, recorded is None or recorded.digest == plan.digest
 
 
-def read_recorded(trace: Path, plan: Plan, *, seed: int) -> RunRecording:
-    """Read a recorded run for a what-if; see ``read_recording``.
-
-    ``plan`` is the one before the change; ``seed`` is for draws if another plan is predicted.
-    """
-    recording, is_of_plan = read_recording(trace, plan)
-    return RunRecording(recording=recording, plan=plan, is_of_plan=is_of_plan, seed=seed)
-
-
 def read_measured(inputs: Inputs) -> MeasuredRun | None:
     """Read the times of the run in the folder; None without a run, or if it has not ended.
 
@@ -222,13 +209,17 @@ def read_measured(inputs: Inputs) -> MeasuredRun | None:
         raise PlanError(
             f"{trace} has {recording.num_steps} steps, the plan {inputs.plan.course.num_steps}: they are not of one run"
         )
+    steps_s, unfreeze_at = report.get("steps_s"), report.get("unfreeze_at", [])
+    _require(steps_s is None or type(steps_s) in (int, float), report_file, "steps_s is no number")
+    is_list = isinstance(unfreeze_at, list) and all(type(step) is int for step in unfreeze_at)
+    _require(is_list or not inputs.plan.course.decides, report_file, "unfreeze_at is no list of steps")
     tables = TablesFile(inputs.run).read() if inputs.plan.course.choice is not None else ()
     return MeasuredRun(
         recording=recording,
-        steps_s=_seconds(report, report_file),
+        steps_s=steps_s,
         sent_bytes=_sent_bytes(report.get("links", {}), report_file),
         start=_resumed_at(inputs.plan, left_out, tables) if left_out else None,
-        unfreeze_at=_unfreeze_at(report, report_file) if inputs.plan.course.decides else None,
+        unfreeze_at=tuple(unfreeze_at) if inputs.plan.course.decides else None,
         tables=tables,
         stayed=tuple(placement_number for placement_number, _, problem in _moves(report_file) if problem),
     )
@@ -244,26 +235,16 @@ def _resumed_at(plan: Plan, step: int, tables: Sequence[ScheduledTable]) -> Star
     )
 
 
-def _unfreeze_at(report: Mapping[str, Any], path: Path) -> tuple[int, ...]:
-    steps = report.get("unfreeze_at", [])
-    if not isinstance(steps, list) or not all(type(step) is int for step in steps):
-        raise IntegrityError(f"{path}: unfreeze_at is no list of steps; copy the run's folder again")
-    return tuple(steps)
-
-
-def _seconds(report: Mapping[str, Any], path: Path) -> float | None:
-    steps_s = report.get("steps_s")
-    if steps_s is not None and (isinstance(steps_s, bool) or not isinstance(steps_s, int | float)):
-        raise IntegrityError(f"{path}: steps_s is no number; copy the run's folder again")
-    return steps_s
+def _require(is_right: bool, path: Path, what: str) -> None:
+    if not is_right:
+        raise IntegrityError(f"{path}: {what}; copy the run's folder again")
 
 
 def _sent_bytes(links: object, path: Path) -> dict[tuple[str, str], int]:
     found = {}
     for name, num_bytes in links.items() if isinstance(links, dict) else ():
         source, arrow, target = name.partition(">")
-        if not arrow or not isinstance(num_bytes, int):
-            raise IntegrityError(f"{path}: {json.dumps(name)} is no link with bytes; copy the run's folder again")
+        _require(bool(arrow) and isinstance(num_bytes, int), path, f"{json.dumps(name)} is no link with bytes")
         found[source, target] = num_bytes
     return found
 

@@ -287,7 +287,8 @@ def sweep_lines(axes: Sequence[Axis], before: PredictedPlan, cells: Sequence[Cel
     rows = []
     for cell in cells:
         if cell.wall_s is None:
-            rows.append([*cell.values, *[_NONE] * 5, _short(cell.error)])
+            error = cell.error if len(cell.error) <= 60 else f"{cell.error[:57]}..."
+            rows.append([*cell.values, *[_NONE] * 5, error])
             continue
         rows.append(
             [
@@ -323,10 +324,6 @@ def _faster(axes: Sequence[Axis], before: PredictedPlan, cells: Sequence[CellRes
     said = ", ".join(f"{key} = {value}" for key, value in values)
     keys = ", ".join(f"{JOB_KEYS[key]} = {value if PLAN_KEYS[key] is int else repr(value)}" for key, value in values)
     return [f"soonest: {said}, {_times(best.wall_s, before.prediction.wall_s)} of the time; set {keys}"]
-
-
-def _short(error: str) -> str:
-    return error if len(error) <= 60 else f"{error[:57]}..."
 
 
 def sweep_rows(axes: Sequence[Axis], before: PredictedPlan, cells: Sequence[CellResult]) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from coordinator.api.arguments import RunLike, folder_of, for_python
 from coordinator.api.output import Metrics, Plot, Table, choose_progress
 from coordinator.api.predict import Rows, predict
 from coordinator.client.connection import Connection
-from coordinator.client.detached_runs import ended_error, fetch_run, kept_record, stop_run
+from coordinator.client.detached_runs import WHO, fetch_run, kept_record, stop_run
 from coordinator.client.follow import show_events
 from coordinator.client.run_folder import LOG, read_metrics
 from coordinator.client.saved_run import PLACE, RunLocation, is_running, read_place, read_run, read_run_file
@@ -31,6 +31,7 @@ from coordinator.screen.progress import DECISIONS, Progress
 from coordinator.server.restart import last_of
 from ringtune.errors import ConnectionFailedError, DeadlineError, InvalidInputError, RingTuneError, UsageError
 from ringtune.job.job import Job, load_job
+from ringtune.machine.process import exit_error
 from ringtune.models.result_files import ADAPTER_FOLDER, MODEL_FOLDER
 from ringtune.schedule.plan import Plan
 from ringtune.transport.speaker import speaker, speaking_as
@@ -371,7 +372,7 @@ class Run:
             if code is None:
                 time.sleep(_POLL_S)
         if not self._is_done(place):
-            raise ended_error(code or _UNKNOWN_CODE, self.folder / LOG)
+            raise exit_error(WHO, code or _UNKNOWN_CODE, log=self.folder / LOG)
         shown.report(self.report)
 
     def _code(self, place: RunLocation) -> int | None:

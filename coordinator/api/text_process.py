@@ -35,6 +35,7 @@ class Ready(NamedTuple):
     Attributes:
         has_template: whether it answers conversations, or only continues texts.
         longest: most tokens of a text with its answer.
+        reads: what the model could read, if memory allowed it.
         cache_bytes: most bytes of the keys and values of a text; 0 = none are kept, each token costs a whole forward.
         temperature: that the model asks for; 0 = always the likeliest token.
         told: note on settings of the model that are not used; empty without.
@@ -42,6 +43,7 @@ class Ready(NamedTuple):
 
     has_template: bool
     longest: int
+    reads: int
     cache_bytes: int
     temperature: float
     told: str
@@ -52,7 +54,8 @@ class Ready(NamedTuple):
         cost = (
             size if self.cache_bytes else "no keys and values are kept: its adapter computes a token by those beside it"
         )
-        return [f"texts of at most {self.longest:,} tokens, {cost}", *([self.told] if self.told else [])]
+        cut = f" (the model reads {self.reads:,}, memory allows no more)" if self.longest < self.reads else ""
+        return [f"texts of at most {self.longest:,} tokens{cut}, {cost}", *([self.told] if self.told else [])]
 
 
 class TextProcess:

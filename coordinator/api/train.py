@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import logging
@@ -170,7 +171,7 @@ def _follow(
                         progress=progress,
                         folder=folder,
                         interrupts=interrupts,
-                        sinks=[_place_writer(out, client.address, local), *logs],
+                        sinks=[functools.partial(_note_place, out, client.address, local), *logs],
                         coordinator_wait_s=0.0 if local else coordinator_wait_s,
                     )
                 finally:
@@ -217,16 +218,11 @@ def _log(log: str, out: Path) -> Iterator[list[EventSink]]:
         yield [written]
 
 
-def _place_writer(out: Path, address: str, local: int) -> EventSink:
-    def write(event: control_pb2.RunEvent) -> None:
-        if event.WhichOneof("event") == "run_id":
-            _write_place(out, event.run_id, address, local)
-
-    return write
-
-
-def _write_place(out: Path, run_id: str, address: str, local: int) -> None:
-    RunLocation(run_id=run_id, coordinator=address, is_local=bool(local), pid=os.getpid(), local_nodes=local).write(out)
+def _note_place(out: Path, address: str, local: int, event: control_pb2.RunEvent) -> None:
+    """Write where a run is driven, once it has its id."""
+    if run_id := event.run_id:
+        place = RunLocation(run_id=run_id, coordinator=address, is_local=local > 0, pid=os.getpid(), local_nodes=local)
+        place.write(out)
 
 
 def _submit(request: RunRequest, folder: RunFolder, client: Client, say: Callable[[str], object]) -> None:
@@ -239,7 +235,7 @@ def _submit(request: RunRequest, folder: RunFolder, client: Client, say: Callabl
             say(line)
         if request.initial is not None:
             folder.write_initial(request.initial)
-        _write_place(folder.path, client.start(request), client.address, 0)
+        _note_place(folder.path, client.address, 0, control_pb2.RunEvent(run_id=client.start(request)))
 
 
 def require_place(local: int, coordinator: str, nodes: int) -> None:
@@ -266,14 +262,6 @@ def _require_extras(web: str, log: str, *, local: int, wait: bool) -> None:
         require_tensorboard(log)
         if not (wait or local):
             raise UsageError("--log is written by the command that follows the run; leave out --detach")
-
-
-def _require_usable(out: Path, job: Job, *, replace: bool, resume: bool) -> None:
-    """Refuse an unusable folder before anything is started or written."""
-    if not resume:
-        require_run_folder(out)
-        require_no_run(out, files_of_run(out), replace=replace)
-    require_inputs_elsewhere(out, job)
 
 
 PlanLike: TypeAlias = str | PathLike[str] | PlannedJob | None
@@ -353,7 +341,10 @@ def train(
         times = read_profile(Path(profile)) if profile else None
         if given is not None and local:
             require_members(given.plan, [node_name(index, local) for index in range(local)])
-        _require_usable(folder, wanted, replace=replace, resume=resume)
+        if not resume:
+            require_run_folder(folder)
+            require_no_run(folder, files_of_run(folder), replace=replace)
+        require_inputs_elsewhere(folder, wanted)
         notes = []
         if local:  # reads rows and model as the nodes will, before anything is started or written
             notes = check_rows(wanted.model.task, wanted.data) if resume else estimate(wanted, local).notes

@@ -10,7 +10,7 @@ import dataclasses
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -43,25 +43,17 @@ def check_can_merge(run: SavedRun) -> None:
         )
 
 
-def merge_into(run: SavedRun, target: Path, *, model: Path | None, user: str = "") -> None:
-    """Write the merged model of a run, without a card.
+def merge_into(run: SavedRun, target: Path, *options: str) -> None:
+    """Write the merged model of a run, without a card, in a process of its own.
 
-    ``model`` is the folder of the base model, None = the run's own; an empty ``user`` = the sum of all.
+    ``options`` are those of ``edge.model.merge``: another base model, one user in place of the sum of all; or the sum
+    of the adapters of all users alone, as the folder of one adapter.
 
     Raises:
         RingTuneError: the error of the process.
         DeadlineError: it took longer than ``MERGE_S``.
     """
-    _start(run, target, [*(["--model", str(model)] if model is not None else []), *(["--user", user] if user else [])])
-
-
-def sum_into(run: SavedRun, target: Path) -> None:
-    """Write the sum of the adapters of all users, as the folder of one adapter."""
-    _start(run, target, ["--sum"])
-
-
-def _start(run: SavedRun, target: Path, more: Sequence[str]) -> None:
-    command = [sys.executable, "-P", "-m", "edge.model.merge", str(run.folder), str(target), *more]
+    command = [sys.executable, "-P", "-m", "edge.model.merge", str(run.folder), str(target), *options]
     try:
         done = subprocess.run(  # noqa: S603 - our own module
             command, capture_output=True, text=True, timeout=MERGE_S, check=False, stdin=subprocess.DEVNULL
@@ -127,5 +119,5 @@ def adapter_of(run: SavedRun, user: str) -> Iterator[SavedRun]:
         yield as_of(run, user)
         return
     with tempfile.TemporaryDirectory(prefix="ringtune-") as name:
-        sum_into(run, Path(name))
+        merge_into(run, Path(name), "--sum")
         yield dataclasses.replace(as_of(run, user), saved=Path(name))

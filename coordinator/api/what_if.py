@@ -12,12 +12,13 @@ from typing import Any, TypeAlias
 
 from coordinator.api.arguments import JobLike, RunLike, folder_of, for_python, read_job
 from coordinator.api.output import Table
-from coordinator.api.prediction_inputs import read_inputs, read_recorded
+from coordinator.api.prediction_inputs import read_inputs, read_recording
 from coordinator.api.prediction_text import comparison_json, comparison_lines, sweep_rows
 from coordinator.client.initial_values import with_initial_digest
 from coordinator.planner.what_if import (
     CellResult,
     PredictedPlan,
+    RunRecording,
     WhatIf,
     job_differences,
     loss_result,
@@ -117,6 +118,10 @@ def what_if(
         raise UsageError("nothing changes; give --change, --sweep, --drop, --lose, --add or --replan")
     job = with_initial_digest(read_job(replan, {})) if replan is not None else None
     given = read_inputs(folder_of(plan), Path(profile) if profile is not None else None)
+    recorded = None
+    if trace is not None:
+        recording, is_of_plan = read_recording(folder_of(trace), given.plan)
+        recorded = RunRecording(recording=recording, plan=given.plan, is_of_plan=is_of_plan, seed=seed)
     question = WhatIf(
         plan=given.plan,
         profile=given.profile,
@@ -128,7 +133,7 @@ def what_if(
         add=tuple(add.items() if isinstance(add, Mapping) else add or ()),
         job=job,
         move_s=given.move_s,
-        recorded=read_recorded(folder_of(trace), given.plan, seed=seed) if trace is not None else None,
+        recorded=recorded,
     )
     question.check([()])
     losses, rules = [nodes for text in lose for nodes in lost_nodes(given.plan.parts[-1].nodes, text)], job or given.job

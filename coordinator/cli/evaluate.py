@@ -26,17 +26,36 @@ def evaluate(
         ),
     ] = None,
     coordinator: options.Coordinator = "",
-    model: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Model folder on this machine; replaces the run's model.path.")
-    ] = None,
+    model: options.ModelFolder = None,
     column: options.Columns = None,
     missing: options.Missing = "",
     user: options.User = "",
+    harness: Annotated[
+        str,
+        typer.Option(
+            "--harness",
+            metavar="TASKS",
+            help="In place of rows: tasks of lm-eval for a language model, with commas between them, such as piqa "
+            "(extra [harness]).",
+        ),
+    ] = "",
+    harness_data: Annotated[
+        Path | None,
+        typer.Option(
+            "--harness-data",
+            metavar="DIR",
+            help="Folder with tasks of your own for --harness, and the files that they name; a task may have code, "
+            "which is run.",
+        ),
+    ] = None,
     join_s: options.JoinS = 60.0,
     insecure: options.Insecure = False,
     json: options.Json = False,
 ) -> None:
-    """Evaluate the adapter or model of a run on a file: accuracy, loss and the number of rows."""
+    """Evaluate the adapter or model of a run on a file: accuracy, loss and the number of rows.
+
+    With --harness a language model is evaluated by tasks of lm-eval instead, in one process on this machine.
+    """
     import functools
 
     from coordinator.api import run as api
@@ -45,6 +64,10 @@ def evaluate(
     from coordinator.run.run_text import all_figures
     from coordinator.screen.tables import class_lines
 
+    if harness or harness_data is not None:
+        refuse_other_rows(context, harness)
+        typer.echo(_harness(folder, harness, data=harness_data, model=model, user=user, json=json))
+        return
     if coordinator and data is None:
         refuse_local_node_options(context)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
@@ -61,6 +84,36 @@ def evaluate(
         tell=functools.partial(typer.echo, err=True),
     )
     options.show({"event": "evaluation", **found}, (*all_figures(found), *class_lines(found)), as_json=json)
+
+
+def refuse_other_rows(context: typer.Context, harness: str) -> None:
+    """Refuse options of rows beside --harness, and --harness-data without it.
+
+    Raises:
+        UsageError: one was typed.
+    """
+    from ringtune.errors import UsageError
+
+    if not harness:
+        raise UsageError("--harness-data has tasks for --harness; name some with --harness, or leave it out")
+    options_of_rows = {"--data": "data", "--coordinator": "coordinator", "--column": "column", "--missing": "missing"}
+    for option, name in options_of_rows.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise UsageError(f"--harness brings its own rows and computes on this machine; leave {option} out")
+
+
+def _harness(folder: Path, tasks: str, *, data: Path | None, model: Path | None, user: str, json: bool) -> str:
+    import functools
+    import json as json_module
+
+    from coordinator.api.harness import harness, lines_of
+    from coordinator.client.saved_run import read_run
+
+    names = [name.strip() for name in tasks.split(",")]
+    tell = functools.partial(typer.echo, err=True)
+    found = harness(read_run(folder), names, data=data, model=model, user=user, tell=tell)
+    return json_module.dumps({"event": "harness", "tasks": found}) if json else "\n".join(lines_of(found))
 
 
 def refuse_local_node_options(context: typer.Context) -> None:

@@ -22,9 +22,7 @@ def export(
     merge: Annotated[
         bool, typer.Option("--merge", help="Write a whole model with the adapter merged into it; linear and lora only.")
     ] = False,
-    model: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Model folder on this machine; replaces the run's model.path.")
-    ] = None,
+    model: options.ModelFolder = None,
     form: Annotated[
         str,
         typer.Option("--format", metavar="NAME", help="adapterhub, peft for LoRA, gguf or gguf-lora for llama.cpp."),

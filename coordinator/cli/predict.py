@@ -32,9 +32,7 @@ def predict(
             "renamed to FILE.replaced-TIME.",
         ),
     ] = None,
-    model: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Model folder on this machine; replaces the run's model.path.")
-    ] = None,
+    model: options.ModelFolder = None,
     column: options.Columns = None,
     missing: options.Missing = "",
     user: options.User = "",

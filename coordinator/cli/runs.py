@@ -48,9 +48,8 @@ def logs(
         show_file(found.folder, found.place, follow=follow)
         return
     with found.connect(insecure=insecure) as client:
-        records = client.runs()
-        run_id = found.run_id or only_run(records, lambda _: True, "run").run_id
-        run_id = last_of({record.run_id: record for record in records}, run_id)
+        records = client.records()
+        run_id = last_of(records, found.run_id or only_run(records, lambda _: True, "run").run_id)
         with make_progress(as_json=json, live=False) as progress:
             show_events(client, run_id, follow=follow, progress=progress)
 
@@ -61,7 +60,7 @@ def fetch(
         Path | None,
         typer.Option(metavar="DIR", help="Folder for the run's files. Default: the folder, or one named by the id."),
     ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Move an earlier run's files to another folder.")] = False,
+    replace: options.Replace = False,
     coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
     insecure: options.Insecure = False,
     json: options.Json = False,

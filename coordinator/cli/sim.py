@@ -16,14 +16,11 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def simulate(
     plan: options.PlanFile,
     profile: options.ProfileFile = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(metavar="TRACE|RUN", help="Draw times from a recorded run, stragglers included, not medians."),
-    ] = None,
+    trace: options.Trace = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write prediction.json and trace.json (for Perfetto) there.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed for sampling recorded times if the plan was changed.")] = 0,
+    seed: options.TraceSeed = 0,
     json: options.Json = False,
 ) -> None:
     """Predict training time, idle shares, bytes and memory of a plan from measured times.

@@ -29,7 +29,7 @@ def train(
     nodes: options.Nodes = 0,
     join_s: options.JoinS = 60.0,
     change: options.Changes = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Move an earlier run's files to another folder.")] = False,
+    replace: options.Replace = False,
     resume: Annotated[
         bool,
         typer.Option(

@@ -50,11 +50,8 @@ def what_if(
         list[str] | None, typer.Option(metavar="NODE", help="Node with the speed, memory and links of an added one.")
     ] = None,
     replan: Annotated[Path | None, typer.Option(metavar="JOB", help="Plan again for this job.toml.")] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(metavar="TRACE|RUN", help="Draw times from a recorded run, stragglers included, not medians."),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed for sampling recorded times if the plan was changed.")] = 0,
+    trace: options.Trace = None,
+    seed: options.TraceSeed = 0,
     sweep: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUES", help="Several values: A,B,C or FROM:TO:COUNT; given twice: the grid."),

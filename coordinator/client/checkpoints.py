@@ -126,8 +126,7 @@ def with_best(
 
 def _copy_durably(source: str, target: str) -> None:
     shutil.copyfile(source, target)
-    with Path(target).open("rb") as file:
-        os.fsync(file.fileno())
+    force_to_disk(Path(target))
 
 
 FOLDER = "checkpoints"
@@ -250,35 +249,24 @@ def find_resume(run_folder: Path, job: Job, note: Callable[[str], None]) -> Resu
             note(f"the newest checkpoint is from before {rows}")
         if back:
             note(f"the newest checkpoint is from before {', '.join(back)} came back")
-    manifests = _of_plan(manifests, job, plan, lengths, note)
+    if plan.course.left_out:  # from before an owner was left out or came back only the newest one is used
+        known = set[str]().union(*digests(job, plan, lengths).values())
+        usable = tuple(one for one in manifests if one.plan_digest in known or one is manifests[0])
+        for one in manifests[len(usable) :]:
+            note(f"the checkpoint of step {one.step} is from before an owner was lost or came back, so it is not used")
+        manifests = usable
     if plan.placements != found.placements:
         where = "on the disks of the nodes" if job.keeps_state_on_disk else "in memory"
         note(f"optimizer state of groups that rest is {where} from here on (hift.state); the result is the same")
     if lengths and num_steps_of(job, plan) != plan.course.num_steps:
-        plan = _made_longer(plan, job, note)
-        manifests = _at_turns(manifests, plan, note)
+        made = longer(plan, job)
+        note(f"the run had {plan.course.num_steps} steps and gets {made.course.num_steps}")
+        plan, manifests = made, _at_turns(manifests, made, note)
     elif lengths:
         _require_unfinished(run_folder)
     resume = Resume(plan=plan, manifests=manifests, lengths=lengths)
     resume.check(job)
     return resume
-
-
-def _of_plan(
-    manifests: tuple[CheckpointManifest, ...],
-    job: Job,
-    plan: Plan,
-    lengths: tuple[Length, ...],
-    note: Callable[[str], None],
-) -> tuple[CheckpointManifest, ...]:
-    """Drop checkpoints from before an owner was left out or came back, where there is a newer one."""
-    if not plan.course.left_out:
-        return manifests
-    known = set[str]().union(*digests(job, plan, lengths).values())
-    found = tuple(one for one in manifests if one.plan_digest in known or one is manifests[0])
-    for one in manifests[len(found) :]:
-        note(f"the checkpoint of step {one.step} is from before an owner was lost or came back, so it is not used")
-    return found
 
 
 def _lengths_before(path: Path, job: Job, checkpoints: RunCheckpoints) -> tuple[Length, ...]:
@@ -298,13 +286,6 @@ def _lengths_before(path: Path, job: Job, checkpoints: RunCheckpoints) -> tuple[
         )
     is_longer = not set(changed).isdisjoint(LENGTH_KEYS)
     return (*checkpoints.lengths(), Length.of(before)) if is_longer else checkpoints.lengths()
-
-
-def _made_longer(plan: Plan, job: Job, note: Callable[[str], None]) -> Plan:
-    """Make the plan of the longer run, and note it."""
-    made = longer(plan, job)
-    note(f"the run had {plan.course.num_steps} steps and gets {made.course.num_steps}")
-    return made
 
 
 def _at_turns(

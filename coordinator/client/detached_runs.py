@@ -100,8 +100,10 @@ def fetched_folder(
         written = read_written(out)
         try:
             claim(coming, KIND)
-            if goes_on:
-                _copy(out, coming, (*replaced, *([WRITTEN] if written else [])))
+            for name in (*replaced, *([WRITTEN] if written else [])) if goes_on else ():
+                with storage_errors(coming):
+                    copy = shutil.copytree if (out / name).is_dir() else shutil.copy2
+                    copy(out / name, coming / name)
             with RunFolder(coming, resume=True, is_copy=True) as folder:
                 yield folder
         except BaseException:
@@ -117,13 +119,6 @@ def fetched_folder(
             say(f"the files of the earlier run are in {aside}")
         elif others := _others(aside, out, written):
             say(f"files that were changed after the run wrote them are in {aside}: {listed(others, _MAX_NAMED)}")
-
-
-def _copy(source: Path, target: Path, names: Iterable[str]) -> None:
-    with storage_errors(target):
-        for name in names:
-            copy = shutil.copytree if (source / name).is_dir() else shutil.copy2
-            copy(source / name, target / name)
 
 
 def _take_over(coming: Path, out: Path, replaced: Iterable[str]) -> Path | None:
@@ -204,14 +199,13 @@ def find_run(text: str, coordinator: str) -> ResolvedRun:
     return ResolvedRun(place.run_id, place.coordinator, place, folder)
 
 
-def only_run(records: Sequence[RunRecord], may: Callable[[RunRecord], bool], what: str) -> RunRecord:
+def only_run(records: Mapping[str, RunRecord], may: Callable[[RunRecord], bool], what: str) -> RunRecord:
     """Choose the only run with ``may`` true that no other run resumes; ``what`` names the kind for the message.
 
     Raises:
         UsageError: there is none, or more than one.
     """
-    by_id = {record.run_id: record for record in records}
-    found = [record for record in records if may(record) and resumed_by(by_id, record.run_id) is None]
+    found = [record for run_id, record in records.items() if may(record) and resumed_by(records, run_id) is None]
     if not found:
         raise UsageError(f"there is no {what} at this coordinator; 'ringtune runs' lists its runs")
     if len(found) > 1:
@@ -228,8 +222,7 @@ def kept_record(client: Connection, run_id: str) -> RunRecord:
     """
     records = client.records()
     if not run_id:
-        new = only_run(list(records.values()), lambda record: record.has_books and not record.is_fetched, "new run")
-        run_id = new.run_id
+        run_id = only_run(records, lambda record: record.has_books and not record.is_fetched, "new run").run_id
     if run_id not in records:
         raise UsageError(f"run {run_id} is not stored there; 'ringtune runs' lists the stored runs")
     return records[last_of(records, run_id)]
@@ -339,10 +332,9 @@ def _end_of(client: Connection, run_id: str, wait_s: float) -> str:
     )
 
 
-DETACH = "--detach"
+DETACH, WHO = "--detach", "the detached run"
 BEGIN_S = 300.0
 _LATER_PHASES = ("training", "collecting")
-_TAIL_BYTES = 4096
 
 
 def start_in_background(out: Path, arguments: Sequence[str]) -> tuple[RunLocation, subprocess.Popen[bytes]]:
@@ -365,7 +357,7 @@ def start_in_background(out: Path, arguments: Sequence[str]) -> tuple[RunLocatio
             if place is not None and place.pid == process.pid and (code == 0 or _trains(place)):
                 return place, process
             if code is not None:
-                raise ended_error(code, log)
+                raise exit_error(WHO, code, log=log)
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
         process.send_signal(signal.SIGINT)
@@ -389,11 +381,6 @@ def _start(log: Path, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
         raise UsageError(f"can't use {log.parent} for the run's files: {error.strerror}; choose another") from error
 
 
-def ended_error(code: int, log: Path) -> RingTuneError:
-    """Make the error of a detached run from the exit code of its command (negative for a signal) and its log."""
-    return exit_error("the detached run", code, _tail(log), log=log)
-
-
 def _trains(place: RunLocation) -> bool:
     try:
         with Connection(place.coordinator) as client:
@@ -401,13 +388,6 @@ def _trains(place: RunLocation) -> bool:
     except RingTuneError:  # it has ended meanwhile
         return False
     return status.run_id == place.run_id and status.phase in _LATER_PHASES
-
-
-def _tail(log: Path) -> str:
-    with log.open("rb") as file:
-        file.seek(0, os.SEEK_END)
-        file.seek(max(0, file.tell() - _TAIL_BYTES))
-        return file.read().decode(errors="replace")
 
 
 def lines_of_detached(place: RunLocation, out: Path | None) -> list[str]:

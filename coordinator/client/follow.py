@@ -72,7 +72,9 @@ class Outcome:
                 self.profile = Profile.from_json(read_object(event.profile_json, "the profile"))
             case "plan_json":
                 self.plan = Plan.from_json(read_object(event.plan_json, "the plan"))
-                self.memory = self._memory_of(self.plan)
+                if self.profile is not None:
+                    memory = plan_memory(self._job, self.plan, self.profile.by_name)
+                    self.memory = {node: estimate.total_bytes for node, estimate in memory.items()}
             case "note":
                 self.notes.append(event.note)
             case "report_json":
@@ -93,12 +95,6 @@ class Outcome:
             raise self.error
         if not self.is_done:
             raise ConnectionFailedError("the coordinator ended before the run did; see its log and repeat the run")
-
-    def _memory_of(self, plan: Plan) -> dict[str, int]:
-        if self.profile is None:
-            return {}
-        memory = plan_memory(self._job, plan, {node.node: node for node in self.profile.nodes})
-        return {node: estimate.total_bytes for node, estimate in memory.items()}
 
 
 class ShownEvents:

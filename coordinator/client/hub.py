@@ -36,6 +36,7 @@ from coordinator.screen.progress import WaitNotice
 from ringtune.errors import ConnectionFailedError, DeadlineError, IntegrityError, UsageError
 from ringtune.job.job import Job
 from ringtune.models.folder import COMMIT, HubId, cached_folder, hub_id, place_of
+from ringtune.models.gguf import folder_of_gguf
 from ringtune.models.tokenizer import is_template_file
 from ringtune.storage.durable import FileLock, make_folder, rename_durably, storage_errors, write_durably
 
@@ -76,6 +77,8 @@ def with_local_model(job: Job) -> Job:
 def model_folder(path: str, *, cache: Path | None = None, own: Path | None = None, fetch: Fetch | None = None) -> Path:
     """Find the folder of a model; an existing path is preferred, and a cached model needs no network.
 
+    Of a GGUF file it is a folder in the cache of this user, with a link to the file.
+
     Args:
         path: of a folder, or an id of a hub.
         cache: the Hugging Face cache, which is only read; None = that of this user.
@@ -84,10 +87,11 @@ def model_folder(path: str, *, cache: Path | None = None, own: Path | None = Non
 
     Raises:
         ConnectionFailedError: the caches lack it, and it can't be fetched.
+        ModelError, IntegrityError: a GGUF file that can't be trained.
     """
     wanted = hub_id(path)
     if wanted is None or Path(path).exists():
-        return Path(path)
+        return folder_of_gguf(Path(path))
     cache = cache or hub_cache(os.environ)
     own = own or download_folder()
     found = cached_folder(wanted, cache) or cached_folder(wanted, own)
@@ -95,7 +99,12 @@ def model_folder(path: str, *, cache: Path | None = None, own: Path | None = Non
     found = found or cached_folder(wanted, own)
     if found is None:
         problem = problem or "the hub has no config.json and .safetensors of it"
-        raise ConnectionFailedError(_lacks(wanted, cache, problem))
+        revision = f" --revision {wanted.revision}" if str(wanted) != wanted.repository else ""
+        raise ConnectionFailedError(
+            f"model.path = '{wanted}' is no folder here, the Hugging Face cache {cache} lacks it, and it can't be "
+            f"fetched ({problem}); where there is a network: hf download {wanted.repository}{revision}, or name a "
+            "folder"
+        )
     return found.absolute()
 
 
@@ -110,14 +119,6 @@ def _fetch_in_process(wanted: HubId, cache: Path) -> str:
         return f"it is not there after {FETCH_S:g} s"
     lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
     return lines[-1][:_SHOWN] if done.returncode else ""
-
-
-def _lacks(wanted: HubId, cache: Path, problem: str) -> str:
-    revision = f" --revision {wanted.revision}" if str(wanted) != wanted.repository else ""
-    return (
-        f"model.path = '{wanted}' is no folder here, the Hugging Face cache {cache} lacks it, and it can't be fetched "
-        f"({problem}); where there is a network: hf download {wanted.repository}{revision}, or name a folder"
-    )
 
 
 FILES: Final = (
@@ -205,17 +206,13 @@ def store(wanted: HubId, commit: str, files: Sequence[HubFile], cache: Path, get
         raise IntegrityError(f"the hub answers with commit {commit[:60]!r} for {wanted}")
     place = place_of(wanted, cache)
     folder, coming = place / "snapshots" / commit, place / "fetching" / commit
-    with storage_errors(place):
-        for part in {coming, *((coming / file.name).parent for file in files)}:
-            make_folder(part)
+    _make_folders(coming, files)
     busy = f"{{holder}} fetches {wanted} into {place}; wait for its end"
     with FileLock(place / "lock", busy=busy):
         for file in files:
             if not file.is_at(folder / file.name) and not file.is_at(coming / file.name):
                 _fetch(file, coming / file.name, get)
-        with storage_errors(folder):
-            for part in {folder, *((folder / file.name).parent for file in files)}:
-                make_folder(part)
+        _make_folders(folder, files)
         for file in files:
             if not file.is_at(folder / file.name):
                 rename_durably(coming / file.name, folder / file.name)
@@ -224,6 +221,12 @@ def store(wanted: HubId, commit: str, files: Sequence[HubFile], cache: Path, get
             for part in sorted({coming, *((coming / file.name).parent for file in files)}, reverse=True):
                 part.rmdir()
     return folder
+
+
+def _make_folders(folder: Path, files: Sequence[HubFile]) -> None:
+    with storage_errors(folder):
+        for part in {folder, *((folder / file.name).parent for file in files)}:
+            make_folder(part)
 
 
 def _fetch(file: HubFile, path: Path, get: Get) -> None:

@@ -138,8 +138,7 @@ class AgentTemplate:
         """Make the error with which the template has ended; None while it runs."""
         if not self._is_over:
             return None
-        output = self._log.read_text(encoding="utf-8", errors="replace")
-        return exit_error(_WHO, self._process.wait(_END_S), output, log=self._log)
+        return exit_error(_WHO, self._process.wait(_END_S), log=self._log)
 
     def start(
         self, arguments: Sequence[str], *, log: Path, environment: Mapping[str, str] | None = None
@@ -224,7 +223,6 @@ OWN_COORDINATOR: Final = "--own-coordinator"
 _TERM_S = 5.0
 _KILL_S = 2.0
 _POLL_S = 0.1
-_TAIL_BYTES = 4096
 
 OnExit = Callable[[str, RingTuneError], None]
 
@@ -366,14 +364,7 @@ class LocalNodes:
                 if name in running and (code := agent.poll()) is not None and not self._stopping.is_set():
                     running.remove(name)
                     log = self._logs / f"{name}.log"
-                    lost = self._template.error()
-                    self._on_exit(name, lost or exit_error(f"node {name}", code, self._tail(name), log=log))
-
-    def _tail(self, name: str) -> str:
-        with (self._logs / f"{name}.log").open("rb") as log:
-            log.seek(0, os.SEEK_END)
-            log.seek(max(0, log.tell() - _TAIL_BYTES))
-            return log.read().decode(errors="replace")
+                    self._on_exit(name, self._template.error() or exit_error(f"node {name}", code, log=log))
 
     def _stop(self) -> None:
         self._stopping.set()

@@ -21,7 +21,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,7 +61,8 @@ class RunParts:
     def begin(self, step: int) -> None:
         """Begin the part that resumes from ``step``: move the files of the former part away."""
         stops = (*(stop for stop in self.stops() if stop < step), step)
-        target = self._folder / str(self._num_attempts() + 1)
+        names = [entry.name for entry in self._folder.iterdir()] if self._folder.is_dir() else []
+        target = self._folder / str(max((int(name) for name in names if name.isdecimal()), default=0) + 1)
         with storage_errors(target):
             make_folder(target)
             for name in _OF_ONE_PART:
@@ -69,31 +70,21 @@ class RunParts:
                     rename_durably(self._run / name, target / name)
         write_durably(self._folder / _STOPS, json.dumps(stops).encode())
 
-    def _num_attempts(self) -> int:
-        names = [entry.name for entry in self._folder.iterdir()] if self._folder.is_dir() else []
-        return max((int(name) for name in names if name.isdecimal()), default=0)
-
-    def completed(self, report: Mapping[str, Any], metrics: Path) -> dict[str, Any]:
+    def completed(
+        self, report: dict[str, Any], read_metrics: Callable[[], Sequence[Mapping[str, Any]]]
+    ) -> dict[str, Any]:
         """Add to a report ``parts``, totals of each earlier part, and ``whole``, totals of all parts.
 
         Example: a run of 100 steps resumed at 40 has one part of 40 steps, and a whole of 100. The report of a run that
-        was never resumed stays as it is. ``metrics`` has the lines of all steps.
+        was never resumed stays as it is. ``read_metrics`` returns the lines of all steps.
         """
         stops = self.stops()
         if not stops:
-            return dict(report)
-        lines = [line for line in _lines(metrics) if is_step(line)]
+            return report
+        lines = list(filter(is_step, read_metrics()))
         ends = (*stops, max((int(line["step"]) for line in lines), default=0))
         parts = [_totals(lines, done, stop) for done, stop in zip((0, *ends), ends, strict=False)]
         return {**report, "parts": parts[:-1], "whole": _totals(lines, 0, ends[-1])}
-
-
-def _lines(path: Path) -> Iterable[Mapping[str, Any]]:
-    if not path.exists():
-        return
-    with storage_errors(path), path.open(encoding="utf-8") as file:
-        for line in file:
-            yield json.loads(line)
 
 
 def _totals(lines: Sequence[Mapping[str, Any]], done: int, stop: int) -> dict[str, Any]:

@@ -38,7 +38,6 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from coordinator.client.checkpoints import FOLDER, BestFolder, RunCheckpoints, cut_metrics, force_to_disk
@@ -159,11 +158,9 @@ class RunFolder:
             self._undo = undo.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close the open files; incomplete ones keep ``.part`` in their names."""
-        if error is not None and self._is_new:
+        if any(error) and self._is_new:
             remove_unused_folder(self.path)
         self._undo.close()
 
@@ -279,7 +276,7 @@ class RunFolder:
                 f"{name} that was received is not JSON: {error}; use one version on all machines"
             ) from error
         if name == _REPORT:
-            value = self._parts.completed(value, self.path / METRICS)
+            value = self._parts.completed(value, lambda: read_metrics(self.path))
         self.write_text(name, json.dumps(value, indent=1) + "\n")
 
     def add_metrics(self, line: str) -> None:

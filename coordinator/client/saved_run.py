@@ -22,6 +22,7 @@ from ringtune.ids import check_run_id
 from ringtune.job.job import METHOD_SECTIONS, Job, Train, load_job, result_of, result_of_user
 from ringtune.job.rows import input_columns, target_columns
 from ringtune.models.family import CAUSAL_LM, IMAGE_CLASSIFICATION
+from ringtune.models.gguf import folder_of_gguf
 from ringtune.models.result_files import USERS_FOLDER, Result, of_user
 from ringtune.schedule.course import dtype_of
 from ringtune.schedule.methods import method_class
@@ -216,34 +217,25 @@ def evaluation_job(run: SavedRun, data: Path | None, *, model: Path | None = Non
         JobError: a value is refused.
     """
     job = run.job
-    section = dataclasses.replace(
-        job.data,
-        train=str(resolved(data)) if data else job.data.train,
-        eval=str(resolved(data)) if data else job.data.eval,
-        held_out=0.0 if data else job.data.held_out,
-        labels=run.plan.course.labels,
-        split="iid" if data else job.data.split,
-        owners=0,
-        user="",  # the user of a row matters in training only
-    )
+    given: dict[str, Any] = {}
+    if data is not None:
+        given = {"train": str(resolved(data)), "eval": str(resolved(data)), "held_out": 0.0, "split": "iid"}
+    # the user of a row matters in training only
+    section = dataclasses.replace(job.data, **given, labels=run.plan.course.labels, owners=0, user="")
     # every method gives the same forward; the plain one asks for no special ring, but knows no full parameters
     method = job.train.method if job.method.full_parameters else Train().method
     train = dataclasses.replace(job.train, method=method, dropout=0.0, checkpoint_every=0, packing=None)
-    none: dict[str, Any] = dict.fromkeys(name for name in METHOD_SECTIONS if name != method_class(method).section)
-    job = dataclasses.replace(job, **none)
-    path = dataclasses.replace(job.model, path=str(model.resolve())) if model else job.model
-    runtime = dataclasses.replace(job.runtime, record=False, frozen=dtype_of(run.plan.course.frozen))
-    # whoever fitted them, the adapters are in the result; the helpers that the job names need not be there
-    offload = OffloadSettings()
-    adapter = dataclasses.replace(job.adapter, from_="", sha256="")  # the result has all values
-    return dataclasses.replace(
-        job,
-        model=path,
-        data=section,
-        adapter=adapter,
-        train=train,
-        runtime=runtime,
-        offload=offload,
-        memory=Memory(),  # without a backward no activations are kept
-        velora=None,
-    )
+    changed: dict[str, Any] = {
+        **dict.fromkeys(name for name in METHOD_SECTIONS if name != method_class(method).section),
+        "model": dataclasses.replace(job.model, path=str(folder_of_gguf(model.resolve()))) if model else job.model,
+        "data": section,
+        "adapter": dataclasses.replace(job.adapter, from_="", sha256=""),  # the result has all values
+        "train": train,
+        "runtime": dataclasses.replace(job.runtime, record=False, frozen=dtype_of(run.plan.course.frozen)),
+        # whoever fitted them, the adapters are in the result; the helpers that the job names need not be there
+        "offload": OffloadSettings(),
+        "memory": Memory(),  # without a backward no activations are kept
+        "generation": None,  # other rows need no answers
+        "velora": None,
+    }
+    return dataclasses.replace(job, **changed)

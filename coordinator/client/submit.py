@@ -18,8 +18,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, TextIO
+from types import FrameType
+from typing import Any
 
 import grpc
 
@@ -28,7 +28,7 @@ from coordinator.client.follow import FollowerState, Outcome, RehearsalLimit, Sh
 from coordinator.client.run_folder import RunFolder
 from coordinator.planner.limits import NO_CHOICES, Choices
 from coordinator.run.events import EventSink
-from coordinator.run.requests import RunRequest, run_request_messages
+from coordinator.run.requests import MeasureRequest, RunRequest, run_request_messages
 from coordinator.run.result_files import saved_files
 from coordinator.screen.progress import Progress
 from ringtune.costs.measurement import rehearsal_of, rehearsal_steps, rehearsed
@@ -41,48 +41,6 @@ from ringtune.schedule.plan import Plan
 from ringtune.storage.chunks import cut_pieces
 from ringtune.v1 import control_pb2
 
-
-class Terminal:
-    """Redirects the output of a command after its terminal was closed.
-
-    Args:
-        log: gets the output; None, or a file that can't be written = it is dropped.
-    """
-
-    def __init__(self, log: Path | None = None) -> None:
-        self._log = log
-        self._descriptors: list[int] = []
-        self._before: tuple[TextIO, TextIO] = (sys.stdout, sys.stderr)
-
-    def __enter__(self) -> Terminal:
-        """Note which outputs are terminals."""
-        self._descriptors = [number for number in (1, 2) if os.isatty(number)]
-        if self._descriptors:
-            self._before = (sys.stdout, sys.stderr)
-            sys.stdout, sys.stderr = unbreakable_stream(sys.stdout), unbreakable_stream(sys.stderr)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Restore the outputs; those of a closed terminal stay redirected."""
-        if self._descriptors:
-            sys.stdout, sys.stderr = self._before
-
-    def closed(self) -> None:
-        """Redirect terminal output to the file from now on."""
-        if not self._descriptors:
-            return
-        target = self._open()
-        for number in self._descriptors:
-            os.dup2(target, number)
-        os.close(target)
-
-    def _open(self) -> int:
-        if self._log is not None:
-            with contextlib.suppress(OSError):
-                return os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        return os.open(os.devnull, os.O_WRONLY)
-
-
 GRACE_S = 30.0
 """Time limit for the end of a command after a second signal, whatever its threads wait for."""
 
@@ -91,26 +49,27 @@ class Interrupts:
     """Handler of SIGINT, SIGTERM and SIGHUP in its context; for the main thread.
 
     Args:
-        log: gets the output after the terminal was closed; None = it is dropped.
+        log: gets the output after the terminal was closed; None, or a file that can't be written = it is dropped.
     """
 
     def __init__(self, log: Path | None = None) -> None:
+        self._log = log
         self._ask: Callable[[], None] | None = None
-        self._hearing = handled(self._on_signal)
-        self._terminal = Terminal(log)
+        self._terminals: list[int] = []
+        self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> Interrupts:
-        """Install the handlers."""
-        self._terminal.__enter__()
-        self._hearing.__enter__()
+        """Install the handlers, and note which outputs are terminals."""
+        self._terminals = [number for number in (1, 2) if os.isatty(number)]
+        if self._terminals:
+            self._undo.enter_context(contextlib.redirect_stdout(unbreakable_stream(sys.stdout)))
+            self._undo.enter_context(contextlib.redirect_stderr(unbreakable_stream(sys.stderr)))
+        self._undo.enter_context(handled(self._on_signal))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Restore the former handlers."""
-        self._hearing.__exit__(kind, error, traceback)
-        self._terminal.__exit__(kind, error, traceback)
+    def __exit__(self, *_: object) -> None:
+        """Restore the former handlers and outputs; those of a closed terminal stay redirected."""
+        self._undo.close()
 
     @contextmanager
     def asking(self, ask: Callable[[], None]) -> Iterator[None]:
@@ -125,13 +84,22 @@ class Interrupts:
             self._ask = None
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:
-            self._terminal.closed()
+        if number == signal.SIGHUP and self._terminals:
+            target = self._open_log()
+            for terminal in self._terminals:
+                os.dup2(target, terminal)
+            os.close(target)
         ask, self._ask = self._ask, None
         if ask is None:
             end_within(GRACE_S, InterruptedRunError.exit_code)
             raise KeyboardInterrupt
         threading.Thread(target=ask, name="drain", daemon=True).start()
+
+    def _open_log(self) -> int:
+        if self._log is not None:
+            with contextlib.suppress(OSError):
+                return os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        return os.open(os.devnull, os.O_WRONLY)
 
 
 @contextmanager
@@ -267,37 +235,23 @@ class Client(Connection):
             f"fetch its files with '{words[1]}'"
         )
 
-    def measure(
-        self,
-        job: Job,
-        *,
-        progress: Progress,
-        num_nodes: int = 0,
-        join_s: float = 60.0,
-        with_links: bool = True,
-        is_fresh: bool = False,
-        one_by_one: bool = False,
-    ) -> Profile:
-        """Make the nodes measure themselves and their links.
-
-        The job's paths have to be valid on the nodes. ``num_nodes`` members are awaited for ``join_s`` seconds;
-        0 = the present ones. ``is_fresh``: even where a node has stored times; ``one_by_one``: nodes of one
-        machine one after another.
+    def measure(self, request: MeasureRequest, *, progress: Progress) -> Profile:
+        """Make the nodes measure themselves and their links; the job's paths have to be valid on the nodes.
 
         Raises:
             InterruptedRunError: Ctrl-C.
             RingTuneError: the measurement failed.
         """
-        request = control_pb2.MeasureRequest(
-            job_toml=job.to_toml(),
-            num_nodes=num_nodes,
-            join_s=join_s,
-            without_links=not with_links,
-            fresh=is_fresh,
-            one_by_one=one_by_one,
+        asked = control_pb2.MeasureRequest(
+            job_toml=request.job.to_toml(),
+            num_nodes=request.num_nodes,
+            join_s=request.join_s,
+            without_links=not request.with_links,
+            fresh=request.is_fresh,
+            one_by_one=request.one_by_one,
         )
-        outcome = Outcome(job)
-        found = self._follow(self._stub.Measure(request), outcome, ShownEvents(progress, outcome)).profile
+        outcome = Outcome(request.job)
+        found = self._follow(self._stub.Measure(asked), outcome, ShownEvents(progress, outcome)).profile
         if found is None:
             raise IntegrityError("the coordinator sent no profile; use one version on all machines")
         return found

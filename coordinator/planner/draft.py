@@ -58,6 +58,8 @@ class Draft:
             whichever host is before it in the ring.
         helper_of: host -> the helper that fits the adapters of all its trainable blocks.
         audit: share of the cells that are drawn in an audit; 0 = none is.
+        optimizer: of the job, as its memory and seconds count.
+        dtype: of the computation.
     """
 
     course: Course
@@ -76,6 +78,8 @@ class Draft:
     helper_of: Mapping[str, str] = field(default_factory=dict)
     helper_settings: HelperSettings = IN_STEP
     audit: float = 0.0
+    optimizer: str = "adamw"
+    dtype: str = "float32"
 
     @staticmethod
     def of(plan: Plan) -> Draft:
@@ -163,8 +167,8 @@ def _without_helped(course: Course, hosts: Iterable[Slice], helper_of: Mapping[s
     return dataclasses.replace(course, velora=dataclasses.replace(course.velora, blocks=blocks) if blocks else None)
 
 
-def drafts_of(part: Plan, *, has_files: bool = False, audit: float = 0.0) -> tuple[Draft, ...]:
-    """Return the drafts for another placement of the rest of a run; ``has_files`` and ``audit`` as in ``Draft``.
+def drafts_of(part: Plan, job: Job, *, has_files: bool = False) -> tuple[Draft, ...]:
+    """Return the drafts for another placement of the rest of a run; ``has_files`` as in ``Draft``.
 
     Hosts have the helpers that they have now. The first draft keeps all activations. If blocks of the present placement
     run again, a second draft recomputes all trained blocks of a slice, so that more may fit. The caller checks memory
@@ -176,7 +180,9 @@ def drafts_of(part: Plan, *, has_files: bool = False, audit: float = 0.0) -> tup
         has_files=has_files,
         helper_of=helpers_by_host(part),
         helper_settings=part.course.helper_settings,
-        audit=audit,
+        audit=job.audit_share,
+        optimizer=job.train.optimizer,
+        dtype=job.model.dtype,
     )
     return (draft, dataclasses.replace(draft, activations=RECOMPUTE)) if part.placement.recompute else (draft,)
 
@@ -384,7 +390,7 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
     kinds_of(job, course.users)  # refuses an adapter of a user who is none of the run
     check_pairs(job, model)
     check_course(job, course)
-    has_copies = job.needs_copies and not stay_reason(course, (), from_disks=True)
+    has_copies = job.needs_copies and not stay_reason(course, from_disks=True)
     draft = Draft(
         course=course,
         private_blocks=private_blocks,
@@ -396,6 +402,8 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         helper_of=named_helpers(job.offload, [node.node for node in nodes]),
         helper_settings=job.offload.helper_settings,
         audit=job.audit_share,
+        optimizer=train.optimizer,
+        dtype=job.model.dtype,
     )
     return with_activations(job, draft, model)
 
@@ -442,5 +450,7 @@ def as_job_says(job: Job, draft: Draft, model: ModelFacts, nodes: Sequence[NodeF
         activations=NONE,
         velora=None,
         may_project=False,
+        optimizer=job.train.optimizer,
+        dtype=job.model.dtype,
     )
     return with_activations(job, bare, model)

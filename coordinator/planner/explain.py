@@ -77,7 +77,7 @@ def explain_activations(plan: Plan, caps: MemoryCaps, *, dropout: float = 0.0) -
     tokens = plan.course.microbatch_sizes()[0] * plan.course.max_length
     facts = caps.facts[hosts[0].node]
     whole, projected = caps.block_bytes(hosts[0].node, tokens)
-    dropped = dropout_token_bytes(facts.model, tokens=plan.course.max_length, dtype=caps.dtype) if dropout else 0
+    dropped = dropout_token_bytes(facts.model, tokens=plan.course.max_length, dtype=draft.dtype) if dropout else 0
     return ActivationsReason(
         asked=draft.activations,
         slices=tuple(_slice(plan, piece, caps) for piece in hosts) if draft.activations != NONE else (),

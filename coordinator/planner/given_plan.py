@@ -106,7 +106,7 @@ def check_given(given: Profile, facts: Mapping[str, NodeFacts], job: Job, plan: 
     check_profile(used, plan.course, model_digest=model.digest, shape=shape)
 
 
-_CHOSEN = frozenset({"microbatches", "wire_dtype", "owners", "operations", "choice", "frozen", "velora", "offload"})
+_CHOSEN = ("microbatches", "wire_dtype", "owners")
 _JOB_KEYS = {
     "num_steps": "train.rounds, train.epochs or train.max_steps",
     "num_blocks": "model.path",
@@ -117,6 +117,7 @@ _JOB_KEYS = {
     "initial": "adapter.from",
     "invertible": "adapter.config",
     "packed": "train.packing",
+    "compute": "train.compute",
 }
 _ANEW = "plan anew with 'ringtune plan JOB --save FILE'"
 
@@ -275,8 +276,8 @@ def _check_rows(plan: Plan, facts: Mapping[str, NodeFacts]) -> None:
 def _check_course(plan: Plan, wanted: Course) -> None:
     """Refuse a course that differs from the job's in anything that the planner may not choose."""
     course, wanted = plan.course, wanted.fitted(plan.placement.slices)
-    names = [entry.name for entry in dataclasses.fields(course) if entry.compare and entry.name not in _CHOSEN]
-    for name in names:
+    chosen = {*_CHOSEN, *(name for technique in TECHNIQUES for name in technique.course_fields)}
+    for name in [entry.name for entry in dataclasses.fields(course) if entry.compare and entry.name not in chosen]:
         has, says = getattr(course, name), getattr(wanted, name)
         if has != says:
             key = _JOB_KEYS.get(name, f"train.{name}")

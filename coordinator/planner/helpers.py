@@ -257,7 +257,6 @@ class _Trials:
             self._profile,
             choice.settled.costs if choice.settled is not None else choice.costs,
             choice.runs.ring,
-            optimizer=self._job.train.optimizer,
             max_actions=self._max_actions,
             is_over=self._clock.is_over,
         )

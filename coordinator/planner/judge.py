@@ -221,7 +221,6 @@ def simulated_job_s(
     costs: RingCosts,
     ring: Ring,
     *,
-    optimizer: str,
     max_actions: int,
     is_rough: bool = False,
     is_over: Callable[[], bool] = lambda: False,
@@ -248,7 +247,9 @@ def simulated_job_s(
     max_depths = _ROUGH_DEPTHS if is_rough else _MAX_DEPTHS
     depths = _spread(costs.depths, 1 if has_sweeps else max(1, min(max_depths, num_probes // len(chosen))))
     kinds, everyone = step_kinds(plan.course), step_times(costs, ring)
-    probe = functools.partial(simulated_step_s, plan, profile, optimizer=optimizer, burn_in=burn_in, measured=measured)
+    probe = functools.partial(
+        simulated_step_s, plan, profile, optimizer=costs.optimizer, burn_in=burn_in, measured=measured
+    )
     ratios = {}
     for number, depth in enumerate(depths):
         if is_over():
@@ -270,16 +271,14 @@ def _of_owners(costs: RingCosts, chosen: Sequence[int]) -> RingCosts:
     )
 
 
-def simulated_steps_s(
-    plan: Plan, profile: Profile, costs: RingCosts, *, optimizer: str, max_depths: int = _DEPTHS_PROBED
-) -> float:
+def simulated_steps_s(plan: Plan, profile: Profile, costs: RingCosts, *, max_depths: int = _DEPTHS_PROBED) -> float:
     """Seconds of all steps of a plan by the simulator; see ``simulated_step_times``."""
-    times = simulated_step_times(plan, profile, costs, optimizer=optimizer, max_depths=max_depths)
+    times = simulated_step_times(plan, profile, costs, max_depths=max_depths)
     return sum(costs.steps_at[depth] * seconds for depth, seconds in times.items())
 
 
 def simulated_step_times(
-    plan: Plan, profile: Profile, costs: RingCosts, *, optimizer: str, max_depths: int = _DEPTHS_PROBED
+    plan: Plan, profile: Profile, costs: RingCosts, *, max_depths: int = _DEPTHS_PROBED
 ) -> dict[int, float]:
     """Seconds of a step at every depth by the simulator: some depths are probed, others interpolated linearly.
 
@@ -292,7 +291,7 @@ def simulated_step_times(
     owners = (names[0], names[-1])[: len(names)]
     is_rough = max_depths < _DEPTHS_PROBED
     probe = functools.partial(
-        simulated_step_s, plan, profile, optimizer=optimizer, burn_in=_BURN_IN_PROBED, measured=_MEASURED_PROBED
+        simulated_step_s, plan, profile, optimizer=costs.optimizer, burn_in=_BURN_IN_PROBED, measured=_MEASURED_PROBED
     )
     times = {}
     for number, depth in enumerate(probed):
@@ -337,14 +336,10 @@ def plan_job_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
     Raises:
         PlanError: a node was not measured, or a link is missing.
     """
-    placement, draft = plan.placement, Draft.of(plan)
+    placement, costs = plan.placement, ring_costs(dataclasses.replace(Draft.of(plan), optimizer=optimizer), profile)
     if placement.has_replicas:
-        costs = ring_costs(draft, profile, optimizer=optimizer)
-        return simulated_steps_s(plan, profile, costs, optimizer=optimizer)
-    costs = dataclasses.replace(
-        ring_costs(draft, profile, optimizer=optimizer),
-        saving=lambda node, start, stop, above: planned_saving(plan, start, stop),
-    )
+        return simulated_steps_s(plan, profile, costs)
+    costs = dataclasses.replace(costs, saving=lambda node, start, stop, above: planned_saving(plan, start, stop))
     pieces = [piece for piece in placement.slices if piece.num_blocks]
     nodes = tuple(costs.names.index(piece.node) for piece in pieces)
     return job_s(costs, Ring(nodes=nodes, counts=tuple(piece.num_blocks for piece in pieces)))

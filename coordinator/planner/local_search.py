@@ -228,7 +228,6 @@ class LocalResult:
     """
 
     ring: Ring | None
-    value_s: float
     pool: tuple[tuple[float, Ring], ...]
     evaluations: int
     was_cut: bool = False
@@ -301,7 +300,6 @@ class _Local:
         )
         return LocalResult(
             ring=fitting[0][1] if fitting else None,
-            value_s=fitting[0][0] if fitting else float("inf"),
             pool=tuple(fitting),
             evaluations=self._evaluations,
             was_cut=self._was_cut,

@@ -111,9 +111,10 @@ def helper_refusal(plan: Plan, node: NodeFacts, needs: MemoryEstimate) -> Capaci
 def _owner_remedy(caps: MemoryCaps) -> str:
     """Return the remedies for an owner without memory for embedding and head, which no other node can host for it."""
     lower = "lower train.batch_size or train.max_length, or let a node with more memory own its rows"
+    optimizer = caps.draft.optimizer
     if caps.draft.course.method.full_parameters:
-        keeps = f"; train.optimizer = 'adafactor' or 'sgd' keeps less than {caps.optimizer!r}"
-        return lower if caps.optimizer in _SMALL_STATE else lower + keeps
+        keeps = f"; train.optimizer = 'adafactor' or 'sgd' keeps less than {optimizer!r}"
+        return lower if optimizer in _SMALL_STATE else lower + keeps
     return lower if caps.draft.course.frozen else f"{lower}; runtime.frozen = 'auto' holds frozen weights smaller"
 
 
@@ -231,10 +232,7 @@ def with_phases(job: Job, planned: Planned, effort: Effort, check: Callable[[Pla
     better, reason = choose_phases(
         planned.plan,
         planned.profile,
-        optimizer=job.train.optimizer,
-        dtype=job.model.dtype,
-        activations=job.memory.activations,
-        with_replicas=job.may_have_replicas,
+        job,
         helper_of=planned.choice.best.draft.helper_of,
         clock=effort.clock(),
     )
@@ -294,7 +292,9 @@ def make_plan(
     _check_blobs(job, draft.course, nodes)
     if evaluation_only:
         course = dataclasses.replace(draft.course, num_steps=0, checkpoint_every=0, velora=None)
-        draft = Draft(course=course, private_blocks=draft.private_blocks)  # without training there are no helpers
+        draft = Draft(  # without training there are no helpers
+            course=course, private_blocks=draft.private_blocks, optimizer=draft.optimizer, dtype=draft.dtype
+        )
     alike = as_alike(nodes) if all(link.is_assumed for link in links) else None
     profile = Profile(nodes=alike or tuple(nodes), links=tuple(links))
     draft = _in_order(draft, profile, job.train.optimizer)
@@ -356,9 +356,7 @@ def _placed(
     drafts, left_out = with_fitting_operations(job, choices, model, profile)
     choice = None
     if any(_caps(job, draft, facts).may_fit() for draft in drafts):
-        choice = choose_plan(
-            drafts, profile, optimizer=job.train.optimizer, dtype=job.model.dtype, effort=effort, alike=is_alike
-        )
+        choice = choose_plan(drafts, profile, effort=effort, alike=is_alike)
     if choice is None:
 
         def placed(other: Job) -> Planned:
@@ -386,14 +384,7 @@ def _with_replicas(
     if planned.choice is None or planned.profile is None or all(link.is_assumed for link in planned.profile.links):
         return planned
     clock = effort.clock()
-    better, reason = choose_replicas(
-        planned.plan,
-        drafts,
-        planned.profile,
-        optimizer=job.train.optimizer,
-        dtype=job.model.dtype,
-        is_over=clock.is_over,
-    )
+    better, reason = choose_replicas(planned.plan, drafts, planned.profile, is_over=clock.is_over)
     effort.counts["layouts"] += reason.num_rough
     if better is None:
         return dataclasses.replace(planned, replicas=reason)
@@ -409,7 +400,7 @@ def _judged_again(
         operations = settled(one, drafted, model, profile).course.choice
         course = dataclasses.replace(choice.best.draft.course, choice=operations)
         draft = dataclasses.replace(choice.best.draft, course=course)
-        return judged_again(choice.best, draft, profile, choice.costs, optimizer=job.train.optimizer, effort=effort)
+        return judged_again(choice.best, draft, profile, choice.costs, effort=effort)
 
     best, costs = judged(job)
     equal = judged(job.with_overrides({"operations.balance": False}))[0] if job.operations.balance else None
@@ -547,8 +538,14 @@ def plan_memory(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> dict[st
 
 
 def _caps(job: Job, draft: Draft, facts: Mapping[str, NodeFacts]) -> MemoryCaps:
-    draft = dataclasses.replace(draft, keeps_best=job.keeps_best_on_disk, audit=job.audit_share)
-    return MemoryCaps(draft, facts, optimizer=job.train.optimizer, dtype=job.model.dtype)
+    draft = dataclasses.replace(
+        draft,
+        keeps_best=job.keeps_best_on_disk,
+        audit=job.audit_share,
+        optimizer=job.train.optimizer,
+        dtype=job.model.dtype,
+    )
+    return MemoryCaps(draft, facts)
 
 
 def _in_order(draft: Draft, profile: Profile, optimizer: str) -> Draft:

@@ -159,16 +159,14 @@ _GROWING = ("weights", "adapters", "head", "data", "device")
 class MemoryCaps:
     """Memory that each node needs for each slice of one draft."""
 
-    def __init__(self, draft: Draft, facts: Mapping[str, NodeFacts], *, optimizer: str, dtype: str) -> None:
-        self.draft = draft
-        self.facts = facts
-        self.optimizer = optimizer
-        self.dtype = dtype
+    def __init__(self, draft: Draft, facts: Mapping[str, NodeFacts]) -> None:
+        self.draft, self.facts = draft, facts
         self._owners = {owner.node for owner in draft.course.owners}
         self._course = draft.with_helper_settings(draft.course)
         self._projected = draft.with_helper_settings(draft.projected_course)
         self._sizes = {
-            name: Sizes.at(self._projected, node, optimizer=optimizer, dtype=dtype) for name, node in facts.items()
+            name: Sizes.at(self._projected, node, optimizer=draft.optimizer, dtype=draft.dtype)
+            for name, node in facts.items()
         }
         self._savings: dict[tuple[str, int, int, int], SliceSaving] = {}
         self._needed: dict[tuple[str, int, int, int], int] = {}

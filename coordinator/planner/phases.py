@@ -29,6 +29,7 @@ from ringtune.costs.action_costs import move_s
 from ringtune.costs.measurement import numeric_class
 from ringtune.costs.memory_estimate import moving_memory
 from ringtune.costs.profile import Profile
+from ringtune.job.job import Job
 from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
@@ -103,11 +104,8 @@ _StepTimes = dict[Plan, dict[int, float]]
 def choose_phases(
     plan: Plan,
     profile: Profile,
+    job: Job,
     *,
-    optimizer: str,
-    dtype: str,
-    activations: str,
-    with_replicas: bool,
     helper_of: Mapping[str, str],
     clock: PlanningClock,
 ) -> tuple[Plan | None, PhasesReason]:
@@ -118,18 +116,18 @@ def choose_phases(
     Returns:
         The plan with several placements, None if it is not enough faster (``WORTH``); and the reasons.
     """
-    if why_not := _refusal_reason(plan, activations):
+    if why_not := _refusal_reason(plan, job.memory.activations):
         return None, PhasesReason(why_not=why_not)
-    draft = dataclasses.replace(drafts_of(plan)[0], helper_of=helper_of)
-    costs = ring_costs(Draft.of(plan), profile, optimizer=optimizer)
-    caps = MemoryCaps(draft, profile.by_name, optimizer=optimizer, dtype=dtype)
-    with_replicas = with_replicas and not plan.placement.helpers
+    draft = dataclasses.replace(drafts_of(plan, job)[0], helper_of=helper_of, audit=0.0)  # the whole plan is checked
+    costs = ring_costs(dataclasses.replace(draft, course=plan.course), profile)
+    caps = MemoryCaps(draft, profile.by_name)
+    with_replicas = job.may_have_replicas and not plan.placement.helpers
     others = candidates(draft, costs, caps, with_replicas=with_replicas, clock=clock)
     plans = {plan: None} | dict.fromkeys(one for one in others if one.course == plan.course)
     starts, step_s = _starts(plan, costs), _StepTimes()
 
     def seconds(one: Plan) -> float:
-        step_s[one] = simulated_step_times(one, profile, costs, optimizer=optimizer)
+        step_s[one] = simulated_step_times(one, profile, costs)
         return _steps_s(step_s[one], starts)
 
     ranking = Ranking(seconds, lambda: bool(step_s) and clock.is_over()).judge_all(list(plans)[:_MOST])
@@ -181,7 +179,7 @@ def _refusal_reason(plan: Plan, activations: str) -> str:
         return "the method runs all blocks on one node"
     if len(plan.nodes) < 2:
         return "there is one node"
-    return stay_reason(plan.course, plan.placements)
+    return stay_reason(plan.course)
 
 
 def _starts(plan: Plan, costs: RingCosts) -> list[_Stretch]:

@@ -265,7 +265,7 @@ def with_copies(
         return _as_said(planned, fitting, copies=False)
     if plan.course.method.full_parameters:
         return _with_copied_checkpoints(job, planned, facts, fitting, is_needed=is_needed)
-    if why := stay_reason(plan.course, plan.placements):
+    if why := stay_reason(plan.course):
         if is_needed:
             raise PlanError(f"the run can't continue without a lost node: {why}; set recovery.copies = 'none'")
         return _without(job, planned, facts, fitting, why)

@@ -54,8 +54,8 @@ def placed_without(
     error: CapacityError | StorageError = CapacityError(
         f"without it no ring of {', '.join(living.by_name)}{also} has memory for the model"
     )
-    for draft in _helped_again(drafts_of(part, has_files=goes_on, audit=job.audit_share), living):
-        choice = choose_plan([draft], living, optimizer=job.train.optimizer, dtype=job.model.dtype, effort=effort)
+    for draft in _helped_again(drafts_of(part, job, has_files=goes_on), living):
+        choice = choose_plan([draft], living, effort=effort)
         if choice is None:
             continue
         found = plan_of(choice.best.draft, choice.costs, choice.best.ring).placement
@@ -167,15 +167,15 @@ def replanned(
         None if no step remains, or no other placement fits.
     """
     placement, now, effort = part.placement, part.decided(unfreeze_at), effort.begun()
-    drafts = drafts_of(now, has_files=True, audit=job.audit_share)
-    costs = _of_the_rest(ring_costs(drafts[0], profile, optimizer=job.train.optimizer), now.course, step)
+    drafts = drafts_of(now, job, has_files=True)
+    costs = _of_the_rest(ring_costs(drafts[0], profile), now.course, step)
     if not costs.depths:
         return None
 
     def seconds(one: Plan) -> float:
-        return simulated_steps_s(one, profile, costs, optimizer=job.train.optimizer)
+        return simulated_steps_s(one, profile, costs)
 
-    drafts += () if now is part else drafts_of(part, has_files=True, audit=job.audit_share)
+    drafts += () if now is part else drafts_of(part, job, has_files=True)
     shares = job.may_have_replicas and not no_replicas(part.course)
     found = [one.placement for each in drafts for one in _others(each, job, profile, effort, costs, shares=shares)]
     present, here = drafts[0].helper_of, profile.by_name.keys()
@@ -221,20 +221,18 @@ def _others(
 ) -> Iterator[Plan]:
     """Yield the best ring, with ``shares`` the best stages, for all steps, and for stretches of the remaining ones."""
     clock = effort.clock()
-    caps = MemoryCaps(draft, profile.by_name, optimizer=job.train.optimizer, dtype=job.model.dtype)
+    caps = MemoryCaps(draft, profile.by_name)
     is_ring = draft.course.may_skip or draft.course.method.max_hosts == 1
     with_replicas = shares and not is_ring and not draft.helper_of
     yield from candidates(draft, rest, caps, with_replicas=with_replicas, clock=clock)
-    choice = choose_plan([draft], profile, optimizer=job.train.optimizer, dtype=job.model.dtype, effort=effort)
+    choice = choose_plan([draft], profile, effort=effort)
     if choice is None:
         return
     ring = plan_of(choice.best.draft, choice.costs, choice.best.ring)
     yield ring
     if shares:
         clock = effort.clock()
-        stages, _ = choose_replicas(
-            ring, [draft], profile, optimizer=job.train.optimizer, dtype=job.model.dtype, is_over=clock.is_over
-        )
+        stages, _ = choose_replicas(ring, [draft], profile, is_over=clock.is_over)
         if stages is not None:
             yield stages
 

@@ -261,7 +261,7 @@ class _Option(NamedTuple):
 
 
 def choose_replicas(
-    plan: Plan, drafts: Sequence[Draft], profile: Profile, *, optimizer: str, dtype: str, is_over: Callable[[], bool]
+    plan: Plan, drafts: Sequence[Draft], profile: Profile, *, is_over: Callable[[], bool]
 ) -> tuple[Plan | None, ReplicasReason]:
     """Judge the best layouts that fit the nodes' memory, against the best ring.
 
@@ -275,24 +275,23 @@ def choose_replicas(
     """
     if why_not := _refusal_reason(plan, drafts, profile):
         return None, ReplicasReason(why_not=why_not)
-    options = sorted(_options(drafts, profile, optimizer, dtype, is_over), key=lambda one: one.rough_s)
+    options = sorted(_options(drafts, profile, is_over), key=lambda one: one.rough_s)
     if not options:
         return None, ReplicasReason(why_not="no node has memory for blocks of another one too")
 
     def roughly(one: _Option) -> float:
-        costs = one.tables.costs
-        return simulated_steps_s(one.plan, profile, costs, optimizer=optimizer, max_depths=_ROUGH_DEPTHS)
+        return simulated_steps_s(one.plan, profile, one.tables.costs, max_depths=_ROUGH_DEPTHS)
 
     def well(one: _Option) -> float:
-        return simulated_steps_s(one.plan, profile, one.tables.costs, optimizer=optimizer)
+        return simulated_steps_s(one.plan, profile, one.tables.costs)
 
     rough = Ranking(roughly, is_over).judge_all(_worth_judging(options))
     _climb(rough)
     judged = Ranking(well, is_over).judge_all(one for _, one in rough.ranked[:_FINALISTS]).ranked
     if not judged:
         return None, ReplicasReason(why_not="the time for planning was used up")
-    costs = ring_costs(Draft.of(plan), profile, optimizer=optimizer)
-    ring_s = simulated_steps_s(plan, profile, costs, optimizer=optimizer)
+    costs = ring_costs(dataclasses.replace(Draft.of(plan), optimizer=drafts[0].optimizer), profile)
+    ring_s = simulated_steps_s(plan, profile, costs)
     best_s, best = judged[0]
     is_taken = best_s <= WORTH * ring_s
     texts = tuple((layout_text(one.plan), seconds) for seconds, one in judged)
@@ -319,14 +318,12 @@ def _climb(rough: Ranking[_Option]) -> None:
             best_s, best = beside.ranked[0]
 
 
-def _options(
-    drafts: Sequence[Draft], profile: Profile, optimizer: str, dtype: str, is_over: Callable[[], bool]
-) -> Iterator[_Option]:
+def _options(drafts: Sequence[Draft], profile: Profile, is_over: Callable[[], bool]) -> Iterator[_Option]:
     """Yield up to ``_JUDGED`` layouts of each draft that fit the nodes' memory, in the order of ``_of_interest``."""
     links = profile.link_by_pair
     for draft in drafts:
-        costs = ring_costs(draft, profile, optimizer=optimizer)
-        tables = _Tables(draft, costs, MemoryCaps(draft, profile.by_name, optimizer=optimizer, dtype=dtype))
+        costs = ring_costs(draft, profile)
+        tables = _Tables(draft, costs, MemoryCaps(draft, profile.by_name))
         block_bytes = profile.nodes[0].model.adapter_block_bytes
 
         @functools.cache

@@ -262,6 +262,7 @@ class RingCosts:
     """
 
     names: tuple[str, ...]
+    optimizer: str
     first: int
     stop: int
     num_micro: int
@@ -313,7 +314,7 @@ class RingCosts:
         return tuple(at for at, steps in enumerate(self.steps_at) if steps)
 
 
-def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
+def ring_costs(draft: Draft, profile: Profile) -> RingCosts:
     """Compute the tables of a job on all nodes of a profile.
 
     ``profile`` has measured times of every node, and every link between them or none.
@@ -323,7 +324,7 @@ def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
     """
     names = tuple(sorted(node.node for node in profile.nodes))
     course = draft.course
-    costs = CourseCosts(course, profile, optimizer=optimizer)
+    costs = CourseCosts(course, profile, optimizer=draft.optimizer)
     num_micro, weights = len(course.microbatch_sizes()), shares(course.owners, course.turns)
     rows = [course.batch_rows(owner) / num_micro for owner in course.owners]
     sizes = [costs.size(one.node, 1, StepKind.TRAIN) * each for one, each in zip(course.owners, rows, strict=True)]
@@ -356,6 +357,7 @@ def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
     taken = _taken(costs, names, size)
     return RingCosts(
         names=names,
+        optimizer=draft.optimizer,
         first=draft.private_blocks,
         stop=course.num_blocks,
         num_micro=num_micro,

@@ -167,11 +167,9 @@ _BETTER = 1e-3
 
 
 class Task(NamedTuple):
-    """Profile, settings of the job, and limits of a search."""
+    """Profile and limits of a search."""
 
     profile: Profile
-    optimizer: str
-    dtype: str
     effort: Effort
     clock: PlanningClock
 
@@ -216,10 +214,10 @@ def searched(
         None if no ring fits with any number of credits.
     """
     best: SearchResult | None = None
-    costs = ring_costs(draft, task.profile, optimizer=task.optimizer)
+    costs = ring_costs(draft, task.profile)
     for credits_each in (draft.credits, *(fewer for fewer in FEWER_CREDITS if fewer < draft.credits)):
         narrowed = dataclasses.replace(draft, credits=credits_each)
-        caps = MemoryCaps(narrowed, task.profile.by_name, optimizer=task.optimizer, dtype=task.dtype)
+        caps = MemoryCaps(narrowed, task.profile.by_name)
         if not all(caps.fits_empty(owner.node) for owner in draft.course.owners):
             continue
         saving = with_saving(costs, caps)
@@ -368,9 +366,7 @@ class Choice:
         return self.settled.best if self.settled is not None else self.best
 
 
-def choose_plan(
-    drafts: Sequence[Draft], profile: Profile, *, optimizer: str, dtype: str, effort: Effort, alike: bool = False
-) -> Choice | None:
+def choose_plan(drafts: Sequence[Draft], profile: Profile, *, effort: Effort, alike: bool = False) -> Choice | None:
     """Choose one of ``drafts`` and a ring for it, for the least predicted seconds of the job.
 
     There is a draft for each number of micro-batches and wire dtype. With ``alike`` the even split in name order is
@@ -384,7 +380,7 @@ def choose_plan(
         InterruptedRunError: the caller no longer waits for the plan.
     """
     clock = effort.clock()
-    choice = _chosen(drafts, Task(profile, optimizer, dtype, effort, clock), alike=alike)
+    choice = _chosen(drafts, Task(profile, effort, clock), alike=alike)
     if choice is None and clock.was_cut:
         raise DeadlineError(
             f"planning found nothing that fits the nodes' memory within {effort.seconds:g} s; raise runtime.plan_s"
@@ -539,7 +535,6 @@ def _judged(candidates: list[Candidate], found: Sequence[SearchResult], task: Ta
                 task.profile,
                 costs,
                 one.ring,
-                optimizer=task.optimizer,
                 max_actions=share,
                 is_rough=is_rough,
                 is_over=task.clock.is_over,
@@ -554,14 +549,14 @@ def _judged(candidates: list[Candidate], found: Sequence[SearchResult], task: Ta
 
 
 def judged_again(
-    one: Candidate, draft: Draft, profile: Profile, before: RingCosts, *, optimizer: str, effort: Effort
+    one: Candidate, draft: Draft, profile: Profile, before: RingCosts, *, effort: Effort
 ) -> tuple[Candidate, RingCosts]:
     """Judge a candidate's ring for a draft settled since; by the simulator if the candidate was simulated.
 
     Returns:
         The candidate, and the tables of its draft; its slices save activations as before.
     """
-    costs = dataclasses.replace(ring_costs(draft, profile, optimizer=optimizer), saving=before.saving)
+    costs = dataclasses.replace(ring_costs(draft, profile), saving=before.saving)
     seconds = None
     if one.simulated_s is not None:
         seconds = simulated_job_s(
@@ -569,7 +564,6 @@ def judged_again(
             profile,
             costs,
             one.ring,
-            optimizer=optimizer,
             max_actions=effort.judged_actions // _CANDIDATES,
             is_over=effort.is_cancelled,
         )

@@ -216,7 +216,6 @@ class RunAudit:
                 given=asked.given,
                 tickets={name: now.tickets[peer, name] for name, peer in asked.peers.items()},
             ),
-            timeout_s=self._job.runtime.wait_s,
             on_result=lambda reply: self._put(CellRepeated(call, cell, checker, reply)),
             on_failed=lambda error: self._put(CellRepeated(call, cell, checker, None, error)),
         )

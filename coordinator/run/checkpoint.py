@@ -39,7 +39,7 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.migration import rows_reason, stay_reason, without_owner
 from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Evaluations, StartPoint, Unfreezing
+from ringtune.schedule.turns import StartPoint
 from ringtune.v1 import control_pb2
 
 
@@ -142,7 +142,7 @@ class ResumeChooser:
     def _from_disks(self, manifest: CheckpointManifest, why: str) -> ResumePoint | str:
         """Resume from shards on any disk, or say why not."""
         plan = self._resume.plan
-        if stays := stay_reason(plan.course, plan.placements, from_disks=True):
+        if stays := stay_reason(plan.course, from_disks=True):
             return f"{why or 'it has no shards'}; the run needs its own nodes: {stays}"
         course = self._course(manifest)
         if isinstance(course, str):
@@ -221,17 +221,15 @@ class ResumeChooser:
         known = manifest.evaluations
         if known.best is None or not self._job.keeps_best_on_disk:
             return ()
-        has = {
-            node
-            for node, parts in self._disks.parts.items()
-            for one in parts
-            if one.is_best and one.step == known.best_step
-        }
+
+        def has_best(node: str) -> bool:
+            return any(one.is_best and one.step == known.best_step for one in self._disks.parts.get(node, ()))
+
         nodes, moves = (
             self._resume.plan.at(manifest.placement_number).nodes,
             manifest.placement_number != placement_number,
         )
-        return tuple(node for node in nodes if moves or node not in has)
+        return tuple(node for node in nodes if moves or not has_best(node))
 
     def _told_best(self, manifest: CheckpointManifest, placement_number: int) -> str:
         nodes = ", ".join(self._lacks_best(manifest, placement_number))
@@ -434,9 +432,7 @@ class CheckpointManager:
         if isinstance(command, rd.LogCheckpoint):
             emit(control_pb2.RunEvent(checkpoint_json=json.dumps(self.manifest(plan, command).to_json())))
         elif is_kept:
-            known = (command.unfreezing, None, command.evaluations)
-            manifest = self._manifest(plan, command.step, command.holder, (), *known)
-            emit(control_pb2.RunEvent(kept_turn_json=json.dumps(manifest.to_json())))
+            emit(control_pb2.RunEvent(kept_turn_json=json.dumps(self._manifest(plan, command).to_json())))
 
     def manifest(self, plan: Plan, saved: rd.LogCheckpoint) -> CheckpointManifest:
         """Make the manifest of a checkpoint that every node of this part of the plan has saved.
@@ -452,9 +448,7 @@ class CheckpointManager:
                 f"node {', '.join(missing)} did not report its shard of step {step}; use one version on all machines"
             )
         self._newest_step = step
-        ordered = tuple(shards[node] for node in plan.nodes)
-        known = (saved.unfreezing, saved.operations, saved.evaluations)
-        manifest = self._manifest(plan, step, saved.holder, ordered, *known)
+        manifest = self._manifest(plan, saved, tuple(shards[node] for node in plan.nodes), saved.operations)
         self._note_best(manifest)
         return manifest
 
@@ -471,24 +465,21 @@ class CheckpointManager:
     def _manifest(
         self,
         plan: Plan,
-        step: int,
-        holder: str,
-        shards: tuple[Shard, ...],
-        unfreezing: Unfreezing,
-        operations: Operations | None,
-        evaluations: Evaluations,
+        command: rd.LogCheckpoint | rd.LogKept,
+        shards: tuple[Shard, ...] = (),
+        operations: Operations | None = None,
     ) -> CheckpointManifest:
         return CheckpointManifest(
             run_id=self._run_id,
             plan_digest=plan.digest,
             job_digest=job_digest(self._job),
             model_digest=self._model_digest,
-            step=step,
-            holder=holder,
+            step=command.step,
+            holder=command.holder,
             shards=shards,
-            unfreezing=unfreezing,
+            unfreezing=command.unfreezing,
             operations=operations,
-            evaluations=evaluations,
+            evaluations=command.evaluations,
             placement_number=plan.placement.placement_number,
             attempt=self._attempt,
             excluded=tuple(sorted(self._excluded)),

@@ -11,7 +11,7 @@ import json
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -268,10 +268,8 @@ class Results:
         """Set the sizes of the model, for the check."""
         self._model = model
 
-    def folder_of(self, node: str, *, with_head: bool = False) -> Path:
-        """Make an empty folder for a node's files; ``with_head`` marks the holder of the head.
-
-        A node sends again after a recovery.
+    def folder_of(self, node: str) -> Path:
+        """Make an empty folder for a node's files; a node sends again after a recovery.
 
         Raises:
             StorageError: the temporary folder has no room.
@@ -281,7 +279,6 @@ class Results:
         with storage_errors(Path(place)):
             if self._folder is None:
                 self._folder = tempfile.TemporaryDirectory(prefix="ringtune-", dir=place, ignore_cleanup_errors=True)
-            self._holder = node if with_head else self._holder
             return Path(tempfile.mkdtemp(prefix=f"{node}-", dir=self._folder.name))
 
     def ask(
@@ -297,23 +294,21 @@ class Results:
     ) -> None:
         """Request a node's trained tensors; ``put`` takes its files and progress. ``goes_on``: the node trains on."""
         node, with_head, with_private, best_step = command
+        self._holder = node if with_head else self._holder
+        wanted = ExpectedResult(job, part, self._model, self._holder) if self._model else None
         calls.collect(
-            self.folder_of(node, with_head=with_head),
-            max_bytes=self.most_bytes(node, job, part),
-            with_head=with_head,
-            with_private=with_private,
-            goes_on=goes_on,
-            best_step=best_step,
-            needed_steps=needed_steps,
+            control_pb2.CollectRequest(
+                with_head=with_head,
+                with_private=with_private,
+                goes_on=goes_on,
+                best_step=best_step,
+                needed_steps=needed_steps,
+            ),
+            self.folder_of(node),
+            max_bytes=wanted.most_bytes(node) if wanted else _MAX_RESULT_BYTES,
             users=part.course.user_sets,
             on_result=lambda files: put(Files(node, files)),
             on_progress=lambda: put(rd.Progressed(node)),
-        )
-
-    def most_bytes(self, node: str, job: Job, part: Plan) -> int:
-        """Upper bound of the bytes that a node sends."""
-        return (
-            ExpectedResult(job, part, self._model, self._holder).most_bytes(node) if self._model else _MAX_RESULT_BYTES
         )
 
     def take(self, node: str, files: dict[str, Pieces]) -> None:
@@ -327,31 +322,27 @@ class Results:
             IntegrityError: they are no JSON object.
         """
         for node, files in self._files.items():
-            yield node, read_object(bytes(_small(files, _TOTALS, node)), f"{_TOTALS} of node {node}")
+            content = files.get(_TOTALS, Pieces.of(b""))
+            if content.size_bytes > MAX_CONFIG_BYTES:
+                raise IntegrityError(
+                    f"node {node} sent {_TOTALS} of {content.size_bytes:,} bytes; use one version on all machines"
+                )
+            yield node, read_object(bytes(content), f"{_TOTALS} of node {node}")
 
-    def send(
-        self, job: Job, emit: EventSink, *, users: Sequence[str] = (), part: Plan | None = None, below: str = ""
-    ) -> None:
+    def send(self, job: Job, emit: EventSink, *, part: Plan, below: str = "") -> None:
         """Send the merged adapter or model, or that of each user, to the submitter.
 
-        Args:
-            job: of the run.
-            emit: sends an event.
-            users: with adapters of their own; with ``part`` the plan says so.
-            part: of the plan that holds at the end, for the check.
-            below: prefix of each path in the run's folder.
+        ``part`` is of the plan that holds at the end; ``below`` is a prefix of each path in the run's folder.
 
         Raises:
             IntegrityError: a file is missing, broken, unlike the plan, or different at two nodes.
         """
-        sent = self._files
-        if part is not None:  # a node that was lost may have sent something before
-            sent = {node: files for node, files in self._files.items() if node in part.nodes}
-        if part is not None and self._model is not None:
-            users = part.course.user_sets
+        # a node that was lost may have sent something before
+        sent = {node: files for node, files in self._files.items() if node in part.nodes}
+        if self._model is not None:
             check_parts(sent, ExpectedResult(job, part, self._model, self._holder))
         result = result_of(job)
-        if users:
+        if users := part.course.user_sets:
             found = users_folders(sent, {user: result_of_user(job, user) for user in users})
         else:
             found = {f"{result.folder}/{name}": made for name, made in result_folder(sent, result).items()}
@@ -362,14 +353,6 @@ class Results:
         """Delete all files."""
         if self._folder is not None:
             self._folder.cleanup()
-
-
-def _small(files: Mapping[str, Pieces], name: str, node: str) -> Pieces:
-    """Return a file that is read whole."""
-    found = files.get(name, Pieces.of(b""))
-    if found.size_bytes > MAX_CONFIG_BYTES:
-        raise IntegrityError(f"node {node} sent {name} of {found.size_bytes:,} bytes; use one version on all machines")
-    return found
 
 
 class BestFiles(NamedTuple):

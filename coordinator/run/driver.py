@@ -39,7 +39,7 @@ from coordinator.run.members import (
     too_few_nodes_error,
 )
 from coordinator.run.node_client import AgentCalls, AgreedModel
-from coordinator.run.requests import Evaluation, invited
+from coordinator.run.requests import RunRequest, invited
 from coordinator.run.run_text import LastStep
 from ringtune.config.sections import SKIP_OWNER
 from ringtune.errors import (
@@ -69,7 +69,7 @@ class AbsentNodes:
     def need_reason(self, missing: Sequence[str]) -> str:
         """Say why the run can't resume without these nodes; empty if it can."""
         course = self._resume.plan.course
-        if stays := stay_reason(course, self._resume.plan.placements, from_disks=True):
+        if stays := stay_reason(course, from_disks=True):
             return f"their parts of the checkpoint are on no other node: {stays}"
         owners = [node for node in missing if course.owner(node) is not None]
         if not owners:
@@ -368,35 +368,16 @@ class Driver(abc.ABC):
 
     # ---- members ----------------------------------------------------------------------------------
 
-    def _recruit(
-        self,
-        job_toml: str,
-        wanted: int,
-        join_s: float,
-        *,
-        named: Sequence[str] = (),
-        has_given_plan: bool = False,
-        evaluation: Evaluation | None = None,
-        absent: AbsentNodes | None = None,
-    ) -> tuple[Member, ...]:
-        """Wait for enough members, and open the calls to them.
-
-        Args:
-            job_toml: the job, for the submitter.
-            wanted: number of members; 0 = the present ones.
-            join_s: time limit, seconds.
-            named: exactly these nodes; empty = ``wanted`` members.
-            has_given_plan: whether ``named`` are of a given plan.
-            evaluation: admits its guest.
-            absent: names replacements for absent nodes of a resumed run; None = there are none.
+    def _recruit(self, request: RunRequest, named: Sequence[str] = ()) -> tuple[Member, ...]:
+        """Wait for the members of a request, or exactly those that are ``named``, and open the calls to them.
 
         Raises:
             RingTuneError: too few have joined in time, a node failed, or the work was stopped.
         """
         self._emit(control_pb2.RunEvent(run_id=self.run_id))
-        self._emit(control_pb2.RunEvent(job_toml=job_toml))
+        self._emit(control_pb2.RunEvent(job_toml=request.job.to_toml()))
         self._emit(control_pb2.RunEvent(state="joining"))
-        members = self._await_members(wanted, join_s, named, evaluation, absent, has_given_plan=has_given_plan)
+        members = self._await_members(request, named)
         self._emit(control_pb2.RunEvent(members_json=json.dumps([member.node for member in members])))
         self._instances = {member.node: member.instance for member in members}
         self._calls = {
@@ -405,6 +386,7 @@ class Driver(abc.ABC):
                 member.address,
                 self.run_id,
                 lease_s=self._lease_s,
+                wait_s=request.job.runtime.wait_s,
                 on_failure=self.node_failed,
                 nodes=sorted(self._instances),
                 models=self._models,
@@ -414,23 +396,16 @@ class Driver(abc.ABC):
         self._needed = frozenset(self._calls)
         return members
 
-    def _await_members(
-        self,
-        wanted: int,
-        join_s: float,
-        named: Sequence[str],
-        evaluation: Evaluation | None,
-        absent: AbsentNodes | None,
-        *,
-        has_given_plan: bool,
-    ) -> tuple[Member, ...]:
+    def _await_members(self, request: RunRequest, named: Sequence[str]) -> tuple[Member, ...]:
+        wanted, join_s, resume = request.num_nodes, request.join_s, request.resume
+        absent = AbsentNodes(resume, request.job) if resume is not None else None
         deadline_s, is_told = self._started_s + join_s, False
         while True:
             # by the end of a lease a process that is lost is no member any more, and one that came back is
             is_first_lease = time.monotonic() < self._started_s + self._lease_s
             gone = self.without if is_first_lease else {}
             here = (one for one in self._members.living() if one.instance != gone.get(one.node))
-            living = invited(tuple(here), evaluation)
+            living = invited(tuple(here), request.evaluation)
             chosen = choose_named(living, named) if named else choose_members(living, wanted)
             if chosen is not None:
                 check_reachable(chosen)
@@ -449,7 +424,8 @@ class Driver(abc.ABC):
                     check_reachable(found)
                     return found
             if named and is_late:
-                raise missing_nodes_error(living, named, join_s, has_given_plan=has_given_plan)
+                is_given = request.plan is not None and resume is None
+                raise missing_nodes_error(living, named, join_s, has_given_plan=is_given)
             if not named and (not wanted or is_late):
                 raise too_few_nodes_error(living, wanted, join_s)
             raise_if_over(self._next())

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from coordinator.planner.given_plan import with_given_times
 from coordinator.run.members import Member, Members, check_reachable, lost_message, machine_of, num_neighbours, rack_of
 from coordinator.run.migration import ReplanSearch
-from coordinator.run.node_client import AgentCalls, AgreedModel, Facts, inspect_node, read_facts
+from coordinator.run.node_client import AgentCalls, AgreedModel, Facts, inspect_request, read_facts
 from coordinator.run.planning import wire_problem
 from coordinator.run.recorder import RunRecorder
 from coordinator.run.recovery import Reports
@@ -33,7 +33,6 @@ from ringtune.ids import naming_node
 from ringtune.run_control import events as rd
 from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.plan import Plan
-from ringtune.v1 import control_pb2
 
 
 class Joined(NamedTuple):
@@ -308,22 +307,19 @@ class JoinHandler:
             member.address,
             self._run_id,
             lease_s=self._lease_s,
+            wait_s=self._request.job.runtime.wait_s,
             on_failure=lambda name, error: self._put(CandidateFailed(name, instance, error)),
             models=self._models,
         )
         self._candidates[node] = JoinCandidate(member, calls)
-        inspect_node(
-            calls,
+        request = inspect_request(
             self._request.job,
             measure=not self._has_given_times(node),
             neighbours=num_neighbours([*others, member])[node],
             frozen=self._known.plan.course.frozen if self._known is not None else None,
-            put=lambda facts: self._put(CandidateAnswered(instance, facts)),
-            extend=self._ask_rows,
         )
-
-    def _ask_rows(self, request: control_pb2.InspectRequest) -> None:
         request.rows_run = self._shards_run
+        calls.inspect(request, lambda reply: self._put(CandidateAnswered(instance, Facts.of(node, reply))))
 
     def _take_candidate(self, node: str, instance: str) -> JoinCandidate | None:
         """Remove and return a candidate; None if no such process is being inspected."""

@@ -13,14 +13,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from coordinator.planner.draft import agreed_model
 from coordinator.planner.make_plan import make_plan
 from coordinator.run.driver import TICK_S, Driver, raise_if_over
 from coordinator.run.members import LinkCache, Member, Members, machine_of, num_neighbours
-from coordinator.run.node_client import AgentCalls, Facts, ask_frozen, read_facts
+from coordinator.run.node_client import AgentCalls, Facts, inspect_request, read_facts
 from coordinator.run.requests import MeasureRequest, RunRequest
 from ringtune.costs.links import with_assumed
 from ringtune.costs.measurement import Pair, hidden_bytes, link_rounds
@@ -68,9 +68,8 @@ class LinkMeasurement:
         budget_s: float = BUDGET_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._addresses = {member.node: member.address for member in members}
-        self._machines = {member.node: machine_of(member) for member in members}
-        self._calls, self._wait_s, self._put = calls, job.runtime.wait_s, put
+        self._addresses, self._machines = _places(members)
+        self._calls, self._put = calls, put
         self._message_bytes, self._cache = hidden_bytes(job, model), cache
         self._now_s, self._end_s = now_s, now_s() + budget_s
         self._known: dict[Pair, LinkFacts] = {
@@ -103,14 +102,10 @@ class LinkMeasurement:
 
     def _ask(self, pair: Pair) -> None:
         source, target = pair
-        self._calls[source].measure_link(
-            target,
-            self._addresses[target],
-            self._message_bytes,
-            timeout_s=self._wait_s,
-            on_result=lambda reply: self._put(LinkAnswer(pair, reply)),
-            brief=True,
+        request = control_pb2.MeasureLinkRequest(
+            target=target, address=self._addresses[target], message_bytes=self._message_bytes, brief=True
         )
+        self._calls[source].measure_link(request, lambda reply: self._put(LinkAnswer(pair, reply)))
 
     def take(self, answer: LinkAnswer) -> None:
         """Take an answer; the last one of a wave starts the next."""
@@ -141,16 +136,19 @@ class LinkMeasurement:
 
     def _wanted(self) -> list[list[Pair]]:
         """Waves of unknown directed pairs on different machines."""
-        waves = []
-        for pairs in link_rounds(list(self._machines), self._machines):
-            for direction in (pairs, tuple((target, source) for source, target in pairs)):
-                wave = [
-                    (source, target)
-                    for source, target in direction
-                    if self._machines[source] != self._machines[target] and (source, target) not in self._known
-                ]
-                waves += [wave] if wave else []
-        return waves
+        machines, known = self._machines, self._known
+        found = (
+            [pair for pair in wave if machines[pair[0]] != machines[pair[1]] and pair not in known]
+            for wave in _waves(machines)
+        )
+        return [wave for wave in found if wave]
+
+
+def _waves(machines: Mapping[str, str]) -> Iterator[tuple[Pair, ...]]:
+    """Yield the directed pairs that are measured at the same moment, of all nodes by machine."""
+    for pairs in link_rounds(list(machines), machines):
+        yield pairs
+        yield tuple((target, source) for source, target in pairs)
 
 
 def has_own_links(request: RunRequest) -> bool:
@@ -158,22 +156,20 @@ def has_own_links(request: RunRequest) -> bool:
     return request.profile is None and request.evaluation is None
 
 
+def _places(members: Sequence[Member]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return address and machine of each member by name."""
+    addresses = {member.node: member.address for member in members}
+    return addresses, {member.node: machine_of(member) for member in members}
+
+
 def remembered_links(members: Sequence[Member], job: Job, model: ModelFacts, cache: LinkCache) -> tuple[LinkFacts, ...]:
     """Every directed pair of the members from the cache, without measurement.
 
     Empty if no link between machines is cached.
     """
-    addresses = {member.node: member.address for member in members}
-    machines = {member.node: machine_of(member) for member in members}
+    addresses, machines = _places(members)
     known = cache.find(addresses, hidden_bytes(job, model))
     return with_assumed(tuple(addresses), machines, known) if known or len(set(machines.values())) == 1 else ()
-
-
-def remember(
-    links: Sequence[LinkFacts], addresses: Mapping[str, str], job: Job, model: ModelFacts, cache: LinkCache
-) -> None:
-    """Store links that the messages of a run or a measurement have just shown."""
-    cache.put(links, addresses, hidden_bytes(job, model))
 
 
 def link_of(pair: Pair, reply: control_pb2.MeasureLinkReply) -> LinkFacts:
@@ -212,7 +208,7 @@ class MeasureDriver(Driver):
 
     def _drive(self) -> None:
         request = self._request
-        members = self._recruit(request.job.to_toml(), request.num_nodes, request.join_s)
+        members = self._recruit(RunRequest(request.job, num_nodes=request.num_nodes, join_s=request.join_s))
         self._chosen = tuple(sorted(members, key=lambda member: member.node))
         self._emit(control_pb2.RunEvent(state="measuring nodes"))
         facts = self._measure_nodes()
@@ -220,9 +216,9 @@ class MeasureDriver(Driver):
         links: tuple[LinkFacts, ...] = ()
         if request.with_links and len(facts) > 1:
             self._emit(control_pb2.RunEvent(state="measuring links"))
-            links = self._measure_links(hidden_bytes(request.job, facts[0].model))
-            addresses = {member.node: member.address for member in self._chosen}
-            remember(links, addresses, request.job, facts[0].model, self._members.links)
+            message_bytes = hidden_bytes(request.job, facts[0].model)
+            links = self._measure_links(message_bytes)
+            self._members.links.put(links, {member.node: member.address for member in self._chosen}, message_bytes)
             facts = self._with_load(facts)
         profile = Profile(nodes=tuple(facts), links=links)
         self._emit(control_pb2.RunEvent(profile_json=json.dumps(profile.to_json())))
@@ -251,9 +247,8 @@ class MeasureDriver(Driver):
             return None
         self._models.expect(member.node for member in self._chosen)
         for member in self._chosen:
-            self._calls[member.node].inspect(
-                job.to_toml(), measure=False, timeout_s=job.runtime.wait_s, on_result=self._answer_to(member.node)
-            )
+            request = control_pb2.InspectRequest(job_toml=job.to_toml())
+            self._calls[member.node].inspect(request, self._answer_to(member.node))
         facts = self._facts_of(self._chosen, "to report their facts")
         if is_computed:
             return None
@@ -283,31 +278,22 @@ class MeasureDriver(Driver):
         return groups
 
     def _ask_node(self, node: str, neighbours: int, frozen: FrozenWeights | None) -> None:
-        request = self._request
-
-        def extend(inspect: control_pb2.InspectRequest) -> None:
-            inspect.measure_s, inspect.fresh, inspect.neighbours = MEASURE_S, request.is_fresh, neighbours
-            ask_frozen(inspect, frozen)
-
-        self._calls[node].inspect(
-            request.job.to_toml(),
-            measure=True,
-            timeout_s=request.job.runtime.wait_s,
-            on_result=self._answer_to(node),
-            extend=extend,
+        request = inspect_request(
+            self._request.job, measure=True, neighbours=neighbours, frozen=frozen, measure_s=MEASURE_S
         )
+        request.fresh = self._request.is_fresh
+        self._calls[node].inspect(request, self._answer_to(node))
 
     # ---- links ------------------------------------------------------------------------------------
 
     def _measure_links(self, message_bytes: int) -> tuple[LinkFacts, ...]:
         machines = {member.node: machine_of(member) for member in self._chosen}
         found: dict[Pair, LinkFacts] = {}
-        for pairs in link_rounds(list(machines), machines):
-            for direction in (pairs, tuple((target, source) for source, target in pairs)):
-                for pair in direction:
-                    self._ask_link(pair, message_bytes)
-                answers = self._await(set(direction), "to measure their links")
-                found |= {pair: link_of(pair, answer) for pair, answer in answers.items()}
+        for wave in _waves(machines):
+            for pair in wave:
+                self._ask_link(pair, message_bytes)
+            answers = self._await(set(wave), "to measure their links")
+            found |= {pair: link_of(pair, answer) for pair, answer in answers.items()}
         return tuple(found[pair] for pair in sorted(found))
 
     def _with_load(self, facts: list[NodeFacts]) -> list[NodeFacts]:
@@ -323,14 +309,10 @@ class MeasureDriver(Driver):
     def _ask_link(self, pair: Pair, message_bytes: int, *, computing_s: float = 0.0) -> None:
         source, target = pair
         address = next(member.address for member in self._chosen if member.node == target)
-        self._calls[source].measure_link(
-            target,
-            address,
-            message_bytes,
-            timeout_s=self._request.job.runtime.wait_s,
-            on_result=self._answer_to(pair),
-            computing_s=computing_s,
+        request = control_pb2.MeasureLinkRequest(
+            target=target, address=address, message_bytes=message_bytes, computing_s=computing_s
         )
+        self._calls[source].measure_link(request, self._answer_to(pair))
 
     # ---- waiting ----------------------------------------------------------------------------------
 
@@ -353,12 +335,9 @@ class MeasureDriver(Driver):
             if isinstance(entry, _Answer):
                 answers[entry.key] = entry.value
             elif time.monotonic() >= deadline_s:
-                missing = ", ".join(sorted(_name(key) for key in keys - set(answers)))
+                late = (" -> ".join(key) if isinstance(key, tuple) else f"node {key}" for key in keys - set(answers))
+                missing = ", ".join(sorted(late))
                 raise DeadlineError(f"waited {wait_s:g} s for {missing} {what}; raise runtime.wait_s")
             for _, message in self._silent_nodes():
                 raise PeerLostError(message)
         return answers
-
-
-def _name(key: object) -> str:
-    return f"{key[0]} -> {key[1]}" if isinstance(key, tuple) else f"node {key}"

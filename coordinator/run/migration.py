@@ -48,7 +48,7 @@ class MigrationDriver:
 
     Args:
         part: of the plan that holds when nodes are prepared.
-        job: of the run; ``runtime.wait_s`` limits each call.
+        job: of the run.
         checkpoints: know the run under which nodes keep shards.
         put: takes a node's answer, from any thread.
         sizes: planned, of copies; nodes take no larger ones.
@@ -70,26 +70,20 @@ class MigrationDriver:
         self.part, self._sizes = part, sizes
         self._job, self._job_toml, self._checkpoints, self._addresses = job, job.to_toml(), checkpoints, addresses
         self._calls, self._put = calls, put
-        self._wait_s, self._recovers = job.runtime.wait_s, part.goes_back
+        self._recovers = part.goes_back
         self._place()
 
     def prepare(self, command: rd.Prepare, saved: Mapping[str, Pieces] | None) -> None:
         """Send a node its part of the plan, with files of a saved result for its initial values."""
         node, plan = command
+        request = self._prepare_request(plan)
+        self._checkpoints.go_on(node, request)
         self._calls[node].prepare(
-            plan.to_wire(),
-            self._job_toml,
-            self._addresses,  # a node that the plan leaves out may have the blocks of a resumed run on its disk
-            timeout_s=self._wait_s,
+            request,
             on_result=lambda hosted: self._put(NodePrepared(node, hosted)),
             on_progress=lambda: self._put(rd.Progressed(node)),
             saved=saved,
-            extend=lambda request: self._extend(node, request),
         )
-
-    def _extend(self, node: str, request: control_pb2.PrepareRequest) -> None:
-        request.block_bytes, request.head_bytes = self._sizes
-        self._checkpoints.go_on(node, request)
 
     def grant(self, turns: Sequence[Turn], keep: Mapping[str, Mapping[TensorKey, str]] | None = None) -> None:
         """Grant turns to all nodes of the placement, with the step from which shards are kept, and tensors to keep."""
@@ -99,54 +93,51 @@ class MigrationDriver:
 
     def tell(self, command: rd.FetchAhead | rd.Rest | rd.Move | rd.Halt) -> None:
         """Call a node for a prefetch, a rest, a move or a halt; a halt gives up a move."""
-        if isinstance(command, rd.FetchAhead):
-            self._fetch_ahead(command)
-        elif isinstance(command, rd.Rest):
-            self._rest(command)
-        elif isinstance(command, rd.Halt):
-            self._halt(*command)
-        else:
-            self._move(command)
+        match command:
+            case rd.FetchAhead(node, part):
+                self._fetch_ahead(node, part)
+            case rd.Move():
+                self._move(command)
+            case rd.Rest(node):
+                number = self.part.placement.placement_number
+                self._calls[node].rest(
+                    number,
+                    on_result=lambda reply: self._put(NodeRested(rd.Rested(node, number), reply.totals_json)),
+                    on_failed=self._failed(node, number),
+                )
+            case rd.Halt(node, number):
+                self._calls[node].halt(
+                    on_result=lambda: self._put(rd.Halted(node, number)), on_failed=self._failed(node, number)
+                )
 
-    def _fetch_ahead(self, command: rd.FetchAhead) -> None:
-        node, part = command
+    def _fetch_ahead(self, node: str, part: Plan) -> None:
         placement_number, began_s = part.placement.placement_number, time.monotonic()
 
         def answer(num_bytes: int, problem: str = "") -> None:
             self._put(rd.FetchedAhead(node, placement_number, num_bytes, time.monotonic() - began_s, problem))
 
         self._calls[node].fetch_ahead(
-            self._prepare_request(part),
-            timeout_s=self._wait_s,
+            self._prepare_request(part, checkpoint_run=self._checkpoints.shards_run),
             on_result=answer,
             on_failed=lambda error: answer(0, str(error)),
         )
 
-    def _prepare_request(self, part: Plan) -> control_pb2.PrepareRequest:
+    def _prepare_request(self, part: Plan, *, checkpoint_run: str = "") -> control_pb2.PrepareRequest:
         return control_pb2.PrepareRequest(
             placement_number=part.placement.placement_number,
             plan_json=part.to_wire(),
             job_toml=self._job_toml,
-            addresses=dict(self._addresses),
-            checkpoint_run=self._checkpoints.shards_run,
+            addresses=self._addresses,  # a node that the plan leaves out may have blocks of a resumed run on its disk
+            checkpoint_run=checkpoint_run,
             block_bytes=self._sizes.block,
             head_bytes=self._sizes.head,
-        )
-
-    def _rest(self, command: rd.Rest) -> None:
-        node, placement_number = command.node, self.part.placement.placement_number
-        self._calls[node].rest(
-            placement_number,
-            timeout_s=self._wait_s,
-            on_result=lambda reply: self._put(NodeRested(rd.Rested(node, placement_number), reply.totals_json)),
-            on_failed=self._failed(node, placement_number),
         )
 
     def _move(self, command: rd.Move) -> None:
         node, part, start, from_placement_number, sources, from_step, head_from, digests, others, other_head = command
         placement_number = part.placement.placement_number
         request = control_pb2.MoveRequest(
-            prepare=self._prepare_request(part),
+            prepare=self._prepare_request(part, checkpoint_run=self._checkpoints.shards_run),
             step=start.step,
             holder=start.holder,
             first_turn=start.first_turn,
@@ -162,17 +153,9 @@ class MigrationDriver:
         )
         self._calls[node].move(
             request,
-            timeout_s=self._wait_s,
             on_result=lambda reply: self._put(
                 NodeMoved(rd.Moved(node, placement_number, reply.fetched_bytes), reply.hosted_bytes)
             ),
-            on_failed=self._failed(node, placement_number),
-        )
-
-    def _halt(self, node: str, placement_number: int) -> None:
-        self._calls[node].halt(
-            timeout_s=self._wait_s,
-            on_result=lambda: self._put(rd.Halted(node, placement_number)),
             on_failed=self._failed(node, placement_number),
         )
 
@@ -317,7 +300,7 @@ class ReplanSearch:
         self._follows = job.placement.follow != NEVER and plan.course.decides
         self._watches = job.placement.replan != NEVER
         is_wanted = (self._watches or self._follows) and not is_shared and len(nodes) > 1
-        stays = stay_reason(plan.course, plan.placements)
+        stays = stay_reason(plan.course)
         self._may_move = is_wanted and not stays
         self.why_closed = _closed_reason(stays, watches=self._watches, is_shared=is_shared)
         self._candidates: tuple[str, ...] = ()

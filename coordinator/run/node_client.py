@@ -102,12 +102,6 @@ _RELEASES = 2
 _TOTALS = "totals.json"
 
 
-def ask_frozen(request: control_pb2.InspectRequest, frozen: FrozenWeights | None) -> None:
-    """Ask a node to time itself with frozen weights held so."""
-    if frozen is not None:
-        request.frozen_dtype, request.frozen_native = frozen.dtype, frozen.native
-
-
 class AgreedModel:
     """The base model that nodes of a run without a copy fetch: the one on which those agree that have it.
 
@@ -185,6 +179,7 @@ class AgentCalls:
         node: its name.
         address: ``host:port``.
         lease_s: a node that does not answer for so long is lost.
+        wait_s: time limit of a call that works at the node, in seconds; results may take as long as they do.
         on_failure: called with the error of a failed call, from the worker thread.
         nodes: of the run, which the node admits.
         models: of the run.
@@ -197,13 +192,14 @@ class AgentCalls:
         run_id: str,
         *,
         lease_s: float,
+        wait_s: float,
         on_failure: Callable[[str, RingTuneError], None],
         nodes: Collection[str] = (),
         models: AgreedModel | None = None,
     ) -> None:
         self.node, self._nodes = node, tuple(nodes)
         self._models = models or AgreedModel(lambda: None)
-        self._lease_s = lease_s
+        self._lease_s, self._wait_s = lease_s, wait_s
         self.address = address
         self._run_id = run_id
         self._on_failure = on_failure
@@ -223,24 +219,18 @@ class AgentCalls:
     # ---- what is asked ----------------------------------------------------------------------------
 
     def inspect(
-        self,
-        job_toml: str,
-        *,
-        measure: bool,
-        timeout_s: float,
-        on_result: Callable[[control_pb2.InspectReply], None],
-        extend: Callable[[control_pb2.InspectRequest], None] = lambda request: None,
+        self, request: control_pb2.InspectRequest, on_result: Callable[[control_pb2.InspectReply], None]
     ) -> None:
-        """Ask for the node's facts, and for whatever else ``extend`` asks."""
-        request = control_pb2.InspectRequest(run_id=self._run_id, job_toml=job_toml, measure=measure, nodes=self._nodes)
-        extend(request)
-        self._submit(lambda: on_result(self._inspected(request, timeout_s)))
+        """Ask for the node's facts (see ``inspect_request``), and for whatever else the request asks."""
+        request.run_id = self._run_id
+        request.nodes.extend(self._nodes)
+        self._submit(lambda: on_result(self._inspected(request)))
 
-    def _inspected(self, request: control_pb2.InspectRequest, timeout_s: float) -> control_pb2.InspectReply:
+    def _inspected(self, request: control_pb2.InspectRequest) -> control_pb2.InspectReply:
         """Inspect a node; if it has no copy of the model, tell it which one to fetch, and inspect it then."""
-        deadline_s, manifest = time.monotonic() + timeout_s, None
+        deadline_s, manifest = time.monotonic() + self._wait_s, None
         try:
-            reply: control_pb2.InspectReply = self._unary(self._stub.Inspect, request, timeout_s)
+            reply: control_pb2.InspectReply = self._unary(self._stub.Inspect, request, self._wait_s)
             manifest = None if reply.lacks_model else self._manifest
         finally:
             self._models.answered(self.node, manifest)
@@ -260,53 +250,31 @@ class AgentCalls:
             raise IntegrityError(f"the model of node {self.node} can't be used: {error}") from error
 
     def measure_link(
-        self,
-        target: str,
-        address: str,
-        message_bytes: int,
-        *,
-        timeout_s: float,
-        on_result: Callable[[control_pb2.MeasureLinkReply], None],
-        brief: bool = False,
-        computing_s: float = 0.0,
+        self, request: control_pb2.MeasureLinkRequest, on_result: Callable[[control_pb2.MeasureLinkReply], None]
     ) -> None:
-        """Ask the node to measure its link to the node ``target``.
+        """Ask the node to measure its link to another one.
 
-        ``brief`` with fewer messages; with ``computing_s`` only what messages take from its computing.
+        With ``brief`` it sends fewer messages; with ``computing_s`` it measures only what they take from its computing.
         """
-        request = control_pb2.MeasureLinkRequest(
-            target=target, address=address, message_bytes=message_bytes, brief=brief, computing_s=computing_s
-        )
-        self._submit(lambda: on_result(self._unary(self._stub.MeasureLink, request, timeout_s)))
+        self._submit(lambda: on_result(self._unary(self._stub.MeasureLink, request, self._wait_s)))
 
     def prepare(
         self,
-        plan_json: str,
-        job_toml: str,
-        addresses: Mapping[str, str],
+        request: control_pb2.PrepareRequest,
         *,
-        timeout_s: float,
         on_result: Callable[[int], None],
         on_progress: Callable[[], None] = lambda: None,
         saved: Mapping[str, Pieces] | None = None,
-        extend: Callable[[control_pb2.PrepareRequest], None] = lambda request: None,
     ) -> None:
         """Send the plan, and files of a saved result to begin with; ``on_result`` gets the bytes hosted.
 
         The files may take as long as they do: ``on_progress`` is called while they go.
         """
-        named, number = dict(addresses), self._num_moves
-        request = control_pb2.PrepareRequest(
-            run_id=self._run_id,
-            placement_number=self._placement_number,
-            plan_json=plan_json,
-            job_toml=job_toml,
-            addresses=named,
-        )
-        extend(request)
+        number = self._num_moves
+        request.run_id, request.placement_number = self._run_id, self._placement_number
 
         def work() -> None:
-            if (reply := self._unless_off(number, self._stub.Prepare, request, timeout_s)) is None:
+            if (reply := self._unless_off(number, self._stub.Prepare, request)) is None:
                 return
             if saved is not None:
                 self._load(saved, on_progress)
@@ -323,13 +291,12 @@ class AgentCalls:
         self,
         request: control_pb2.PrepareRequest,
         *,
-        timeout_s: float,
         on_result: Callable[[int], None],
         on_failed: Callable[[RingTuneError], None],
     ) -> None:
         """Let the node fetch base weights, beside all other calls, in place of others that it fetches."""
         request.run_id = self._run_id
-        asking = self._asking(self._stub.FetchAhead, request, timeout_s)
+        asking = self._asking(self._stub.FetchAhead, request, self._wait_s)
         with self._lock:
             if self._fetching is not None:
                 self._fetching.cancel()
@@ -347,19 +314,17 @@ class AgentCalls:
         self,
         placement_number: int,
         *,
-        timeout_s: float,
         on_result: Callable[[control_pb2.RestReply], None],
         on_failed: Callable[[RingTuneError], None],
     ) -> None:
         """Let the node keep what it has trained and offer it to others."""
         request = control_pb2.RestRequest(run_id=self._run_id, placement_number=placement_number)
-        self._submit(lambda: on_result(self._unary(self._stub.Rest, request, timeout_s)), on_failed)
+        self._submit(lambda: on_result(self._unary(self._stub.Rest, request, self._wait_s)), on_failed)
 
     def move(
         self,
         request: control_pb2.MoveRequest,
         *,
-        timeout_s: float,
         on_result: Callable[[control_pb2.MoveReply], None],
         on_failed: Callable[[RingTuneError], None],
     ) -> None:
@@ -367,20 +332,18 @@ class AgentCalls:
         request.prepare.run_id, number = self._run_id, self._call_move_off()
 
         def work() -> None:
-            if (reply := self._unless_off(number, self._stub.Move, request, timeout_s)) is not None:
+            if (reply := self._unless_off(number, self._stub.Move, request)) is not None:
                 on_result(reply)
 
         self._submit(work, on_failed)
 
-    def halt(
-        self, *, timeout_s: float, on_result: Callable[[], None], on_failed: Callable[[RingTuneError], None]
-    ) -> None:
+    def halt(self, *, on_result: Callable[[], None], on_failed: Callable[[RingTuneError], None]) -> None:
         """Let the node stop at once, whatever it does; what it prepares is given up, and a move too."""
         request = control_pb2.RestRequest(run_id=self._run_id, halts=True)
         self._call_move_off()
 
         def work() -> None:
-            self._unary(self._stub.Rest, request, timeout_s)
+            self._unary(self._stub.Rest, request, self._wait_s)
             on_result()
 
         self._submit(work, on_failed)
@@ -396,12 +359,12 @@ class AgentCalls:
 
         self._stub.Alive.future(control_pb2.Empty(), timeout=ALIVE_S).add_done_callback(answered)
 
-    def _unless_off(self, number: int, method: Any, request: Any, timeout_s: float) -> Any:
+    def _unless_off(self, number: int, method: Any, request: Any) -> Any:
         """Let the node prepare or move; None where it stops or moves elsewhere instead, and needs no such call."""
         with self._lock:
             if number != self._num_moves:
                 return None
-            self._moving = moving = self._asking(method, request, timeout_s)
+            self._moving = moving = self._asking(method, request, self._wait_s)
         with contextlib.suppress(grpc.FutureCancelledError):
             return self._track(moving).result()
         return None
@@ -426,13 +389,12 @@ class AgentCalls:
         self,
         request: control_pb2.RepeatRequest,
         *,
-        timeout_s: float,
         on_result: Callable[[control_pb2.RepeatReply], None],
         on_failed: Callable[[RingTuneError], None],
     ) -> None:
         """Let the node repeat a part of another host's work, beside all other calls."""
         request.run_id, request.placement_number = self._run_id, self._placement_number
-        asking = self._asking(self._stub.Repeat, request, timeout_s)
+        asking = self._asking(self._stub.Repeat, request, self._wait_s)
 
         def work() -> None:
             with contextlib.suppress(grpc.FutureCancelledError):
@@ -442,33 +404,22 @@ class AgentCalls:
 
     def collect(
         self,
+        request: control_pb2.CollectRequest,
         folder: Path,
         *,
-        with_head: bool,
-        with_private: bool,
         max_bytes: int,
-        goes_on: bool = False,
-        best_step: int = 0,
-        needed_steps: Collection[int] = (),
         users: Sequence[str] = (),
         on_result: Callable[[dict[str, Pieces]], None],
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         """Fetch the node's results into an empty folder, with files of ``users``; ``on_result`` gets them by name.
 
-        A node that sends more than ``max_bytes`` fails; one of a run that ``goes_on`` sends no totals. That may take
-        as long as it does: ``on_progress`` is called while bytes arrive. With ``best_step`` a node keeps its results on
-        its disk, beside those of ``needed_steps``, and sends none if the run ``goes_on``, else those that it kept at
-        that step.
+        A node that sends more than ``max_bytes`` fails; one of a run that goes on sends no totals. That may take as
+        long as it does: ``on_progress`` is called while bytes arrive. With ``best_step`` a node keeps its results on
+        its disk, beside those of ``needed_steps``, and sends none if the run goes on, else those that it kept at that
+        step.
         """
-        request = control_pb2.CollectRequest(
-            run_id=self._run_id,
-            with_head=with_head,
-            with_private=with_private,
-            goes_on=goes_on,
-            best_step=best_step,
-            needed_steps=needed_steps,
-        )
+        request.run_id = self._run_id
         names = (*part_files(users), _TOTALS)
 
         def attempt(hear: Callable[[], None]) -> dict[str, Path]:
@@ -516,9 +467,13 @@ class AgentCalls:
         except grpc.RpcError as error:
             if not self._cancelled.is_set():
                 tell(call_error(error, node=self.node, address=self.address))
+        except RingTuneError as error:
+            if not self._cancelled.is_set():
+                tell(error)
         except Exception as error:
             if not self._cancelled.is_set():
-                tell(error if isinstance(error, RingTuneError) else self._bug(error))
+                _LOG.exception("a call to node %s failed by a bug", self.node)
+                tell(internal_error(error, where=f"node {self.node}"))
 
     def _load(self, files: Mapping[str, Pieces], on_progress: Callable[[], None]) -> None:
         """Send the files of a saved result; a node that gets them twice loads them twice."""
@@ -564,10 +519,6 @@ class AgentCalls:
         if isinstance(error, FrameError):
             error = PeerLostError(f"node {self.node} was started again, or has given the run up: {error}")
         self._on_failure(self.node, error)
-
-    def _bug(self, error: Exception) -> RingTuneError:
-        _LOG.error("a call to node %s failed by a bug", self.node, exc_info=error)
-        return internal_error(error, where=f"node {self.node}")
 
 
 class Reported(NamedTuple):
@@ -641,37 +592,21 @@ MEASURE_S: Final = 1.0
 """A run measures briefly as it starts; 'ringtune measure' takes longer, and nodes remember the better one."""
 
 
-def inspect_node(
-    calls: AgentCalls,
-    job: Job,
-    *,
-    measure: bool,
-    neighbours: int,
-    frozen: FrozenWeights | None,
-    put: Callable[[Facts], None],
-    extend: Callable[[control_pb2.InspectRequest], None] = lambda request: None,
-) -> None:
-    """Ask a node for its facts; the answer takes ``runtime.wait_s`` at most.
+def inspect_request(
+    job: Job, *, measure: bool, neighbours: int, frozen: FrozenWeights | None, measure_s: float = MEASURE_S
+) -> control_pb2.InspectRequest:
+    """Make the request for a node's facts; the answer takes ``runtime.wait_s`` at most.
 
     Args:
-        calls: to the node.
         job: of the run.
         measure: whether it shall time its work.
         neighbours: other nodes of its machine, which are timed at the same moment, as they will compute.
         frozen: how it shall hold frozen weights while it is timed; None = as it computes.
-        put: takes the answer, from any thread.
-        extend: adds which shards are asked about.
+        measure_s: seconds for the times.
     """
-
-    def more(request: control_pb2.InspectRequest) -> None:
-        request.measure_s, request.neighbours = MEASURE_S, neighbours
-        ask_frozen(request, frozen)
-        extend(request)
-
-    calls.inspect(
-        job.to_toml(),
-        measure=measure,
-        timeout_s=job.runtime.wait_s,
-        on_result=lambda reply: put(Facts.of(calls.node, reply)),
-        extend=more,
+    request = control_pb2.InspectRequest(
+        job_toml=job.to_toml(), measure=measure, measure_s=measure_s, neighbours=neighbours
     )
+    if frozen is not None:
+        request.frozen_dtype, request.frozen_native = frozen.dtype, frozen.native
+    return request

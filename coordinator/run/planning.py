@@ -30,7 +30,7 @@ from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import JobTime, Planned, measured_time
 from coordinator.run.checkpoint import CheckpointManager
 from coordinator.run.events import EventSink, work_beside
-from coordinator.run.measurement import LinkAnswer, LinkMeasurement, has_own_links, remember, remembered_links
+from coordinator.run.measurement import LinkAnswer, LinkMeasurement, has_own_links, remembered_links
 from coordinator.run.members import LinkCache, Member
 from coordinator.run.node_client import AgentCalls
 from coordinator.run.requests import RunRequest
@@ -81,7 +81,7 @@ def wire_problem(
     ``takes_back``: an owner that was left out shall come back.
     """
     is_full = plan.course.method.full_parameters
-    can_move = len(plan.nodes) > 1 and not stay_reason(plan.course, plan.placements)
+    can_move = len(plan.nodes) > 1 and not stay_reason(plan.course)
     needs = {
         ("adapter.from", 1): bool(plan.course.initial),
         ("copies of checkpoints", 1): is_full and any(one.copies for one in plan.placements),
@@ -90,7 +90,7 @@ def wire_problem(
         ("blocks and heads from other disks", 1): names_heads,
         ("recovery.copies as a number", 2): any(one.num_copies for one in plan.placements),
         ("[audit]", 5): bool(job.audit_share),
-        ("[generation]", 5): plan.course.generation is not None,
+        ("[generation]", 6): plan.course.generation is not None,
         ("owners that come back", 2): takes_back or any(one.back is not None for one in plan.course.left_out),
     }
     oldest = min(wires.values(), default=0)
@@ -347,7 +347,8 @@ class RunPlanner:
         """Cache the links that this run's transfers showed; links of a given profile are not cached."""
         if has_own_links(self._request):
             addresses = {member.node: member.address for member in self._members}
-            remember(shown, addresses, self._request.job, next(iter(self._facts.values())).model, self._cache)
+            model = next(iter(self._facts.values())).model
+            self._cache.put(shown, addresses, hidden_bytes(self._request.job, model))
 
 
 def _failed(error: RingTuneError) -> rd.PlanFailed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from coordinator.run.events import EventSink, GrowingFile
@@ -75,8 +75,7 @@ class RunRecorder:
         self.rows = rows_facts(profile.nodes, plan.course.max_length)
         self._emit = emit
         self._ends_unix_s: dict[int, float] = {}
-        self._trace_file: GrowingFile | None = None
-        self._trace_text: TraceText | None = None
+        self._trace: tuple[GrowingFile, TraceText] | None = None
         self._recordings: dict[str, GrowingFile] = {}
         self._ledger_file: GrowingFile | None = None
         self._recorded = RecordedProfile(
@@ -104,16 +103,21 @@ class RunRecorder:
         self.ledger.begin(started_unix_s)
         num_blocks = self._plan.course.num_blocks
         nodes = dict.fromkeys((*self._plan.nodes, *self._candidates))
-        self._trace_text = TraceText(
+        text = TraceText(
             nodes, num_blocks=num_blocks, started_unix_s=started_unix_s, placement_number=self.ledger.placement_number
         )
-        self._trace_file = GrowingFile("trace.json", self._emit)
-        self._trace_file.write(self._trace_text.begin().encode())
+        self._trace = GrowingFile("trace.json", self._emit), text
+        self._add_to_trace(TraceText.begin)
+
+    def _add_to_trace(self, piece: Callable[[TraceText], str]) -> None:
+        if self._trace is not None:
+            file, text = self._trace
+            file.write(piece(text).encode())
 
     @property
     def is_open(self) -> bool:
         """Whether training has begun."""
-        return self._trace_file is not None
+        return self._trace is not None
 
     @property
     def links(self) -> RecordedLinks:
@@ -124,9 +128,7 @@ class RunRecorder:
         """Record a move, or why it failed; send its line to the submitter."""
         line = self.ledger.moved(command, at_unix_s)
         self._emit(control_pb2.RunEvent(metrics_json=json.dumps(line)))
-        if self._trace_file is not None and self._trace_text is not None:
-            text = self._trace_text.move(command.part.nodes, command, at_unix_s)
-            self._trace_file.write(text.encode())
+        self._add_to_trace(lambda text: text.move(command.part.nodes, command, at_unix_s))
 
     @property
     def nodes(self) -> Collection[str]:
@@ -142,9 +144,8 @@ class RunRecorder:
             return
         self.ledger.nodes[facts.node] = NodeTotals()
         self._operations.joined(facts.node)
-        if self._trace_file is not None and self._trace_text is not None:
-            self._trace_file.write(self._trace_text.joined(facts.node).encode())
-        else:
+        self._add_to_trace(lambda text: text.joined(facts.node))
+        if not self.is_open:
             self._candidates = (*self._candidates, facts.node)
 
     def recovered(self, command: rd.LogRecovery, at_unix_s: float) -> None:
@@ -162,22 +163,21 @@ class RunRecorder:
             self._emit(control_pb2.RunEvent(note=printable(note)))
         for traffic in request.traffic:
             self.ledger.add_traffic(node, traffic.seq, traffic.target, traffic.payload, traffic.bytes)
-            self._operations.add_traffic(node, traffic.seq, traffic.payload, traffic.bytes)
+            self._operations.add_traffic(traffic.seq, traffic.payload, traffic.bytes)
         for transfer in request.transfers:
             self._recorded.links.add(transfer.source, node, transfer.bytes, transfer.seconds, at_s=transfer.at_unix_s)
             if self.pace is not None:
                 self.pace.links.add(transfer.source, node, transfer.bytes, transfer.seconds, at_s=transfer.at_unix_s)
         spans = list(self._spans(request))
         self.ledger.add_spans(node, spans)
-        self._operations.add_spans(node, spans)
+        self._operations.add_spans(spans)
         if self.onlooker is not None:
             self._activity.add(node, spans)
         for span in filter(lambda span: span.is_compute, spans):
             self._recorded.add(node, span.action, span.end_s - span.start_s, worked_s=span.worked_s)
             if self.pace is not None:
                 self.pace.add(node, span.action, span.end_s - span.start_s)
-        if spans and self._trace_file is not None and self._trace_text is not None:
-            self._trace_file.write(self._trace_text.spans(node, spans).encode())
+        self._add_to_trace(lambda text: text.spans(node, spans))
         if request.recording:
             if node not in self._recordings:
                 self._recordings[node] = GrowingFile(f"recordings/{node}.jsonl", self._emit)
@@ -189,8 +189,7 @@ class RunRecorder:
             try:
                 action = parse_action(span.action, self._plan.course.num_blocks)
             except PlanError as error:
-                count = self._left_out.told(request.node)
-                if count:
+                if count := self._left_out.told(request.node):
                     told = "node %s reports an invalid action, which is left out: %s%s"
                     _LOG.warning(told, request.node, error, times(count))
             else:
@@ -245,7 +244,8 @@ class RunRecorder:
                 self._operations.turn_done(turn)
                 for line in self.ledger.turn_done(turn):
                     self._emit(control_pb2.RunEvent(metrics_json=json.dumps(line)))
-                self._show_activity(turn)
+                if self.onlooker is not None and (found := self._activity.turn_done(turn, self._plan.nodes)):
+                    self.onlooker(control_pb2.RunEvent(activity_json=json.dumps(found)))
             case rd.LogPlan(plan, why):
                 self._plan = plan
                 self.ledger.replanned(plan)
@@ -284,17 +284,11 @@ class RunRecorder:
         if self._ledger_file is not None:
             self._ledger_file.write(text.encode(), at_once=True)
 
-    def _show_activity(self, turn: Turn) -> None:
-        if self.onlooker is not None:
-            found = self._activity.turn_done(turn, self._plan.nodes)
-            if found is not None:
-                self.onlooker(control_pb2.RunEvent(activity_json=json.dumps(found)))
-
     def close(self) -> None:
         """Complete the growing files, so that the trace of a failed run opens too."""
-        if self._trace_file is not None and self._trace_text is not None:
-            self._trace_file.write(self._trace_text.end().encode())
-            self._trace_file.close()
-            self._trace_file = None
+        self._add_to_trace(TraceText.end)
+        if self._trace is not None:
+            self._trace[0].close()
+            self._trace = None
         for file in (*self._recordings.values(), *filter(None, [self._ledger_file])):
             file.close()

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from queue import SimpleQueue
-from typing import Any, Final
+from typing import Final
 
 from coordinator.run.checkpoint import CheckpointManager
 from coordinator.run.driver import StatusBoard
-from coordinator.run.events import now_unix_s
-from coordinator.run.migration import MigrationDriver, ReplanSearch
 from coordinator.run.recorder import RunRecorder
 from coordinator.run.requests import RunRequest
 from ringtune.config.sections import SKIP_OWNER
-from ringtune.errors import IntegrityError, PeerLostError, PlanError
+from ringtune.errors import IntegrityError, PeerLostError
 from ringtune.ids import naming_node
 from ringtune.quantities import format_seconds
 from ringtune.run_control import events as rd
@@ -146,7 +143,9 @@ class Reports:
         if request.cache_problem:
             yield rd.TechniqueFailed(request.node, printable(request.cache_problem))
         for turn in request.turns_done:
-            yield self._turn_reported(request.node, turn)
+            key = (request.node, turn)
+            scores, copies, kept = self._scores.pop(key, ()), self._copies.pop(key, ()), self._kept.pop(key, ())
+            yield rd.TurnReported(*key, tuple(scores), tuple(copies), tuple(kept))
         if request.error and recorder.plan.has_role(request.node, placement_number):
             message = naming_node(request.node, printable(request.message))
             if request.lost_peer or request.error == PeerLostError.__name__:
@@ -172,10 +171,6 @@ class Reports:
                 f"node {request.node} reports too many scores: {held} of turns that have not ended; use "
                 "one version on all machines"
             )
-
-    def _turn_reported(self, node: str, turn: int) -> rd.TurnReported:
-        scores, copies = self._scores.pop((node, turn), ()), self._copies.pop((node, turn), ())
-        return rd.TurnReported(node, turn, tuple(scores), tuple(copies), tuple(self._kept.pop((node, turn), ())))
 
     def forget(self, node: str) -> None:
         """Expect report numbers of a node from 1 again: it is another process."""
@@ -252,36 +247,3 @@ def await_nodes(command: rd.AwaitNodes, board: StatusBoard, now_s: float) -> str
         f"the run waits for node {', '.join(nodes)}, {format_seconds(left_s)} at most (recovery.wait_s): {why}; "
         "start it again with its name and its data, or stop the run and --resume it later"
     )
-
-
-def recover(
-    command: rd.LogMove | rd.FindPlacement | rd.LogRecovery,
-    moving: MigrationDriver | None,
-    recorder: RunRecorder | None,
-    replanning: ReplanSearch | None,
-    reports: Reports,
-    answers: SimpleQueue[Any],
-) -> str:
-    """Start the search of a placement, or record a move or a recovery and grant in its placement.
-
-    Returns:
-        A sentence for the user.
-
-    Raises:
-        PlanError: there is no plan yet.
-    """
-    if moving is None or recorder is None or replanning is None:
-        raise PlanError("a run recovers that has no plan yet; please report this")
-    if isinstance(command, rd.FindPlacement):
-        replanning.find_placement(command, answers.put)
-        return f"node {', '.join(command.lost)} is lost; the others go back to the end of step {command.step}"
-    if isinstance(command, rd.LogMove):
-        told = moving.log(command)
-        recorder.moved(command, now_unix_s())
-        recorder.pace = replanning.moved(command)
-        return told
-    told = moving.recovered(command)
-    recorder.recovered(command, now_unix_s())
-    recorder.pace = replanning.recovered(command)
-    reports.forgive()
-    return told

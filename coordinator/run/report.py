@@ -367,7 +367,9 @@ class RunLedger:
             seconds = max(0.0, step.ended_unix_s - self._last_end_unix_s)
             self._last_end_unix_s = step.ended_unix_s
             self._steps_s += seconds
-            self._note_loss(step.line["loss"])
+            if (loss := step.line["loss"]) is not None:
+                self._first_loss = loss if self._first_loss is None else self._first_loss
+                self._losses = [*self._losses, loss][-self._plan.course.local_iterations :]
             lines.append(
                 {
                     **step.line,
@@ -378,12 +380,6 @@ class RunLedger:
                 }
             )
         return lines
-
-    def _note_loss(self, loss: float | None) -> None:
-        if loss is None:
-            return
-        self._first_loss = loss if self._first_loss is None else self._first_loss
-        self._losses = [*self._losses, loss][-self._plan.course.local_iterations :]
 
     def evaluation_done(self, step: int, values: Mapping[str, float], *, is_best: bool | None = None) -> dict[str, Any]:
         """Note an evaluation with sums over all owners; return its line.
@@ -448,6 +444,7 @@ class RunLedger:
         """
         judged = self._best if best is not None and self._best.get("step") == best.best_step else self._final
         left_out = {"is_best", "risen", *(() if self._plan.course.num_steps else ("step",))}
+        last_step = int(self._last.line.get("step", 0))
         return {
             "schema": REPORT_SCHEMA,
             "run_id": run_id,
@@ -461,7 +458,7 @@ class RunLedger:
             "rows": dict(rows or {}),
             "predicted_steps_s": predicted_steps_s,
             "operations": operations,
-            **self._of_techniques(),
+            **{key: item for each in TECHNIQUES for key, item in each.report(self._plan, last_step).items()},
             "wall_s": round(wall_s, 6),
             "phases_s": {phase: round(seconds, 6) for phase, seconds in phases_s.items()},
             "train": {
@@ -482,10 +479,6 @@ class RunLedger:
             "links": dict(sorted(self._links.items())),
             **self._parcels.to_json("links"),
         }
-
-    def _of_techniques(self) -> dict[str, Any]:
-        steps = int(self._last.line.get("step", 0))
-        return {key: item for each in TECHNIQUES for key, item in each.report(self._plan, steps).items()}
 
     def _busy(self) -> str:
         """Say which machines were busy at the end beyond the load of the run's own nodes."""
@@ -539,13 +532,13 @@ class OperationsLedger:
         self._plan = plan
         self._is_kept = plan.course.may_skip
         self._costs = _costs(plan, profile) if self._is_kept else None
-        self._busy_s: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        self._bytes: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        self._busy_s: dict[int, float] = defaultdict(float)
+        self._bytes: dict[int, int] = defaultdict(int)
         self._done = {node: NodeWork() for node in plan.nodes}
         self._steps: dict[tuple[Plan, str, int], int] = defaultdict(int)
         self._items: dict[tuple[Plan, str, int], Item] = {}
-        self._total_busy_s: dict[str, float] = defaultdict(float)
-        self._total_bytes: dict[str, int] = defaultdict(int)
+        self._total_busy_s = 0.0
+        self._total_bytes = 0
         self._scored = 0
         self._score_busy_s = 0.0
         self._score_bytes = 0
@@ -556,17 +549,17 @@ class OperationsLedger:
 
     # ---- what nodes report ------------------------------------------------------------------------
 
-    def add_spans(self, node: str, spans: Iterable[Span]) -> None:
+    def add_spans(self, spans: Iterable[Span]) -> None:
         """Count seconds of forwards and backwards of blocks."""
         if self._is_kept:
             for span in spans:
                 if span.action.op in _BLOCK_OPS:
-                    self._busy_s[span.action.seq][node] += max(0.0, span.end_s - span.start_s)
+                    self._busy_s[span.action.seq] += max(0.0, span.end_s - span.start_s)
 
-    def add_traffic(self, node: str, seq: int, payload: str, sent_bytes: int) -> None:
+    def add_traffic(self, seq: int, payload: str, sent_bytes: int) -> None:
         """Count bytes of hidden states and gradients."""
         if self._is_kept and payload in _BETWEEN_BLOCKS:
-            self._bytes[seq][node] += sent_bytes
+            self._bytes[seq] += sent_bytes
 
     def turn_done(self, turn: Turn) -> None:
         """Close a turn that every node has done; only train and score turns count."""
@@ -574,13 +567,13 @@ class OperationsLedger:
             return
         plan = turn.settled(self._plan)
         for seq in range(turn.first_seq, turn.end_seq):
-            busy_s, sent = self._busy_s.pop(seq, {}), self._bytes.pop(seq, {})
+            busy_s, sent = self._busy_s.pop(seq, 0.0), self._bytes.pop(seq, 0)
             if turn.kind is StepKind.TRAIN:
-                _add(self._total_busy_s, busy_s)
-                _add(self._total_bytes, sent)
+                self._total_busy_s += busy_s
+                self._total_bytes += sent
             elif turn.kind is StepKind.SCORE:
-                self._score_busy_s += sum(busy_s.values())
-                self._score_bytes += sum(sent.values())
+                self._score_busy_s += busy_s
+                self._score_bytes += sent
         if turn.kind is StepKind.SCORE:
             self._scored += turn.num_items
         if turn.kind is StepKind.TRAIN:
@@ -602,8 +595,9 @@ class OperationsLedger:
         done = self._done
         full, full_recorded = (self._all_full(costs) for costs in (self._costs, _costs(self._plan, recorded)))
         all_done, everything, measured = total(done.values()), total(full.values()), total(full_recorded.values())
-        busy_s, sent = sum(self._total_busy_s.values()), sum(self._total_bytes.values())
-        all_full_s = measured.work_s if _has_full_work(done, full) else None
+        busy_s, sent = self._total_busy_s, self._total_bytes
+        has_full_work = all(done[node].full > 0 for node, each in full.items() if each.full > 0)
+        all_full_s = measured.work_s if has_full_work else None  # else the seconds of a node are not known
         return {
             "steps": sum(self._steps.values()),
             "nodes": {node: each.shares() for node, each in done.items()},
@@ -632,19 +626,9 @@ class OperationsLedger:
         return sums
 
 
-def _has_full_work(done: Mapping[str, NodeWork], full: Mapping[str, NodeWork]) -> bool:
-    """Whether each node with full work has recorded some: else its seconds are not known."""
-    return all(done[node].full > 0 for node, each in full.items() if each.full > 0)
-
-
 def _add_done(sums: dict[str, NodeWork], more: Mapping[str, NodeWork], times: float) -> None:
     for node, each in more.items():
         sums[node] += each.times(times)
-
-
-def _add(sums: dict[str, Any], more: Mapping[str, float]) -> None:
-    for node, value in more.items():
-        sums[node] += value
 
 
 def _share(part: float, whole: float) -> float | None:

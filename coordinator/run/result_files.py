@@ -24,23 +24,8 @@ SHARD_BYTES: Final = 5_000_000_000
 """Limit of one file of a trained model; a larger model is written as several, as by transformers."""
 
 
-def read_tensors(content: Pieces, *, source: str) -> dict[str, TensorPieces]:
-    """Index the tensors of a safetensors file of node ``source`` without reading them.
-
-    Raises:
-        IntegrityError: the file is truncated, its header is not readable, or a range does not match its shape.
-    """
-    file = TensorFile(content, where=f"the result of node {source}")
-    return {name: file.tensor(name) for name in file.infos}
-
-
-def merge(parts: Mapping[str, Pieces]) -> Pieces:
-    """Merge the tensors of several files into one; see ``tensors_of``."""
-    return write_tensors(tensors_of(parts), metadata=_METADATA)
-
-
 def tensors_of(parts: Mapping[str, Pieces]) -> dict[str, TensorPieces]:
-    """Collect the tensors of several files (content by node) by name.
+    """Collect the tensors of several safetensors files (content by node) by name, without reading them.
 
     Raises:
         IntegrityError: a part is broken, or two parts have the same tensor.
@@ -48,10 +33,11 @@ def tensors_of(parts: Mapping[str, Pieces]) -> dict[str, TensorPieces]:
     tensors: dict[str, TensorPieces] = {}
     origin: dict[str, str] = {}
     for source, content in sorted(parts.items()):
-        for name, tensor in read_tensors(content, source=source).items():
+        file = TensorFile(content, where=f"the result of node {source}")
+        for name in file.infos:
             if name in tensors:
                 raise IntegrityError(f"nodes {origin[name]} and {source} both sent tensor {name}; one has to own it")
-            tensors[name], origin[name] = tensor, source
+            tensors[name], origin[name] = file.tensor(name), source
     return tensors
 
 
@@ -170,7 +156,7 @@ def adapter_folder(files: Mapping[str, Mapping[str, Pieces]], names: Iterable[st
         if not by_node:
             raise IntegrityError(f"no node sent {name}; use one version on all machines")
         if name.endswith(".safetensors"):
-            folder[name] = merge(by_node)
+            folder[name] = write_tensors(tensors_of(by_node), metadata=_METADATA)
         else:
             small = [(node, bytes(content)) for node, content in by_node.items()]
             folder[name] = Pieces.of(same_everywhere(small, name=name))

@@ -23,7 +23,7 @@ from coordinator.planner.planned import JobTime, Planned, copy_bytes
 from coordinator.run.audit import CellRepeated, RunAudit
 from coordinator.run.checkpoint import CheckpointManager, Noted
 from coordinator.run.collect import BestFiles, ResultCollector
-from coordinator.run.driver import AbsentNodes, Driver
+from coordinator.run.driver import Driver
 from coordinator.run.events import now_unix_s, work_beside
 from coordinator.run.join import (
     CandidateAnswered,
@@ -45,12 +45,12 @@ from coordinator.run.node_client import (
     NodePrepared,
     NodeRested,
     Reported,
-    inspect_node,
+    inspect_request,
     read_facts,
 )
 from coordinator.run.planning import FirstInspectionDone, PlanReady, RunPlanner, wire_problem
 from coordinator.run.recorder import RunRecorder
-from coordinator.run.recovery import Reports, await_nodes, recover, recovery_policy, state_machine_of, with_role
+from coordinator.run.recovery import Reports, await_nodes, recovery_policy, state_machine_of, with_role
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_text import rows_lines
 from ringtune.costs.measurement import SKIPPED_ITEMS
@@ -203,15 +203,8 @@ class RunDriver(Driver):
     def _drive(self) -> RingTuneError | None:
         """Run the state machine to its end; return the error of a failed run, None after success."""
         request = self._request
-        members = self._recruit(
-            self._job.to_toml(),
-            request.num_nodes,
-            request.join_s,
-            named=self._checkpoints.needed_nodes or (request.plan.plan.nodes if request.plan else request.nodes),
-            has_given_plan=request.plan is not None and request.resume is None,
-            evaluation=request.evaluation,
-            absent=AbsentNodes(request.resume, request.job) if request.resume else None,
-        )
+        named = self._checkpoints.needed_nodes or (request.plan.plan.nodes if request.plan else request.nodes)
+        members = self._recruit(request, named)
         self._join_handler.gathered()
         if unused := unused_owners(self._members.living(), members) if request.plan else ():
             self._note(f"not in the given plan, so their rows are not trained on: {', '.join(unused)}")
@@ -380,9 +373,7 @@ class RunDriver(Driver):
                 self._note(await_nodes(command, self.board, self._now_s()))
                 self._join_handler.ask_others(self._needed)
             case rd.LogMove() | rd.FindPlacement() | rd.LogRecovery():
-                self._note(
-                    recover(command, self._migration, self._recorder, self._replanning, self._reports, self._queue)
-                )
+                self._note(self._recover(command))
             case rd.LogTurn(turn) if self._recorder is not None and self._replanning is not None:
                 self._recorder.log(command)
                 if self._audit is not None:
@@ -417,16 +408,34 @@ class RunDriver(Driver):
                 if self._recorder is not None:
                     self._recorder.log(command)
 
+    def _recover(self, command: rd.LogMove | rd.FindPlacement | rd.LogRecovery) -> str:
+        """Search a placement, or record a move or a recovery and grant in its placement; return a sentence for it."""
+        moving, recorder, replanning = self._require_moving(), self._recorder, self._replanning
+        if recorder is None or replanning is None:
+            raise PlanError("a run recovers that has no plan yet; please report this")
+        if isinstance(command, rd.FindPlacement):
+            replanning.find_placement(command, self._queue.put)
+            return f"node {', '.join(command.lost)} is lost; the others go back to the end of step {command.step}"
+        if isinstance(command, rd.LogMove):
+            told = moving.log(command)
+            recorder.moved(command, now_unix_s())
+            recorder.pace = replanning.moved(command)
+            return told
+        told = moving.recovered(command)
+        recorder.recovered(command, now_unix_s())
+        recorder.pace = replanning.recovered(command)
+        self._reports.forgive()
+        return told
+
     def _inspect(self, node: str) -> None:
-        inspect_node(
-            self._calls[node],
+        request = inspect_request(
             self._job,
             measure=self._run_planner.needs_times,
             neighbours=self._neighbours[node],
             frozen=self._timed_frozen,
-            put=self._queue.put,
-            extend=lambda request: self._checkpoints.ask_about(node, request),
         )
+        self._checkpoints.ask_about(node, request)
+        self._calls[node].inspect(request, lambda reply: self._queue.put(Facts.of(node, reply)))
 
     def _drop_old_shards(self, step: int) -> None:
         """Tell nodes which shards they may drop after the submitter has the manifest of ``step``.

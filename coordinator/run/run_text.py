@@ -245,13 +245,8 @@ def rise_text(job: Job, known: Evaluations, loss: float | None, *, is_last: bool
     if known.waited < (1 if is_last else _EVALUATIONS_OF_A_RISE) or known.stops_run(job.train.patience_evals):
         return ""
     rise = f"evaluation loss has risen since step {known.best_step} ({known.best:.4g} -> {loss:.4g})"
-    return f"{rise}: {_remedy(job, known.best_step)}"
-
-
-def _remedy(job: Job, best_step: int) -> str:
-    if job.train.keep_best:
-        return f"the result of step {best_step} is kept"
-    return f"the result of step {best_step} was better; train.keep_best = true keeps it"
+    remedy = "is kept" if job.train.keep_best else "was better; train.keep_best = true keeps it"
+    return f"{rise}: the result of step {known.best_step} {remedy}"
 
 
 def stop_text(step: int, evaluations: Evaluations, *, keeps_best: bool = False) -> str:

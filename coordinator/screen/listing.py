@@ -7,8 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coordinator.run.run_text import figure
-from coordinator.screen.progress import trained_text
+from coordinator.screen.progress import step_line
 from coordinator.screen.tables import table_lines
 from coordinator.server.restart import resumed_by
 from coordinator.server.run_record import RunRecord
@@ -176,10 +175,8 @@ def _run_lines(run: control_pb2.RunStatus) -> list[str]:
     else:
         lines = [f"{what} for {format_seconds(run.phase_s)}, {format_seconds(run.run_s)} since its start"]
     if run.HasField("steps_done"):
-        lines.append(
-            f"step {run.steps_done}/{run.num_steps}: round {run.round}, {run.initiator}, "
-            f"{trained_text(run.depth, run.trains)}, loss {figure(_known(run, 'loss'))}"
-        )
+        figures = {name: _known(run, name) for name in _OPTIONAL}
+        lines.append(step_line(figures | {"step": run.steps_done, "num_steps": run.num_steps}))
     if run.awaited_why:
         lines.append(
             f"waits for node {', '.join(run.awaited)}, {format_seconds(run.awaited_s)} more: {run.awaited_why}; "

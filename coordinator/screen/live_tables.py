@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Self
 
 from rich import progress as bars
@@ -134,19 +133,10 @@ INTERVAL_S: Final = 1.0
 NodeSource = Callable[[], Sequence[control_pb2.NodeEntry]]
 
 
-def watch_nodes(
-    ask: NodeSource,
-    coordinator: str,
-    *,
-    as_json: bool,
-    console: Console | None = None,
-    sleep: Callable[[float], object] = time.sleep,
-    times: Iterable[object] = itertools.repeat(None),
-) -> None:
+def watch_nodes(ask: NodeSource, coordinator: str, *, as_json: bool, console: Console | None = None) -> None:
     """List the members once a second, until Ctrl-C.
 
     ``ask`` lists the members of ``coordinator`` (``host:port``). ``as_json``: a line for each member, no table.
-    ``times`` has an entry for each listing.
 
     Raises:
         InterruptedRunError: Ctrl-C.
@@ -154,13 +144,12 @@ def watch_nodes(
     """
     try:
         if as_json:
-            for _ in times:
+            while True:
                 options.show(nodes_json(ask()), (), as_json=True)
-                sleep(INTERVAL_S)
-            return
+                time.sleep(INTERVAL_S)
         with Live(console=console or Console(), auto_refresh=False) as live:
-            for _ in times:
+            while True:
                 live.update(Text(printable("\n".join(node_table(ask(), coordinator)))), refresh=True)
-                sleep(INTERVAL_S)
+                time.sleep(INTERVAL_S)
     except KeyboardInterrupt as error:
         raise InterruptedRunError("stopped by Ctrl-C") from error

@@ -21,6 +21,7 @@ from coordinator.screen.training_text import run_lines, saved_lines
 from ringtune.hints import hint, hint_to_start_coordinator
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StepKind
 from ringtune.techniques.activation_checkpointing import NONE
 from ringtune.texts import printable
 from ringtune.transport.endpoints import is_loopback, is_wildcard, join_address, split_address
@@ -97,9 +98,10 @@ def trained_text(depth: int, trains: str) -> str:
 def evaluating_line(step: Mapping[str, Any]) -> str:
     """Describe an item without an update; the loss of one batch is left out.
 
-    Example: ``score after step 0: 3 of 30 batches, a``.
+    Example: ``score after step 0: 3 of 30 batches, a``; where texts are written, tokens are counted.
     """
-    count = f"{step['batch']} of {step['batches']} batches, " if "batch" in step else ""
+    unit = "tokens" if step["kind"] == StepKind.GENERATE else "batches"
+    count = f"{step['batch']} of {step['batches']} {unit}, " if "batch" in step else ""
     return f"{step['kind']} after step {step['step']}: {count}{step['initiator']}"
 
 

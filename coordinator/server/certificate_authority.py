@@ -271,9 +271,15 @@ class Register:
                 "DELETE FROM tokens WHERE role IN (?, ?) AND name = ? AND key_sha256 IS NULL", (*roles, party.name)
             )
             if party.role == SUBMITTER_ROLE:
-                _remove_guests(database, party, reason)
+                guests = database.execute(
+                    "SELECT role, name FROM tokens WHERE invited_by = ?", (party.name,)
+                ).fetchall()
+                database.execute("DELETE FROM tokens WHERE invited_by = ? AND key_sha256 IS NULL", (party.name,))
+                for role, name in guests:
+                    _remove(database, Party(role, name), f"{reason}, who invited it")
             number = _remove(database, party, reason)
-            if not number and not _is_known(database, party):
+            known = database.execute("SELECT 1 FROM certificates WHERE role = ? AND name = ?", _key(party)).fetchone()
+            if known is None:
                 raise TrustError(f"{party} has no certificate of this coordinator; 'ringtune nodes' lists the nodes")
         return number
 
@@ -388,14 +394,6 @@ def _remove(database: sqlite3.Connection, party: Party, reason: str) -> int:
     return number
 
 
-def _remove_guests(database: sqlite3.Connection, user: Party, reason: str) -> None:
-    """Refuse the nodes that a user has invited, and the invitations that nobody has used yet."""
-    guests = database.execute("SELECT role, name FROM tokens WHERE invited_by = ?", (user.name,)).fetchall()
-    database.execute("DELETE FROM tokens WHERE invited_by = ? AND key_sha256 IS NULL", (user.name,))
-    for role, name in guests:
-        _remove(database, Party(role, name), f"{reason}, who invited it")
-
-
 def _removal_of(database: sqlite3.Connection, party: Party) -> Removal:
     """Return the last removal of a party; of generation 0 if there was none."""
     found = database.execute(
@@ -408,11 +406,6 @@ def _forget_expired(database: sqlite3.Connection, now_unix_s: float) -> None:
     """Delete expired certificates, and tokens that expired more than a day ago."""
     database.execute("DELETE FROM certificates WHERE ends_unix_s < ?", (now_unix_s,))
     database.execute("DELETE FROM tokens WHERE ends_unix_s < ?", (now_unix_s - _DAY_S,))
-
-
-def _is_known(database: sqlite3.Connection, party: Party) -> bool:
-    found = database.execute("SELECT 1 FROM certificates WHERE role = ? AND name = ?", _key(party)).fetchone()
-    return found is not None
 
 
 @contextlib.contextmanager
@@ -719,16 +712,16 @@ class TrustKeeper:
         rotation = Rotation.parse(noted) if noted else None
         return authority, self._next_of(rotation), rotation
 
+    def _put_in_place(self, authority: Authority) -> None:
+        authority.write(self._folder)
+        with storage_errors(self._folder / NEXT):
+            drop_file(self._folder / NEXT)
+
     def _next_of(self, rotation: Rotation | None) -> Authority | None:
         if rotation is None or not (self._folder / NEXT).is_file():
             return None
         found = Authority.read(self._folder, NEXT)
         return found if found.certificate_pem == rotation.new else None
-
-    def _put_in_place(self, authority: Authority) -> None:
-        authority.write(self._folder)
-        with storage_errors(self._folder / NEXT):
-            drop_file(self._folder / NEXT)
 
     def _own(self) -> Identity:
         """Read the coordinator's identity; make a new one if it is missing, ends soon, or is of another authority."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -9,9 +10,9 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePath
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TypeVar
 
 from coordinator.run.driver import Driver, StatusBoard
@@ -83,14 +84,9 @@ def lost_line(member: Member, silent_s: float) -> str:
 class RunLogger:
     """An event sink that passes a line to ``say`` when a run begins and when it ends."""
 
-    def __init__(
-        self, what: str, *, who: str, model: str, say: Callable[[str], None], clock: Callable[[], float]
-    ) -> None:
-        self._what, self._who, self._model = what, who, model
-        self._say, self._clock = say, clock
-        self._name = what
-        self._started_s = clock()
-        self._steps = 0
+    def __init__(self, what: str, *, who: str, model: str, say: Callable[[str], None]) -> None:
+        self._what, self._who, self._model, self._say = what, who, model, say
+        self._name, self._started_s, self._steps = what, time.monotonic(), 0
 
     def __call__(self, event: control_pb2.RunEvent) -> None:
         """Pass a line on if the event begins or ends the run."""
@@ -110,7 +106,7 @@ class RunLogger:
 
     def _so_far(self) -> str:
         steps = f"{self._steps} steps, whole run " if self._what == "run" else ""
-        return f"{steps}{format_seconds(self._clock() - self._started_s)}"
+        return f"{steps}{format_seconds(time.monotonic() - self._started_s)}"
 
 
 AnyDriver = TypeVar("AnyDriver", bound=Driver)
@@ -310,7 +306,11 @@ class Coordinator:
         lease_s = request.job.runtime.lease_s
 
         def make(run_id: str, on_end: Callable[[], None]) -> RunDriver:
-            driver = self._stored_driver(run_id, request, takes_up, owner, lease_s=lease_s, on_end=on_end)
+            driver = RunDriver(run_id, request, self, lease_s=lease_s, on_end=on_end, awaits_nodes=self.awaits_nodes)
+            if self.kept is not None and request.is_training:
+                record = record_of(run_id, request, time.time(), takes_up=takes_up, owner=owner)
+                asked = run_request_to_proto(request).SerializeToString()
+                driver.keep(self.kept.begin(record, request=asked, initial=request.initial, on_saved=driver.noted))
             history = RunHistory(request, num_in_vain=num_in_vain)
             driver.listen(history)
             driver.without = without
@@ -360,23 +360,6 @@ class Coordinator:
             self.kept.interrupt(run_id, "a node was lost")
         self.tell(f"run {run_id} has lost a node; {after.run_id} resumes it from its checkpoint")
         return after
-
-    def _stored_driver(
-        self,
-        run_id: str,
-        request: RunRequest,
-        takes_up: str,
-        owner: str,
-        *,
-        lease_s: float,
-        on_end: Callable[[], None],
-    ) -> RunDriver:
-        driver = RunDriver(run_id, request, self, lease_s=lease_s, on_end=on_end, awaits_nodes=self.awaits_nodes)
-        if self.kept is not None and request.is_training:
-            record = record_of(run_id, request, time.time(), takes_up=takes_up, owner=owner)
-            asked = run_request_to_proto(request).SerializeToString()
-            driver.keep(self.kept.begin(record, request=asked, initial=request.initial, on_saved=driver.noted))
-        return driver
 
     def resume_interrupted(self, *, within_s: float) -> None:
         """Resume the run that was interrupted by the end of the previous coordinator process, if any.
@@ -446,46 +429,42 @@ class Coordinator:
                 f"runtime.lease_s = {job.runtime.lease_s:g} is shorter than this coordinator's {self.lease_s:g}; "
                 f"start it with --lease {job.runtime.lease_s:g}"
             )
-        if not self._beginning.acquire(timeout=_LONGEST_BEGIN_S if replaces else 0.0):
-            raise BusyError("this coordinator begins another run already; wait for its end or stop it")
-        try:
-            return self._begun(job, what, who, make, initial, replaces)
-        finally:
-            self._beginning.release()
+        with self._alone(_LONGEST_BEGIN_S if replaces else 0.0) as is_alone:
+            if not is_alone:
+                raise BusyError("this coordinator begins another run already; wait for its end or stop it")
+            with self._lock:  # free while initial values are written and hashed
+                if self._driver is not None and self._driver is not replaces:
+                    raise BusyError(
+                        f"this coordinator drives run {self._driver.run_id} already; wait for its end or stop it"
+                    )
+            run_id = make_run_id(time.time(), secrets.token_bytes(4))
+            driver: AnyDriver = make(run_id, lambda: self._forget(driver))
+            if initial is not None and self.kept is not None:
+                initial = FilePieces(self.kept.initial_file(run_id))  # the received one goes with its call
+            self.offers.put(run_id, model_folder(job), initial)
+            model = name_of_folder(PurePath(job.model.path))
+            driver.listen(RunLogger(what, who=who, model=model, say=self.tell))
+            for sink in self.sinks:
+                driver.listen(sink)
+            for sink in self.onlookers:
+                driver.listen(sink, closely=True)
+            with self._lock:
+                self._registry.lease_s = max(self.lease_s, job.runtime.lease_s)
+                self._driver, self._replaced, self._board = driver, replaces, driver.board
+                driver.start()
+                ending = (other for other in self._drivers if other is replaces or not other.join(0.0))
+                self._drivers = [*ending, driver]
+            return driver
 
-    def _begun(
-        self,
-        job: Job,
-        what: str,
-        who: str,
-        make: Callable[[str, Callable[[], None]], AnyDriver],
-        initial: Pieces | None,
-        replaces: Driver | None,
-    ) -> AnyDriver:
-        """Start a run; one call at a time, with ``_lock`` free while initial values are written and hashed."""
-        with self._lock:
-            if self._driver is not None and self._driver is not replaces:
-                raise BusyError(
-                    f"this coordinator drives run {self._driver.run_id} already; wait for its end or stop it"
-                )
-        run_id = make_run_id(time.time(), secrets.token_bytes(4))
-        driver: AnyDriver = make(run_id, lambda: self._forget(driver))
-        if initial is not None and self.kept is not None:
-            initial = FilePieces(self.kept.initial_file(run_id))  # the received one goes with its call
-        self.offers.put(run_id, model_folder(job), initial)
-        model = name_of_folder(PurePath(job.model.path))
-        driver.listen(RunLogger(what, who=who, model=model, say=self.tell, clock=time.monotonic))
-        for sink in self.sinks:
-            driver.listen(sink)
-        for sink in self.onlookers:
-            driver.listen(sink, closely=True)
-        with self._lock:
-            self._registry.lease_s = max(self.lease_s, job.runtime.lease_s)
-            self._driver, self._replaced, self._board = driver, replaces, driver.board
-            driver.start()
-            ending = (other for other in self._drivers if other is replaces or not other.join(0.0))
-            self._drivers = [*ending, driver]
-        return driver
+    @contextlib.contextmanager
+    def _alone(self, timeout_s: float) -> Iterator[bool]:
+        """Keep other runs from beginning; yield whether that was possible in time."""
+        is_alone = self._beginning.acquire(timeout=timeout_s)
+        try:
+            yield is_alone
+        finally:
+            if is_alone:
+                self._beginning.release()
 
     def run_status(self) -> control_pb2.RunStatus | None:
         """Return the state of the run, or the end of the last one; None before the first."""
@@ -538,15 +517,13 @@ class Coordinator:
             False if a run has not ended after ``timeout_s`` seconds.
         """
         deadline_s = time.monotonic() + timeout_s
-        if not self._beginning.acquire(timeout=timeout_s):  # else a run could begin unseen
-            return False
-        try:
+        with self._alone(timeout_s) as is_alone:  # else a run could begin unseen
+            if not is_alone:
+                return False
             with self._lock:
                 driver = self._driver
             if driver is not None:
                 driver.stop(reason)
-        finally:
-            self._beginning.release()
         ended: list[Driver] = []
         while ended is not self._drivers:  # a run that was just going back begins one more before it ends
             ended = self._drivers
@@ -594,10 +571,8 @@ class ShutdownSignals:
         self._hearing.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._hearing.__exit__(kind, error, traceback)
+    def __exit__(self, *_: object) -> None:
+        self._hearing.__exit__(None, None, None)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._count += 1

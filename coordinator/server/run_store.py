@@ -254,7 +254,7 @@ class StoredRun:
                 if not is_last:
                     raise
                 self._last_word = event
-            self.record = self._after(event)
+            self.record = replace(self.record.after(event, time.time()), size_bytes=self._whole_bytes())
             if is_last:
                 self._end()
             self._changed.notify_all()
@@ -267,10 +267,6 @@ class StoredRun:
         self._log.append(event)
         if event.WhichOneof("event") == "checkpoint_json":
             self._log.force()
-
-    def _after(self, event: control_pb2.RunEvent) -> RunRecord:
-        size_bytes = self._log.size_bytes if self._log else self.record.size_bytes
-        return replace(self.record.after(event, time.time()), size_bytes=size_bytes)
 
     def _end(self) -> None:
         try:
@@ -330,7 +326,10 @@ class StoredRun:
             if not goes_on or not wait:
                 break
             with self._changed:
-                self._changed.wait_for(lambda at=position: self._has_more(at), _ASK_S)  # type: ignore[misc]
+                self._changed.wait_for(
+                    lambda at=position: self.record.state != "running" or self._whole_bytes() > at,  # type: ignore[misc]
+                    _ASK_S,
+                )
             if is_over():
                 return
         if self._last_word is not None:
@@ -338,9 +337,6 @@ class StoredRun:
 
     def _whole_bytes(self) -> int:
         return self.record.size_bytes if self._log is None else self._log.size_bytes
-
-    def _has_more(self, position: int) -> bool:
-        return self.record.state != "running" or (self._log is not None and self._log.size_bytes > position)
 
 
 def _never_began(folder: Path) -> bool:

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import grpc
@@ -584,9 +583,7 @@ class CoordinatorServer:
     def __enter__(self) -> CoordinatorServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop the driven run, so that its nodes are released; then stop listening."""
         if self._joining is not None:
             self._joining.stop(0.0, wait=False)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import random
 import secrets
 import threading
@@ -45,6 +46,7 @@ from ringtune.texts import shown
 from ringtune.transport.endpoints import is_loopback, is_wildcard, join_address, machine_address, split_address
 from ringtune.transport.page_access import Guard
 
+_LOG = logging.getLogger(__name__)
 MAX_BODY_BYTES: Final = 1 << 20
 MAX_WAITING: Final = 8
 QUEUE_S: Final = 60.0
@@ -183,7 +185,7 @@ def _number(
     is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     if not is_number or not least <= value <= most:
         kind = "a whole number" if whole else "a number"
-        raise ProblemError(f"{field} has to be {kind} in [{least:g}, {most:g}]", param=field)
+        raise ProblemError(f"{field} has to be {kind} in [{least:,}, {most:,}]", param=field)
     return value
 
 
@@ -481,7 +483,7 @@ def make_app(completions: Completions, guard: Guard) -> ASGIApp:
         Route("/v1/chat/completions", completions.chat, methods=["POST"]),
         Route("/v1/completions", completions.text, methods=["POST"]),
     ]
-    handlers: Any = {ProblemError: _on_problem, HTTPException: _on_exception}
+    handlers: Any = {ProblemError: _on_problem, HTTPException: _on_exception, Exception: _on_defect}
     inside = Starlette(routes=routes, exception_handlers=handlers)
 
     async def outside(scope: Scope, receive: Receive, send: Send) -> None:
@@ -499,6 +501,11 @@ async def _on_problem(_: Request, problem: ProblemError) -> Response:
 async def _on_exception(request: Request, error: HTTPException) -> Response:
     what = f"{request.method} {shown(request.url.path)} is not here; the API has /v1/models, /v1/chat/completions"
     return _refused(ProblemError(f"{what} and /v1/completions", error.status_code))
+
+
+async def _on_defect(_: Request, error: Exception) -> Response:
+    _LOG.error("a request could not be answered", exc_info=error)
+    return _refused(ProblemError("the server has a defect, which is in its log; please report it", 500))
 
 
 def _refusal(request: Request, guard: Guard) -> ProblemError | None:
@@ -551,6 +558,7 @@ class CompletionsServer:
                 timeout_graceful_shutdown=1,
             )
         )
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # of answers that the end cuts off
         self._thread = threading.Thread(target=self._run, name="completions", daemon=True)
 
     @property

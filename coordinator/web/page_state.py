@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from coordinator.planner.make_plan import plan_memory
@@ -173,16 +174,8 @@ class LinkTable:
 def plan_view(
     plan: Plan, placement_number: int, profile: Profile | None, needed_bytes: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Make the ``plan`` section of the page.
-
-    An unknown ``placement_number`` counts as the plan's first. ``needed_bytes`` are the known needs of nodes.
-    """
-    course = plan.course
-    part = (
-        plan.at(placement_number)
-        if placement_number in {one.placement_number for one in plan.placements}
-        else plan.at(plan.placement.placement_number)
-    )
+    """Make the ``plan`` section of the page; ``needed_bytes`` are the known needs of nodes."""
+    course, part = plan.course, plan.at(placement_number)
     budgets = {node.node: node.memory_bytes for node in profile.nodes} if profile else {}
     helps = {one.node: part.placement.host_of(one.start) for one in part.placement.joined_helpers()}
     nodes = []
@@ -289,14 +282,14 @@ def _recovery(line: Mapping[str, Any]) -> str:
 MAX_EVENTS: Final = 200
 MAX_MARKS: Final = 256
 CURVES: Final = ("loss", "accuracy", "eval_loss", "eval_accuracy", "seconds")
-SECTIONS: Final = ("run", "plan", "trains", "nodes", "links", "gantt", "events", "marks")
+SECTIONS: Final = ("run", "plan", "trains", "nodes", "links", "gantt", "events", "marks", "members")
 _MAX_AHEAD: Final = 4096
 _FIGURES: Final = ("step", "round", "initiator", "depth", "trains", "loss", "accuracy", "lr", "seconds")
 _NAMED: Final = re.compile(r"\bnode ([a-z0-9][a-z0-9._-]{0,62})")
 
 
 class PageState:
-    """The state of the newest run.
+    """The state of the newest run, and of the members, which are there without a run.
 
     Attributes:
         run_id: empty before the first run.
@@ -307,6 +300,7 @@ class PageState:
     def __init__(self) -> None:
         self.versions = dict.fromkeys(SECTIONS, 0)
         self._events: deque[EventLine] = deque(maxlen=MAX_EVENTS)
+        self._members: Mapping[str, Any] = {}
         self._begin("")
 
     def _begin(self, run_id: str) -> None:
@@ -362,6 +356,8 @@ class PageState:
                 return self._gantt
             case "events":
                 return [list(one) for one in self._events]
+            case "members":
+                return self._members
             case _:
                 return [list(one) for one in self._marks]
 
@@ -384,13 +380,15 @@ class PageState:
         match event.WhichOneof("event"):
             case "run_id":
                 self._begin(event.run_id)
-                self._change("run", begun_unix_s=at_unix_s)
+                self._change(begun_unix_s=at_unix_s)
                 self.tell(EventLine("phase", f"run {event.run_id} begins", at_unix_s))
             case "state":
-                self._change("run", phase=event.state)
+                self._change(phase=event.state)
                 self.tell(EventLine("phase", event.state, at_unix_s))
             case "job_toml":
-                self._take_job(event.job_toml)
+                self.job = parse_job(event.job_toml, source="the run's job")
+                model = self.job.model
+                self._change(model=printable(model.path.rstrip("/").rpartition("/")[2], most=80), task=model.task)
             case "profile_json":
                 self.profile = Profile.from_json(read_object(event.profile_json, "the profile"))
                 self._show_plan()
@@ -402,7 +400,11 @@ class PageState:
             case "step_json":
                 self._take_progress(read_object(event.step_json, "a step"))
             case "activity_json":
-                self._take_activity(read_object(event.activity_json, "an activity"))
+                value = read_object(event.activity_json, "an activity")
+                self.shares = dict(value["nodes"])
+                self._gantt = {name: value[name] for name in ("step", "initiator", "spans", "left_out")}
+                self._gantt["waits"] = value.get("waits", {})
+                self._touch("nodes", "gantt")
             case "report_json":
                 self._take_report(read_object(event.report_json, "the report"))
             case "checkpoint_json":
@@ -419,7 +421,7 @@ class PageState:
             case "failure":
                 self._fail(event.failure, at_unix_s)
             case "done":
-                self._change("run", phase="done", is_over=True, ended_unix_s=at_unix_s)
+                self._change(phase="done", is_over=True, ended_unix_s=at_unix_s)
                 self.tell(EventLine("done", "the run is done", at_unix_s))
 
     def tell(self, line: EventLine) -> None:
@@ -427,56 +429,49 @@ class PageState:
         self._events.append(line._replace(text=printable(line.text, most=600)))
         self._touch("events")
 
-    def mark_lost(self, node: str) -> None:
-        """Show a node as lost."""
-        if node not in self.lost:
-            self.lost.add(node)
-            self._touch("nodes")
+    def show_members(self, members: Mapping[str, Any]) -> None:
+        """Show other members, JSON-able values by node."""
+        self._members = members
+        self._touch("members")
 
     def _touch(self, *names: str) -> None:
         for name in names:
             self.versions[name] += 1
 
-    def _change(self, name: str, **values: Any) -> None:
+    def _change(self, **values: Any) -> None:
+        """Change values of the run."""
         self._run = {**self._run, **values}
-        self._touch(name)
-
-    def _take_job(self, text: str) -> None:
-        self.job = parse_job(text, source="the run's job")
-        model = self.job.model
-        self._change("run", model=printable(model.path.rstrip("/").rpartition("/")[2], most=80), task=model.task)
+        self._touch("run")
 
     def _show_plan(self) -> None:
         if self.plan is None:
             return
         needed: dict[str, int] = {}
         if self.profile is not None and self.job is not None:
-            try:
+            with suppress(RingTuneError, KeyError):  # of an older version, or of other nodes: then it is not shown
                 memory = plan_memory(self.job, self.plan, self.profile.by_name)
                 needed = {node: one.total_bytes for node, one in memory.items()}
-            except (RingTuneError, KeyError):  # of an older version, or of other nodes: then it is not shown
-                needed = {}
         if self._placement_number not in {one.placement_number for one in self.plan.placements}:
             self._placement_number = self.plan.placement.placement_number
         self._plan_view = plan_view(self.plan, self._placement_number, self.profile, needed)
         self._touch("plan", "nodes", "links")
-        self._change("run", num_steps=self.plan.course.num_steps)
+        self._change(num_steps=self.plan.course.num_steps)
 
     def _take_progress(self, line: Mapping[str, Any]) -> None:
         """Show a step as soon as its owner has reported it."""
         kind = line.get("kind")
-        if kind == "train" and self._last.take(line):
-            self._show_step(line)
-        elif kind in ("evaluate", "score", "measure"):
-            self._change("run", doing=f"{kind} {line.get('batch')}/{line.get('batches')}")
+        if kind in ("evaluate", "generate", "score", "measure"):
+            self._change(doing=f"{kind} {line.get('batch')}/{line.get('batches')}")
         if kind == "train":
+            if self._last.take(line):
+                self._show_step(line)
             self.ahead[int(line["step"])] = (_number(line.get("loss")), _number(line.get("accuracy")))
             while len(self.ahead) > _MAX_AHEAD:
                 del self.ahead[min(self.ahead)]
 
     def _show_step(self, line: Mapping[str, Any]) -> None:
         shown = {name: line[name] for name in _FIGURES if name in line}
-        self._change("run", last={**self._run.get("last", {}), **shown}, doing="")
+        self._change(last={**self._run.get("last", {}), **shown}, doing="")
         depth = int(line.get("depth", 0))
         trains = trained_view(self.plan, int(line["step"]), depth) if self.plan else []
         if trains != self._trains:
@@ -496,15 +491,14 @@ class PageState:
                 for name in ("loss", "accuracy"):
                     if (value := _number(line.get(name))) is not None:
                         self.curves[f"eval_{name}"].add(step, value)
-                self._change("run", evaluation=_judged(line) | {"risen": line.get("risen")})
+                self._change(evaluation=_judged(line) | {"risen": line.get("risen")})
             case "recovery":
                 self._rewind(line)
             case "move":
                 self._placement_number = placement_number(line, self._placement_number)
                 self._show_plan()
-                self.lost -= (
-                    set(self.plan.at(self._placement_number).nodes) if self.plan and not line.get("problem") else set()
-                )
+                if self.plan and not line.get("problem"):
+                    self.lost -= set(self.plan.at(self._placement_number).nodes)
 
     def _rewind(self, line: Mapping[str, Any]) -> None:
         step = int(line.get("step", 0))
@@ -538,14 +532,8 @@ class PageState:
             self._marks.append((step, depth))
             self._marks = self._marks if len(self._marks) <= MAX_MARKS else self._marks[::2]
             self._touch("marks")
-        self._change("run", last={**self._run.get("last", {}), "seconds": seconds}, steps_s=self._step_seconds_s)
+        self._change(last={**self._run.get("last", {}), "seconds": seconds}, steps_s=self._step_seconds_s)
         self._touch("links")
-
-    def _take_activity(self, value: Mapping[str, Any]) -> None:
-        self.shares = dict(value["nodes"])
-        self._gantt = {name: value[name] for name in ("step", "initiator", "spans", "left_out")}
-        self._gantt["waits"] = value.get("waits", {})
-        self._touch("nodes", "gantt")
 
     def _take_report(self, report: Mapping[str, Any]) -> None:
         nodes = report.get("nodes", {})
@@ -554,18 +542,19 @@ class PageState:
             for node, one in nodes.items()
             if isinstance(one, dict)
         }
-        self._change("run", wall_s=report.get("wall_s"), predicted_steps_s=report.get("predicted_steps_s"))
+        self._change(wall_s=report.get("wall_s"), predicted_steps_s=report.get("predicted_steps_s"))
         if (judged := report.get("eval", {})).get("step") is not None:  # of the best one, where that is the result
-            self._change("run", evaluation=_judged(judged) | {"risen": report.get("risen"), "is_result": True})
+            self._change(evaluation=_judged(judged) | {"risen": report.get("risen"), "is_result": True})
         self._touch("nodes")
 
     def _fail(self, failure: control_pb2.RunFailure, at_unix_s: float | None) -> None:
         message = failure.message
-        self._change("run", phase="failed", is_over=True, message=printable(message), ended_unix_s=at_unix_s)
+        self._change(phase="failed", is_over=True, message=printable(message), ended_unix_s=at_unix_s)
         self.tell(EventLine("failed", message, at_unix_s))
         found = _NAMED.search(message) if failure.error == PeerLostError.__name__ else None
         if found and self.plan and found[1] in self.plan.nodes:
-            self.mark_lost(found[1])
+            self.lost.add(found[1])
+            self._touch("nodes")
 
 
 def _number(value: object) -> float | None:

@@ -17,7 +17,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
 SHOWN_CURVES: Final = tuple(name for name in CURVES if name != "seconds")
-OF_ALL_RUNS: Final = ("members",)
 _MAX_AHEAD: Final = 512
 
 
@@ -51,11 +50,10 @@ class Framer:
 
     Args:
         state: of the page; only one thread at a time may change or frame it.
-        members: returns a version and the present members.
     """
 
-    def __init__(self, state: PageState, members: Callable[[], tuple[int, Mapping[str, Any]]]) -> None:
-        self._state, self._members = state, members
+    def __init__(self, state: PageState) -> None:
+        self._state = state
         self._written: dict[str, tuple[int, str]] = {}
 
     def frame(self, seen: BrowserState) -> str:
@@ -64,7 +62,8 @@ class Framer:
         if seen.run_id != state.run_id:
             seen.run_id, seen.versions, seen.curves = state.run_id, {}, {}
             parts.append(f'"whole":{json.dumps(state.run_id)}')
-        for name, version in self._versions():
+        for name in SECTIONS:
+            version = state.versions[name]
             if seen.versions.get(name) != version:
                 seen.versions[name] = version
                 parts.append(f'"{name}":{self._text(name, version)}')
@@ -73,17 +72,11 @@ class Framer:
             parts.append(f'"curves":{{{",".join(curves)}}}')
         return f"{{{','.join(parts)}}}" if parts else ""
 
-    def _versions(self) -> list[tuple[str, int]]:
-        return [
-            *((name, self._state.versions[name]) for name in SECTIONS),
-            *((name, self._members()[0]) for name in OF_ALL_RUNS),
-        ]
-
     def _text(self, name: str, version: int) -> str:
         written = self._written.get(name)
         if written is None or written[0] != version:
-            value = self._members()[1] if name in OF_ALL_RUNS else self._state.section(name)
-            written = self._written[name] = (version, json.dumps(value, separators=(",", ":")))
+            text = json.dumps(self._state.section(name), separators=(",", ":"))
+            written = self._written[name] = (version, text)
         return written[1]
 
     def _curve(self, name: str, seen: BrowserState) -> str:
@@ -158,13 +151,11 @@ class PageData:
         max_waiting: int = MAX_WAITING,
     ) -> None:
         self.state = PageState()
-        self.framer = Framer(self.state, lambda: (self._members_version, self._shown_members))
+        self.framer = Framer(self.state)
         self.changes = 0
         self.members: Mapping[str, MemberStatus] = {}
         self._ask_members, self._feed = members, feed
         self._box: deque[tuple[float | None, control_pb2.RunEvent]] = deque(maxlen=max_waiting)
-        self._members_version = 1
-        self._shown_members: Mapping[str, Sequence[Any]] = {}
         self._asked_at_s = -_MIN_BETWEEN_S
 
     def hear(self, event: control_pb2.RunEvent) -> None:
@@ -201,8 +192,7 @@ class PageData:
         for line in member_lines(self.members, members):
             self.state.tell(line._replace(at_unix_s=at_unix_s))
         self.members = dict(members)  # the one that is asked may go on changing its own
-        self._shown_members = {node: list(one) for node, one in members.items()}
-        self._members_version += 1
+        self.state.show_members({node: list(one) for node, one in members.items()})
         return True
 
 

@@ -95,7 +95,9 @@ class SimulatorProcess:
             try:
                 async with self._turn:
                     if key not in self._answers:
-                        self._remember(key, await self._answer(line))
+                        self._answers[key] = await self._answer(line)
+                        if len(self._answers) > _MAX_ANSWERS:
+                            self._answers.popitem(last=False)
             finally:
                 self._waiting -= 1
         found = self._answers[key]
@@ -124,11 +126,6 @@ class SimulatorProcess:
             "dtype": state.job.model.dtype,
             "steps": done.step // local * local if done and not state.is_over else done.step if done else 0,
         }
-
-    def _remember(self, key: str, found: dict[str, Any]) -> None:
-        self._answers[key] = found
-        if len(self._answers) > _MAX_ANSWERS:
-            self._answers.popitem(last=False)
 
     async def _answer(self, line: str) -> dict[str, Any]:
         try:

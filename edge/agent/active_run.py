@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+import grpc
+
 from edge.checkpoint.shard_saver import Saver
 from edge.checkpoint.snapshots import MigratedState, SnapshotLike
 from edge.machine.resources import peak_rss_bytes, release_memory
@@ -41,7 +43,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
 from ringtune.storage.pieces import Pieces
 from ringtune.texts import RepeatCounter, times
-from ringtune.transport.channels import MAX_WORKERS
+from ringtune.transport.channels import MAX_WORKERS, open_channel
 from ringtune.transport.codecs import GrantReader
 from ringtune.transport.endpoints import is_allowed
 from ringtune.transport.parties import node_party
@@ -87,6 +89,7 @@ class ActiveRun:
     audit: Any = None
     addresses: Mapping[str, str] = field(default_factory=dict)
     grants: GrantReader = field(init=False)
+    _channels: dict[str, grpc.Channel] = field(default_factory=dict)
     _num_loads: int = 0
     _received_s: dict[str, float] = field(default_factory=dict)
     _refused: RepeatCounter = field(default_factory=RepeatCounter)
@@ -117,6 +120,12 @@ class ActiveRun:
         """
         if number != self._num_loads:
             raise InterruptedRunError(f"node {self.node} got the saved result again")
+
+    def audit_channel(self, node: str, address: str) -> grpc.Channel:
+        """Return the channel on which this node fetches what another one keeps for the audit, until the run ends."""
+        if node not in self._channels:
+            self._channels[node] = open_channel(address, peer=node_party(node))
+        return self._channels[node]
 
     def figures(self) -> dict[str, Any]:
         """Return this node's figures of the current run, for JSON."""
@@ -244,6 +253,7 @@ class ActiveRun:
         self.executor = self.run = self.reporter = self.saver = self.inactive_state = self.keeper = None
         self.audit = None
         self.links.clear()
+        self._channels.clear()
         release_memory()
 
 

@@ -54,7 +54,7 @@ from ringtune.schedule.turns import StartPoint, Turn
 from ringtune.storage.chunks import write_files
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.strict import read_object
-from ringtune.techniques.audit import Cell, CellPlace, tensor_name
+from ringtune.techniques.audit import Cell, CellPlace, Exchange, tensor_name
 from ringtune.v1 import control_pb2
 
 T = TypeVar("T")
@@ -334,27 +334,48 @@ class Agent:
             wanted.MergeFrom(asked)
             if source == self.options.name:
                 return self.audited(wanted)
-            address, check = active.addresses.get(source, ""), functools.partial(check_private, self.options)
-            return fetch_audited(wanted, source, address, handed_s, check, lease_s=active.lease_s)
+            address = active.addresses.get(source, "")
+            check_private(self.options, source, address)
+            channel = active.audit_channel(source, address)
+            return fetch_audited(wanted, source, address, handed_s, lease_s=active.lease_s, channel=channel)
 
-        audit, given, source = active.audit, request.given, request.node
-        cell = Cell(source, place.seq, place.micro)
-        try:
-            files = audit.read_work(fetched(source, cell=request.cell), place, given)
-            tensors = {}
-            for key, source in audit.recorder.exchanges(cell, place.turn).items():
-                ticket = request.tickets.get(tensor_name(key), "")
-                file = fetched(source, audited=control_pb2.AuditedTensor(**key._asdict(), ticket=ticket))
-                tensors[key] = audit.read_tensor(file, key, given, is_own=source == cell.node)
-        except RingTuneError as error:
+        def handed_in(one: Exchange) -> Any:
+            tensor = control_pb2.AuditedTensor(
+                **one.key._asdict(), ticket=request.tickets.get(tensor_name(one.key), "")
+            )
+            return audit.read_tensor(
+                fetched(one.peer, audited=tensor), one.key, request.given, is_own=one.peer == request.node
+            )
+
+        def refused(source: str, error: RingTuneError) -> control_pb2.RepeatReply:
             is_lost = isinstance(error, (PeerLostError, ConnectionFailedError, DeadlineError))
             return control_pb2.RepeatReply(node=source, problem=str(error), is_lost=is_lost)
+
+        audit, source = active.audit, request.node
+        cell = Cell(source, place.seq, place.micro)
+        try:
+            files = audit.read_work(fetched(source, cell=request.cell), place, request.given)
+            exchanges, tensors = audit.recorder.exchanges(cell, place.turn), {}
+            for one in (one for one in exchanges if one.comes):
+                source = one.peer
+                tensors[one.key] = handed_in(one)
+        except RingTuneError as error:
+            return refused(source, error)
         what, timeout_s = f"the work of node {request.node} to be repeated", deadline_s - time.monotonic()
         try:
-            results = run.call(lambda: audit.repeat(cell, place, files, tensors, given), timeout_s=timeout_s, what=what)
+            found = run.call(
+                lambda: audit.repeat(cell, place, files, tensors, request.given), timeout_s=timeout_s, what=what
+            )
         except IntegrityError as error:  # what the host told does not fit its slice
             return control_pb2.RepeatReply(node=request.node, problem=str(error))
-        return control_pb2.RepeatReply(results_json=json.dumps(results))
+        handed_s = (time.monotonic() + deadline_s) / 2  # the first half may be over, by the work itself
+        try:
+            for one in (one for one in exchanges if one.key in found.differing):
+                source = one.peer
+                found.compare(one.key, handed_in(one))
+        except RingTuneError as error:
+            return refused(source, error)
+        return control_pb2.RepeatReply(results_json=json.dumps(found.results))
 
     def measure(
         self, target: str, address: str, message_bytes: int, *, timeout_s: float, brief: bool = False

@@ -16,7 +16,6 @@ files of the next slice into its page cache.
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import os
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from edge.agent.active_run import ActiveRun, TorchBackend, check_private
-from edge.checkpoint.shard_saver import ResumeShard, SavedStart, Saver, finish_run, saved_parts
+from edge.checkpoint.shard_saver import ResumeShard, Saver, finish_run, saved_parts
 from edge.checkpoint.snapshot_servicer import fetch, fetch_head
 from edge.checkpoint.snapshots import (
     MigratedState,
@@ -249,23 +248,36 @@ class AgentMigration:
         deadline_s: float,
         sizes: CopyBytes,
     ) -> MigratedState | None:
-        """Fetch the blocks of a resumed run from the nodes' disks; None for a new run, or one that resumes from shards.
+        """Return the blocks of a resumed run on the nodes' disks; None for a new run, or one that resumes from shards.
+
+        Those of other nodes are fetched to files without a name. A node without an answer is retried for the lease's
+        seconds. No file is larger than ``sizes`` plan.
 
         Raises:
-            RingTuneError: as for ``load_from_disks``.
+            UsageError: this node has to read from its disk, and has no folder.
+            IntegrityError: a file is damaged or missing.
+            RingTuneError: another node can't be reached, or not in time.
         """
-        if goes_on is None or goes_on.saved is None:
+        if goes_on is None or (saved := goes_on.saved) is None:
             return None
-        return load_from_disks(
-            self._agent.options,
-            goes_on,
-            goes_on.saved,
-            addresses,
-            deadline_s,
-            self._check,
-            lease_s=_lease_s(job_toml, goes_on.run_id),
-            sizes=sizes,
-        )
+        node, folder, run_id = self._node, self._agent.options.state, goes_on.run_id
+        step, attempt, lease_s = goes_on.shard.step, saved.attempt, _lease_s(job_toml, run_id)
+        parts, files, head = saved_parts(folder, node, run_id), list[Pieces](), None
+        limits: dict[str, Any] = {"lease_s": lease_s, "attempt": attempt, "folder": folder, "sizes": sizes}
+        for source in saved.sources:
+            if source.node != node:
+                terms = (node, run_id, 0, [source], addresses, deadline_s, self._check)
+                files += fetch(*terms, step=step, **limits)
+            else:
+                own = _own_copies(parts, node)
+                files.append(own.part(step, attempt, source.start, source.stop, sha256=source.sha256))
+        if saved.head_from not in ("", node):
+            address = addresses.get(saved.head_from, "")
+            of_head = (node, run_id, 0, step, saved.head_from, address, deadline_s, self._check)
+            head = fetch_head(*of_head, sha256=saved.head_sha256, **limits)
+        elif saved.head_from or goes_on.holder == node:
+            head = _own_copies(parts, node).head(step, attempt, sha256=saved.head_sha256)
+        return MigratedState(tuple(files), metadata(attempt, step), head, run_id, is_resumed=parts is not None)
 
     def halt(self, run_id: str, *, timeout_s: float) -> None:
         """Stop all work of a run because another node is lost; links stay open until the move.
@@ -547,51 +559,6 @@ def read_ahead(folder: Path, blocks: range) -> int:
                 os.posix_fadvise(file.fileno(), stored.info.offset, stored.info.nbytes, os.POSIX_FADV_WILLNEED)
             asked += stored.info.nbytes
     return asked
-
-
-def load_from_disks(
-    options: AgentOptions,
-    goes_on: ResumeShard,
-    saved: SavedStart,
-    addresses: Mapping[str, str],
-    deadline_s: float,
-    check: Callable[[str, str], None],
-    *,
-    lease_s: float,
-    sizes: CopyBytes,
-) -> MigratedState:
-    """Fetch blocks from other nodes' disks to files without a name, and read those on this node's disk.
-
-    ``check`` is called with node and address, and raises an error if the node may not be reached there. A node without
-    an answer is retried for ``lease_s`` seconds. No file is larger than ``sizes`` plan.
-
-    Raises:
-        UsageError: this node has to read from its disk, and has no folder.
-        IntegrityError: a file is damaged or missing.
-        RingTuneError: another node can't be reached, or not in time.
-    """
-    node, step, attempt = options.name, goes_on.shard.step, saved.attempt
-    parts, files, head = saved_parts(options.state, node, goes_on.run_id), list[Pieces](), None
-    fetched = functools.partial(fetch, step=step, lease_s=lease_s, attempt=attempt, folder=options.state, sizes=sizes)
-    for source in saved.sources:
-        if source.node != node:
-            files += fetched(node, goes_on.run_id, 0, [source], addresses, deadline_s, check)
-        else:
-            files.append(_own_copies(parts, node).part(step, attempt, source.start, source.stop, sha256=source.sha256))
-    if saved.head_from not in ("", node):
-        address = addresses.get(saved.head_from, "")
-        terms = (node, goes_on.run_id, 0, step, saved.head_from, address, deadline_s, check)
-        head = fetch_head(
-            *terms,
-            lease_s=lease_s,
-            attempt=attempt,
-            sha256=saved.head_sha256,
-            folder=options.state,
-            sizes=sizes,
-        )
-    elif saved.head_from or goes_on.holder == node:
-        head = _own_copies(parts, node).head(step, attempt, sha256=saved.head_sha256)
-    return MigratedState(tuple(files), metadata(attempt, step), head, goes_on.run_id, is_resumed=parts is not None)
 
 
 def _own_copies(parts: SavedParts | None, node: str) -> SavedParts:

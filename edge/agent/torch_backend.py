@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,12 @@ from ringtune.engine.failure_texts import LOWER_THE_RATE
 from ringtune.errors import DataError, DivergedError, FrameError, IntegrityError, UsageError
 from ringtune.job.job import Job
 from ringtune.machine.resources import cpu_cores, cpu_quota, machine_load, usable_cores
-from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.plan import Plan
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.strict import parse_json
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
 from ringtune.techniques.audit import checked_by
+from ringtune.techniques.frozen_weights import first_choice
 from ringtune.transport.speaker import speaker
 
 _LOG = logging.getLogger(__name__)
@@ -85,11 +85,15 @@ def inspect(
     device, threads = set_up_torch(options, job)
     folder = Path(job.model.path)
     facts = model_facts(folder, job)
+    if timing is not None and timing.frozen is None:
+        timing = timing._replace(frozen=first_choice(job, facts))
     dataset = dataset or load_data(options, job, folder)
     tokens = dataset.mean_tokens(job.train.batch_size, job.train.seed, options.name) if dataset else NO_TOKENS
     hardware = describe_hardware(threads=threads, accelerator=device_name(device) if device != "cpu" else "")
-    found = MeasuredWork((), computed_token_bytes(facts, job))
+    found, shape = MeasuredWork((), computed_token_bytes(facts, job)), TimedShape()
     if timing is not None:
+        subnets = job_subnets(job, facts).count
+        shape = job_shape(job, fixed_tokens=facts.fixed_tokens, subnets=subnets, frozen=timing.frozen)
         state = None if options.is_guest else options.state
         budget_bytes = device_budget(memory_bytes, device, sharing=options.device_nodes)
         with capacity_errors(options.name, device, "measuring one block"):
@@ -130,7 +134,7 @@ def inspect(
         cpu_cores=cpu_cores(),
         train_tokens=tokens.train,
         eval_tokens=tokens.evaluation,
-        shape=_shape(job, facts, timing.frozen) if timing else TimedShape(),
+        shape=shape,
         work_times=found.work_times,
         rested_s=found.rested_s,
         handling_s=found.handling_s,
@@ -142,10 +146,6 @@ def inspect(
         packed=dataset.packed_rows(job.train.batch_size, job.train.seed, options.name) if dataset else None,
     )
     return node.to_message(), dataset
-
-
-def _shape(job: Job, model: ModelFacts, frozen: FrozenWeights | None) -> TimedShape:
-    return job_shape(job, fixed_tokens=model.fixed_tokens, subnets=job_subnets(job, model).count, frozen=frozen)
 
 
 def _data_bytes(options: AgentOptions, job: Job, model: ModelFacts, dataset: OwnerDataset) -> int:
@@ -242,22 +242,6 @@ def snapshot(active: ActiveRun, metadata: Mapping[str, str]) -> Snapshot:
     """Make a snapshot of the slice's trained tensors, and at an owner of the head."""
     blocks, is_owner = active.plan.placement.trained_at(active.node), active.plan.owner(active.node) is not None
     return Snapshot(active.executor, blocks, metadata, with_head=is_owner)
-
-
-def kept_file(executor: NodeExecutor, blocks: tuple[int, ...], of: Mapping[str, str]) -> bytes:
-    """Copy the trained tensors of some blocks into a file."""
-    return copy_into_file(executor, blocks, of)
-
-
-def load_migrated(executor: NodeExecutor, taken: MigratedState) -> None:
-    """Load the trained tensors of its blocks into an executor.
-
-    Raises:
-        IntegrityError: a file is damaged, or of another run, step or block.
-    """
-    load_blocks(executor, taken.files, taken.metadata)
-    if taken.head is not None:
-        executor.load_head_blob(taken.head)
 
 
 def set_up_torch(options: AgentOptions, job: Job) -> tuple[str, int]:
@@ -359,7 +343,7 @@ class Snapshot:
         return write_tensors(found, metadata={METADATA: json.dumps(self.metadata, sort_keys=True)})
 
 
-def copy_into_file(executor: NodeExecutor, blocks: Collection[int], of: Mapping[str, str]) -> bytes:
+def kept_file(executor: NodeExecutor, blocks: Collection[int], of: Mapping[str, str]) -> bytes:
     """Copy the trained tensors of some blocks, with optimizer state, into a file; the executor continues.
 
     ``of`` is run and step, for the file's metadata.
@@ -374,18 +358,20 @@ def copy_into_file(executor: NodeExecutor, blocks: Collection[int], of: Mapping[
     return bytes(write_tensors(found, metadata={METADATA: json.dumps(dict(of), sort_keys=True)}))
 
 
-def load_blocks(executor: NodeExecutor, files: Sequence[Pieces], metadata: Mapping[str, str]) -> None:
+def load_migrated(executor: NodeExecutor, taken: MigratedState) -> None:
     """Replace trained tensors and optimizer state of the next slice by parts of snapshots, of different blocks.
 
     Raises:
         IntegrityError: a file is unreadable, has other metadata, or its tensors are not those of this slice.
     """
     tensors: dict[str, TensorPieces] = {}
-    for content in files:
+    for content in taken.files:
         file = TensorFile(content, where="a snapshot")
-        _check(file, metadata)
+        _check(file, taken.metadata)
         tensors |= {name: file.tensor(name) for name in file.infos}
     executor.part.load_migrated(tensors, blocks={_block_of(name) for name in tensors})
+    if taken.head is not None:
+        executor.load_head_blob(taken.head)
 
 
 def _check(file: TensorFile, metadata: Mapping[str, str]) -> None:

@@ -7,6 +7,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -138,10 +139,11 @@ def _received(
     lease_s: float,
     folder: Path | None,
     most_bytes: int,
+    held: grpc.Channel | None = None,
 ) -> Pieces:
-    """Receive the file ``name`` from another node, from its disk to this one's."""
+    """Receive the file ``name`` from another node, from its disk to this one's; ``held`` is a channel to it."""
     peer = f"node {node} at {address}"
-    with open_channel(address, peer=node_party(node)) as channel:
+    with open_channel(address, peer=node_party(node)) if held is None else nullcontext(held) as channel:
         stub = control_pb2_grpc.SnapshotsStub(channel)
 
         state = RetryState(lease_s=lease_s, timeout_s=deadline_s - time.monotonic())
@@ -194,14 +196,13 @@ def fetch_audited(
     source: str,
     address: str,
     deadline_s: float,
-    check: Callable[[str, str], None],
     *,
     lease_s: float,
+    channel: grpc.Channel,
 ) -> Pieces:
-    """Fetch what another node keeps of a turn for the audit; arguments and errors as for ``fetch``."""
-    check(source, address)
+    """Fetch what another node keeps of a turn for the audit on a channel to it; the rest as for ``fetch``."""
     request.is_audit = True
-    return _received(request, AUDIT_FILE, source, address, deadline_s, lease_s, None, MAX_COPY_BYTES)
+    return _received(request, AUDIT_FILE, source, address, deadline_s, lease_s, None, MAX_COPY_BYTES, channel)
 
 
 def push(

@@ -121,6 +121,7 @@ def node(
     from edge.cli.enrollment import choose_trust, find_coordinator, resolve_node_name
     from edge.machine.libraries import require_libraries
     from edge.options import AgentOptions, check_start, default_cache, default_state, parse_share
+    from ringtune.models.gguf import folder_of_gguf
     from ringtune.quantities import parse_bytes
 
     logging.getLogger("edge").setLevel(logging.INFO)  # joins and runs are logged
@@ -156,7 +157,7 @@ def node(
         device=device,
         device_nodes=device_nodes,
         memory_bytes=parse_bytes(memory) if memory else 0,
-        model=model,
+        model=folder_of_gguf(model) if model else None,
         cache=cache or default_cache(),
         insecure=insecure,
         trust=used,

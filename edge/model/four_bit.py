@@ -114,7 +114,7 @@ class FourBit:
 
     def part(self, rows: slice, columns: slice) -> FourBit:
         """Return some rows and columns without a copy."""
-        return dataclasses.replace(self, rows=_inside(self.rows, rows), columns=_inside(self.columns, columns))
+        return dataclasses.replace(self, rows=rows_inside(self.rows, rows), columns=rows_inside(self.columns, columns))
 
     def to(self, device: torch.device) -> FourBit:
         """Copy the matrix to a device."""
@@ -126,9 +126,13 @@ class FourBit:
             levels=self.levels.to(device),
         )
 
+    def look_up(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return rows by index in float32, of the whole matrix in float32."""
+        return torch.embedding(self.widen(slice(None), torch.float32, WideningBuffer()), ids)
+
     def widen(self, rows: slice, dtype: torch.dtype, room: WideningBuffer) -> torch.Tensor:
         """Return some rows in float32 or bfloat16; the next call may overwrite them."""
-        first, stop = _inside(self.rows, rows)
+        first, stop = rows_inside(self.rows, rows)
         begin, end = first * self.width // BLOCK, -(-stop * self.width // BLOCK)
         out = room.take((end - begin) * BLOCK, dtype, self.device)
         chunk = min(CHUNK, len(out))
@@ -157,7 +161,8 @@ class FourBit:
         return self.levels.index_select(0, scales.to(torch.int32)).mul_(factors[: stop - start]).add_(self.offset)
 
 
-def _inside(outer: tuple[int, int], inner: slice) -> tuple[int, int]:
+def rows_inside(outer: tuple[int, int], inner: slice) -> tuple[int, int]:
+    """Return first index and index after the last of a part of a range."""
     start, stop, _ = inner.indices(outer[1] - outer[0])
     return outer[0] + start, outer[0] + max(start, stop)
 

@@ -1,4 +1,4 @@
-"""Frozen matrices in bfloat16, in int8 with a scale for each row, or in 4 bits, and products with them.
+"""Frozen matrices in bfloat16, in int8 with a scale for each row, in 4 bits or GGUF's blocks, and products with them.
 
 The course of a run chooses how to multiply:
 
@@ -15,7 +15,8 @@ N rows, R rows of the matrix, C columns of it.
 
 ``FrozenMatrix`` is a tensor of the small dtype and full shape in the place of a module's weight. ``CompactMatrix`` does
 its products and row lookups, and a backward keeps the small matrix alone. Any other function of torch gets a float32
-copy, such as the norms of DoRA; functions that would change the matrix are refused.
+copy, such as the norms of DoRA, and for any code the matrix is one of float32; functions that would change the matrix
+are refused.
 
 A matrix stored in bfloat16 is read without a float32 copy, or stays mapped, so that only the used rows of a token table
 become resident. Any other matrix is rounded once, a piece at a time. With ``nf4`` the matrices of blocks have 4 bits,
@@ -35,10 +36,11 @@ import torch
 from torch.nn import functional
 
 from edge.model.four_bit import FourBit, WideningBuffer, round_to_nf4
+from edge.model.gguf_blocks import GgufBlocks
 from edge.model.tensor_files import SafetensorsFiles
 from ringtune.errors import ModelError
 from ringtune.models.four_bit import BLOCK
-from ringtune.schedule.course import BFLOAT16, NF4, FrozenWeights
+from ringtune.schedule.course import BFLOAT16, GGUF, NF4, FrozenWeights
 from ringtune.techniques.frozen_weights import MAX_WIDENED_BYTES
 
 _MAX_INT8 = 127
@@ -89,7 +91,7 @@ class RowScaled:
         scales = None if self.scales is None else self.scales.to(device)
         return RowScaled(numbers=self.numbers.to(device), scales=scales)
 
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+    def look_up(self, ids: torch.Tensor) -> torch.Tensor:
         """Return rows by index in float32; no other row is read."""
         found = torch.embedding(self.numbers, ids).to(torch.float32)
         return found if self.scales is None else found.mul_(torch.embedding(self.scales, ids))
@@ -104,6 +106,10 @@ class RowScaled:
         return wide if self.scales is None or dtype is torch.bfloat16 else wide.mul_(self.scales[rows])
 
 
+SmallMatrix = RowScaled | FourBit | GgufBlocks
+"""Forms in which a matrix is held; each can be cut, moved, widened by rows and looked up by row."""
+
+
 class CompactMatrix:
     """A matrix in few bytes, and products with it.
 
@@ -113,7 +119,7 @@ class CompactMatrix:
         room: buffer for widening.
     """
 
-    def __init__(self, numbers: RowScaled | FourBit, *, native: bool, room: WideningBuffer) -> None:
+    def __init__(self, numbers: SmallMatrix, *, native: bool, room: WideningBuffer) -> None:
         self.numbers = numbers
         self.native = native
         self._room = room
@@ -138,8 +144,8 @@ class CompactMatrix:
         return self.numbers.widen(slice(None), torch.float32, WideningBuffer())
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return rows by index in float32; of a matrix with scales by row no other row is read."""
-        return self.numbers.rows(ids) if isinstance(self.numbers, RowScaled) else torch.embedding(self.wide(), ids)
+        """Return rows by index in float32."""
+        return self.numbers.look_up(ids)
 
     def times_rows(self, x_NC: torch.Tensor, bias_R: torch.Tensor | None = None) -> torch.Tensor:
         """Return ``x_NC @ matrix.T + bias``, (N, R)."""
@@ -379,6 +385,7 @@ _HANDLERS: Final[Mapping[Any, _Handler]] = {
     **dict.fromkeys((torch.t, torch.transpose, torch.Tensor.t, torch.Tensor.transpose), _transpose),
     **dict.fromkeys((torch.Tensor.T.__get__, torch.Tensor.mT.__get__), _transpose),  # type: ignore[attr-defined]
     **dict.fromkeys((torch.Tensor.detach, torch.Tensor.data.__get__), _detach),  # type: ignore[attr-defined]
+    torch.Tensor.dtype.__get__: lambda matrix: torch.float32,  # type: ignore[attr-defined]
     torch.Tensor.__getitem__: _getitem,
     torch.Tensor.to: _to,
 }
@@ -422,7 +429,10 @@ class FrozenFiles(SafetensorsFiles):
         frozen = self._frozen
         if frozen is None or len(self.shape(name)) != 2:
             return super().read_frozen(name, dtype, private=private, device=device)
-        numbers = self._numbers(name, frozen.dtype, private=private)
+        if frozen.dtype == GGUF:
+            numbers: SmallMatrix = self.read_gguf(name, private=private)
+        else:
+            numbers = self._numbers(name, frozen.dtype, private=private)
         held = CompactMatrix(numbers, native=frozen.native, room=self.room)
         return FrozenMatrix.of(held if device is None else held.to(device))
 

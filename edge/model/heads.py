@@ -30,16 +30,17 @@ from edge.model.skeleton import Skeleton, without_weights
 from edge.model.tensor_files import SafetensorsFiles, first_not_finite
 from ringtune.costs.memory_sizes import MAX_LOGIT_BYTES, logits_fit
 from ringtune.errors import JobError, ModelError
+from ringtune.models.families import family_named
 from ringtune.models.family import (
     CAUSAL_LM,
     CHAT,
     CLASSIFICATION,
     IMAGE_CLASSIFICATION,
-    LM_HEAD,
     QUESTION_ANSWERING,
     REGRESSION,
     TAGGING,
 )
+from ringtune.models.folder import has_head_bias
 
 
 class TokenLoss(NamedTuple):
@@ -62,15 +63,16 @@ def token_loss(
     chunk: int,
     ignored: int,
     cap: float = 0.0,
+    bias_V: torch.Tensor | None = None,
 ) -> TokenLoss:
     """Sum the cross entropy of ``hidden_ND @ table_VD.T`` over the tokens with a target, chunk by chunk.
 
     ``chunk`` tokens have logits in memory at once. ``ignored`` is the label of a token without a target. ``cap`` limits
-    the logits' magnitude; 0 = none.
+    the logits' magnitude; 0 = none. ``bias_V`` of the logits never trains.
     """
     places = (labels_N != ignored).nonzero().squeeze(-1)
     wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (hidden_ND, table_VD)]
-    loss, correct = _Chunked.apply(hidden_ND, table_VD, labels_N, places, chunk, cap, *wants)  # type: ignore[no-untyped-call]
+    loss, correct = _Chunked.apply(hidden_ND, table_VD, labels_N, places, chunk, cap, bias_V, *wants)  # type: ignore[no-untyped-call]
     return TokenLoss(loss_sum=loss, num_correct=int(correct))
 
 
@@ -86,6 +88,7 @@ class _Chunked(torch.autograd.Function):
         places: torch.Tensor,
         chunk: int,
         cap: float,
+        bias_V: torch.Tensor | None,
         wants_hidden: bool,
         wants_table: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -101,6 +104,8 @@ class _Chunked(torch.autograd.Function):
             labels_C1 = labels_N[some].unsqueeze(-1)
             values_CV = work_CV[: len(some)]
             mm_into(values_CV, hidden_ND[some], table_VD.T)
+            if bias_V is not None:
+                values_CV += bias_V
             if cap:
                 torch.mul(values_CV.div_(cap).tanh_(), values_CV, out=slope_CV[: len(some)])
                 values_CV *= cap
@@ -130,7 +135,7 @@ class _Chunked(torch.autograd.Function):
         ready, ctx.grads = ctx.grads, (None, None)
         if all(grad is None for grad in ready):
             raise RuntimeError("the loss of these tokens was computed without a gradient, or went backward already")
-        return (*(grad if grad is None else grad.mul_(grads[0]) for grad in ready), *(None,) * 6)
+        return (*(grad if grad is None else grad.mul_(grads[0]) for grad in ready), *(None,) * 7)
 
 
 HEAD = "ringtune"
@@ -179,15 +184,15 @@ def head_output(head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[s
     return head(outputs, attention_mask=batch.mask, return_dict=True, **more)
 
 
-def next_logits(head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> torch.Tensor:
-    """Compute the logits (V) of the token after a text with a language model's head, in float32 on the CPU.
+def text_logits(head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> torch.Tensor:
+    """Compute the logits (T, V) of the token after each of a text with a language model's head, float32 on the CPU.
 
     Arguments as ``Task.run``, of one row.
     """
     logits_BTV = head_output(head, last_BTD, batch, more).logits
     cap = getattr(head, "logit_cap", 0.0)
     capped_BTV = cap * torch.tanh(logits_BTV / cap) if cap else logits_BTV
-    found: torch.Tensor = capped_BTV[0, -1].float().cpu()
+    found: torch.Tensor = capped_BTV[0].float().cpu()
     return found
 
 
@@ -297,8 +302,9 @@ class CausalLanguageModel(_OneOutput):
         """Add the decoder as AdapterHub does for a loaded language model, without weights until ``connect``."""
         from adapters.heads import CausalLMHead
 
+        bias = has_head_bias(family_named(model.config.model_type), model.config.to_dict())
         with without_weights():
-            head = CausalLMHead(model, HEAD, layers=1, activation_function=None, layer_norm=False, bias=False)
+            head = CausalLMHead(model, HEAD, layers=1, activation_function=None, layer_norm=False, bias=bias)
         head.logit_cap = getattr(model.config, "final_logit_softcapping", None) or 0.0
         model.add_prediction_head(head)
         return _head(model)
@@ -311,18 +317,19 @@ class CausalLanguageModel(_OneOutput):
         decoder, table = head.get_output_embeddings(), skeleton.model.get_input_embeddings().weight  # type: ignore[operator]
         weight, name = table, "of the token table"
         if not skeleton.model.config.tie_word_embeddings:
-            stored = weights.find(LM_HEAD)
+            name = f"{skeleton.layout.head}.weight"
+            stored = weights.find(name)
             if stored is None:
                 raise ModelError(
-                    f"{weights.folder} has no tensor {LM_HEAD}: it was saved without its decoder; fetch the "
+                    f"{weights.folder} has no tensor {name}: it was saved without its decoder; fetch the "
                     "language model, not its base"
                 )
             private = skeleton.full_parameters
             read = weights.read if private else weights.read_frozen
-            weight, name = read(stored, table.dtype, private=private).to(table.device), LM_HEAD
+            weight = read(stored, table.dtype, private=private).to(table.device)
             if weight.shape != table.shape:
                 raise ModelError(
-                    f"{weights.folder}: tensor {LM_HEAD} has shape {list(weight.shape)}, config.json asks for "
+                    f"{weights.folder}: tensor {name} has shape {list(weight.shape)}, config.json asks for "
                     f"{list(table.shape)}; fetch the model again"
                 )
         if first_not_finite({name: weight.detach()}):
@@ -334,6 +341,9 @@ class CausalLanguageModel(_OneOutput):
         trains = skeleton.full_parameters
         decoder.weight = weight if shares else nn.Parameter(weight.detach(), requires_grad=trains)
         decoder.weight.requires_grad_(trains)
+        if decoder.bias is not None:
+            bias = weights.read(f"{skeleton.layout.head}.bias", table.dtype, private=True)
+            decoder.bias = nn.Parameter(bias.to(table.device), requires_grad=False)
 
     def num_targets(self, batch: Batch) -> int:
         """Number of tokens with a token before them in their row."""
@@ -344,14 +354,15 @@ class CausalLanguageModel(_OneOutput):
 
         Capped logits are always computed by chunks, of half the size, because each needs a second number.
         """
-        table_VD = head.get_output_embeddings().weight  # V vocabulary
+        decoder = head.get_output_embeddings()
+        table_VD = decoder.weight  # V vocabulary
         vocabulary, item_bytes = table_VD.shape[0], last_BTD.element_size()
         cap = getattr(head, "logit_cap", 0.0)
         if not cap and logits_fit(last_BTD.shape[:2].numel(), vocabulary, item_bytes):
             return super().run(head, last_BTD, batch, more)
         chunk = max(1, MAX_LOGIT_BYTES // (vocabulary * item_bytes) // (2 if cap else 1))
         labels_N, hidden_ND = _next_tokens(batch), last_BTD.flatten(0, 1)
-        found = token_loss(hidden_ND, table_VD, labels_N, chunk=chunk, ignored=IGNORED, cap=cap)
+        found = token_loss(hidden_ND, table_VD, labels_N, chunk=chunk, ignored=IGNORED, cap=cap, bias_V=decoder.bias)
         return self._counts(found.loss_sum, found.num_correct, batch)
 
     def evaluate(self, output: Any, batch: Batch) -> HeadCounts:

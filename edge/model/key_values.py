@@ -17,6 +17,8 @@ Source: transformers 4.57, ``cache_utils.DynamicCache``.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -42,6 +44,21 @@ class KeyValueCache:
     def num_tokens(self) -> int:
         """Number of tokens that hosted blocks have computed, also those that a window has forgotten."""
         return max((layer.get_seq_length() for layer in self.of_library.layers), default=0)
+
+    def of_hosted(self, hosted: Sequence[int]) -> Any:
+        """Return the argument of blocks for a forward of the library, which asks any block how much is kept.
+
+        In place of those of blocks that are not hosted are those of a hosted one, with a window or without as these.
+        """
+        layers = self.of_library.layers
+        found = copy.copy(self.of_library)
+        found.layers = [
+            layer
+            if index in hosted
+            else next((layers[own] for own in hosted if layers[own].is_sliding is layer.is_sliding), layers[hosted[0]])
+            for index, layer in enumerate(layers)
+        ]
+        return found
 
     @property
     def num_bytes(self) -> int:

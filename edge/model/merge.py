@@ -31,6 +31,7 @@ from ringtune.models.adapter_support import GROWING, lora_scale, merge_refusal, 
 from ringtune.models.auxiliary_models import AUXILIARY_KINDS, describe, in_block
 from ringtune.models.families import FAMILIES, LAYOUTS
 from ringtune.models.family import BlockLayout
+from ringtune.models.gguf import folder_of_gguf
 from ringtune.models.result_files import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
@@ -80,7 +81,7 @@ def merge_run(run: Path, out: Path, *, model: Path | None, user: str = "") -> No
         RingTuneError: see ``merged_files`` and ``sum_run``.
     """
     job, course = _read(run)
-    base = model or Path(job.model.path)
+    base = folder_of_gguf(model or Path(job.model.path))
     if not base.is_dir():
         raise InvalidInputError(f"the base model {base} is not there; name its folder with --model")
 

@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from edge.data.tokens import Batch, check_ids
-from edge.model.heads import HEAD, Task, next_logits
+from edge.model.heads import HEAD, Task, text_logits
 from edge.model.optimizers import NamePrefixes, TrainingState, UnitOptimizers
 from edge.model.skeleton import ADAPTER, EMBEDDING_UNIT, HEAD_UNIT, Skeleton, owner_modules, seed_unit
 from edge.model.slice import set_mode
@@ -142,7 +142,7 @@ class OwnerParts:
         batch = Batch(ids=ids_BT, mask=torch.ones_like(ids_BT), token_type_ids=ids_BT, labels=ids_BT)
         with torch.no_grad():
             last_BTD, more = head_input(self._skeleton, self._inverse, hidden_BTD[:, -1:], batch)
-            return next_logits(self.head, last_BTD, batch, more)
+            return text_logits(self.head, last_BTD, batch, more)[-1]
 
     def evaluate(self, hidden_BTD: torch.Tensor, batch: Batch) -> HeadResult:
         """Compute loss and hits without graph and dropout."""

@@ -59,7 +59,6 @@ from ringtune.models.architecture_heads import HEAD_PREFIX, ArchitectureHead, ar
 from ringtune.models.auxiliary_models import describe
 from ringtune.models.family import (
     CLASSIFICATION,
-    LM_HEAD,
 )
 from ringtune.models.folder import (
     CONFIG_FILE,
@@ -392,7 +391,8 @@ def _head_tensors(skeleton: Skeleton, task: str) -> Tensors:
     decoder = head.get_output_embeddings()
     if decoder is not None:
         tied = decoder.weight.data_ptr() == skeleton.model.get_input_embeddings().weight.data_ptr()
-        return {} if tied else {LM_HEAD: decoder.weight.detach()}
+        own = skeleton.layout.head
+        return {} if tied else {f"{own}.{name}": value.detach() for name, value in decoder.named_parameters()}
     found: Tensors = {}
     for name, value in head.named_parameters():
         layer, _, rest = name.partition(".")
@@ -418,7 +418,7 @@ def untouched_tensors(skeleton: Skeleton, folder: Path, *, without: Collection[s
 
 
 def _as_stored(folder: Path, name: str, stored: StoredTensor) -> TensorPieces:
-    if stored.four_bit is not None:
+    if stored.is_coded:
         with SafetensorsFiles(folder) as files:
             return pieces_of(files.read(name))
     info = stored.info

@@ -38,10 +38,11 @@ from edge.model.families.plugged import plugged_model
 from ringtune.errors import JobError, ModelError
 from ringtune.job.job import Job
 from ringtune.models.adapter_config import INVERTIBLE, auxiliary_of, library_config, trains_own_weights
+from ringtune.models.adapter_support import generic_refusal
 from ringtune.models.auxiliary_models import AuxiliaryConfig
 from ringtune.models.families import LAYOUTS, family_named
 from ringtune.models.family import Family
-from ringtune.models.folder import name_of_folder, read_config
+from ringtune.models.folder import CONFIG_FILE, name_of_folder, read_config
 
 ADAPTER = "ringtune"
 _register_lock = threading.Lock()
@@ -103,6 +104,8 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
 
     values = read_config(folder)
     layout, config = family_named(values["model_type"]), library_config_of(values)
+    if layout.generic and (problem := generic_refusal(layout, job.adapter.config)):
+        raise JobError(f"adapter.config = {job.adapter.config!r}: {problem}")
     config.name_or_path = name_of_folder(folder.resolve())  # written to adapter_config.json: no local path
     set_dropout(config, job.train.dropout)
     with without_weights(), no_init_weights():  # no initial values for base weights: half the time
@@ -128,7 +131,12 @@ def library_config_of(values: Mapping[str, Any]) -> Any:
     from transformers import CONFIG_MAPPING
 
     own = {key: copy.deepcopy(value) for key, value in values.items() if key != "model_type"}
-    return CONFIG_MAPPING[values["model_type"]](**own)
+    try:
+        return CONFIG_MAPPING[values["model_type"]](**own)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ModelError(
+            f"{CONFIG_FILE}: transformers refuses it for a {values['model_type']}: {error}; fetch the model again"
+        ) from error
 
 
 def _model(config: Any, layout: Family) -> Any:
@@ -154,8 +162,8 @@ def _training_own_weights(skeleton: Skeleton) -> Skeleton:
 
 def owner_modules(skeleton: Skeleton) -> Iterator[tuple[str, nn.Module]]:
     """Yield path and module of each owner's part of the base model that this model has."""
-    names = {name for name, _ in skeleton.base.named_children()}
-    return ((path, skeleton.base.get_submodule(path)) for path in skeleton.layout.owner_paths if path in names)
+    found = dict(skeleton.base.named_modules())
+    return ((path, found[path]) for path in skeleton.layout.owner_paths if path in found)
 
 
 @contextlib.contextmanager

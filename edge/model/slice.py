@@ -25,6 +25,7 @@ from edge.model.skeleton import ADAPTER, Skeleton, block_unit, owner_modules, se
 from edge.model.tensor_files import SafetensorsFiles
 from ringtune.errors import ModelError
 from ringtune.models.adapter_config import INVERTIBLE
+from ringtune.schedule.course import AS_COMPUTED, BFLOAT16
 from ringtune.schedule.units import Units
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -33,7 +34,19 @@ _LEGACY_SUFFIXES = ((".weight", ".gamma"), (".bias", ".beta"))  # LayerNorm name
 
 
 class Empty(nn.Module):
-    """Replaces a module that this node does not host."""
+    """Replaces a module that this node does not host.
+
+    It keeps names and numbers of the module and of those right inside it, such as a block's kind of attention, by which
+    an architecture's forward makes the arguments of all blocks.
+    """
+
+    def __init__(self, replaced: nn.Module | None = None, *, with_children: bool = True) -> None:
+        super().__init__()
+        if replaced is None:
+            return
+        self.__dict__.update((name, value) for name, value in vars(replaced).items() if isinstance(value, str | int))
+        for name, child in replaced.named_children() if with_children else ():
+            setattr(self, name, Empty(child, with_children=False))
 
 
 def materialise(
@@ -56,7 +69,7 @@ def materialise(
     kept = set(blocks)
     for index in range(len(skeleton.blocks)):
         if index not in kept:
-            skeleton.blocks[index] = Empty()
+            skeleton.blocks[index] = Empty(skeleton.blocks[index])
     if skeleton.auxiliary:
         for index in kept:
             start_auxiliary(skeleton.blocks[index], seed=skeleton.seed, index=index)
@@ -72,11 +85,16 @@ def materialise(
         skeleton.invertible.to(device=device, dtype=dtype)
     elif skeleton.invertible is not None:
         setattr(base, INVERTIBLE, Empty())
-    for name, child in list(base.named_children()):
-        if any(_is_unread(parameter) for parameter in child.parameters()):
-            setattr(base, name, Empty())
-        elif not any(True for _ in child.parameters()):
-            child.to(device)  # buffers that the architecture computes, such as rotary frequencies
+    inner, steps = base, layout.blocks_path.split(".")
+    for step in steps:
+        for name, child in list(inner.named_children()):
+            if name == step:
+                continue
+            if any(_is_unread(parameter) for parameter in child.parameters()):
+                setattr(inner, name, Empty())
+            elif not any(True for _ in child.parameters()):
+                child.to(device)  # buffers that the architecture computes, such as rotary frequencies
+        inner = getattr(inner, step)
 
 
 def _read_module(
@@ -165,10 +183,14 @@ class BlockRunner:
     Args:
         skeleton: after ``materialise``.
         top_tokens: first tokens of each row that the model's last block computes; 0 = all.
+        compute: number type of products, one of ``COMPUTE``.
     """
 
-    def __init__(self, skeleton: Skeleton, *, dropout: float, seed: int, top_tokens: int = 0) -> None:
+    def __init__(
+        self, skeleton: Skeleton, *, dropout: float, seed: int, top_tokens: int = 0, compute: str = AS_COMPUTED
+    ) -> None:
         self.skeleton, self._top_tokens = skeleton, top_tokens
+        self._is_rounded = compute == BFLOAT16
         self.dropout = dropout
         self._seed = seed
         # by name: an update may replace tensors, and a resting block needs no gradient for a while
@@ -233,12 +255,17 @@ class BlockRunner:
                     set_mode(skeleton.blocks[index], train=train_at is not None)
                     if train_at is not None and self.dropout > 0:
                         seed_unit(self._seed, *train_at, block_unit(index))
-                    whole = functools.partial(self._whole, index, context)
+                    whole = functools.partial(self._rounded if self._is_rounded else self._whole, index, context)
                     if pattern := given.get(index, ""):
                         hidden_BTD = self._head_groups.run(index, hidden_BTD, context, pattern, whole)
                     else:
                         hidden_BTD = whole(hidden_BTD)
         return hidden_BTD
+
+    def _rounded(self, index: int, context: Any, hidden_BTD: torch.Tensor) -> torch.Tensor:
+        """Run a block with products in bfloat16; the hidden state keeps its type."""
+        with torch.autocast(hidden_BTD.device.type, torch.bfloat16):
+            return self._whole(index, context, hidden_BTD).to(hidden_BTD.dtype)
 
     def _whole(self, index: int, context: Any, hidden_BTD: torch.Tensor) -> torch.Tensor:
         block = self.skeleton.blocks[index]

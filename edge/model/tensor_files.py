@@ -18,10 +18,12 @@ from typing import Any, Final
 import torch
 
 from edge.model.four_bit import CODEBOOKS, FourBit, WideningBuffer
+from edge.model.gguf_blocks import GgufBlocks, in_order
 from ringtune.engine.failure_texts import LOWER_THE_RATE
 from ringtune.errors import DivergedError, IntegrityError, ModelError
 from ringtune.models.folder import StoredTensor, read_headers
 from ringtune.models.four_bit import BLOCK
+from ringtune.storage.gguf import GgufType
 from ringtune.storage.pieces import PIECE_BYTES, Pieces
 from ringtune.storage.tensor_files import TensorPieces
 
@@ -66,7 +68,7 @@ class SafetensorsFiles:
             IntegrityError: the file is damaged.
         """
         stored = self._stored[name]
-        if stored.four_bit is not None:
+        if stored.is_coded:
             return self._read_widened(name, torch.float32 if dtype is None else dtype)
         kind = _kind_of(name, stored)
         wanted = dtype if dtype is not None and kind.is_floating_point else kind
@@ -119,15 +121,56 @@ class SafetensorsFiles:
             ModelError, IntegrityError: see ``read``.
         """
         stored = self._stored[name]
-        if stored.four_bit is None:
+        if not stored.is_coded:
             yield from _pieces(stored, self._piece_of(_kind_of(name, stored), multiple=multiple))
             return
-        rows, columns = stored.four_bit.shape
-        held, room = self.read_four_bit(name), WideningBuffer()
+        held: FourBit | GgufBlocks = self.read_gguf(name) if stored.four_bit is None else self.read_four_bit(name)
+        (rows, columns), room = held.shape, WideningBuffer()
         step = math.lcm(multiple, columns) // columns
         each = max(1, PIECE_BYTES // (step * columns * 4)) * step
         for start in range(0, rows, each):
             yield start * columns, held.widen(slice(start, start + each), torch.float32, room).reshape(-1)
+
+    def read_gguf(self, name: str, *, private: bool = True) -> GgufBlocks:
+        """Read a tensor of a GGUF file as it is there, with its rows in the order of transformers; a vector is a row.
+
+        ``private`` is as for ``read``.
+
+        Raises:
+            ModelError: it has scales or numbers that are not finite; a mapped one is not checked.
+            IntegrityError: the file is damaged.
+        """
+        stored = self._stored[name]
+        kind = GgufType.of(stored.info.dtype)
+        if kind is None:
+            raise ModelError(
+                f"{stored.path}: tensor {name} is not that of a GGUF file; set runtime.frozen to another type than gguf"
+            )
+        rows, is_mapped = math.prod(stored.shape[:-1]), not private and not kind.heads
+        if is_mapped:
+            flat = _mapped(stored)
+        else:
+            flat = torch.empty(stored.info.nbytes, dtype=torch.uint8)
+            for _ in _pieces(stored, flat, in_place=True):
+                pass
+        if kind.heads and rows == 1:
+            flat = flat.view(stored.shape[0], -1)[in_order(kind.heads, stored.shape[0])]
+        elif kind.heads:
+            flat = flat.view(rows, -1)[in_order(kind.heads, rows)]
+        width = stored.shape[-1]
+        found = GgufBlocks(
+            kind=kind.name,
+            data=flat.view(rows, -1),
+            width=width,
+            rows=(0, rows),
+            columns=(0, width),
+            is_added=kind.is_added,
+        )
+        if not is_mapped and not found.is_finite():
+            raise ModelError(
+                f"{stored.path}: tensor {name} has numbers that are not finite: the model is damaged; fetch it again"
+            )
+        return found
 
     def is_four_bit(self, name: str) -> bool:
         """Whether the files have a matrix in 4 bits."""
@@ -167,7 +210,7 @@ class SafetensorsFiles:
         )
 
     def _read_widened(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """Read a matrix that the files have in 4 bits into memory of its own, in another type."""
+        """Read a tensor that the files have in 4 bits or in GGUF's blocks into memory of its own, in another type."""
         result = torch.empty(self.shape(name), dtype=dtype)
         for start, piece in self.number_pieces(name, multiple=1):
             result.view(-1)[start : start + len(piece)].copy_(piece)
@@ -208,6 +251,15 @@ def _kind_of(name: str, stored: StoredTensor) -> torch.dtype:
     return kind
 
 
+def _mapped(stored: StoredTensor) -> torch.Tensor:
+    """Map the bytes of a tensor, of which only used pages become resident, and are shared by all processes."""
+    end = stored.info.offset + stored.info.nbytes
+    try:
+        return torch.from_file(str(stored.path), shared=False, size=end, dtype=torch.uint8)[stored.info.offset :]
+    except RuntimeError as error:
+        raise ModelError(f"{stored.path} can't be mapped ({error}); fetch the model again") from error
+
+
 def _read_part(stored: StoredTensor) -> torch.Tensor:
     return _read_in_place(stored, torch_dtype(stored.info.dtype))
 
@@ -229,7 +281,7 @@ def _pieces(
     Yields:
         Number of values before the piece, and the piece.
     """
-    count = math.prod(stored.info.shape)
+    count = buffer.numel() if in_place else math.prod(stored.info.shape)
     each = min(count, PIECE_BYTES // buffer.element_size()) if in_place else buffer.numel()
     try:
         with stored.path.open("rb", buffering=0) as file:
@@ -280,8 +332,11 @@ def pieces_of(tensor: torch.Tensor) -> TensorPieces:
     held = tensor.detach()
 
     def make() -> Iterator[memoryview]:
-        flat = held.contiguous().reshape(-1)
+        flat = held.reshape(-1)
         step = PIECE_BYTES // flat.element_size()
+        if 0 < flat.numel() <= step and flat.device.type == "cpu":  # most of an adapter's: without two more calls
+            yield _bytes_of(flat)
+            return
         for start in range(0, flat.numel(), step):
             yield _bytes_of(flat[start : start + step].cpu())
 

@@ -17,7 +17,7 @@ from edge.data.tokens import Batch
 from ringtune.costs.measurement import Size
 from ringtune.job.job import Job
 from ringtune.models.family import LANGUAGE_TASKS, QUESTION_ANSWERING, TAGGING
-from ringtune.schedule.course import Course, FrozenWeights
+from ringtune.schedule.course import AS_COMPUTED, Course, FrozenWeights
 from ringtune.schedule.methods import RingAda
 from ringtune.schedule.operation_tables import (
     FULL,
@@ -77,6 +77,7 @@ def bench_plan(
         seed=job.train.seed,
         choice=_any_table(subnets) if subnets > 1 else None,
         frozen=frozen,
+        compute=job.train.compute or AS_COMPUTED,
     )
     return Plan.of(course, Placement(slices=tuple(piece for piece in pieces if piece.num_blocks)))
 

@@ -247,9 +247,7 @@ class Bench:
             yield self._fitting.cycle(size)
         if self._rows is not None:
             self._rows.take_size(size.rows * self._job.train.microbatches, 0 if self._fixed else size.tokens)
-            yield self._embed(size)
-            yield self._head(size)
-            yield self._head_free(size)
+            yield from (self._embed, self._head, self._head_free)
 
     def _once(self, timer: Timer, each_s: float, disk: Path | None) -> dict[Work, Quartiles]:
         found: dict[Work, Quartiles] = {}
@@ -290,37 +288,22 @@ class Bench:
 
         return cycle
 
-    def _embed(self, size: Size) -> Cycle:
-        count = self._job.train.microbatches
+    def _embed(self, laps: Laps) -> None:
+        item, count = self._item(lowest=True), self._job.train.microbatches  # a new item makes its batch anew
+        parts = [Action(Op.EMBED, item, micro) for micro in range(count)]
+        laps.lap(Work.EMBED, lambda: list(map(self._executor.run, parts)), times=count)
 
-        def all_parts(item: int) -> None:
-            for micro in range(count):
-                self._executor.run(Action(Op.EMBED, item, micro))
+    def _head(self, laps: Laps) -> None:
+        item = self._item(lowest=True)
+        update = Action(Op.UPDATE, item, -1, self._num_blocks, self._num_blocks + 1)
+        self._executor.run(Action(Op.EMBED, item, 0))
+        laps.lap(Work.HEAD, lambda: self._executor.run(Action(Op.HEAD, item, 0)))
+        laps.lap(Work.UPDATE_HEAD, lambda: self._executor.run(update))
 
-        def cycle(laps: Laps) -> None:
-            item = self._item(lowest=True)  # a new item makes its batch anew
-            laps.lap(Work.EMBED, lambda: all_parts(item), times=count)
-
-        return cycle
-
-    def _head(self, size: Size) -> Cycle:
-        update = Action(Op.UPDATE, 0, -1, self._num_blocks, self._num_blocks + 1)
-
-        def cycle(laps: Laps) -> None:
-            item = self._item(lowest=True)
-            self._executor.run(Action(Op.EMBED, item, 0))
-            laps.lap(Work.HEAD, lambda: self._executor.run(Action(Op.HEAD, item, 0)))
-            laps.lap(Work.UPDATE_HEAD, lambda: self._executor.run(update._replace(seq=item)))
-
-        return cycle
-
-    def _head_free(self, size: Size) -> Cycle:
-        def cycle(laps: Laps) -> None:
-            item = self._item(lowest=True, kind=StepKind.EVALUATE)
-            self._executor.run(Action(Op.EMBED, item, 0))
-            laps.lap(Work.HEAD_FREE, lambda: self._executor.run(Action(Op.HEAD, item, 0)))
-
-        return cycle
+    def _head_free(self, laps: Laps) -> None:
+        item = self._item(lowest=True, kind=StepKind.EVALUATE)
+        self._executor.run(Action(Op.EMBED, item, 0))
+        laps.lap(Work.HEAD_FREE, lambda: self._executor.run(Action(Op.HEAD, item, 0)))
 
     def _wire(self, hidden: torch.Tensor, mask: torch.Tensor) -> Cycle:
         def cycle(laps: Laps) -> None:
@@ -511,10 +494,7 @@ class HelperBench:
         def fit() -> None:
             self._models.fit(from_file(data, {}, where="the pairs", device=self._device))
 
-        def cycle(laps: Laps) -> None:
-            laps.lap(Work.FIT, fit)
-
-        return cycle
+        return lambda laps: laps.lap(Work.FIT, fit)
 
     def _pairs(self, size: Size) -> Pieces:
         found: dict[str, torch.Tensor] = {}

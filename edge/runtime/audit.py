@@ -40,6 +40,7 @@ from ringtune.techniques.audit import (
     Cell,
     CellPlace,
     Compared,
+    Exchange,
     apart,
     begin_name,
     cell_exchanges,
@@ -216,7 +217,7 @@ class AuditRecorder:
                 same = as_received(tensor, self._wire)
             else:
                 same = tensor.detach().to(device="cpu", dtype=self.dtype_of(is_own=False))
-            self._note(kept, key, same, mask, has_digest=is_sent)
+            self._note(kept, key, same, mask)
 
     def after(self, action: Action) -> None:
         """Note what an action has changed: the sum of gradients, or the state."""
@@ -225,7 +226,7 @@ class AuditRecorder:
             return
         for key in kept.own.get(action, ()):
             tensor, mask = self._executor.copy_tensor(key)
-            self._note(kept, key, tensor, mask, has_digest=True)
+            self._note(kept, key, tensor, mask, is_own=True)
         if kept.head_update is not None:
             self._after_head(kept, action, kept.head_update)
         if not self._piece.start <= action.start < self._piece.stop:
@@ -260,16 +261,16 @@ class AuditRecorder:
         return Commitment(json.dumps(kept.trail, separators=(",", ":")), *self._sign(signed.encode()))
 
     def _note(
-        self, kept: _Kept, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None, *, has_digest: bool
+        self, kept: _Kept, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None, *, is_own: bool = False
     ) -> None:
-        """Note the digest of a tensor, or the tag of one that was received and is not kept."""
+        """Note the tag of a tensor, or the digest of one that is kept or that this node exchanges with itself."""
         name = tensor_name(key)
         with self._lock:
             if is_kept := key in self._tickets:
                 self._tensors[key] = (tensor, mask)
-        if not has_digest:
+        if not is_own:
             kept.trail[TAG_KEY] = kept.secret
-        if has_digest or is_kept:
+        if is_own or is_kept:
             kept.trail[name] = tensor_digest(tensor, mask)
         else:
             kept.tagger = kept.tagger or Tagger(kept.secret)
@@ -307,9 +308,9 @@ class AuditRecorder:
         """
         return self._kept(index).turn
 
-    def exchanges(self, cell: Cell, turn: int) -> dict[TensorKey, str]:
+    def exchanges(self, cell: Cell, turn: int) -> tuple[Exchange, ...]:
         """Return the tensors of a cell of another host, each with who keeps it, a neighbour of it or itself."""
-        return {one.key: one.peer for one in cell_exchanges(self._plan, self.turn(turn), cell)}
+        return cell_exchanges(self._plan, self.turn(turn), cell)
 
     def tensor_file(self, key: TensorKey, ticket: str) -> Pieces:
         """Return a file of a kept tensor, in the type of the wire where it passed a link, and its mask.
@@ -357,6 +358,34 @@ class AuditRecorder:
         return found
 
 
+@dataclass(slots=True)
+class Repeated:
+    """What was computed when a cell was repeated.
+
+    Attributes:
+        results: by name in the trail; the distance of a tensor in ``differing`` is 1 until it is compared.
+        differing: tensors that the host sent and whose digest is another one.
+        tagger: makes tags under the key of the host; None = it has none.
+    """
+
+    tagger: Tagger | None
+    results: dict[str, Compared] = field(default_factory=dict)
+    differing: dict[TensorKey, torch.Tensor] = field(default_factory=dict)
+
+    def note(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Note the tag of a tensor that the host exchanged."""
+        if self.tagger is not None:
+            name = tensor_name(key)
+            self.results[tag_name(name)] = Compared(self.tagger.tag(name, tensor, mask))
+
+    def compare(self, key: TensorKey, sent: Exchanged) -> None:
+        """Set the distance of a tensor to what the host sent, and its tag."""
+        name = tensor_name(key)
+        far = distance({"it": self.differing[key]}, {"it": sent[0]})
+        self.results[name] = self.results[name]._replace(distance=far)
+        self.note(key, *sent)
+
+
 class WorkRepeater:
     """Repeats cells of another host of a placement, on blocks of its own; call it on the compute thread.
 
@@ -373,11 +402,17 @@ class WorkRepeater:
         self._dtype = self._executor.dtype
 
     def repeat(
-        self, turn: Turn, place: CellPlace, files: Mapping[str, bytes], tensors: Mapping[TensorKey, Exchanged]
-    ) -> dict[str, Compared]:
-        """Repeat a cell and the update of its item; return what was computed, by name in the trail.
+        self,
+        turn: Turn,
+        place: CellPlace,
+        files: Mapping[str, bytes],
+        tensors: Mapping[TensorKey, Exchanged],
+        given: Mapping[str, str],
+    ) -> Repeated:
+        """Repeat a cell and the update of its item.
 
-        ``files`` are those of ``AuditRecorder.work_file``, ``tensors`` what the host exchanged, from its neighbours.
+        ``files`` are those of ``AuditRecorder.work_file``, ``tensors`` what the host received, from its neighbours,
+        ``given`` has the digests of what it sent, and the secret of its tags.
 
         Raises:
             IntegrityError: a file is missing, does not fit the slice, or leads to numbers that are not finite.
@@ -385,7 +420,7 @@ class WorkRepeater:
         executor, seq, micro = self._executor, place.seq, place.micro
         now, item = item_of(self._plan, turn, seq)
         way = legs(now, item, self._alias)[micro]
-        results: dict[str, Compared] = {}
+        found = Repeated(Tagger(given[TAG_KEY]) if TAG_KEY in given else None)
         executor.grant(turn)
         try:
             pieces = _pieces(_file(files, "before"))
@@ -395,27 +430,29 @@ class WorkRepeater:
                 action = leg.bind(seq, micro)
                 if leg.op is Op.RECEIVE:
                     tensor, mask = tensors[action.key]
+                    found.note(action.key, tensor, mask)
                     executor.put_tensor(action.key, tensor.to(self._dtype), mask)
                 elif leg.op is Op.SEND:
-                    name, is_own = tensor_name(action.key), leg.peer == self.node
-                    results[name] = self._sent(executor, action.key, tensors[action.key], is_own=is_own)
+                    name, (own, mask) = tensor_name(action.key), executor.take_tensor(action.key)
+                    own = own.detach() if leg.peer == self.node else as_received(own, self._plan.course.wire_dtype)
+                    digest = tensor_digest(own, mask)
+                    if digest == given[name]:
+                        found.note(action.key, own, mask)
+                    else:
+                        found.differing[action.key] = own
+                    found.results[name] = Compared(digest, float(digest != given[name]))
                 else:
                     if leg.op is Op.BACKWARD and place.before >= 0:
                         set_gradients(executor, _file(files, "added"))
                     executor.run(action)
             if any(leg.op is Op.BACKWARD for leg in way):
-                results |= self._updated(now, item, place, files)
+                found.results.update(self._updated(now, item, place, files))
         except DivergedError as error:  # the host itself would not have gone on
             raise IntegrityError(f"{_WHERE} leads to numbers that are not finite") from error
         finally:
             set_gradients(executor, b"")
             executor.forget_turn(turn.index)
-        return results
-
-    def _sent(self, executor: NodeExecutor, key: TensorKey, given: Exchanged, *, is_own: bool) -> Compared:
-        tensor, mask = executor.take_tensor(key)
-        tensor = tensor.detach() if is_own else as_received(tensor, self._plan.course.wire_dtype)
-        return Compared(tensor_digest(tensor, mask), distance({"it": tensor}, {"it": given[0]}))
+        return found
 
     def _updated(self, now: Plan, item: Item, place: CellPlace, files: Mapping[str, bytes]) -> dict[str, Compared]:
         """Compare the sum of gradients, then update with that of the last micro-batch and compare the state."""
@@ -469,17 +506,9 @@ class NodeAudit:
         files: Mapping[str, bytes],
         tensors: Mapping[TensorKey, Exchanged],
         given: Mapping[str, str],
-    ) -> dict[str, Compared]:
-        """Repeat a cell of another host; see ``WorkRepeater.repeat``, and ``repeater`` for further errors.
-
-        With the tags of the tensors, if ``given`` has the secret of the host.
-        """
-        results = self.repeater(cell.node).repeat(self.recorder.turn(place.turn), place, files, tensors)
-        if TAG_KEY in given:
-            tagger = Tagger(given[TAG_KEY])
-            names = {tensor_name(key): tensor for key, tensor in tensors.items()}
-            results |= {tag_name(name): Compared(tagger.tag(name, *tensor)) for name, tensor in names.items()}
-        return results
+    ) -> Repeated:
+        """Repeat a cell of another host; see ``WorkRepeater.repeat``, and ``repeater`` for further errors."""
+        return self.repeater(cell.node).repeat(self.recorder.turn(place.turn), place, files, tensors, given)
 
     def read_work(self, file: Pieces, place: CellPlace, given: Mapping[str, str]) -> dict[str, bytes]:
         """Read what a host hands in of its own work, with the digests that it told.

@@ -613,7 +613,7 @@ class CheckpointPart:
             self._hosted.optimizers,
             head,
             metadata,
-            besides=self._besides(),
+            besides=self._besides(self.trained),
             installed=self._offloading.installed,
         )
 
@@ -625,7 +625,7 @@ class CheckpointPart:
             self._hosted.optimizers,
             metadata,
             with_head=with_head,
-            besides=self._besides(),
+            besides=self._besides(self.trained),
             installed=self._offloading.installed,
         )
         self._offloading.loaded()
@@ -633,8 +633,9 @@ class CheckpointPart:
 
     def tensors(self) -> dict[str, TensorPieces]:
         """Return trained tensors with optimizer state, and what goes with them, by their names in a shard."""
-        found = self._state(self.trained).tensors()
-        for prefix, more in self._besides().items():
+        trained = self.trained
+        found = self._state(trained).tensors()
+        for prefix, more in self._besides(trained).items():
             found |= {f"{prefix}/{name}": pieces_of(value) for name, value in more.tensors().items()}
         return found
 
@@ -674,13 +675,13 @@ class CheckpointPart:
             part="blocks",
         )
 
-    def _besides(self) -> dict[str, ExtraTensors]:
+    def _besides(self, trained: Mapping[str, nn.Parameter]) -> dict[str, ExtraTensors]:
         found: dict[str, ExtraTensors] = {} if self._vectors is None else {"velora": self._vectors}
         if self._offloading.vectors is not None:
             found["pairs"] = self._offloading.vectors
         if self._offloading.merged_sums is not None:
             found["merged"] = self._offloading.merged_sums
-        if added_up := self._added_up(self.trained):
+        if added_up := self._added_up(trained):
             found["sums"] = Sums(added_up)
         return found
 

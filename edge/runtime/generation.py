@@ -11,7 +11,7 @@ T tokens, D model width, V vocabulary.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from edge.data.prompts import Prompt, PromptReader
 from edge.data.text_pieces import Ends, TextPieces, ends_with
 from edge.data.tokens import IGNORED, Batch
 from edge.model.key_values import KeyValueCache
-from edge.runtime.inference import choose, ends_of_text, model_sampling, seeded
+from edge.runtime.inference import Sampling, choose, ends_of_text, model_sampling, seeded
 from ringtune.errors import PlanError
 from ringtune.job.job import Job
 from ringtune.models.folder import model_dimensions, read_config
@@ -77,35 +77,42 @@ class OpenText:
 
     Args:
         longest: most tokens of the prompt, which is cut at its beginning.
+        pieces: of the text, up to what ends it.
         ends: tokens that end it.
-        pieces: of the new tokens.
 
     Attributes:
         pending: tokens that are embedded next.
         before: number of tokens before them.
-        said: so far, without what ``pieces`` hold back.
-        num_tokens: that the head has chosen.
+        num_tokens: number of tokens that the head has chosen.
+        said: text of them.
         has_ended: whether no token follows.
     """
 
     def __init__(
-        self, prompt: Prompt, longest: int, draws: torch.Generator, ends: Sequence[int], pieces: TextPieces
+        self, prompt: Prompt, longest: int, draws: torch.Generator, pieces: TextPieces, ends: Collection[int]
     ) -> None:
-        self.prompt, self.draws, self._ends, self.pieces = prompt, draws, ends, pieces
+        self.prompt, self.draws = prompt, draws
         self.is_cut = len(prompt.ids) > longest
         self.pending, self.before = list(prompt.ids[-longest:]), 0
-        self.said, self.num_tokens, self.has_ended = "", 0, False
+        self.num_tokens, self.said, self.has_ended = 0, "", False
+        self._pieces, self._ends = pieces, ends
 
-    def add(self, token: int) -> None:
-        """Go on with a token, or end."""
+    def take(self, token: int) -> None:
+        """Go on with a token, or end with it."""
         if token in self._ends:
             self.has_ended = True
             return
         self.before += len(self.pending)
         self.pending = [token]
-        self.said += self.pieces.add(token)
         self.num_tokens += 1
-        self.has_ended = self.pieces.is_ended
+        self.said += self._pieces.add(token)
+        self.has_ended = self._pieces.is_ended
+
+    def close(self) -> str:
+        """Return the whole text; no token follows."""
+        self.has_ended = True
+        self.said += self._pieces.end()
+        return self.said
 
 
 class TextWriter:
@@ -113,22 +120,25 @@ class TextWriter:
 
     Args:
         prompts: of this owner, in the order of its sequences; it may have fewer than the plan has sequences.
+
+    Attributes:
+        file: where texts are written; None = nowhere.
     """
 
     def __init__(
         self, course: Course, generation: Generation, job: Job, folder: Path, prompts: Sequence[Prompt]
     ) -> None:
         self._course, self._generation, self._prompts = course, generation, prompts
-        self._reader = PromptReader(job, folder)
-        given = job.generation
+        given, reader = job.generation, PromptReader(job, folder)
         if given is None:
             raise PlanError("the plan has [generation] and the job has not; plan anew")
-        self._how = model_sampling(folder)._replace(temperature=given.temperature, seed=given.seed)
-        self._longest = min(
-            course.max_length, model_dimensions(read_config(folder)).longest - generation.max_new_tokens
-        )
-        self._ends = Ends(ends_of_text(folder, self._reader.tokenizer))
-        self._answer_ends = ends_with(self._ends, self._reader.tokenizer, self._reader.answer_end())
+        limits = model_sampling(folder)
+        self._how = Sampling(temperature=given.temperature, seed=given.seed, top_k=limits.top_k, top_p=limits.top_p)
+        longest = model_dimensions(read_config(folder)).longest - generation.max_new_tokens
+        self._longest = min(course.max_length, longest)
+        self._tokenizer = reader.tokenizer
+        self._ends = Ends(ends_of_text(folder, self._tokenizer))
+        self._answer_ends = ends_with(self._ends, self._tokenizer, reader.answer_end())
         self._open: dict[tuple[int, int], OpenText] = {}
         self.file: Path | None = None
 
@@ -153,8 +163,8 @@ class TextWriter:
             return ()
         if not text.has_ended:
             how = self._how
-            text.add(choose(next_logits(), how.temperature, text.draws, top_k=how.top_k, top_p=how.top_p))
-        return self._close(item, micro, text) if self._generation.is_last(item.batch) else ()
+            text.take(choose(next_logits(), how.temperature, text.draws, top_k=how.top_k, top_p=how.top_p))
+        return self._close(self._number(item, micro), text) if self._generation.is_last(item.batch) else ()
 
     def forget(self, turn: int) -> None:
         """Drop the texts of a turn."""
@@ -168,27 +178,24 @@ class TextWriter:
                 return None
             if follows_token(self._course, item):
                 raise PlanError(f"text {number} of turn {item.turn} goes on before it has begun")
-            prompt, draws = self._prompts[number], seeded(self._how.seed, number)
+            prompt = self._prompts[number]
             ends = self._answer_ends if prompt.is_conversation else self._ends
-            pieces = TextPieces(self._reader.tokenizer, prompt.ids, ends.stops)
-            self._open[key] = OpenText(prompt, self._longest, draws, ends.tokens, pieces)
+            pieces = TextPieces(self._tokenizer, prompt.ids, ends.stops)
+            self._open[key] = OpenText(prompt, self._longest, seeded(self._how.seed, number), pieces, ends.tokens)
         return self._open[key]
 
     def _number(self, item: Item, micro: int) -> int:
         return item.batch // self._generation.max_new_tokens * self._generation.at_once + micro
 
-    def _close(self, item: Item, micro: int, text: OpenText) -> Values:
+    def _close(self, number: int, text: OpenText) -> Values:
         """Compare a text that is complete with its answers, and write it to the owner's file."""
-        said, prompt, number = text.said + text.pieces.end(), text.prompt, self._number(item, micro)
+        said, prompt = text.close(), text.prompt
         if self.file is not None:
-            line = {
-                "number": number,
-                "row": dict(prompt.row),
-                "predicted": {"predicted": said, "tokens": text.num_tokens},
-            }
+            found = {"predicted": said, "tokens": text.num_tokens}
+            line = {"number": number, "row": dict(prompt.row), "predicted": found, "is_cut": text.is_cut}
             with storage_errors(self.file), self.file.open("a" if number else "w", encoding="utf-8") as file:
-                file.write(json.dumps({**line, "is_cut": text.is_cut}) + "\n")
-        found = {GENERATED: 1.0, NEW_TOKENS: float(text.num_tokens)}
+                file.write(json.dumps(line) + "\n")
+        values = {GENERATED: 1.0, NEW_TOKENS: float(text.num_tokens)}
         if prompt.answers:
-            found |= {JUDGED: 1.0, ROUGE_SUM: rouge_l(said, prompt.answers)}
-        return tuple(found.items())
+            values |= {JUDGED: 1.0, ROUGE_SUM: rouge_l(said, prompt.answers)}
+        return tuple(values.items())

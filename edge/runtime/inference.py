@@ -33,7 +33,7 @@ from edge.data.texts import LabelledTexts, NumberedTexts
 from edge.data.tokens import Batch, RowFaultError, Text, check_ids, load_tokenizer, prompt_ids
 from edge.machine.libraries import load_libraries
 from edge.model.frozen_weights import FrozenFiles
-from edge.model.heads import head_output, next_logits, task_of
+from edge.model.heads import head_output, task_of, text_logits
 from edge.model.key_values import KeyValueCache, most_bytes
 from edge.model.owner import head_input, inverse_of
 from edge.model.result import load_saved
@@ -42,7 +42,7 @@ from edge.model.slice import DTYPES, BlockRunner, materialise
 from ringtune.errors import DataError, ModelError, RingTuneError
 from ringtune.job.job import Job, load_job
 from ringtune.job.rows import Question, account_of, is_plain_text, task_rows
-from ringtune.machine.resources import usable_cores
+from ringtune.machine.resources import free_bytes, usable_cores
 from ringtune.models.adapter_support import mixed_tokens
 from ringtune.models.conversations import Conversation
 from ringtune.models.family import (
@@ -56,6 +56,7 @@ from ringtune.models.family import (
     TAGGING,
 )
 from ringtune.models.folder import CONFIG_FILE, model_dimensions, read_config
+from ringtune.schedule.course import AS_COMPUTED
 from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.strict import read_json
 from ringtune.storage.tables import row_place
@@ -148,19 +149,26 @@ class WholeModel:
         load_saved(skeleton, job.model.task, saved, with_head=True)
         skeleton.model.eval()
         self._inverse = inverse_of(skeleton, self._head)
-        self._skeleton, self._blocks = skeleton, BlockRunner(skeleton, dropout=0.0, seed=job.train.seed)
+        compute = job.train.compute or AS_COMPUTED
+        self._skeleton = skeleton
+        self._blocks = BlockRunner(skeleton, dropout=0.0, seed=job.train.seed, compute=compute)
         self._dimensions, self._dtype = model_dimensions(read_config(folder)), dtype
         self.longest = self._dimensions.longest
-        has_cache = job.model.task in LANGUAGE_TASKS and not mixed_tokens(job.adapter.config)
+        has_cache = (
+            skeleton.layout.takes_cache and job.model.task in LANGUAGE_TASKS and not mixed_tokens(job.adapter.config)
+        )
         self._cache = KeyValueCache(skeleton.base.config) if has_cache else None
         self._cached: list[int] = []
 
-    @property
-    def cache_bytes(self) -> int:
-        """Most bytes of the keys and values of a text; 0 where none are kept."""
+    def cache_bytes(self, tokens: int) -> int:
+        """Most bytes of the keys and values of a text of ``tokens`` tokens; 0 where none are kept."""
         if self._cache is None:
             return 0
-        return most_bytes(self._skeleton.base.config, self._dimensions, self.longest, self._dtype)
+        return most_bytes(self._skeleton.base.config, self._dimensions, tokens, self._dtype)
+
+    def free_bytes(self) -> int:
+        """Bytes that are free where the model is."""
+        return int(torch.cuda.mem_get_info()[0]) if self._device.type == "cuda" else free_bytes()
 
     @torch.no_grad()
     def predict(self, batch: Batch) -> Any:
@@ -177,11 +185,16 @@ class WholeModel:
 
     @torch.no_grad()
     def next_logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """Compute the logits (V) of the next token after ``ids``, in float32 on the CPU.
+        """Compute the logits (V) of the next token after ``ids``, in float32 on the CPU; as ``last_logits``."""
+        return self.last_logits(ids, 1)[0]
+
+    @torch.no_grad()
+    def last_logits(self, ids: Sequence[int], count: int) -> torch.Tensor:
+        """Compute the logits (count, V) of the tokens after each of the last ``count``, in float32 on the CPU.
 
         Tokens with which the text of the call before began are not computed again.
         """
-        kept = self._keep(ids)
+        kept = self._keep(ids[:-count])
         ids_BT = torch.tensor([list(ids[kept:])], dtype=torch.int64, device=self._device)
         positions_BT = torch.arange(kept, len(ids), device=self._device)[None]
         nothing = torch.full_like(ids_BT, -100)
@@ -194,14 +207,18 @@ class WholeModel:
         )
         last_BTD, _, more = self._last(batch, self._cache)
         self._cached = list(ids) if self._cache is not None else []
-        return next_logits(self._head, last_BTD[:, -1:], batch, more)
+        return text_logits(self._head, last_BTD[:, -count:], batch, more)
+
+    def forget(self) -> None:
+        """Compute the next text from its first token on, so that its logits have the same bits after any other text."""
+        self._cached = []
 
     def _keep(self, ids: Sequence[int]) -> int:
-        """Leave in the cache what it has of a text, but not its last token; return the number of tokens."""
+        """Leave in the cache what it has of these first tokens of a text; return their number."""
         if self._cache is None:
             return 0
-        pairs = zip(self._cached, ids[:-1], strict=False)
-        common = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(self._cached), len(ids) - 1))
+        pairs = zip(self._cached, ids, strict=False)
+        common = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(self._cached), len(ids)))
         self._cached = []  # until the blocks have run: they may fail in between
         return self._cache.keep(common)
 
@@ -496,6 +513,7 @@ class Texts:
         how, longest, num_tokens = self._sampling, self._model.longest, 0
         self.cut_rows += len(ids) > longest
         pieces, said = TextPieces(self._tokenizer, ids, ends.stops), ""
+        self._model.forget()
         for token in next_tokens(ids, self._model.next_logits, how, ends=ends.tokens, longest=longest, row=row):
             said, num_tokens = said + pieces.add(token), num_tokens + 1
             if pieces.is_ended:

@@ -150,7 +150,13 @@ def host(
         elif users:
             every = [(skeleton, first.users), *((kin, kind.users) for kind, kin in others)]
             sets = UserSets(every, helped_blocks)
-    blocks = BlockRunner(skeleton, dropout=job.train.dropout, seed=job.train.seed, top_tokens=plan.course.top_tokens)
+    blocks = BlockRunner(
+        skeleton,
+        dropout=job.train.dropout,
+        seed=job.train.seed,
+        top_tokens=plan.course.top_tokens,
+        compute=course.compute,
+    )
     kinds = {first: blocks}
     for kind, kin in others:
         kinds[kind] = BlockRunner(

@@ -93,9 +93,22 @@ class OffloadRunner:
         return found
 
     def other_kinds(self, job: Job, folder: Path) -> dict[str, Skeleton]:
-        """Return hosted blocks with the adapters of each user of another kind; see ``other_kinds`` below."""
-        fitted = [block for helper in self._helpers for block in range(helper.start, helper.stop)]
-        return other_kinds(self._hosted, job, folder, users=self._course.user_sets, fitted=fitted)
+        """Return the hosted blocks with the adapters of each user of another kind than the job's own.
+
+        Adapters that are merged or train nowhere are built anew with their initial values, except of blocks of which
+        helpers return the sets. Of the folder only the configuration is read.
+        """
+        fitted = {block for helper in self._helpers for block in range(helper.start, helper.stop)}
+        found, hosted = dict[str, Skeleton](), self._hosted
+        there = {kind.number: runner.skeleton for kind, runner in hosted.kinds.items()}
+        own = [index for index, block in enumerate(hosted.skeleton.blocks) if not isinstance(block, Empty)]
+        for kind in kinds_of(job, self._course.user_sets)[1:]:
+            skeleton = there.get(kind.number)
+            if skeleton is None:
+                units = [index for index in own if index not in fitted]
+                skeleton = AdapterModules(folder, job_of(job, kind.config), units, hosted.dtype, hosted.device).skeleton
+            found |= dict.fromkeys(kind.users, skeleton)
+        return found
 
     @property
     def _is_collaboration(self) -> bool:
@@ -272,23 +285,3 @@ class OffloadRunner:
 
 def _metadata(key: TensorKey) -> dict[str, str]:
     return {"item": str(key.seq), "micro-batch": str(key.micro), "block": str(key.boundary)}
-
-
-def other_kinds(
-    hosted: HostedModel, job: Job, folder: Path, *, users: Collection[str], fitted: Collection[int]
-) -> dict[str, Skeleton]:
-    """Return the hosted blocks with the adapters of each user of another kind than the job's own.
-
-    Adapters that are merged or train nowhere are built anew with their initial values, except of ``fitted`` blocks, of
-    which the helpers return the sets. Of the folder only the configuration is read.
-    """
-    found: dict[str, Skeleton] = {}
-    there = {kind.number: runner.skeleton for kind, runner in hosted.kinds.items()}
-    own = [index for index, block in enumerate(hosted.skeleton.blocks) if not isinstance(block, Empty)]
-    for kind in kinds_of(job, tuple(users))[1:]:
-        skeleton = there.get(kind.number)
-        if skeleton is None:
-            units = [index for index in own if index not in fitted]
-            skeleton = AdapterModules(folder, job_of(job, kind.config), units, hosted.dtype, hosted.device).skeleton
-        found |= dict.fromkeys(kind.users, skeleton)
-    return found

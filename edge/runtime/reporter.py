@@ -26,13 +26,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import logging
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import grpc
@@ -193,7 +194,8 @@ class Reporter:
         on_refused: called once, on the reporter's thread, if the coordinator refuses reports.
         interval_s: longest time that an entry waits.
         clock: the coordinator's; None = this node's own wall clock.
-        numbers: shared by the run's reporters in all placements; None = this is the only one.
+        numbers: of reports, from 1, of which the coordinator takes each once; shared by the run's reporters in all
+            placements, as the old one may still send when the next begins; None = this is the only one.
     """
 
     def __init__(
@@ -206,7 +208,7 @@ class Reporter:
         on_refused: Callable[[str], None],
         interval_s: float = 0.2,
         clock: SharedClock | None = None,
-        numbers: ReportNumbers | None = None,
+        numbers: Iterator[int] | None = None,
     ) -> None:
         self._run_id = run_id
         self._node = node
@@ -215,7 +217,7 @@ class Reporter:
         self._on_refused = on_refused
         self._interval_s = interval_s
         self._clock = clock or SharedClock()
-        self._numbers = numbers or ReportNumbers()
+        self._numbers = numbers or itertools.count(1)
         self._entries: deque[Entry] = deque()
         self._pending = threading.Event()
         self._urgent = threading.Event()
@@ -286,7 +288,7 @@ class Reporter:
         return True
 
     def _request(self) -> tuple[control_pb2.ReportRequest, list[Flushed]]:
-        request = control_pb2.ReportRequest(run_id=self._run_id, node=self._node, number=self._numbers.draw())
+        request = control_pb2.ReportRequest(run_id=self._run_id, node=self._node, number=next(self._numbers))
         sent: dict[tuple[int, str, str], int] = {}
         lines: list[str] = []
         marks: list[Flushed] = []
@@ -351,23 +353,6 @@ class Reporter:
                 request.error, request.message, request.lost_peer = error, message, lost_peer
 
 
-class ReportNumbers:
-    """Numbers the reports of a run at one node from 1: the coordinator takes each number once.
-
-    Reporters of two placements share one: the old one may still send when the next begins.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._last = 0
-
-    def draw(self) -> int:
-        """Return the next number."""
-        with self._lock:
-            self._last += 1
-            return self._last
-
-
 class Totals:
     """Counts of one run at one node: actions, busy seconds, processor seconds and bytes sent to each peer.
 
@@ -376,7 +361,7 @@ class Totals:
 
     def __init__(self, run_id: str = "") -> None:
         self.run_id = run_id
-        self.report_numbers = ReportNumbers()
+        self.report_numbers = itertools.count(1)
         self.actions = 0
         self.busy_s = 0.0
         self.started_s = time.monotonic()

@@ -7,7 +7,7 @@ and events are JSON objects, a line each; one request is answered after the othe
            "stops": ["\n\n"], "may_forget": true, "seconds": 600}
                                                         a conversation; or "prompt": a text to continue
           {"stop": 1}                                   end answer 1 at its next token
-    out   {"ready": {"has_template": true, "longest": 2048, "cache_bytes": 94371840, "temperature": 0.6, ...}}
+    out   {"ready": {"has_template": true, "longest": 2048, "cache_bytes": 94371840, ...}}
           {"id": 1, "began": {"prompt_tokens": 12, "forgotten": 0}}
           {"id": 1, "piece": "Hel"}
           {"id": 1, "ended": {"why": "end" | "length" | "stopped", "tokens": 5}}
@@ -21,6 +21,7 @@ The process ends with its input.
 
 from __future__ import annotations
 
+import bisect
 import json
 import math
 import queue
@@ -50,6 +51,7 @@ Request = Mapping[str, Any]
 Event = dict[str, Any]
 _FREE: Final = 4
 """An answer has at least the longest text divided by so much, if it needs that."""
+_LEAST: Final = 64
 _USED: Final = ("temperature", "do_sample", "top_k", "top_p")
 
 
@@ -57,8 +59,9 @@ class TextModel:
     """A trained language model that answers requests.
 
     Attributes:
-        ready: facts for who asks: ``has_template``, ``longest`` and ``cache_bytes`` of a text, the model's own
-            ``temperature``, and ``told``, a note on settings that are not used.
+        ready: facts for who asks: ``has_template``; ``longest`` and ``cache_bytes`` of a text, whose keys and values
+            take at most half of the memory that is free, and ``reads``, what the model could read; its own
+            ``temperature``; and ``told``, a note on settings that are not used.
 
     Raises:
         RingTuneError: as ``WholeModel``, or the run learned conversations and its model has no chat template.
@@ -74,11 +77,13 @@ class TextModel:
         self._source = Conversations(job, folder) if has_template else None
         if self._source is not None:
             self._answer_ends = ends_with(self._ends, self._tokenizer, self._source.answer_end())
+        self._longest = _longest_within(self._model.free_bytes() // 2, self._model)
         remedy = "temperature, top_k, top_p and seed say it all"
         self.ready: Event = {
             "has_template": has_template,
-            "longest": self._model.longest,
-            "cache_bytes": self._model.cache_bytes,
+            "longest": self._longest,
+            "reads": self._model.longest,
+            "cache_bytes": self._model.cache_bytes(self._longest),
             "temperature": self._sampling.temperature,
             "told": unused_settings(folder, remedy=remedy, used=_USED),
         }
@@ -93,13 +98,13 @@ class TextModel:
         except (RingTuneError, RowFaultError) as error:
             yield {"refused": str(error)}
             return
-        room = self._model.longest - len(ids)
+        room = self._longest - len(ids)
         yield {"began": {"prompt_tokens": len(ids), "forgotten": forgotten}}
         how = self._how(request, room)
         pieces, num_tokens, why = TextPieces(self._tokenizer, ids, ends.stops), 0, "end"
         end_s = time.monotonic() + request.get("seconds", math.inf)
         is_begun = "prompt" in request  # templates differ in the blank before an answer
-        for token in next_tokens(ids, self._model.next_logits, how, ends=ends.tokens, longest=self._model.longest):
+        for token in next_tokens(ids, self._model.next_logits, how, ends=ends.tokens, longest=self._longest):
             num_tokens += 1
             if piece := pieces.add(token) if is_begun else pieces.add(token).lstrip():
                 is_begun = True
@@ -130,8 +135,8 @@ class TextModel:
                 embedding.
         """
         stops, may_forget = tuple(request.get("stops", ())), bool(request.get("may_forget"))
-        needed = min(int(request["max_new_tokens"]), self._model.longest // _FREE) if may_forget else 1
-        most = self._model.longest - max(needed, 1)
+        needed = min(int(request["max_new_tokens"]), self._longest // _FREE) if may_forget else 1
+        most = self._longest - max(needed, 1)
         if "prompt" in request:
             text = checked_text(request["prompt"], "the prompt")
             ids, forgotten, ends = prompt_ids(self._tokenizer, text), 0, self._ends
@@ -143,10 +148,10 @@ class TextModel:
             ends = self._answer_ends
         if not ids:
             raise DataError("the text has no token to go on from; give it a word")
-        if len(ids) >= self._model.longest:
+        if len(ids) >= self._longest:
             what = "text" if "prompt" in request else "conversation"
             raise DataError(
-                f"the {what} has {len(ids):,} tokens, and the model reads at most {self._model.longest:,} with its "
+                f"the {what} has {len(ids):,} tokens, and the model reads at most {self._longest:,} with its "
                 "answer; shorten it"
             )
         self._model.check_ids(ids)
@@ -170,6 +175,14 @@ class TextModel:
             return []
         rows = [conversation_of((1, {"messages": messages}), with_answer=False)[0] for messages in several]
         return self._source.prompts([row for row in rows if isinstance(row, Conversation)])
+
+
+def _longest_within(limit_bytes: int, model: WholeModel) -> int:
+    """Return the number of tokens of the longest text whose keys and values fit; at least ``_LEAST``."""
+    if model.cache_bytes(model.longest) <= limit_bytes:
+        return model.longest
+    fits = bisect.bisect_right(range(model.longest), limit_bytes, key=model.cache_bytes) - 1
+    return min(max(fits, _LEAST), model.longest)
 
 
 def _shorter(messages: list[Any]) -> Iterator[list[Any]]:

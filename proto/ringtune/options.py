@@ -133,6 +133,15 @@ Missing = Annotated[
         "--missing", metavar="error|skip", help="Refuse or skip rows with an empty cell. Default: as in the run's job."
     ),
 ]
+ModelFolder = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Model folder on this machine; replaces the run's model.path.")
+]
+Replace = Annotated[bool, typer.Option("--replace", help="Move an earlier run's files to another folder.")]
+Trace = Annotated[
+    Path | None,
+    typer.Option(metavar="TRACE|RUN", help="Draw times from a recorded run, stragglers included, not medians."),
+]
+TraceSeed = Annotated[int, typer.Option(help="Random seed for sampling recorded times if the plan was changed.")]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.json, or the folder of a run.")]
 ProfileFile = Annotated[
     Path | None,

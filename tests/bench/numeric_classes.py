@@ -29,7 +29,7 @@ import torch
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import turn_sequence
 from ringtune.storage.pieces import Pieces
-from ringtune.techniques.audit import checkers_of
+from ringtune.techniques.audit import Compared, checkers_of
 from tests.edge.runtime.test_audit import AuditedCarrier, honest
 from tests.suites.test_recovery_on_virtual_clock import ring_of
 from tests.support import torch_ring
@@ -63,10 +63,10 @@ class Handing(AuditedCarrier):
     def repeat(self, asked: Any, checker: str) -> Any:
         """Noted; what comes out is what was told."""
         file = bytes(self.audits[asked.cell.node].recorder.work_file(asked.place))
-        sources = self.audits[checker].recorder.exchanges(asked.cell, asked.place.turn)
-        files = {key: (bytes(self.audits[peer].recorder.tensor_file(key, peer)), peer) for key, peer in sources.items()}
+        exchanges = self.audits[checker].recorder.exchanges(asked.cell, asked.place.turn)
+        files = [(one, bytes(self.audits[one.peer].recorder.tensor_file(one.key, one.peer))) for one in exchanges]
         self.noted.append((asked, checker, file, files))
-        return {}
+        return {name: Compared(told) for name, told in asked.told.items()}
 
 
 def setting(folder: Path, model: str, values: Mapping[str, Any]) -> tuple[Case, Plan]:
@@ -112,10 +112,13 @@ def repeat(folder: Path, model: str, values: Mapping[str, Any]) -> dict[str, flo
         assert checker in checkers_of(plan.placement, cell.node)
         work = audit.read_work(Pieces.of(file), place, asked.given)
         tensors = {
-            key: audit.read_tensor(Pieces.of(one), key, asked.given, is_own=peer == cell.node)
-            for key, (one, peer) in files.items()
+            one.key: audit.read_tensor(Pieces.of(content), one.key, asked.given, is_own=one.peer == cell.node)
+            for one, content in files
         }
-        for name, found in audit.repeater(cell.node).repeat(turns[place.turn], place, work, tensors).items():
+        repeated = audit.repeater(cell.node).repeat(turns[place.turn], place, work, tensors, asked.given)
+        for key in repeated.differing:
+            repeated.compare(key, tensors[key])
+        for name, found in repeated.results.items():
             if found.found != asked.told.get(name):
                 kind = name.split()[0]
                 far[kind] = max(far[kind], found.distance)

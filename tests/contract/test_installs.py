@@ -20,7 +20,10 @@ from tests.support.cases import cases
 ROOT = Path(__file__).parents[2]
 FOR_DEVELOPERS = {"browser", "dev", "docs"}
 CORE = ("ringtune", "coordinator", "sim", "edge.cli")
-OF_AN_EXTRA = {"database": ["coordinator.server.database"], "web": ["coordinator.web.app", "coordinator.web.metrics"]}
+OF_AN_EXTRA = {
+    "database": ["coordinator.server.database"],
+    "web": ["coordinator.web.app", "coordinator.web.completions", "coordinator.web.metrics"],
+}
 """Modules of ``CORE`` that can't be imported without an extra, and can with it; all others always can."""
 
 CHILD = """

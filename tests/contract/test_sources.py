@@ -374,7 +374,7 @@ In the folder of a run, which has the marker and is locked: files of the run's o
     coordinator/client/detached_runs.py: _start
     coordinator/client/local_nodes.py: AgentTemplate.__enter__, AgentTemplate.start
     coordinator/client/local_nodes.py: LocalNodes.__enter__
-    coordinator/client/submit.py: Terminal._open
+    coordinator/client/submit.py: Interrupts._open_log
 What an earlier run has there is moved beside it; what the same run wrote goes when what was fetched is whole
     coordinator/client/detached_runs.py: _others, _take_over, fetched_folder
     coordinator/client/run_folder.py: put_run_aside
@@ -384,6 +384,7 @@ In a temporary folder that this process has made
     coordinator/api/predict.py: _file_of
     coordinator/run/node_client.py: _empty
     coordinator/api/predict.py: _started, predictions_of
+    coordinator/api/harness.py: _figures, harness
     coordinator/api/text_process.py: TextProcess.__enter__, TextProcess._start
     coordinator/api/predict.py: _sample
     coordinator/api/evaluation.py: _invitation
@@ -413,6 +414,8 @@ A new file in a temporary folder of the caller
     edge/model/pickled.py: convert
 Our own cache of a hub's models, locked: files of a commit, checked by digest
     coordinator/client/hub.py: _fetch, store
+Our own cache of folders for GGUF files: names are digests of path, time and size
+    proto/ringtune/models/gguf.py: folder_of_gguf
 Our own cache of base weights, locked: names are digests, what is damaged or partial is fetched again
     edge/weights/weight_cache.py: CheckedFile.discard, CheckedFile.finish, CheckedFile.is_complete, CheckedFile.write
     edge/weights/weight_cache.py: write_whole

@@ -7,14 +7,14 @@ from typing import Final
 from tests.features.feature import Feature
 from tests.features.full_parameters import HIFT
 from tests.features.initial import INITIAL, INITIAL_IN_FLIGHT
-from tests.features.memory import CACHE, FROZEN, FROZEN_WAYS, VELORA, VELORA_IN_FLIGHT
+from tests.features.memory import CACHE, COMPUTE, FROZEN, FROZEN_WAYS, GGUF_BASES, VELORA, VELORA_IN_FLIGHT
 from tests.features.methods import EARLY_STOP, PIPEADAPTER, PLAIN, SCATTERED, UNFREEZING
 from tests.features.models import MODELS
 from tests.features.offload import HELPED, OVERLAP_AND_INTERVAL, USERS, USERS_IN_ANY_TIMING
 from tests.features.operations import CHOICES, PRIVATE_TABLES, REPLICAS, SUBNETS, SUBNETS_IN_FLIGHT, TABLES
 
 IN_ORDER: Final[list[Feature]] = [
-    *(*PLAIN, *UNFREEZING, *SCATTERED, *EARLY_STOP, *MODELS, *HIFT, *VELORA, *CACHE, *FROZEN),
+    *(*PLAIN, *UNFREEZING, *SCATTERED, *EARLY_STOP, *MODELS, *HIFT, *VELORA, *CACHE, *FROZEN, *GGUF_BASES, *COMPUTE),
     *(*TABLES, *SUBNETS, *CHOICES, *PRIVATE_TABLES, *REPLICAS, *HELPED, *USERS, *INITIAL),
 ]
 """What one process trains whose steps follow one another."""

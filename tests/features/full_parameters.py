@@ -128,6 +128,9 @@ HIFT = [
         hift(f"-groups/{model_type}-{tied}", model_type, lines, {"tie_word_embeddings": tied}, microbatches=4)
         for model_type, tied, lines in TIED
     ),
+    dataclasses.replace(
+        hift("-compute/llama", "llama", compute="bfloat16", dtype="float32", optimizer="sgd"), bound=0.03
+    ),
     hift("-packed/gpt2", "gpt2", "group_size = 2", packing=True, max_length=40),
     hift("/one-owner", "bert", owners=("a",)),
     *(

@@ -17,6 +17,7 @@ from ringtune.schedule.units import Range
 from tests.features.feature import ONE, PRIVATE, SPLITS, Feature, Run, Wanted, carry_out, inputs, on_one_node, planned
 from tests.features.models import of_family
 from tests.support import reference
+from tests.support.gguf_models import write_base
 from tests.support.literal_velora import every_layer, make_literal
 from tests.support.operation_masks import mixed_table
 from tests.support.operation_masks import one_process as masked
@@ -324,6 +325,74 @@ FROZEN = [
         )
         for adapter in ("seq_bn", "lora[r=4]")
     ),
+]
+
+
+@functools.cache
+def gguf_inputs(model_type: str, kind: str, task: str) -> Path:
+    """Inputs with a model in a GGUF file, beside the same with its values in float32."""
+    of_float = inputs(model_type, task, intermediate_size=64)
+    folder = of_float.with_name(f"{of_float.name}-{kind}")
+    blocks, plain = write_base(of_float / "model", folder, lambda name: kind)
+    for made in (blocks, plain):
+        made.rename(made.with_name("moved"))
+        made.mkdir()
+        made.with_name("moved").rename(made / "model")
+        for path in of_float.glob("*.*"):
+            (made / path.name).symlink_to(path)
+    return blocks
+
+
+def widened(case: Case, run: Run) -> Wanted:
+    """One process with plain transformers on the values of the GGUF file in float32."""
+    found = reference_of(dataclasses.replace(case, folder=case.folder.with_name("plain"), frozen=None))
+    return Wanted(tensors=found.adapter() | found.head(), losses=found.losses)
+
+
+GGUF_BASES = [
+    Feature(
+        name=f"gguf/{model_type}-{kind}-{task}-{native}",
+        folder=functools.partial(gguf_inputs, model_type, kind, task),
+        changes={
+            "task": task,
+            "adapter": "lora[r=4]",
+            "dtype": "float32",
+            "optimizer": "sgd",
+            "every_steps": 2,
+            "eval_every": 0,
+            "frozen": FrozenWeights(dtype="gguf", native=native),
+        },
+        reference=widened,
+        bound=NATIVE if native else EXACT,
+    )
+    for model_type, kind, task, native in (
+        ("llama", "Q4_0", "causal-lm", False),
+        ("llama", "Q5_1", "sequence-classification", False),
+        ("qwen3", "Q8_0", "causal-lm", False),
+        ("gemma2", "Q4_1", "causal-lm", False),
+        ("gemma3_text", "F16", "sequence-classification", False),
+        ("smollm3", "BF16", "causal-lm", False),
+        ("qwen2", "Q5_0", "causal-lm", True),
+    )
+]
+
+SGD: dict[str, Any] = {"dtype": "float32", "optimizer": "sgd", "every_steps": 2, "eval_every": 0}
+ROUNDED: list[tuple[str, str, dict[str, Any]]] = [
+    ("bert", "sequence-classification", {"dropout": 0.2}),
+    ("bert", "sequence-classification", {"adapter": "full"}),
+    ("llama", "causal-lm", {"adapter": LORA, "frozen": FrozenWeights(dtype="bfloat16", native=True)}),
+    ("gpt2", "causal-lm", {"adapter": "lora[r=4]", "packing": True, "max_length": 40}),
+    ("gemma2", "causal-lm", {"adapter": "lora[r=4]"}),
+    ("vit", "image-classification", {}),
+    ("distilbert", "sequence-classification", {"adapter": "loreft"}),
+    ("roberta", "sequence-classification", {"adapter": "ia3"}),
+]
+COMPUTE = [
+    Feature(
+        **of_family(f"compute/{model_type}-{number}", model_type, task, **SGD, compute="bfloat16", **more)
+        | {"bound": NATIVE, "splits": SPLITS}
+    )
+    for number, (model_type, task, more) in enumerate(ROUNDED)
 ]
 FROZEN_WAYS = [
     frozen(

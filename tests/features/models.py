@@ -130,7 +130,7 @@ def write_result(run: Run, folder: Path) -> Path:
 
 # ---- families and tasks -------------------------------------------------------------------------------
 
-PAIRS = [(name, task) for name, family in FAMILIES.items() for task in family.tasks]
+PAIRS = [(name, task) for name in MODEL_TYPES for task in FAMILIES[name].tasks]
 
 
 def of_family(name: str, model_type: str, task: str = "", config: Any = (), **changes: Any) -> dict[str, Any]:

@@ -41,6 +41,7 @@ def answered(model: TextModel, messages: list[dict[str, str]], **how: Any) -> st
     return "".join(event.get("piece", "") for event in events)
 
 
+@pytest.mark.thorough
 def test_process_of_a_run_answers_as_its_model_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Line by line through a pipe, and by requests; the second answer knows of the first."""
     folder, _ = lora_run(tmp_path, "llama", "chat", "lora[r=2]")

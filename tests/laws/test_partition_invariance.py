@@ -12,7 +12,7 @@ from edge.model.slice import BlockRunner
 from ringtune.run_control import events as rd
 from tests.features.catalog import COUNTS, IN_FLIGHT, IN_ORDER
 from tests.features.feature import Feature, carry_out, each, each_split, each_technique, one_process, run_of, wanted_of
-from tests.features.memory import FROZEN, FROZEN_WAYS, VELORA
+from tests.features.memory import COMPUTE, FROZEN, FROZEN_WAYS, VELORA
 from tests.features.methods import DRAWN, UNFREEZING
 from tests.features.models import FAMILY, PACKED
 from tests.features.offload import INTERVALS, OVERLAP
@@ -55,9 +55,9 @@ def test_items_in_flight_equal_their_rule(feature: Feature, split: str) -> None:
 
 
 @pytest.mark.promise("1 partition invariance")
-@each(FROZEN_WAYS)
+@each([*FROZEN_WAYS, *COMPUTE])
 def test_any_split_gives_the_same_bits(feature: Feature) -> None:
-    """Every node multiplies alike, natively and widened."""
+    """Every node multiplies alike, natively, widened, and with all products of a block in bfloat16."""
     first, *others = [run_of(feature, split).tensors for split in ("one", "two", "four")]
     assert all(same_bits(first, other) for other in others)
 

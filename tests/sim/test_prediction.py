@@ -40,7 +40,7 @@ SEEDS = range(10)
 def drawn_plan(rng: random.Random) -> Plan:
     """Any plan; half of those that may move do, to any stages of several hosts among them."""
     plan = random_plan(rng)
-    return plan if stay_reason(plan.course, plan.placements) or rng.random() < 0.5 else moving_at_random(rng, plan)
+    return plan if stay_reason(plan.course) or rng.random() < 0.5 else moving_at_random(rng, plan)
 
 
 @functools.cache

@@ -16,14 +16,14 @@ from edge.model.skeleton import build_skeleton
 from ringtune.config import sections
 from ringtune.errors import JobError
 from ringtune.models.adapter_config import parse_adapter_config
-from ringtune.models.families import FAMILIES
+from ringtune.models.families import DESCRIBED
 from tests.features.models import LORA_LINEAR, adapter
 from tests.support.tiny_families import MODEL_TYPES
 
 
 def test_families_that_are_described_can_be_run_and_are_tested() -> None:
     """Three lists that have to name the same families."""
-    assert set(MODEL_TYPES) == set(CLASSES) == set(FAMILIES)
+    assert set(MODEL_TYPES) == set(CLASSES) == set(DESCRIBED)
 
 
 @pytest.mark.parametrize(("model_type", "config"), [("gpt2", "dora"), ("gpt2", "mtl_lora")])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from edge.model.owner import OwnerParts
-from ringtune.models.families import FAMILIES
+from ringtune.models.families import DESCRIBED
 from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
 from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Payload
@@ -120,7 +120,7 @@ def test_tensor_that_reaches_a_head_is_the_same_at_home_and_off_the_wire(
 
 def test_only_heads_that_read_the_first_token_are_known_to() -> None:
     """Decoders classify by the last token of a row, which is another one in each; other tasks read all tokens."""
-    for name, family in FAMILIES.items():
+    for name, family in DESCRIBED.items():
         encoder = name in {"bert", "roberta", "xlm-roberta", "electra", "distilbert"}
         assert family.head_tokens(CLASSIFICATION) == (1 if encoder else 0)
         assert family.head_tokens(IMAGE_CLASSIFICATION) == (1 if name == "vit" else 0)

@@ -81,7 +81,7 @@ def plan_of(rng: random.Random) -> Plan:
         plan = moving_plan(rng)
         plan = plan.at(0) if rng.random() < 0.6 else plan
         several = len(plan.course.owners) > 1 and len(plan.nodes) > 2
-        if several and not plan.course.may_skip and not stay_reason(plan.course, plan.placements):
+        if several and not plan.course.may_skip and not stay_reason(plan.course):
             return plan
 
 

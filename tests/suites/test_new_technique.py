@@ -142,6 +142,7 @@ NOTES = Technique(
     disk_terms=lambda plan, node: [DiskTerm("notes", NOTES_BYTES, "set train.seed = 0")] if is_used(plan) else [],
     parcels=parcels,
     copies=lambda plan: [Copies("the notes", plan.nodes, "use one pencil")] if is_used(plan) else [],
+    course_fields=("max_length",),
     check_plan=check_plan,
     timing_mismatch=lambda course, node: "notes on paper" if node.shape.rows == 99 else "",
     course_lines=lambda course: [f"notes of {course.num_steps} steps"] if course.seed == SEED else [],
@@ -336,10 +337,15 @@ def test_new_technique_makes_a_run_smaller_where_its_first_way_does_not_fit() ->
 
 
 def test_given_plans_and_times_are_checked_by_a_new_technique() -> None:
-    """Both are refused in its words."""
+    """Both are refused in its words; a given plan may have the shorter rows that it chooses, and no other steps."""
     wanted = job(train__seed=SEED)
     given = planned(wanted, nodes()).plan
-    assert accept_plan(GivenPlan(plan=given), wanted, nodes()).plan == given
+    short = Plan(dataclasses.replace(given.course, max_length=given.course.max_length // 2), given.placements)
+    for plan in (given, short):
+        assert accept_plan(GivenPlan(plan=plan), wanted, nodes()).plan == plan
+    longer = Plan(dataclasses.replace(given.course, num_steps=given.course.num_steps + 1), given.placements)
+    with pytest.raises(PlanError, match="the plan has num_steps"):
+        accept_plan(GivenPlan(plan=longer), wanted, nodes())
     bare = Plan(given.course, tuple(dataclasses.replace(one, credits=CREDITS) for one in given.placements))
     with pytest.raises(PlanError, match="differ in whether notes are taken"):
         accept_plan(GivenPlan(plan=bare), wanted, nodes())

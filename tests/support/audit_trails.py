@@ -21,7 +21,7 @@ def trail_of(
     """Return a trail with the same digest for all tensors, and for all sums, from the last micro-batch to the first."""
     work, piece = work_of(plan, turn, node), plan.slice_of(node)
     found = dict.fromkeys(sorted(work.peers), "t") | dict.fromkeys(sorted(work.sums, reverse=True), "s")
-    if work.got:
+    if {*work.peers.values()} - {node}:
         found[TAG_KEY] = node
     if work.has_head:
         found |= {begin_name(plan.course.head): state_digest("v", "q")}

@@ -6,11 +6,13 @@ an audit, ``send h``, ``receive h`` and those of the other payloads.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
 
 from ringtune.schedule.actions import Action, Payload, TensorKey
+from ringtune.techniques.audit import is_tag
 from tests.support import failpoints
 from tests.support.failpoints import Failure
 
@@ -98,7 +100,9 @@ def failing_run(make: Callable[..., Any]) -> Callable[..., Any]:
             order = failpoints.reached("after repeat") if what.endswith("to be repeated") else None
             if order is None or order.failure is not Failure.SCALE:
                 return found
-            return {name: result._replace(found="0" * 64, distance=1e-3) for name, result in found.items()}
+            wrong = {name: result._replace(found="0" * 64, distance=1e-3) for name, result in found.results.items()}
+            right = {name: result for name, result in found.results.items() if is_tag(name)}
+            return dataclasses.replace(found, results=wrong | right)
 
         run.call = call
         return run

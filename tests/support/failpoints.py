@@ -160,7 +160,7 @@ def arm(name: str, folder: Path) -> None:
     _replace(grpc, "insecure_channel", channel)
     _replace(tls, "secure_channel", channel)
     _replace(grpc, "server", server)
-    if (preparing := sys.modules.get("edge.agent.active_run")) is not None:
+    if (preparing := sys.modules.get("edge.agent.agent")) is not None:
         _replace(preparing, "AgentRun", failing_run)
 
 

@@ -28,7 +28,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StartPoint, StepKind, Turn, items, turn_sequence
 from tests.support.plain_auxiliary import add_plain_auxiliary, is_auxiliary, others_of
 from tests.support.stock_plugged import add_heads, is_plugged, stock_model
-from tests.support.tiny_families import DECODERS
+from tests.support.tiny_families import DECODERS, GENERIC
 
 NAME = "ringtune"
 
@@ -181,7 +181,7 @@ def inputs_of(model: Any, batch: Batch) -> dict[str, Any]:
     inputs: dict[str, Any] = {"input_ids": batch.ids, "attention_mask": batch.mask}
     if model.config.model_type in ("bert", "electra"):
         inputs["token_type_ids"] = batch.token_type_ids
-    if model.config.model_type in DECODERS:
+    if model.config.model_type in (*DECODERS, *GENERIC):
         inputs["use_cache"] = False
     return inputs
 
@@ -360,7 +360,8 @@ def evaluate(model: Any, job: Job, plan: Plan, item: Item, dataset: OwnerDataset
 def first_drawing(model: Any) -> Any:
     """The module below the blocks that draws the embedding's dropout, or holds what does."""
     base = model.base_model
-    return next(getattr(base, name) for name in ("drop", "embeddings", "embed_tokens") if hasattr(base, name))
+    names = (name for name in ("drop", "embeddings", "embed_tokens") if hasattr(base, name))
+    return getattr(base, next(names, ""), None) or model.get_input_embeddings()
 
 
 def seed_units(model: Any, job: Job) -> dict[str, int]:

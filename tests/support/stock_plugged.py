@@ -11,21 +11,25 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tests.support.tiny_families import PLUGGED
+from edge.model.families.plugged import adapter_interface
+from ringtune.models.families import FAMILIES
+from tests.support.tiny_families import GENERIC, PLUGGED
 
-SCORES_CAPPED = ("gemma2",)
+SCORES_CAPPED = ("gemma2", "vaultgemma")
 """``model_type`` of models that have to be loaded with the written-out attention."""
 
 
 def is_plugged(model_type: str) -> bool:
     """Whether AdapterHub has no class for a family."""
-    return model_type in PLUGGED
+    return model_type in PLUGGED or model_type in GENERIC
 
 
 def interface_of(model_type: str) -> Any:
-    """The interface of a family, written down once more."""
+    """The interface of a family, written down once more; that of a generic one is its description."""
     from adapters import AdapterModelInterface
 
+    if model_type in GENERIC:
+        return adapter_interface(FAMILIES[model_type])
     has_own_norm = model_type in ("gemma2", "gemma3_text")
     return AdapterModelInterface(
         adapter_methods=["bottleneck", "lora", "reft"],
@@ -62,7 +66,7 @@ def stock_model(folder: Path, task: str, labels: tuple[str, ...], *, config: Any
     choice = {} if name is None else {"attn_implementation": name}
     if task == "causal-lm":
         model = AutoModelForCausalLM.from_pretrained(str(folder), config=config, **choice)
-        model.lm_head.weight.requires_grad_(False)
+        model.get_output_embeddings().requires_grad_(False)
     else:
         config.num_labels = len(labels) or 1
         config.id2label = dict(enumerate(labels or ["number"]))
@@ -84,7 +88,7 @@ def with_room(model: Any) -> Any:
             kwargs = {**kwargs, "attention_mask": mask.clamp(min=torch.finfo(torch.float32).min)}
         return args, kwargs
 
-    for block in model.base_model.layers:
+    for block in model.base_model.get_submodule(FAMILIES[model.config.model_type].blocks_path):
         block.register_forward_pre_hook(clamped, with_kwargs=True)
     return model
 
@@ -92,7 +96,8 @@ def with_room(model: Any) -> Any:
 def add_heads(model: Any, task: str, name: str) -> None:
     """Draw the initial values of a new head as AdapterHub does, and name it."""
     if task == "causal-lm":
-        model.heads, model.active_head, model.head_prefix = {"default": model.lm_head}, "default", "lm_head."
+        head = model.get_output_embeddings()
+        model.heads, model.active_head, model.head_prefix = {"default": head}, "default", "lm_head."
         return
     fresh = torch.nn.Linear(model.config.hidden_size, model.config.num_labels, bias=False)
     model._init_weights(fresh)

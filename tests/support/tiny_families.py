@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ringtune.models import generic_decoders
 from tests.support import tiny
 
 HIDDEN = 32
@@ -111,6 +112,41 @@ _SPECS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", "num_hidden_layers", {**_LLAMA, "no_rope_layer_interval": 2}),
 }
 MODEL_TYPES = tuple(_SPECS)
+_SIZES = {
+    "vocab_size": len(tiny.vocabulary()),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), HIDDEN),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"), 4),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 4),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"), 48),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"), LONGEST),
+    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk", "moe_num_shared_experts", "n_shared_experts"), 2),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"), 24),
+    **dict.fromkeys(("n_group", "topk_group", "decoder_sparse_step"), 1),
+    **dict.fromkeys(("first_k_dense_replace", "moe_layer_start_index", "pad_token_id"), 0),
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "rotary_dim": 4,
+    "sliding_window": 5,
+    "initializer_range": 0.3,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
+"""Size of a generic family's tiny model, by each name that transformers has for it."""
+IN_FLOAT32 = ("dots1", "ernie4_5_moe", "glm4_moe", "mpt", "xglm")
+"""Families whose router or mask transformers can't compute in float64."""
+
+GENERIC: dict[str, dict[str, Any]] = {
+    **{family.model_type: {} for family in generic_decoders.GENERIC},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 5},
+    "falcon": {"multi_query": True},
+    "granite": {"logits_scaling": 4.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5},
+    "cohere": {"logit_scale": 0.5},
+    "mpt": {"logit_scale": None},
+    "ernie4_5_moe": {"moe_layer_end_index": 3, "moe_layer_interval": 1},
+    "diffllama": {"num_key_value_heads": 4},
+}
+"""Generic family -> further values of its tiny model."""
 PLUGGED = ("qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "smollm3")
 DECODERS = ("gpt2", "llama", "mistral", *PLUGGED)
 
@@ -140,6 +176,8 @@ def write_family(
         The folder.
     """
     library: Any = importlib.import_module("transformers")
+    if model_type in GENERIC:
+        return _write_generic(folder, model_type, num_blocks, padding_side, seed, config)
     name, configuration = _SPECS[model_type][0], config_of(model_type, num_blocks=num_blocks, **config)
     decoder = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}.get(name, f"{name}ForCausalLM")
     folder.mkdir(parents=True, exist_ok=True)
@@ -152,6 +190,37 @@ def write_family(
     model.save_pretrained(folder)
     if model_type != "vit":
         write_tokenizer(folder, padding_side=padding_side, with_types=model_type in ("bert", "electra"))
+    return folder
+
+
+def sizes_of(model_type: str) -> dict[str, Any]:
+    """The sizes of a generic family's tiny model, by the names that its class has."""
+    library: Any = importlib.import_module("transformers")
+    defaults = library.CONFIG_MAPPING[model_type]()
+    sizes = {key: value for key, value in _SIZES.items() if hasattr(defaults, key)}
+    if getattr(defaults, "sliding_window", None) is None:
+        sizes.pop("sliding_window", None)
+    if isinstance(getattr(type(defaults), "head_dim", None), property):
+        sizes.pop("head_dim", None)  # computed by the class
+    return {**sizes, **GENERIC[model_type]}
+
+
+def _write_generic(
+    folder: Path, model_type: str, num_blocks: int, padding_side: str, seed: int, config: dict[str, Any]
+) -> Path:
+    """Write a random model of a generic family as a causal language model."""
+    library: Any = importlib.import_module("transformers")
+    sizes = sizes_of(model_type)
+    sizes |= {key: num_blocks for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if key in sizes}
+    configuration = library.CONFIG_MAPPING[model_type](**{**sizes, **config})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = library.AutoModelForCausalLM.from_config(configuration)
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1 or "expert" in name:
+                parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    write_tokenizer(folder, padding_side=padding_side, with_types=False)
     return folder
 
 

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load
 
 from coordinator.client.initial_values import unpickled
-from edge.agent.torch_backend import Snapshot, copy_into_file, load_blocks
-from edge.checkpoint.snapshots import TurnSnapshots, metadata
+from edge.agent.torch_backend import Snapshot, kept_file, load_migrated
+from edge.checkpoint.snapshots import MigratedState, TurnSnapshots, metadata
 from edge.data.dataset import OwnerDataset
 from edge.runtime.executor import NodeExecutor
 from ringtune.job.job import Job, parse_job
@@ -77,6 +77,7 @@ class Case:
     generation: str = ""  # the lines of [generation]
     max_length: int = 16
     packing: bool = False
+    compute: str = "float32"
     initial: bool = False  # begins from ``adapter.from``, the adapter in ``folder / "from.adapter"``
 
     @functools.cached_property
@@ -109,6 +110,7 @@ class Case:
             microbatches = {self.microbatches}
             max_length = {self.max_length}
             packing = {str(self.packing).lower()}
+            compute = "{self.compute}"
             local_iterations = {self.local_iterations}
             max_steps = {self.num_steps}
             turns = "{self.turns}"
@@ -156,6 +158,7 @@ class Case:
             and may_trim(family, [self.job.adapter.config], dropout=self.job.train.dropout),
             packed=self.packing,
             generation=generation_of(self.job),
+            compute=self.compute,
         )
         pieces = tuple(Slice(node=node, start=start, stop=stop) for node, start, stop in slices)
         return Plan.of(course, Placement(slices=pieces, private_blocks=self.private_blocks, credits=4))
@@ -322,11 +325,10 @@ class TorchCarrier:
             self._recover(executor, command, command.from_step)
             return
         parts = [self.snapshots[source.node].part(source.start, source.stop) for source in command.sources]
-        load_blocks(executor, [Pieces.of(bytes(part)) for part in parts], {})
-        if node == command.start.holder:
-            head = self.snapshots[node].head
-            assert head is not None
-            executor.load_head_blob(head)
+        head = self.snapshots[node].head if node == command.start.holder else None
+        assert head is not None or node != command.start.holder
+        files = tuple(Pieces.of(bytes(part)) for part in parts)
+        load_migrated(executor, MigratedState(files, {}, head, RUN))
 
     # ---- copies for recovery ----------------------------------------------------------------------
 
@@ -337,7 +339,7 @@ class TorchCarrier:
         head = bytes(self.executors[node].head_blob()) if node == turn.owner else None
         for holder, wanted in {**copies_of(placement, node), node: blocks}.items():
             part_of = tuple(block for block in blocks if block in wanted)
-            file = copy_into_file(self.executors[node], part_of, metadata(RUN, step))
+            file = kept_file(self.executors[node], part_of, metadata(RUN, step))
             kept = self.kept.setdefault(holder, TurnSnapshots(holder))
             kept.begin(RUN)
             kept.keep(RUN, step, node, file, head if holder == node else None)
@@ -360,11 +362,10 @@ class TorchCarrier:
             part = bytes(self.kept[source.node].part(RUN, step, source.start, source.stop))
             files.append(Pieces.of(part))
             own.keep(RUN, step, f"{source.start}-{source.stop}", part)
-        load_blocks(executor, files, metadata(RUN, step))
         if command.head_from:
             own.keep_head(RUN, step, bytes(self.kept[command.head_from].head(RUN, step)))
-        if node == command.start.holder and step:
-            executor.load_head_blob(own.head(RUN, step))
+        head = own.head(RUN, step) if node == command.start.holder and step else None
+        load_migrated(executor, MigratedState(tuple(files), metadata(RUN, step), head, RUN))
 
     def take_parcel(self, node: str, key: TensorKey) -> Any:
         """A safetensors blob."""

@@ -47,8 +47,8 @@ class FamilyForward(Protocol):
     ) -> Any:
         """Build the other inputs of every block from the 2-D mask, once per micro-batch and node.
 
-        Blocks may change tensors of another batch size than B in place, so every tensor in it needs B rows. A decoder
-        takes a cache: the tokens follow those in it, and blocks add theirs. Other families have no such argument.
+        Blocks may change tensors of another batch size than B in place, so every tensor in it needs B rows. Families
+        with ``Family.takes_cache`` take a cache: the tokens follow those in it, and blocks add theirs.
         """
 
     def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
@@ -71,5 +71,9 @@ def family_of(model_type: str) -> FamilyForward:
         ModelError: the type is not supported; lists the supported ones.
     """
     known = family_named(model_type)
+    if known.generic:
+        from edge.model.families.recorded import RecordedFamily
+
+        return cast(FamilyForward, RecordedFamily(known))
     module, name = CLASSES[known.model_type]
     return cast(FamilyForward, getattr(importlib.import_module(f"{__name__}.{module}"), name)())

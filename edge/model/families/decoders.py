@@ -46,7 +46,7 @@ class Gpt2Family:
         if batch.positions is not None:
             positions = batch.positions
         elif is_packed(batch.mask):
-            positions = _places(batch.mask)[1]
+            positions = row_places(batch.mask)[1]
         hidden: torch.Tensor = base.drop(base.wte(batch.ids) + base.wpe(positions))
         return hidden
 
@@ -115,7 +115,7 @@ def is_packed(mask_BT: torch.Tensor) -> bool:
     return bool((mask_BT > 1).any())
 
 
-def _places(mask_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def row_places(mask_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the number of each token's row in its sequence, and its position in that row; both (B, T).
 
     Example: the mask 1 1 1 2 2 0 has rows 0 0 0 1 1 2 and positions 0 1 2 0 1 0.
@@ -130,7 +130,7 @@ def _packed_context(
     config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, positions_T: torch.Tensor, *, window: bool
 ) -> CausalContext:
     """Build a block-diagonal mask: truth values, or for eager attention numbers that are added to the scores."""
-    rows_BT, positions_BT = _places(mask_BT.to(hidden_BTD.device))
+    rows_BT, positions_BT = row_places(mask_BT.to(hidden_BTD.device))
     ahead_TT = positions_T[:, None] - positions_T
     seen_TT = (ahead_TT >= 0) & (ahead_TT < config.sliding_window) if window else ahead_TT >= 0
     mask_B1TT = (seen_TT & (rows_BT[:, :, None] == rows_BT[:, None, :]))[:, None]

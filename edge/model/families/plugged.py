@@ -45,10 +45,13 @@ def _model_class(base_class: Any, family: Family) -> Any:
     from adapters.heads import ClassificationHead, ModelWithFlexibleHeadsAdaptersMixin
     from adapters.model_mixin import EmbeddingAdaptersWrapperMixin
 
+    prefix = family.prefix.rstrip(".")
+
     def init(self: Any, config: Any) -> None:
         super(made, self).__init__(config)
-        self.model = base_class(config)
-        plug_in(self.model, family)
+        base = base_class(config)
+        setattr(self, prefix, base)
+        plug_in(base, family)
         self._init_head_modules()
 
     def add_classification_head(self: Any, name: str, num_labels: int, id2label: Mapping[int, str]) -> None:
@@ -62,7 +65,7 @@ def _model_class(base_class: Any, family: Family) -> Any:
         {
             "__init__": init,
             "add_classification_head": add_classification_head,
-            "base_model_prefix": "model",
+            "base_model_prefix": prefix,
             "head_types": ["classification", "causal_lm"],
         },
     )

@@ -226,7 +226,7 @@ def sites_of(skeleton: Skeleton, index: int) -> list[Site]:
     """
     block = skeleton.blocks[index]
     found = [
-        _site(f"{index}.{path}", module, path, skeleton, block)
+        _site(f"{index}.{path}", module, path, block)
         for path, module in block.named_modules()
         if path.split(".")[-1] == ADAPTER
     ]
@@ -244,7 +244,7 @@ def _share(first: Site, second: Site) -> bool:
     return all(getattr(site.reads.module, "attn_key", None) for site in (first, second))
 
 
-def _site(name: str, adapter: Any, path: str, skeleton: Skeleton, block: nn.Module) -> Site:
+def _site(name: str, adapter: Any, path: str, block: nn.Module) -> Site:
     from adapters.methods.lora import LoRA, LoRAMergedLinear
     from adapters.methods.modeling import Adapter
 

@@ -17,7 +17,7 @@ from ringtune.models.conversations import TEMPLATES
 from ringtune.models.family import MAX_BLOCKS, TASKS
 from ringtune.models.tokenizer import TEMPLATE_NAME
 from ringtune.schedule.batches import SPLITS, num_batches, split_alpha
-from ringtune.schedule.course import AS_COMPUTED, FROZEN_DTYPES, WIRE_DTYPES
+from ringtune.schedule.course import AS_COMPUTED, COMPUTE, FROZEN_DTYPES, WIRE_DTYPES
 from ringtune.schedule.methods import method_names
 from ringtune.schedule.methods.base import MIN_IMPROVEMENT, PATIENCE_STEPS
 from ringtune.schedule.methods.ringada import EVERY_STEPS
@@ -96,8 +96,8 @@ class Model:
     """``[model]``: the pretrained model.
 
     Attributes:
-        path: local folder with ``config.json``, ``model.safetensors`` and the tokenizer; or ``OWNER/NAME`` (with
-            ``@REVISION``) of a model on a hub, read from the Hugging Face cache or downloaded.
+        path: local folder with ``config.json``, ``model.safetensors`` and the tokenizer; or a GGUF file; or
+            ``OWNER/NAME`` (with ``@REVISION``) of a model on a hub, read from the Hugging Face cache or downloaded.
         task: kind of task; decides the columns of the rows, the head and the loss.
         dtype: number type of the computation; float64 is for checks.
     """
@@ -265,6 +265,9 @@ class Train:
         packing: whether the training rows of causal-lm and chat are packed into sequences of ``max_length`` tokens at
             most, so that little is padding. Positions begin anew with each row, and a token sees its own row only.
             ``batch_size``, and counts of rows to train on, then are of sequences. false if not given.
+        compute: number type in which blocks multiply: bfloat16 rounds both factors and the result of each product, sums
+            in float32; weights that train, gradients, moments and the hidden state stay float32. Faster where a
+            processor has such products. float32 if not given.
         loss_on: tokens of a conversation that are learned, for the task chat: answers = all answers of the assistant,
             each with the token that ends it; all = every token. answers if not given.
         local_iterations: steps of an owner's turn.
@@ -298,6 +301,7 @@ class Train:
     microbatches: Annotated[int, Bounds(ge=1, le=MAX_ROWS), InWords("1 to train.batch_size, or 'auto'")] = 4
     max_length: Annotated[int, Bounds(ge=MIN_TOKENS, le=MAX_TOKENS)] = 128
     packing: bool | None = None
+    compute: Annotated[str | None, OneOf(COMPUTE)] = None
     loss_on: Annotated[str | None, OneOf(LOSS_ON)] = None
     local_iterations: Count = 10
     turns: Annotated[str, OneOf(TURNS)] = EQUAL
@@ -322,6 +326,8 @@ class Train:
         self._settle_momentum()
         if not self.packing:
             object.__setattr__(self, "packing", None)  # jobs of before have the bytes of before
+        if self.compute == AS_COMPUTED:
+            object.__setattr__(self, "compute", None)
         if self.warmup_steps and self.warmup_share:
             raise JobError(
                 f"train.warmup_steps = {self.warmup_steps} and train.warmup_share = {self.warmup_share} both say how "
@@ -424,7 +430,8 @@ class Runtime:
         plan_s: longest time of planning, in seconds; after it the best plan so far is used.
         record: whether nodes send their events and commands, for replay.
         frozen: number type in which frozen weights are held; a smaller one takes less memory and rounds them; auto =
-            the first of float32, bfloat16, int8, nf4 with which the job fits the nodes.
+            the first of float32, bfloat16, int8, nf4 with which the job fits the nodes. Matrices of a GGUF file stay in
+            its blocks with float32 and auto.
     """
 
     threads: Annotated[int, Bounds(ge=0, le=MAX_THREADS)] = 0

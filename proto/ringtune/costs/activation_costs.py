@@ -148,7 +148,7 @@ def graph_terms(
     (start, stop), graphs = blocks, kept_graphs(course)
     count = len(course.microbatch_sizes()) if dealt is None else dealt
     tokens = course.microbatch_sizes()[0] * course.max_length
-    tensor, again = round(sizes.tensor_bytes(tokens)), recomputed_blocks(course, recompute, blocks)
+    tensor, again = round(sizes.tensor_bytes(tokens)), recomputed_blocks(recompute, blocks)
     run_again = round(sizes.run_again_bytes(tokens))
     kept = [block for block in range(start, stop) if block not in again]
     begin = _beginning(course, kept, sizes) if graphs is None else []
@@ -183,7 +183,7 @@ def _beginning(course: Course, blocks: Sequence[int], sizes: Sizes) -> list[int]
     return [block for block in blocks if block == ever_trained(course).lowest]
 
 
-def recomputed_blocks(course: Course, recompute: Sequence[Range], blocks: tuple[int, int]) -> tuple[int, ...]:
+def recomputed_blocks(recompute: Sequence[Range], blocks: tuple[int, int]) -> tuple[int, ...]:
     """Return the blocks of [start, stop) that keep their input only."""
     return tuple(block for block in range(*blocks) if in_ranges(block, recompute))
 

@@ -187,7 +187,7 @@ _GRAPHS = (
 def _graphs_of(units: Units, course: Course, share: Share) -> _Graphs:
     """Count the blocks of a node by kind of graph, at a step that trains these units."""
     blocks = range(max(share.start, units.lowest), share.stop)
-    again = recomputed_blocks(course, share.recompute, (blocks.start, blocks.stop))
+    again = recomputed_blocks(share.recompute, (blocks.start, blocks.stop))
     kept = [block for block in blocks if block not in again]
     trained = [block for block in kept if block in units]
     projected = len(projected_blocks(course, trained))

@@ -28,7 +28,7 @@ from ringtune.costs.action_costs import WIRE_ITEM_BYTES
 from ringtune.costs.profile import BLOCK_WORKS, ModelFacts, NodeFacts, Profile, TimedShape, Work, WorkTable
 from ringtune.errors import PlanError
 from ringtune.job.job import Job
-from ringtune.schedule.course import Course, FrozenWeights, name_of
+from ringtune.schedule.course import AS_COMPUTED, Course, FrozenWeights, name_of
 from ringtune.schedule.operation_tables import Policy
 from ringtune.schedule.plan import Plan
 from ringtune.techniques import TECHNIQUES
@@ -61,6 +61,7 @@ def job_shape(job: Job, *, fixed_tokens: int = 0, subnets: int = 1, frozen: Froz
         dropout=job.train.dropout,
         subnets=subnets,
         frozen=name_of(frozen),
+        compute=job.train.compute or AS_COMPUTED,
     )
 
 

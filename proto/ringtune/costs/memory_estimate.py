@@ -290,8 +290,8 @@ def _score_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     tokens = micro[0] * course.max_length
     scored = max(0, share.stop - max(share.start, lowest))
     trained = max(0, share.stop - max(share.start, ever_trained(course).lowest))
-    again = len(recomputed_blocks(course, share.recompute, (share.stop - scored, share.stop)))
-    again_too = len(recomputed_blocks(course, share.recompute, (share.stop - trained, share.stop)))
+    again = len(recomputed_blocks(share.recompute, (share.stop - scored, share.stop)))
+    again_too = len(recomputed_blocks(share.recompute, (share.stop - trained, share.stop)))
     kept = round(sizes.kept_bytes(tokens))
     more = max(0, scored - again - (trained - again_too)) * len(micro)
     yield Term("activations", "block's graph while scores are gathered", more, kept)

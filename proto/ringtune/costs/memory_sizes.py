@@ -395,6 +395,7 @@ class Sizes:
             rows=model.block_matrix_rows,
             item_bytes=self._item_bytes,
             frozen=course.frozen,
+            gguf_bytes=model.gguf_block_bytes,
         )
         self.embedding_bytes = frozen_bytes(
             model.embedding_bytes,
@@ -403,6 +404,7 @@ class Sizes:
             item_bytes=self._item_bytes,
             frozen=course.frozen,
             in_blocks=False,
+            gguf_bytes=model.gguf_embedding_bytes,
         )
         if dtype_of(course.frozen) == NF4:
             self.block_bytes += model.more_scale_bytes

@@ -25,7 +25,7 @@ from ringtune.costs.profile import KindFacts, ModelFacts
 from ringtune.errors import JobError, PlanError
 from ringtune.job.job import Job, job_of_user, kinds_of
 from ringtune.models.adapter_config import adapter_block_params, auxiliary_of, invertible_of, trains_own_weights
-from ringtune.models.adapter_support import head_group_refusal, offload_refusal, places_of
+from ringtune.models.adapter_support import generic_refusal, head_group_refusal, offload_refusal, places_of
 from ringtune.models.auxiliary_models import AuxiliaryConfig, in_block
 from ringtune.models.families import FAMILIES, check_task
 from ringtune.models.family import (
@@ -46,6 +46,7 @@ from ringtune.models.family import (
 from ringtune.models.folder import CONFIG_FILE, StoredTensor, base_tensors, check_files, model_dimensions, read_config
 from ringtune.models.kept_inputs import has_other_adapters, kept_inputs, lora_values
 from ringtune.schedule.operation_tables import Subnets, subnets_of
+from ringtune.storage.gguf import GgufType
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.invertible_adapter import check_family
 from ringtune.techniques.operations import given_tables
@@ -195,14 +196,17 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         num_blocks=dimensions.num_blocks,
     )
     weights = {name: math.prod(stored.shape) for name, stored in tensors.items()}
-    in_block = sum(count for name, count in weights.items() if name.startswith(f"{family.block_prefix}0."))
+    largest = _largest_block(weights, family, dimensions.num_blocks)
+    in_block = sum(count for name, count in weights.items() if name.startswith(largest))
     own = own_weights(family, config) if trains_own_weights(job.adapter.config) else {}
     auxiliary = auxiliary_of(job.adapter.config)
     trained = [own, *(_shapes_in_block(auxiliary, at, family.widths(config)) for at in range(dimensions.num_blocks))]
     own_params = sum(math.prod(shape) for shape in own.values())
-    in_blocks, in_embedding = _frozen_matrices(tensors, family.block_prefix, own)
+    in_blocks, in_embedding = _frozen_matrices(tensors, family.block_prefix, largest, own)
     outside = [name for name in weights if not name.startswith(family.block_prefix)]
     head = _head_sizes(job.model.task, dimensions, plugged=family.plugged)
+    gguf_bytes = _gguf_bytes(tensors, family.block_prefix)
+    gguf_outside = gguf_bytes.pop("", 0)
     facts = ModelFacts(
         model_type=config["model_type"],
         num_blocks=dimensions.num_blocks,
@@ -237,14 +241,26 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         more_scale_bytes=sum(
             stored.four_bit.more_bytes
             for name, stored in tensors.items()
-            if stored.four_bit is not None and name.startswith(f"{family.block_prefix}0.")
+            if stored.four_bit is not None and name.startswith(largest)
         ),
+        gguf_block_bytes=max(gguf_bytes.values(), default=0),
+        gguf_embedding_bytes=gguf_outside,
     )
     facts = _with_kinds(_with_pairs(facts, job, family.widths(config)), folder, job, family.widths(config))
     facts = _with_invertible(facts, job, config, item_bytes=item_bytes)
     if in_part or not job.method.full_parameters:
         return facts
     return with_full_parameters(facts, family, tensors, task=job.model.task, item_bytes=item_bytes)
+
+
+def _largest_block(weights: Mapping[str, int], family: Family, num_blocks: int) -> str:
+    """Return the prefix of the names of the block with most weights, the first of equal ones."""
+    sizes = dict.fromkeys((f"{family.block_prefix}{block}." for block in range(num_blocks)), 0)
+    for name, count in weights.items():
+        block = name.removeprefix(family.block_prefix).partition(".")[0]
+        if name.startswith(family.block_prefix):
+            sizes[f"{family.block_prefix}{block}."] += count
+    return max(sizes, key=sizes.__getitem__)
 
 
 def _with_invertible(facts: ModelFacts, job: Job, config: Mapping[str, Any], *, item_bytes: int) -> ModelFacts:
@@ -336,13 +352,26 @@ class _Matrices(NamedTuple):
 
 
 def _frozen_matrices(
-    tensors: Mapping[str, StoredTensor], block_prefix: str, own: Collection[str]
+    tensors: Mapping[str, StoredTensor], block_prefix: str, block: str, own: Collection[str]
 ) -> tuple[_Matrices, _Matrices]:
-    """Count the frozen matrices of one block, without those named in ``own``, and those outside the blocks."""
-    first = f"{block_prefix}0."
-    in_block = {name.removeprefix(first): stored for name, stored in tensors.items() if name.startswith(first)}
+    """Count the frozen matrices of one block, without those named in ``own``, and those outside the blocks.
+
+    ``block`` is the prefix of the names of that block, ``block_prefix`` of all.
+    """
+    in_block = {name.removeprefix(block): stored for name, stored in tensors.items() if name.startswith(block)}
     outside = [stored.shape for name, stored in tensors.items() if not name.startswith(block_prefix)]
     return _Matrices.of(stored.shape for name, stored in in_block.items() if name not in own), _Matrices.of(outside)
+
+
+def _gguf_bytes(tensors: Mapping[str, StoredTensor], block_prefix: str) -> dict[str, int]:
+    """Return the bytes of matrices of a GGUF file, by the number of the model's block; empty = outside of blocks."""
+    found: dict[str, int] = {}
+    for name, stored in tensors.items():
+        if GgufType.of(stored.info.dtype) is not None and len(stored.shape) == 2:
+            is_inside = name.startswith(block_prefix)
+            block = name.removeprefix(block_prefix).partition(".")[0] if is_inside else ""
+            found[block] = found.get(block, 0) + stored.info.nbytes
+    return found
 
 
 def computed_token_bytes(model: ModelFacts, job: Job) -> float:
@@ -369,6 +398,8 @@ def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) 
     """
     family, dimensions = FAMILIES[config["model_type"]], model_dimensions(config)
     check_task(family, job.model.task, where=where)
+    if family.generic:
+        _check_generic(job, family, where)
     longest, asked = dimensions.longest, job.train.max_length
     if not dimensions.fixed and asked > longest:
         raise JobError(f"train.max_length is {asked}, the model takes {longest} tokens at most; lower it")
@@ -381,6 +412,31 @@ def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) 
     check_family(job.adapter.config, family, dimensions)
     for technique in TECHNIQUES:
         technique.check_model(job, dimensions, family.widths(config))
+
+
+def _check_generic(job: Job, family: Family, where: str) -> None:
+    """Refuse what needs more of a family than its own forward; raises ``JobError``."""
+    for config in {job.adapter.config, *job.offload.chosen_adapters.values()}:
+        if problem := generic_refusal(family, config):
+            raise JobError(f"{where}: adapter.config = {config!r}: {problem}")
+    if job.train.packing and not family.packs:
+        raise JobError(
+            f"{where}: train.packing = true would let a row of a {family.model_type} attend to others of its "
+            "sequence; remove train.packing"
+        )
+    if job.generation is not None and not family.takes_cache:
+        raise JobError(
+            f"{where}: [generation] keeps keys and values, behind which a {family.model_type} can't compute a token; "
+            "remove the section"
+        )
+    chosen = {
+        "operations": job.operations.is_any,
+        "velora": job.velora is not None,
+        "offload": job.offload.is_on,
+        'train.method = "hift"': job.method.full_parameters,
+    }
+    if name := next((name for name, is_chosen in chosen.items() if is_chosen), ""):
+        raise JobError(f"{where}: {name} needs to know the matrices of a {family.model_type} block; leave it out")
 
 
 class _HeadSizes(NamedTuple):

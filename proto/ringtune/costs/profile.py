@@ -248,6 +248,8 @@ class ModelFacts:
         kept_scores: number of score tensors that a block's attention keeps without dropout.
         more_scale_bytes: of a block's matrices that the folder has in 4 bits, scales above those of double
             quantisation.
+        gguf_block_bytes: frozen matrices of the largest block as they are in the model's GGUF file; 0 = there is none.
+        gguf_embedding_bytes: the same of the matrices that only an owner holds.
     """
 
     model_type: str
@@ -290,6 +292,8 @@ class ModelFacts:
     more_kept_values: Amount = 0
     kept_scores: Amount = 0
     more_scale_bytes: Annotated[Amount, LATER] = 0
+    gguf_block_bytes: Annotated[Amount, LATER] = 0
+    gguf_embedding_bytes: Annotated[Amount, LATER] = 0
 
     def __post_init__(self) -> None:
         """Refuse a size below 1, and negative bytes and counts."""
@@ -305,6 +309,7 @@ class TimedShape:
     Attributes:
         subnets: of each block, a part of which was timed too; 1 = no part was timed.
         frozen: format of frozen weights, see ``schedule.course.name_of``.
+        compute: number type of products.
     """
 
     rows: int = 0
@@ -317,6 +322,7 @@ class TimedShape:
     dropout: float = 0.0
     subnets: int = 1
     frozen: str = AS_COMPUTED
+    compute: Annotated[str, LATER] = AS_COMPUTED
 
     @property
     def is_measured(self) -> bool:

@@ -222,15 +222,22 @@ _OUT_OF_MEMORY = (
 )
 
 
-def exit_error(who: str, code: int, output: str, *, log: Path) -> RingTuneError:
+_TAIL_BYTES = 4096
+
+
+def exit_error(who: str, code: int, output: str | None = None, *, log: Path) -> RingTuneError:
     """Make the error of a process that ended by itself.
 
     The exit code selects the error's class, the last line ``error: ...`` the message. If one of them is missing, or a
     signal ended the process, it is a ``PeerLostError``.
 
-    ``who`` is the process, such as ``node node-1``; ``code`` is negative for a signal; ``output`` is the end of its
-    output, ``log`` the file with all of it.
+    ``who`` is the process, such as ``node node-1``; ``code`` is negative for a signal; ``log`` is the file with its
+    output, ``output`` the end of that, None = as in the file.
     """
+    if output is None:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            output = file.read().decode(errors="replace")
     lines = [line.removeprefix("error: ") for line in output.splitlines() if line.startswith("error: ")]
     kinds = {kind.exit_code: kind for kind in reversed(all_errors()) if kind is not RingTuneError}
     if lines and code in kinds:

@@ -44,6 +44,28 @@ from ringtune.models.auxiliary_models import (
 )
 from ringtune.models.family import Family
 
+
+def generic_refusal(family: Family, adapter_config: str) -> str:
+    """Say why a generic family can't have these adapters; empty if it can."""
+    if trains_own_weights(adapter_config):
+        return f"the own weights of a {family.model_type} can't train; use lora"
+    for part in parse_adapter_config(adapter_config):
+        kind, defaults = known_configurations()[part.name]
+        options = {**defaults, **part.options}
+        if kind not in family.methods:
+            return f"a {family.model_type} takes {' and '.join(family.methods)} only; use lora"
+        if kind != "lora":
+            continue
+        if not family.layout.up and (options["intermediate_lora"] or options["output_lora"]):
+            return f"the experts of a {family.model_type} stay frozen; use lora, which is beside its attention"
+        if options["selfattn_lora"] and not family.layout.query and "v" not in options["attn_matrices"]:
+            return (
+                f"queries, keys and values of a {family.model_type} are one matrix, {family.layout.value}, which 'v' "
+                "stands for; add it to attn_matrices"
+            )
+    return ""
+
+
 _WHOLE_BLOCKS = "or set operations.heads = 0, which takes whole blocks"
 
 

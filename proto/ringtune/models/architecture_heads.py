@@ -21,6 +21,7 @@ from ringtune.models.family import (
     TAGGING,
     head_task,
 )
+from ringtune.models.generic_decoders import GENERIC
 
 HEAD_PREFIX: Final = "heads.ringtune."
 """Of the tensors of AdapterHub's head in a run's result."""
@@ -56,7 +57,7 @@ _SPANS = {"1": "qa_outputs"}
 _SCORE = {"1": "score"}
 _TAGS = {"1": "classifier"}
 
-_OWN: Mapping[tuple[str, str], ArchitectureHead] = {
+_OWN: dict[tuple[str, str], ArchitectureHead] = {
     ("bert", CLASSIFICATION): ArchitectureHead(
         "BertForSequenceClassification", {"1": "bert.pooler.dense", "4": "classifier"}
     ),
@@ -93,6 +94,9 @@ _OWN: Mapping[tuple[str, str], ArchitectureHead] = {
     ("gemma3_text", CAUSAL_LM): ArchitectureHead("Gemma3ForCausalLM", {}),
     ("smollm3", CAUSAL_LM): ArchitectureHead("SmolLM3ForCausalLM", {}),
 }
+
+
+_OWN |= {(family.model_type, CAUSAL_LM): ArchitectureHead(family.architecture, {}) for family in GENERIC}
 
 
 # regression uses the classification head with one output

@@ -269,25 +269,33 @@ _CAPPED_SCORES_KEPT: Final = 2
 def interface_of(family: Family) -> dict[str, Any]:
     """Return the fields of AdapterHub's ``AdapterModelInterface`` for a plugged family.
 
-    No norm is named: the library would use the last block's norm in every block, and that is on another node.
+    No norm is named: the library would use the last block's norm in every block, and that is on another node. Of three
+    names of one matrix the library takes the last, that of the values.
     """
-    before = "pre_feedforward_layernorm" if family.model_type in _FOUR_NORMS else "post_attention_layernorm"
+    layout, inside = family.layout, len(family.layout.attention) + 1
+    value = layout.value[inside:]
     return {
-        "adapter_methods": list(METHODS),
-        "model_embeddings": "embed_tokens",
-        "model_layers": "layers",
-        "layer_self_attn": "self_attn",
+        "adapter_methods": list(family.methods),
+        "model_embeddings": family.embeddings_path,
+        "model_layers": family.blocks_path,
+        "layer_self_attn": layout.attention,
         "layer_cross_attn": None,
-        "attn_q_proj": "q_proj",
-        "attn_k_proj": "k_proj",
-        "attn_v_proj": "v_proj",
-        "attn_o_proj": "o_proj",
-        "layer_intermediate_proj": "mlp.up_proj",
-        "layer_output_proj": "mlp.down_proj",
-        "layer_pre_self_attn": "input_layernorm",
-        "layer_pre_ffn": before,
-        "base_model": "model",
+        "attn_q_proj": layout.query[inside:] or value,
+        "attn_k_proj": layout.key[inside:] or value,
+        "attn_v_proj": value,
+        "attn_o_proj": layout.attention_out[inside:],
+        "layer_intermediate_proj": layout.up or None,
+        "layer_output_proj": layout.down or None,
+        **dict(zip(("layer_pre_self_attn", "layer_pre_ffn"), _before(family), strict=True)),
+        "base_model": family.prefix.rstrip("."),
     }
+
+
+def _before(family: Family) -> tuple[str | None, str | None]:
+    """Return the modules whose inputs are the residuals of bottlenecks; none of a family without bottlenecks."""
+    if METHODS[0] not in family.methods:
+        return None, None
+    return family.layout.attention_norm, family.layout.feed_forward_norm
 
 
 def _plugged_dimensions(model_type: str) -> Callable[[Config], Dimensions]:

@@ -31,6 +31,7 @@ from ringtune.models.family import (
     linear,
     plain_dimensions,
 )
+from ringtune.models.generic_decoders import GENERIC
 
 _ENCODER_TASKS = (CLASSIFICATION, REGRESSION, TAGGING, QUESTION_ANSWERING)
 _PRUNED = {"pruned_heads": "its blocks differ in shape"}
@@ -284,11 +285,13 @@ VIT = Family(
     problem=_vit_problem,
 )
 
-_ALL = (
+_DESCRIBED = (
     *(BERT, ROBERTA, XLM_ROBERTA, ELECTRA, DISTILBERT, GPT2, LLAMA, MISTRAL, VIT),
     *(QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, SMOLLM3),
 )
-FAMILIES: Mapping[str, Family] = {family.model_type: family for family in _ALL}
+DESCRIBED: Mapping[str, Family] = {family.model_type: family for family in _DESCRIBED}
+"""``model_type`` -> family whose keys and shapes are declared."""
+FAMILIES: Mapping[str, Family] = {**DESCRIBED, **{family.model_type: family for family in GENERIC}}
 LAYOUTS: Mapping[str, BlockLayout] = {name: family.layout for name, family in FAMILIES.items()}
 """``model_type`` -> layout of its blocks."""
 

@@ -35,6 +35,9 @@ FROZEN_HEAD_TASKS = LANGUAGE_TASKS
 MAX_BLOCKS = 4096
 """Most blocks of a model."""
 
+GATE_AND_UP = "gate_up_proj"
+"""Matrix of ``gate`` and ``up`` in one."""
+
 LM_HEAD = "lm_head.weight"
 """Head of a causal language model, in every file where it is not tied to the token table."""
 
@@ -158,7 +161,8 @@ class BlockLayout:
 
     Attributes:
         attention: module of the attention itself.
-        query: matrix of the queries; the same as ``key`` and ``value`` for a fused matrix.
+        query: matrix of the queries; the same as ``key`` and ``value`` for a fused matrix of three equal parts. Another
+            fused matrix is ``value``; the other two are empty.
         up: first matrix of the feed-forward part.
         gate: matrix of the gate beside ``up``; empty without one.
         activation: function between ``up`` (or ``gate``) and ``down``.
@@ -209,8 +213,8 @@ class BlockLayout:
 
     @property
     def is_merged(self) -> bool:
-        """Whether queries, keys and values have one fused matrix."""
-        return self.query == self.key
+        """Whether queries, keys and values have one fused matrix, of which each is a third."""
+        return bool(self.query) and self.query == self.key
 
     @property
     def lora_intermediate(self) -> str:
@@ -255,6 +259,14 @@ class Family:
         trims: whether a block can compute its first tokens only, with attention to all.
         plugged: whether AdapterHub has no model class for it, so that adapters are added by its plug-in interface; the
             classification head is then the architecture's own: one matrix without bias.
+        generic: whether its forward is the library's own, with all keys of its config (``models.generic_decoders``).
+        packs: whether a sequence may have several rows.
+        architecture: class of transformers with the language model's head, of a generic family.
+        methods: kinds of adapters of a plugged-in family.
+        embeddings_path: dotted path of the token table in a plugged-in model.
+        head: name of the language model's head in its class.
+        head_bias: whether that head has a bias.
+        tied: whether head and token table are one where a generic family's config does not say so.
     """
 
     model_type: str
@@ -276,6 +288,19 @@ class Family:
     first_token: tuple[str, ...] = ()
     trims: bool = False
     plugged: bool = False
+    generic: bool = False
+    packs: bool = True
+    architecture: str = ""
+    methods: tuple[str, ...] = ("bottleneck", "lora", "reft")
+    embeddings_path: str = "embed_tokens"
+    head: str = "lm_head"
+    head_bias: bool = False
+    tied: bool = False
+
+    @property
+    def takes_cache(self) -> bool:
+        """Whether blocks can compute a token behind kept keys and values, as its position is an argument."""
+        return CAUSAL_LM in self.tasks and (self.packs or not self.generic)
 
     def head_tokens(self, task: str) -> int:
         """Number of first tokens of each row that the head of a task reads; 0 = all, or unknown."""
@@ -313,7 +338,9 @@ class Family:
         )
 
     def block_shapes(self, config: Config) -> Shapes:
-        """Return name inside the block -> shape, of every required tensor of a block."""
+        """Return name inside the block -> shape, of every required tensor of a block; none of a generic family."""
+        if self.generic:
+            return {}
         layout, ends, biased = self.layout, self._ends(config), self.biased(config)
         if layout.is_merged:
             ends["query"] = (ends["query"][0], sum(ends[name][1] for name in ("query", "key", "value")))
@@ -345,7 +372,15 @@ class Family:
             "gate": (hidden, inner),
             "down": (inner, hidden),
         }
-        return {"query": (hidden, width), "key": shared, "value": shared, **out}
+        ends = {"query": (hidden, width), "key": shared, "value": shared, **out}
+        if self.generic:
+            layout = self.layout
+            if not layout.query:
+                ends["value"] = (hidden, width + 2 * shared[1])
+            if layout.up.endswith(GATE_AND_UP):
+                ends["up"] = (hidden, 2 * inner)
+            ends |= {role: (0, 0) for role in ends if not getattr(layout, role)}
+        return ends
 
 
 def linear(name: str, inputs: int, outputs: int, *, bias: bool = True) -> Shapes:

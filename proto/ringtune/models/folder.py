@@ -29,10 +29,12 @@ from typing import Any, Final, NamedTuple
 
 from ringtune.errors import ModelError
 from ringtune.models.families import FAMILIES, family_named
-from ringtune.models.family import LM_HEAD, MAX_BLOCKS, NO_NUMBER, ConfigKey, Dimensions, Family, Shapes
+from ringtune.models.family import MAX_BLOCKS, NO_NUMBER, ConfigKey, Dimensions, Family, Shapes
 from ringtune.models.four_bit import FourBitTensor, check_quantization, four_bit_tensors
+from ringtune.models.gguf import gguf_tensors, only_gguf_file
 from ringtune.models.preprocessor import read_image_steps
 from ringtune.models.tokenizer import SETTINGS_FILE, WHOLE_FILE, read_tokenizer_settings
+from ringtune.storage.gguf import GgufType
 from ringtune.storage.strict import is_lfs_pointer, pointer_advice, read_given, read_json
 from ringtune.storage.tensor_files import TensorInfo, read_safetensors_header
 
@@ -79,6 +81,11 @@ class StoredTensor(NamedTuple):
     four_bit: FourBitTensor | None = None
 
     @property
+    def is_coded(self) -> bool:
+        """Whether the bytes are no plain numbers: of a matrix in 4 bits, or of a tensor of a GGUF file."""
+        return self.four_bit is not None or GgufType.of(self.info.dtype) is not None
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the tensor: that in the header, unless it is a matrix in 4 bits."""
         return self.info.shape if self.four_bit is None else self.four_bit.shape
@@ -121,7 +128,9 @@ def _headers(folder: Path) -> dict[str, StoredTensor]:
     if path.is_file():
         return {name: StoredTensor(path, info) for name, info in read_safetensors_header(path).items()}
     if not (folder / INDEX_FILE).is_file():
-        raise ModelError(_no_weights(folder))
+        if (file := only_gguf_file(folder)) is None:
+            raise ModelError(_no_weights(folder))
+        return {name: StoredTensor(file, info) for name, info in gguf_tensors(file).items()}
     file_of = _read_index(folder / INDEX_FILE)
     headers = {file: read_safetensors_header(folder / file) for file in sorted(set(file_of.values()))}
     for name, file in file_of.items():
@@ -158,7 +167,8 @@ def select_tensors(
 ) -> list[str]:
     """Select the names of the tensors of some blocks and of an owner, and compare their shapes with the config.
 
-    A tensor that one block has is required of every block, in the same shape. Left out are task heads, buffers, and a
+    A tensor that one block has is required of every block, in the same shape, unless the family is generic: the first
+    blocks of a mixture may have no experts. Left out are task heads, buffers, and a
     decoder that is tied to the token table. Names and ``shapes`` are those of the base model. With ``with_decoder`` an
     owner's head is the pretrained decoder.
 
@@ -167,25 +177,49 @@ def select_tensors(
     """
     family = FAMILIES[config["model_type"]]
     weights = {name: shape for name, shape in shapes.items() if not name.endswith(NO_WEIGHTS)}
-    inside = dict(family.block_shapes(config))
-    for name, shape in weights.items():
-        if name.startswith(family.block_prefix):
-            inside.setdefault(name.removeprefix(family.block_prefix).partition(".")[2], shape)
-    wanted: Shapes = {
-        f"{family.block_prefix}{block}.{name}": shape for block in blocks for name, shape in inside.items()
-    }
+    wanted: Shapes = (_unlike_blocks if family.generic else _like_blocks)(weights, config, blocks, where)
     if is_owner:
         own = tuple(f"{path}." for path in family.owner_paths)
         wanted |= {name: shape for name, shape in weights.items() if name.startswith(own)} | family.owner_shapes(config)
         if with_decoder and not config["tie_word_embeddings"]:
             dimensions = family.dimensions(config)
-            wanted[LM_HEAD] = (dimensions.vocab, dimensions.hidden)
+            head = (dimensions.vocab, dimensions.hidden)
+            wanted[f"{family.head}.weight"] = head
+            if has_head_bias(family, config):
+                wanted[f"{family.head}.bias"] = head[:1]
     for name, shape in wanted.items():
         if name not in shapes:
             raise ModelError(f"{where} has no tensor {name!r}, which {CONFIG_FILE} asks for; is the model complete?")
         if shapes[name] != shape:
             raise ModelError(f"{where}: tensor {name!r} has shape {shapes[name]}, {CONFIG_FILE} means {shape}")
     return list(wanted)
+
+
+def _like_blocks(weights: Shapes, config: Mapping[str, Any], blocks: Iterable[int], where: str) -> Shapes:
+    """Return the tensors of blocks of equal shapes: those that the config asks for, and those that any block has."""
+    family = FAMILIES[config["model_type"]]
+    inside = dict(family.block_shapes(config))
+    for name, shape in weights.items():
+        if name.startswith(family.block_prefix):
+            inside.setdefault(name.removeprefix(family.block_prefix).partition(".")[2], shape)
+    return {f"{family.block_prefix}{block}.{name}": shape for block in blocks for name, shape in inside.items()}
+
+
+def _unlike_blocks(weights: Shapes, config: Mapping[str, Any], blocks: Iterable[int], where: str) -> Shapes:
+    """Return the tensors of blocks that may differ; loading compares them with the model that the library builds."""
+    found: Shapes = {}
+    for block in blocks:
+        start = f"{FAMILIES[config['model_type']].block_prefix}{block}."
+        own = {name: shape for name, shape in weights.items() if name.startswith(start)}
+        if not own:
+            raise ModelError(f"{where} has no tensor of block {block}, which {CONFIG_FILE} asks for; is it complete?")
+        found |= own
+    return found
+
+
+def has_head_bias(family: Family, config: Mapping[str, Any]) -> bool:
+    """Whether the head of a language model has a bias."""
+    return family.head_bias or bool(config.get("lm_head_bias"))
 
 
 def _read_index(path: Path) -> dict[str, str]:
@@ -319,6 +353,8 @@ def read_config(folder: str | Path) -> dict[str, Any]:
             raise ModelError(f"{path}: {key} = {values[key]!r} is refused; remove it, or use eager or sdpa")
     _check_known(path, family, values)
     config = {key: _config_value(path, key, spec, values) for key, spec in family.config_keys.items()}
+    if family.generic:
+        config = {"tie_word_embeddings": family.tied, **_passed_on(family, values)}
     problem = family.problem(config)
     if problem:
         raise ModelError(f"{path}: {problem}")
@@ -329,6 +365,12 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if num_blocks > MAX_BLOCKS:
         raise ModelError(f"{path}: {num_blocks:,} blocks are more than {MAX_BLOCKS:,}, the most that can be planned")
     return {"model_type": family.model_type, **config}
+
+
+def _passed_on(family: Family, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that the library gets, of a family whose own class knows them."""
+    left_out = NO_NUMBER | family.no_number | {_QUANTIZATION}
+    return {key: value for key, value in values.items() if key not in left_out and not key.startswith("_")}
 
 
 def with_old_rope(values: Mapping[str, Any], *, where: str | Path = CONFIG_FILE) -> dict[str, Any]:
@@ -437,7 +479,12 @@ def _by_own_names(path: Path, family: Family, values: dict[str, Any]) -> dict[st
 
 
 def _check_known(path: Path, family: Family, values: Mapping[str, Any]) -> None:
-    """Refuse keys that are neither supported nor known to have no effect on numbers, unless their value is empty."""
+    """Refuse keys that are neither supported nor known to have no effect on numbers, unless their value is empty.
+
+    The keys of a generic family are its class's, which the library knows.
+    """
+    if family.generic:
+        return
     known = (
         family.config_keys.keys()
         | family.refused.keys()

@@ -182,7 +182,7 @@ def _beside_matrices(found: Sequence[_Beside], widths: Widths, *, keeps_down_inp
         of_lora = min(merged, 1) or len(lora)
         yield KeptInput(
             layers=tuple(f"{ADAPTER_DOWN}:{word}" for word in (*lora, *others)),
-            width=widths.query[0],
+            width=widths.value[0],
             readers=of_lora + len(others),
             lora=of_lora,
             merged=merged,

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,8 +36,9 @@ from ringtune.models.folder import (
     select_tensors,
 )
 from ringtune.models.tokenizer import is_template_file, template_files
+from ringtune.storage.gguf import SUFFIX
 from ringtune.storage.pieces import Pieces
-from ringtune.storage.tensor_files import DTYPE_BYTES
+from ringtune.storage.tensor_files import stored_bytes
 from ringtune.texts import shown
 from ringtune.v1 import weights_pb2
 
@@ -76,7 +76,8 @@ class TensorEntry:
         """Refuse a name, type, shape, digest or sample that is out of range."""
         if not 1 <= len(self.name) <= _MAX_NAME or not self.name.isprintable():
             raise IntegrityError(f"the manifest has a tensor with the name {self.name[:80]!r}; ask another source")
-        if self.dtype not in DTYPE_BYTES or len(self.shape) > _MAX_DIMENSIONS or any(side < 0 for side in self.shape):
+        is_shape = len(self.shape) <= _MAX_DIMENSIONS and all(side >= 0 for side in self.shape)
+        if not is_shape or stored_bytes(self.dtype, self.shape) is None:
             raise _refused(self.name, f"has type {self.dtype!r} and shape {self.shape}")
         _check_digest(self.name, self.sha256)
         if len(self.sample) != min(self.nbytes, SAMPLE_BYTES):
@@ -85,7 +86,7 @@ class TensorEntry:
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return DTYPE_BYTES[self.dtype] * math.prod(self.shape)
+        return stored_bytes(self.dtype, self.shape) or 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -432,7 +433,8 @@ class Offers:
 
 def _state(folder: Path) -> dict[str, tuple[int, int]]:
     """Size and modification time of every file that may be served, by name."""
-    names = {*MODEL_FILES, *template_files(folder), INDEX_FILE, *(path.name for path in folder.glob("*.safetensors"))}
+    weights = (path.name for pattern in ("*.safetensors", f"*{SUFFIX}") for path in folder.glob(pattern))
+    names = {*MODEL_FILES, *template_files(folder), INDEX_FILE, *weights}
     paths = {name: folder / name for name in sorted(names) if (folder / name).is_file()}
     return {name: (path.stat().st_size, path.stat().st_mtime_ns) for name, path in paths.items()}
 

@@ -243,7 +243,7 @@ class Resume:
         A run that can't move while it trains has one: those after it are of a part that is not continued.
         """
         kept = tuple(one for one in self.plan.placements if one.placement_number >= placement_number)
-        return Plan(self.plan.course, kept[:1] if stay_reason(self.plan.course, kept) else kept)
+        return Plan(self.plan.course, kept[:1] if stay_reason(self.plan.course) else kept)
 
     def whole(self, placement_number: int) -> Plan:
         """Return the plan of a run that goes on from a placement: those before it, and ``rest``."""

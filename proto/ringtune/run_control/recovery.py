@@ -285,7 +285,7 @@ class LinkOpenings:
 
     def __init__(self) -> None:
         self._num_turns = 0
-        self._at: dict[str, list[int]] = {}
+        self._at: list[tuple[int, frozenset[str]]] = []
 
     def commit(self) -> None:
         """Note that a train turn is committed."""
@@ -293,13 +293,18 @@ class LinkOpenings:
 
     def note(self, ends: Iterable[str]) -> None:
         """Note that all go back because of the link of these two nodes."""
-        for node in ends:
-            self._at[node] = [*self._at.get(node, []), self._num_turns][-MOST_OPENINGS:]
+        self._at = [*((at, both) for at, both in self._at if self._is_late(at)), (self._num_turns, frozenset(ends))]
+
+    def lose(self, node: str) -> None:
+        """Note that the run does without a node: what was opened with it counts for none of its neighbours."""
+        self._at = [(at, ends & {node} or ends) for at, ends in self._at]
 
     def are_too_many(self, node: str) -> bool:
         """Whether a node was an end of ``MOST_OPENINGS`` such links within the last turns."""
-        found = self._at.get(node, [])
-        return len(found) == MOST_OPENINGS and self._num_turns - found[0] < OPENINGS_TURNS
+        return sum(node in ends and self._is_late(at) for at, ends in self._at) >= MOST_OPENINGS
+
+    def _is_late(self, at: int) -> bool:
+        return self._num_turns - at < OPENINGS_TURNS
 
 
 _OF_ROOM: Final = (CapacityError.__name__, StorageError.__name__)

@@ -338,11 +338,11 @@ class RunStateMachine:
         if self.phase != "planning":
             return
         if self._recovers and plan.goes_back:
-            if why := stay_reason(plan.course, plan.placements):
+            if why := stay_reason(plan.course):
                 raise PlanError(f"the run can't continue without a lost node: {why}; set recovery.copies = 'none'")
             self._items_ahead = 0
         if self._audits and not plan.goes_back:
-            why = stay_reason(plan.course, plan.placements) or "this plan keeps no copies of turns (recovery.copies)"
+            why = stay_reason(plan.course) or "this plan keeps no copies of turns (recovery.copies)"
             raise PlanError(
                 f"[audit] goes back to the last turn that was agreed on, which can't be: {why}; leave [audit] out"
             )
@@ -359,7 +359,7 @@ class RunStateMachine:
         )  # those of past placements may lack
         self._migration = Migration(self.plan, self._start_point, wait_s=self._wait_s)
         part = self._migration.part
-        if plan.placements[-1] != part.placement and (why := stay_reason(plan.course, plan.placements)):
+        if plan.placements[-1] != part.placement and (why := stay_reason(plan.course)):
             raise PlanError(f"a run can't move to another placement: {why}; give the plan one placement")
         self._enter("preparing", now_s, commands, part.nodes)
         commands += [rd.Prepare(node, part) for node in part.nodes]
@@ -461,6 +461,7 @@ class RunStateMachine:
             return
         self._gone.add(lost)
         self._kept.lose(lost)
+        self._openings.lose(lost)
         if self._recovery is None and lost not in moving.part.nodes:
             self._continue_without(lost, event, now_s, commands)
         elif problem := end_reason(lost, self._course, self._kept, self._policy):
@@ -938,28 +939,27 @@ class RunStateMachine:
 
     @property
     def _asked_for_best(self) -> Collection[str]:
-        return self._grants.stopping.best.asked if self._grants else ()
+        return self._grants.stopping.asked if self._grants else ()
 
     def _collect_best(self, now_s: float, commands: list[rd.Command]) -> None:
         """Ask every node for the best result, once no turn is open; the last turn is collected anyway."""
         grants = self._required_grants
-        best = grants.stopping.best
-        if best.wanted is None or grants.is_exhausted or self._drain_reason:
+        stopping = grants.stopping
+        if stopping.wanted is None or grants.is_exhausted or self._drain_reason:
             return
-        if best.asked or grants.open or self.phase != "training":
+        if stopping.asked or grants.open or self.phase != "training":
             return
         senders = self._senders(is_best=True)
-        number = best.ask(node for node, _, _ in senders)
+        number = stopping.ask(node for node, _, _ in senders)
         for node, with_head, with_private in senders:
-            commands.append(rd.CollectBest(node, best.wanted, number, with_head, with_private))
+            commands.append(rd.CollectBest(node, stopping.wanted, number, with_head, with_private))
         self._set_deadline(now_s, commands)
 
     def _on_best_sent(self, event: rd.BestSent, now_s: float, commands: list[rd.Command]) -> None:
         if event.node in self._asked_for_best:
             self._set_deadline(now_s, commands)
         stopping = self._grants.stopping if self._grants else None
-        if stopping is not None and stopping.best.answered(event.node, event.number):
-            stopping.sent()
+        if stopping is not None and stopping.sent(event.node, event.number):
             commands.append(rd.LogBest(stopping.evaluations.best_step, event.number))
             self._grant_ahead(now_s, commands)
 

@@ -248,37 +248,6 @@ class TurnDepths:
         self._losses.clear()
 
 
-class BestResults:
-    """Requests to the nodes for the result of the best evaluation.
-
-    Attributes:
-        wanted: the step of that evaluation; None = no result is to be sent.
-        asked: nodes that have not answered the last request.
-        num_asks: number of the last request; answers to older ones are ignored.
-    """
-
-    def __init__(self) -> None:
-        self.wanted: int | None = None
-        self.asked: set[str] = set()
-        self.num_asks = 0
-
-    def ask(self, nodes: Iterable[str]) -> int:
-        """Begin a request to these nodes; return its number."""
-        self.asked, self.num_asks = set(nodes), self.num_asks + 1
-        return self.num_asks
-
-    def answered(self, node: str, number: int) -> bool:
-        """Note a node's answer; return whether it was the last missing one of the last request."""
-        if number != self.num_asks or node not in self.asked:
-            return False
-        self.asked.discard(node)
-        return not self.asked
-
-    def reset_requests(self) -> None:
-        """Drop the request: nodes have to be asked anew."""
-        self.asked = set()
-
-
 class EarlyStopping:
     """Decisions of one run by its evaluations: its end, and its best result.
 
@@ -291,13 +260,16 @@ class EarlyStopping:
         evaluations: losses so far.
         settled: the state for a resumed run: ``evaluations``, or, while a best result is being sent, the state before
             that evaluation, which a resumed run repeats.
-        best: requests for the best result.
+        wanted: the step of the evaluation whose result the nodes send; None = none is to be sent.
+        asked: nodes that have not answered the last request for it.
     """
 
     def __init__(self, patience_evals: int, start: StartPoint | None, *, keeps_best: bool = False) -> None:
         self._patience, self._keeps_best = patience_evals, keeps_best
         self.evaluations = self.settled = start.evaluations if start else NONE_DONE
-        self.best = BestResults()
+        self.wanted: int | None = None
+        self.asked: set[str] = set()
+        self._num_asks = 0
         self._waits = False
 
     @property
@@ -315,7 +287,7 @@ class EarlyStopping:
 
     def may_grant(self, turn: Turn) -> bool:
         """Whether no evaluation to be judged, and no best result to be sent, holds this turn back."""
-        if self.best.wanted is not None:
+        if self.wanted is not None:
             return False
         if not self._waits or turn.kind.evaluates:
             return True
@@ -335,7 +307,7 @@ class EarlyStopping:
         is_news = step > self.evaluations.step
         self.evaluations, self._waits = self.evaluations.after(step, loss), False
         if self._keeps_best and is_news and self.is_best(step):
-            self.best.wanted = step
+            self.wanted = step
         else:
             self.settled = self.evaluations
 
@@ -345,21 +317,30 @@ class EarlyStopping:
             return None
         return self.evaluations.best is not None and self.evaluations.best_step == step
 
-    def sent(self) -> None:
-        """Note that every node has sent the best result."""
-        self.best.wanted, self.settled = None, self.evaluations
+    def ask(self, nodes: Iterable[str]) -> int:
+        """Begin a request to these nodes for the best result; return its number."""
+        self.asked, self._num_asks = set(nodes), self._num_asks + 1
+        return self._num_asks
+
+    def sent(self, node: str, number: int) -> bool:
+        """Note a node's answer to the last request; return whether every node has sent the best result now."""
+        if number != self._num_asks or node not in self.asked:
+            return False
+        self.asked.discard(node)
+        if not self.asked:
+            self.wanted, self.settled = None, self.evaluations
+        return not self.asked
 
     def change_owners(self, before: Course, after: Course) -> None:
         """Begin anew where the evaluations from here on have other rows than those before."""
         found = self.evaluations.without(before, after)
         if found != self.evaluations:
             self.evaluations = self.settled = found
-            self.best.wanted = None
+            self.wanted = None
 
     def forget_open(self) -> None:
         """Forget an incomplete evaluation: its open turns are repeated."""
-        self._waits = False
-        self.best.reset_requests()
+        self._waits, self.asked = False, set()
 
 
 class TurnGrants:

@@ -47,8 +47,12 @@ BFLOAT16: Final = "bfloat16"
 INT8: Final = "int8"
 NF4: Final = "nf4"
 FROZEN_DTYPES: Final = (BFLOAT16, INT8, NF4)
+GGUF: Final = "gguf"
+"""Frozen matrices in the blocks of the model's GGUF file; ``runtime.frozen`` is then ``AS_COMPUTED`` or auto."""
 AS_COMPUTED: Final = "float32"
 """``runtime.frozen`` for frozen weights in the type of the computation."""
+COMPUTE: Final = (AS_COMPUTED, BFLOAT16)
+"""Number types of products (``train.compute``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,12 +60,12 @@ class FrozenWeights:
     """Number type of frozen matrices, and their multiplication.
 
     Attributes:
-        dtype: one of ``FROZEN_DTYPES``.
+        dtype: one of ``FROZEN_DTYPES``, or ``GGUF``.
         native: whether products are computed in bfloat16 with float32 sums; otherwise one matrix at a time is widened
             to float32.
     """
 
-    dtype: Annotated[str, OneOf(FROZEN_DTYPES)]
+    dtype: Annotated[str, OneOf((*FROZEN_DTYPES, GGUF))]
     native: bool = False
 
     def __post_init__(self) -> None:
@@ -74,8 +78,8 @@ class FrozenWeights:
 
 
 def dtype_of(frozen: FrozenWeights | None) -> str:
-    """Return the dtype of frozen weights as in ``runtime.frozen``."""
-    return frozen.dtype if frozen is not None else AS_COMPUTED
+    """Return the dtype of frozen weights as in ``runtime.frozen``, which has no own word for those of a GGUF file."""
+    return AS_COMPUTED if frozen is None or frozen.dtype == GGUF else frozen.dtype
 
 
 def name_of(frozen: FrozenWeights | None) -> str:
@@ -270,6 +274,7 @@ class Course(Extent):
         trims: whether the last block may compute only these tokens; see ``top_tokens``.
         initial: SHA-256, hex, of the file of initial values (``techniques.initial_adapter``); empty = they are drawn by
             the seed.
+        compute: number type of the products of blocks; float32 = the type of the computation.
     """
 
     method: Method
@@ -293,6 +298,7 @@ class Course(Extent):
     initial: Annotated[str, LATER] = ""
     packed: Annotated[bool, LATER] = False
     generation: Annotated[Generation | None, LATER] = None
+    compute: Annotated[str, LATER, OneOf(COMPUTE)] = AS_COMPUTED
     _hash: int = field(default=0, init=False, repr=False, compare=False)
     _plain: Course | None = field(default=None, init=False, repr=False, compare=False)
 

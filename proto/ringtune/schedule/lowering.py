@@ -297,10 +297,10 @@ def fit_legs(plan: Plan, item: Item, node: str) -> tuple[Legs, ...]:
     count = num_microbatches(plan.course, item)
     if not item.kind.has_update or not plan.placement.helped_by(node):
         return ((),) * count
-    return tuple(_fits(plan, way(plan, item, micro), node) for micro in range(count))
+    return tuple(_fits(way(plan, item, micro), node) for micro in range(count))
 
 
-def _fits(plan: Plan, found: Way, node: str) -> Legs:
+def _fits(found: Way, node: str) -> Legs:
     ships = [
         (leg, source)
         for source, parts in found.items()

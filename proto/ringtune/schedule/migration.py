@@ -293,11 +293,11 @@ def check_placements(course: Course, placements: Sequence[Placement]) -> None:
                 f"placement {after.placement_number} runs other blocks again than the one before; give both the "
                 "same ranges"
             )
-    if len(placements) > 1 and (problem := stay_reason(course, placements, from_disks=True)):
+    if len(placements) > 1 and (problem := stay_reason(course, from_disks=True)):
         raise PlanError(f"a run can't move to another placement: {problem}; {_ONE}")
 
 
-def stay_reason(course: Course, placements: Sequence[Placement], *, from_disks: bool = False) -> str:
+def stay_reason(course: Course, *, from_disks: bool = False) -> str:
     """Say why a course can't move to another placement; empty if it may.
 
     With ``from_disks`` it moves between two runs: nodes take over from files, with nothing in memory yet.

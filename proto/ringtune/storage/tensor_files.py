@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
 from ringtune.errors import IntegrityError, ModelError
+from ringtune.storage.gguf import GgufType
 from ringtune.storage.pieces import Piece, Pieces
 from ringtune.storage.strict import is_lfs_pointer, pointer_advice
 from ringtune.texts import printable, shown
@@ -56,6 +57,14 @@ class TensorInfo(NamedTuple):
     shape: tuple[int, ...]
     nbytes: int
     offset: int
+
+
+def stored_bytes(dtype: str, shape: Sequence[int]) -> int | None:
+    """Bytes of a tensor; None if the type is not known, or has no tensor of this shape."""
+    if dtype in DTYPE_BYTES:
+        return DTYPE_BYTES[dtype] * math.prod(shape)
+    kind = GgufType.of(dtype)
+    return None if kind is None else kind.nbytes(tuple(shape))
 
 
 def read_safetensors_header(path: str | Path) -> dict[str, TensorInfo]:
@@ -116,7 +125,7 @@ def header_bytes(
     header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
     at = 0
     for name, (dtype, shape) in tensors.items():
-        end = at + DTYPE_BYTES[dtype] * math.prod(shape)
+        end = at + (stored_bytes(dtype, shape) or 0)
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -128,9 +137,10 @@ def _tensor(where: str, name: str, entry: Any, start: int) -> TensorInfo:
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         numbers = [*shape, begin, end]
-        valid = len(shape) <= _MAX_AXES and dtype in DTYPE_BYTES
+        valid = len(shape) <= _MAX_AXES
         valid = valid and all(type(number) is int and 0 <= number <= _MAX_NUMBER for number in numbers)
-        nbytes = DTYPE_BYTES[dtype] * math.prod(shape) if valid else -1
+        found = stored_bytes(dtype, shape) if valid else None
+        valid, nbytes = found is not None, -1 if found is None else found
         told = printable(f"of type {dtype} and shape {shape} can't take bytes [{begin}, {end})", most=_MAX_TOLD)
     except (TypeError, KeyError, ValueError, RecursionError) as error:
         raise _damaged(where, f"the entry of tensor {shown(name)} is malformed") from error

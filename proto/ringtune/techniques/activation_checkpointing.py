@@ -197,6 +197,7 @@ def sites_that_save_nothing(plan: Plan, nodes: Sequence[Any]) -> list[str]:
 
 TECHNIQUE: Final = Technique(
     name="activation_checkpointing",
+    course_fields=("velora",),
     later_keys={"memory.activations": NONE},
     smaller_settings=lambda job: smaller_settings(job.memory),
     notes=sites_that_save_nothing,

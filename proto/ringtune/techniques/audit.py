@@ -9,14 +9,14 @@ in bits on nodes of one numeric class, so another host can repeat a cell, and th
     state of item 11 --'
     sum of gradients, state of item 11 --> update of item 12 --> state of item 12
 
-Each node commits itself before it knows what is drawn: with the end of a turn it reports a *trail*, which has a digest
-of each tensor that it sent, of the sum of gradients after each of its cells, and of weights with optimizer state after
-each item. Of a tensor that it got it has a *tag*, which costs less: a message authentication code (Poly1305) under a
-key that only the receiver knows until the trails of all nodes are there. So a sender that hands in another tensor than
-it sent does not know which one fits. The coordinator draws the cells of a turn when it grants the turn, for each host
-independently, and tells the neighbours of the host, not the host, which of the tensors that they exchange with it they
-have to keep; of these they tell the digest. After the turn the *checker*, the next host in the ring, repeats the cell.
-What it says against another node counts if the host after it, the *third*, finds the same.
+Each node commits itself before it knows what is drawn: with the end of a turn it reports a *trail*, which has digests
+of the sum of gradients after each of its cells, and of weights with optimizer state after each item. Of each tensor
+that it exchanged it has a *tag*, which costs less: a message authentication code (Poly1305) under a key that nobody
+else knows until the trails of all nodes are there. So a neighbour that hands in another tensor does not know which one
+fits, and what a node itself could make fit is not with it. The coordinator draws the cells of a turn when it grants the
+turn, for each host independently, and tells the neighbours of the host, not the host, which of the tensors that they
+exchange with it they have to keep; of these they tell the digest. After the turn the *checker*, the next host in the
+ring, repeats the cell. What it says against another node counts if the host after it, the *third*, finds the same.
 
 A host that scales its gradients in a turn does so in a cell, after the last cell of an item, or in the update; each
 drawn cell is compared with its item's update, and at least one cell of each host is drawn in each turn. So a host of
@@ -236,7 +236,7 @@ def own_updates(now: Plan, item: Item, node: str) -> list[Action]:
 # ---- trails ----------------------------------------------------------------------------------------
 
 Trail = Mapping[str, str]
-"""Name of what a node sent, got or computed in a turn -> SHA-256, hex; sums in the order of computing."""
+"""Name of what a node exchanged or computed in a turn -> SHA-256, hex, or tag; sums in the order of computing."""
 
 
 def tensor_name(key: TensorKey) -> str:
@@ -318,14 +318,12 @@ class Work(NamedTuple):
 
     Attributes:
         peers: name of each tensor that it exchanges -> the other node, or itself (``own_tensors``).
-        got: names of those that it receives from other nodes.
         sums: names of its sums of gradients.
         updates: items after which blocks of its slice are updated, ascending.
         has_head: whether it updates the head, as the owner of the turn.
     """
 
     peers: Mapping[str, str]
-    got: frozenset[str]
     sums: frozenset[str]
     updates: tuple[int, ...]
     has_head: bool
@@ -333,19 +331,16 @@ class Work(NamedTuple):
 
 def work_of(plan: Plan, turn: Turn, node: str) -> Work:
     """Return what a node of a placement does in a train turn; ``plan`` is the part of the placement."""
-    now, piece, peers, updates = turn.settled(plan), plan.slice_of(node), dict[str, str](), []
-    got, sums = set[str](), set[str]()
+    now, piece, peers, sums, updates = turn.settled(plan), plan.slice_of(node), dict[str, str](), set[str](), []
     for item in items(now.course, turn):
         for micro, way in enumerate(legs(now, item, node)):
-            found = exchanges(way, item.seq, micro)
-            peers |= {tensor_name(one.key): one.peer for one in found}
-            got |= {tensor_name(one.key) for one in found if one.comes}
+            peers |= {tensor_name(one.key): one.peer for one in exchanges(way, item.seq, micro)}
             if any(leg.op is Op.BACKWARD and piece.start <= leg.start < piece.stop for leg in way):
                 sums.add(sum_name(item.seq, micro))
         if own_updates(now, item, node):
             updates.append(item.seq)
     peers |= {tensor_name(one.key): node for one in own_tensors(plan, turn, node)}
-    return Work(peers, frozenset(got), frozenset(sums), tuple(updates), head_update(plan, turn, node) is not None)
+    return Work(peers, frozenset(sums), tuple(updates), head_update(plan, turn, node) is not None)
 
 
 def head_update(plan: Plan, turn: Turn, node: str) -> Action | None:
@@ -376,14 +371,15 @@ def trail_problem(plan: Plan, work: Work, trail: Trail, node: str, *, adapter: s
     """
     piece = plan.slice_of(node)
     blocks = [block for block in range(piece.start, piece.stop) if has_adapter(adapter, block)]
-    names = {*work.peers, *work.sums, *map(begin_name, blocks), *([TAG_KEY] if work.got else [])}
+    names = {*work.peers, *work.sums, *map(begin_name, blocks), *([TAG_KEY] if {*work.peers.values()} - {node} else [])}
     names |= {name for block in blocks for name in end_names(block)}
     names |= {state_name(seq, block) for seq in work.updates for block in blocks}
     if work.has_head:
         names |= {begin_name(plan.course.head), *end_names(plan.course.head)}
     if odd := sorted(names ^ trail.keys()):
         return f"node {node} reports {'no ' if odd[0] in names else ''}{odd[0][:60]!r}, against the plan"
-    if odd := sorted(name for name in trail if is_tag(trail[name]) and (name not in work.got or name in kept)):
+    tagged = (name for name in trail if is_tag(trail[name]))
+    if odd := sorted(name for name in tagged if work.peers.get(name, node) == node or name in kept):
         return f"node {node} reports no digest of {odd[0]!r}"
     for block, begin, end in ends(plan, trail, node):
         is_head = block == plan.course.head
@@ -405,23 +401,19 @@ def ends_differ(works: Mapping[str, Work], trails: Mapping[str, Trail]) -> Findi
     A tag is compared where the tensor is that of a drawn cell (``judge``).
     """
     for node, work in works.items():
-        for name in work.got:
-            told, peer = trails[node][name], work.peers[name]
-            if not is_tag(told) and told != trails[peer].get(name):
+        for name, peer in work.peers.items():
+            told = trails[node][name], trails[peer].get(name, "")
+            if told[0] != told[1] and not any(map(is_tag, told)):
                 return Finding((node, peer), f"nodes {node} and {peer} say different things of {name}")
     return None
 
 
 def statement(run_id: str, plan: Plan, turn: Turn, node: str, trail: Trail) -> str:
-    """Return what a node signs of a turn, as JSON: digests of each link, of the states at both ends, and of the trail.
+    """Return what a node signs of a turn, as JSON: its peers, and digests of the states at both ends and of the trail.
 
-    Of a link it is over names and digests of the tensors that the node sent there in the turn. The end of a block
-    has the digests of weights and of optimizer state. A statement of a node with three blocks has some 1 kB.
+    The end of a block has the digests of weights and of optimizer state. A statement of a node with three blocks has
+    some 1 kB.
     """
-    work, sent = work_of(plan, turn, node), dict[str, list[str]]()
-    for name, peer in work.peers.items():
-        if name not in work.got:
-            sent.setdefault(peer, []).append(f"{name} {trail[name]}")
     blocks = ends_of(plan, trail, node)
     table = {
         "run": run_id,
@@ -429,7 +421,7 @@ def statement(run_id: str, plan: Plan, turn: Turn, node: str, trail: Trail) -> s
         "placement": plan.placement.placement_number,
         "turn": turn.index,
         "steps": [turn.first_step, turn.end_step],
-        "sent": {peer: _digest("\n".join(sorted(lines))) for peer, lines in sent.items()},
+        "peers": sorted({*work_of(plan, turn, node).peers.values()} - {node}),
         "begin": {str(block): trail[begin_name(block)] for block in blocks},
         "end": {str(block): [trail[name] for name in end_names(block)] for block in blocks},
         "trail": _digest(json.dumps([*trail.items()])),
@@ -449,7 +441,8 @@ class Question(NamedTuple):
 
     Attributes:
         given: digest of what others hand in, by name in the trail, and the secret of tags.
-        told: digest of what the host of the cell has computed, by name, and tags of what it got (``tag_name``).
+        told: digest of what the host of the cell has computed, by name, of tensors as who got them tells it; and its
+            tags (``tag_name``).
         peers: name of a tensor -> the node that exchanged it with the host, or the host itself, which hands it in.
     """
 
@@ -463,11 +456,12 @@ class Question(NamedTuple):
 def question(plan: Plan, turn: Turn, cell: Cell, work: Work, trails: Mapping[str, Trail]) -> Question:
     """Make the question for a cell from the trails of all nodes, which have no problem."""
     seq, tensors, trail = cell.seq, cell_exchanges(plan, turn, cell), trails[cell.node]
-    tagged = {name: one.peer for one in tensors if is_tag(trail[name := tensor_name(one.key)])}
+    peers = {tensor_name(one.key): one.peer for one in tensors}
+    kept = {name: trails[peer][name] for name, peer in peers.items()}
+    tagged = [name for name in peers if is_tag(trail[name])]
     blocks, earlier = blocks_of(plan, trail, cell.node), [one for one in work.updates if one < seq]
     given = [state_name(earlier[-1], block) if earlier else begin_name(block) for block in blocks]
-    given += [name for one in tensors if (name := tensor_name(one.key)) not in tagged]
-    told = [tensor_name(one.key) for one in tensors if not one.comes]
+    told = list[str]()
     order, before, last = micro_order(trail, seq), -1, -1
     if cell.micro in order:
         at, last = order.index(cell.micro), order[-1]
@@ -478,13 +472,13 @@ def question(plan: Plan, turn: Turn, cell: Cell, work: Work, trails: Mapping[str
     return Question(
         cell,
         CellPlace(turn.index, seq, cell.micro, before, last),
+        {name: trail[name] for name in [*given, *([TAG_KEY] if tagged else [])]} | kept,
         {
-            **{name: trail[name] for name in given},
-            **{name: trails[peer][name] for name, peer in tagged.items()},
-            **({TAG_KEY: trail[TAG_KEY]} if tagged else {}),
+            **{name: trail[name] for name in told},
+            **{name: kept[name] for name, one in zip(peers, tensors, strict=True) if not one.comes},
+            **{tag_name(name): trail[name] for name in tagged},
         },
-        {name: trail[name] for name in told} | {tag_name(name): trail[name] for name in tagged},
-        {tensor_name(one.key): one.peer for one in tensors},
+        peers,
     )
 
 
@@ -616,7 +610,7 @@ def refusal(job: Any) -> str:
 
 def check_course(job: Any, course: Course) -> None:
     """Refuse a course whose run can't go back to the end of a turn; raises ``PlanError``."""
-    if job.audit is not None and (why := stay_reason(course, ())):
+    if job.audit is not None and (why := stay_reason(course)):
         raise PlanError(f"[audit] goes back to the last turn that was agreed on, which can't be: {why}; {_LEAVE}")
 
 

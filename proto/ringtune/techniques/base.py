@@ -5,7 +5,7 @@ record in the order of that list. A field that a record leaves out has no effect
 
     a job is read, compared      check_job, check_model, later_keys, unused_keys, equal_values
     a plan is made               courses, placed, smaller_settings, disk_terms, parcels, copies
-    a plan or times are given    check_plan, timing_mismatch
+    a plan or times are given    course_fields, check_plan, timing_mismatch
     a plan is shown              course_lines, course_notes, plan_lines, notes
     turns are granted            turn_rule
     a run is reported            totals, report
@@ -114,6 +114,7 @@ class Technique:
         disk_terms: bytes in a node's folder beyond those that ``costs.memory_estimate`` counts.
         parcels: of a plan, with the sizes of its course at any node.
         copies: of a plan: tensors that several nodes hold alike and update each by itself.
+        course_fields: fields of a course in which a given plan may have another value than the job's draft.
         check_plan: refuses a given plan with other settings of the technique than the job's; raises ``PlanError``.
         timing_mismatch: how the timing of a node, by its facts, differs from the course; empty if it does not.
         course_lines: lines of a text about training.
@@ -140,6 +141,7 @@ class Technique:
     disk_terms: Callable[[Plan, str], Iterable[DiskTerm]] = _nothing
     parcels: Callable[[Plan, Any], Iterable[Parcel]] = _nothing
     copies: Callable[[Plan], Iterable[Copies]] = _nothing
+    course_fields: Sequence[str] = ()
     check_plan: Callable[[Any, Plan], object] = _nothing
     timing_mismatch: Callable[[Course, Any], str] = lambda course, facts: ""
     course_lines: Callable[[Course], Sequence[str]] = _nothing

@@ -3,6 +3,9 @@
 The type follows from the job, and from processors and memory of the nodes. ``auto`` takes the first type that fits:
 float32, bfloat16, int8, nf4. Products are computed in bfloat16 only if every node multiplies bfloat16 fast, so that the
 result does not depend on the placement.
+
+Matrices of a GGUF file stay in its blocks with ``auto``, and with ``float32``, where products are in float32; the other
+types round them once more.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from ringtune.schedule.course import (
     AS_COMPUTED,
     BFLOAT16,
     FROZEN_DTYPES,
+    GGUF,
     INT8,
     NF4,
     Course,
@@ -28,6 +32,7 @@ from ringtune.schedule.course import (
 from ringtune.schedule.methods import method_class
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.base import Technique
+from ringtune.techniques.compute import is_rounded
 from ringtune.techniques.operations import needs_base_gradients, operations_of
 
 
@@ -52,25 +57,41 @@ def not_small_reason(job: Any) -> str:
     return ""
 
 
-def frozen_choices(job: Any, *, is_native: bool) -> tuple[FrozenWeights | None, ...]:
+def frozen_choices(job: Any, *, is_native: bool, is_gguf: bool = False) -> tuple[FrozenWeights | None, ...]:
     """List the types of frozen weights that a planner tries in order; None for float32.
 
-    ``is_native`` says whether every node multiplies bfloat16 fast. Example: ``auto`` gives None, bfloat16, int8, nf4.
+    ``is_native`` says whether every node multiplies bfloat16 fast, ``is_gguf`` whether the model is a GGUF file.
+    With products in bfloat16 frozen matrices are held in it in place of float32, so that no graph keeps a rounded copy.
+    Example: ``auto`` gives None, bfloat16, int8, nf4.
     """
-    wish = job.runtime.frozen
+    wish, is_native = job.runtime.frozen, is_native or is_rounded(job)
+    can_be_small = not (not_small_reason(job) or needs_base_gradients(job.operations, job.adapter))
+    if is_gguf and wish in (AS_COMPUTED, AUTO) and can_be_small:
+        return (FrozenWeights(dtype=GGUF, native=is_native and (wish == AUTO or is_rounded(job))),)
+    first = FrozenWeights(dtype=BFLOAT16, native=True) if is_rounded(job) and can_be_small else None
     if wish == AS_COMPUTED:
-        return (None,)
+        return (first,)
     if wish != AUTO:
         return (FrozenWeights(dtype=wish, native=is_native),)
-    if not_small_reason(job) or needs_base_gradients(job.operations, job.adapter):
+    if not can_be_small:
         return (None,)
-    return (None, *(FrozenWeights(dtype=dtype, native=is_native) for dtype in FROZEN_DTYPES))
+    return (
+        *([None] if first is None else []),
+        *(FrozenWeights(dtype=dtype, native=is_native) for dtype in FROZEN_DTYPES),
+    )
+
+
+def first_choice(job: Any, model: Any) -> FrozenWeights | None:
+    """Return how frozen weights of a GGUF file are held where no planner has chosen; None for other models."""
+    return frozen_choices(job, is_native=False, is_gguf=True)[0] if model.gguf_block_bytes else None
 
 
 def frozen_of(job: Any, nodes: Iterable[Any]) -> tuple[FrozenWeights | None, ...]:
     """List the types of frozen weights to try on these nodes, in order; None for float32."""
+    nodes = list(nodes)
     is_native = all(node.fast_bfloat16 for node in nodes)
-    return frozen_choices(job, is_native=is_native)
+    is_gguf = any(node.model.gguf_block_bytes for node in nodes)
+    return frozen_choices(job, is_native=is_native, is_gguf=is_gguf)
 
 
 def courses(job: Any, course: Course, nodes: Sequence[Any]) -> tuple[Course, ...]:
@@ -96,7 +117,7 @@ def check_given_frozen(job: Any, plan: Plan) -> None:
         PlanError: names both types.
     """
     has = dtype_of(plan.course.frozen)
-    if job.runtime.frozen not in (AUTO, has):
+    if job.runtime.frozen not in (AUTO, has, *([AS_COMPUTED] if is_rounded(job) and has == BFLOAT16 else [])):
         raise PlanError(
             f"the plan has frozen = {has}, the job says {job.runtime.frozen} (runtime.frozen); change it, or plan anew "
             "with 'ringtune plan JOB --save FILE'"
@@ -124,6 +145,7 @@ _SCALES: Final = {
     BFLOAT16: "",
     INT8: ", a scale for each row",
     NF4: ", a scale for each 64 numbers (outside of blocks int8)",
+    GGUF: ", as they are in the file",
 }
 
 
@@ -148,11 +170,18 @@ MAX_WIDENED_BYTES: Final = 64 << 20
 """Limit of a widened matrix in bytes; a larger one is widened and multiplied by parts of this size."""
 
 CHUNK: Final = 1 << 18
-"""Numbers of 4 bits that are widened at once."""
+"""Numbers of 4 bits, or of blocks of GGUF, that are widened at once."""
 
 
 def frozen_bytes(
-    whole_bytes: int, *, params: int, rows: int, item_bytes: int, frozen: FrozenWeights | None, in_blocks: bool = True
+    whole_bytes: int,
+    *,
+    params: int,
+    rows: int,
+    item_bytes: int,
+    frozen: FrozenWeights | None,
+    in_blocks: bool = True,
+    gguf_bytes: int = 0,
 ) -> int:
     """Bytes of weights with their frozen matrices in a small type.
 
@@ -163,12 +192,15 @@ def frozen_bytes(
         item_bytes: of a number in the type of the computation.
         frozen: the small type; None = none.
         in_blocks: whether the matrices are those of a block; others are in int8 with ``nf4``.
+        gguf_bytes: of these matrices in the model's GGUF file.
     """
     if frozen is None:
         return whole_bytes
     match frozen.dtype:
         case "bfloat16":
             small_bytes = 2 * params
+        case "gguf":
+            small_bytes = gguf_bytes
         case "nf4" if in_blocks:
             blocks = -(-params // BLOCK)
             small_bytes = blocks * BLOCK // 2 + blocks + 4 * -(-blocks // GROUP)
@@ -180,7 +212,7 @@ def frozen_bytes(
 def widened_bytes(largest_params: int, *, item_bytes: int, frozen: FrozenWeights | None) -> int:
     """Bytes of the buffer for a widened frozen matrix; 0 where it is multiplied natively in bfloat16.
 
-    Those of 4 bits need work space of a chunk besides: codes, and numbers in float32 that are then rounded.
+    Those of 4 bits and of GGUF need work space of a chunk besides: codes, and numbers in float32 that are then rounded.
 
     Args:
         largest_params: numbers of the largest frozen matrix.
@@ -190,12 +222,13 @@ def widened_bytes(largest_params: int, *, item_bytes: int, frozen: FrozenWeights
     if frozen is None or (frozen.native and frozen.dtype == BFLOAT16):
         return 0
     wide_bytes = min(MAX_WIDENED_BYTES, largest_params * (2 if frozen.native else item_bytes))
-    chunk = min(CHUNK, largest_params) if frozen.dtype == NF4 else 0
+    chunk = min(CHUNK, largest_params) if frozen.dtype in (NF4, GGUF) else 0
     return wide_bytes + chunk // 2 * 4 + (chunk * 4 if frozen.native else 0)
 
 
 TECHNIQUE: Final = Technique(
     name="frozen_weights",
+    course_fields=("frozen",),
     check_job=check_frozen,
     courses=courses,
     smaller_settings=smaller_settings,

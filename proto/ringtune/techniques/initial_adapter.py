@@ -58,6 +58,7 @@ from ringtune.models.family import (
     QUESTION_ANSWERING,
     REGRESSION,
     TAGGING,
+    BlockLayout,
     Family,
 )
 from ringtune.models.folder import CONFIG_FILE, read_config
@@ -262,11 +263,8 @@ def _of_auxiliary(folder: Path, config: str, unpickle: Unpickle) -> Folder:
     facts = described(_object(folder / AUXILIARY_CONFIG_FILE), where=str(folder / AUXILIARY_CONFIG_FILE))
     library = config_of_library(facts.library["config"]) if facts.library else ""
     own = library_config(config)
-    if sorted(map(repr, facts.parts)) != sorted(map(repr, auxiliary_of(config))) or bool(library) != bool(own):
-        raise _refused(
-            folder, f"has {_listed(facts.parts, library)}, the job says {config!r}; set adapter.config as there"
-        )
-    if library and not is_same_adapter(library, own):
+    is_same = sorted(map(repr, facts.parts)) == sorted(map(repr, auxiliary_of(config))) and bool(library) == bool(own)
+    if not is_same or (library and not is_same_adapter(library, own)):
         raise _refused(
             folder, f"has {_listed(facts.parts, library)}, the job says {config!r}; set adapter.config as there"
         )
@@ -400,7 +398,8 @@ def _of_peft(folder: Path, content: Mapping[str, Any], model: Path, unpickle: Un
         tensor, name = file.tensor(key), f"{family.prefix}{family.block_prefix}{block}.{module}"
         if (whole := f"{name}.loras.{_NAME}.lora_{half}") in tensors:
             raise _refused(folder, f"has {key} and another one for the same matrix; it has several adapters, save one")
-        tensors[whole] = _thrice(tensor) if half == "A" and module.endswith(_FUSED) else tensor
+        is_thirds = half == "A" and family.layout.is_merged and module.endswith(_FUSED)
+        tensors[whole] = _thrice(tensor) if is_thirds else tensor
     if len(tensors) != 2 * len(modules) * len(blocks):
         raise _refused(folder, "has LoRA beside other matrices in some blocks than in others; merge it into its model")
     left_out = sorted(set(range(family.dimensions(base).num_blocks)) - blocks)
@@ -427,8 +426,15 @@ def _peft_config(
     up, down = ("intermediate_lora", "output_lora")
     if family.prefix == "model." and not family.plugged:
         up, down = down, up  # the library's names in the Llama family, see models.family
+    own = _places_of_layout(family.layout) if family.generic else {}
     for module in sorted(modules):
-        if (last := module.rpartition(".")[2]) in _LETTERS:
+        if family.generic and module in own:
+            (letters if own[module] in "qkv" else places).add(own[module])
+        elif family.generic:
+            raise _refused(
+                folder, f"has LoRA beside {module}, where a {family.model_type} has none here; merge it into its model"
+            )
+        elif (last := module.rpartition(".")[2]) in _LETTERS:
             letters.add(_LETTERS[last])
         elif last == _FUSED:
             letters.update("qkv")
@@ -445,6 +451,12 @@ def _peft_config(
     described |= {"attn_matrices": sorted(letters, key="qkv".index)} if letters else {"selfattn_lora": False}
     described |= {"leave_out": list(left_out)} if left_out else {}
     return config_of_library(described | dict.fromkeys(places, True))
+
+
+def _places_of_layout(layout: BlockLayout) -> dict[str, str]:
+    """Return the matrices that have LoRA -> letter, or option of AdapterHub."""
+    roles = {"query": "q", "key": "k", "value": "v", "up": "intermediate_lora", "down": "output_lora"}
+    return {name: place for role, place in roles.items() if (name := getattr(layout, role))}
 
 
 def _check_invertible(folder: Path, found: Folder, config: str) -> None:

@@ -512,6 +512,7 @@ def _by_user(plan: Plan, steps: int) -> dict[str, Any]:
 
 TECHNIQUE: Final = Technique(
     name="offload",
+    course_fields=("offload",),
     later_keys={f"offload.{name}": value for name, value in dataclasses.asdict(OffloadSettings()).items()},
     check_job=check_job,
     check_model=lambda job, _, widths: check_fused(

@@ -715,6 +715,7 @@ def _unused_keys(job: Any) -> Sequence[str]:
 
 TECHNIQUE: Final = Technique(
     name="operations",
+    course_fields=("operations", "choice"),
     later_keys={
         f"operations.{name}": value for name, value in {**dataclasses.asdict(OperationsSettings()), **_FORMER}.items()
     },

@@ -27,7 +27,7 @@ import socket
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -115,9 +115,14 @@ class Connections:
             self._look()
             return {peer for peer, at_s in peers.items() if at_s >= self._looked_s or place_of(peer) in self._numbers}
 
-    def close(self, peer: str) -> None:
-        """End the connection of a peer, if it was there at the last look."""
-        place = place_of(peer)
+    def places(self) -> tuple[list[tuple[str, int]], float]:
+        """Return addresses and ports of all peers, those that came last at the end, and when they were looked up."""
+        with self._lock:
+            self._look()
+            return [place for place in self._numbers if place[0]], self._looked_s
+
+    def close(self, place: tuple[str, int]) -> None:
+        """End the connection of a peer's address and port, if it was there at the last look."""
         with self._lock:
             self._look()
             number = self._numbers.pop(place, None)
@@ -128,7 +133,8 @@ class Connections:
         now_s = time.monotonic()
         if now_s - self._looked_s >= _SEEN_S:
             of_port = (number for number in range(_MOST_NUMBERS) if self._end(number, "getsockname")[1] == self._port)
-            self._numbers = {self._end(number, "getpeername"): number for number in of_port}
+            found = {self._end(number, "getpeername"): number for number in of_port}
+            self._numbers = {place: found.pop(place) for place in self._numbers if place in found} | found
             self._looked_s = now_s
 
     def _end(self, number: int, name: str) -> tuple[str, int]:
@@ -309,6 +315,10 @@ _MOST_PER_S: Final = 500.0
 _MOST_PUBLIC: Final = 16
 """Open calls of one address where no certificate is needed; several boards may have one address."""
 _PUBLIC_FIRST_S: Final = 5.0
+_UNCALLED_S: Final = 30.0
+"""Seconds until the first call of a connection, which clients open for one."""
+_MOST_UNCALLED: Final = 64
+"""Connections of one address without a call; more close the oldest of them."""
 _MOST_REFUSED: Final = 500
 """Calls beyond the rate that are told so, and silent ones that were replaced; more close their connections."""
 
@@ -349,6 +359,8 @@ class Guard(grpc.ServerInterceptor):
         self._patience = TokenBucket(_MOST_REFUSED, _MOST_REFUSED / 10)
         self._lock = threading.Lock()
         self._peers: dict[Party, dict[str, float]] = {}  # when each was heard last
+        self._called: dict[tuple[str, int], float] = {}  # the last call of each connection
+        self._uncalled: dict[tuple[str, int], float] = {}  # when connections without a call were seen first
         self.connections = Connections(0)
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
@@ -391,6 +403,7 @@ class Guard(grpc.ServerInterceptor):
     @contextlib.contextmanager
     def _admitted(self, method: str, lane: Lane, context: grpc.ServicerContext) -> Iterator[OpenCall]:
         """Count a call of a permitted caller while the context is open."""
+        self._called[place_of(context.peer())] = time.monotonic()
         permission = find_permission(method)
         first_s = permission.first_message_s if permission else self._first_message_s
         if self._refusal is None:
@@ -405,7 +418,7 @@ class Guard(grpc.ServerInterceptor):
         except BusyError as error:
             self._refuse(method, context, error)
         if has_replaced and not self._patience.take(call.caller):
-            self.connections.close(context.peer())
+            self.connections.close(place_of(context.peer()))
         try:
             yield call
         finally:
@@ -420,7 +433,7 @@ class Guard(grpc.ServerInterceptor):
             self._count_connection(caller.party, context.peer())
             if not self._rate.take(caller.party):
                 if not self._patience.take(str(caller.party)):
-                    self.connections.close(context.peer())
+                    self.connections.close(place_of(context.peer()))
                 raise BusyError(f"{caller.party} makes more than {_MOST_PER_S:.0f} calls a second here; make fewer")
             if problem := caller.problem_at(time.time()):
                 raise TrustError(f"the certificate of {caller.party} is refused: {problem}")
@@ -452,8 +465,25 @@ class Guard(grpc.ServerInterceptor):
             if len(peers) <= most:
                 return
             del peers[peer]
-        self.connections.close(peer)
+        self.connections.close(place_of(peer))
         raise BusyError(f"{party} has {most} connections here already; close some")
+
+    def end_uncalled(self, now_s: float) -> None:
+        """Close connections on which nobody calls: those that are old, and of an address the oldest of too many.
+
+        Nobody knows whose they are, and a server has room for ``MAX_CONNECTIONS``.
+        """
+        places, looked_s = self.connections.places()
+        here, called = set(places), self._called.copy()  # others call meanwhile
+        known = {place for place, at_s in called.items() if at_s >= looked_s or place in here}
+        for place in called.keys() - known:
+            del self._called[place]
+        self._uncalled = {place: self._uncalled.get(place, now_s) for place in places if place not in known}
+        of_address = Counter(address for address, _ in self._uncalled)
+        for place, since_s in self._uncalled.items():
+            if now_s - since_s > _UNCALLED_S or of_address[place[0]] > _MOST_UNCALLED:
+                of_address[place[0]] -= 1
+                self.connections.close(place)
 
     def _check_sender(self, method: str, request: Any, context: grpc.ServicerContext) -> None:
         caller, permission = caller_of(context), find_permission(method)
@@ -477,6 +507,8 @@ _STREAM_UNARY: Any = grpc.stream_unary_rpc_method_handler
 _STOP_S: Final = 5.0
 _LOOK_S: Final = 1.0
 """Between two looks for silent calls."""
+_CONNECTIONS_S: Final = 5.0
+"""Between two looks for connections without a call; a look takes 3 ms."""
 
 
 def open_channel(address: str, more: Options = (), *, peer: Party | None = None) -> grpc.Channel:
@@ -513,6 +545,7 @@ class Server:
 
     Attributes:
         address: with the bound port.
+        guard: of its calls and connections.
 
     Raises:
         ConnectionFailedError: the port is busy, or the host is not one of this machine.
@@ -550,7 +583,7 @@ class Server:
             raise ConnectionFailedError(
                 f"can't listen on {address}: the port is in use or the host is not this machine's; take another --bind"
             ) from error
-        guard.connections = Connections(self.port)
+        self.guard, guard.connections = guard, Connections(self.port)
         self.address = join_address(host, self.port)
         before(self.address)
         self._server.start()
@@ -567,9 +600,14 @@ class Server:
         return self._server.add_secure_port(address, server_credentials(speaker, asks_certificate=asks_certificate))
 
     def _end_silent(self) -> None:
+        looked_s = time.monotonic()
         while not self._is_over.wait(_LOOK_S):
+            now_s = time.monotonic()
             for lane in self._lanes:
-                lane.calls.end_silent(time.monotonic())
+                lane.calls.end_silent(now_s)
+            if now_s - looked_s >= _CONNECTIONS_S:
+                looked_s = now_s
+                self.guard.end_uncalled(now_s)
 
     def stop(self, grace_s: float = 0.5, *, wait: bool = True) -> None:
         """Refuse new calls, let running ones end for ``grace_s`` seconds, cancel the rest, end all threads.

@@ -15,7 +15,7 @@ from ringtune.costs.model_facts import check_job, computed_token_bytes, model_fa
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import IntegrityError, JobError, ModelError
 from ringtune.job.job import Job, Model, job_of_user
-from ringtune.models.families import FAMILIES
+from ringtune.models.families import DESCRIBED, FAMILIES
 from ringtune.models.family import CAUSAL_LM, LM_HEAD, Family
 from ringtune.models.result_files import RESULT_FILES, adapter_result, block_of, model_result, result_files
 from tests.support.cases import cases
@@ -277,7 +277,7 @@ def config_of(family: Family, **values: object) -> dict[str, object]:
     }
 
 
-@cases("name", FAMILIES)
+@cases("name", DESCRIBED)
 def test_own_weights_leave_norms_and_shared_biases_out(name: str) -> None:
     """What is left of a block are vectors of the hidden width: norms, and the biases of both ways out."""
     family = FAMILIES[name]
@@ -342,7 +342,7 @@ def test_result_of_full_parameters_is_a_whole_model(tmp_path: Path) -> None:
     assert (adapter.folder, adapter.is_model, adapter.loaded) == ("adapter", False, adapter.files)
 
 
-@cases("family", FAMILIES.values())
+@cases("family", DESCRIBED.values())
 def test_block_of_a_tensor_is_read_from_its_name(family: Family) -> None:
     """In every family; a layer of a head is no block."""
     start = family.prefix + family.block_prefix

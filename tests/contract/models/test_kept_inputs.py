@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringtune.models.adapter_config import has_adapter
-from ringtune.models.families import FAMILIES
+from ringtune.models.families import DESCRIBED, FAMILIES
 from ringtune.models.kept_inputs import (
     KeptInput,
     kept_inputs,
@@ -33,7 +33,7 @@ def test_own_weights_keep_each_tensor_once() -> None:
     )
     assert inputs_of("llama", "full")[2].layers == ("up", "gate")
     assert [kept.kept_anyway for kept in inputs_of("gpt2", "full")] == [False, True, False, False]
-    for name in FAMILIES:
+    for name in DESCRIBED:
         assert set(trained_layers(inputs_of(name, "full"))) <= set(LAYERS) - {"adapter_down"}
 
 

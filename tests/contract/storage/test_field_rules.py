@@ -50,10 +50,11 @@ RULES = {
     "Course.hidden_size",
     "float32, bfloat16, float16, int8, float64": "Course.wire_dtype",
     "equal, rows": "Course.turns",
+    "float32, bfloat16": "Course.compute",
     "at least 0": "Placement.private_blocks Placement.placement_number Placement.first_turn Placement.num_copies "
     "ActivationCacheSettings.max_bytes Velora.parts Velora.values",
     "at least 1": "Placement.credits HelperSettings.interval Hift.group_size Patience.patience_steps",
-    "bfloat16, int8, nf4": "FrozenWeights.dtype",
+    "bfloat16, int8, nf4, gguf": "FrozenWeights.dtype",
     "float32, bfloat16, velora": "HelperSettings.pairs",
     "joint, alone, collaboration": "HelperSettings.users",
     "all, wide": "HelperSettings.projected",

@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import re
 import socket
+import ssl
+import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -38,6 +40,7 @@ class Hears(control_pb2_grpc.CoordinatorServicer, control_pb2_grpc.AgentServicer
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, str]] = []
+        self.server: Any = None
 
     def _hear(self, what: str, context: Any) -> None:
         caller = caller_of(context)
@@ -70,10 +73,37 @@ def serving(speaker: Speaker | None = COORDINATOR_ITSELF) -> Iterator[tuple[str,
 
     with speaking_as(speaker):
         server = Server("127.0.0.1:0", add)
+    hears.server = server
     try:
         yield server.address, hears
     finally:
         server.stop(0.0)
+
+
+def handshake(address: str) -> ssl.SSLSocket:
+    """Connect as a member that says nothing after it."""
+    identity = A_NODE.identity
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(identity.certificate_pem + identity.key_pem)
+        file.flush()
+        context.load_cert_chain(file.name)
+    host, _, port = address.rpartition(":")
+    found = context.wrap_socket(socket.create_connection((host, int(port)), WAIT_S))
+    found.recv(1)  # the server has taken it
+    return found
+
+
+def is_closed(connection: ssl.SSLSocket, wait_s: float = WAIT_S) -> bool:
+    """Whether the other end closes a connection within so many seconds."""
+    connection.settimeout(wait_s)
+    with contextlib.suppress(TimeoutError):
+        while connection.recv(1 << 12):
+            pass
+        return True
+    return False
 
 
 @contextlib.contextmanager
@@ -182,6 +212,39 @@ def test_encryption_connects_to_any_member_where_nobody_is_named() -> None:
     for server in (COORDINATOR_ITSELF, speaker_of("b")):
         with serving(server) as (address, _), connected(address, A_NODE, None) as channel:
             assert beat(channel, "a") is None
+
+
+def test_encryption_connections_of_a_member_that_calls_nothing_are_closed() -> None:
+    """Those beyond what an address may have at once, and all in time; one with a call stays, whatever it says later."""
+    with serving(speaker_of("b")) as (address, hears), connected(address, A_NODE, node_party("b")) as called:
+        assert beat(called, "a") is None
+        server = hears.server
+        with contextlib.ExitStack() as stack:
+            silent = [stack.enter_context(handshake(address)) for _ in range(70)]
+            now_s = time.monotonic()
+            for later_s, count in ((0.0, 6), (29.0, 6), (31.0, 70)):
+                server.guard.end_uncalled(now_s + later_s)
+                assert all(map(is_closed, silent[:count]))
+                assert not any(is_closed(one, wait_s=0.02) for one in silent[count::21])
+            assert len(server.guard.connections.places()[0]) == 1
+            assert beat(called, "a") is None
+
+
+def test_encryption_connections_that_are_called_first_during_a_look_stay() -> None:
+    """A link makes one call for a whole run, so what is forgotten of it would close it."""
+
+    class Called(dict[tuple[str, int], float]):
+        def copy(self) -> dict[tuple[str, int], float]:
+            found = dict(self)
+            self[place] = time.monotonic()
+            return found
+
+    with serving() as (_, hears), socket.create_connection(hears.server.address.rsplit(":", 1), WAIT_S) as caller:
+        guard, place, now_s = hears.server.guard, caller.getsockname(), time.monotonic()
+        guard._called = Called()
+        for _ in range(2):
+            guard.end_uncalled(now_s)
+        assert place in guard._called
 
 
 def test_encryption_of_a_removed_certificate_ends_with_the_next_call() -> None:

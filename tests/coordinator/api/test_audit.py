@@ -93,7 +93,7 @@ def changed(folder: Path, change: Callable[[Lines], object]) -> None:
 
 def signed_by_another(lines: Lines) -> None:
     """A member without a part in the run puts a turn without states in the place of all."""
-    table = {"run": "r", "node": "m", "turn": 0, "placement": 0, "steps": [0, 6], "links": {}, "begin": {}, "end": {}}
+    table = {"run": "r", "node": "m", "turn": 0, "placement": 0, "steps": [0, 6], "peers": [], "begin": {}, "end": {}}
     signature, certificate = sign((says := json.dumps(table)).encode(), speaker_of("m").identity)
     entry = {"says": says, "signature": signature.hex(), "certificate": certificate.decode()}
     lines[1:] = [{"line": "turn", "turn": 0, "drawn": [], "nodes": {"m": entry}}]
@@ -122,10 +122,10 @@ def other_state_of(at: int) -> Callable[[Lines], None]:
     return change
 
 
-def other_link(lines: Lines) -> None:
-    """A says that it sent something else to b."""
+def other_trail(lines: Lines) -> None:
+    """A says that it did something else."""
     entry = lines[2]["nodes"]["a"]
-    entry["says"] = entry["says"].replace(json.loads(entry["says"])["sent"]["b"], "0" * 64)
+    entry["says"] = entry["says"].replace(json.loads(entry["says"])["trail"], "0" * 64)
 
 
 def other_ends(lines: Lines) -> None:
@@ -158,7 +158,7 @@ def in_another_placement(lines: Lines) -> None:
     ["change", "words"],
     [
         (other_state_of(3), ("line 4", "node a has not signed")),
-        (other_link, ("line 3", "node a has not signed")),
+        (other_trail, ("line 3", "node a has not signed")),
         (other_ends, ("line 3: nodes a and b say different things of their link",)),
         (other_key, ("line 3", "node b has not signed", "not one of")),
         (lambda lines: lines.pop(2), ("line 3 begins at step 4", "ends at 2")),

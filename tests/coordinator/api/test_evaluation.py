@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from coordinator.api import evaluation
 from coordinator.api.evaluation import evaluate_on_ring, rows_to_evaluate
 from coordinator.cli.evaluate import app
 from coordinator.client.follow import Outcome
@@ -16,9 +18,11 @@ from coordinator.client.submit import Client
 from coordinator.run.members import Member
 from coordinator.run.requests import Evaluation, RunRequest, invited
 from coordinator.screen.progress import Progress
-from ringtune.errors import BusyError, DataError, IntegrityError, RingTuneError, UsageError
-from ringtune.job.job import Data
+from ringtune.errors import BusyError, DataError, IntegrityError, PeerLostError, RingTuneError, UsageError
+from ringtune.job.job import Data, Job
+from ringtune.techniques.generation import GenerationSettings
 from tests.support.fake_agents import CALL_S, FakeCluster, facts, job
+from tests.support.plans import changed
 from tests.support.saved_runs import adapter_files, write_run
 
 
@@ -72,6 +76,25 @@ def test_evaluation_without_an_owner_needs_rows_somewhere(tmp_path: Path) -> Non
         pytest.raises(DataError, match="no node has rows to evaluate on; start one with --eval-data, or give --data"),
     ):
         evaluate(cluster, write_run(tmp_path / "run"), "")
+
+
+def test_texts_end_with_a_remedy_where_a_node_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job that is sent writes texts and computes no loss."""
+    jobs: list[Job] = []
+
+    def lose(run: object, job: Job, *_: object, **__: object) -> None:
+        jobs.append(job)
+        raise PeerLostError("node b is gone")
+
+    monkeypatch.setattr(evaluation, "_evaluate", lose)
+    run = read_run(write_run(tmp_path / "run"))
+    chat = run.job.with_overrides({"model.task": "chat", "data.labels": []})
+    run = dataclasses.replace(run, job=chat, plan=changed(run.plan, labels=()))
+    with pytest.raises(PeerLostError, match="node b is gone; texts that were begun are kept nowhere: type the command"):
+        evaluation.texts_on_ring(
+            run, tmp_path / "rows.jsonl", GenerationSettings(rows=7), "h:1", join_s=1.0, model=None, insecure=False
+        )
+    assert [job.generation for job in jobs] == [GenerationSettings(rows=7, loss=False)]
 
 
 def test_evaluation_rows_are_given_or_those_of_the_job(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from ringtune.errors import DeadlineError, InvalidInputError, PeerLostError, Usa
 from tests.support.cases import cases
 from tests.support.saved_runs import plan, write_run
 
-READY = Ready(has_template=True, longest=64, cache_bytes=3 << 20, temperature=0.5, told="a note")
+READY = Ready(has_template=True, longest=64, reads=64, cache_bytes=3 << 20, temperature=0.5, told="a note")
 HEAD = f"""
 import json, select, sys, time
 def say(**event): print(json.dumps(event), flush=True)

@@ -23,7 +23,7 @@ class Script:
     """
 
     def __init__(self, *answers: Any, has_template: bool = True, **ended: Any) -> None:
-        self.ready = Ready(has_template=has_template, longest=64, cache_bytes=0, temperature=0.0, told="")
+        self.ready = Ready(has_template=has_template, longest=64, reads=64, cache_bytes=0, temperature=0.0, told="")
         self.requests: list[Mapping[str, Any]] = []
         self._answers, self._ended = iter(answers), {"why": "end", "forgotten": 0, **ended}
 

@@ -26,7 +26,7 @@ WAIT_S = 20.0
 class Script:
     """A process whose model says one word, or is lost."""
 
-    ready = Ready(has_template=False, longest=64, cache_bytes=0, temperature=0.0, told="a note")
+    ready = Ready(has_template=False, longest=64, reads=64, cache_bytes=0, temperature=0.0, told="a note")
 
     def __init__(self, *_: object, **__: object) -> None:
         return

@@ -500,12 +500,13 @@ def test_run_is_found_by_id_by_folder_or_because_it_is_alone(tmp_path: Path) -> 
     assert read_place(tmp_path) == place
     assert find_run(str(tmp_path), "x:1") == (run_id, "y:2", place, tmp_path)
     one = RunRecord(run_id=run_id, first_run=run_id, model="", method="", submitted_by="", started_unix_s=0.0)
-    assert only_run([one], lambda _: True, "run") is one
+    assert only_run({run_id: one}, lambda _: True, "run") is one
     after = replace(one, run_id="r20260102-030406-00000000", takes_up=run_id)
-    assert only_run([one, after], lambda _: True, "run") is after, "it goes on with the other one"
+    both = {run_id: one, after.run_id: after}
+    assert only_run(both, lambda _: True, "run") is after, "it goes on with the other one"
     interrupted = replace(one, state="interrupted", message="the coordinator ended before the run did")
     assert run_table([interrupted, after])[-1].endswith(f"ended before the run did; {after.run_id} resumes it")
     with pytest.raises(UsageError, match="there is no new run"):
-        only_run([one], lambda record: record.is_fetched, "new run")
-    with pytest.raises(UsageError, match=f"more than one run at this coordinator: {run_id}, {run_id}; name one"):
-        only_run([one, one], lambda _: True, "run")
+        only_run(both, lambda record: record.is_fetched, "new run")
+    with pytest.raises(UsageError, match=f"more than one run at this coordinator: {run_id}, {after.run_id}; name one"):
+        only_run({**both, after.run_id: replace(after, takes_up="")}, lambda _: True, "run")

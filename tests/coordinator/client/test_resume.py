@@ -11,6 +11,7 @@ import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -20,6 +21,7 @@ from coordinator.client.follow import Outcome
 from coordinator.client.run_folder import RunFolder
 from coordinator.client.submit import Client, Interrupts
 from coordinator.run.requests import RunRequest
+from coordinator.run.run_driver import RunDriver
 from coordinator.screen.progress import Progress
 from coordinator.server.coordinator import Coordinator
 from ringtune.errors import (
@@ -103,7 +105,8 @@ def test_run_writes_manifests_with_the_digests_of_every_node(tmp_path: Path) -> 
 def test_note_of_a_manifest_comes_to_the_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for its answer; without it nodes would keep all shards of a run."""
     noted: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
-    monkeypatch.setattr(Coordinator, "noted", lambda self, run_id, step: noted.put((run_id, step)))
+    driver_of = lambda _, run_id: SimpleNamespace(noted=lambda step: noted.put((run_id, step)))  # noqa: E731 - one call
+    monkeypatch.setattr(Coordinator, "driver_of", driver_of)
     with FakeCluster("a") as cluster, Client(cluster.server.address) as client:
         client._note_saved("r20260101-000000-00000000", 4)
         assert noted.get(timeout=CALL_S) == ("r20260101-000000-00000000", 4)
@@ -190,7 +193,9 @@ def test_coordinator_checks_what_a_submitter_wants_to_go_on_from(stopped: Path) 
         assert cluster.agents["a"].log == []
 
 
-def test_drained_run_ends_with_a_checkpoint_and_its_own_exit_code(tmp_path: Path) -> None:
+def test_drained_run_ends_with_a_checkpoint_and_its_own_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was granted is finished and saved; the error is that of an interrupted run."""
     asked = threading.Event()
     interrupts = Interrupts()
@@ -205,14 +210,13 @@ def test_drained_run_ends_with_a_checkpoint_and_its_own_exit_code(tmp_path: Path
     drained = threading.Event()
     wanted = job(train__rounds=50, train__checkpoint_every=0)
     with FakeCluster("a", "b", agents={name: {"on_grant": slow} for name in ("a", "b")}) as cluster:
-        coordinator = cluster.server.coordinator
-        original = coordinator.drain
+        original = RunDriver.drain
 
-        def drain(run_id: str, reason: str) -> None:
-            original(run_id, reason)
+        def drain(driver: RunDriver, reason: str) -> None:
+            original(driver, reason)
             drained.set()
 
-        coordinator.drain = drain  # type: ignore[method-assign]
+        monkeypatch.setattr(RunDriver, "drain", drain)
         with (
             RunFolder(tmp_path) as folder,
             Client(cluster.server.address) as client,

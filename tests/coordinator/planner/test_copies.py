@@ -139,7 +139,7 @@ def test_method_that_trains_all_parameters_copies_its_checkpoints() -> None:
     assert copying.memory_bytes == bare.memory_bytes and copies_line(copying.plan, copying.memory) == []
     assert "at most, to the disk of the next host, so that the run can go back there" in copying.note
     assert (planned("auto", small, **full).plan, planned("auto", small, **full).note) == (copying.plan, copying.note)
-    caps = MemoryCaps(Draft.of(bare.plan), small, optimizer="adamw", dtype="float32")
+    caps = MemoryCaps(Draft.of(bare.plan), small)
     room = {name: caps.disk_of(bare.plan, name).total_bytes for name in small}
     tight = {name: dataclasses.replace(one, state_free_bytes=room[name]) for name, one in small.items()}
     with pytest.raises(StorageError, match="are free there"):
@@ -162,7 +162,7 @@ def test_owner_without_blocks_is_searched_for_without_copies_of_others() -> None
     draft = job_draft(job, list(nodes.values()), nodes["a"].model)
 
     def kept(start: int, stop: int) -> int:
-        caps = MemoryCaps(draft, nodes, optimizer="adamw", dtype="float32")
+        caps = MemoryCaps(draft, nodes)
         return caps.estimate_of("a", start, stop, 0).parts()["kept"]
 
     assert 0 < kept(12, 12) < kept(11, 12) == kept(6, 12)

@@ -148,12 +148,12 @@ def test_formula_of_hift_is_near_the_simulated_run() -> None:
         rng = random.Random(seed)
         profile = ring_of(rng, [rng.choice(sorted(CLASSES)) for _ in range(3)], owners=1)
         draft = draft_of(profile, group_size=group_size)
-        costs = ring_costs(draft, profile, optimizer="adamw")
+        costs = ring_costs(draft, profile)
         ring = Ring(nodes=(0, 1, 2), counts=(2, 2, 2))
         plan = plan_of(draft, costs, ring)
         simulated = predict(plan, profile).train_s
         assert job_s(costs, ring) == pytest.approx(simulated, rel=0.25)
-        judged = simulated_job_s(plan, profile, costs, ring, optimizer="adamw", max_actions=10**6)
+        judged = simulated_job_s(plan, profile, costs, ring, max_actions=10**6)
         assert judged == pytest.approx(simulated, rel=0.1)
 
 
@@ -161,7 +161,7 @@ def test_prediction_of_hift_counts_the_bytes_of_unit_gradients(monkeypatch: pyte
     """Two owners: over each link between them go the gradients of embedding and head of the other's steps."""
     profile = ring_of(random.Random(1), ["laptop", "laptop"], owners=2)
     draft = draft_of(profile)
-    plan = plan_of(draft, ring_costs(draft, profile, optimizer="adamw"), Ring(nodes=(0, 1), counts=(3, 3)))
+    plan = plan_of(draft, ring_costs(draft, profile), Ring(nodes=(0, 1), counts=(3, 3)))
     ring = VirtualRing(plan)
     ring.run()
     units = [each for each in ring.result.messages if each.payload == Payload.UNIT_GRAD]
@@ -193,7 +193,7 @@ def test_prediction_of_hift_has_a_line_for_each_group() -> None:
     """Steps are told apart by the units that they train: embedding and head would both be depth 0."""
     profile = ring_of(random.Random(1), ["laptop", "laptop"], owners=2)
     draft = draft_of(profile)
-    plan = plan_of(draft, ring_costs(draft, profile, optimizer="adamw"), Ring(nodes=(0, 1), counts=(3, 3)))
+    plan = plan_of(draft, ring_costs(draft, profile), Ring(nodes=(0, 1), counts=(3, 3)))
     found = predict(plan, profile)
     names = ["embedding", *(f"block {block}" for block in range(6)), "head"]
     assert [each.trains for each in found.depths] == names
@@ -324,7 +324,7 @@ def test_copies_of_checkpoints_are_placed_by_the_room_of_the_disks() -> None:
     job = wanted(train__checkpoint_every=10, recovery__copies="next")
     nodes = {name: board(name) for name in "abc"}
     even = made(job, *nodes.values()).plan
-    caps = MemoryCaps(Draft.of(even), nodes, optimizer=job.train.optimizer, dtype=job.model.dtype)
+    caps = MemoryCaps(dataclasses.replace(Draft.of(even), optimizer=job.train.optimizer), nodes)
     room_bytes = caps.disk_of(even, "b").total_bytes - 1
     small = made(job, nodes["a"], dataclasses.replace(nodes["b"], state_free_bytes=room_bytes), nodes["c"]).plan
     assert [piece.num_blocks for piece in even.placement.hosts] == [4, 4, 4]
@@ -336,7 +336,7 @@ def test_placement_of_a_run_that_has_begun_needs_no_room_for_its_checkpoints() -
     job = wanted(hift__state="disk", train__checkpoint_every=10)
     nodes = {name: board(name, rows=rows) for name, rows in (("a", 100), ("b", 100), ("c", 0))}
     plan = made(job, *nodes.values()).plan
-    caps = MemoryCaps(Draft.of(plan), nodes, optimizer=job.train.optimizer, dtype=job.model.dtype)
+    caps = MemoryCaps(dataclasses.replace(Draft.of(plan), optimizer=job.train.optimizer), nodes)
     state_bytes = caps.disk_of(plan, "a").parts()["optimizer state"] + 4 * BLOCK
 
     def placed(free_bytes: int, *, goes_on: bool) -> list[str]:

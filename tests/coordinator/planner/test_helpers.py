@@ -194,7 +194,7 @@ def test_users_of_nodes_are_in_the_course_and_in_the_memory() -> None:
     # The search knows what a host of both users' adapters holds, as the check of the plan does
     known, wish = of_users("a", "z"), job_of({"a": "z"}, data__user="who")
     found = make_plan(wish, known)
-    caps = MemoryCaps(job_draft(wish, list(known.values()), PAIRS), known, optimizer="adamw", dtype="float32")
+    caps = MemoryCaps(job_draft(wish, list(known.values()), PAIRS), known)
     searched = caps.estimate_of("a", 0, 4, 0)
     assert searched.parts()["adapters"] == found.memory["a"].parts()["adapters"] == 4 * 2 * PAIRS.adapter_block_bytes
     assert not caps.fits("z", 0, 4, 0) and caps.fits_empty("z")

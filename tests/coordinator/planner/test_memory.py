@@ -56,7 +56,7 @@ def test_memory_caps_equal_node_memory_for_every_slice() -> None:
             name: dataclasses.replace(node, activation_token_bytes=rng.randint(1, 10**7))
             for name, node in profile.by_name.items()
         }
-        caps = MemoryCaps(draft, facts, optimizer="adamw", dtype="float32")
+        caps = MemoryCaps(draft, facts)
         for _ in range(30):
             hosts = rng.sample(sorted(facts), rng.randint(1, min(num_nodes, num_blocks - private)))
             counts = random_counts(rng, num_blocks - private, len(hosts))
@@ -76,7 +76,7 @@ def test_memory_caps_with_operations_are_never_too_small() -> None:
         rng = random.Random(seed)
         profile = class_ring(rng, ["laptop", "jetson", "pi"], num_blocks=6, owners=2)
         draft = with_operations(draft_for(profile, microbatches=4, method="all"), rng, kind)
-        caps = MemoryCaps(draft, profile.by_name, optimizer="adamw", dtype="float32")
+        caps = MemoryCaps(draft, profile.by_name)
         for _ in range(10):
             hosts = rng.sample(sorted(profile.by_name), rng.randint(1, 3))
             counts = random_counts(rng, 6, len(hosts))
@@ -101,7 +101,7 @@ def test_memory_caps_let_a_node_host_more_where_tables_leave_graphs_out() -> Non
     facts = {name: dataclasses.replace(node, activation_token_bytes=100_000) for name, node in profile.by_name.items()}
 
     def needed(which: Draft, blocks: int) -> int:
-        caps = MemoryCaps(which, facts, optimizer="adamw", dtype="float32")
+        caps = MemoryCaps(which, facts)
         return caps.needed_bytes(sorted(facts)[1], 6 - blocks, 6, 0)
 
     half, scored = (with_operations(draft, rng, kind) for kind in ("random", "two-stage"))
@@ -123,7 +123,7 @@ def test_memory_caps_know_an_owner_without_room_for_its_head() -> None:
     """An owner that hosts nothing still needs embedding and head; another node needs nothing then."""
     profile = class_ring(random.Random(0), ["laptop", "pi"], num_blocks=4, owners=1)
     small = {name: dataclasses.replace(node, memory_bytes=1000) for name, node in profile.by_name.items()}
-    caps = MemoryCaps(draft_for(profile), small, optimizer="adamw", dtype="float32")
+    caps = MemoryCaps(draft_for(profile), small)
     assert [caps.fits_empty(name) for name in sorted(small)] == [False, True]
 
 
@@ -223,8 +223,8 @@ def auto(draft: Draft, *, may_project: bool = True) -> Draft:
 
 def tables(draft: Draft, profile: Profile) -> tuple[RingCosts, MemoryCaps]:
     """The tables and the memory of a draft."""
-    caps = MemoryCaps(draft, profile.by_name, optimizer="adamw", dtype="float32")
-    return with_saving(ring_costs(draft, profile, optimizer="adamw"), caps), caps
+    caps = MemoryCaps(draft, profile.by_name)
+    return with_saving(ring_costs(draft, profile), caps), caps
 
 
 def test_a_node_hosts_more_blocks_where_they_may_run_again() -> None:

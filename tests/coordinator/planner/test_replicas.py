@@ -101,7 +101,7 @@ def test_replicas_are_taken_where_boards_hold_the_model() -> None:
     assert found.choice is not None
     ring_s, best_s = found.replicas.ring_s, found.replicas.best_s
     assert best_s is not None and best_s <= 0.98 * ring_s
-    again_s = simulated_steps_s(found.plan, found.profile, found.choice.costs, optimizer="adamw")
+    again_s = simulated_steps_s(found.plan, found.profile, found.choice.costs)
     assert again_s == pytest.approx(best_s)
     text = "\n".join(explanation_text(explain(found.choice, found, relative=False)))
     assert "n3" in text and "by the simulator" in text and "one host for each block: " in text
@@ -244,7 +244,7 @@ def test_hosts_of_a_stage_are_of_one_numeric_class() -> None:
         facts, links = boards(speeds)
         profile = Profile(nodes=tuple(facts.values()), links=links)
         draft = job_draft(job_of(), profile.nodes, profile.nodes[0].model)
-        costs = ring_costs(draft, profile, optimizer="adamw")
+        costs = ring_costs(draft, profile)
         for rare in (1, 2):
             classes = [GPU] * rare + [BOARD] * (len(speeds) - rare)
             layouts = [one for _, one in ranked_layouts(costs, lambda *_: 0.0, classes=classes)]
@@ -348,9 +348,9 @@ def test_placement_is_the_best_for_the_steps_that_are_left_and_not_for_all() -> 
     slow = slowed(made.profile, "n3", 2.0)
     found = replanned(made.plan, job, slow, step=180, move_s=1.5, effort=QUICK)
     for_all = make_plan(job, slow.by_name, links=slow.links, effort=QUICK).plan
-    costs = _of_the_rest(ring_costs(drafts_of(for_all)[0], slow, optimizer="adamw"), for_all.course, 180)
+    costs = _of_the_rest(ring_costs(drafts_of(for_all, job)[0], slow), for_all.course, 180)
     assert found is not None
-    assert found.moves_s < 0.95 * simulated_steps_s(for_all, slow, costs, optimizer="adamw")
+    assert found.moves_s < 0.95 * simulated_steps_s(for_all, slow, costs)
 
 
 @pytest.mark.thorough
@@ -400,7 +400,7 @@ def test_what_belongs_to_the_course_stays_where_its_hosts_change(way: str) -> No
     job, plan, profile = case(num_blocks=12, recovery__copies="next", **OF_THE_COURSE[way])
     if plan.course.choice is None:
         plan = changed(plan, velora=Velora(blocks=(Range(0, 12),), layers=("adapter_down",)))
-    assert plan.placement.copies and not stay_reason(plan.course, plan.placements)
+    assert plan.placement.copies and not stay_reason(plan.course)
     slow = next(piece.node for piece in plan.placement.hosts if plan.owner(piece.node) is None)
     found = replanned(plan, job, slowed(profile, slow, 4.0), step=30, move_s=1.5, effort=QUICK)
     assert found is not None and found.is_worth_it and not found.placement.has_replicas

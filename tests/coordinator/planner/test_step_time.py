@@ -57,7 +57,7 @@ def random_case(rng: random.Random) -> tuple[Profile, Draft, RingCosts, Ring]:
     kinds = random_kinds(rng, num_nodes)
     profile = class_ring(rng, kinds, num_blocks=num_blocks, owners=rng.choice([1, 2]), with_links=rng.random() < 0.7)
     draft = draft_for(profile, microbatches=rng.choice([1, 2, 4, 8]))
-    costs = ring_costs(draft, profile, optimizer="adamw")
+    costs = ring_costs(draft, profile)
     hosts = rng.sample(range(num_nodes), rng.randint(1, num_nodes))
     ring = Ring(nodes=tuple(hosts), counts=random_counts(rng, num_blocks, len(hosts)))
     return profile, draft, costs, ring
@@ -98,13 +98,13 @@ def test_step_time_ranks_rings_like_the_simulator() -> None:
         rng = random.Random(seed)
         profile = class_ring(rng, ["laptop", "jetson", "pi", "laptop"], num_blocks=6, owners=1)
         draft = draft_for(profile, num_steps=240, every_steps=20)
-        costs = ring_costs(draft, profile, optimizer="adamw")
+        costs = ring_costs(draft, profile)
         found = []
         for _ in range(12):
             hosts = rng.sample(range(4), rng.randint(1, 4))
             ring = Ring(nodes=tuple(hosts), counts=random_counts(rng, 6, len(hosts)))
             plan = plan_of(draft, costs, ring)
-            seconds = simulated_job_s(plan, profile, costs, ring, optimizer="adamw", max_actions=20_000)
+            seconds = simulated_job_s(plan, profile, costs, ring, max_actions=20_000)
             assert seconds is not None
             found.append((job_s(costs, ring), seconds))
         assert min(found)[1] <= 1.03 * min(seconds for _, seconds in found)
@@ -115,7 +115,7 @@ def test_step_time_judged_roughly_has_two_probes_that_stay_known(monkeypatch: py
     rng, probes = random.Random(5), list[Plan]()
     profile = class_ring(rng, ["laptop", "jetson"], num_blocks=4)
     draft = draft_for(profile, microbatches=4, num_steps=48, every_steps=12)
-    costs = ring_costs(draft, profile, optimizer="adamw")
+    costs = ring_costs(draft, profile)
     ring = Ring(nodes=(0, 1), counts=(2, 2))
     plan = plan_of(draft, costs, ring)
 
@@ -126,7 +126,7 @@ def test_step_time_judged_roughly_has_two_probes_that_stay_known(monkeypatch: py
     monkeypatch.setattr(judge, "run_probe", counted)
     found = []
     for is_rough, so_far in ((True, 2), (False, 8), (True, 8), (False, 8)):
-        judged = simulated_job_s(plan, profile, costs, ring, optimizer="adamw", max_actions=10**6, is_rough=is_rough)
+        judged = simulated_job_s(plan, profile, costs, ring, max_actions=10**6, is_rough=is_rough)
         assert len(probes) == so_far
         found.append(judged)
     assert found[:2] == found[2:] and found[0] != found[1]
@@ -137,7 +137,7 @@ def test_step_time_of_one_node_is_its_work() -> None:
     """Alone nothing waits: the sum of all actions of a step, whatever the depth."""
     profile = Profile(nodes=(device("a", num_blocks=3, block_s=0.1, tokens=64),))
     draft = draft_for(profile, microbatches=2, num_steps=30, every_steps=10)
-    costs = ring_costs(draft, profile, optimizer="adamw")
+    costs = ring_costs(draft, profile)
     times = step_times(costs, Ring(nodes=(0,), counts=(3,)))
     embed, head, head_update, forward, update = 0.005, 0.01, 0.003, 0.1, 0.003
     lowest, above = 0.105 + 0.05, 0.11 + 0.12
@@ -147,7 +147,7 @@ def test_step_time_of_one_node_is_its_work() -> None:
     # Alone nothing waits: with equal shares in all blocks the formula equals the simulator
     profile = Profile(nodes=(device("a", num_blocks=4, block_s=0.1, tokens=64),))
     draft = with_table(draft_for(profile, microbatches=2, method="all"), ("13121331", "31132121"), subnets=2)
-    costs = ring_costs(draft, profile, optimizer="adamw")
+    costs = ring_costs(draft, profile)
     ring = Ring(nodes=(0,), counts=(4,))
     found = simulated_step_s(
         plan_of(draft, costs, ring), profile, Units.top(4, 4), optimizer="adamw", owner="a", burn_in=2, measured=4
@@ -159,11 +159,11 @@ def test_step_time_of_pipeadapter_is_the_busiest_node_and_a_drain_a_turn() -> No
     """1F1B overlaps batches: a step takes the busiest node's work, and a turn one critical path more."""
     nodes = tuple(device(name, num_blocks=4, block_s=0.1, tokens=64, rows=rows) for name, rows in (("a", 9), ("b", 0)))
     ring = Ring(nodes=(0, 1), counts=(2, 2))
-    stale = ring_costs(draft_for(Profile(nodes=nodes), method="pipeadapter"), Profile(nodes=nodes), optimizer="sgd")
-    fresh = ring_costs(draft_for(Profile(nodes=nodes), method="all"), Profile(nodes=nodes), optimizer="sgd")
+    stale = ring_costs(draft_for(Profile(nodes=nodes), method="pipeadapter"), Profile(nodes=nodes))
+    fresh = ring_costs(draft_for(Profile(nodes=nodes), method="all"), Profile(nodes=nodes))
     critical = step_times(fresh, ring)[4]
     plan = plan_of(draft_for(Profile(nodes=nodes), method="pipeadapter"), stale, ring)
-    simulated = simulated_step_s(plan, Profile(nodes=nodes), Units.top(4, 4), optimizer="sgd", owner="a")
+    simulated = simulated_step_s(plan, Profile(nodes=nodes), Units.top(4, 4), optimizer="adamw", owner="a")
     assert step_times(stale, ring)[4] == pytest.approx(simulated, rel=0.05)
     assert step_times(stale, ring)[4] < critical
 
@@ -184,7 +184,7 @@ def test_coarser_costs_keep_steps_and_are_near() -> None:
     """Fewer depths and one mean owner: the same number of steps, and nearly the same time."""
     rng = random.Random(4)
     profile = class_ring(rng, random_kinds(rng, 6), num_blocks=24)
-    costs = ring_costs(draft_for(profile, num_steps=1200), profile, optimizer="adamw")
+    costs = ring_costs(draft_for(profile, num_steps=1200), profile)
     coarse = with_mean_owner(with_fewer_depths(costs, 8))
     assert sum(coarse.steps_at) == 1200
     assert len(coarse.depths) == 8
@@ -200,9 +200,7 @@ def test_job_time_counts_each_owner_by_its_share_of_the_steps() -> None:
     profile = dataclasses.replace(profile, nodes=nodes)
     equal = draft_for(profile)
     by_rows = dataclasses.replace(equal, course=dataclasses.replace(equal.course, turns="rows"))
-    weights = [
-        [owner.weight for owner in ring_costs(draft, profile, optimizer="adamw").owners] for draft in (equal, by_rows)
-    ]
+    weights = [[owner.weight for owner in ring_costs(draft, profile).owners] for draft in (equal, by_rows)]
     assert weights == [[0.5, 0.5], [0.75, 0.25]]
 
 
@@ -320,7 +318,7 @@ def test_loads_are_shares_of_patterns_weights_and_visits() -> None:
     loads = loads_of(table.course, 0)
     assert loads is not None
     assert loads.patterns == pytest.approx({"": 0.5, "13": 0.125, "33": 0.375})
-    costs = ring_costs(table, profile, optimizer="adamw")
+    costs = ring_costs(table, profile)
     assert costs.weights == pytest.approx((0.0, 1.0 / 0.5625, 1.25 / 0.5625, 1.75 / 0.5625, 4.0))
     assert costs.weight(1, 4) == pytest.approx(4.0 - 1.0 / 0.5625)
     visits = [costs.visit(*blocks) for blocks in ((0, 2), (1, 2), (2, 4), (0, 4))]
@@ -333,23 +331,23 @@ def test_all_full_tables_leave_the_costs_as_they_are(subnets: int) -> None:
     profile, draft = few()
     full = with_table(draft, ("1" * 4 * subnets,) * 4, subnets)
     assert loads_of(full.course, 0) is None
-    assert ring_costs(full, profile, optimizer="adamw") == ring_costs(draft, profile, optimizer="adamw")
+    assert ring_costs(full, profile) == ring_costs(draft, profile)
     standard = dataclasses.replace(with_choice(draft, 1.0, 0.0).course.choice, policy="standard")  # type: ignore[type-var]
     chosen = dataclasses.replace(draft, course=dataclasses.replace(draft.course, choice=standard))
-    assert ring_costs(chosen, profile, optimizer="adamw") == ring_costs(draft, profile, optimizer="adamw")
+    assert ring_costs(chosen, profile) == ring_costs(draft, profile)
 
 
 def test_half_of_the_operations_are_half_of_the_block_times() -> None:
     """Two of four micro-batches full, two passed by, before any score is known."""
     profile, draft = few(microbatches=4)
-    full, half = (ring_costs(each, profile, optimizer="adamw") for each in (draft, with_choice(draft, 0.5, 0.0)))
+    full, half = (ring_costs(each, profile) for each in (draft, with_choice(draft, 0.5, 0.0)))
     for name in ("forward_s", "graph_s", "graph_lowest_s", "backward_s", "backward_lowest_s"):
         assert getattr(half, name) == pytest.approx([0.5 * value for value in getattr(full, name)])
     assert half.update_s == full.update_s
     assert half.owners[0].head_s == full.owners[0].head_s
     # Half of the micro-batches full, half forward-only: a backward half as often, a forward always
     profile, draft = few(microbatches=4)
-    full, half = (ring_costs(each, profile, optimizer="adamw") for each in (draft, with_choice(draft, 0.5, 0.5)))
+    full, half = (ring_costs(each, profile) for each in (draft, with_choice(draft, 0.5, 0.5)))
     assert half.backward_s == pytest.approx([0.5 * value for value in full.backward_s])
     assert half.forward_s == pytest.approx(full.forward_s)
     expected = [0.5 * (graph + free) for graph, free in zip(full.graph_s, full.forward_s, strict=True)]
@@ -364,7 +362,7 @@ def random_table(rng: random.Random) -> tuple[Profile, Draft, RingCosts, Ring]:
     profile = class_ring(rng, kinds, num_blocks=num_blocks, owners=1, with_links=rng.random() < 0.7)
     draft = draft_for(profile, microbatches=5, batch_size=20, method="all")
     draft = with_choice(draft, 0.6, rng.choice([0.0, 0.2]), subnets=rng.choice([1, 4, 6]))
-    costs = ring_costs(draft, profile, optimizer="adamw")
+    costs = ring_costs(draft, profile)
     hosts = rng.sample(range(num_nodes), rng.randint(1, num_nodes))
     return profile, draft, costs, Ring(nodes=tuple(hosts), counts=random_counts(rng, num_blocks, len(hosts)))
 
@@ -391,9 +389,9 @@ def test_a_probe_runs_the_expected_table() -> None:
     ring = Ring(nodes=(0, 1), counts=(2, 2))
     seconds = []
     for each in (draft, with_choice(draft, 0.6, 0.0)):
-        costs = ring_costs(each, profile, optimizer="adamw")
+        costs = ring_costs(each, profile)
         plan = plan_of(each, costs, ring)
-        found = simulated_job_s(plan, profile, costs, ring, optimizer="adamw", max_actions=60_000)
+        found = simulated_job_s(plan, profile, costs, ring, max_actions=60_000)
         assert found is not None
         seconds.append(found)
     assert 0.6 < seconds[1] / seconds[0] < 0.85
@@ -405,7 +403,7 @@ def test_slices_are_cut_by_what_blocks_really_do() -> None:
     table = with_table(draft, ("1111111113131313",) * 2, subnets=2)
 
     def counts(which: Draft) -> tuple[int, ...]:
-        costs = ring_costs(which, profile, optimizer="adamw")
+        costs = ring_costs(which, profile)
         rings = (Ring(nodes=(0, 1), counts=(low, 8 - low)) for low in range(2, 7))
         return min(rings, key=lambda ring: job_s(costs, ring)).counts
 
@@ -418,10 +416,10 @@ def test_passed_slices_cost_no_messages() -> None:
     profile = class_ring(rng, ["laptop", "laptop"], num_blocks=4, owners=1)
     draft = draft_for(profile, microbatches=2, method="all", num_steps=40)
     rows = ("1133", "3311")
-    costs = ring_costs(with_table(draft, rows), profile, optimizer="adamw")
+    costs = ring_costs(with_table(draft, rows), profile)
     assert [costs.visit(0, 2), costs.visit(2, 4)] == pytest.approx([0.5, 0.5])
     ring = Ring(nodes=(1, 0), counts=(2, 2))
     plan = plan_of(with_table(draft, rows), costs, ring)
     less, full = predict(plan, profile), predict(plan_of(draft, costs, ring), profile)
     assert sum(link.sent_bytes for link in less.links) < 0.75 * sum(link.sent_bytes for link in full.links)
-    assert step_times(costs, ring)[4] < 0.75 * step_times(ring_costs(draft, profile, optimizer="adamw"), ring)[4]
+    assert step_times(costs, ring)[4] < 0.75 * step_times(ring_costs(draft, profile), ring)[4]

@@ -22,7 +22,7 @@ from coordinator.run.collect import ExpectedResult, ResultCollector, Results, ch
 from coordinator.run.result_files import result_folder, same_everywhere, saved_files, saved_part
 from ringtune.costs.profile import KindFacts
 from ringtune.errors import IntegrityError
-from ringtune.models.result_files import adapter_result, model_result
+from ringtune.models.result_files import ADAPTER_FILE, adapter_result, model_result
 from ringtune.run_control import events as rd
 from ringtune.schedule.placement import Slice
 from ringtune.storage.pieces import Pieces
@@ -47,6 +47,11 @@ def test_results_lie_in_a_folder_for_each_node_until_they_are_dropped(
     Results().drop()
 
 
+def _part(*users: str) -> Any:
+    """What of a plan of the nodes a and b says whose adapters there are."""
+    return SimpleNamespace(nodes=("a", "b"), course=SimpleNamespace(user_sets=users))
+
+
 def test_results_of_own_weights_are_merged_blocks() -> None:
     """Blocks of all nodes in one file beside the head; no adapter is asked for."""
     results = Results()
@@ -60,7 +65,7 @@ def test_results_of_own_weights_are_merged_blocks() -> None:
         blocks = save({f"bert.encoder.layer.{node}": numpy.ones(2, dtype=numpy.float32)})
         results.take(node, {name: Pieces.of(part) for name, part in {"blocks.safetensors": blocks, **more}.items()})
     wanted = job(adapter__config="full")
-    results.send(wanted, take)
+    results.send(wanted, take, part=_part())
     assert files.keys() == {"adapter/blocks.safetensors", "adapter/head_config.json", "adapter/model_head.safetensors"}
     assert load(files["adapter/blocks.safetensors"]).keys() == {f"bert.encoder.layer.{node}" for node in "ab"}
 
@@ -85,7 +90,7 @@ def test_results_of_users_are_a_whole_folder_each() -> None:
     common = {name: Pieces.of(content) for name, content in {"adapter_config.json": b"{}", **head}.items()}
     results.take("a", {**_adapters({"anna": ["b.0"], "ben": ["b.0"]}), **common})
     results.take("b", _adapters({"anna": ["b.1"], "ben": ["b.1"]}))
-    results.send(job(), take, users=("anna", "ben"))
+    results.send(job(), take, part=_part("anna", "ben"))
     names = ("adapter.safetensors", "adapter_config.json", "head_config.json", "model_head.safetensors")
     assert files.keys() == {f"users/{user}/{name}" for user in ("anna", "ben") for name in names}
     for user in ("anna", "ben"):
@@ -102,8 +107,9 @@ def test_results_without_a_user_or_a_block_of_theirs_are_refused() -> None:
     for sent, message in rows:
         results = Results()
         results.take("a", {"adapter_config.json": Pieces.of(b"{}"), **_adapters(sent)})
+        wanted, part = job(model__task="causal-lm"), _part("anna", "ben")
         with pytest.raises(IntegrityError, match=re.escape(message)):
-            results.send(job(model__task="causal-lm"), lambda event: pytest.fail(str(event)), users=("anna", "ben"))
+            results.send(wanted, lambda event: pytest.fail(str(event)), part=part)
 
 
 def test_results_have_the_totals_of_each_node() -> None:
@@ -303,7 +309,8 @@ def file_of(**tensors: bytes) -> bytes:
 
 def merge(parts: dict[str, bytes]) -> bytes:
     """The merged file of some files."""
-    return bytes(result_files.merge({source: Pieces.of(content) for source, content in parts.items()}))
+    files = {source: {ADAPTER_FILE: Pieces.of(content)} for source, content in parts.items()}
+    return bytes(result_files.adapter_folder(files, [ADAPTER_FILE])[ADAPTER_FILE])
 
 
 def test_merge_keeps_every_byte_whoever_came_first() -> None:
@@ -398,7 +405,7 @@ def test_model_goes_back_to_nodes_in_parts(tmp_path: Path, shard_bytes: int) -> 
 def test_best_result_before_stays_until_all_have_sent_the_next() -> None:
     """A run that is stopped meanwhile goes on from the one before: its last checkpoint names that."""
     asked: list[set[int]] = []
-    node = SimpleNamespace(collect=lambda *_, needed_steps, **__: asked.append(set(needed_steps)))
+    node = SimpleNamespace(collect=lambda request, *_, **__: asked.append(set(request.needed_steps)))
     wanted = job(train__method="hift", train__keep_best=True, train__eval_every=2, adapter__config="full")
     collector = ResultCollector(wanted, lambda answer: None, lambda event: None)
     part = make_plan([("a", 0, 4)], ["a"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from coordinator.client.submit import Client
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.run import measurement
 from coordinator.run.members import LONGEST_AGE_S, LinkCache, Member
-from coordinator.run.requests import RunRequest
+from coordinator.run.requests import MeasureRequest, RunRequest
 from coordinator.screen.progress import Progress
 from ringtune.costs.links import MIN_SAMPLES
 from ringtune.costs.measurement import hidden_bytes
@@ -142,15 +143,11 @@ def test_links_of_a_given_profile_are_not_known_to_the_next_run() -> None:
 
 
 class Calls:
-    """Calls to a node that note what is asked and answer at once."""
+    """Calls to a node that answer at once."""
 
-    def __init__(self, node: str, answers: list[measurement.LinkAnswer]) -> None:
-        self._node, self._answers = node, answers
-
-    def measure_link(self, target: str, address: str, message_bytes: int, **_: Any) -> None:
+    def measure_link(self, _: object, on_result: Callable[[control_pb2.MeasureLinkReply], None]) -> None:
         """Answer with 2 MB/s."""
-        reply = control_pb2.MeasureLinkReply(rate_bytes_per_s=2e6, latency_s=0.002, samples=3)
-        self._answers.append(measurement.LinkAnswer((self._node, target), reply))
+        on_result(control_pb2.MeasureLinkReply(rate_bytes_per_s=2e6, latency_s=0.002, samples=3))
 
 
 def test_measuring_stops_at_its_budget_and_says_what_it_assumes() -> None:
@@ -158,7 +155,7 @@ def test_measuring_stops_at_its_budget_and_says_what_it_assumes() -> None:
     names = [f"n{index}" for index in range(8)]
     members = [Member(node=name, address=f"10.0.0.{index + 1}:7000", instance="i") for index, name in enumerate(names)]
     now_s, answers = [0.0], list[measurement.LinkAnswer]()
-    calls: Any = {name: Calls(name, answers) for name in names}
+    calls: Any = dict.fromkeys(names, Calls())
     measuring = measurement.LinkMeasurement(
         members, calls, job(), MODEL, cache=LinkCache(), put=answers.append, budget_s=3.5, now_s=lambda: now_s[0]
     )
@@ -195,7 +192,8 @@ def measure(cluster: FakeCluster, **options: Any) -> Profile:
     """Measure the small job on the nodes that are there."""
     changes = options.pop("changes", {})
     with Client(cluster.server.address) as client:
-        return client.measure(job(**changes), progress=Progress(), **{"join_s": 0.5, **options})
+        request = MeasureRequest(job(**changes), **{"num_nodes": 0, "join_s": 0.5, **options})
+        return client.measure(request, progress=Progress())
 
 
 def test_measurement_gives_every_node_and_every_directed_link() -> None:

@@ -109,7 +109,9 @@ def calls_to(node: Node, *, lease_s: float) -> Iterator[tuple[AgentCalls, Callab
     """Calls to a node, and its first failure."""
     failures: queue.SimpleQueue[RingTuneError] = queue.SimpleQueue()
     server = Server("127.0.0.1:0", lambda made: control_pb2_grpc.add_AgentServicer_to_server(node, made))
-    calls = AgentCalls("pi", server.address, "r", lease_s=lease_s, on_failure=lambda _, error: failures.put(error))
+    calls = AgentCalls(
+        "pi", server.address, "r", lease_s=lease_s, wait_s=WAIT_S, on_failure=lambda _, error: failures.put(error)
+    )
     try:
         yield calls, lambda: failures.get(timeout=WAIT_S)
     finally:
@@ -123,7 +125,7 @@ def test_node_that_answers_lives_also_one_of_an_older_build() -> None:
     with calls_to(Node([]), lease_s=60.0) as (calls, _):
         calls.ask_alive(heard.put)
         assert heard.get(timeout=WAIT_S)
-        gone = AgentCalls("pi", "127.0.0.1:1", "r", lease_s=60.0, on_failure=lambda *_: None)
+        gone = AgentCalls("pi", "127.0.0.1:1", "r", lease_s=60.0, wait_s=WAIT_S, on_failure=lambda *_: None)
         gone.ask_alive(heard.put)
         assert not heard.get(timeout=WAIT_S)
         gone.close()
@@ -135,9 +137,8 @@ def test_result_may_take_as_long_as_it_comes(tmp_path: Path, monkeypatch: pytest
     heard: queue.SimpleQueue[str] = queue.SimpleQueue()
     with calls_to(Node([]), lease_s=60.0) as (calls, _):
         calls.collect(
+            control_pb2.CollectRequest(),
             tmp_path,
-            with_head=False,
-            with_private=False,
             max_bytes=4 * CHUNK_BYTES,
             on_result=lambda files: heard.put(f"{files['totals.json'].size_bytes}"),
             on_progress=lambda: heard.put("progress"),
@@ -152,10 +153,7 @@ def test_saved_result_may_take_as_long_as_it_goes(monkeypatch: pytest.MonkeyPatc
     node, heard = Node([]), queue.SimpleQueue[str]()
     with calls_to(node, lease_s=60.0) as (calls, _):
         calls.prepare(
-            "{}",
-            "",
-            {},
-            timeout_s=WAIT_S,
+            control_pb2.PrepareRequest(),
             saved={"adapter.safetensors": Pieces.of(bytes(3 * CHUNK_BYTES))},
             on_result=lambda hosted_bytes: heard.put(f"{hosted_bytes}"),
             on_progress=lambda: heard.put("progress"),
@@ -171,7 +169,7 @@ def test_node_fetches_ahead_beside_all_other_calls() -> None:
 
     def ask(placement_number: int) -> None:
         request = control_pb2.PrepareRequest(placement_number=placement_number)
-        calls.fetch_ahead(request, timeout_s=WAIT_S, on_result=heard.put, on_failed=lambda error: heard.put(str(error)))
+        calls.fetch_ahead(request, on_result=heard.put, on_failed=lambda error: heard.put(str(error)))
 
     with calls_to(node, lease_s=60.0) as (calls, _):
         ask(1)
@@ -196,13 +194,12 @@ def test_node_moves_elsewhere_instead_at_once(*, has_begun: bool) -> None:
             request = control_pb2.MoveRequest(prepare=control_pb2.PrepareRequest(placement_number=placement_number))
             calls.move(
                 request,
-                timeout_s=10 * WAIT_S,
                 on_result=lambda _: heard.put(placement_number),
                 on_failed=lambda error: heard.put(-1),
             )
 
         # another call of this node is under way, so that moves wait for their turn
-        calls.prepare("{}", "", {}, timeout_s=WAIT_S, on_result=lambda _: wait_for(free))
+        calls.prepare(control_pb2.PrepareRequest(), on_result=lambda _: wait_for(free))
         if has_begun:
             free.set()
         move(1)
@@ -309,53 +306,52 @@ class Counting(control_pb2_grpc.AgentServicer):
 
 
 def _inspect(calls: AgentCalls, say: _SAYS, _: Path) -> None:
-    calls.inspect("", measure=True, timeout_s=WAIT_S, on_result=lambda reply: say(reply.facts_json))
+    calls.inspect(control_pb2.InspectRequest(), lambda reply: say(reply.facts_json))
 
 
 def _measure_link(calls: AgentCalls, say: _SAYS, _: Path) -> None:
-    calls.measure_link("b", "b:1", 9, timeout_s=WAIT_S, on_result=lambda reply: say(reply.samples))
+    calls.measure_link(control_pb2.MeasureLinkRequest(), lambda reply: say(reply.samples))
 
 
 def _prepare(calls: AgentCalls, say: _SAYS, _: Path) -> None:
-    calls.prepare("{}", "", {}, timeout_s=WAIT_S, on_result=say)
+    calls.prepare(control_pb2.PrepareRequest(), on_result=say)
 
 
 def _load(calls: AgentCalls, say: _SAYS, _: Path) -> None:
-    calls.prepare("{}", "", {}, timeout_s=WAIT_S, on_result=say, saved={"adapter.safetensors": FILE})
+    calls.prepare(control_pb2.PrepareRequest(), on_result=say, saved={"adapter.safetensors": FILE})
 
 
 def _fetch_ahead(calls: AgentCalls, say: _SAYS, _: Path) -> None:
-    calls.fetch_ahead(control_pb2.PrepareRequest(), timeout_s=WAIT_S, on_result=say, on_failed=say)
+    calls.fetch_ahead(control_pb2.PrepareRequest(), on_result=say, on_failed=say)
 
 
 def _rest(calls: AgentCalls, say: _SAYS, _: Path) -> None:
-    calls.rest(0, timeout_s=WAIT_S, on_result=lambda reply: say(reply.totals_json), on_failed=say)
+    calls.rest(0, on_result=lambda reply: say(reply.totals_json), on_failed=say)
 
 
 def _halt(calls: AgentCalls, say: _SAYS, _: Path) -> None:
-    calls.halt(timeout_s=WAIT_S, on_result=lambda: say("halted"), on_failed=say)
+    calls.halt(on_result=lambda: say("halted"), on_failed=say)
 
 
 def _move(calls: AgentCalls, say: _SAYS, _: Path) -> None:
     request = control_pb2.MoveRequest(prepare=control_pb2.PrepareRequest())
-    calls.move(request, timeout_s=WAIT_S, on_result=lambda reply: say(reply.fetched_bytes), on_failed=say)
+    calls.move(request, on_result=lambda reply: say(reply.fetched_bytes), on_failed=say)
 
 
 def _repeat(calls: AgentCalls, say: _SAYS, _: Path) -> None:
     request = control_pb2.RepeatRequest(node="b")
-    calls.repeat(request, timeout_s=WAIT_S, on_result=lambda reply: say(reply.results_json), on_failed=say)
+    calls.repeat(request, on_result=lambda reply: say(reply.results_json), on_failed=say)
 
 
 def _grant(calls: AgentCalls, say: _SAYS, _: Path) -> None:
     calls.grant(TURNS[:1])
-    calls.halt(timeout_s=WAIT_S, on_result=lambda: say("after it"), on_failed=say)
+    calls.halt(on_result=lambda: say("after it"), on_failed=say)
 
 
 def _collect(calls: AgentCalls, say: _SAYS, folder: Path) -> None:
     calls.collect(
+        control_pb2.CollectRequest(),
         folder,
-        with_head=False,
-        with_private=False,
         max_bytes=4 * CHUNK_BYTES,
         on_result=lambda files: say(bytes(files["totals.json"]) == bytes(3 * CHUNK_BYTES)),
     )
@@ -410,7 +406,9 @@ def test_lost_call_is_made_again(orders: Path, tmp_path: Path, name: str, failur
     folder = tmp_path / "came"
     folder.mkdir()
     server = Server("127.0.0.1:0", lambda made: control_pb2_grpc.add_AgentServicer_to_server(node, made))
-    calls = AgentCalls("pi", server.address, "r", lease_s=60.0, on_failure=lambda _, error: failed.put(error))
+    calls = AgentCalls(
+        "pi", server.address, "r", lease_s=60.0, wait_s=WAIT_S, on_failure=lambda _, error: failed.put(error)
+    )
     try:
         ask(calls, heard.put, folder)
         assert heard.get(timeout=WAIT_S) == wanted
@@ -427,7 +425,7 @@ def test_halt_calls_off_a_call_that_is_being_repeated(orders: Path) -> None:
     """A move that is lost is not made again after the node was told to stop."""
     node, heard = Counting(), queue.SimpleQueue[object]()
     server = Server("127.0.0.1:0", lambda made: control_pb2_grpc.add_AgentServicer_to_server(node, made))
-    calls = AgentCalls("pi", server.address, "r", lease_s=60.0, on_failure=lambda *_: None)
+    calls = AgentCalls("pi", server.address, "r", lease_s=60.0, wait_s=WAIT_S, on_failure=lambda *_: None)
     lost = threading.Event()
     (orders / "coordinator").write_text("call Move 1 drop-request")
     try:
@@ -473,9 +471,11 @@ def inspect_all(
             server = Server("127.0.0.1:0", node.add_to)
             stack.callback(server.stop, 0.0)
             failed = lambda _, error: answers.put(error)  # noqa: E731
-            calls = AgentCalls(name, server.address, "r", lease_s=60.0, on_failure=failed, nodes=nodes, models=models)
+            calls = AgentCalls(
+                name, server.address, "r", lease_s=60.0, wait_s=WAIT_S, on_failure=failed, nodes=nodes, models=models
+            )
             stack.callback(calls.close)
-            calls.inspect("", measure=False, timeout_s=WAIT_S, on_result=lambda _: answers.put(None))
+            calls.inspect(control_pb2.InspectRequest(), lambda _: answers.put(None))
             return calls
 
         if refused is not None:

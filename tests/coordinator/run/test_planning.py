@@ -213,5 +213,5 @@ def test_node_of_an_older_build_takes_no_part_where_state_moves() -> None:
     assert "node b has an older build" in problem and "does not know [audit];" in problem
     assert wire_problem(audited, both, {"a": 5, "b": 5}) == ""
     writing = changed(both, generation=Generation(rows=1, max_new_tokens=1, at_once=1))
-    assert "does not know [generation];" in wire_problem(job(), writing, {"a": 4, "b": 5})
-    assert wire_problem(job(), writing, {"a": 5, "b": 5}) == ""
+    assert "does not know [generation];" in wire_problem(job(), writing, {"a": 5, "b": 6})
+    assert wire_problem(job(), writing, {"a": 6, "b": 6}) == ""

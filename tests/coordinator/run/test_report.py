@@ -350,9 +350,9 @@ def test_report_has_shares_of_each_node_and_what_was_saved() -> None:
     ledger = OperationsLedger(plan, profile)
     for turn in turns:
         for seq in range(turn.first_seq, turn.end_seq):
-            ledger.add_spans("a", [span(Op.FORWARD, seq, 0.25), span(Op.BACKWARD, seq, 0.5), span(Op.EMBED, seq, 9.0)])
-            ledger.add_traffic("a", seq, Payload.HIDDEN, 100)
-            ledger.add_traffic("a", seq, Payload.HEAD, 1_000_000)
+            ledger.add_spans([span(Op.FORWARD, seq, 0.25), span(Op.BACKWARD, seq, 0.5), span(Op.EMBED, seq, 9.0)])
+            ledger.add_traffic(seq, Payload.HIDDEN, 100)
+            ledger.add_traffic(seq, Payload.HEAD, 1_000_000)
         ledger.turn_done(turn)
     found = ledger.report(profile)
     assert found is not None
@@ -378,8 +378,8 @@ def test_what_scores_took_stands_beside_what_steps_saved() -> None:
     score, train = dataclasses.replace(turns[0], kind=StepKind.SCORE), turns[1]
     for turn, seconds in ((score, 2.0), (train, 0.25)):
         for seq in range(turn.first_seq, turn.end_seq):
-            ledger.add_spans("a", [span(Op.BACKWARD, seq, seconds), span(Op.EMBED, seq, 9.0)])
-            ledger.add_traffic("a", seq, Payload.GRAD, 100)
+            ledger.add_spans([span(Op.BACKWARD, seq, seconds), span(Op.EMBED, seq, 9.0)])
+            ledger.add_traffic(seq, Payload.GRAD, 100)
     ledger.turn_done(train)
     before = ledger.report(profile_of(plan))
     assert before is not None

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -392,10 +392,12 @@ def test_run_that_goes_back_waits_for_nodes_that_are_silent_for_a_moment(monkeyp
     members: Any = SimpleNamespace(living=lambda: next(living), links=LinkCache())
     notes = list[str]()
     absent: Any = SimpleNamespace(instead=lambda names, _: names, waits=lambda *_, hosts_s: f"{hosts_s:g} s")
-    driver = RunDriver("r", RunRequest(of_all_parameters()), members, lease_s=CALL_S, on_end=lambda: None)
+    monkeypatch.setattr("coordinator.run.driver.AbsentNodes", lambda resume, job: absent)
+    request, resume = RunRequest(of_all_parameters(), join_s=300.0), cast(Any, object())
+    driver = RunDriver("r", request, members, lease_s=CALL_S, on_end=lambda: None)
     driver.without = {"c": "c"}
     driver.listen(lambda event: notes.append(event.note))
-    found = driver._await_members(0, 300.0, "abc", None, absent, has_given_plan=False)
+    found = driver._await_members(request._replace(resume=resume), "abc")
     assert (found, notes) == ((a, b), [f"{CALL_S:g} s"])
 
 

@@ -61,6 +61,7 @@ def test_lines_of_operations_and_scores() -> None:
     # The lines of a turn differ, and say how many are to come
     scored = {**step(0), "kind": "score", "batch": 3, "batches": 30}
     assert evaluating_line(scored) == "score after step 0: 3 of 30 batches, a"
+    assert evaluating_line(scored | {"kind": "generate"}) == "generate after step 0: 3 of 30 tokens, a"
 
 
 def show(progress: Progress) -> None:

@@ -55,32 +55,36 @@ def entry(state: str) -> control_pb2.NodeEntry:
     return control_pb2.NodeEntry(joined=control_pb2.JoinRequest(node="pi"), state=state)
 
 
-def test_node_watch_draws_the_table_again(capsys: pytest.CaptureFixture[str]) -> None:
-    """The newest state stands there in the end, and between two looks it sleeps."""
+def _sleeps(monkeypatch: pytest.MonkeyPatch, times: int) -> list[float]:
+    """Let the watch sleep without waiting, and Ctrl-C come in the last sleep; return the seconds."""
     slept: list[float] = []
-    states = iter(["idle", "running"])
-    text = io.StringIO()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == times:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("coordinator.screen.live_tables.time.sleep", sleep)
+    return slept
+
+
+def test_node_watch_draws_the_table_again(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest state stands there in the end, and between two looks it sleeps."""
+    states, text, slept = iter(["idle", "running"]), io.StringIO(), _sleeps(monkeypatch, 2)
     console = Console(file=text, width=200, force_terminal=False)
-    watch_nodes(
-        lambda: [entry(next(states))], "c:1", as_json=False, console=console, sleep=slept.append, times=range(2)
-    )
+    with pytest.raises(InterruptedRunError):
+        watch_nodes(lambda: [entry(next(states))], "c:1", as_json=False, console=console)
     assert "running" in text.getvalue().splitlines()[-1]
     assert slept == [INTERVAL_S, INTERVAL_S]
     assert capsys.readouterr().out == ""
 
 
-def test_node_watch_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_node_watch_prints_json_until_ctrl_c(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A line for each member each time."""
     states = iter(["idle", "lost"])
-    watch_nodes(lambda: [entry(next(states))], "c:1", as_json=True, sleep=lambda _: None, times=range(2))
-    assert [json.loads(line)["state"] for line in capsys.readouterr().out.splitlines()] == ["idle", "lost"]
-
-
-def test_node_watch_ends_with_ctrl_c() -> None:
-    """As every command does, with exit code 130."""
-
-    def interrupt(_: float) -> None:
-        raise KeyboardInterrupt
-
+    _sleeps(monkeypatch, 2)
     with pytest.raises(InterruptedRunError):
-        watch_nodes(lambda: [entry("idle")], "c:1", as_json=True, sleep=interrupt)
+        watch_nodes(lambda: [entry(next(states))], "c:1", as_json=True)
+    assert [json.loads(line)["state"] for line in capsys.readouterr().out.splitlines()] == ["idle", "lost"]

@@ -37,7 +37,7 @@ class Script:
     """
 
     def __init__(self, *pieces: str, why: str = "end", has_template: bool = True) -> None:
-        self.ready = Ready(has_template=has_template, longest=64, cache_bytes=0, temperature=0.0, told="")
+        self.ready = Ready(has_template=has_template, longest=64, reads=64, cache_bytes=0, temperature=0.0, told="")
         self.requests: list[Mapping[str, Any]] = []
         self._pieces, self._why, self.left = pieces, why, 0
         self.going, self.may_go, self.has_left = threading.Semaphore(0), threading.Semaphore(0), threading.Event()
@@ -50,6 +50,8 @@ class Script:
             yield {"refused": "the text has 80 tokens, and the model reads at most 64 with its answer; shorten it"}
             return
         yield {"began": {"prompt_tokens": 7, "forgotten": 0}}
+        if asked == "defect":
+            raise ZeroDivisionError
         if asked == "lost":
             raise PeerLostError("the process was ended by SIGKILL")
         if asked == "slow":
@@ -269,6 +271,15 @@ def test_who_leaves_ends_the_answer(stream: bool) -> None:
         assert script.has_left.wait(WAIT_S) and script.left == 1
         with connection(server, "too long") as again:
             assert again.getresponse().status == 400
+
+
+def test_defect_is_in_the_log_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever asked gets no more than that there is one; the next request is answered."""
+    here = client(Script("a"))
+    answer = here.post("/v1/completions", json={"prompt": "defect"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+    assert "ZeroDivisionError" in caplog.text and "Zero" not in answer.text
+    assert here.post("/v1/completions", json={"prompt": "once"}).status_code == 200
 
 
 def test_who_leaves_the_queue_is_not_answered() -> None:

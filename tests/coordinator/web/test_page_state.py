@@ -274,7 +274,7 @@ def test_page_state_is_small_whatever_the_length_of_the_run(num_steps: int) -> N
         line = {"kind": "train", "step": step, "depth": 1 + step // 400, "loss": 1.0 / step, "seconds": 0.1}
         state.take(metrics({**line, "bytes": sent, "initiator": "n000", "round": 1}), 0.0)
     state.take(activity(num_steps, nodes), 0.0)
-    frame = Framer(state, lambda: (0, {})).frame(BrowserState())
+    frame = Framer(state).frame(BrowserState())
     assert len(frame) < 400_000
     assert len(state.curves["loss"].points()) <= 1025
     assert len(state.section("marks")) <= MAX_MARKS

@@ -111,23 +111,18 @@ class Browser:
 def whole(state: PageState) -> tuple[dict[str, Any], dict[str, Any]]:
     """Sections and curves of a state as a browser that comes now gets them."""
     new = Browser()
-    new.take(framer_of(state))
+    new.take(Framer(state))
     return {name: new.sections[name] for name in SECTIONS}, new.curves
-
-
-def framer_of(state: PageState) -> Framer:
-    """Frames of a state without members."""
-    return Framer(state, lambda: (1, {}))
 
 
 def test_frames_bring_only_what_changed() -> None:
     """A browser that has everything gets nothing."""
-    framer, browser = framer_of(state_of(trained())), Browser()
+    framer, browser = Framer(state_of(trained())), Browser()
     assert browser.take(framer)
     assert browser.take(framer) == ""
     # A further step brings its figures and its point, not the plan and the curve so far
     state = state_of([*beginning(), *(metrics(step_line(step)) for step in (1, 2, 3))])
-    framer, browser = framer_of(state), Browser()
+    framer, browser = Framer(state), Browser()
     browser.take(framer)
     state.take(metrics(step_line(4)), None)
     frame = json.loads(browser.take(framer))
@@ -136,7 +131,7 @@ def test_frames_bring_only_what_changed() -> None:
     # They are drawn at once, as the owner told them
     state = state_of([*beginning(), metrics(step_line(1)), progress(step_line(2)), progress(step_line(3))])
     browser = Browser()
-    browser.take(framer_of(state))
+    browser.take(Framer(state))
     assert browser.curves["loss"] == [[1, 2.0], [2, 1.5], [3, 1.0 + 1.0 / 3]]
 
 
@@ -145,7 +140,7 @@ def test_frames_bring_only_what_changed() -> None:
 def test_frames_missed_by_a_slow_browser_change_nothing(pauses: list[int]) -> None:
     """Whenever a browser takes a frame, it ends with the very state of one that comes at the end."""
     state, browser = PageState(), Browser()
-    framer = framer_of(state)
+    framer = Framer(state)
     events = [*beginning(), *trained(6), metrics(step_line(7))]
     for pause in pauses:
         for event in events[:pause]:
@@ -155,18 +150,19 @@ def test_frames_missed_by_a_slow_browser_change_nothing(pauses: list[int]) -> No
     assert ({name: browser.sections[name] for name in SECTIONS}, browser.curves) == whole(state)
 
 
-def test_frames_of_members_come_with_their_version() -> None:
-    """Who is there is known without any run."""
-    members = {"a": ["idle", 1, 2, "cpu"]}
-    version = [1]
-    framer, browser = Framer(PageState(), lambda: (version[0], members)), Browser()
+def test_frames_have_the_members_without_any_run() -> None:
+    """And again when they have changed, or another run begins."""
+    state, members = PageState(), {"a": ["idle", 1, 2, "cpu"]}
+    state.show_members(members)
+    framer, browser = Framer(state), Browser()
     browser.take(framer)
     assert browser.sections["members"] == members
-    members["b"] = ["lost", 0, 2, "cpu"]
-    assert browser.take(framer) == ""
-    version[0] += 1
+    state.show_members({**members, "b": ["lost", 0, 2, "cpu"]})
     browser.take(framer)
     assert browser.sections["members"]["b"][0] == "lost"
+    state.take(control_pb2.RunEvent(run_id="r2"), None)
+    browser.take(framer)
+    assert set(browser.sections["members"]) == {"a", "b"}
 
 
 WAIT_S = 30.0

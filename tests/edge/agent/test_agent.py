@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -31,6 +30,7 @@ from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.turns import turn_sequence
 from ringtune.storage.chunks import cut_pieces
 from ringtune.storage.pieces import Pieces
+from ringtune.techniques.audit import Exchange
 from ringtune.v1 import control_pb2
 from tests.support.fakes import WAIT_S, FakeExecutor
 from tests.support.plans import changed, make_plan
@@ -321,15 +321,36 @@ def test_agent_measures_no_link_beyond_this_machine_unless_told(ring: TwoAgents)
 
 
 def test_checker_answers_in_time_whoever_hands_in_too_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It names that node, with half of the time left: else its own answer would be late, and it the lost one."""
+    """It names that node, with half of the time left: else its own answer would be late, and it the lost one.
+
+    What is compared after the work has half of what the work has left, however long that took.
+    """
     agent: Any = Agent.__new__(Agent)
-    active = SimpleNamespace(audit=SimpleNamespace(read_work=None), addresses={}, lease_s=1.0)
-    agent.of, agent.options = lambda run_id, placement_number: (active, None), SimpleNamespace(name="c")
+    now_s, limits_s, slow = [0.0], list[float](), set[str]()
+    sent = Exchange(TensorKey(Payload.HIDDEN, 0, 0, 1), "d", False)
+    differing = SimpleNamespace(differing={sent.key}, compare=lambda key, tensor: None, results={})
+    audit = SimpleNamespace(
+        read_work=lambda *_: {},
+        read_tensor=lambda *_, **__: None,
+        recorder=SimpleNamespace(exchanges=lambda cell, turn: (sent,)),
+    )
+    active = SimpleNamespace(audit=audit, addresses={}, lease_s=1.0, audit_channel=lambda node, address: None)
 
-    def fetch(request: Any, source: str, address: str, deadline_s: float, check: Any, **more: float) -> None:
-        assert deadline_s <= time.monotonic() + 50.0
-        raise DeadlineError(f"node {source} is slow")
+    def work(function: Any, timeout_s: float, what: str) -> Any:
+        now_s[0] += 80.0
+        return differing
 
+    def fetch(request: Any, source: str, address: str, deadline_s: float, **more: float) -> None:
+        limits_s.append(deadline_s - now_s[0])
+        if source in slow:
+            raise DeadlineError(f"node {source} is slow")
+
+    agent.of = lambda run_id, placement_number: (active, SimpleNamespace(call=work))
+    agent.options = SimpleNamespace(name="c", insecure=True)
+    monkeypatch.setattr("edge.agent.agent.time", SimpleNamespace(monotonic=lambda: now_s[0]))
     monkeypatch.setattr("edge.agent.agent.fetch_audited", fetch)
+    reply = agent.repeat(control_pb2.RepeatRequest(node="b"), timeout_s=100.0)
+    assert (reply.results_json, limits_s) == ("{}", [50.0, 10.0])
+    slow.add("b")
     reply = agent.repeat(control_pb2.RepeatRequest(node="b"), timeout_s=100.0)
     assert (reply.node, reply.is_lost) == ("b", True)

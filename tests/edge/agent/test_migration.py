@@ -437,10 +437,10 @@ def test_move_arrives_as_the_coordinator_said_it() -> None:
     call: Any = SimpleNamespace(
         place=lambda number: None,
         move=lambda request, **_: told.append(request),
-        prepare=lambda plan, job, addresses, **_: prepared.append(addresses),
+        prepare=lambda request, **_: prepared.append(dict(request.addresses)),
     )
     calls, addresses = dict.fromkeys(part.nodes, call), {**ADDRESSES, "c": "127.0.0.1:3"}
-    checkpoints: Any = SimpleNamespace(shards_run="first")
+    checkpoints: Any = SimpleNamespace(shards_run="first", go_on=lambda *_: None)
     driver = MigrationDriver(
         part, parse_job(TWO_AGENTS_JOB, source="it"), checkpoints, addresses, calls, print, CopyBytes(1000, 50)
     )

@@ -149,7 +149,9 @@ def test_matrix_stays_small_when_its_module_is_converted() -> None:
     """Type and gradients of a module do not reach it; what would change it is refused."""
     layer = linear(make("int8")).to(device="cpu", dtype=torch.float32)
     assert isinstance(layer.weight, FrozenMatrix)
-    assert (layer.weight.dtype, layer.weight.shape, layer.weight.requires_grad) == (torch.int8, (ROWS, COLUMNS), False)
+    assert layer.weight.held.numbers.view().dtype is torch.int8
+    assert (layer.weight.shape, layer.weight.requires_grad) == ((ROWS, COLUMNS), False)
+    assert layer.weight.dtype is torch.float32  # Gemma 3 converts a factor to it
     assert isinstance(layer.weight.detach(), FrozenMatrix)
     with pytest.raises(TypeError, match="zero_ would change a frozen matrix"):
         nn.init.zeros_(layer.weight)
@@ -261,8 +263,9 @@ def test_frozen_bfloat16_of_a_file_is_read_without_a_copy(
         matrix = files.read_frozen("encoder.layer.0.output.dense.weight", torch.float32, private=True)
         vector = files.read_frozen("encoder.layer.0.output.dense.bias", torch.float32, private=True)
     assert set(asked.values()) == {(torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, True)}
-    assert (table.dtype, matrix.dtype, vector.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)
-    assert not isinstance(vector, FrozenMatrix)
+    assert isinstance(table, FrozenMatrix) and isinstance(matrix, FrozenMatrix) and not isinstance(vector, FrozenMatrix)
+    held = [value.held.numbers.view().dtype for value in (table, matrix)]
+    assert (*held, vector.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)
 
 
 @pytest.mark.parametrize(("dtype", "stored"), [("int8", "float32"), ("int8", "bfloat16"), ("nf4", "bfloat16")])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from edge.data.tokens import IGNORED, Batch, load_tokenizer
-from ringtune.models.families import FAMILIES
+from ringtune.models.families import DESCRIBED
 from ringtune.models.family import (
     CAUSAL_LM,
     CLASSIFICATION,
@@ -35,7 +35,7 @@ _ROWS: tuple[tuple[int, ...], ...] = (
     (),
 )
 """Long and short rows, rows with the padding id at the end, in the middle and alone, and one without a token."""
-_PAIRS = [(name, task) for name, family in FAMILIES.items() for task in family.tasks if task != IMAGE_CLASSIFICATION]
+_PAIRS = [(name, task) for name, family in DESCRIBED.items() for task in family.tasks if task != IMAGE_CLASSIFICATION]
 
 
 class _Alone(NamedTuple):

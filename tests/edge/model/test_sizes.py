@@ -19,7 +19,7 @@ from ringtune.config.optimizers import factor_numbers
 from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.job.job import Adapter, Job, Model
 from ringtune.models.adapter_config import adapter_block_params
-from ringtune.models.families import FAMILIES
+from ringtune.models.families import DESCRIBED, FAMILIES
 from ringtune.models.family import CAUSAL_LM
 from ringtune.models.folder import read_config
 from tests.support import reference, tiny_families
@@ -96,7 +96,7 @@ def test_sizes_of_a_model_equal_the_loaded_one(tmp_path: Path, prefix: bool) -> 
 
 
 @pytest.mark.parametrize(
-    ("model_type", "task"), [(name, task) for name, family in FAMILIES.items() for task in family.tasks]
+    ("model_type", "task"), [(name, task) for name, family in DESCRIBED.items() for task in family.tasks]
 )
 @pytest.mark.sampled(4)
 def test_sizes_of_heads_equal_the_built_ones(

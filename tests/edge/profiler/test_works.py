@@ -22,7 +22,7 @@ from edge.runtime.reporter import Reporter
 from ringtune.costs.measurement import Size
 from ringtune.costs.profile import PART_OF, WHOLE_WORKS, Work, WorkTime
 from ringtune.errors import DeadlineError, PlanError, RingTuneError, StorageError
-from ringtune.models.families import FAMILIES
+from ringtune.models.families import DESCRIBED
 from ringtune.models.family import CAUSAL_LM, QUESTION_ANSWERING
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.course import FrozenWeights
@@ -210,7 +210,7 @@ def test_measure_runs_the_actions_of_a_run(model_folder: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("model_type", "task"), [(name, task) for name, kind in FAMILIES.items() for task in kind.tasks]
+    ("model_type", "task"), [(name, task) for name, kind in DESCRIBED.items() for task in kind.tasks]
 )
 @pytest.mark.sampled(2)
 def test_measure_works_for_every_family_and_task(tmp_path: Path, model_type: str, task: str) -> None:

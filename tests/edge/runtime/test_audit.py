@@ -160,15 +160,17 @@ class AuditedCarrier(TorchCarrier):
         """What a host finds in a cell of another one, with what crosses a wire as files and text."""
         audit, cell, place = self.audits[checker], asked.cell, asked.place
         file = bytes(self.audits[cell.node].recorder.work_file(place))
-        sources = audit.recorder.exchanges(cell, place.turn)
-        files = {key: bytes(self.audits[peer].recorder.tensor_file(key, peer)) for key, peer in sources.items()}
+        tensors = {}
+        exchanges = audit.recorder.exchanges(cell, place.turn)
+        files = {one.key: bytes(self.audits[one.peer].recorder.tensor_file(one.key, one.peer)) for one in exchanges}
         self.handed_in[cell.node] = asked, file, files
-        own = {key for key, peer in sources.items() if peer == cell.node}
-        tensors = {
-            key: audit.read_tensor(Pieces.of(one), key, asked.given, is_own=key in own) for key, one in files.items()
-        }
-        work = audit.read_work(Pieces.of(file), place, asked.given)
-        return read_results(json.dumps(audit.repeat(cell, place, work, tensors, asked.given)), checker, asked)
+        for key, peer, _ in exchanges:
+            tensors[key] = audit.read_tensor(Pieces.of(files[key]), key, asked.given, is_own=peer == cell.node)
+        work, came = audit.read_work(Pieces.of(file), place, asked.given), {one.key for one in exchanges if one.comes}
+        repeated = audit.repeat(cell, place, work, {key: tensors[key] for key in came}, asked.given)
+        for key in repeated.differing:
+            repeated.compare(key, tensors[key])
+        return read_results(json.dumps(repeated.results), checker, asked)
 
 
 def case_of(**changes: Any) -> Case:
@@ -244,8 +246,8 @@ def test_repeated_work_of_honest_hosts_has_equal_bits(changes: dict[str, Any]) -
         assert asked.told.items() <= {name: found for name, (found, _) in results.items()}.items()
 
 
-def test_host_has_a_tag_of_what_it_got_and_does_not_keep() -> None:
-    """It fits what the neighbour hands in; a sender of something else than it tells is named with the receiver."""
+def test_host_has_a_tag_of_what_it_exchanged_and_does_not_keep() -> None:
+    """It fits what the neighbour hands in, or what was computed; a link that changes it names both ends."""
     values: dict[str, Any] = {"method": "all", "share": 0.01, "num_steps": 16, "local_iterations": 8}
     carrier = audited(**values)
     tags = [name for _, results in carrier.repeated for name in results if name.startswith("tag ")]
@@ -331,7 +333,7 @@ def test_only_what_is_drawn_of_others_is_kept_and_for_the_ticket_only() -> None:
     assert trail == {
         "h 0.0 3": digest,
         "g 0.0 3": digest,
-        "h 0.1 3": digest,
+        "h 0.1 3": Tagger(trail[TAG_KEY]).tag("h 0.1 3", hidden, None),
         "g 0.1 3": Tagger(trail[TAG_KEY]).tag("g 0.1 3", hidden, None),
         TAG_KEY: trail[TAG_KEY],
     }
@@ -382,7 +384,7 @@ def test_hand_in_that_can_not_be_worked_with_speaks_against_who_told_of_it() -> 
     bad = {name: torch.full(info.shape, float("nan"), dtype=torch.float64) for name, info in sums.infos.items()}
     work["total"] = bytes(write_tensors({name: pieces_of(tensor) for name, tensor in bad.items()}))
     with pytest.raises(IntegrityError, match="not finite"):
-        audit.repeater("b").repeat(turn, asked.place, work, given)
+        audit.repeater("b").repeat(turn, asked.place, work, given, asked.given)
     odd = State.of(bytes(write_tensors({f"adapter/{'9' * 5000}.weight": pieces_of(torch.ones(2))})))
     assert [*odd.digests] == [-1]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge.agent.torch_backend import copy_into_file
+from edge.agent.torch_backend import kept_file
 from edge.model.tensor_files import pieces_of
 from edge.runtime import executor as executor_module
 from edge.runtime.executor import NodeExecutor
@@ -238,10 +238,10 @@ def test_executor_saves_and_hands_in_no_number_that_is_not_finite(trained: ring.
             pytest.raises(DivergedError, match=rf"diverged: {part} has .*, which is not finite; lower train"),
         ):
             both.shard({"node": "b"}, with_head=True)
-    copy_into_file(host, (2, 3), {})
+    kept_file(host, (2, 3), {})
     moments = next(iter(host._hosted.optimizers._optimizers[3].state.values()))["exp_avg_sq"]
     with spoiled(moments), pytest.raises(DivergedError, match="exp_avg_sq is not finite at the turn's end"):
-        copy_into_file(host, (2, 3), {})
+        kept_file(host, (2, 3), {})
 
 
 def test_executor_says_at_which_step_training_diverged(

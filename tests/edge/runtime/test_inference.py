@@ -162,7 +162,7 @@ def test_answers_end_where_the_template_ends_them(tmp_path: Path, capsys: pytest
 
 @pytest.mark.parametrize("model_type", ["gpt2", "gemma2"])
 def test_whole_model_gives_the_logits_of_the_library(model_type: str, tmp_path: Path) -> None:
-    """Also where the model caps them, on which draws depend."""
+    """Also where the model caps them, on which draws depend; after any other text, and then with the same bits."""
     from transformers import AutoModelForCausalLM
 
     folder = write_family(tmp_path / "base", model_type, seed=1, with_decoder=True)
@@ -174,8 +174,14 @@ def test_whole_model_gives_the_logits_of_the_library(model_type: str, tmp_path: 
     ids = [5, 9, 7, 7, 11]
     with torch.no_grad():
         wanted = model(torch.tensor([ids])).logits[0, -1]
-    found = WholeModel(load_job(tmp_path / "job.toml"), folder, ()).next_logits(ids)
+    whole = WholeModel(load_job(tmp_path / "job.toml"), folder, ())
+    found = whole.next_logits(ids)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    for other in (ids, ids[:3], [*ids, 12], [4]):
+        whole.next_logits(other)
+        torch.testing.assert_close(whole.next_logits(ids), wanted, rtol=1e-5, atol=1e-5)
+        whole.forget()
+        assert torch.equal(whole.next_logits(ids), found)
 
 
 @pytest.mark.parametrize("adapter", ["lora", "seq_bn[use_gating=True]"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import threading
 import time
@@ -13,7 +14,7 @@ import pytest
 
 from coordinator.run.report import RunLedger
 from edge.runtime import reporter as rp
-from edge.runtime.reporter import ReportNumbers, SharedClock, header_line, record_line, to_json
+from edge.runtime.reporter import SharedClock, header_line, record_line, to_json
 from ringtune.engine import events as ev
 from ringtune.engine.events import Handled, Span
 from ringtune.engine.node_engine import NodeEngine
@@ -263,7 +264,7 @@ def test_reporter_ends_the_run_when_reports_fail_by_a_bug() -> None:
 
 def test_reporters_of_one_run_give_no_number_twice() -> None:
     """The one of the former placement still sends when the next one begins: neither report is held for the other."""
-    calls, numbers = ReportCalls(), ReportNumbers()
+    calls, numbers = ReportCalls(), itertools.count(1)
     former, following = (make_reporter(calls, numbers=numbers) for _ in range(2))
     for turn, each in enumerate((former, following, former, following)):
         each.put(rp.TurnDone(turn))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import struct
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from coordinator.server.run_record import RunRecord
 from edge.agent import torch_backend
 from ringtune.run_control.checkpoint import CheckpointManifest
 from ringtune.storage import chunks
+from ringtune.storage.gguf import read_gguf_header
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tables import table_rows
 from ringtune.storage.tensor_files import TensorFile, header_bytes, header_of
@@ -60,6 +62,7 @@ def readers() -> tuple[Reader, ...]:
     return (
         Reader(name="header", seeds=(plain, shard), read=_header),
         Reader(name="header of text", seeds=(plain[8 : len(header)],), read=_header_of_text, is_json=True),
+        Reader(name="gguf", seeds=(_gguf(),), read=_Gguf(folder / "model.gguf")),
         Reader(name="tensors", seeds=(plain, shard), read=_tensors),
         Reader(name="shard", seeds=(shard,), read=_shard),
         Reader(name="shard of text", seeds=(shard[8 : 8 + int.from_bytes(shard[:8], "little")],), read=_shard_of_text,
@@ -96,6 +99,29 @@ def _with_length(text: bytes, size: int) -> bytes:
 
 def _header(data: bytes) -> object:
     return header_of(io.BytesIO(data), len(data), where="f")
+
+
+def _gguf() -> bytes:
+    def text(value: str) -> bytes:
+        return struct.pack("<Q", len(value)) + value.encode()
+
+    words = text("tokens") + struct.pack("<IIQ", 9, 8, 2) + text("a") + text("b")
+    names = text("general.architecture") + struct.pack("<I", 8) + text("llama")
+    one = text("token_embd.weight") + struct.pack("<IQQIQ", 2, 32, 2, 2, 0)
+    other = text("blk.0.attn_q.weight") + struct.pack("<IQQIQ", 2, 32, 4, 8, 64)
+    head = b"GGUF" + struct.pack("<IQQ", 3, 2, 2) + names + words + one + other
+    return head + bytes(-len(head) % 32 + 64 + 4 * 34)
+
+
+class _Gguf:
+    """The header of a GGUF file, of which a path is read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self, data: bytes) -> object:
+        self._path.write_bytes(data)
+        return read_gguf_header(self._path, lists=["tokens"])
 
 
 def _header_of_text(data: bytes) -> object:

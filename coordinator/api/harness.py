@@ -1,0 +1,129 @@
+"""``ringtune eval --harness``: figures of a trained language model by the tasks of lm-eval.
+
+A process with torch and lm-eval computes on this machine (``edge.runtime.harness``); it is not loaded here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Final
+
+from coordinator.api.user_adapters import adapter_of, require_user
+from coordinator.client.saved_run import SavedRun, evaluation_job
+from ringtune.errors import DeadlineError, UsageError
+from ringtune.hints import hint_to_install
+from ringtune.machine.process import exit_error
+from ringtune.models.family import LANGUAGE_TASKS
+
+Figures = Mapping[str, Mapping[str, Any]]
+SILENCE_S: Final = 3600.0
+"""Longest time between two requests; data sets may be fetched before the first one."""
+_END_S: Final = 10.0
+
+
+def harness(
+    run: SavedRun,
+    tasks: Sequence[str],
+    *,
+    data: Path | None = None,
+    model: Path | None = None,
+    user: str = "",
+    tell: Callable[[str], object] = str,
+) -> Figures:
+    """Return the figures of a run by the names of lm-eval's tasks.
+
+    ``data`` is a folder with tasks of one's own, and with the files that they name; ``model`` replaces the run's folder
+    of the model; ``tell`` gets a line after the 1st, 10th, 100th, ... request.
+
+    Raises:
+        UsageError: lm-eval is not installed, the run's model writes no text, or an argument is wrong.
+        RingTuneError: the error of the process.
+    """
+    if run.job.model.task not in LANGUAGE_TASKS:
+        raise UsageError(f"--harness is for language models, {run.folder} learned {run.job.model.task}; leave it out")
+    if importlib.util.find_spec("lm_eval") is None:
+        raise UsageError(f"--harness needs lm-eval, not installed here; {hint_to_install('harness')}")
+    if not tasks or not all(name and name.isprintable() and "," not in name for name in tasks):
+        raise UsageError("--harness has no tasks; name some of lm-eval's, with a comma between them")
+    if data is not None and not data.is_dir():
+        raise UsageError(f"--harness-data {data} is no folder; give one with tasks of lm-eval")
+    require_user(run, user)
+    with tempfile.TemporaryDirectory(prefix="ringtune-") as name, adapter_of(run, user) as chosen:
+        job_file, log = Path(name) / "job.toml", Path(name) / "log"
+        job_file.write_text(evaluation_job(chosen, None, model=model).to_toml(), encoding="utf-8")
+        words = [str(job_file), str(chosen.saved.resolve()), ",".join(tasks), *([str(data.resolve())] if data else [])]
+        return _figures(words, log, tell)
+
+
+def _figures(words: Sequence[str], log: Path, tell: Callable[[str], object]) -> Figures:
+    with log.open("w", encoding="utf-8") as errors:
+        process = subprocess.Popen(  # noqa: S603 - our own module
+            command_of(words), stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, text=True
+        )
+    lines: queue.Queue[str | None] = queue.Queue()
+    reader = threading.Thread(target=_read, args=(process.stdout, lines), name="harness", daemon=True)
+    reader.start()
+    try:
+        found: Figures = {}
+        for line in _until_end(lines):
+            found = line.get("tasks", found)
+            if "done" in line and str(line["done"]).strip("0") == "1":
+                tell(f"lm-eval: {line['done']:,} requests")
+        if code := process.wait(_END_S):
+            raise exit_error("the evaluation", code, log.read_text(encoding="utf-8", errors="replace")[-4096:], log=log)
+        return found
+    finally:
+        process.kill()
+        process.wait(_END_S)
+        reader.join(_END_S)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def command_of(words: Sequence[str]) -> list[str]:
+    """Return the command line of the process."""
+    return [sys.executable, "-P", "-m", "edge.runtime.harness", *words]
+
+
+def _read(output: IO[str], lines: queue.Queue[str | None]) -> None:
+    for line in output:
+        lines.put(line)
+    lines.put(None)
+
+
+def _until_end(lines: queue.Queue[str | None]) -> Iterator[Mapping[str, Any]]:
+    while True:
+        try:
+            line = lines.get(timeout=SILENCE_S)
+        except queue.Empty as error:
+            raise DeadlineError(
+                f"no request of lm-eval was done within {SILENCE_S:g} s; take a smaller task, or a faster machine"
+            ) from error
+        if line is None:
+            return
+        yield json.loads(line)
+
+
+def lines_of(figures: Figures) -> Iterator[str]:
+    """Write the figures, those of a task in one line; an error beside its figure.
+
+    Example: ``{"piqa": {"acc,none": 0.5, "acc_stderr,none": 0.01}}`` gives "piqa: acc 0.5000 +- 0.0100".
+    """
+    for task, values in figures.items():
+        parts = []
+        for key, value in values.items():
+            name, _, kind = key.partition(",")
+            if name.endswith("_stderr") or not isinstance(value, int | float):
+                continue
+            error = values.get(f"{name}_stderr,{kind}")
+            spread = f" +- {error:.4f}" if isinstance(error, float) else ""
+            parts.append(f"{name}{f' ({kind})' if kind not in ('', 'none') else ''} {value:.4f}{spread}")
+        yield f"{task}: {', '.join(parts) or 'no figures'}"

@@ -1,0 +1,194 @@
+"""Any decoder of transformers whose blocks are one list: the model's own forward, with its blocks replaced.
+
+A copy of the base model, which shares all modules, gets other modules in place of its blocks and of those that this
+node does not host. So embedding, masks, rotary tables and last norm are computed by the architecture's own code::
+
+    embed      forward(input_ids)      ends at the first block; its input is the hidden state
+    context    forward(inputs_embeds)  ends at the last hosted block; the other arguments of each one are kept
+    finish     forward(inputs_embeds)  each block returns the given hidden state; what follows them is computed
+
+The copy is of one call, so that several threads may run one model.
+
+B batch rows, T tokens, D model width.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from edge.data.tokens import Batch
+from edge.model.families.decoders import is_packed, last_token, row_places
+from edge.model.key_values import KeyValueCache
+from ringtune.models.family import Family
+
+
+class _Ended(Exception):  # noqa: N818 - no error: the forward has done its part
+    """Ends a forward whose further results are not needed."""
+
+
+class _TensorOrTuple(torch.Tensor):
+    """A hidden state that is also the first entry of a tuple, as some blocks return one; all else is a plain tensor."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.as_subclass(torch.Tensor) if index == 0 else None
+
+
+class _StandIn(nn.Module):
+    """A module in place of a block; attributes that it has not are those of a real block."""
+
+    def __init__(self, real: nn.Module, call: Callable[[torch.Tensor, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self.__dict__.update(real=real, call=call)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["real"], name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Pass the arguments on; the hidden state is the first one, or has a name."""
+        hidden_BTD = args[0] if args else kwargs.pop("hidden_states")
+        return self.call(hidden_BTD, args[1:], kwargs).as_subclass(_TensorOrTuple)
+
+
+class _Absent(nn.Module):
+    """A module before the blocks that this node does not host; what it gives is not used."""
+
+    def forward(self, *args: Any, **_: Any) -> torch.Tensor:
+        """Return a hidden state unchanged, and 0 for anything else, such as positions."""
+        given = args[0] if args else None
+        return given if isinstance(given, torch.Tensor) and given.is_floating_point() else torch.zeros(())
+
+
+class _Arguments(NamedTuple):
+    """Arguments of a block besides the hidden state."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class RecordedFamily:
+    """The ``FamilyForward`` of decoders that ``ringtune.models.generic_decoders`` lists."""
+
+    def __init__(self, family: Family) -> None:
+        self._path, self._masked_by_positions = family.blocks_path, family.packs
+
+    def embed(self, base: Any, batch: Batch) -> torch.Tensor:
+        """Compute what enters the first block."""
+        found: list[torch.Tensor] = []
+
+        def call(hidden_BTD: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+            found.append(hidden_BTD)
+            raise _Ended
+
+        is_new = self._masked_by_positions
+        places = {"position_ids": batch.positions} if is_new and batch.positions is not None else {}
+        # positions of the older architectures count the tokens of the mask; the others' mask would be made in vain
+        self._forward(base, {0: call}, batch.mask, with_mask=not is_new, input_ids=batch.ids, **places)
+        return found[0]
+
+    def context(
+        self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: KeyValueCache | None = None
+    ) -> Mapping[int, _Arguments]:
+        """Record the arguments of each hosted block, by its identity."""
+        blocks = self._blocks(base)
+        hosted = [index for index, block in enumerate(blocks) if any(True for _ in block.parameters())]
+        found: dict[int, _Arguments] = {}
+
+        def recorder(index: int) -> Any:
+            def call(hidden_BTD: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+                found[id(blocks[index])] = _Arguments(args, {key: _in_float32(value) for key, value in kwargs.items()})
+                if index == hosted[-1]:
+                    raise _Ended
+                return hidden_BTD
+
+            return call
+
+        behind: dict[str, Any] = {}
+        if cache is not None:
+            first = cache.num_tokens
+            mask_BT = torch.cat([mask_BT.new_ones(len(mask_BT), first), mask_BT], dim=1)
+            places_T = torch.arange(first, mask_BT.shape[1], device=hidden_BTD.device)
+            behind = {
+                "position_ids": places_T.expand(hidden_BTD.shape[:2]),
+                "cache_position": places_T,
+                "past_key_values": cache.of_hosted(hosted),
+                "use_cache": True,
+            }
+        with torch.no_grad():
+            calls = {index: recorder(index) for index in hosted}
+            self._forward(base, calls, mask_BT, inputs_embeds=hidden_BTD, **behind)
+        return found
+
+    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
+        """Run one layer; in a tuple the hidden state is first."""
+        own = context[id(block)]
+        found = block(hidden_BTD, *own.args, **own.kwargs)
+        hidden: torch.Tensor = found[0] if isinstance(found, tuple) else found
+        return hidden
+
+    def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Compute what follows the blocks, and the factor that the architecture has at its logits."""
+
+        def call(_: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+            return hidden_BTD
+
+        found = self._forward(base, {-1: call}, batch.mask, with_mask=False, inputs_embeds=hidden_BTD)
+        last = found[0] * logit_factor(base.config)
+        return last, {"cls_output": last_token(last, batch.mask)}
+
+    def _blocks(self, base: Any) -> Any:
+        return base.get_submodule(self._path)
+
+    def _forward(
+        self, base: Any, calls: Mapping[int, Any], mask_BT: torch.Tensor, *, with_mask: bool = True, **inputs: Any
+    ) -> Any:
+        """Run the forward of a copy of ``base`` whose blocks make these calls; -1 is the call of all blocks."""
+        shadow = inner = _copied(base)
+        *parents, name = self._path.split(".")
+        for parent in parents:
+            inner._modules[parent] = inner = _copied(inner._modules[parent])
+        blocks = list(inner._modules[name])
+        some = next((block for block in blocks if any(True for _ in block.parameters())), blocks[0])
+        stand_ins = [
+            _StandIn(block if any(True for _ in block.parameters()) else some, calls.get(index) or calls.get(-1, _pass))
+            for index, block in enumerate(blocks)
+        ]
+        for key, module in inner._modules.items():
+            if type(module).__name__ == "Empty":
+                inner._modules[key] = _Absent()
+        inner._modules[name] = nn.ModuleList(stand_ins)
+        inputs["attention_mask"] = mask_BT if with_mask else None
+        if is_packed(mask_BT):
+            inputs["attention_mask"], inputs["position_ids"] = None, row_places(mask_BT)[1]
+        try:
+            return shadow(**{"use_cache": False, **inputs})
+        except _Ended:
+            return None
+
+
+def _in_float32(value: Any) -> Any:
+    """Clamp a mask of numbers: eager attention computes its softmax in float32, where float64's smallest overflows."""
+    is_mask = isinstance(value, torch.Tensor) and value.dim() == 4 and value.dtype == torch.float64
+    return value.clamp(min=torch.finfo(torch.float32).min) if is_mask else value
+
+
+def _pass(hidden_BTD: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    return hidden_BTD
+
+
+def _copied(module: Any) -> Any:
+    """Copy a module, not those inside it."""
+    found = copy.copy(module)
+    found.__dict__["_modules"] = dict(module._modules)
+    return found
+
+
+def logit_factor(config: Any) -> float:
+    """Return the factor of a language model's logits."""
+    return float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)

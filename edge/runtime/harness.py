@@ -1,0 +1,210 @@
+"""``python -m edge.runtime.harness JOB SAVED TASKS [DIR]``: evaluate a language model by lm-eval's tasks.
+
+``ringtune eval --harness`` starts it as a process of its own. It prints JSON lines: ``{"done": n}`` after each request,
+and at the end ``{"tasks": {task: {figure: value}}}``. What lm-eval prints goes to the log.
+
+A request is a context with a continuation, whose log-likelihood is the sum over its tokens, each given all before it::
+
+    tokens     c c c c x x x        context, continuation
+    logits       . . . 1 2 3        at the token before each of x
+    scored             x x x
+
+A context that does not fit is cut at its beginning. Contexts are given as the task writes them, without a chat
+template. Keys and values of what two requests in a row have in common, as the choices of one question, are kept.
+
+Source: lm-eval 0.4.13, ``lm_eval.api.model`` (``TemplateLM``), ``lm_eval.utils.get_rolling_token_windows``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from edge.data.text_pieces import TextPieces
+from edge.data.tokens import load_tokenizer
+from edge.machine.libraries import load_libraries
+from edge.runtime.inference import Sampling, WholeModel, ends_of_text, next_tokens
+from ringtune.errors import DataError, RingTuneError
+from ringtune.job.job import Job, load_job
+from ringtune.machine.resources import usable_cores
+
+_MOST_TOKENS: Final = 256
+"""Of an answer whose task says nothing."""
+
+
+class Likelihood(NamedTuple):
+    """Of a continuation: the sum of its tokens' log-probabilities, and whether each is the likeliest."""
+
+    log: float
+    is_greedy: bool
+
+
+class HarnessModel:
+    """What lm-eval asks of a model, in terms of texts; ``made`` makes it one of lm-eval's.
+
+    Args:
+        tell: called after each request.
+    """
+
+    def __init__(self, job: Job, saved: Path, tell: Callable[[], object]) -> None:
+        super().__init__()
+        folder = Path(job.model.path)
+        self._model, self._tell = WholeModel(job, saved, ()), tell
+        self._tokenizer = load_tokenizer(folder)
+        self._ends = ends_of_text(folder, self._tokenizer)
+        begin = self._tokenizer.bos_token_id
+        self._first = self._ends[0] if begin is None and self._ends else begin
+
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[Likelihood]:
+        """Score the continuation of each request (context, continuation)."""
+        found = []
+        for request in requests:
+            found.append(self._scored(*self._pair(*request.args)))
+            self._tell()
+        return found
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """Score each text (text,) as a whole; a long one in windows, as lm-eval does."""
+        found = []
+        for request in requests:
+            ids = self._encode(request.args[0], special=False)
+            found.append(sum(self._scored(*pair).log for pair in _windows(ids, self._begin(), self._model.longest)))
+            self._tell()
+        return found
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """Continue each context (context, settings) up to one of the texts in ``until``."""
+        found = []
+        for number, request in enumerate(requests):
+            context, settings = request.args
+            found.append(self._continued(context, settings, number))
+            self._tell()
+        return found
+
+    def _continued(self, context: str, settings: dict[str, Any], number: int) -> str:
+        until, longest = settings.get("until") or [], self._model.longest
+        count = min(int(settings.get("max_gen_toks", _MOST_TOKENS)), longest - 1)
+        temperature = float(settings.get("temperature") or 0.0) if settings.get("do_sample") else 0.0
+        how = Sampling(max_new_tokens=count, temperature=temperature)
+        ids = (self._encode(context) or [self._begin()])[count - longest :]
+        pieces, text = TextPieces(self._tokenizer, ids, [until] if isinstance(until, str) else until), ""
+        for token in next_tokens(ids, self._model.next_logits, how, ends=self._ends, longest=longest, row=number):
+            text += pieces.add(token)
+            if pieces.is_ended:
+                break
+        return text + pieces.end()
+
+    def _begin(self) -> int:
+        """Return the token before a text without context."""
+        if self._first is None:
+            raise DataError("the model has no token that begins or ends a text, so that a text alone can't be scored")
+        return int(self._first)
+
+    def _encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Encode a text; one that has the begin token already gets no other one."""
+        begin = self._tokenizer.bos_token
+        has_begin = bool(begin) and text.startswith(begin)
+        ids = self._tokenizer(text, add_special_tokens=special and not has_begin, verbose=False)["input_ids"]
+        if special and ids and ids[-1] in self._ends and not has_begin:
+            return list(ids[:-1])  # some tokenizers end each text
+        return list(ids)
+
+    def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Encode a context with its continuation; blanks between them belong to the continuation."""
+        if not context:
+            ids = self._encode(continuation, special=False)
+            return (ids[:1], ids[1:]) if ids[:1] == [self._begin()] else ([self._begin()], ids)
+        stripped = context.rstrip()
+        ids, before = self._encode(context + continuation), self._encode(stripped)
+        return before or [self._begin()], ids[len(before) :]
+
+    def _scored(self, before: Sequence[int], ids: Sequence[int]) -> Likelihood:
+        if not ids:
+            return Likelihood(0.0, is_greedy=True)
+        count = min(len(ids), self._model.longest)
+        given = [*before, *ids][:-1][-self._model.longest :]
+        logits_TV = self._model.last_logits(given, count)
+        wanted_T = torch.tensor(list(ids[-count:]))
+        shares_T = logits_TV.double().log_softmax(dim=-1).gather(1, wanted_T[:, None])
+        return Likelihood(float(shares_T.sum()), is_greedy=bool((logits_TV.argmax(dim=-1) == wanted_T).all()))
+
+
+def _windows(ids: Sequence[int], begin: int, longest: int) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    """Divide a text into pieces of ``longest`` tokens, each with as much before it as fits with it, at least one token.
+
+    Example: 0 to 9, longest 4: (begin; 0 to 3), (3; 4 to 7), (5 to 7; 8 and 9).
+    """
+    for start in range(0, len(ids), longest):
+        piece = ids[start : start + longest]
+        yield (ids[max(0, start + len(piece) - longest - 1) : start] if start else [begin]), piece
+
+
+def made(base: type, job: Job, saved: Path, tell: Callable[[], object]) -> Any:
+    """Make a model of lm-eval's class ``base``."""
+    return type("RingTuneModel", (HarnessModel, base), {})(job, saved, tell)
+
+
+def results(job: Job, saved: Path, tasks: Sequence[str], folder: Path | None, tell: Callable[[], object]) -> Any:
+    """Evaluate on tasks of lm-eval, or of ``folder``; return figures by task.
+
+    Raises:
+        DataError: lm-eval refuses a task, or can't get its data.
+    """
+    from lm_eval import simple_evaluate
+    from lm_eval.api.model import LM
+    from lm_eval.tasks import TaskManager
+
+    model = made(LM, job, saved, tell)
+    manager = TaskManager(include_path=None if folder is None else str(folder))
+    if folder is not None:
+        os.chdir(folder)  # files that its tasks name
+    try:
+        found = simple_evaluate(model=model, tasks=list(tasks), task_manager=manager, log_samples=False)
+    except RingTuneError:
+        raise
+    except Exception as error:
+        what = f"lm-eval: {type(error).__name__}: {error}"
+        raise DataError(f"{what}; look whether it knows the tasks ('lm-eval ls tasks'), and has their data") from error
+    named = found["results"].items()
+    return {name: {key: value for key, value in one.items() if key != "alias"} for name, one in named}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Evaluate and print; return the exit code."""
+    job_file, saved, tasks, *folder = arguments
+    output, count = sys.stdout, 0
+
+    def tell() -> None:
+        nonlocal count
+        count += 1
+        write({"done": count})
+
+    def write(line: dict[str, Any]) -> None:
+        output.write(json.dumps(line, default=str) + "\n")
+        output.flush()
+
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            job = load_job(Path(job_file))
+            load_libraries()
+            torch.set_num_threads(job.runtime.threads or usable_cores())
+            where = Path(folder[0]) if folder else None
+            found = results(job, Path(saved), tasks.split(","), where, tell)
+        write({"tasks": found})
+    except BrokenPipeError:
+        return 1
+    except RingTuneError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

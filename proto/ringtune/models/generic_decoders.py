@@ -1,0 +1,338 @@
+"""Decoders without code of their own: names of their modules; sizes come from the usual keys of a config.
+
+The forward of such a model is its architecture's own (``edge.model.families.recorded``), so all keys of its config are
+passed on to the library, and shapes are those in the weights. A row here has only the names that differ from Llama's.
+Where queries, keys and values are one matrix, it counts as the values': LoRA on ``v`` is beside the whole matrix. The
+experts of a mixture stay together in their block, frozen, with their router; LoRA goes to the attention.
+
+Source: the classes of transformers 4.57 (``AutoModelForCausalLM``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ringtune.models.decoders import LLAMA, rope_type
+from ringtune.models.family import CAUSAL_LM, GATE_AND_UP, BlockLayout, Config, Dimensions, Family, kept_by
+
+_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "num_blocks": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"),
+    "vocab": ("vocab_size",),
+    "inner": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads"),
+    "longest": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"),
+    "head_width": ("head_dim", "qk_head_dim"),
+    "activation": ("hidden_act", "activation_function", "hidden_activation", "activation"),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+    "active": ("num_experts_per_tok", "moe_k", "moe_topk", "experts_per_token"),
+    "expert_inner": ("moe_intermediate_size",),
+    "shared": ("n_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
+    "shared_inner": ("shared_expert_intermediate_size", "shared_intermediate_size"),
+}
+"""Size -> its names in the configs of transformers."""
+_NEEDED: Final = ("num_blocks", "hidden", "heads", "vocab")
+_WITHOUT_LIMIT: Final = 2048
+"""Longest text where a config names none, as with ALiBi: that of the trainings of BLOOM and Falcon."""
+
+
+def _value(config: Config, size: str) -> Any:
+    return next((config[key] for key in _KEYS[size] if config.get(key) is not None), None)
+
+
+def _size(config: Config, size: str, default: int = 0) -> int:
+    found = _value(config, size)
+    return default if found is None else int(found)
+
+
+def _kv_heads(config: Config, heads: int) -> int:
+    if config.get("multi_query") and not config.get("new_decoder_architecture"):
+        return 1
+    own = config.get("attn_config")
+    return _size(config, "kv_heads", (own or {}).get("kv_n_heads", heads) if isinstance(own, dict) else heads)
+
+
+def _dimensions(layout: BlockLayout, kept: int, scores: int, config: Config) -> Dimensions:
+    """Dimensions by the usual keys; of a mixture the experts of one token together are the feed-forward part.
+
+    ``kept`` tensors of the inner width are kept for backward besides those of the activation, gate and ``up``, and
+    ``scores`` of attention that is not fused. Norms keep three widths more than usual at most. Each expert of a token
+    keeps its input, and its output before its factor.
+    """
+    hidden, heads = _size(config, "hidden"), _size(config, "heads")
+    width = _size(config, "head_width") or hidden // heads
+    inner = _size(config, "inner") or int(config.get("expansion_ratio") or 4) * hidden
+    active = _size(config, "active", 1) if _size(config, "experts") and config.get("is_moe", True) else 0
+    if active:
+        each = _size(config, "expert_inner", inner)
+        together = (active + _size(config, "shared")) * each + _size(config, "shared_inner")
+        inner = max(inner, together)  # some blocks may have no experts
+    has_gate = active or layout.gate or layout.up.endswith(GATE_AND_UP)
+    return Dimensions(
+        num_blocks=_size(config, "num_blocks"),
+        hidden=hidden,
+        inner=inner,
+        num_heads=heads,
+        vocab=_size(config, "vocab"),
+        longest=_size(config, "longest", _WITHOUT_LIMIT),
+        inner_kept=(2 if has_gate else 0) + kept_by(str(_value(config, "activation"))) + kept,
+        kv_heads=_kv_heads(config, heads),
+        attention=heads * width,
+        more_kept=(3 + 2 * active) * hidden,
+        kept_scores=scores,
+    )
+
+
+def _problem(config: Config) -> str:
+    """Say why the sizes of a config can't be planned with; empty if they can."""
+    for size in _KEYS:
+        value = _value(config, size)
+        if size == "activation" or (size == "shared" and not value):
+            continue
+        if value is None and size in _NEEDED:
+            return f"it has none of {', '.join(_KEYS[size])}"
+        if value is not None and (type(value) is not int or not 0 < value < 1 << 31):
+            key = next(key for key in _KEYS[size] if config.get(key) is not None)
+            return f"{key} is {value!r}, it has to be a whole number above 0"
+    heads, hidden = _size(config, "heads"), _size(config, "hidden")
+    if heads % _kv_heads(config, heads):
+        return f"{heads} heads can't share {_kv_heads(config, heads)} key-value heads evenly"
+    if not _size(config, "head_width") and hidden % heads:
+        return f"a width of {hidden} can't be shared by {heads} heads"
+    scaling = config.get("rope_scaling")
+    if isinstance(scaling, dict) and "alpha" not in scaling and rope_type(config) == "dynamic":
+        return "rope_scaling of type 'dynamic' depends on the longest text seen so far"
+    return ""
+
+
+_LAYOUT: Final = dataclasses.replace(LLAMA.layout, swaps_lora=False, adds_residual=True)
+_PLAIN: Final = dataclasses.replace(_LAYOUT, gate="")
+_EXPERTS: Final = dataclasses.replace(_PLAIN, up="", down="", activation="", feed_forward_adapter="")
+_GPT: Final[Mapping[str, Any]] = {
+    "prefix": "transformer.",
+    "blocks_path": "h",
+    "owner_paths": ("wte", "wpe", "ln_f"),
+    "head_paths": ("ln_f",),
+    "embeddings_path": "wte",
+}
+_LORA: Final = ("lora",)
+_BOTH: Final = ("bottleneck", "lora")
+
+
+def _fused(attention: str, value: str, out: str, up: str, down: str, **changes: Any) -> BlockLayout:
+    """Layout of a block with one matrix for queries, keys and values, and without gate."""
+    return dataclasses.replace(
+        _PLAIN,
+        attention=attention,
+        query="",
+        key="",
+        value=f"{attention}.{value}",
+        attention_out=f"{attention}.{out}",
+        up=up,
+        down=down,
+        **changes,
+    )
+
+
+def _named(layout: BlockLayout, attention: str = "self_attn", **names: str) -> BlockLayout:
+    """Replace names of a layout; those of query, key, value and attention_out are inside ``attention``."""
+    inside = {
+        role: f"{attention}.{names.get(role, getattr(layout, role).rpartition('.')[2])}"
+        for role in ("query", "key", "value", "attention_out")
+    }
+    own: dict[str, Any] = {"attention": attention, **names, **inside}
+    return dataclasses.replace(layout, **own)
+
+
+def _row(
+    model_type: str,
+    class_prefix: str,
+    layout: BlockLayout = _LAYOUT,
+    *,
+    methods: tuple[str, ...] = _LORA,
+    tied: bool = False,
+    norm: str = "norm",
+    kept: int = 0,
+    **changes: Any,
+) -> Family:
+    """Describe a decoder by what differs from Llama; ``norm`` is the last one, ``tied`` the class's default."""
+    own: dict[str, Any] = {"owner_paths": ("embed_tokens", norm), "head_paths": (norm,), **changes}
+    return dataclasses.replace(
+        LLAMA,
+        model_type=model_type,
+        architecture=f"{class_prefix}ForCausalLM",
+        tasks=(CAUSAL_LM,),
+        config_keys={},
+        generic=True,
+        packs=model_type not in _UNPACKED,
+        plugged=True,
+        tied=tied,
+        methods=methods,
+        layout=layout,
+        dimensions=functools.partial(_dimensions, layout, kept, _SCORES.get(model_type, 0)),
+        problem=_problem,
+        biased=lambda config: (),
+        owner_shapes=lambda config: {
+            f"{own.get('embeddings_path', 'embed_tokens')}.weight": (
+                _size(config, "vocab"),
+                int(config.get("word_embed_proj_dim") or _size(config, "hidden")),
+            )
+        },
+        **own,
+    )
+
+
+_NEOX: Final = _fused("attention", "query_key_value", "dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+_FALCON: Final = _fused("self_attention", "query_key_value", "dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+_WORDS: Final[Mapping[str, Any]] = {
+    "owner_paths": ("word_embeddings", "word_embeddings_layernorm", "ln_f"),
+    "embeddings_path": "word_embeddings",
+}
+_FC: Final = _named(_PLAIN, attention_out="out_proj", up="fc1", down="fc2")
+_UNPACKED: Final = (
+    *(
+        "biogpt",
+        "bloom",
+        "codegen",
+        "doge",
+        "falcon",
+        "gpt_neo",
+        "gpt_oss",
+        "gptj",
+        "granitemoe",
+        "granitemoeshared",
+        "mpt",
+    ),
+    *("nemotron", "olmoe", "opt", "persimmon", "qwen2_moe", "stablelm", "xglm"),
+)
+"""``model_type`` of architectures whose masks do not follow the positions of packed rows."""
+_SCORES: Final = {
+    **dict.fromkeys(("bloom", "codegen", "diffllama", "doge", "falcon", "gpt_neo", "gpt_oss", "gptj", "mpt"), 1),
+    **dict.fromkeys(("vaultgemma", "xglm"), 2),
+}
+"""``model_type`` -> score tensors that attention keeps where it is not fused; measured."""
+GENERIC: Final = (
+    _row("apertus", "Apertus", _PLAIN, kept=3),
+    _row("arcee", "Arcee", _PLAIN, methods=_BOTH),
+    _row("aria_text", "AriaText", _EXPERTS),
+    _row(
+        "biogpt",
+        "BioGpt",
+        _FC,
+        prefix="biogpt.",
+        tied=True,
+        owner_paths=("embed_tokens", "embed_positions", "layer_norm"),
+        head_paths=("layer_norm",),
+        head="output_projection",
+    ),
+    _row("bitnet", "BitNet", kept=1),
+    _row("bloom", "Bloom", _FALCON, tied=True, **{**_GPT, **_WORDS}),
+    _row(
+        "codegen", "CodeGen", _fused("attn", "qkv_proj", "out_proj", "mlp.fc_in", "mlp.fc_out"), head_bias=True, **_GPT
+    ),
+    _row("cohere", "Cohere", tied=True),
+    _row("cohere2", "Cohere2", tied=True),
+    _row("diffllama", "DiffLlama", methods=_BOTH),
+    _row("doge", "Doge"),
+    _row("dots1", "Dots1", _EXPERTS),
+    _row("ernie4_5", "Ernie4_5", methods=_BOTH, tied=True),
+    _row("ernie4_5_moe", "Ernie4_5_Moe", _EXPERTS, tied=True),
+    _row("exaone4", "Exaone4"),
+    _row("falcon", "Falcon", _FALCON, tied=True, **{**_GPT, **_WORDS}),
+    _row("flex_olmo", "FlexOlmo", _EXPERTS),
+    _row("glm", "Glm", _named(_PLAIN, up="mlp.gate_up_proj")),
+    _row("glm4", "Glm4", _named(_PLAIN, up="mlp.gate_up_proj")),
+    _row("glm4_moe", "Glm4Moe", _EXPERTS),
+    _row("gpt_bigcode", "GPTBigCode", _fused("attn", "c_attn", "c_proj", "mlp.c_fc", "mlp.c_proj"), tied=True, **_GPT),
+    _row(
+        "gpt_neo",
+        "GPTNeo",
+        _named(_PLAIN, "attn.attention", attention_out="out_proj", up="mlp.c_fc", down="mlp.c_proj"),
+        tied=True,
+        **_GPT,
+    ),
+    _row(
+        "gpt_neox",
+        "GPTNeoX",
+        _NEOX,
+        prefix="gpt_neox.",
+        owner_paths=("embed_in", "final_layer_norm"),
+        head_paths=("final_layer_norm",),
+        embeddings_path="embed_in",
+        head="embed_out",
+    ),
+    _row("gpt_oss", "GptOss", _EXPERTS, kept=3),
+    _row(
+        "gptj",
+        "GPTJ",
+        _named(_PLAIN, "attn", attention_out="out_proj", up="mlp.fc_in", down="mlp.fc_out"),
+        head_bias=True,
+        **_GPT,
+    ),
+    _row("granite", "Granite", methods=_BOTH),
+    _row("granitemoe", "GraniteMoe", _EXPERTS),
+    _row("granitemoeshared", "GraniteMoeShared", _EXPERTS),
+    _row("helium", "Helium", methods=_BOTH),
+    _row("hunyuan_v1_dense", "HunYuanDenseV1", methods=_BOTH),
+    _row("hunyuan_v1_moe", "HunYuanMoEV1", _EXPERTS, kept=3),
+    _row("ministral", "Ministral", methods=_BOTH),
+    _row("mixtral", "Mixtral", _EXPERTS),
+    _row(
+        "mpt",
+        "Mpt",
+        _fused("attn", "Wqkv", "out_proj", "ffn.up_proj", "ffn.down_proj"),
+        tied=True,
+        prefix="transformer.",
+        blocks_path="blocks",
+        owner_paths=("wte", "norm_f"),
+        head_paths=("norm_f",),
+        embeddings_path="wte",
+    ),
+    _row("nemotron", "Nemotron", _PLAIN, methods=_BOTH),
+    _row("olmo", "Olmo", methods=_BOTH),
+    _row("olmo2", "Olmo2"),
+    _row("olmo3", "Olmo3"),
+    _row("olmoe", "Olmoe", _EXPERTS),
+    _row(
+        "opt",
+        "OPT",
+        _FC,
+        tied=True,
+        blocks_path="decoder.layers",
+        owner_paths=(
+            "decoder.embed_tokens",
+            "decoder.embed_positions",
+            "decoder.project_in",
+            "decoder.final_layer_norm",
+            "decoder.project_out",
+        ),
+        head_paths=("decoder.final_layer_norm", "decoder.project_out"),
+        embeddings_path="decoder.embed_tokens",
+    ),
+    _row(
+        "persimmon",
+        "Persimmon",
+        _fused("self_attn", "query_key_value", "dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
+        norm="final_layernorm",
+    ),
+    _row(
+        "phi",
+        "Phi",
+        _named(_PLAIN, attention_out="dense", up="mlp.fc1", down="mlp.fc2"),
+        norm="final_layernorm",
+        head_bias=True,
+    ),
+    _row("phi3", "Phi3", _fused("self_attn", "qkv_proj", "o_proj", "mlp.gate_up_proj", "mlp.down_proj")),
+    _row("qwen2_moe", "Qwen2Moe", _EXPERTS),
+    _row("qwen3_moe", "Qwen3Moe", _EXPERTS),
+    _row("seed_oss", "SeedOss", methods=_BOTH),
+    _row("stablelm", "StableLm"),
+    _row("starcoder2", "Starcoder2", _named(_PLAIN, up="mlp.c_fc", down="mlp.c_proj"), methods=_BOTH, tied=True),
+    _row("vaultgemma", "VaultGemma", tied=True),
+    _row("xglm", "XGLM", _FC, tied=True, norm="layer_norm"),
+)
+"""Families in the order of their ``model_type``."""

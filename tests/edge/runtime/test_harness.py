@@ -1,0 +1,157 @@
+"""What lm-eval asks of a model, beside the plain library: likelihoods of continuations and texts, and answers.
+
+lm-eval itself is a stand-in: a module that asks a model as its ``simple_evaluate`` does.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from edge.runtime.harness import HarnessModel, Likelihood, _windows, main
+from ringtune.job.job import load_job
+from tests.support import chat_models
+from tests.support.tiny_families import write_family
+
+JOB = '[model]\npath = "{model}"\ntask = "causal-lm"\n[train]\nmethod = "hift"\n'
+LONGEST = 24
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job, and a random Llama with a begin token."""
+    made = tmp_path_factory.mktemp("harness")
+    write_family(made / "base", "llama", num_blocks=2, with_decoder=True, max_position_embeddings=LONGEST)
+    chat_models.write_tokenizer(made / "base", bos=True)
+    (made / "job.toml").write_text(JOB.format(model=made / "base"), encoding="utf-8")
+    return made
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> HarnessModel:
+    """The model of the job."""
+    return HarnessModel(load_job(folder / "job.toml"), folder / "base", lambda: None)
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Callable[[list[int], list[int]], Likelihood]:
+    """The likelihood of tokens behind others, by one forward of the library."""
+    library = AutoModelForCausalLM.from_pretrained(str(folder / "base")).eval()
+
+    def scored(before: list[int], ids: list[int]) -> Likelihood:
+        with torch.no_grad():
+            logits = library(torch.tensor([before + ids])).logits[0, len(before) - 1 : -1].double()
+        wanted = torch.tensor(ids)
+        each = logits.log_softmax(-1)[range(len(ids)), wanted]
+        return Likelihood(float(each.sum()), bool((logits.argmax(-1) == wanted).all()))
+
+    return scored
+
+
+def ask(*args: Any) -> Any:
+    """A request."""
+    return SimpleNamespace(args=args)
+
+
+def test_continuations_have_the_likelihood_of_the_library(model: HarnessModel, folder: Path, plain: Any) -> None:
+    """Choices of one question in a row; blanks before a continuation belong to it, and no context is a begin token."""
+    encode = AutoTokenizer.from_pretrained(folder / "base")
+    pairs = [("yes no", " w1"), ("yes no", " yes"), ("yes no  ", "w1"), ("", "no"), ("<s>ye", "s no")]
+    found = model.loglikelihood([ask(*pair) for pair in pairs])
+    for (context, continuation), one in zip(pairs, found, strict=True):
+        before = encode(context.removeprefix("<s>").rstrip())["input_ids"] if context else [1]
+        whole = encode(context.removeprefix("<s>") + continuation)["input_ids"]
+        wanted = plain(before, whole[len(before) :])
+        assert one.log == pytest.approx(wanted.log, rel=1e-5) and one.is_greedy == wanted.is_greedy
+    likeliest = model.generate_until([ask("yes no", {"max_gen_toks": 1})])[0]
+    assert model.loglikelihood([ask("yes no", likeliest)])[0].is_greedy
+    assert not all(one.is_greedy for one in found)
+
+
+def test_long_texts_are_scored_in_windows(model: HarnessModel, folder: Path, plain: Any) -> None:
+    """Each token once, the last ones with as much before them as fits; long contexts are cut at their beginning."""
+    ids = list(range(10))
+    assert [(list(a), list(b)) for a, b in _windows(ids, 99, 4)] == [
+        ([99], [0, 1, 2, 3]),
+        ([3], [4, 5, 6, 7]),
+        ([5, 6, 7], [8, 9]),
+    ]
+    text = "yes no abc " * 6
+    ids = AutoTokenizer.from_pretrained(folder / "base")(text, add_special_tokens=False)["input_ids"]
+    assert LONGEST < len(ids) < 3 * LONGEST
+    wanted = sum(plain(list(before), list(piece)).log for before, piece in _windows(ids, 1, LONGEST))
+    (found,) = model.loglikelihood_rolling([ask(text)])
+    assert found == pytest.approx(wanted, rel=1e-5)
+    (cut,) = model.loglikelihood([ask(text, "no")])
+    whole = [1, *AutoTokenizer.from_pretrained(folder / "base")(text + "no", add_special_tokens=False)["input_ids"]]
+    before = [1, *AutoTokenizer.from_pretrained(folder / "base")(text.rstrip(), add_special_tokens=False)["input_ids"]]
+    last = whole[len(before) :]
+    assert cut.log == pytest.approx(plain(before[-(LONGEST + 1 - len(last)) :], last).log, rel=1e-5)
+
+
+def test_answers_end_at_the_texts_of_a_task(model: HarnessModel) -> None:
+    """Greedy unless a task draws; a context that leaves no room is cut."""
+    (text,) = model.generate_until([ask("yes", {"until": [], "max_gen_toks": 12})])
+    (again,) = model.generate_until([ask("yes", {"until": text[3:5], "max_gen_toks": 12, "temperature": 2.0})])
+    assert again == text.partition(text[3:5])[0] and len(text) >= 5
+    drawn = model.generate_until([ask("yes", {"do_sample": True, "temperature": 3.0, "max_gen_toks": 12})] * 2)
+    assert drawn[0] != drawn[1]
+    assert model.generate_until([ask("yes no " * 30, {"max_gen_toks": 500})])
+
+
+class _Base:
+    """What stands for lm-eval's class of models."""
+
+    def __init__(self) -> None:
+        self.is_made = True
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, evaluate: Callable[..., Any]) -> None:
+    """Let lm-eval be a module with this ``simple_evaluate``."""
+    found: dict[str, Any] = {name: ModuleType(name) for name in ("lm_eval", "lm_eval.api.model", "lm_eval.tasks")}
+    found["lm_eval"].simple_evaluate = evaluate
+    found["lm_eval.api.model"].LM = _Base
+    found["lm_eval.tasks"].TaskManager = SimpleNamespace
+    for name, module in {**found, "lm_eval.api": ModuleType("lm_eval.api")}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_figures_are_printed_behind_the_count_of_requests(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line each, whatever lm-eval prints; tasks of a folder are found, and read from there."""
+    monkeypatch.chdir(Path.cwd())  # and back
+
+    def evaluate(model: Any, tasks: list[str], task_manager: Any, log_samples: bool) -> Any:
+        assert _Base in type(model).__mro__ and model.is_made and (tasks, log_samples) == (["piqa", "mine"], False)
+        assert task_manager.include_path == str(folder) and Path.cwd() == folder
+        sys.stdout.write("a table\n")
+        logs = [one.log for one in model.loglikelihood([ask("yes", " no"), ask("yes", " w1")])]
+        return {"results": {"piqa": {"alias": "piqa", "acc,none": logs[0] > logs[1], "sum,none": sum(logs)}}}
+
+    stand_in(monkeypatch, evaluate)
+    assert main([str(folder / "job.toml"), str(folder / "base"), "piqa,mine", str(folder)]) == 0
+    first, second, last = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (first, second) == ({"done": 1}, {"done": 2})
+    assert list(last["tasks"]["piqa"]) == ["acc,none", "sum,none"] and last["tasks"]["piqa"]["sum,none"] < 0
+
+
+def test_task_that_fails_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With what lm-eval says, and where to look."""
+
+    def evaluate(**_: Any) -> Any:
+        raise KeyError("no_task")
+
+    stand_in(monkeypatch, evaluate)
+    assert main([str(folder / "job.toml"), str(folder / "base"), "no_task"]) == 5
+    assert "error: lm-eval: KeyError: 'no_task'; look whether it knows the tasks" in capsys.readouterr().err

@@ -1,0 +1,205 @@
+"""Generic decoders equal plain transformers with adapters, on one and on three hosts; ``--all`` takes every family."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringtune.costs.model_facts import check_job, computed_token_bytes, model_facts
+from ringtune.errors import JobError, ModelError
+from ringtune.models.families import FAMILIES
+from ringtune.models.folder import base_tensors, read_config, read_headers
+from tests.features.feature import ONE, THREE, Feature, carry_out, one_process, run_of
+from tests.features.models import loaded_plainly, of_family, write_result
+from tests.support.hand_ring import make_bench
+from tests.support.reference import adapter_of
+from tests.support.tiny_families import GENERIC, IN_FLOAT32, sizes_of, write_family
+from tests.support.torch_ring import Case, distance
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # modules of gpt_bigcode and others
+ROUNDING = ("codegen", "gpt_neo", "gptj", "granitemoe", "granitemoeshared", "vaultgemma")
+"""Families whose attention or experts have steps in float32 inside any type."""
+SPLITS = {"one": ONE, "three": THREE}
+
+
+def generic(model_type: str, adapter: str = "lora", **changes: Any) -> Feature:
+    """A short run of two owners with two micro-batches, in float64 if transformers can."""
+    dtype = "float32" if model_type in IN_FLOAT32 else "float64"
+    values = {"adapter": adapter, "dtype": dtype, "microbatches": 2, "owners": ("a", "b"), **changes}
+    arguments = of_family(f"generic/{model_type}-{adapter}", model_type, "causal-lm", **values)
+    bound = 1e-5 if dtype == "float32" else 1e-6 if model_type in ROUNDING else 1e-9
+    return Feature(**{**arguments, "splits": SPLITS}, bound=bound)
+
+
+def require_equal(feature: Feature, split: str) -> None:
+    """Trained tensors, losses and evaluations of a split are those of one process."""
+    run = carry_out(feature, feature.plan_on(split))
+    wanted = one_process(feature.case, run)
+    assert distance(run.tensors, wanted.tensors) <= feature.bound
+    assert run.losses == pytest.approx(wanted.losses, rel=max(feature.bound, 1e-6))
+    assert wanted.evaluations
+    for step, sums in wanted.evaluations.items():
+        assert run.evaluations[step] == pytest.approx(sums, rel=max(feature.bound, 1e-6))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("model_type", GENERIC)
+@pytest.mark.sampled(2)
+def test_lora_of_a_generic_family_equals_one_process(model_type: str, split: str) -> None:
+    """Plain transformers, adapters and autograd on the whole model; an owner that hosts nothing is among three."""
+    require_equal(generic(model_type), split)
+
+
+def all_adapters(model_type: str) -> str:
+    """LoRA beside all matrices that have a name, after bottlenecks if the family has them."""
+    family = FAMILIES[model_type]
+    more = ",intermediate_lora=True,output_lora=True" if family.layout.up else ""
+    bottlenecks = "double_seq_bn|" if "bottleneck" in family.methods else ""
+    return f"{bottlenecks}lora[r=4,attn_matrices=['q','k','v']{more}]"
+
+
+@pytest.mark.parametrize("model_type", GENERIC)
+@pytest.mark.sampled(1)
+def test_all_adapters_of_a_generic_family_equal_one_process(model_type: str) -> None:
+    """Also those of the feed-forward part."""
+    require_equal(generic(model_type, all_adapters(model_type)), "three")
+
+
+@pytest.mark.parametrize("model_type", GENERIC)
+@pytest.mark.sampled(1)
+def test_dropout_of_a_generic_family_draws_the_same_numbers(model_type: str) -> None:
+    """Before the blocks too, whose modules are called by the architecture's own forward."""
+    require_equal(generic(model_type, dropout=0.2), "three")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config"),
+    [
+        ("glm4_moe", {"first_k_dense_replace": 1}),
+        ("dots1", {"first_k_dense_replace": 2}),
+        ("ernie4_5_moe", {"moe_layer_start_index": 1}),
+        ("qwen2_moe", {"decoder_sparse_step": 2}),
+        ("qwen3_moe", {"decoder_sparse_step": 2}),
+    ],
+)
+@pytest.mark.sampled(1)
+def test_mixture_may_have_blocks_without_experts(model_type: str, config: dict[str, int]) -> None:
+    """The plan takes the largest block for all."""
+    feature = generic(model_type, config=config)
+    require_equal(feature, "three")
+    folder, sizes = feature.case.folder / "model", dict[str, int]()
+    for name, tensor in read_headers(folder).items():
+        if name.startswith("model.layers."):
+            block = name.split(".")[2]
+            sizes[block] = sizes.get(block, 0) + math.prod(tensor.shape)
+    assert len(set(sizes.values())) > 1
+    item = {"float32": 4, "float64": 8}[feature.case.dtype]
+    assert model_facts(folder, feature.case.job).block_bytes == item * max(sizes.values())
+
+
+def test_weights_without_a_block_are_refused(tmp_path: Path) -> None:
+    """A generic family's shapes are those of the file, but each block has to be in it."""
+    folder = write_family(tmp_path, "olmo", num_blocks=1)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_hidden_layers": 2}))
+    with pytest.raises(ModelError, match="no tensor of block 1"):
+        base_tensors(folder, read_config(folder))
+
+
+@pytest.mark.parametrize("model_type", [name for name in GENERIC if FAMILIES[name].packs])
+@pytest.mark.sampled(1)
+def test_packed_rows_of_a_generic_family_equal_single_ones(model_type: str) -> None:
+    """The library makes masks of packed rows by their positions."""
+    feature = generic(model_type, packing=True, max_length=40)
+    require_equal(feature, "three")
+
+
+@pytest.mark.parametrize("model_type", GENERIC)
+@pytest.mark.sampled(2)
+def test_planned_bytes_of_a_generic_family_are_those_of_its_tensors(model_type: str) -> None:
+    """Bytes of a block, of its LoRA and of all else are counted from config and headers, without torch."""
+    feature = generic(model_type, all_adapters(model_type))
+    run = carry_out(feature, feature.plan_on("one"))
+    facts = model_facts(feature.case.folder / "model", feature.case.job)
+    item = {"float32": 4, "float64": 8}[feature.case.dtype]
+    assert 4 * facts.adapter_block_bytes == item * sum(tensor.numel() for tensor in run.tensors.values())
+    whole = sum(math.prod(tensor.shape) for tensor in read_headers(feature.case.folder / "model").values())
+    assert 4 * facts.block_bytes + facts.embedding_bytes == item * whole
+
+
+@pytest.mark.parametrize("model_type", GENERIC)
+@pytest.mark.sampled(1)
+def test_memory_of_a_generic_family_is_not_below_what_a_block_keeps(tmp_path: Path, model_type: str) -> None:
+    """The bound from widths holds for norms, gates and experts of any of them, and is not far away."""
+    sizes = {
+        key: 8 * value
+        for key, value in sizes_of(model_type).items()
+        if "size" in key or key in ("n_embd", "d_model", "head_dim")
+    }
+    folder = write_family(tmp_path / "model", model_type, **{**sizes, "vocab_size": 300})
+    job = Case(folder=tmp_path, task="causal-lm", adapter=all_adapters(model_type), dtype="float32").job
+    job = job.with_overrides({"train.max_length": 50, "train.microbatches": 1})
+    kept = make_bench(folder, job).activation_token_bytes()
+    assert kept <= computed_token_bytes(model_facts(folder, job), job) <= 2.5 * kept
+
+
+@pytest.mark.parametrize("model_type", ["phi3", "gpt_neox"])
+def test_result_of_a_generic_family_loads_by_its_interface(tmp_path: Path, model_type: str) -> None:
+    """The stock library loads LoRA beside one matrix of queries, keys and values."""
+    feature = generic(model_type, dtype="float32", owners=("a",))
+    feature = dataclasses.replace(feature, load=loaded_plainly, bound=1e-6)
+    run = run_of(feature, "three")
+    model = loaded_plainly(feature.case, write_result(run, tmp_path / "got"))
+    assert not distance(adapter_of(model), run.tensors)
+    assert all("qkv_proj" in name or "query_key_value" in name for name in run.tensors)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "message"),
+    [
+        ("phi3", {"adapter.config": "full"}, "own weights of a phi3 can't train"),
+        ("phi3", {"adapter.config": "seq_bn"}, "a phi3 takes lora only"),
+        ("granite", {"adapter.config": "loreft"}, "a granite takes bottleneck and lora only"),
+        ("phi3", {"adapter.config": "lora[attn_matrices=['q']]"}, "one matrix, self_attn.qkv_proj, which 'v'"),
+        ("mixtral", {"adapter.config": "lora[output_lora=True]"}, "experts of a mixtral stay frozen"),
+        ("gptj", {"adapter.config": "lora", "train.packing": True}, "a row of a gptj attend to others"),
+        ("gptj", {"adapter.config": "lora", "generation.rows": 1}, "behind which a gptj can't compute a token"),
+        ("olmo", {"adapter.config": "lora", "offload.mode": "auto"}, "offload needs to know the matrices of a olmo"),
+    ],
+)
+def test_what_a_generic_family_has_not_is_refused(
+    tmp_path: Path, model_type: str, changes: dict[str, Any], message: str
+) -> None:
+    """By name, before anything is planned."""
+    write_family(tmp_path / "model", model_type, num_blocks=1)
+    job = Case(folder=tmp_path, task="causal-lm", adapter="lora").job.with_overrides(changes)
+    with pytest.raises(JobError, match=re.escape(message)):
+        check_job(job, read_config(tmp_path / "model"))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"hidden_size": None}, "it has none of hidden_size"),
+        ({"hidden_size": "32"}, "hidden_size is '32', it has to be a whole number"),
+        ({"num_hidden_layers": 10**9}, "blocks are more than"),
+        ({"num_key_value_heads": 3}, "4 heads can't share 3"),
+        ({"rope_scaling": {"rope_type": "dynamic"}}, "depends on the longest text"),
+        ({"auto_map": {"AutoModel": "code.Model"}}, "names code to run"),
+        ({"_attn_implementation": "owner/kernel"}, "use eager or sdpa"),
+        ({"model_type": "gemma3n_text"}, "is not supported yet"),
+    ],
+)
+def test_config_of_a_generic_family_is_not_trusted(tmp_path: Path, values: dict[str, Any], message: str) -> None:
+    """What planning needs is checked; code is never loaded."""
+    config = {"model_type": "phi3", "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}
+    config |= {"num_key_value_heads": 2, "vocab_size": 300, "pad_token_id": 0}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **values}))
+    with pytest.raises(ModelError, match=re.escape(message)):
+        read_config(tmp_path)
