@@ -85,7 +85,7 @@ class PromptReader:
             column = "" if self._job.model.task == CHAT else f" in the column {self._job.data.answer!r} (data.answer)"
             raise DataError(
                 f"{path} has no evaluation row with an answer{column} to compare texts with; add answers, or remove "
-                "[generation] from the job: for 'ringtune eval' from job.toml in the run's folder"
+                "[generation]"
             )
         return found
 
