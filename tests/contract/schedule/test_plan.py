@@ -306,6 +306,7 @@ OTHER: dict[str, Any] = {
     "trims": True,
     "initial": "0" * 64,
     "packed": True,
+    "compute": "bfloat16",
     "invertible": True,
     "cache": ActivationCacheSettings(),
 }
