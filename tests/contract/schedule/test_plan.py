@@ -307,6 +307,7 @@ OTHER: dict[str, Any] = {
     "initial": "0" * 64,
     "packed": True,
     "generation": Generation(rows=1, max_new_tokens=2, at_once=1),
+    "compute": "bfloat16",
     "invertible": True,
     "cache": ActivationCacheSettings(),
 }
