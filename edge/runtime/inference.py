@@ -213,12 +213,25 @@ class WholeModel:
         """Compute the next text from its first token on, so that its logits have the same bits after any other text."""
         self._cached = []
 
+    def read(self, ids: Sequence[int], size: int) -> Iterator[int]:
+        """Compute the keys and values of a text but for its last tokens, at most ``size``; yield after each ``size``.
+
+        What is not kept is not computed here.
+        """
+        if self._cache is not None:
+            for stop in range(self._common(ids) + size, len(ids), size):
+                self.next_logits(ids[:stop])
+                yield stop
+
+    def _common(self, ids: Sequence[int]) -> int:
+        pairs = zip(self._cached, ids, strict=False)
+        return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(self._cached), len(ids)))
+
     def _keep(self, ids: Sequence[int]) -> int:
         """Leave in the cache what it has of these first tokens of a text; return their number."""
         if self._cache is None:
             return 0
-        pairs = zip(self._cached, ids, strict=False)
-        common = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(self._cached), len(ids)))
+        common = self._common(ids)
         self._cached = []  # until the blocks have run: they may fail in between
         return self._cache.keep(common)
 

@@ -9,7 +9,8 @@ and events are JSON objects, a line each; one request is answered after the othe
           {"stop": 1}                                   end answer 1 at its next token
     out   {"ready": {"has_template": true, "longest": 2048, "cache_bytes": 94371840, ...}}
           {"id": 1, "began": {"prompt_tokens": 12, "forgotten": 0}}
-          {"id": 1, "piece": "Hel"}
+          {"id": 1, "piece": "Hel"}                     after each token, and each part of a long text that is read;
+                                                        also an empty one, so that who waits knows it, or leaves
           {"id": 1, "ended": {"why": "end" | "length" | "stopped", "tokens": 5}}
           {"id": 1, "refused": "the conversation has 2,100 tokens, ..."}
 
@@ -52,6 +53,8 @@ Event = dict[str, Any]
 _FREE: Final = 4
 """An answer has at least the longest text divided by so much, if it needs that."""
 _LEAST: Final = 64
+_AT_ONCE: Final = 256
+"""Tokens of a text that are read at once."""
 _USED: Final = ("temperature", "do_sample", "top_k", "top_p")
 
 
@@ -103,12 +106,17 @@ class TextModel:
         how = self._how(request, room)
         pieces, num_tokens, why = TextPieces(self._tokenizer, ids, ends.stops), 0, "end"
         end_s = time.monotonic() + request.get("seconds", math.inf)
+        for _ in self._model.read(ids, _AT_ONCE):
+            yield {"piece": ""}
+            if is_stopped() or time.monotonic() > end_s:
+                how = how._replace(max_new_tokens=0)
+                break
         is_begun = "prompt" in request  # templates differ in the blank before an answer
         for token in next_tokens(ids, self._model.next_logits, how, ends=ends.tokens, longest=self._longest):
             num_tokens += 1
-            if piece := pieces.add(token) if is_begun else pieces.add(token).lstrip():
-                is_begun = True
-                yield {"piece": piece}
+            piece = pieces.add(token) if is_begun else pieces.add(token).lstrip()
+            is_begun = is_begun or bool(piece)
+            yield {"piece": piece}
             if pieces.is_ended:
                 break
             if is_stopped() or time.monotonic() > end_s:

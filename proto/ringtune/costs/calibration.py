@@ -258,8 +258,11 @@ class RecordedProfile:
     # ---- what happens -----------------------------------------------------------------------------
 
     def granted(self, turn: Turn) -> None:
-        """Note a granted turn: actions of its items count from now on, unless the turn gathers scores."""
-        if turn.kind is StepKind.SCORE:
+        """Note a granted turn: actions of its items count from now on.
+
+        Not those of scores, which do more, nor of texts, of which some have ended and are not computed.
+        """
+        if turn.kind in (StepKind.SCORE, StepKind.GENERATE):
             return
         course = turn.settled(self._course)
         subnets = course.subnets

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from ringtune.costs.links import KEPT_SAMPLES, MIN_BYTES
 from ringtune.costs.profile import PART_OF, WHOLE_WORKS, LinkFacts, NodeFacts, Profile, Work, WorkTable, WorkTime
 from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.actions import Action, Op
+from ringtune.schedule.course import Generation
 from ringtune.schedule.methods import Hift
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import Velora
@@ -184,16 +186,25 @@ def test_recorded_profile_marks_what_is_recorded_by_its_samples() -> None:
     assert found.block_backward_s == pytest.approx(wanted.seconds(Work.BACKWARD, 64))
 
 
-def test_recorded_profile_takes_no_times_of_scores() -> None:
-    """Actions of score turns do more than those of steps, and nobody plans by them."""
-    plan, prior = changed(PLAN, choice=make_choice(subnets=1)), made_up(2)
-    turn = next(turn_sequence(plan.course))
+@cases(
+    ("kind", "op", "seconds", "values"),
+    [
+        (StepKind.SCORE, Op.BACKWARD, 99.0, {"choice": make_choice(subnets=1)}),
+        (StepKind.GENERATE, Op.FORWARD_FREE, 0.0, {"generation": Generation(rows=9, max_new_tokens=9, at_once=2)}),
+    ],
+)
+def test_recorded_profile_takes_no_times_of_scores_and_texts(
+    kind: StepKind, op: Op, seconds: float, values: dict[str, Any]
+) -> None:
+    """Actions of score turns do more than those of steps, and a text that has ended passes blocks in no time."""
+    plan, prior = changed(PLAN, **values), made_up(2)
+    turn = next(turn for turn in turn_sequence(plan.course) if turn.kind is kind)
     found = RecordedProfile(plan.course, prior)
     found.granted(turn)
     for seq in range(turn.first_seq, turn.end_seq):
         for micro in range(2):
-            found.add("b", Action(Op.BACKWARD, seq, micro, 3, 4), 99.0)
-    assert turn.kind is StepKind.SCORE and found.profile() == prior
+            found.add("b", Action(op, seq, micro, 3, 4), seconds)
+    assert found.profile() == prior
 
 
 def test_recorded_profile_leaves_what_was_seldom_or_never_seen() -> None:

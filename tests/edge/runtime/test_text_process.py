@@ -84,6 +84,22 @@ def test_text_is_continued_up_to_what_ends_it(model: TextModel) -> None:
     assert warm[0] == warm[1] != warm[2]
 
 
+def test_long_text_is_read_in_parts_and_each_token_is_told(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who leaves meanwhile waits for a part; the answer is that to the whole text, also behind a text that is kept."""
+    text = {"prompt": "a b c " * 6}
+    whole = asked(model, **text)
+    monkeypatch.setattr(text_process, "_AT_ONCE", 4)
+    asked(model, prompt="yes")
+    assert asked(model, **text) == whole
+    asked(model, prompt="yes")
+    stopped = list(model.events({**HOW, **text}, lambda: True))
+    assert stopped[1:] == [{"piece": ""}, {"ended": {"why": "length", "tokens": 0}}]
+    first, *pieces, last = model.events({**HOW, **text}, lambda: False)
+    parts = -(-(first["began"]["prompt_tokens"] - 4) // 4) - 1
+    assert len(pieces) == parts + last["ended"]["tokens"] and last["ended"]["tokens"] == 8
+    assert asked(model, **text) == whole
+
+
 def test_oldest_turns_are_left_out_where_a_conversation_no_longer_fits(model: TextModel) -> None:
     """The system message stays; what is left is what a shorter conversation gives."""
     system = [{"role": "system", "content": "be w1"}]
