@@ -275,14 +275,33 @@ def test_host_that_reports_a_lost_link_after_each_turn_is_left_out() -> None:
     assert [one.lost for one in recoveries(result)] == [()] * MOST_OPENINGS + [("c",), ()]
 
 
+def test_hosts_stay_with_which_an_owner_loses_its_links_in_turn() -> None:
+    """The run needs the owner, and each host has fewer such links than it."""
+    hosts = [("a", 0, 1), ("c", 1, 3), ("d", 3, 4), ("b", 4, 5)]
+    plan = make_plan(hosts, ["a", "b"], num_blocks=5, num_steps=32, local_iterations=2)
+    wanted = ring_of(plan, random.Random(0)).run()
+    ring, reports = ring_of(plan, random.Random(0)), list[int]()
+
+    def when(what: str, node: str) -> None:
+        kept = sum(isinstance(entry, rd.LogKept) for entry in ring.result.logged)
+        if kept > max(reports, default=0) and len(recoveries(ring.result)) == len(reports) <= 2 * MOST_OPENINGS + 1:
+            reports.append(kept)
+            ring.lose_link("a", "cd"[len(reports) % 2])
+
+    ring.when = when
+    result = ring.run()
+    assert story(result) == story(wanted)
+    assert [one.lost for one in recoveries(result)] == [()] * (2 * MOST_OPENINGS + 2)
+
+
 def test_links_that_are_opened_anew_now_and_then_are_not_too_many() -> None:
     """Of five, the first counts for 50 turns; those of other nodes do not count."""
     openings, found = LinkOpenings(), list[bool]()
     for turn in range(100):
         if turn % 12 == 0 and turn < 60:
             openings.note(("c", f"o{turn}"))
-        found.append(openings.are_too_many("c"))
-        assert not openings.are_too_many(f"o{turn}")
+        found.append(openings.are_too_many("c", ("c", "d")))
+        assert not openings.are_too_many(f"o{turn}", (f"o{turn}", "d"))
         openings.commit()
     assert [turn for turn, is_found in enumerate(found) if is_found] == [48, 49]
 

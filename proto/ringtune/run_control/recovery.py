@@ -295,13 +295,19 @@ class LinkOpenings:
         """Note that all go back because of the link of these two nodes."""
         self._at = [*((at, both) for at, both in self._at if self._is_late(at)), (self._num_turns, frozenset(ends))]
 
-    def lose(self, node: str) -> None:
-        """Note that the run does without a node: what was opened with it counts for none of its neighbours."""
-        self._at = [(at, ends & {node} or ends) for at, ends in self._at]
+    def lose(self, node: str, others: Collection[str]) -> None:
+        """Note that the run does without a node: what was opened with it counts no more for these others."""
+        self._at = [(at, ends.difference(others) if node in ends else ends) for at, ends in self._at]
 
-    def are_too_many(self, node: str) -> bool:
-        """Whether a node was an end of ``MOST_OPENINGS`` such links within the last turns."""
-        return sum(node in ends and self._is_late(at) for at, ends in self._at) >= MOST_OPENINGS
+    def are_too_many(self, node: str, ends: Iterable[str]) -> bool:
+        """Whether a node was an end of ``MOST_OPENINGS`` such links within the last turns, and no end of this one more.
+
+        So an owner that the run needs, and whose links to all break, makes no host leave after the other.
+        """
+        return self._count(node) >= max(MOST_OPENINGS, *map(self._count, ends))
+
+    def _count(self, node: str) -> int:
+        return sum(node in ends and self._is_late(at) for at, ends in self._at)
 
     def _is_late(self, at: int) -> bool:
         return self._num_turns - at < OPENINGS_TURNS

@@ -460,8 +460,8 @@ class RunStateMachine:
             self._continue_without(event.node, event, now_s, commands)
             return
         self._gone.add(lost)
+        self._openings.lose(lost, {*self._dispensable(self._nodes)} - {lost})
         self._kept.lose(lost)
-        self._openings.lose(lost)
         if self._recovery is None and lost not in moving.part.nodes:
             self._continue_without(lost, event, now_s, commands)
         elif problem := end_reason(lost, self._course, self._kept, self._policy):
@@ -499,7 +499,9 @@ class RunStateMachine:
         if step == self._opened_at:
             self._lose_an_end(event, now_s, commands)
             return
-        for node in filter(self._openings.are_too_many, self._dispensable(event.ends)):
+        for node in self._dispensable(event.ends):
+            if not self._openings.are_too_many(node, event.ends):
+                continue
             why = f"{event.failed.message}; its links were opened anew {MOST_OPENINGS} times in {OPENINGS_TURNS} turns"
             self._on_node_failed(rd.NodeFailed(node, event.failed.error, why), now_s, commands)
             return
