@@ -337,6 +337,7 @@ class Guard(grpc.ServerInterceptor):
         urgent: those of urgent calls (``Permission.is_urgent``).
         most_of_address: open calls of one address, where callers have no certificates.
         first_message_s: time limit of the first message, where a method has none.
+        keeps_called: whether a connection stays once it was called; else it ends as one without a call.
 
     Attributes:
         connections: to the server, once it is bound.
@@ -350,8 +351,9 @@ class Guard(grpc.ServerInterceptor):
         *,
         most_of_address: int = MAX_WORKERS // 2,
         first_message_s: float = 256.0,
+        keeps_called: bool = True,
     ) -> None:
-        self._refusal = refusal
+        self._refusal, self._keeps_called = refusal, keeps_called
         self._general, self._urgent = general, urgent
         self._most_of_address, self._first_message_s = most_of_address, first_message_s
         self._repeats = RepeatCounter()
@@ -403,7 +405,8 @@ class Guard(grpc.ServerInterceptor):
     @contextlib.contextmanager
     def _admitted(self, method: str, lane: Lane, context: grpc.ServicerContext) -> Iterator[OpenCall]:
         """Count a call of a permitted caller while the context is open."""
-        self._called[place_of(context.peer())] = time.monotonic()
+        if self._keeps_called:
+            self._called[place_of(context.peer())] = time.monotonic()
         permission = find_permission(method)
         first_s = permission.first_message_s if permission else self._first_message_s
         if self._refusal is None:
@@ -566,7 +569,13 @@ class Server:
         self._lanes = (Lane.of(max_workers, "ringtune-rpc"), Lane.of(max_workers, "ringtune-urgent"))
         speaker = speaking.speaker()
         if is_public:
-            guard = Guard(None, *self._lanes, most_of_address=_MOST_PUBLIC, first_message_s=_PUBLIC_FIRST_S)
+            guard = Guard(
+                None,
+                *self._lanes,
+                most_of_address=_MOST_PUBLIC,
+                first_message_s=_PUBLIC_FIRST_S,
+                keeps_called=False,
+            )
         else:
             guard = Guard((refusal or speaker.refusal) if speaker else None, *self._lanes)
         self._server = grpc.server(

@@ -63,7 +63,7 @@ class Hears(control_pb2_grpc.CoordinatorServicer, control_pb2_grpc.AgentServicer
 
 
 @contextlib.contextmanager
-def serving(speaker: Speaker | None = COORDINATOR_ITSELF) -> Iterator[tuple[str, Hears]]:
+def serving(speaker: Speaker | None = COORDINATOR_ITSELF, *, is_public: bool = False) -> Iterator[tuple[str, Hears]]:
     """A server of both services, as ``speaker``."""
     hears = Hears()
 
@@ -72,7 +72,7 @@ def serving(speaker: Speaker | None = COORDINATOR_ITSELF) -> Iterator[tuple[str,
         control_pb2_grpc.add_AgentServicer_to_server(hears, server)
 
     with speaking_as(speaker):
-        server = Server("127.0.0.1:0", add)
+        server = Server("127.0.0.1:0", add, is_public=is_public)
     hears.server = server
     try:
         yield server.address, hears
@@ -228,6 +228,17 @@ def test_encryption_connections_of_a_member_that_calls_nothing_are_closed() -> N
                 assert not any(is_closed(one, wait_s=0.02) for one in silent[count::21])
             assert len(server.guard.connections.places()[0]) == 1
             assert beat(called, "a") is None
+
+
+def test_encryption_connections_end_in_time_where_nobody_is_known() -> None:
+    """Calls are short where no certificate is needed, so a stranger's call does not keep its connection."""
+    with serving(is_public=True) as (address, hears), connected(address, A_NODE) as called:
+        assert beat(called, "a") is None
+        guard, now_s = hears.server.guard, time.monotonic()
+        assert len(guard.connections.places()[0]) == 1
+        for later_s in (0.0, 31.0):
+            guard.end_uncalled(now_s + later_s)
+        assert not guard.connections.places()[0]
 
 
 def test_encryption_connections_that_are_called_first_during_a_look_stay() -> None:
