@@ -145,7 +145,7 @@ class RunAudit:
     def forget(self) -> None:
         """Check nothing more: the run goes back."""
         self._turn, self._waiting, self._against, self._open = None, {}, {}, {}
-        self._notes, self._checked = [], {}
+        self._notes, self._checked, self._last_call = [], {}, {}
 
     def check(self, part: Plan, turn: Turn) -> None:
         """Begin to check a turn that every node has done."""
@@ -290,7 +290,7 @@ class RunAudit:
             self._checked[turn.index] = part, self._open[turn.index]
         nodes, text = (finding.nodes, finding.text) if finding else ((), "; ".join(self._notes))
         self.figures["seconds"] += time.monotonic() - self._since_s
-        self._turn, self._waiting, self._against, self._notes = None, {}, {}, []
+        self._turn, self._waiting, self._against, self._notes, self._last_call = None, {}, {}, [], {}
         self._open = {index: entry for index, entry in self._open.items() if index > turn.index}
         self._put(rd.TurnChecked(turn.index, nodes, text))
 
