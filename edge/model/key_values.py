@@ -48,9 +48,11 @@ class KeyValueCache:
     def of_hosted(self, hosted: Sequence[int]) -> Any:
         """Return the argument of blocks for a forward of the library, which asks any block how much is kept.
 
-        In place of those of blocks that are not hosted are those of a hosted one, with a window or without as these.
+        In place of those of blocks that are not hosted are those of a hosted one, with a window or without as these. A
+        hosted block that has computed no tokens of this cache has those of its own text's stretch in another one.
         """
-        layers = self.of_library.layers
+        layers, count = self.of_library.layers, self.num_tokens
+        hosted = [index for index in hosted if layers[index].get_seq_length() == count]
         found = copy.copy(self.of_library)
         found.layers = [
             layer

@@ -103,6 +103,14 @@ def test_mixture_may_have_blocks_without_experts(model_type: str, config: dict[s
     assert model_facts(folder, feature.case.job).block_bytes == item * max(sizes.values())
 
 
+@pytest.mark.parametrize(
+    ("model_type", "config"), [("opt", {"word_embed_proj_dim": 16}), ("mpt", {"logit_scale": 0.5})]
+)
+def test_form_of_an_architecture_equals_one_process(model_type: str, config: dict[str, Any]) -> None:
+    """A token table of another width, as OPT-350M has; a key that MPT's class of transformers does not read."""
+    require_equal(generic(model_type, config=config), "three")
+
+
 def test_weights_without_a_block_are_refused(tmp_path: Path) -> None:
     """A generic family's shapes are those of the file, but each block has to be in it."""
     folder = write_family(tmp_path, "olmo", num_blocks=1)
@@ -191,6 +199,14 @@ def test_what_a_generic_family_has_not_is_refused(
         ({"num_hidden_layers": 10**9}, "blocks are more than"),
         ({"num_key_value_heads": 3}, "4 heads can't share 3"),
         ({"rope_scaling": {"rope_type": "dynamic"}}, "depends on the longest text"),
+        ({"n_layer": 3}, "num_hidden_layers 4 and n_layer 3 are one"),
+        ({"pad_token_id": "0"}, "pad_token_id is '0', it has to be a whole number"),
+        ({"tie_word_embeddings": "no"}, "it has to be true or false"),
+        ({"attn_config": {"kv_n_heads": 0}}, "kv_n_heads is 0, it has to be a whole number above 0"),
+        ({"expansion_ratio": math.inf}, "expansion_ratio is inf"),
+        ({"word_embed_proj_dim": [1]}, "word_embed_proj_dim is [1]"),
+        ({"logits_scaling": "4"}, "logits_scaling is '4', it has to be a number above 0"),
+        ({"num_local_experts": 1 << 30}, "experts in all blocks are more than"),
         ({"auto_map": {"AutoModel": "code.Model"}}, "names code to run"),
         ({"_attn_implementation": "owner/kernel"}, "use eager or sdpa"),
         ({"model_type": "gemma3n_text"}, "is not supported yet"),

@@ -27,6 +27,10 @@ from edge.model.key_values import KeyValueCache
 from ringtune.models.family import Family
 
 
+_BEFORE_BLOCKS = ("project_in",)
+"""Modules that change the width of what enters the first block: a given hidden state has it already."""
+
+
 class _Ended(Exception):  # noqa: N818 - no error: the forward has done its part
     """Ends a forward whose further results are not needed."""
 
@@ -160,7 +164,7 @@ class RecordedFamily:
             for index, block in enumerate(blocks)
         ]
         for key, module in inner._modules.items():
-            if type(module).__name__ == "Empty":
+            if type(module).__name__ == "Empty" or (key in _BEFORE_BLOCKS and "inputs_embeds" in inputs):
                 inner._modules[key] = _Absent()
         inner._modules[name] = nn.ModuleList(stand_ins)
         inputs["attention_mask"] = mask_BT if with_mask else None
@@ -190,5 +194,7 @@ def _copied(module: Any) -> Any:
 
 
 def logit_factor(config: Any) -> float:
-    """Return the factor of a language model's logits."""
-    return float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    """Return the factor of a language model's logits; others have such a key without effect, as MPT has."""
+    if config.model_type in ("cohere", "cohere2"):
+        return float(config.logit_scale)
+    return 1.0 / float(config.logits_scaling) if config.model_type.startswith("granite") else 1.0

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -87,6 +88,37 @@ def _dimensions(layout: BlockLayout, kept: int, scores: int, config: Config) -> 
     )
 
 
+_WHOLE: Final = ("word_embed_proj_dim", "expansion_ratio", "kv_n_heads")
+_FACTORS: Final = ("logit_scale", "logits_scaling", "final_logit_softcapping")
+_MOST_EXPERTS: Final = 1 << 17
+
+
+def _problem_of_kinds(config: Config) -> str:
+    """Say which further value that is read here is of a wrong kind; empty if none is."""
+    own = config.get("attn_config")
+    values = {**config, **({"kv_n_heads": own.get("kv_n_heads")} if isinstance(own, dict) else {})}
+    for key in _WHOLE:
+        if (value := values.get(key)) is not None and (type(value) is not int or not 0 < value < 1 << 31):
+            return f"{key} is {value!r}, it has to be a whole number above 0"
+    for key in _FACTORS:
+        value = values.get(key)
+        is_factor = isinstance(value, int | float) and type(value) is not bool and 0 < value < math.inf
+        if value is not None and not is_factor and (key, value) != ("logit_scale", "inv_sqrt_d_model"):
+            return f"{key} is {value!r}, it has to be a number above 0"
+    for size in _NEEDED:
+        found = {key: config[key] for key in _KEYS[size] if config.get(key) is not None}
+        if len(set(found.values())) > 1:
+            return f"{' and '.join(f'{key} {value}' for key, value in found.items())} are one; make them equal"
+    if type(values.get("pad_token_id")) not in (int, type(None)):
+        return f"pad_token_id is {values['pad_token_id']!r}, it has to be a whole number"
+    if type(values.get("tie_word_embeddings")) is not bool:
+        return f"tie_word_embeddings is {values.get('tie_word_embeddings')!r}, it has to be true or false"
+    experts = _size(config, "num_blocks") * _size(config, "experts")
+    if experts > _MOST_EXPERTS and "is_moe" not in config:  # Doge's are rows of a table
+        return f"{experts:,} experts in all blocks are more than {_MOST_EXPERTS:,}"
+    return ""
+
+
 def _problem(config: Config) -> str:
     """Say why the sizes of a config can't be planned with; empty if they can."""
     for size in _KEYS:
@@ -98,6 +130,8 @@ def _problem(config: Config) -> str:
         if value is not None and (type(value) is not int or not 0 < value < 1 << 31):
             key = next(key for key in _KEYS[size] if config.get(key) is not None)
             return f"{key} is {value!r}, it has to be a whole number above 0"
+    if problem := _problem_of_kinds(config):
+        return problem
     heads, hidden = _size(config, "heads"), _size(config, "hidden")
     if heads % _kv_heads(config, heads):
         return f"{heads} heads can't share {_kv_heads(config, heads)} key-value heads evenly"

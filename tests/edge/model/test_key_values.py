@@ -97,6 +97,24 @@ def test_tokens_behind_a_cache_are_those_of_a_whole_forward(model_type: str, ada
             assert {cache.num_tokens for cache in caches} == {first}
 
 
+@pytest.mark.parametrize("model_type", ["llama", "olmo", "ministral"])
+def test_stretch_of_blocks_has_a_cache_of_its_own(model_type: str, tmp_path: Path) -> None:
+    """Of a node with first and last block each one's cache has no tokens of the other, also for several at once."""
+    folder = write_family(tmp_path, model_type, num_blocks=NUM_BLOCKS, with_decoder=True)
+    model, ids = hosted(folder, "lora", 0, NUM_BLOCKS), ids_of(2)
+    wanted, stretches, at = forward([model], ids, [None]), ((0, 1), (1, 3), (3, 4)), 0
+    caches, runner = [KeyValueCache(model.base.config) for _ in stretches], BlockRunner(model, dropout=0.0, seed=0)
+    for count in PIECES:
+        some, ones = ids[:, at : at + count], torch.ones_like(ids[:, at : at + count])
+        batch = Batch(ids=some, mask=ones, token_type_ids=ones, labels=ones, positions=None)
+        with torch.no_grad():
+            found = model.family.embed(model.base, batch)
+            for (start, stop), cache in zip(stretches, caches, strict=True):
+                found = runner.run(found, ones, runner.context(found, ones, cache), start, stop)
+        torch.testing.assert_close(found, wanted[:, at : at + count], rtol=1e-5, atol=1e-5)
+        at += count
+
+
 def test_tokens_behind_a_cache_with_weights_in_four_bits(tmp_path: Path) -> None:
     """Products of one token and of many round the same numbers."""
     folder = write_family(tmp_path, "llama", num_blocks=NUM_BLOCKS, with_decoder=True)
