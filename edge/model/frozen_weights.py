@@ -44,6 +44,7 @@ from ringtune.schedule.course import BFLOAT16, GGUF, NF4, FrozenWeights
 from ringtune.techniques.frozen_weights import MAX_WIDENED_BYTES
 
 _MAX_INT8 = 127
+_SUMMED_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,6 +143,13 @@ class CompactMatrix:
     def wide(self) -> torch.Tensor:
         """Return a copy in float32."""
         return self.numbers.widen(slice(None), torch.float32, WideningBuffer())
+
+    def total(self) -> torch.Tensor:
+        """Return the sum of all numbers in float64; a few rows at a time are widened."""
+        each, room = max(1, _SUMMED_BYTES // (4 * self.numbers.width)), WideningBuffer()
+        starts = range(0, self.numbers.shape[0], each)
+        pieces = (self.numbers.widen(slice(start, start + each), torch.float32, room) for start in starts)
+        return torch.stack([piece.sum(dtype=torch.float64) for piece in pieces]).sum()
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Return rows by index in float32."""
@@ -360,6 +368,10 @@ def _detach(matrix: Any) -> FrozenMatrix:
     return FrozenMatrix.of(matrix.held, is_transposed=matrix.is_transposed)
 
 
+def _sum(matrix: Any, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+    return None if args or kwargs else matrix.held.total()
+
+
 def _getitem(matrix: Any, index: Any) -> FrozenMatrix | None:
     places = index if isinstance(index, tuple) else (index,)
     if len(places) > 2 or not all(isinstance(place, slice) and place.step in (None, 1) for place in places):
@@ -387,6 +399,7 @@ _HANDLERS: Final[Mapping[Any, _Handler]] = {
     **dict.fromkeys((torch.Tensor.detach, torch.Tensor.data.__get__), _detach),  # type: ignore[attr-defined]
     torch.Tensor.dtype.__get__: lambda matrix: torch.float32,  # type: ignore[attr-defined]
     torch.Tensor.__getitem__: _getitem,
+    torch.Tensor.sum: _sum,
     torch.Tensor.to: _to,
 }
 """Function of torch -> handler; a handler that returns None leaves the call to a float32 copy."""

@@ -108,6 +108,16 @@ def test_matrix_keeps_nothing_else_for_the_backward() -> None:
     assert not saved_tensors(linear(make("int8"))(x))
 
 
+@pytest.mark.parametrize("dtype", FROZEN_DTYPES)
+def test_sum_widens_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    """A decoder is looked through for numbers that are not finite, and a copy in float32 may not fit."""
+    matrix = make(dtype)
+    wanted = matrix.wide().double().sum()
+    monkeypatch.setattr(held_module, "_SUMMED_BYTES", 5 * COLUMNS * 4)
+    monkeypatch.delattr(CompactMatrix, "wide")
+    torch.testing.assert_close(matrix.sum(), wanted)
+
+
 USES: list[Callable[[torch.Tensor], torch.Tensor]] = [
     lambda weight: functional.linear(torch.ones(4, ROWS), torch.t(weight)),
     lambda weight: functional.linear(torch.ones(4, ROWS), torch.transpose(weight, -2, -1), torch.ones(COLUMNS)),
