@@ -26,7 +26,6 @@ from edge.model.families.decoders import is_packed, last_token, row_places
 from edge.model.key_values import KeyValueCache
 from ringtune.models.family import Family
 
-
 _BEFORE_BLOCKS = ("project_in",)
 """Modules that change the width of what enters the first block: a given hidden state has it already."""
 
