@@ -25,6 +25,7 @@ from tests.support.torch_ring import Case, distance
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # modules of gpt_bigcode and others
 ROUNDING = ("codegen", "gpt_neo", "gptj", "granitemoe", "granitemoeshared", "vaultgemma")
 """Families whose attention or experts have steps in float32 inside any type."""
+LORA_32 = {"adapter.config": "lora", "model.dtype": "float32"}
 SPLITS = {"one": ONE, "three": THREE}
 
 
@@ -178,6 +179,7 @@ def test_result_of_a_generic_family_loads_by_its_interface(tmp_path: Path, model
         ("mixtral", {"adapter.config": "lora[output_lora=True]"}, "experts of a mixtral stay frozen"),
         ("gptj", {"adapter.config": "lora", "train.packing": True}, "a row of a gptj attend to others"),
         ("gptj", {"adapter.config": "lora", "generation.rows": 1}, "behind which a gptj can't compute a token"),
+        ("dots1", {**LORA_32, "train.compute": "bfloat16"}, "experts of a dots1 add up numbers of two"),
         ("olmo", {"adapter.config": "lora", "offload.mode": "auto"}, "offload needs to know the matrices of a olmo"),
     ],
 )

@@ -44,10 +44,12 @@ from ringtune.models.family import (
     head_task,
 )
 from ringtune.models.folder import CONFIG_FILE, StoredTensor, base_tensors, check_files, model_dimensions, read_config
+from ringtune.models.generic_decoders import NOT_ROUNDED
 from ringtune.models.kept_inputs import has_other_adapters, kept_inputs, lora_values
 from ringtune.schedule.operation_tables import Subnets, subnets_of
 from ringtune.storage.gguf import GgufType
 from ringtune.techniques import TECHNIQUES
+from ringtune.techniques.compute import is_rounded
 from ringtune.techniques.invertible_adapter import check_family
 from ringtune.techniques.operations import given_tables
 
@@ -423,6 +425,11 @@ def _check_generic(job: Job, family: Family, where: str) -> None:
         raise JobError(
             f"{where}: train.packing = true would let a row of a {family.model_type} attend to others of its "
             "sequence; remove train.packing"
+        )
+    if is_rounded(job) and family.model_type in NOT_ROUNDED:
+        raise JobError(
+            f"{where}: train.compute = 'bfloat16' is refused, as experts of a {family.model_type} add up numbers of two "
+            "types, which torch can't; remove train.compute"
         )
     if job.generation is not None and not family.takes_cache:
         raise JobError(
