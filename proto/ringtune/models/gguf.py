@@ -349,7 +349,7 @@ def gguf_tokenizer(path: Path) -> dict[str, dict[str, Any]]:
     for index, token in enumerate(tokens):
         if kinds[index] != _UNUSED:
             vocab.setdefault(token, index)
-    ids = {name: own.get(f"{name}_token_id") for name in ("bos", "eos", "unknown", "padding")}
+    ids: dict[str, Any] = {name: own.get(f"{name}_token_id") for name in ("bos", "eos", "unknown", "padding")}
     named = {name: tokens[index] for name, index in ids.items() if _is_token(index, tokens, vocab)}
     special = {*named.values(), *(token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL)}
     added: list[dict[str, Any]] = [
