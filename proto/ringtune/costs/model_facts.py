@@ -44,7 +44,7 @@ from ringtune.models.family import (
     head_task,
 )
 from ringtune.models.folder import CONFIG_FILE, StoredTensor, base_tensors, check_files, model_dimensions, read_config
-from ringtune.models.generic_decoders import NOT_ROUNDED
+from ringtune.models.generic_decoders import NOT_ROUNDED, buffer_bytes
 from ringtune.models.kept_inputs import has_other_adapters, kept_inputs, lora_values
 from ringtune.schedule.operation_tables import Subnets, subnets_of
 from ringtune.storage.gguf import GgufType
@@ -216,7 +216,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         intermediate_size=dimensions.inner,
         num_heads=dimensions.num_heads,
         vocab_size=dimensions.vocab,
-        block_bytes=(1 if in_part else in_block - own_params) * item_bytes,
+        block_bytes=(1 if in_part else in_block - own_params) * item_bytes + buffer_bytes(family.model_type, config),
         embedding_bytes=(1 if in_part else sum(weights[name] for name in outside)) * item_bytes,
         head_bytes=head.params * item_bytes,
         head_class_bytes=head.class_params * item_bytes,
@@ -236,7 +236,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         block_matrix_rows=in_blocks.rows,
         embedding_matrix_params=in_embedding.params,
         embedding_matrix_rows=in_embedding.rows,
-        largest_matrix_params=in_blocks.largest,
+        largest_matrix_params=_largest_matrix(tensors, family.block_prefix) if family.generic else in_blocks.largest,
         attention_width=dimensions.attention or dimensions.hidden,
         more_kept_values=dimensions.more_kept,
         kept_scores=dimensions.kept_scores,
@@ -363,6 +363,11 @@ def _frozen_matrices(
     in_block = {name.removeprefix(block): stored for name, stored in tensors.items() if name.startswith(block)}
     outside = [stored.shape for name, stored in tensors.items() if not name.startswith(block_prefix)]
     return _Matrices.of(stored.shape for name, stored in in_block.items() if name not in own), _Matrices.of(outside)
+
+
+def _largest_matrix(tensors: Mapping[str, StoredTensor], block_prefix: str) -> int:
+    """Numbers of the largest matrix of any block: in a mixture it may be in one without experts."""
+    return _Matrices.of(stored.shape for name, stored in tensors.items() if name.startswith(block_prefix)).largest
 
 
 def _gguf_bytes(tensors: Mapping[str, StoredTensor], block_prefix: str) -> dict[str, int]:
