@@ -286,8 +286,9 @@ class FrozenMatrix(torch.Tensor):
 
 def product(x: torch.Tensor, matrix: FrozenMatrix, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Return ``x @ matrix + bias``; x has any number of leading dimensions."""
-    found: torch.Tensor = _Product.apply(x, bias, matrix.held, matrix.is_transposed)  # type: ignore[no-untyped-call]
-    return found
+    flat_NI = x.reshape(-1, x.shape[-1])
+    found: torch.Tensor = _Product.apply(flat_NI, bias, matrix.held, matrix.is_transposed)  # type: ignore[no-untyped-call]
+    return found.view(*x.shape[:-1], found.shape[-1])
 
 
 def mm_into(
@@ -310,26 +311,23 @@ def mm_into(
 
 
 class _Product(torch.autograd.Function):
-    """Product with a frozen matrix; the backward keeps only the matrix."""
+    """Product of rows with a frozen matrix; the backward keeps only the matrix.
+
+    The result is no view, so that a block may add to it in place, as Falcon's do.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, bias: torch.Tensor | None, held: CompactMatrix, by_rows: bool
+        ctx: Any, x_NI: torch.Tensor, bias: torch.Tensor | None, held: CompactMatrix, by_rows: bool
     ) -> torch.Tensor:
         ctx.held, ctx.by_rows = held, by_rows
-        found = _multiplied(x.reshape(-1, x.shape[-1]), held, bias, by_rows=by_rows)
-        return found.view(*x.shape[:-1], found.shape[-1])
+        return _multiplied(x_NI, held, bias, by_rows=by_rows)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        grad = grads[0].reshape(-1, grads[0].shape[-1])
-        x_grad = bias_grad = None
-        if ctx.needs_input_grad[0]:
-            found = _multiplied(grad, ctx.held, None, by_rows=not ctx.by_rows)
-            x_grad = found.view(*grads[0].shape[:-1], found.shape[-1])
-        if ctx.needs_input_grad[1]:
-            bias_grad = grad.sum(0)
-        return x_grad, bias_grad, None, None
+        (grad_NO,) = grads
+        x_grad = _multiplied(grad_NO, ctx.held, None, by_rows=not ctx.by_rows) if ctx.needs_input_grad[0] else None
+        return x_grad, grad_NO.sum(0) if ctx.needs_input_grad[1] else None, None, None
 
 
 def _multiplied(x: torch.Tensor, held: CompactMatrix, bias: torch.Tensor | None, *, by_rows: bool) -> torch.Tensor:

@@ -19,12 +19,13 @@ from tests.features.feature import ONE, THREE, Feature, carry_out, one_process, 
 from tests.features.models import loaded_plainly, of_family, write_result
 from tests.support.hand_ring import make_bench
 from tests.support.reference import adapter_of
-from tests.support.tiny_families import GENERIC, IN_FLOAT32, sizes_of, write_family
+from tests.support.tiny_families import GENERIC, IN_FLOAT32, LONGEST, sizes_of, write_family
 from tests.support.torch_ring import Case, distance
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # modules of gpt_bigcode and others
 ROUNDING = ("codegen", "gpt_neo", "gptj", "granitemoe", "granitemoeshared", "vaultgemma")
 """Families whose attention or experts have steps in float32 inside any type."""
+LORA_32 = {"adapter.config": "lora", "model.dtype": "float32"}
 SPLITS = {"one": ONE, "three": THREE}
 
 
@@ -100,7 +101,10 @@ def test_mixture_may_have_blocks_without_experts(model_type: str, config: dict[s
             sizes[block] = sizes.get(block, 0) + math.prod(tensor.shape)
     assert len(set(sizes.values())) > 1
     item = {"float32": 4, "float64": 8}[feature.case.dtype]
-    assert model_facts(folder, feature.case.job).block_bytes == item * max(sizes.values())
+    facts = model_facts(folder, feature.case.job)
+    assert facts.block_bytes == item * max(sizes.values())
+    inside = [tensor.shape for name, tensor in read_headers(folder).items() if name.startswith("model.layers.")]
+    assert facts.largest_matrix_params == max(math.prod(shape) for shape in inside if len(shape) == 2)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +142,8 @@ def test_planned_bytes_of_a_generic_family_are_those_of_its_tensors(model_type: 
     item = {"float32": 4, "float64": 8}[feature.case.dtype]
     assert 4 * facts.adapter_block_bytes == item * sum(tensor.numel() for tensor in run.tensors.values())
     whole = sum(math.prod(tensor.shape) for tensor in read_headers(feature.case.folder / "model").values())
-    assert 4 * facts.block_bytes + facts.embedding_bytes == item * whole
+    masks = 4 * LONGEST**2 if model_type == "gpt_neo" else 0  # a buffer of each block
+    assert 4 * facts.block_bytes + facts.embedding_bytes == item * whole + masks
 
 
 @pytest.mark.parametrize("model_type", GENERIC)
@@ -178,6 +183,7 @@ def test_result_of_a_generic_family_loads_by_its_interface(tmp_path: Path, model
         ("mixtral", {"adapter.config": "lora[output_lora=True]"}, "experts of a mixtral stay frozen"),
         ("gptj", {"adapter.config": "lora", "train.packing": True}, "a row of a gptj attend to others"),
         ("gptj", {"adapter.config": "lora", "generation.rows": 1}, "behind which a gptj can't compute a token"),
+        ("dots1", {**LORA_32, "train.compute": "bfloat16"}, "experts of a dots1 add up numbers of two"),
         ("olmo", {"adapter.config": "lora", "offload.mode": "auto"}, "offload needs to know the matrices of a olmo"),
     ],
 )

@@ -44,10 +44,12 @@ from ringtune.models.family import (
     head_task,
 )
 from ringtune.models.folder import CONFIG_FILE, StoredTensor, base_tensors, check_files, model_dimensions, read_config
+from ringtune.models.generic_decoders import NOT_ROUNDED, buffer_bytes
 from ringtune.models.kept_inputs import has_other_adapters, kept_inputs, lora_values
 from ringtune.schedule.operation_tables import Subnets, subnets_of
 from ringtune.storage.gguf import GgufType
 from ringtune.techniques import TECHNIQUES
+from ringtune.techniques.compute import is_rounded
 from ringtune.techniques.invertible_adapter import check_family
 from ringtune.techniques.operations import given_tables
 
@@ -214,7 +216,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         intermediate_size=dimensions.inner,
         num_heads=dimensions.num_heads,
         vocab_size=dimensions.vocab,
-        block_bytes=(1 if in_part else in_block - own_params) * item_bytes,
+        block_bytes=(1 if in_part else in_block - own_params) * item_bytes + buffer_bytes(family.model_type, config),
         embedding_bytes=(1 if in_part else sum(weights[name] for name in outside)) * item_bytes,
         head_bytes=head.params * item_bytes,
         head_class_bytes=head.class_params * item_bytes,
@@ -234,7 +236,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         block_matrix_rows=in_blocks.rows,
         embedding_matrix_params=in_embedding.params,
         embedding_matrix_rows=in_embedding.rows,
-        largest_matrix_params=in_blocks.largest,
+        largest_matrix_params=_largest_matrix(tensors, family.block_prefix) if family.generic else in_blocks.largest,
         attention_width=dimensions.attention or dimensions.hidden,
         more_kept_values=dimensions.more_kept,
         kept_scores=dimensions.kept_scores,
@@ -363,6 +365,11 @@ def _frozen_matrices(
     return _Matrices.of(stored.shape for name, stored in in_block.items() if name not in own), _Matrices.of(outside)
 
 
+def _largest_matrix(tensors: Mapping[str, StoredTensor], block_prefix: str) -> int:
+    """Numbers of the largest matrix of any block: in a mixture it may be in one without experts."""
+    return _Matrices.of(stored.shape for name, stored in tensors.items() if name.startswith(block_prefix)).largest
+
+
 def _gguf_bytes(tensors: Mapping[str, StoredTensor], block_prefix: str) -> dict[str, int]:
     """Return the bytes of matrices of a GGUF file, by the number of the model's block; empty = outside of blocks."""
     found: dict[str, int] = {}
@@ -423,6 +430,11 @@ def _check_generic(job: Job, family: Family, where: str) -> None:
         raise JobError(
             f"{where}: train.packing = true would let a row of a {family.model_type} attend to others of its "
             "sequence; remove train.packing"
+        )
+    if is_rounded(job) and family.model_type in NOT_ROUNDED:
+        raise JobError(
+            f"{where}: train.compute = 'bfloat16' is refused: experts of a {family.model_type} add up numbers of two "
+            "types, which torch can't; remove train.compute"
         )
     if job.generation is not None and not family.takes_cache:
         raise JobError(

@@ -119,6 +119,11 @@ def _problem_of_kinds(config: Config) -> str:
     return ""
 
 
+def buffer_bytes(model_type: str, config: Config) -> int:
+    """Bytes that a block holds besides its tensors: GPT-Neo's causal mask, a byte for each pair of positions."""
+    return _size(config, "longest", _WITHOUT_LIMIT) ** 2 if model_type == "gpt_neo" else 0
+
+
 def _problem(config: Config) -> str:
     """Say why the sizes of a config can't be planned with; empty if they can."""
     for size in _KEYS:
@@ -249,6 +254,8 @@ _SCORES: Final = {
     **dict.fromkeys(("vaultgemma", "xglm"), 2),
 }
 """``model_type`` -> score tensors that attention keeps where it is not fused; measured."""
+NOT_ROUNDED: Final = ("dots1", "glm4_moe")
+"""``model_type`` whose experts fail where products are rounded to bfloat16."""
 GENERIC: Final = (
     _row("apertus", "Apertus", _PLAIN, kept=3),
     _row("arcee", "Arcee", _PLAIN, methods=_BOTH),

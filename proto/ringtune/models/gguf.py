@@ -160,15 +160,16 @@ _FACTS: Final = {
 _FLOATS: Final = ("rms_norm_eps", "attn_logit_softcapping", "final_logit_softcapping", "rope_theta")
 _READ: Final = (
     *("rope.dimension_count", "attention.value_length", "vocab_size", "rope.scaling.type", "rope.scaling.factor"),
-    *("rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast"),
+    *("rope.scaling.original_context_length", "rope.scaling.yarn_beta_fast"),
     *("rope.scaling.yarn_beta_slow", "rope.scaling.finetuned"),
 )
 _YARN: Final = {
-    "rope.scaling.original_context_length": "original_max_position_embeddings",
-    "rope.scaling.attn_factor": "attention_factor",
-    "rope.scaling.yarn_beta_fast": "beta_fast",
-    "rope.scaling.yarn_beta_slow": "beta_slow",
+    "rope.scaling.original_context_length": ("original_max_position_embeddings", int),
+    "rope.scaling.yarn_beta_fast": ("beta_fast", float),
+    "rope.scaling.yarn_beta_slow": ("beta_slow", float),
 }
+_NO_ATTENTION_FACTOR: Final = ("rope.scaling.attn_factor", 1.0)
+"""llama.cpp multiplies YaRN's own factor by it, transformers takes another one in its place."""
 _LLAMA_3: Final = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _LLAMA_3_FACTORS: Final = (8.0, 32.0)
 _TOLERANCE: Final = 1e-4
@@ -185,7 +186,9 @@ def gguf_config(path: Path) -> dict[str, Any]:
     prefix = f"{values['general.architecture']}."
     own = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
     if unknown := sorted(
-        key for key, value in own.items() if key not in (*_FACTS, *_READ) and value not in (0, "", [])
+        key
+        for key, value in own.items()
+        if key not in (*_FACTS, *_READ) and value not in (0, "", []) and (key, value) != _NO_ATTENTION_FACTOR
     ):
         raise ModelError(
             f"{path}: {', '.join(shown(prefix + key) for key in unknown[:8])}: not known, and may change numbers; take "
@@ -226,7 +229,7 @@ def gguf_config(path: Path) -> dict[str, Any]:
     config["pad_token_id"] = None
     for name in ("bos", "eos", "padding"):
         number = values.get(f"tokenizer.ggml.{name}_token_id")
-        if type(number) is int and number < config["vocab_size"]:
+        if type(number) is int and 0 <= number < config["vocab_size"]:
             config[f"{'pad' if name == 'padding' else name}_token_id"] = number
     return config
 
@@ -246,16 +249,21 @@ def _value(path: Path, header: GgufHeader, key: str, kind: type, default: Any = 
 
 
 def _rope_scaling(path: Path, header: GgufHeader, config: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    kind = own.get("rope.scaling.type", "none")
+    kind = own.get("rope.scaling.type", "linear")  # llama.cpp's where only a factor is named
     if _ROPE_FACTORS in header.tensors:
         return _scaling_of_factors(path, header, config)
-    if kind in ("none", "") or "rope.scaling.factor" not in own:
+    if kind not in ("none", "", "linear", "yarn"):
+        raise ModelError(
+            f"{path}: rope.scaling.type is {shown(str(kind))}; known are linear and yarn; take another file"
+        )
+    factor = _value(path, header, "rope.scaling.factor", float, 1.0)
+    if kind in ("none", "") or factor in (0, 1):
         return {}
-    if kind not in ("linear", "yarn"):
-        raise ModelError(f"{path}: rope.scaling.type is {shown(str(kind))}; known are linear and yarn")
-    found = {"rope_type": kind, "factor": float(_value(path, header, "rope.scaling.factor", float))}
+    if factor < 0:
+        raise ModelError(f"{path}: rope.scaling.factor is {factor:g}, it has to be above 0; take another file")
+    found = {"rope_type": kind, "factor": factor}
     if kind == "yarn":
-        found |= {name: own[key] for key, name in _YARN.items() if key in own}
+        found |= {name: _value(path, header, key, type_) for key, (name, type_) in _YARN.items() if key in own}
     return found
 
 
@@ -341,8 +349,8 @@ def gguf_tokenizer(path: Path) -> dict[str, dict[str, Any]]:
     for index, token in enumerate(tokens):
         if kinds[index] != _UNUSED:
             vocab.setdefault(token, index)
-    ids = {name: own.get(f"{name}_token_id") for name in ("bos", "eos", "unknown", "padding")}
-    named = {name: tokens[index] for name, index in ids.items() if type(index) is int and index < len(tokens)}
+    ids: dict[str, Any] = {name: own.get(f"{name}_token_id") for name in ("bos", "eos", "unknown", "padding")}
+    named = {name: tokens[index] for name, index in ids.items() if _is_token(index, tokens, vocab)}
     special = {*named.values(), *(token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL)}
     added: list[dict[str, Any]] = [
         {
@@ -414,7 +422,7 @@ def _pieces(path: Path, own: Mapping[str, Any], vocab: dict[str, int]) -> dict[s
     if not isinstance(scores, list) or len(scores) < len(own["tokens"]):
         raise _no_tokenizer(path, "it has no scores of its pieces")
     index = own.get("unknown_token_id", 0)
-    unknown = own["tokens"][index] if type(index) is int and index < len(own["tokens"]) else None
+    unknown = own["tokens"][index] if _is_token(index, own["tokens"], vocab) else None
     has_blank = own.get("add_space_prefix", True) is not False
     steps: list[dict[str, Any]] = [{"type": "Prepend", "prepend": _BLANK}] if has_blank else []
     steps.append({"type": "Replace", "pattern": {"String": " "}, "content": _BLANK})
@@ -428,12 +436,17 @@ def _pieces(path: Path, own: Mapping[str, Any], vocab: dict[str, int]) -> dict[s
     return {
         "normalizer": {"type": "Sequence", "normalizers": steps},
         "pre_tokenizer": None,
-        "model": {**model, "vocab": vocab, "merges": [list(pair) for pair in _merges(vocab, scores)]},
+        "model": {**model, "vocab": vocab, "merges": [list(pair) for pair in _merges(path, vocab, scores)]},
         "decoder": {"type": "Sequence", "decoders": back},
     }
 
 
-def _merges(vocab: Mapping[str, int], scores: list[float]) -> Iterator[tuple[str, str]]:
+def _is_token(index: Any, tokens: list[str], vocab: Mapping[str, int]) -> bool:
+    """Whether this is the number of a token in use."""
+    return type(index) is int and 0 <= index < len(tokens) and tokens[index] in vocab
+
+
+def _merges(path: Path, vocab: Mapping[str, int], scores: list[float]) -> Iterator[tuple[str, str]]:
     """Yield the pairs of pieces that make a piece, those of the highest score first."""
     found: list[tuple[float, str, str]] = []
     for piece, index in vocab.items():
@@ -444,11 +457,15 @@ def _merges(vocab: Mapping[str, int], scores: list[float]) -> Iterator[tuple[str
         ]
         pairs.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
         found += [(scores[index], *pair) for pair in pairs]
+        if len(found) > _MAX_MERGES:
+            raise _no_tokenizer(path, f"its pieces are made of others in more than {_MAX_MERGES:,} ways")
     found.sort(key=lambda entry: (entry[0], len(entry[1]), len(entry[2])), reverse=True)
     return ((first, second) for _, first, second in found)
 
 
 _MAX_PIECE: Final = 256
+_MAX_MERGES: Final = 1 << 22
+"""Seven times those of Gemma's 262,144 pieces."""
 
 
 def _around(begin: str, end: str, vocab: Mapping[str, int]) -> dict[str, Any] | None:

@@ -155,6 +155,16 @@ def test_matrix_is_multiplied_into_a_place(native: bool) -> None:
     assert not out[:, COLUMNS:].any()
 
 
+def test_product_may_be_added_to_in_place() -> None:
+    """As blocks of Falcon add attention to their feed-forward part."""
+    layer, x = linear(make("int8")), torch.randn(2, 3, COLUMNS, requires_grad=True)
+    found = layer(x)
+    found += torch.ones(ROWS)
+    (got,) = torch.autograd.grad(found.square().sum(), x)
+    (want,) = torch.autograd.grad((layer(x) + 1).square().sum(), x)
+    assert torch.equal(got, want)
+
+
 def test_matrix_stays_small_when_its_module_is_converted() -> None:
     """Type and gradients of a module do not reach it; what would change it is refused."""
     layer = linear(make("int8")).to(device="cpu", dtype=torch.float32)

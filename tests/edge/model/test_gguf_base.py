@@ -30,7 +30,7 @@ from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.model_facts import model_facts
 from ringtune.errors import ModelError
 from ringtune.models.folder import base_tensors, read_config
-from ringtune.models.gguf import folder_of_gguf, gguf_config, gguf_tensors
+from ringtune.models.gguf import folder_of_gguf, gguf_config, gguf_tensors, gguf_tokenizer
 from ringtune.models.tokenizer import chat_templates
 from ringtune.models.weights_by_digest import ModelSource, needed_files, needed_tensors
 from ringtune.schedule.course import FrozenWeights
@@ -127,6 +127,8 @@ ODD: dict[str, tuple[str, Any, str]] = {
     "part of a head": ("rope.dimension_count", 4, "llama.rope.dimension_count is 4, only 8"),
     "blocks that differ": ("feed_forward_length", [64, 32], "feed_forward_length has to be one int, but is a list"),
     "other scaling": ("rope.scaling.type", "longrope", "rope.scaling.type is 'longrope'"),
+    "factor of attention": ("rope.scaling.attn_factor", 1.5, "llama.rope.scaling.attn_factor'?: not known"),
+    "negative scaling": ("rope.scaling.factor", -2.0, "rope.scaling.factor is -2, it has to be above 0"),
 }
 
 
@@ -137,6 +139,7 @@ def test_what_would_change_numbers_is_refused(tmp_path: Path, odd: str) -> None:
 
     def add(writer: gguf.GGUFWriter) -> None:
         kinds = {int: gguf.GGUFValueType.UINT32, str: gguf.GGUFValueType.STRING, list: gguf.GGUFValueType.ARRAY}
+        kinds[float] = gguf.GGUFValueType.FLOAT32
         writer.kv_data[0].pop(f"llama.{key}", None)
         writer.add_key_value(f"llama.{key}", value, kinds[type(value)])
         if odd == "other scaling":
@@ -145,6 +148,27 @@ def test_what_would_change_numbers_is_refused(tmp_path: Path, odd: str) -> None:
     write_gguf(small(tmp_path / "model", "llama"), tmp_path / "model.gguf", lambda name: "Q8_0", more=add)
     with pytest.raises(ModelError, match=reason):
         gguf_config(tmp_path / "model.gguf")
+
+
+def test_scaling_without_a_type_is_linear(tmp_path: Path) -> None:
+    """As in llama.cpp; YaRN's values have to be numbers."""
+    folder, path = small(tmp_path / "model", "llama"), tmp_path / "model.gguf"
+
+    def write(**more: str) -> None:
+        def add(writer: gguf.GGUFWriter) -> None:
+            writer.add_float32("llama.rope.scaling.factor", 2.0)
+            for key, value in more.items():
+                writer.add_string(f"llama.rope.scaling.{key}", value)
+
+        write_gguf(folder, path, lambda name: "Q8_0", more=add)
+
+    write()
+    assert gguf_config(path)["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
+    write(type="none")
+    assert "rope_scaling" not in gguf_config(path)
+    write(type="yarn", yarn_beta_fast="x")
+    with pytest.raises(ModelError, match=r"yarn_beta_fast has to be one float, but is 'x'"):
+        gguf_config(path)
 
 
 def test_other_architectures_and_tensors_are_refused(tmp_path: Path) -> None:
@@ -208,6 +232,28 @@ def test_tokenizer_that_is_not_known_is_refused(tmp_path: Path) -> None:
         write_gguf(folder, path, lambda name: "Q8_0", more=functools.partial(add_tokenizer, **more))
         with pytest.raises(ModelError, match=f"{reason}.*put the model's tokenizer.json beside the file"):
             folder_of_gguf(path, tmp_path / "cache")
+
+
+def test_numbers_of_no_token_name_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative ones, and those of tokens out of use; pieces with too many ways to make them are refused."""
+    folder, path = small(tmp_path / "model", "llama"), tmp_path / "model.gguf"
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        tokens = ["<unk>", "<s>", "a", "b", "ab"]
+        add_tokenizer(writer, model="llama", tokens=tokens, kinds=[2, 5, 1, 1, 1], scores=[0.0] * 5)
+        writer.add_bos_token_id(1)
+        writer.add_add_bos_token(True)
+        for name in ("eos", "unknown"):
+            writer.add_int32(f"tokenizer.ggml.{name}_token_id", -9)
+
+    write_gguf(folder, path, lambda name: "Q8_0", more=add)
+    made = gguf_tokenizer(path)
+    assert made["tokenizer.json"]["post_processor"] is made["tokenizer.json"]["model"]["unk_token"] is None
+    assert not any(key.endswith("_token") for key in made["tokenizer_config.json"])
+    assert "eos_token_id" not in gguf_config(path)
+    monkeypatch.setattr("ringtune.models.gguf._MAX_MERGES", 0)
+    with pytest.raises(ModelError, match="in more than 0 ways"):
+        gguf_tokenizer(path)
 
 
 def test_folder_of_a_model_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
