@@ -21,11 +21,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
@@ -47,13 +49,32 @@ REQUEST_S: Final = 10.0
 """Time limit for line and headers of a request, from the connection or from their first byte."""
 
 
-def connections_of_a_page() -> type[H11Protocol]:
-    """Make the protocol class of one page, with a common count of connections by address."""
+def http_server(app: ASGIApp) -> uvicorn.Server:
+    """Make the server of an application, with limits of connections; ``serve`` runs it on a bound socket.
+
+    It logs none of the answers that its end cuts off.
+    """
 
     class Counted(_Connection):
         of_address: ClassVar[Counter[str]] = Counter()
 
-    return Counted
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http=Counted,
+            ws="none",
+            loop="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_graceful_shutdown=1,
+        )
+    )
 
 
 class _Connection(H11Protocol):

@@ -30,7 +30,6 @@ from http import HTTPStatus
 from typing import Any, Final, NamedTuple, Protocol
 
 import anyio
-import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -39,7 +38,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from coordinator.web.app import MAX_CONNECTIONS, REQUEST_S, connections_of_a_page
+from coordinator.web.app import REQUEST_S, http_server
 from coordinator.web.server import bound
 from ringtune.errors import ConnectionFailedError, RingTuneError
 from ringtune.texts import shown
@@ -543,22 +542,7 @@ class CompletionsServer:
         self.address = join_address(host, self._socket.getsockname()[1])
         self._completions = Completions(process, name)
         app = make_app(self._completions, Guard(is_loopback(self.address), token))
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                http=connections_of_a_page(),
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                date_header=False,
-                proxy_headers=False,
-                limit_concurrency=MAX_CONNECTIONS,
-                timeout_graceful_shutdown=1,
-            )
-        )
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # of answers that the end cuts off
+        self._server = http_server(app)
         self._thread = threading.Thread(target=self._run, name="completions", daemon=True)
 
     @property

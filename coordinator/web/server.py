@@ -115,28 +115,11 @@ class PageServer:
             self._loop.close()
 
     async def _serve(self) -> None:
-        import uvicorn
-
-        from coordinator.web.app import MAX_CONNECTIONS, connections_of_a_page, make_app
+        from coordinator.web.app import http_server, make_app
 
         self._streams = Streams(self.page_data)
         asking = SimulatorProcess(self.page_data.state)
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-        config = uvicorn.Config(
-            make_app(self._streams, asking, self._guard),
-            http=connections_of_a_page(),
-            ws="none",
-            loop="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            proxy_headers=False,
-            limit_concurrency=MAX_CONNECTIONS,
-            timeout_graceful_shutdown=1,
-        )
-        self._server = uvicorn.Server(config)
+        self._server = http_server(make_app(self._streams, asking, self._guard))
         ticking = asyncio.ensure_future(self._tick(self._streams))
         try:
             await self._server.serve(sockets=[self._socket])
