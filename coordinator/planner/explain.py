@@ -320,7 +320,10 @@ def _reason(choice: SearchChoice, trial: RingCosts, node: int, plan: Plan) -> st
         return "the method runs all blocks on one node"
     if len(ring.nodes) == costs.stop - costs.first:
         return "every block has a host already"
-    needs = min(_one_block(caps, name, start) for start in range(costs.first, costs.stop))
+    needs = min(
+        caps.needed_bytes(name, start, start + 1, 0 if start + 1 == caps.draft.course.head else 1)
+        for start in range(costs.first, costs.stop)
+    )
     if needs > caps.facts[name].memory_bytes:
         return f"no room: one block needs {format_bytes(needs)}, it has {format_bytes(caps.facts[name].memory_bytes)}"
     with_it = min(
@@ -333,10 +336,6 @@ def _reason(choice: SearchChoice, trial: RingCosts, node: int, plan: Plan) -> st
     block = block_s(caps.facts[name]) / max(1e-12, min(block_s(caps.facts[costs.names[host]]) for host in ring.nodes))
     speed = f", its blocks take {block:.1f} times those of the fastest host" if block > 1.05 else ""
     return f"the job would take {more:.1%} longer with it{speed}" if more > 5e-4 else f"it gains nothing{speed}"
-
-
-def _one_block(caps: MemoryCaps, name: str, start: int) -> int:
-    return caps.needed_bytes(name, start, start + 1, 0 if start + 1 == caps.draft.course.head else 1)
 
 
 def _rings_with(ring: Ring, node: int, costs: RingCosts) -> Iterator[Ring]:

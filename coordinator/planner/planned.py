@@ -377,17 +377,14 @@ def _number_text(job: Job) -> str:
     return "the next host" if number < 1 else f"{number} other host{'s' if number > 1 else ''}"
 
 
-def _copied_bytes(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> int:
-    """Bytes of weights and optimizer state that one node would copy to another at a time, at most."""
-    sizes = Sizes.at(plan.course, facts[plan.nodes[0]], optimizer=job.train.optimizer, dtype=job.model.dtype)
-    return max(end_of_turn_bytes(plan.course, Share.of(plan, one), sizes) for one in plan.nodes)
-
-
 def _without(
     job: Job, planned: Planned, facts: Mapping[str, NodeFacts], fitting: Callable[[Plan], Planned], why: str
 ) -> Planned:
     """Return the plan without copies, with the reason and the bytes that they would take."""
-    most = _copied_bytes(job, planned.plan, facts)
+    sizes = Sizes.at(
+        planned.plan.course, facts[planned.plan.nodes[0]], optimizer=job.train.optimizer, dtype=job.model.dtype
+    )
+    most = max(end_of_turn_bytes(planned.plan.course, Share.of(planned.plan, one), sizes) for one in planned.plan.nodes)
     kind = "checkpoints" if planned.plan.course.method.full_parameters else "trained blocks"
     each = "checkpoint" if planned.plan.course.method.full_parameters else "turn"
     can_resume = "; the run can be resumed from checkpoints on the disks" * bool(planned.plan.course.checkpoint_every)

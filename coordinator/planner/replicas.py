@@ -102,7 +102,8 @@ def ranked_layouts(
     each node; hosts of one stage have the same. Empty = all equal.
     """
     rooms, classes = rooms or (0,) * costs.num_nodes, classes or ("",) * costs.num_nodes
-    depths = _some(costs.depths)
+    step = max(1, len(costs.depths) // _DEPTHS)
+    depths = list(costs.depths[step - 1 :: step])
     found = [
         (sum(costs.steps_at[depth] * layout_step_s(costs, layout, depth, exchange_s) for depth in depths), layout)
         for layout in _layouts(costs, rooms, classes)
@@ -221,11 +222,6 @@ def _kinds(costs: RingCosts, nodes: Sequence[int]) -> dict[int, int]:
 
 def _block_s(costs: RingCosts, node: int) -> float:
     return costs.graph_s[node] + costs.backward_s[node]
-
-
-def _some(depths: Sequence[int]) -> list[int]:
-    step = max(1, len(depths) // _DEPTHS)
-    return list(depths[step - 1 :: step])
 
 
 WORTH: Final = 0.98

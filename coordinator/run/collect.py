@@ -186,7 +186,9 @@ def check_parts(files: Mapping[str, Mapping[str, Pieces]], wanted: ExpectedResul
                 else:
                     _check_counts(f"node {node} sent", path, found, wanted)
             elif name in _CONFIGS:
-                _check_config(content, where)
+                if content.size_bytes > MAX_CONFIG_BYTES:
+                    raise _refused(f"{where} has {content.size_bytes:,} bytes, {MAX_CONFIG_BYTES:,} are allowed")
+                read_object(bytes(content), where)
     for path, counts in totals.items():
         blocks = range(wanted.part.placement.private_blocks, wanted.part.course.num_blocks)
         _check_counts("the nodes sent", path, {block: counts[block] for block in blocks}, wanted)
@@ -237,12 +239,6 @@ def _check_counts(who: str, path: str, found: Mapping[int | None, int], wanted: 
         if not lowest <= count <= highest:
             what = "outside of blocks" if block is None else f"in block {block}"
             raise _refused(f"{who} {path} with {count:,} numbers {what}, but the plan has {highest:,}")
-
-
-def _check_config(content: Pieces, where: str) -> None:
-    if content.size_bytes > MAX_CONFIG_BYTES:
-        raise _refused(f"{where} has {content.size_bytes:,} bytes, {MAX_CONFIG_BYTES:,} are allowed")
-    read_object(bytes(content), where)
 
 
 def _refused(problem: str) -> IntegrityError:

@@ -271,7 +271,8 @@ class RunDriver(Driver):
             case Joined() | InitialNodesJoined() | CandidateAnswered() | CandidateFailed():
                 self._join_handler.take(entry, self._needed)
             case Noted(step):
-                self._drop_old_shards(step)
+                if self._checkpoints.note_kept(step) and self._rounds.phase in ("training", "collecting"):
+                    self._require_moving().grant(())
             case CellRepeated():
                 if self._audit is not None and (failed := self._audit.take(entry)) is not None:
                     (self._judge if failed.lost else self._feed)(failed)
@@ -436,14 +437,6 @@ class RunDriver(Driver):
         )
         self._checkpoints.ask_about(node, request)
         self._calls[node].inspect(request, lambda reply: self._queue.put(Facts.of(node, reply)))
-
-    def _drop_old_shards(self, step: int) -> None:
-        """Tell nodes which shards they may drop after the submitter has the manifest of ``step``.
-
-        No further grant may follow that could say so.
-        """
-        if self._checkpoints.note_kept(step) and self._rounds.phase in ("training", "collecting"):
-            self._require_moving().grant(())
 
     def _enter(self, phase: str) -> None:
         now_s, (name, since_s) = time.monotonic(), self._phase

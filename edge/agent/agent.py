@@ -554,7 +554,9 @@ class Agent:
 
     def _start(self, active: ActiveRun, job: Job) -> None:
         """Start the loop of a run on the compute thread; its links are open."""
-        totals = self._totals_of(active.run_id)
+        if self.totals.run_id != active.run_id:
+            self.totals = Totals(active.run_id)
+        totals = self.totals
         active.reporter = Reporter(
             run_id=active.run_id,
             node=active.node,
@@ -598,11 +600,6 @@ class Agent:
         if self._ring is not None:
             self._ring.forget(active)
         self._compute.submit(active.drop)
-
-    def _totals_of(self, run_id: str) -> Totals:
-        if self.totals.run_id != run_id:
-            self.totals = Totals(run_id)
-        return self.totals
 
     def _release_other(self, run_id: str) -> None:
         active = self._active

@@ -306,7 +306,11 @@ class OutLink:
                     if not self._has_next(number):
                         continue
                     if self._is_welcome and self._next < self._first + len(self._kept):
-                        return self._take_kept()
+                        message = self._kept[self._next - self._first]
+                        self._next += 1
+                        if not self._counts:
+                            self._forget_below(self._next)
+                        return message
                     if not self._is_welcome or (self._encoding is None and not self._queue):
                         self._num_calls += 1
                         return self._hello.goodbye()
@@ -331,13 +335,6 @@ class OutLink:
             return False
         has_room = self._kept_bytes < KEPT_BYTES - frames.CHUNK_BYTES
         return (self._encoding is not None or bool(self._queue) or is_closed) and (has_room or is_closed)
-
-    def _take_kept(self) -> bytes:
-        message = self._kept[self._next - self._first]
-        self._next += 1
-        if not self._counts:
-            self._forget_below(self._next)
-        return message
 
     def _begin(self, entry: _Entry) -> _Encoding:
         return _Encoding(entry, self._encode(entry), time.monotonic())

@@ -118,30 +118,22 @@ def add_probe_sink(server: grpc.Server, access: RunAccess) -> None:
     def arrivals(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[control_pb2.ProbeArrival]:
         caller = caller_of(context)
         answer(context, lambda: access.require_member(NodeCall.PROBE, caller.party if caller else None))
-        yield from _arrivals(messages, context)
+        if not _AT_A_TIME.acquire(timeout=_TURN_S):
+            abort(context, BusyError(f"{_MAX_PROBES} links to this node are measured already; measure them later"))
+        too_long = threading.Timer(_LONGEST_S, context.cancel)
+        too_long.daemon = True
+        too_long.start()
+        try:
+            yield from _answers(messages, context)
+        finally:
+            too_long.cancel()
+            _AT_A_TIME.release()
 
     link: grpc.RpcMethodHandler[bytes, control_pb2.ProbeArrival] = grpc.stream_stream_rpc_method_handler(
         arrivals, request_deserializer=None, response_serializer=control_pb2.ProbeArrival.SerializeToString
     )
     service = control_pb2.DESCRIPTOR.services_by_name["Probe"].full_name
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Link": link}),))
-
-
-def _arrivals(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[control_pb2.ProbeArrival]:
-    """Drop every message, and answer those that request it with this process's clock and CPU seconds.
-
-    At most ``_MAX_PROBES`` at a time. The call ends at its caller's deadline, at the latest after ``_LONGEST_S``.
-    """
-    if not _AT_A_TIME.acquire(timeout=_TURN_S):
-        abort(context, BusyError(f"{_MAX_PROBES} links to this node are measured already; measure them later"))
-    too_long = threading.Timer(_LONGEST_S, context.cancel)
-    too_long.daemon = True
-    too_long.start()
-    try:
-        yield from _answers(messages, context)
-    finally:
-        too_long.cancel()
-        _AT_A_TIME.release()
 
 
 def _answers(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[control_pb2.ProbeArrival]:

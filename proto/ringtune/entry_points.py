@@ -23,11 +23,7 @@ def targets_of(group: str) -> dict[str, str]:
 
 
 def load_target(target: str) -> Any:
-    """Import and return the object ``module:attribute``.
-
-    Raises:
-        ModuleNotFoundError: the module, or one that it imports, is not installed.
-    """
+    """Import and return the object ``module:attribute``."""
     module_name, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module_name), attribute)
 

@@ -53,11 +53,6 @@ def state_shapes(optimizer: str, shape: Shape) -> dict[str, Shape]:
     return {**found, STEP: ()} if optimizer in _COUNTS else found
 
 
-def state_numbers(optimizer: str, shape: Shape) -> int:
-    """Count the numbers that an optimizer keeps for a parameter, without ``step``."""
-    return sum(math.prod(kept) for key, kept in state_shapes(optimizer, shape).items() if key != STEP)
-
-
 STATE_GIVEN_BACK_BYTES: Final = 64 << 20
 """Bytes of state on disk from which a node returns freed memory to the system before an update.
 
@@ -87,7 +82,10 @@ def state_bytes(optimizer: str, weight_bytes: int, factor_bytes: int = 0) -> int
 
 def factor_numbers(shapes: Iterable[Shape]) -> int:
     """Count the numbers that Adafactor keeps for parameters of these shapes."""
-    return sum(state_numbers("adafactor", shape) for shape in shapes)
+    return sum(
+        sum(math.prod(kept) for key, kept in state_shapes("adafactor", shape).items() if key != STEP)
+        for shape in shapes
+    )
 
 
 def update_work_bytes(largest_bytes: int, optimizer: str) -> int:

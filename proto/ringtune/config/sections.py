@@ -369,9 +369,6 @@ class Train:
 
         Example: 5 rounds of 10 steps with 4 owners are 200 steps. With 100 rows each and batches of 16 a pass is 7
         steps an owner; 3 epochs are 84 steps, rounded up to 3 rounds, 120 steps.
-
-        Raises:
-            JobError: more than ``MAX_STEPS`` steps.
         """
         if self.max_steps is not None:
             return self.max_steps
@@ -455,11 +452,6 @@ def warmup_steps(train: Train, num_steps: int) -> int:
 
 def learning_rate(train: Train, step: int, num_steps: int) -> float:
     """Learning rate of the update at ``step``.
-
-    Args:
-        train: peak, schedule and warm-up.
-        step: optimizer steps done before this one.
-        num_steps: of the whole run.
 
     Returns:
         During warm-up ``step / warmup_steps`` of the peak, so 0 at step 0; after it the peak (constant), a straight
@@ -614,7 +606,12 @@ class Unfreeze:
         if self.every_steps is None and self.at is None:
             object.__setattr__(self, "every_steps", EVERY_STEPS)
         if isinstance(self.at, str):
-            self._check_auto()
+            if self.at != "auto":
+                raise JobError(f"unfreeze.at = {self.at!r} is neither a list of steps nor 'auto'")
+            if self.patience_steps is None:
+                object.__setattr__(self, "patience_steps", PATIENCE_STEPS)
+            if self.min_improvement is None:
+                object.__setattr__(self, "min_improvement", MIN_IMPROVEMENT)
             return
         for name in ("patience_steps", "min_improvement"):
             if getattr(self, name) is not None:
@@ -623,11 +620,3 @@ class Unfreeze:
             raise JobError(f"unfreeze.at is {list(self.at or ())}, it has to be above 0 and strictly increasing")
         if self.at:
             Bounds(le=MAX_STEPS).check("unfreeze.at", self.at[-1], JobError)
-
-    def _check_auto(self) -> None:
-        if self.at != "auto":
-            raise JobError(f"unfreeze.at = {self.at!r} is neither a list of steps nor 'auto'")
-        if self.patience_steps is None:
-            object.__setattr__(self, "patience_steps", PATIENCE_STEPS)
-        if self.min_improvement is None:
-            object.__setattr__(self, "min_improvement", MIN_IMPROVEMENT)

@@ -63,21 +63,6 @@ class Rest(NamedTuple):
     min_share: float
 
 
-def share_left(asked: int, tokens: float, *, hidden: int, inner: int) -> float:
-    """Share of a block's multiplications that is left if only some tokens of a row are computed; at most 1.
-
-    Args:
-        asked: computed tokens, n; 0 = all.
-        tokens: of a row, T.
-        hidden: width of the hidden state, d.
-        inner: width of the feed-forward part, f.
-    """
-    if not 0 < asked < tokens:
-        return 1.0
-    keys, others = 2 * hidden, 2 * hidden + 2 * inner + 2 * tokens
-    return (keys + others * asked / tokens) / (keys + others)
-
-
 class TopShare:
     """Computed share of the last block of a course."""
 
@@ -86,8 +71,16 @@ class TopShare:
         self._hidden, self._inner = model.hidden_size, model.intermediate_size
 
     def of(self, size: float) -> float:
-        """Return the share for a micro-batch of ``size`` padded tokens; 1 where all are computed."""
-        return share_left(self._asked, size / self._rows, hidden=self._hidden, inner=self._inner)
+        """Return the share for a micro-batch of ``size`` padded tokens; 1 where all are computed.
+
+        Of T tokens of width d n are computed, with a feed-forward part of width f: of 2 d + (2 d + 2 f + 2 T)
+        multiplications each, keys and values (2 d) are of all tokens.
+        """
+        tokens = size / self._rows
+        if not 0 < self._asked < tokens:
+            return 1.0
+        keys, others = 2 * self._hidden, 2 * self._hidden + 2 * self._inner + 2 * tokens
+        return (keys + others * self._asked / tokens) / (keys + others)
 
 
 WIRE_ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int8": 1}
@@ -95,18 +88,6 @@ _ROW_SCALE_BYTES = 4
 _DEFAULT_OPTIMIZER = "adamw"
 _FULL_TRAINING = "full"
 """The adapter configuration that trains the blocks' own weights; its measured times include their gradients."""
-
-
-def work_table(node: NodeFacts) -> WorkTable:
-    """Build the table of a node's measured times, see ``work_points``.
-
-    Raises:
-        PlanError: nothing was measured.
-    """
-    points = work_points(node)
-    if not points:
-        raise PlanError(f"node {node.node} has no measured times; measure it with 'ringtune measure'")
-    return WorkTable(points, where=f"node {node.node}")
 
 
 def work_points(node: NodeFacts) -> tuple[WorkTime, ...]:
@@ -162,7 +143,10 @@ class NodeCosts:
     def __init__(
         self, node: NodeFacts, head: int, top: TopShare | None = None, *, scores_adapters: bool = False
     ) -> None:
-        self._table = work_table(node)
+        points = work_points(node)
+        if not points:
+            raise PlanError(f"node {node.node} has no measured times; measure it with 'ringtune measure'")
+        self._table = WorkTable(points, where=f"node {node.node}")
         self._head, self._top = head, top
         self._scores_what_trains = scores_adapters or node.shape.adapter == _FULL_TRAINING
         self._embedding_share = node.model.embedding_train_bytes / max(1, node.model.adapter_block_bytes)
@@ -193,9 +177,6 @@ class NodeCosts:
                 full.
             passing: blocks of a backward that compute no gradient of their weights, which would take as many
                 multiplications as their forward.
-
-        Raises:
-            PlanError: the work was not measured.
         """
         if start == EMBEDDING and op is not Op.EMBED:
             return self._of_embedding(op, size)
@@ -265,9 +246,6 @@ class CourseCosts:
 
     Attributes:
         head_bytes: of the head, and of an invertible adapter, with their optimizer state.
-
-    Raises:
-        PlanError: a node is missing, or was never measured; names it.
     """
 
     def __init__(
@@ -310,11 +288,7 @@ class CourseCosts:
 
     @staticmethod
     def of(plan: Plan, profile: Profile, *, optimizer: str = _DEFAULT_OPTIMIZER) -> CourseCosts:
-        """Build the costs of a plan on its nodes and its placement.
-
-        Raises:
-            PlanError: a node of the plan is missing, or was never measured; names it.
-        """
+        """Build the costs of a plan on its nodes and its placement."""
         placement = plan.placement
         return CourseCosts(
             plan.course,
@@ -416,11 +390,7 @@ class CourseCosts:
         return embedding_grad_bytes(self._model, tokens)
 
     def link(self, source: str, target: str) -> LinkFacts | None:
-        """Return the measured link; None if the profile has no links at all.
-
-        Raises:
-            PlanError: the profile has links but not this one.
-        """
+        """Return the measured link; None if the profile has no links at all."""
         if not self._links:
             return None
         found = self._links.get((source, target))

@@ -48,9 +48,6 @@ def job_velora(job: Job, extent: Extent, model: ModelFacts, settings: VeloraSett
     """Return VeLoRA as set in a job, for all blocks that may train; None without settings, such blocks or layers.
 
     ``settings``: in place of the job's.
-
-    Raises:
-        JobError: no such layer trains in this model, or an input has fewer values than ``velora.parts`` or ``values``.
     """
     settings, inputs = settings or job.velora, model.kept_inputs
     if settings is None:

@@ -599,11 +599,7 @@ class _Done(NamedTuple):
 
 
 class PaceMonitor:
-    """Monitors the pace of every node on one placement.
-
-    Attributes:
-        links: monitor of the links between the nodes.
-    """
+    """Monitors the pace of every node on one placement."""
 
     def __init__(self, part: Plan, profile: Profile) -> None:
         self._part, self._profile = part, profile

@@ -277,9 +277,6 @@ def check_blobs(course: Course, sizes: Sizes) -> None:
     """Refuse a course with a head, or a gradient of embedding or head, larger than ``MAX_BLOB_BYTES``.
 
     Example: the whole table of 262,144 tokens of width 1,152 is 1.13 GiB; a tied model would send it at each update.
-
-    Raises:
-        PlanError: names it, both sizes, and the remedy.
     """
     if len(course.owners) < 2 or not course.num_steps:
         return
@@ -297,11 +294,7 @@ def check_blobs(course: Course, sizes: Sizes) -> None:
 
 
 def check_parcels(plan: Plan, sizes: Sizes) -> None:
-    """Refuse pairs and weights of helpers, and parcels of techniques, larger than ``MAX_BLOB_BYTES``.
-
-    Raises:
-        CapacityError: names host and helper, or the hosts, both sizes, and the remedy.
-    """
+    """Refuse pairs and weights of helpers, and parcels of techniques, larger than ``MAX_BLOB_BYTES``."""
     course = plan.course
     for parcel in _parcels(plan, sizes):
         if parcel.size_bytes > MAX_BLOB_BYTES:

@@ -227,9 +227,6 @@ def check_profile(profile: Profile, course: Course, *, model_digest: str = "", s
 
     An empty ``model_digest`` is that of any model, but the same for all nodes. The rows of a micro-batch may differ
     from those of ``shape``, as times are scaled.
-
-    Raises:
-        PlanError: another model, another number of blocks or width, or another shape; names node and values.
     """
     digest = model_digest or (profile.nodes[0].model.digest if profile.nodes else "")
     for node in profile.nodes:
@@ -267,11 +264,7 @@ def numeric_class(facts: NodeFacts) -> str:
 
 
 def refuse_differing_copies(plan: Plan, facts: Mapping[str, NodeFacts]) -> None:
-    """Refuse a plan with copies on nodes of different numeric classes.
-
-    Raises:
-        PlanError: names the copies, and two nodes with their classes.
-    """
+    """Refuse a plan with copies on nodes of different numeric classes."""
     for copies in (each for technique in TECHNIQUES for each in technique.copies(plan)):
         first = copies.nodes[0]
         for other in copies.nodes[1:]:

@@ -108,16 +108,14 @@ def data_bytes(
     own = sum(map(held_bytes, files)) // max(1, num_owners) + (rows + packed_rows) * ROW_BYTES
     if model.fixed_tokens:
         return own
-    own += sum((_UNPACKED - 1) * held_bytes(file) for file in files if _is_packed(file)) // max(1, num_owners)
+    own += sum(
+        (_UNPACKED - 1) * held_bytes(file) for file in files if is_arrow(file) or file.suffix.lower() == ".zst"
+    ) // max(1, num_owners)
     return own + VOCABULARY_ENTRY_BYTES * model.vocab_size + rows * max_length * TOKEN_BYTES
 
 
 _UNPACKED: Final = 3
 """Bytes of text for one of Parquet or zstd: measured 1.6 (film reviews, snappy) to 3.1 (sources and pages, zstd)."""
-
-
-def _is_packed(path: Path) -> bool:
-    return is_arrow(path) or path.suffix.lower() == ".zst"
 
 
 def held_bytes(path: Path) -> int:

@@ -134,23 +134,9 @@ def dropout_token_bytes(model: ModelFacts, *, tokens: int, dtype: str = "float32
 
 
 def job_subnets(job: Job, model: ModelFacts) -> Subnets:
-    """Return the subnets of each block; without operations a whole block is one.
-
-    Raises:
-        JobError: ``operations.heads`` or the given tables do not divide the model's heads; names the model.
-    """
+    """Return the subnets of each block; without operations a whole block is one."""
     kv_heads, where = model.num_kv_heads or model.num_heads, f"{job.model.path} ({model.model_type})"
     return _subnets(job, heads=model.num_heads, kv_heads=kv_heads, inner=model.intermediate_size, where=where)
-
-
-def check_subnets(job: Job, dimensions: Dimensions, *, where: str) -> None:
-    """Refuse a job with subnets that do not divide the heads of its model; ``where`` is the model's file.
-
-    Raises:
-        JobError: as ``job_subnets``.
-    """
-    heads = dimensions.num_heads
-    _subnets(job, heads=heads, kv_heads=dimensions.kv_heads or heads, inner=dimensions.inner, where=where)
 
 
 def _subnets(job: Job, *, heads: int, kv_heads: int, inner: int, where: str) -> Subnets:
@@ -396,13 +382,7 @@ def computed_token_bytes(model: ModelFacts, job: Job) -> float:
 
 
 def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) -> None:
-    """Refuse a job that the model can't do.
-
-    Raises:
-        ModelError: its family has no head for the task.
-        JobError: longer texts, more private blocks or larger groups than it has, subnets that do not divide its heads,
-            or gates of a merged matrix with helpers.
-    """
+    """Refuse a job that the model can't do."""
     family, dimensions = FAMILIES[config["model_type"]], model_dimensions(config)
     check_task(family, job.model.task, where=where)
     if family.generic:
@@ -415,7 +395,8 @@ def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) 
             f"privacy.private_blocks is {job.privacy.private_blocks}, the model has {dimensions.num_blocks} blocks; "
             "leave at least one to train"
         )
-    check_subnets(job, dimensions, where=where)
+    heads = dimensions.num_heads
+    _subnets(job, heads=heads, kv_heads=dimensions.kv_heads or heads, inner=dimensions.inner, where=where)
     check_family(job.adapter.config, family, dimensions)
     for technique in TECHNIQUES:
         technique.check_model(job, dimensions, family.widths(config))

@@ -94,11 +94,6 @@ class PairWidths(NamedTuple):
         """Whether x is wider than the gradients that are sent beside it."""
         return self.inputs > self.outputs + self.beside
 
-    @property
-    def sign_bytes(self) -> int:
-        """Bytes of one bit per unit."""
-        return -(-self.units // 8)
-
 
 def pair_widths(config: str, block: int, *, hidden_size: int, widths: Widths, dropout: float) -> tuple[PairWidths, ...]:
     """Return the pairs of the adapter modules of one block."""
@@ -179,7 +174,7 @@ def pair_token_bytes(
 ) -> int:
     """Bytes of pairs per token; ``parts`` and ``projected`` inputs are those of VeLoRA."""
     outputs = sum(one.outputs for one in found)
-    signs = sum(one.sign_bytes for one in found) if wire in LOSSY else 0
+    signs = sum(-(-one.units // 8) for one in found) if wire in LOSSY else 0
     if wire == VELORA:
         kept = sum(
             num_subtokens(one.inputs, min(parts, one.inputs)) if projected == ALL_INPUTS or one.is_wide else one.inputs

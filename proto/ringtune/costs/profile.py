@@ -166,9 +166,6 @@ class WorkTable:
         Times are linear between two measured sizes. Beyond the largest the line continues unless it falls. Below the
         smallest it continues too, but not below the smallest one's time scaled in proportion. A single point is scaled
         in proportion, if it has a size.
-
-        Raises:
-            PlanError: ``work`` was not measured.
         """
         points = self._points.get(work)
         if not points:

@@ -310,16 +310,7 @@ class PendingInstalls:
 
 
 class Exchange:
-    """All parcels of one node for updates.
-
-    Args:
-        room: channels of this node.
-
-    Attributes:
-        copies: updates of embedding and head.
-        helping: pairs that this node fits for hosts.
-        sums: gradients among the replicas of its stage.
-    """
+    """All parcels of one node for updates."""
 
     def __init__(self, plan: Plan, node: str, room: Credits) -> None:
         self._course = plan.course

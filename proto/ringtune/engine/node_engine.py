@@ -42,17 +42,7 @@ _EMBED, _HEAD, _SHIP, _FIT = Op.EMBED, Op.HEAD, Op.SHIP, Op.FIT  # a name is rea
 
 
 class NodeEngine:
-    """The engine of one node in one run; ``handle`` is the only way in.
-
-    Args:
-        plan: of the run, or its part.
-        node: the name of this node.
-        wait_s: time limit without any progress, in seconds.
-        start: where the run continues; by default at its beginning.
-
-    Raises:
-        PlanError: the node is not in the plan.
-    """
+    """The engine of one node in one run; ``handle`` is the only way in."""
 
     def __init__(self, plan: Plan, node: str, *, wait_s: float = 300.0, start: StartPoint | None = None) -> None:
         if node not in plan.nodes:

@@ -58,11 +58,7 @@ class Channel:
 
 
 class Credits:
-    """The channels of one node.
-
-    Attributes:
-        known: by target and boundary, those to which something was to be sent.
-    """
+    """The channels of one node."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -130,11 +126,6 @@ class Place:
 
 class Path:
     """The way of a micro-batch at one node, as a chain of places.
-
-    Args:
-        legs: in the order of the data flow; not empty.
-        room: channels of this node.
-        pairs_boundary: boundary of the credits for pairs.
 
     Attributes:
         first: the first place.
@@ -215,16 +206,7 @@ def _credits(legs: Sequence[Leg], private_blocks: int, room: Credits, pairs_boun
 
 
 class MicroBatchState:
-    """The progress of one micro-batch at this node.
-
-    Args:
-        micro: number of the micro-batch.
-        path: its way here.
-
-    Attributes:
-        place: the next one; None = it is through.
-        arrived: the tensor that ``place`` needs, once it is here.
-    """
+    """The progress of one micro-batch at this node."""
 
     def __init__(self, state: ItemState, micro: int, path: Path) -> None:
         self.state, self.seq, self.micro, self.path = state, state.item.seq, micro, path
@@ -234,11 +216,6 @@ class MicroBatchState:
 
 class ItemState:
     """The progress of one item at this node.
-
-    Args:
-        plan: with the decisions of the item's turn.
-        paths: of each micro-batch here; None = it does not pass.
-        fits: for each micro-batch, the path of its pairs at this helper; None = no pairs.
 
     Attributes:
         is_own: whether this node is its initiator.

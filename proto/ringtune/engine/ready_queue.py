@@ -119,16 +119,7 @@ class HeadTracker:
     def take(
         self, turns: Mapping[int, Turn], is_used_before: Callable[[int], bool], commands: list[ev.Command]
     ) -> Turn | None:
-        """Take each arrived head with a known turn, once no item before that turn uses the old head.
-
-        Args:
-            turns: known turns by index.
-            is_used_before: whether items of turns before an index still use the present head.
-            commands: to which ``AcceptHead`` is appended.
-
-        Returns:
-            The turn of the last head that was taken; None if none was.
-        """
+        """Take each arrived head with a known turn, once no item before that turn uses the old head."""
         taken = None
         for index in sorted(self._arrived):
             turn = turns.get(index)
@@ -158,10 +149,6 @@ _EMBED, _HEAD, _FIT, _GRAD = Op.EMBED, Op.HEAD, Op.FIT, Payload.GRAD  # a name i
 
 class ReadyQueue:
     """Items and micro-batches of one node that are not done.
-
-    Args:
-        node: the name of this node.
-        head: the state of its head.
 
     Attributes:
         exchange: updates that need parcels of other nodes, or send some.

@@ -101,11 +101,7 @@ _KEY = re.compile(r"\s*(?:\[+\s*(?P<section>[^]]*)|(?P<key>[\w.\"'-]+)\s*=)")
 
 
 def read_job_text(path: Path) -> str:
-    """Read a job file; a UTF-8 byte order mark is dropped.
-
-    Raises:
-        JobError: the file is missing, a folder, too large, or not UTF-8.
-    """
+    """Read a job file; a UTF-8 byte order mark is dropped."""
     try:
         if path.is_dir():
             raise JobError(f"{path} is a folder; give the job file in it, such as {path / 'job.toml'}")
@@ -126,11 +122,7 @@ _LONG_KEY: Final = re.compile(
 
 
 def parse_tables(text: str, *, source: str) -> dict[str, Any]:
-    """Parse TOML; ``source`` is its origin, for messages.
-
-    Raises:
-        JobError: not TOML; the message has the line, and for common mistakes the remedy.
-    """
+    """Parse TOML; ``source`` is its origin, for messages."""
     if _LONG_KEY.search(text):  # the time of tomllib grows with the square of its parts
         raise JobError(f"{source}: not valid TOML: a key has {_MOST_PARTS} parts or more, joined by dots")
     try:
@@ -159,17 +151,6 @@ def _advice(text: str, problem: str) -> str:
 
 
 _CLIP_KEYS = ("clip_norm", "max_grad_norm", "clip_grad_norm", "gradient_clipping")
-
-
-def refuse_unsupported(tables: Mapping[str, object]) -> None:
-    """Refuse keys of other frameworks, such as ``train.clip_norm``; raises ``JobError`` with the remedy."""
-    train = tables.get("train")
-    for key in train if isinstance(train, Mapping) else ():
-        if key in _CLIP_KEYS:
-            raise JobError(
-                f"train.{key} is not supported: clipping by the global norm needs a sum over the ring before each "
-                "update; remove it"
-            )
 
 
 @functools.cache
@@ -384,7 +365,13 @@ class Job:
     def from_tables(tables: Mapping[str, object]) -> Job:
         """Build a job from the tables of a TOML file; raises ``JobError`` for a key that is unknown or not valid."""
         tables = with_free_microbatches(tables, Train().microbatches, Train().batch_size)
-        refuse_unsupported(tables)
+        train = tables.get("train")
+        for key in train if isinstance(train, Mapping) else ():
+            if key in _CLIP_KEYS:
+                raise JobError(
+                    f"train.{key} is not supported: clipping by the global norm needs a sum over the ring before each "
+                    "update; remove it"
+                )
         refuse_misplaced(Job, tables)
         return read_dataclass(Job, with_adapter(tables), where="", error=JobError)
 

@@ -72,7 +72,9 @@ def describe_job() -> tuple[SectionFacts, ...]:
 def _section(name: str, hint: Any) -> SectionFacts:
     cls = section_class(hint)
     text = inspect.getdoc(cls) or ""
-    meanings = _attributes(text)
+    lines = text.partition("Attributes:\n")[2].split("\n\n")[0]
+    found = re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", lines, re.MULTILINE)
+    meanings = {name: _sentence(" ".join(said.split())) for name, said in found}
     hints, rules = typing.get_type_hints(cls), field_rules(cls)
     keys = tuple(
         KeyFacts(
@@ -90,13 +92,6 @@ def _section(name: str, hint: Any) -> SectionFacts:
 def toml_value(value: Any) -> str:
     """Write a value as TOML; a tuple becomes a list."""
     return tomli_w.dumps({"key": list(value) if isinstance(value, tuple) else value}).partition(" = ")[2].strip()
-
-
-def _attributes(text: str) -> dict[str, str]:
-    """Read ``Attributes`` of a docstring: name -> text."""
-    lines = text.partition("Attributes:\n")[2].split("\n\n")[0]
-    found = re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", lines, re.MULTILINE)
-    return {name: _sentence(" ".join(said.split())) for name, said in found}
 
 
 def _sentence(text: str) -> str:

@@ -581,17 +581,6 @@ def _check_places(parts: Iterable[AdapterPart], blocks: Iterable[int], *, is_mer
     check_places(known, blocks, is_merged=is_merged)
 
 
-def _check_blocks(part: AdapterPart, num_blocks: int) -> None:
-    """Refuse options that name a block beyond the model."""
-    for option, named in _named_blocks(part).items():
-        beyond = [block for block in named if block >= num_blocks]
-        if beyond:
-            raise JobError(
-                f"adapter.config {part.name!r}: {option} names block {beyond[0]}, the model has the blocks 0 to "
-                f"{num_blocks - 1}"
-            )
-
-
 def _named_blocks(part: AdapterPart) -> dict[str, list[int]]:
     """Return option -> the blocks that it names."""
     found = {name: part.options[name] for name in ("leave_out", "layers") if isinstance(part.options.get(name), list)}
@@ -613,7 +602,13 @@ def _check_weights(part: AdapterPart, blocks: Iterable[int], hidden: int, widths
 def _part_params(part: AdapterPart, block: int, hidden: int, widths: Widths, num_blocks: int) -> int:
     kind, defaults = _KNOWN[part.name]
     options = {**defaults, **part.options}
-    _check_blocks(part, num_blocks)
+    for option, named in _named_blocks(part).items():
+        beyond = [block for block in named if block >= num_blocks]
+        if beyond:
+            raise JobError(
+                f"adapter.config {part.name!r}: {option} names block {beyond[0]}, the model has the blocks 0 to "
+                f"{num_blocks - 1}"
+            )
     try:
         if block in options.get("leave_out", ()):
             return 0

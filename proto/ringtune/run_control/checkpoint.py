@@ -312,15 +312,13 @@ class CheckpointHolders:
         self._heads: list[_Holder] = []
         for shard in manifest.shards:
             if problems.get(shard.node, {}).get(manifest.step) == "":
-                self._add_shard(_Holder(shard.node, shard.sha256))
+                holder = _Holder(shard.node, shard.sha256)
+                with_head = saves_head(self._course, holder.node, self._manifest.holder)
+                self._add(holder, self._placement.trained_at(holder.node), has_head=with_head)
         for node, files in sorted(parts.items()):
             for file in files:
                 if file.attempt and (file.step, file.attempt) == (manifest.step, manifest.attempt):
                     self._add(_Holder(node, ""), file.blocks, has_head=file.has_head)
-
-    def _add_shard(self, holder: _Holder) -> None:
-        with_head = saves_head(self._course, holder.node, self._manifest.holder)
-        self._add(holder, self._placement.trained_at(holder.node), has_head=with_head)
 
     def _add(self, holder: _Holder, blocks: Iterable[int], *, has_head: bool) -> None:
         for block in blocks:

@@ -201,19 +201,14 @@ def longer(plan: Plan, job: Job) -> Plan:
     was, now = plan.course.num_steps, num_steps_of(job, plan)
     if now < was:
         raise JobError(f"the run has {was} steps and the job asks for {now}; a run can get longer, not shorter")
-    _require_endless(job, plan.course)
+    if job.train.lr_schedule != "constant":
+        raise JobError(f"train.lr_schedule = {job.train.lr_schedule!r} ends with the last step, {_AGAIN}")
+    if plan.course.decides:
+        raise JobError(f"unfreeze.at = 'auto' decides nothing near the last step, {_AGAIN}")
     course = dataclasses.replace(plan.course, num_steps=now)
     if any(weight_version(plan.course, unit, was) != weight_version(course, unit, was) for unit in course.trainable):
         raise JobError(f"offload.interval = {job.offload.interval} had its last update early, at step {was}, {_AGAIN}")
     return dataclasses.replace(plan, course=course)
-
-
-def _require_endless(job: Job, course: Course) -> None:
-    """Refuse a course with steps that depend on the number of steps."""
-    if job.train.lr_schedule != "constant":
-        raise JobError(f"train.lr_schedule = {job.train.lr_schedule!r} ends with the last step, {_AGAIN}")
-    if course.decides:
-        raise JobError(f"unfreeze.at = 'auto' decides nothing near the last step, {_AGAIN}")
 
 
 def digests(job: Job, plan: Plan, lengths: Sequence[Length]) -> dict[str, set[str]]:

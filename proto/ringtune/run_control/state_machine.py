@@ -183,7 +183,8 @@ class RunStateMachine:
         if self.phase in ("done", "failed"):
             return []
         passed = self._handled(lambda commands: self._dispatch(event, now_s, commands))
-        if self._takes_back:
+        held = self._grants.held if self._grants is not None else None
+        if self.phase == "training" and held is not None and held.first_step == self._kept.step:
             passed += self._handled(lambda commands: self._take_back(now_s, commands))
         return passed
 
@@ -601,12 +602,6 @@ class RunStateMachine:
     def _whole_num_steps(self) -> int:
         num_steps = needed(self._policy.num_steps, "owners come back to a run whose whole length is not known")
         return num_steps([owner.train_rows for owner in self._course.all_owners])
-
-    @property
-    def _takes_back(self) -> bool:
-        """Whether grants are held for owners that are back, and every turn before is committed."""
-        held = self._grants.held if self._grants is not None else None
-        return self.phase == "training" and held is not None and held.first_step == self._kept.step
 
     def _take_back(self, now_s: float, commands: list[rd.Command]) -> None:
         """Make all nodes go on from the committed turn in a course with the owners that are back."""

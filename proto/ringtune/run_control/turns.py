@@ -179,10 +179,6 @@ class OpenTurns:
         """Remove a turn that every node has done."""
         del self._turns[turn.index], self._waits[turn.index], self._reported_items[turn.index]
 
-    def cleared(self) -> OpenTurns:
-        """Return a copy without open turns."""
-        return OpenTurns(self._items_ahead)
-
 
 class TurnDepths:
     """The unfreezing decisions of one run.
@@ -487,7 +483,7 @@ class TurnGrants:
 
     def halt(self) -> None:
         """Drop the open turns: the run goes back."""
-        self.open = self.open.cleared()
+        self.open = OpenTurns(self.open._items_ahead)
         self.depths.forget_open()
         self.stopping.forget_open()
         self.tables.halt()

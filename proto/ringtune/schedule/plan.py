@@ -197,7 +197,10 @@ class Plan:
         """
         if not isinstance(value, Mapping):
             raise PlanError(f"the plan has to be a table; {_ANEW}")
-        _check_schema(value)
+        if value.get("schema") != SCHEMA:
+            raise PlanError(
+                f"plan schema {value.get('schema')!r} is not {SCHEMA}; {_ANEW}, or use the version that wrote it"
+            )
         check_keys(value, ["schema", "course", "placements", "digest"], where="", error=PlanError)
         parts = value.get("placements")
         if not isinstance(parts, list):
@@ -210,13 +213,6 @@ class Plan:
             if isinstance(part, Mapping) and part.get("digest", digest) != digest:
                 raise PlanError(f"the plan's digest does not match its content; {_ANEW}")
         return plan
-
-
-def _check_schema(value: Mapping[str, Any]) -> None:
-    if value.get("schema") != SCHEMA:
-        raise PlanError(
-            f"plan schema {value.get('schema')!r} is not {SCHEMA}; {_ANEW}, or use the version that wrote it"
-        )
 
 
 def _without_digest(value: object) -> object:
@@ -294,7 +290,12 @@ def _check_helpers(course: Course, placement: Placement) -> None:
             f"helpers for {ranges_to_json(ranges)}; plan anew"
         )
     if course.offload is not None and course.offload.has_users:
-        _check_users(course, ranges)
+        lone = [block for block in course.trainable.blocks if not in_ranges(block, ranges)]
+        if lone:
+            raise PlanError(
+                f"users have adapters of their own, which helpers fit, but block {lone[0]} has no helper; give every "
+                "host one, or set offload.users = 'joint'"
+            )
     for helper in placement.helpers:
         if problem := _no_help(course, helper):
             raise PlanError(f'node {helper.node} can\'t help: {problem}, or offload.mode = "off"')
@@ -309,16 +310,6 @@ def _may_help(offload: Offload, ranges: Sequence[Range]) -> bool:
     if offload.needs_helpers:
         return merged(offload.blocks) == tuple(ranges)
     return all(offload.has_block(block) for start, stop in ranges for block in range(start, stop))
-
-
-def _check_users(course: Course, helped: Sequence[Range]) -> None:
-    """Refuse trained blocks without a helper where users have adapters of their own."""
-    lone = [block for block in course.trainable.blocks if not in_ranges(block, helped)]
-    if lone:
-        raise PlanError(
-            f"users have adapters of their own, which helpers fit, but block {lone[0]} has no helper; give every host "
-            "one, or set offload.users = 'joint'"
-        )
 
 
 def _no_help(course: Course, helper: Helper) -> str:

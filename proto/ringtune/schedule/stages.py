@@ -56,16 +56,6 @@ def _period(placement: Placement) -> int:
     return math.lcm(*(turns_until_repeat(shares) for shares in own))
 
 
-def check_shares(placement: Placement) -> None:
-    """Refuse shares with a period above ``MAX_DEALT``; raises ``PlanError``."""
-    period = _period(placement)
-    if period > MAX_DEALT:
-        raise PlanError(
-            f"the shares of replicas repeat themselves after {period} micro-batches, at most {MAX_DEALT} are taken; "
-            "use small shares, such as 1, 2 and 3"
-        )
-
-
 @functools.lru_cache(maxsize=256)
 def _lanes(placement: Placement) -> tuple[int, ...]:
     hosts = _hosts(placement)
@@ -185,7 +175,12 @@ def check_replicas(course: Course, placement: Placement) -> None:
     """Refuse several hosts for the same blocks, with ``PlanError``, where ``no_replicas`` has a reason."""
     if not placement.has_replicas:
         return
-    check_shares(placement)
+    period = _period(placement)
+    if period > MAX_DEALT:
+        raise PlanError(
+            f"the shares of replicas repeat themselves after {period} micro-batches, at most {MAX_DEALT} are taken; "
+            "use small shares, such as 1, 2 and 3"
+        )
     reason = no_replicas(course) or ("helpers fit adapters of one host" if placement.helpers else "")
     if reason:
         stage = next(stage for stage in placement.stages if len(stage) > 1)

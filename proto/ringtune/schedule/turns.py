@@ -128,11 +128,6 @@ def evaluates_as(before: Course, after: Course) -> bool:
     return one == other
 
 
-def boundary_before(course: Course, step: int) -> int:
-    """Return the turn boundary before the one at ``step``; 0 at the beginning."""
-    return max(0, step - 1 - (step - 1) % course.local_iterations)
-
-
 def checkpoint_is_due(course: Course, step: int) -> bool:
     """Whether every node saves after the turn that ends at ``step``."""
     if course.checkpoint_every < 1:
@@ -161,7 +156,7 @@ def scores_are_due(course: Course, step: int) -> bool:
 
 
 def _passes_multiple(course: Course, every: int, step: int) -> bool:
-    return every > 0 and boundary_before(course, step) // every != step // every
+    return every > 0 and max(0, step - 1 - (step - 1) % course.local_iterations) // every != step // every
 
 
 _WORST: Final = sys.float_info.max / 4  # a mean of such losses is finite, however it is rounded

@@ -342,7 +342,8 @@ def _read_text(path: Path, columns: Mapping[str, str], account: RowAccount, enco
 def _read_csv(file: TextIO, columns: Mapping[str, str], account: RowAccount) -> Iterator[Record]:
     csv.field_size_limit(MAX_CELL_CHARACTERS)
     sample = file.read(_SAMPLE_CHARACTERS)
-    named = _named_separator(sample)
+    line = sample[: sample.find("\n")].rstrip("\r") if "\n" in sample else sample
+    named = line[4:] if line[:4].lower() == "sep=" and line[4:] in _SEPARATORS else ""
     separator = named or _separator(account, sample)
     lines = _lines_again(sample, file)
     if named:
@@ -354,12 +355,6 @@ def _read_csv(file: TextIO, columns: Mapping[str, str], account: RowAccount) -> 
         yield from _under_header(rows, columns, account, f"put a text with {_SEPARATORS[separator]} in quotes")
     except csv.Error as error:
         account.bad(reader.line_num + shift, Problem(_csv_problem(str(error)), "correct it; lines below are not read"))
-
-
-def _named_separator(sample: str) -> str:
-    """Return the separator in a first line ``sep=;``, as Excel writes and reads it; empty without one."""
-    line = sample[: sample.find("\n")].rstrip("\r") if "\n" in sample else sample
-    return line[4:] if line[:4].lower() == "sep=" and line[4:] in _SEPARATORS else ""
 
 
 def _separator(account: RowAccount, sample: str) -> str:

@@ -441,16 +441,13 @@ def _chosen(
         backward = at[Score(choice.backward_score)]
         forward = at.get(Score(choice.forward_score), np.zeros_like(backward))
         if choice.policy == Policy.JOINT:
-            codes = _full_where_all_fits(knapsacks, joint(knapsacks, backward, forward, choice.score_scale))
+            all_fits = knapsacks.full_capacity >= knapsacks.full_costs.sum(axis=1)
+            codes = np.where(
+                all_fits[:, None], ord(FULL), joint(knapsacks, backward, forward, choice.score_scale)
+            ).astype(np.uint8)
         else:
             codes = two_stage(knapsacks, backward, forward)
     return codes.reshape(-1, len(choosers), len(batches.sizes))
-
-
-def _full_where_all_fits(knapsacks: Knapsacks, codes: Codes) -> Codes:
-    """Make all operations of a knapsack full where their costs fit its capacity."""
-    all_fits = knapsacks.full_capacity >= knapsacks.full_costs.sum(axis=1)
-    return np.where(all_fits[:, None], ord(FULL), codes).astype(np.uint8)
 
 
 def _pruned(course: Course, choosers: Sequence[Chooser], scores: dict[str, Scores]) -> list[NDArray[np.uint8]]:

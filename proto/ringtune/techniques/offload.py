@@ -335,20 +335,16 @@ def check_plan(job: Any, plan: Plan) -> None:
         PlanError: names the helpers of plan and job, or their settings.
     """
     wish = job.offload
-    _check_settings(job, plan)
-    if wish.mode != AUTO and helped(plan, wish.helpers, wish.helper_settings) != plan:
-        raise PlanError(
-            f"the plan has {_text(helpers_by_host(plan))}, the job says offload.mode = {_text(wish.helpers)} with "
-            f"{_settings_text(wish.helper_settings)}; plan anew, or change [offload]"
-        )
-
-
-def _check_settings(job: Any, plan: Plan) -> None:
     has, wanted = plan.course.helper_settings, job.offload.helper_settings
     helps = bool(plan.placement.helpers)
     if (helps or wanted.has_users) and has != wanted:
         text = f"helpers with {_settings_text(has)}" if helps else "no helpers"
         raise PlanError(f"the plan has {text}, the job says {_settings_text(wanted)}; plan anew, or change [offload]")
+    if wish.mode != AUTO and helped(plan, wish.helpers, wish.helper_settings) != plan:
+        raise PlanError(
+            f"the plan has {_text(helpers_by_host(plan))}, the job says offload.mode = {_text(wish.helpers)} with "
+            f"{_settings_text(wish.helper_settings)}; plan anew, or change [offload]"
+        )
 
 
 def _settings_text(settings: HelperSettings) -> str:

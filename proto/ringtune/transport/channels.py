@@ -71,21 +71,16 @@ _OWN: Final = Path("/proc/self/fd")
 
 
 def defer_accept(port: int) -> int:
-    """Set ``TCP_DEFER_ACCEPT`` on the listening sockets of this process on a port.
-
-    Returns:
-        Number of these sockets; 0 on a system without the option.
-    """
-    if not hasattr(socket, "TCP_DEFER_ACCEPT"):
-        return 0
+    """Set ``TCP_DEFER_ACCEPT`` on the listening sockets of this process on a port; return their number."""
     count = 0
-    for number in _numbers():
-        try:
-            copy = socket.socket(fileno=os.dup(number))
-        except OSError:  # no socket, or closed meanwhile
-            continue
-        with copy:
-            count += _defer(copy, port)
+    for entry in sorted(_OWN.glob("*")) if hasattr(socket, "TCP_DEFER_ACCEPT") else ():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if str(entry.readlink()).startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(entry.name))) as copy:
+                    is_of_port = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockname()[1] == port
+                    if is_of_port and copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, DEFER_S)
+                        count += 1
     if not count:
         _LOG.debug("port %d: silent connections are taken at once", port)
     return count
@@ -156,33 +151,6 @@ class Connections:
 _SEEN_S: Final = 0.1
 _MOST_NUMBERS: Final = 4096
 """File descriptors that are looked at, twice the connections of two servers."""
-
-
-def _numbers() -> Iterator[int]:
-    """Yield the file descriptors of this process that are sockets."""
-    try:
-        entries = sorted(_OWN.iterdir())
-    except OSError:
-        return
-    for entry in entries:
-        try:
-            if str(entry.readlink()).startswith("socket:"):
-                yield int(entry.name)
-        except OSError:  # the descriptor of the folder itself, or closed meanwhile
-            continue
-
-
-def _defer(found: socket.socket, port: int) -> bool:
-    try:
-        if found.family not in (socket.AF_INET, socket.AF_INET6) or found.getsockname()[1] != port:
-            return False
-        if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            return False
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, DEFER_S)
-    except OSError as error:
-        _LOG.debug("port %d: silent connections are taken at once: %s", port, error)
-        return False
-    return True
 
 
 T = TypeVar("T")
@@ -338,9 +306,6 @@ class Guard(grpc.ServerInterceptor):
         most_of_address: open calls of one address, where callers have no certificates.
         first_message_s: time limit of the first message, where a method has none.
         keeps_called: whether a connection stays once it was called; else it ends as one without a call.
-
-    Attributes:
-        connections: to the server, once it is bound.
     """
 
     def __init__(
@@ -452,11 +417,7 @@ class Guard(grpc.ServerInterceptor):
         return caller
 
     def _count_connection(self, party: Party, peer: str) -> None:
-        """Close the connection of a party that has too many; gRPC itself knows no limit for one party.
-
-        Raises:
-            BusyError: it has.
-        """
+        """Close the connection of a party that has too many; gRPC itself knows no limit for one party."""
         most = _MOST_CONNECTIONS[party.role]
         with self._lock:
             peers = self._peers.setdefault(party, {})
@@ -517,10 +478,7 @@ _CONNECTIONS_S: Final = 5.0
 def open_channel(address: str, more: Options = (), *, peer: Party | None = None) -> grpc.Channel:
     """Open a channel, which connects at the first call; the caller closes it.
 
-    Args:
-        address: ``host:port``, or several of one party, of which the first that answers is called.
-        more: further options; they override those of every channel.
-        peer: expected party; None = any member. Not used in plain text.
+    Of several addresses of one party the first that answers is called. ``peer`` None = any member.
     """
     options, speaker = (*more, *CLIENT_OPTIONS), speaking.speaker()  # of two with one name gRPC takes the first
     target = target_of(address)
@@ -549,9 +507,6 @@ class Server:
     Attributes:
         address: with the bound port.
         guard: of its calls and connections.
-
-    Raises:
-        ConnectionFailedError: the port is busy, or the host is not one of this machine.
     """
 
     def __init__(

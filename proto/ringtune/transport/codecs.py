@@ -64,12 +64,7 @@ def turn_to_proto(turn: Turn) -> control_pb2.TurnMessage:
 
 
 def turn_from_proto(message: control_pb2.TurnMessage, tables: Mapping[str, Operations] = _NO_TABLES) -> Turn:
-    """Decode a turn; ``tables`` are by digest.
-
-    Raises:
-        IntegrityError: an unknown kind, no owner, no items, a negative number, unfreezing steps out of order, a missing
-            operation table, or passages of some items only.
-    """
+    """Decode a turn; ``tables`` are by digest."""
     counts = (message.index, message.round, message.first_seq, message.first_step, message.first_batch)
     steps = tuple(message.unfreeze_at)
     if any(later <= earlier for earlier, later in itertools.pairwise((0, *steps))):
@@ -193,11 +188,7 @@ class GrantReader:
         self._lock = threading.Lock()
 
     def turns(self, request: control_pb2.GrantRequest) -> tuple[Turn, ...]:
-        """Decode the turns of a grant.
-
-        Raises:
-            IntegrityError: one is not valid, or its table is missing, damaged or of another course.
-        """
+        """Decode the turns of a grant."""
         with self._lock:
             for message in request.tables:
                 self._tables.pop(message.digest, None)
@@ -224,11 +215,7 @@ def table_to_proto(operations: Operations) -> control_pb2.TableMessage:
 
 
 def table_from_proto(message: control_pb2.TableMessage, course: Course) -> Operations:
-    """Decode a table.
-
-    Raises:
-        IntegrityError: it is not valid, has another digest, or is not of this course.
-    """
+    """Decode a table."""
     name = f"the table {message.digest[:12]!r} of the grant"
     try:
         operations = Operations.from_json(parse_json(message.table_json), where="table")
@@ -245,11 +232,7 @@ _MAX_VALUES: Final = 1 << 20  # of one message, below the limit of a channel
 
 
 def scores_to_proto(turn: int, scores: Iterable[BlockScores]) -> Iterator[control_pb2.SubnetScores]:
-    """Encode the scores of a turn, one message for each batch and block.
-
-    Raises:
-        PlanError: a micro-batch of a block is missing, or has other numbers of scores or subnets than the others.
-    """
+    """Encode the scores of a turn, one message for each batch and block."""
     ordered = sorted(scores, key=lambda entry: (entry.owner, entry.batch_id, entry.block, entry.micro))
     for (owner, batch_id, block), found in itertools.groupby(
         ordered, key=lambda entry: (entry.owner, entry.batch_id, entry.block)
@@ -274,11 +257,7 @@ def scores_to_proto(turn: int, scores: Iterable[BlockScores]) -> Iterator[contro
 
 
 def scores_from_proto(message: control_pb2.SubnetScores) -> tuple[BlockScores, ...]:
-    """Decode scores, one entry for each micro-batch; numbers are not checked, and may be NaN.
-
-    Raises:
-        IntegrityError: the bytes are not whole micro-batches of these scores and subnets.
-    """
+    """Decode scores, one entry for each micro-batch; numbers are not checked, and may be NaN."""
     each, size = message.scores * message.subnets, len(message.values)
     if not each or not size or size % (_BYTES * each) or size > _BYTES * _MAX_VALUES:
         raise IntegrityError(

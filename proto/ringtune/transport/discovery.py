@@ -34,14 +34,7 @@ _AUTHORITY = re.compile(rf"[0-9a-f]{{{_PREFIX_DIGITS}}}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Announcement:
-    """Announcement of a coordinator.
-
-    Attributes:
-        name: announced name, printable.
-        address: ``host:port``.
-        version: of RingTune.
-        authority: first digits of the SHA-256 of its authority's certificate, hex; empty = plain text.
-    """
+    """Announcement of a coordinator; ``authority``: first hex digits of its certificate's SHA-256, or empty."""
 
     name: str
     address: str
@@ -95,11 +88,6 @@ def choose(found: Iterable[Announcement], *, authorities: Sequence[str], what: s
 
     ``authorities`` are the SHA-256, hex, of those that the node's token or certificate (``what``, for messages) trusts;
     none = it has neither.
-
-    Raises:
-        ConnectionFailedError: none was found.
-        TrustError: none has that authority; the token was sent to none.
-        UsageError: several have it, or the node has neither token nor certificate; lists them.
     """
     listed = sorted(set(found), key=lambda one: (one.address, one.name))
     if not listed:

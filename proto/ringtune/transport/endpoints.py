@@ -51,11 +51,7 @@ def split_address(address: str, *, option: str) -> tuple[str, int]:
 
 
 def split_addresses(addresses: str, *, option: str) -> list[str]:
-    """Split ``host:port,host:port``, the places of one party of which one answers; most parties have one place.
-
-    Raises:
-        UsageError: one of them has another form.
-    """
+    """Split ``host:port,host:port``, the places of one party of which one answers; most parties have one place."""
     found = addresses.split(",")
     for address in found:
         split_address(address, option=option)
@@ -66,10 +62,6 @@ def target_of(addresses: str) -> str:
     """Return gRPC's target for ``host:port`` or a list of them, of which the first that answers is called.
 
     gRPC takes lists of numeric addresses only, so the names in a list are looked up here, once.
-
-    Raises:
-        ConnectionFailedError: no name of a list is known.
-        UsageError: IPv4 and IPv6 are mixed in a list, or an address has another form.
     """
     if "," not in addresses:
         return addresses
@@ -153,11 +145,7 @@ def is_allowed(address: str, *, insecure: bool) -> bool:
 
 
 def require_private(address: str, *, option: str, insecure: bool) -> None:
-    """Refuse an address beyond this machine, or a list with one, in plain text, unless ``insecure``.
-
-    Raises:
-        UsageError: such an address, or one of another form.
-    """
+    """Refuse an address beyond this machine, or a list with one, in plain text, unless ``insecure``."""
     split_addresses(address, option=option)
     if not is_allowed(address, insecure=insecure):
         raise UsageError(

@@ -69,12 +69,6 @@ def join(
         clock: this machine's wall clock.
         instead_of: present identity in the folder, which one of an older authority does not replace: that may be the
             one that its authority has replaced.
-
-    Raises:
-        ConnectionFailedError: nobody answers there.
-        TokenError: the token is wrong, used or expired.
-        TrustError: another party answers there, or the clocks differ by more than certificates allow.
-        StorageError: the folder can't be written.
     """
     address, authority_pem = _answering(coordinator, token, clock())
     if instead_of is not None and began_unix_s(authority_pem) < max(map(began_unix_s, instead_of.authorities)):
@@ -173,11 +167,7 @@ def _repeated(call: Callable[[], Reply], address: str) -> Reply:
 
 
 def renew(stub: trust_pb2_grpc.MembershipStub, speaker: Speaker, folder: Path) -> None:
-    """Get a new certificate for the current one, store it, and use it in connections opened from now on.
-
-    Raises:
-        RingTuneError: the coordinator refuses or does not answer; the current one stays in use.
-    """
+    """Get a new certificate for the current one, store it, and use it in connections opened from now on."""
     before, key = speaker.identity, make_key()
     try:
         request = trust_pb2.RenewRequest(request_pem=make_request(key), takes_authorities=True)
@@ -217,13 +207,9 @@ def renew_if_due(stub: trust_pb2_grpc.MembershipStub, speaker: Speaker, folder: 
 def take_authorities(authorities: Iterable[bytes], speaker: Speaker, folder: Path) -> None:
     """Trust the authorities that the coordinator names from now on, in connections opened later, and store that.
 
-    Those that leave out the authority of the own certificate are not taken: nobody would accept that any more. If they
-    can't be stored they are trusted until this process ends.
-
-    Args:
-        authorities: certificates, PEM, the signing one first; none = of an earlier version, nothing changes.
-        speaker: of this process.
-        folder: of its identity.
+    The signing one is first; none = of an earlier version, nothing changes. Those that leave out the authority of the
+    own certificate are not taken: nobody would accept that any more. If they can't be stored they are trusted until
+    this process ends.
     """
     before, authorities = speaker.identity, tuple(authorities)
     if authorities in ((), before.authorities):

@@ -50,14 +50,9 @@ class CertificateFacts:
     """Facts of a party's certificate.
 
     Attributes:
-        party: role and name.
-        serial: hex.
-        begins_unix_s: begin of validity.
-        ends_unix_s: end of validity.
         generation: number of removals of the party before its issue; of an earlier version 0.
         has_own_runs_only: whether it is of a user who is no administrator; of an earlier version all users are.
         authority: identifier of the key that has signed it, as ``authority_id``.
-        sha256: of the certificate (``fingerprint``).
     """
 
     party: Party
@@ -151,11 +146,7 @@ def is_issued_by(pem: bytes, authority_pem: bytes) -> bool:
 
 
 def authority_id(pem: bytes) -> str:
-    """Return the identifier of an authority's key, hex, which the certificates that it signs have too.
-
-    Raises:
-        TrustError: it is no certificate of an authority.
-    """
+    """Return the identifier of an authority's key, hex, which the certificates that it signs have too."""
     try:
         return read_certificate(pem).extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value.digest.hex()
     except _UNREADABLE as error:
@@ -313,11 +304,7 @@ class Identity:
 
     @classmethod
     def of(cls, key_pem: bytes, certificate_pem: bytes, *authorities: bytes) -> Identity:
-        """Build an identity from its parts.
-
-        Raises:
-            TrustError: the certificate is of another key, or not signed by one of the authorities.
-        """
+        """Build an identity from its parts."""
         facts = facts_of(certificate_pem)
         if not has_key(certificate_pem, key_pem):
             raise TrustError(f"the certificate of {facts.party} is for another private key; join with a new token")
@@ -338,11 +325,7 @@ def has_identity(folder: Path) -> bool:
 
 
 def read_identity(folder: Path, now_unix_s: float) -> Identity:
-    """Read the identity in a folder.
-
-    Raises:
-        TrustError: it is missing, damaged, readable for others, or not valid at ``now_unix_s``.
-    """
+    """Read the identity in a folder."""
     path = folder / IDENTITY
     content = read_private(path, what="certificate")
     blocks = [(match[1], match[0]) for match in _BLOCK.finditer(content)]
@@ -367,11 +350,7 @@ def write_identity(folder: Path, identity: Identity) -> None:
 
 
 def read_private(path: Path, *, what: str) -> bytes:
-    """Read a file that only this user may read; ``what`` names its content in messages.
-
-    Raises:
-        TrustError: it is missing, or others may read it.
-    """
+    """Read a file that only this user may read; ``what`` names its content in messages."""
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(path.stat().st_mode)

@@ -65,12 +65,7 @@ class Context(Protocol):
 class OpenCall:
     """A call that holds a thread.
 
-    Attributes:
-        caller: party or address.
-        context: of gRPC.
-        due_s: monotonic seconds by which the first message must have arrived.
-        is_refused: whether the caller is refused by now.
-        has_spoken: whether the first message has arrived.
+    ``caller`` is its party or address, ``first_s`` are the seconds until its first message must have arrived.
     """
 
     __slots__ = ("caller", "context", "due_s", "has_spoken", "is_refused")
@@ -95,11 +90,7 @@ class OpenCalls:
         self._repeats = RepeatCounter()
 
     def admit(self, call: OpenCall, most_of_caller: int) -> bool:
-        """Add a call; end a silent one where there are too many, and return whether that was one of the same caller.
-
-        Raises:
-            BusyError: all of the others have sent messages.
-        """
+        """Add a call; end a silent one where there are too many, and return whether that was one of the same caller."""
         with self._lock:
             number = self._of_caller[call.caller]
             silent = None
@@ -117,11 +108,7 @@ class OpenCalls:
         return silent is not None and silent.caller == call.caller
 
     def noted(self, call: OpenCall, messages: Iterable[Any]) -> Iterator[Any]:
-        """Pass the messages of a call on.
-
-        Raises:
-            BusyError: it was ended before the first one.
-        """
+        """Pass the messages of a call on."""
         for message in messages:
             if not call.has_spoken:
                 with self._lock:

@@ -29,12 +29,7 @@ MAX_HEADER: Final = 4096
 
 
 class Refusal(NamedTuple):
-    """Reason why a request is refused.
-
-    Attributes:
-        status: HTTP status.
-        message: what is wrong, and the remedy.
-    """
+    """HTTP status of a refused request, and what is wrong with the remedy."""
 
     status: int
     message: str
@@ -133,12 +128,7 @@ def make_token() -> str:
 
 
 def token_of(file: Path | None) -> str:
-    """Read the token in a file, or write a new one to a missing file; without a file make one.
-
-    Raises:
-        UsageError: others may read the file, or its token is too short.
-        StorageError: the file can't be read or written.
-    """
+    """Read the token in a file, or write a new one to a missing file; without a file make one."""
     if file is None:
         return make_token()
     with storage_errors(file):

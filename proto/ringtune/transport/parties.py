@@ -255,11 +255,7 @@ def secret_hash(secret: str) -> str:
 
 
 def parse_token(text: str) -> Token:
-    """Parse a token; white space around it is ignored.
-
-    Raises:
-        TokenError: it is damaged; the message does not quote it.
-    """
+    """Parse a token; white space around it is ignored."""
     match = _TEXT.fullmatch(text.strip())
     if match is None or ".." in match["name"] or int(match["port"]) > 65535:
         raise TokenError(
@@ -296,9 +292,6 @@ def find_user_trust() -> Path | None:
 
     It is the folder in the variable ``VARIABLE``; else the default one, else that of the coordinator's admin, if it has
     an identity.
-
-    Raises:
-        TrustError: the variable names a folder without an identity.
     """
     named = os.environ.get(VARIABLE, "")
     if named and not (Path(named) / IDENTITY).is_file():

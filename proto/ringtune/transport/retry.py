@@ -61,9 +61,6 @@ class RetryState:
         timeout_s: for the whole call, from now on.
         request_bytes: of the request, which adds time on a slow link.
         now_s: a monotonic clock.
-
-    Attributes:
-        was_silent: whether an attempt had no answer.
     """
 
     def __init__(
@@ -109,9 +106,6 @@ class RetryState:
                 life.
             peer: description of the server, for the log.
             given_up: set to stop.
-
-        Raises:
-            grpc.RpcError: no answer, or an error as answer.
         """
         given_up = given_up or threading.Event()
         while True:
@@ -138,14 +132,7 @@ _LONGEST_HOLD_S: Final = 600.0
 
 
 class AttemptTerms(NamedTuple):
-    """Terms of one attempt.
-
-    Attributes:
-        key: of the call.
-        hold_s: seconds after which the server answers that it is still at work.
-        work_s: seconds that the work may take.
-        is_again: whether the request is empty.
-    """
+    """Terms of one attempt of the call ``key``, see the table above."""
 
     key: str
     hold_s: float
@@ -188,13 +175,7 @@ def is_silence(error: grpc.RpcError) -> bool:
 class RetriedCall:
     """One unary call, attempted until it is answered, cancelled or too late.
 
-    Args:
-        method: of a stub.
-        peer: description of the server.
-        lease_s: a server that is silent for this time is lost.
-        timeout_s: for the whole call; None = a day.
-        is_held: whether the server carries it out once, see ``IdempotencyInterceptor``; else it may be carried out
-            repeatedly, and is answered soon.
+    ``is_held``: whether the server carries it out once (``IdempotencyInterceptor``); else repeatedly, and soon.
     """
 
     def __init__(
@@ -374,16 +355,13 @@ class IdempotencyInterceptor(grpc.ServerInterceptor):
                 return work
             if held.is_again:
                 raise FrameError("this call is not under way here; the process was started again")
-            self._forget_old()
+            over = [known for known, other in self._works.items() if other.done()]
+            if len(self._works) - len(over) >= MAX_AT_WORK:
+                raise BusyError(f"{MAX_AT_WORK} calls are under way here; try again later")
+            for known in over[: max(0, len(over) + 1 - KEPT_RESULTS)]:
+                del self._works[known]
             try:
                 work = self._works[key] = _begin(behaviour, request, _WorkContext(context, held))
             except RuntimeError as error:
                 raise BusyError("the system has no more threads; try again") from error
             return work
-
-    def _forget_old(self) -> None:
-        over = [key for key, work in self._works.items() if work.done()]
-        if len(self._works) - len(over) >= MAX_AT_WORK:
-            raise BusyError(f"{MAX_AT_WORK} calls are under way here; try again later")
-        for key in over[: max(0, len(over) + 1 - KEPT_RESULTS)]:
-            del self._works[key]

@@ -37,12 +37,7 @@ class Removal(NamedTuple):
 
 
 class Removals:
-    """The refused certificates that have not expired; constant.
-
-    Attributes:
-        entries: all of them.
-        version: digest of ``entries``.
-    """
+    """The refused certificates that have not expired; constant."""
 
     def __init__(self, removals: Iterable[Removal] = ()) -> None:
         self.entries = tuple(removals)
@@ -62,10 +57,7 @@ class Removals:
 class Speaker:
     """Identity of a process, and the certificates that it refuses.
 
-    Attributes:
-        identity: for connections that are opened from now on.
-        removed: removed certificates that have not expired.
-        renew_after_unix_s: no renewal is attempted before this time, after a failed one.
+    After a failed renewal none is attempted before ``renew_after_unix_s``.
     """
 
     identity: Identity
@@ -113,11 +105,7 @@ def speaking_as(who: Speaker | None) -> Iterator[None]:
 
 
 def speak_from(folder: Path) -> Speaker:
-    """Use the identity in a folder from now on.
-
-    Raises:
-        TrustError: it is missing, damaged, readable for others, or not valid now.
-    """
+    """Use the identity in a folder from now on."""
     from ringtune.transport.identity import read_identity
 
     speaker = Speaker(read_identity(folder, time.time()))
@@ -129,9 +117,6 @@ def speak_as_user(*, insecure: bool) -> Path | None:
     """Use this user's identity from now on; plain text with ``insecure``, or without an identity.
 
     Returns the folder of the identity; None = plain text.
-
-    Raises:
-        TrustError: the identity can't be used.
     """
     folder = None if insecure else find_user_trust()
     if folder is None:

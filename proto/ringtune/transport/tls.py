@@ -39,10 +39,6 @@ class RenewedChannel(grpc.Channel):
     """A channel of which each call uses the identity that the process has when the call begins; safe for threads.
 
     Calls that are under way when the identity changes stay on the connection on which they began.
-
-    Args:
-        open_as: opens a channel with an identity.
-        speaker: has the identity.
     """
 
     def __init__(self, open_as: Callable[[Identity], grpc.Channel], speaker: Speaker) -> None:
@@ -196,11 +192,7 @@ def _is_encrypted(address: str) -> bool:
 
 
 def certificate_at(address: str, *, timeout_s: float = 10.0) -> bytes:
-    """Return the certificate of the party that answers at an address, or first at several, PEM, unverified.
-
-    Raises:
-        ConnectionFailedError: nobody answers, or without a certificate.
-    """
+    """Return the certificate of the party that answers at an address, or first at several, PEM, unverified."""
     address, _, others = address.partition(",")
     if others:
         with contextlib.suppress(ConnectionFailedError):
