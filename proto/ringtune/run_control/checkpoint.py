@@ -57,18 +57,14 @@ class CheckpointManifest:
     """A complete checkpoint, or the end of a turn that every node kept in memory.
 
     Attributes:
-        schema: version of this form.
         run_id: the run under which nodes keep the shards: of a resumed run the first one.
         plan_digest: of the part of the plan under which it was written.
-        job_digest: of the job, see ``continuation.job_digest``.
-        model_digest: of the base model (``profile.ModelFacts``).
         step: optimizer steps done.
         holder: the owner whose shard has the head.
         shards: one for each node of that part, in its order; empty = the end of a turn kept in memory, which nodes may
             have written to disk when the coordinator ended.
         unfreezing: state of the unfreezing rule, so that a resumed run makes the same decisions.
         operations: the table in force, if the run chooses its tables.
-        placement_number: at that step.
         attempt: id of the run that trained up to here: ``run_id`` or one that continues it; empty = not known.
         evaluations: state of early stopping, so that a resumed run ends at the same step.
         excluded: nodes whose work was found wrong; they take no part in a resumed run either.
@@ -113,15 +109,11 @@ class CheckpointManifest:
         return f"the checkpoint of step {self.step}" if self.shards else f"the end of step {self.step}"
 
     def shard_of(self, node: str) -> Shard:
-        """Find the shard of a node.
-
-        Raises:
-            IntegrityError: there is none.
-        """
-        for shard in self.shards:
-            if shard.node == node:
-                return shard
-        raise IntegrityError(f"the checkpoint of step {self.step} has no shard of node {node}")
+        """Find the shard of a node."""
+        found = next((shard for shard in self.shards if shard.node == node), None)
+        if found is None:
+            raise IntegrityError(f"the checkpoint of step {self.step} has no shard of node {node}")
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able table with the digest."""
@@ -129,11 +121,7 @@ class CheckpointManifest:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> CheckpointManifest:
-        """Parse the table of ``to_json``.
-
-        Raises:
-            IntegrityError: the manifest is damaged.
-        """
+        """Parse the table of ``to_json``."""
         fields = {key: item for key, item in value.items() if key != "digest"}
         fields = with_renamed_key(fields, "epoch", "placement_number")
         try:
@@ -146,11 +134,7 @@ class CheckpointManifest:
 
     @staticmethod
     def parse(text: str) -> CheckpointManifest:
-        """Parse JSON text.
-
-        Raises:
-            IntegrityError: it is damaged.
-        """
+        """Parse JSON text."""
         try:
             value = parse_json(text)
         except ValueError as error:
@@ -182,12 +166,7 @@ class Resume:
 
     @staticmethod
     def parse(text: str) -> Resume:
-        """Parse the text of ``to_text``.
-
-        Raises:
-            IntegrityError: it is damaged.
-            PlanError: the plan breaks a rule.
-        """
+        """Parse the text of ``to_text``."""
         try:
             value = parse_json(text)
             plan, manifests = value["plan"], value["manifests"]
@@ -200,12 +179,7 @@ class Resume:
         return Resume(plan=Plan.from_json(plan), manifests=found, lengths=lengths)
 
     def check(self, job: Job) -> None:
-        """Refuse checkpoints of another job or plan.
-
-        Raises:
-            PlanError: one is of another job or plan, or lacks the shard of a node.
-            UsageError: there is none.
-        """
+        """Refuse checkpoints of another job or plan."""
         if not self.manifests:
             raise UsageError("there is no checkpoint to resume from; start the run without --resume")
         known = digests(job, self.plan, self.lengths)
@@ -258,10 +232,7 @@ class Resume:
 class SavedPart(NamedTuple):
     """An intact file beside the shards on a node's disk: some blocks, the head, or a best result.
 
-    Attributes:
-        step: optimizer steps done.
-        attempt: id of the run that trained it; empty for a best result.
-        is_best: whether it is the node's part of a best result, of one or more files.
+    ``attempt`` is the id of the run that trained it, empty for a best result, which may be one of several files.
     """
 
     step: int
@@ -290,11 +261,8 @@ class _Holder(NamedTuple):
 class CheckpointHolders:
     """The nodes that have the trained blocks and the head at the step of a manifest.
 
-    Args:
-        course: of the run at that time.
-        placement: at that time.
-        parts: by present node: its files beside shards.
-        problems: by present node: step -> damage of its shard, empty = intact.
+    By present node, ``parts`` are its files beside shards, ``problems`` the damage of its shard at each step, empty =
+    intact. ``course`` and ``placement`` are those of that time.
     """
 
     def __init__(

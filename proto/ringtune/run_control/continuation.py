@@ -149,11 +149,7 @@ class Length:
 
     @staticmethod
     def from_json(value: object) -> Length:
-        """Read the dictionary of a length.
-
-        Raises:
-            IntegrityError: it is damaged.
-        """
+        """Read the dictionary of a length."""
         try:
             return read_dataclass(Length, value, where="", error=JobError)
         except InvalidInputError as error:
@@ -192,12 +188,7 @@ def plan_of_checkpoint(job: Job, plan: Plan, known: Collection[str], lengths: Se
 
 
 def longer(plan: Plan, job: Job) -> Plan:
-    """Extend a plan to the number of steps that its job asks for.
-
-    Raises:
-        JobError: it asks for fewer steps, or steps that are done depend on the number of steps.
-        PlanError: the placement can't carry so many steps.
-    """
+    """Extend a plan to the number of steps that its job asks for."""
     was, now = plan.course.num_steps, num_steps_of(job, plan)
     if now < was:
         raise JobError(f"the run has {was} steps and the job asks for {now}; a run can get longer, not shorter")

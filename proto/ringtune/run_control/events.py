@@ -48,10 +48,8 @@ class LogBest(NamedTuple):
 class Replanned(NamedTuple):
     """The driver has found a better placement; the run moves to it after its nodes have the base weights.
 
-    Attributes:
-        stays_s: predicted seconds of the steps that are left, in the present placement.
-        moves_s: the same in the new placement.
-        cost_s: predicted seconds of the move.
+    In the present placement the steps that are left take ``stays_s``, in the new one ``moves_s`` after a move of
+    ``cost_s``, as predicted.
     """
 
     placement: Placement
@@ -86,9 +84,7 @@ class FetchAhead(NamedTuple):
 class LogFetched(NamedTuple):
     """Log the base weights that nodes have fetched in training for the placement with this number.
 
-    Attributes:
-        seconds: until the last node had all.
-        problems: by node without its weights, the reason; it fetches them in the move, if the run moves.
+    The last node had all after ``seconds``. ``problems``: by node without its weights, which it fetches in the move.
     """
 
     placement_number: int
@@ -108,10 +104,7 @@ class Rested(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """A node has built its part of the placement with this number.
-
-    ``fetched_bytes`` are trained tensors from other nodes.
-    """
+    """A node has built its part of the placement; ``fetched_bytes`` are trained tensors from other nodes."""
 
     node: str
     placement_number: int
@@ -171,14 +164,9 @@ class LogPlan(NamedTuple):
 
 
 class LogMove(NamedTuple):
-    """Log that the run has moved after ``step`` steps, or why it has not.
+    """Log that the run has moved after ``step`` steps to a placement and its ``part`` of the plan, or why it has not.
 
-    Attributes:
-        placement_number: of the target.
-        part: of the plan that holds from here on.
-        seconds: from the last turn before to the first one after.
-        fetched_bytes: by node, trained tensors from other nodes.
-        problem: why the run did not move; empty = it has moved.
+    ``seconds``: from the last turn before to the first one after; ``fetched_bytes``: trained tensors from other nodes.
     """
 
     step: int
@@ -227,13 +215,7 @@ class NodeJoined(NamedTuple):
 
 
 class AwaitNodes(NamedTuple):
-    """Show that the run waits for nodes.
-
-    Attributes:
-        nodes: the awaited nodes that are known by name.
-        why: the reason why the run can't continue without them.
-        until_s: deadline on the clock of the state machine.
-    """
+    """Show that the run waits for nodes until ``until_s``, on the clock of the state machine, and why."""
 
     nodes: tuple[str, ...]
     why: str
@@ -272,8 +254,6 @@ class LogRecovery(NamedTuple):
     Or with an owner whose turns were left out.
 
     Attributes:
-        step: the last one of the committed turn.
-        plan: of the run from now on.
         part: of the plan that holds from here on.
         seconds: from the loss to the first turn that is granted again.
         fetched_bytes: by node, kept tensors from other nodes.
@@ -400,10 +380,7 @@ class Collected(NamedTuple):
 
 
 class NodeFailed(NamedTuple):
-    """A call to a node failed, the node reported an error, or its lease ran out.
-
-    ``lost`` is a peer that the node can't reach.
-    """
+    """A call to a node failed, it reported an error or a ``lost`` peer that it can't reach, or its lease ran out."""
 
     node: str
     error: str

@@ -41,11 +41,7 @@ from ringtune.schedule.turns import NOTHING_KNOWN, StartPoint, StepKind, Turn
 
 
 class WeightPrefetch:
-    """Prefetch of base weights, for one placement at a time.
-
-    Attributes:
-        placement_number: of the last placement with a prefetch; -1 = none yet.
-    """
+    """Prefetch of base weights, for one placement at a time."""
 
     def __init__(self) -> None:
         self.placement_number = -1
@@ -113,12 +109,12 @@ class Migration:
     """Moves of one run, and the placement that holds.
 
     Args:
-        start: where a resumed run continues; None = at the plan's beginning.
         wait_s: time limit for all nodes together to rest, to move, or to go back.
 
     Attributes:
         part: of the plan that is carried out now.
         plan: of the run, with the replanned placements.
+        stage: ``to rest``, ``to move`` or ``to go back``; empty between moves.
     """
 
     def __init__(self, plan: Plan, start: StartPoint | None, *, wait_s: float) -> None:
@@ -127,23 +123,13 @@ class Migration:
         self.plan, self._wait_s = plan, wait_s
         self._tried = self.part.placement.placement_number
         self._lost: set[str] = set()
-        self._stage = ""
+        self.stage = ""
         self._waiting: set[str] = set()
         self._target, self._start = self.part, start or StartPoint.of(plan.course)
         self._decided: tuple[int, ...] = ()
         self._began_s = 0.0
         self._bytes: dict[str, int] = {}
         self._problem = ""
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether nodes rest, move or go back."""
-        return bool(self._stage)
-
-    @property
-    def stage(self) -> str:
-        """``to rest``, ``to move`` or ``to go back``; empty between moves."""
-        return self._stage
 
     def is_due(self, turn: Turn) -> bool:
         """Whether a turn belongs to a later placement that the run has not tried yet."""
@@ -219,33 +205,27 @@ class Migration:
         gone = [node for node in self._target.nodes if node in self._lost]
         if gone:
             return self._end(f"node {gone[0]} is lost", now_s)
-        self._stage, self._waiting = _RESTING, set(self.part.nodes)
+        self.stage, self._waiting = _RESTING, set(self.part.nodes)
         return [Rest(node) for node in self.part.nodes]
 
     def take(self, event: Rested | Moved | MoveFailed, now_s: float) -> list[Command]:
-        """Take a node's answer; stale and repeated answers change nothing.
-
-        Raises:
-            RingTuneError: a node can't go back.
-        """
-        if (
-            event.node not in self._waiting
-            or self._stage == ""
-            or event.placement_number != self._awaited_placement_number
-        ):
+        """Take a node's answer; stale and repeated answers change nothing."""
+        part = self._target if self.stage == _MOVING else self.part
+        is_awaited = bool(self.stage) and event.node in self._waiting
+        if not is_awaited or event.placement_number != part.placement.placement_number:
             return []
         if isinstance(event, MoveFailed):
-            if self._stage == _BACK:
+            if self.stage == _BACK:
                 raise error_from_name(event.error, event.message)
             return self.give_up(event.message, now_s)
         self._waiting.discard(event.node)
-        if isinstance(event, Moved) and self._stage == _MOVING:
+        if isinstance(event, Moved) and self.stage == _MOVING:
             self._bytes[event.node] = event.fetched_bytes
         if self._waiting:
             return []
-        if self._stage == _RESTING:
+        if self.stage == _RESTING:
             return self._tell_all(_MOVING, self._target)
-        if self._stage == _MOVING:
+        if self.stage == _MOVING:
             self.part = self._target
         return self._end(self._problem, now_s)
 
@@ -254,9 +234,9 @@ class Migration:
         self._lost.add(node)
         self._ahead.lose(node)
         self._waiting.discard(node)
-        if self.is_under_way and self._stage != _BACK and node in self._target.nodes:
+        if self.stage and self.stage != _BACK and node in self._target.nodes:
             return self.give_up(message, now_s)
-        if self.is_under_way and not self._waiting:
+        if self.stage and not self._waiting:
             return self._end(self._problem, now_s)
         return []
 
@@ -265,20 +245,16 @@ class Migration:
         self._lost.discard(node)
 
     def late(self, now_s: float) -> list[Command]:
-        """Go back after the time limit.
-
-        Raises:
-            DeadlineError: they can't go back either.
-        """
-        overdue = f"waited {self._wait_s:g} s for node {', '.join(sorted(self._waiting))} {self._stage}"
-        if self._stage == _BACK:
+        """Go back after the time limit."""
+        overdue = f"waited {self._wait_s:g} s for node {', '.join(sorted(self._waiting))} {self.stage}"
+        if self.stage == _BACK:
             raise DeadlineError(f"{overdue}; start the run again with --resume")
         return self.give_up(overdue, now_s)
 
     def give_up(self, problem: str, now_s: float) -> list[Command]:
         """Go back to the placement before the move."""
         self._problem = problem
-        if self._stage == _RESTING:  # nothing was let go of yet
+        if self.stage == _RESTING:  # nothing was let go of yet
             return self._end(problem, now_s)
         return self._tell_all(_BACK, self.part)
 
@@ -288,7 +264,7 @@ class Migration:
         ``plan`` None: the placement is not known yet.
         """
         self._ahead.forget()
-        self._stage, self._waiting = "", set()
+        self.stage, self._waiting = "", set()
         if plan is not None:
             self.plan, self._decided = plan, decided
             self.part = self._target = plan.parts[-1]
@@ -297,15 +273,10 @@ class Migration:
 
     # ---- parts ------------------------------------------------------------------------------------
 
-    @property
-    def _awaited_placement_number(self) -> int:
-        part = self._target if self._stage == _MOVING else self.part
-        return part.placement.placement_number
-
     def _tell_all(self, stage: str, part: Plan) -> list[Command]:
         """Send every node of both placements to ``part``; nodes outside ``part`` only stop and are not waited for."""
         nodes = [node for node in dict.fromkeys((*self.part.nodes, *self._target.nodes)) if node not in self._lost]
-        self._stage, self._waiting = stage, set(part.nodes)
+        self.stage, self._waiting = stage, set(part.nodes)
         course = self.plan.course.decided(self._decided)
         before, after = self.part.placement, part.placement
         start = dataclasses.replace(self._start, placement_number=after.placement_number)
@@ -315,6 +286,6 @@ class Migration:
         ]
 
     def _end(self, problem: str, now_s: float) -> list[Command]:
-        self._stage, self._waiting = "", set()
+        self.stage, self._waiting = "", set()
         fetched = tuple(sorted(self._bytes.items())) if not problem else ()
         return [LogMove(self._start.step, self._tried, self.part, now_s - self._began_s, fetched, problem)]

@@ -128,12 +128,9 @@ def end_reason(lost: str, course: Course, kept: CopyHolders, policy: RecoveryPol
 
 
 class LossOutcome(NamedTuple):
-    """The outcome of the loss of some nodes at once.
+    """Why the run ends with the loss of some nodes at once, empty = it goes on: after owners that it awaits are back.
 
-    Attributes:
-        ends: why the run ends; empty = it goes on.
-        awaited: owners for which it waits before.
-        course: without the owners that it leaves out.
+    ``course`` is without the owners that it leaves out.
     """
 
     ends: str
@@ -317,11 +314,7 @@ _OF_ROOM: Final = (CapacityError.__name__, StorageError.__name__)
 
 
 class AwaitedNodes:
-    """The nodes that one recovery waits for, with deadlines.
-
-    Args:
-        wait_s: time limit for each, in seconds; 0 = none is awaited.
-    """
+    """The nodes that one recovery waits for, with deadlines."""
 
     def __init__(self, wait_s: float) -> None:
         self.wait_s = wait_s
@@ -410,9 +403,6 @@ class Recovery:
 
     Args:
         placement_number: of the next placement; unique among all recoveries of the run.
-        lost: nodes whose loss began it.
-        nodes: all living nodes.
-        began_s: time of its start.
         step: the end of the committed turn to which the run goes back.
         bad_step: the value that was not finite; empty = no bad step.
         link: what was said of a lost link between living nodes; empty = there is none.
@@ -421,11 +411,7 @@ class Recovery:
         before: the recovery that it replaces: it inherits the losses and the bad step.
 
     Attributes:
-        lost: nodes that were lost since its start, or the start of ``before``.
         back: those of ``lost`` that have returned.
-        start: where the nodes continue; None until they are sent.
-        plan: with the placement that was found; None while it is searched.
-        sources: by node, the blocks that it takes over.
         problem: why a node can't move; another loss may be the cause.
         stuck: nodes that can't move for such a reason.
         is_old: whether a node has joined since the last search for a placement.
@@ -473,12 +459,7 @@ class Recovery:
         return FindPlacement(self.placement_number, asked, gone, self.step)
 
     def place(self, before: Plan, placement: Placement, gone: Collection[str] = ()) -> None:
-        """Take the placement in which the run continues.
-
-        Raises:
-            CapacityError: the placement has a node of ``gone``.
-            PlanError: the placement breaks a rule of the plan.
-        """
+        """Take the placement in which the run continues."""
         course = self.course or before.course
         plan = Plan(course, before.placements).extended(
             placement, course.turns_of(self.step), placement_number=self.placement_number

@@ -58,7 +58,7 @@ from ringtune.run_control.recovery import (
     end_reason,
     is_bad_step,
 )
-from ringtune.run_control.turns import EvaluationSums, OpenTurn, TurnGrants
+from ringtune.run_control.turns import EvaluationSums, TurnGrants
 from ringtune.schedule.course import Course
 from ringtune.schedule.migration import (
     CopyHolders,
@@ -76,33 +76,6 @@ TRAINING_PATIENCE: Final = 1.5
 """The coordinator's time limit in training, as a multiple of a node's: the node reports first what it misses."""
 
 
-def overdue(
-    phase: str,
-    waiting: Collection[str],
-    oldest: OpenTurn | None,
-    chooses_for: int | None,
-    *,
-    wait_s: float,
-    plan_s: float,
-) -> str:
-    """Describe the missing answers after the time limit of a phase.
-
-    ``waiting`` are nodes without an answer in the phase, ``oldest`` is the oldest open turn, ``chooses_for`` the step
-    for which an operation table is being chosen. Planning has ``wait_s + plan_s`` seconds.
-    """
-    if phase == "planning":
-        return f"planning took more than {wait_s + plan_s:g} s; lower runtime.plan_s or ask for less"
-    if phase != "training":
-        return f"waited {wait_s:g} s in phase {phase} for node {', '.join(sorted(waiting))}"
-    limit_s = TRAINING_PATIENCE * wait_s
-    if oldest is None:
-        took = f"took more than {limit_s + plan_s:g} s; raise runtime.plan_s"
-        return f"choosing operations for step {chooses_for} {took}"
-    turn, nodes = oldest.turn, ", ".join(oldest.waits_for) or oldest.turn.owner
-    where = f"turn {turn.index} of node {turn.owner} (from step {turn.first_step})"
-    return f"waited {limit_s:g} s for {where}: not done by {nodes}"
-
-
 Planner = Callable[[Mapping[str, Any]], Plan | tuple[Plan, StartPoint]]
 PHASE_TIMER = "phase"
 _RECOVERS_IN = ("preparing", "training", "moving", "waiting", "collecting")
@@ -115,22 +88,16 @@ class RunStateMachine:
     Args:
         planner: facts by node -> plan, or (plan, start) of a run that continues; may raise errors of
             ``ringtune.errors``. None = the driver plans, as ``MakePlan`` asks.
-        plan_only: end the run after planning.
         plan_s: planning time of the driver beyond ``wait_s``, in seconds.
         wait_s: time limit without progress in a phase, in seconds; in training ``TRAINING_PATIENCE`` times as long.
-        start: where the run continues; by default at the plan's beginning.
-        patience_evals: as for ``TurnGrants``.
-        keeps_best: as for ``TurnGrants``.
-        items_ahead: as for ``TurnGrants``. Where the run can go back, at most two turns are granted instead.
+        items_ahead: as for ``OpenTurns``. Where the run can go back, at most two turns are granted instead.
         recovery: settings for losses, bad steps and nodes that join, where nodes keep copies; None = the run ends with
             the loss of a node that it needs, and no node can join.
         audits: whether each train turn is checked before it is closed, so that the run goes back to the end of the last
             turn that was agreed on, without a node that computed otherwise.
 
     Attributes:
-        plan: of the run; None before planning.
         excluded: nodes that computed otherwise; they take no part in this run any more.
-        awaited: the nodes that the run can't continue without.
     """
 
     def __init__(
@@ -374,21 +341,15 @@ class RunStateMachine:
 
     @property
     def _required_plan(self) -> Plan:
-        if self.plan is None:
-            raise PlanError(f"phase {self.phase} needs a plan and there is none")
-        return self.plan
+        return needed(self.plan, f"phase {self.phase} needs a plan and there is none")
 
     @property
     def _required_grants(self) -> TurnGrants:
-        if self._grants is None:
-            raise PlanError(f"phase {self.phase} does not train yet")
-        return self._grants
+        return needed(self._grants, f"phase {self.phase} does not train yet")
 
     @property
     def _required_migration(self) -> Migration:
-        if self._migration is None:
-            raise PlanError(f"phase {self.phase} needs a plan and there is none")
-        return self._migration
+        return needed(self._migration, f"phase {self.phase} needs a plan and there is none")
 
     @property
     def _chooses_for(self) -> int | None:
@@ -419,13 +380,12 @@ class RunStateMachine:
     def _on_moving(self, found: list[rd.Command], now_s: float, commands: list[rd.Command]) -> None:
         """Append the commands of the move; train once it is over."""
         commands += found
-        moving, grants = self._required_migration, self._required_grants
-        if moving.is_under_way:
-            if found:
-                self._set_deadline(now_s, commands)
-            return
-        grants.place(moving.part)
-        self._train_on(now_s, commands)
+        moving = self._required_migration
+        if not moving.stage:
+            self._required_grants.place(moving.part)
+            self._train_on(now_s, commands)
+        elif found:
+            self._set_deadline(now_s, commands)
 
     def _train_on(self, now_s: float, commands: list[rd.Command]) -> None:
         """Grant turns in the present placement, or drain the run if the user has stopped it meanwhile."""
@@ -975,8 +935,19 @@ class RunStateMachine:
 
     @property
     def _overdue(self) -> str:
-        if self._asked_for_best and self.phase == "training":
-            limit_s, asked = TRAINING_PATIENCE * self._wait_s, ", ".join(sorted(self._asked_for_best))
+        """The missing answers after the time limit of a phase."""
+        if self.phase == "planning":
+            return f"planning took more than {self._wait_s + self._plan_s:g} s; lower runtime.plan_s or ask for less"
+        if self.phase != "training":
+            return f"waited {self._wait_s:g} s in phase {self.phase} for node {', '.join(sorted(self._waiting))}"
+        limit_s = TRAINING_PATIENCE * self._wait_s
+        if self._asked_for_best:
+            asked = ", ".join(sorted(self._asked_for_best))
             return f"waited {limit_s:g} s for the result of the best evaluation from node {asked}"
         oldest = self._grants.open.oldest if self._grants else None
-        return overdue(self.phase, self._waiting, oldest, self._chooses_for, wait_s=self._wait_s, plan_s=self._plan_s)
+        if oldest is None:
+            took = f"took more than {limit_s + self._plan_s:g} s; raise runtime.plan_s"
+            return f"choosing operations for step {self._chooses_for} {took}"
+        turn, nodes = oldest.turn, ", ".join(oldest.waits_for) or oldest.turn.owner
+        where = f"turn {turn.index} of node {turn.owner} (from step {turn.first_step})"
+        return f"waited {limit_s:g} s for {where}: not done by {nodes}"

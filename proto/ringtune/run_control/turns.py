@@ -22,7 +22,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from ringtune.errors import IntegrityError
@@ -75,27 +75,22 @@ class EvaluationSums:
         """Note that a turn is closed; return the sums with the evaluation's last turn, else None.
 
         A drained run may stop between two owners: that evaluation is never logged, and a resumed run repeats it. Values
-        that a fast owner has reported for the next evaluation are kept for that one.
+        that a fast owner has reported for the next evaluation are kept for that one. Values are summed in the order of
+        ``seq``, so that the order of arrival does not change the last bits.
         """
         self._done.add(turn.index)
         if len(self._done) < evaluation_turns(course):
             return None
-        mine = {seq: self._by_seq.pop(seq) for seq in sorted(self._by_seq) if seq < turn.end_seq}
         self._done = set()
-        return _summed(mine)
+        sums: dict[str, float] = {}
+        for seq in sorted(self._by_seq):
+            for name, value in self._by_seq.pop(seq) if seq < turn.end_seq else ():
+                sums[name] = sums.get(name, 0.0) + value
+        return tuple(sorted(sums.items()))
 
     def forget(self) -> None:
         """Drop the evaluation under way: it is repeated."""
         self._by_seq, self._done = {}, set()
-
-
-def _summed(values: Mapping[int, Values]) -> Values:
-    """Sum values by name, in the order of ``seq``, so that the order of arrival does not change the last bits."""
-    sums: dict[str, float] = {}
-    for seq in sorted(values):
-        for name, value in values[seq]:
-            sums[name] = sums.get(name, 0.0) + value
-    return tuple(sorted(sums.items()))
 
 
 class OpenTurn(NamedTuple):
@@ -106,11 +101,7 @@ class OpenTurn(NamedTuple):
 
 
 class OpenTurns:
-    """The turns that are granted and not done by every node.
-
-    Args:
-        items_ahead: minimum number of granted items that are not finished.
-    """
+    """The turns that are granted and not done by every node: two or more, of at least ``items_ahead`` items."""
 
     def __init__(self, items_ahead: int) -> None:
         self._items_ahead = items_ahead
@@ -156,11 +147,7 @@ class OpenTurns:
         return next((turn for turn in self._turns.values() if turn.first_seq <= seq < turn.end_seq), None)
 
     def item_done(self, turn: Turn, told: StepReported) -> bool:
-        """Note that an item of an open turn is finished; False for a repeated report.
-
-        Raises:
-            IntegrityError: the report is not of the turn's owner, or its step not of the turn.
-        """
+        """Note that an item of an open turn is finished; False for a repeated report."""
         if told.node != turn.owner or not turn.first_step <= told.step <= turn.end_step:
             raise IntegrityError(
                 f"node {told.node} reports item {told.seq} of step {told.step}; it is of node {turn.owner} and of a "
@@ -181,17 +168,7 @@ class OpenTurns:
 
 
 class TurnDepths:
-    """The unfreezing decisions of one run.
-
-    Args:
-        start: where a resumed run continues; None = at its beginning.
-
-    Attributes:
-        unfreezing: state of the rule after the closed turns.
-
-    Raises:
-        PlanError: ``start.unfreezing`` does not fit the course and step.
-    """
+    """The unfreezing decisions of one run; ``unfreezing`` is the state of the rule after the closed turns."""
 
     def __init__(self, course: Course, start: StartPoint | None) -> None:
         self.unfreezing = start.unfreezing if start else NOTHING_KNOWN
@@ -206,10 +183,7 @@ class TurnDepths:
         return turn.first_step // self._course.local_iterations < self.unfreezing.num_turns + TURNS_AHEAD
 
     def decided(self, turn: Turn, last: Turn | None) -> Turn:
-        """Return the turn with its unfreezing decisions.
-
-        A turn between train turns takes those of ``last``, the turn before it.
-        """
+        """Return the turn with its unfreezing decisions; one between train turns takes those of ``last`` before it."""
         if not self._course.decides:
             return turn
         step = turn.first_step
@@ -246,11 +220,6 @@ class TurnDepths:
 
 class EarlyStopping:
     """Decisions of one run by its evaluations: its end, and its best result.
-
-    Args:
-        patience_evals: number of evaluations without a better loss that ends the run; 0 = never.
-        start: where a resumed run continues; None = at its beginning.
-        keeps_best: whether the result of the best evaluation is kept.
 
     Attributes:
         evaluations: losses so far.
@@ -340,29 +309,13 @@ class EarlyStopping:
 
 
 class TurnGrants:
-    """The turns of one run, in their order.
-
-    Args:
-        nodes: that work on every turn.
-        items_ahead: as for ``OpenTurns``.
-        start: where a resumed run continues; None = at its beginning.
-        patience_evals: as for ``EarlyStopping``.
-        keeps_best: as for ``EarlyStopping``.
-        moving: the run's placements; None = it never moves.
+    """The turns of one run, in their order, granted to ``nodes`` that work on every turn.
 
     Attributes:
-        nodes: that work on every turn now.
-        depths: unfreezing decisions.
-        tables: operation tables.
-        stopping: decisions by evaluations.
         rules: decisions of the techniques of the placement.
-        copies: comparison of the owners' copies of embedding and head.
         last: the turn that was granted last; None before the first.
         is_exhausted: whether no turn is left to be granted.
         holds: whether nothing is granted from the next train turn on, with the scores before it.
-
-    Raises:
-        PlanError: ``start`` is not of this plan.
     """
 
     def __init__(
@@ -433,8 +386,8 @@ class TurnGrants:
         commands: list[Command] = []
         granted: list[Turn] = []
         while not self.is_exhausted and self.open.needs_more:
-            if self._next is None:
-                self._next = self._numbered(next(self._sequence, None))
+            if self._next is None and (following := next(self._sequence, None)) is not None:
+                self._next = _shifted(following, *self._ahead_of)
             if self._next is None:
                 self.is_exhausted = True
                 break
@@ -521,15 +474,8 @@ class TurnGrants:
         self.depths, self.tables = TurnDepths(plan.course, start), TurnOperations(plan, start)
         self.place(part)
 
-    def _numbered(self, turn: Turn | None) -> Turn | None:
-        return None if turn is None else _shifted(turn, *self._ahead_of)
-
     def chosen(self, step: int, operations: Operations) -> list[Command]:
-        """Take a chosen table; no commands if no turn waits for it.
-
-        Raises:
-            PlanError: the table does not fit the course.
-        """
+        """Take a chosen table; no commands if no turn waits for it."""
         if self.is_exhausted or not self.tables.chosen(step, operations):
             return []
         return [LogOperations(step, operations)]
