@@ -355,9 +355,6 @@ class Job:
         * ``offload.projected``, with other ``offload.pairs`` than velora;
         * the rest of ``[offload]``, with ``offload.mode`` off; and ``data.user``, with this or ``offload.users`` joint;
         * ``placement.microbatches``, with a number of micro-batches.
-
-        Raises:
-            JobError: unknown key, wrong type, out of range; the rules are those of the file.
         """
         return Job.from_tables(with_changes(self.to_tables(), overrides))
 
@@ -377,11 +374,7 @@ class Job:
 
 
 def with_changes(tables: Mapping[str, Any], overrides: Mapping[str, object]) -> dict[str, Any]:
-    """Replace values in the tables of a job as ``Job.with_overrides`` says; the new tables are not checked.
-
-    Raises:
-        JobError: an override is of an unknown section.
-    """
+    """Replace values in the tables of a job as ``Job.with_overrides`` says; the new tables are not checked."""
     names = [entry.name for entry in dataclasses.fields(Job)]
     for name in overrides:
         check_keys([name.partition(".")[0]], names, where="", error=JobError)
@@ -429,9 +422,6 @@ def load_job(path: str | Path, overrides: Mapping[str, object] | None = None) ->
         path: of the file.
         overrides: replace values of the file before it is checked, as for ``Job.with_overrides``; their paths are
             relative to the current folder.
-
-    Raises:
-        JobError: the file is missing, not TOML, or breaks a rule; names the key, and the file if no override has it.
     """
     path, overrides = Path(path), overrides or {}
     tables = with_changes(parse_tables(read_job_text(path), source=str(path)), overrides)
@@ -445,11 +435,7 @@ def load_job(path: str | Path, overrides: Mapping[str, object] | None = None) ->
 
 
 def parse_job(text: str, *, source: str) -> Job:
-    """Parse the text of a job file; ``source`` is its origin, for messages.
-
-    Raises:
-        JobError: not TOML, an unknown key, a wrong type, out of range, or not supported.
-    """
+    """Parse the text of a job file; ``source`` is its origin, for messages."""
     tables = parse_tables(text, source=source)
     try:
         return Job.from_tables(tables)
@@ -485,13 +471,7 @@ _MAX_NAMED = 20
 
 
 class Kind(NamedTuple):
-    """An adapter configuration with its users.
-
-    Attributes:
-        number: 0 = ``adapter.config`` of the job.
-        config: in the form of ``adapter.config``.
-        users: in the order of the run's users.
-    """
+    """An adapter configuration with its users, in their order; number 0 is ``adapter.config`` of the job."""
 
     number: int
     config: str
@@ -504,11 +484,7 @@ class Kind(NamedTuple):
 
 
 def kinds_of(job: Job, users: Sequence[str]) -> tuple[Kind, ...]:
-    """Group users, in order, by adapter configuration; without ``offload.adapters`` there is one kind.
-
-    Raises:
-        JobError: ``offload.adapters`` names a user who is not in the run.
-    """
+    """Group users, in order, by adapter configuration; without ``offload.adapters`` there is one kind."""
     if not users or not job.offload.chosen_adapters:
         return (Kind(0, job.adapter.config, tuple(users)),)
     if odd := sorted(job.offload.chosen_adapters.keys() - set(users)):

@@ -40,9 +40,7 @@ class KeyFacts:
 
     Attributes:
         name: dotted, such as ``train.seed``.
-        kind: type in words.
         default: as TOML; empty = required, or computed.
-        allowed: values in words; empty = any of the type.
         meaning: sentences from the docstring of the section.
     """
 
@@ -162,13 +160,7 @@ def job_template(
 ) -> str:
     """Write a job file with comments for a task; ``parse_job`` reads it.
 
-    Args:
-        task: one of ``TASKS``.
-        model: folder of the base model.
-        train: file of training rows.
-        evaluate: file of evaluation rows; empty = none.
-        chosen: further values by key, with their reasons.
-        saw: facts behind the choices, written as comments at the top.
+    ``chosen`` are further values by key, with their reasons; ``saw`` are the facts behind them, written at the top.
     """
     chosen = chosen or {}
     given: dict[str, object] = {"model.path": model, "model.task": task, "data.train": train, "data.eval": evaluate}

@@ -93,10 +93,7 @@ class PictureFolder:
     """Pictures below a folder.
 
     Attributes:
-        folder: root of the search.
-        files: pictures, sorted by class and name.
         left_out: reason -> number of other files, or of further frames.
-        suffixes: suffix -> number of files, pictures or not.
     """
 
     folder: Path
@@ -118,9 +115,6 @@ def list_pictures(folder: Path, *, has_classes: bool = True) -> PictureFolder:
     """List the pictures below a folder; the headers of all but arrays are read.
 
     With ``has_classes`` they are in one folder per class; else at any depth.
-
-    Raises:
-        DataError: a picture can't be read, or Pillow is missing.
     """
     files: list[Path] = []
     left_out, suffixes = Counter[str](), Counter[str]()
@@ -158,9 +152,6 @@ def opened_picture(path: Path, content: bytes = b"") -> Iterator[Any]:
     """Open a picture with Pillow, which reads the header; errors in the body of the ``with`` are translated too.
 
     ``content`` has its bytes where they are in no file of its own; then ``path`` is for messages.
-
-    Raises:
-        DataError: Pillow is missing, or the file is no picture, too large or damaged.
     """
     try:
         library: Any = importlib.import_module("PIL.Image")
@@ -242,8 +233,6 @@ class Question(NamedTuple):
     """One question with its context and answers.
 
     Attributes:
-        question: text.
-        context: text that contains the answer.
         answers: right answers; empty in predictions.
         start: index in ``context`` of the first character of the first answer found there.
         stop: index after its last character.
@@ -264,7 +253,6 @@ class Row(NamedTuple):
         value: a text, a pair of texts, words, a ``Question``, a ``Conversation``, a ``PlainPair`` or the bytes of a
             picture.
         target: class name, number or tags of the words; None where the value contains the target.
-        user: empty without ``data.user``.
     """
 
     record: Record
@@ -280,14 +268,11 @@ class Rows:
     Attributes:
         rows: texts, pairs of texts, words, questions, bytes of pictures, or the values of a task's own reader.
         labels: class name of each row; empty for a task without classes.
-        users: user of each row; empty without ``data.user``.
         tags: of each row, one for each word; empty for a task without tags.
         numbers: target of each row in regression; else empty.
         left_out: reason -> number of rows that are left out.
-        columns: of the file; empty where it has none.
         notes: on how the file was read, for the user.
         left_out_lines: sentences on ``left_out``, with the first line numbers.
-        lines: line number of each row; empty for pictures and plain text.
     """
 
     rows: Sequence[Any]
@@ -320,9 +305,6 @@ def read_rows(path: Path, task: str, data: Data, *, is_own: bool = False) -> Row
         task: one that reads tables.
         data: columns, and the rule for missing values.
         is_own: whether messages stay with the owner of the file.
-
-    Raises:
-        DataError: the file can't be read, has no usable row, or has bad rows; all bad rows are in one message.
     """
     account = account_of(path, data, is_own=is_own)
     rows = list(task_rows(path, task, data, account))
@@ -346,14 +328,7 @@ def read_rows(path: Path, task: str, data: Data, *, is_own: bool = False) -> Row
 
 
 def check_rows(task: str, data: Data) -> list[str]:
-    """Read the job's own files before any node is started, as the nodes will do; pictures are not read.
-
-    Returns:
-        Notes on how the files were read.
-
-    Raises:
-        DataError: as ``read_rows``, for both files in one message.
-    """
+    """Read the job's own files before any node is started, as the nodes will do; pictures are not read."""
     notes, problems = dict[str, None](), list[str]()
     for path in map(Path, filter(None, dict.fromkeys((data.train, data.eval)))):
         try:
@@ -370,18 +345,7 @@ def check_rows(task: str, data: Data) -> list[str]:
 
 
 def task_rows(path: Path, task: str, data: Data, account: RowAccount, *, with_targets: bool = True) -> Iterator[Row]:
-    """Yield the usable rows of a file; the others are recorded in the account.
-
-    Args:
-        path: a table, or for token-classification also CoNLL.
-        task: one that reads tables.
-        data: columns.
-        account: of the file.
-        with_targets: whether classes, numbers, tags, answers and users are read.
-
-    Raises:
-        DataError: the whole file can't be used.
-    """
+    """Yield the usable rows of a file; the others are recorded in the account."""
     if task in (TAGGING, CHAT):
         read = _tagged if task == TAGGING else _conversations
         yield from read(path, data, account, with_targets=with_targets)

@@ -35,9 +35,6 @@ _PR_SET_PDEATHSIG: Final = 1  # of linux/prctl.h
 def die_with_parent(parent: int) -> bool:
     """Let the kernel kill this process as soon as its parent has ended; nothing happens but on Linux.
 
-    Args:
-        parent: process id of the parent, asked for before the fork.
-
     Returns:
         Whether the parent still runs.
 

@@ -333,11 +333,7 @@ class AdapterPart(NamedTuple):
 
 
 def parse_adapter_config(config: str) -> tuple[AdapterPart, ...]:
-    """Parse a configuration string; ``full`` has no parts.
-
-    Raises:
-        JobError: not readable, an unknown name or option, weights outside one block, or two parts at one matrix.
-    """
+    """Parse a configuration string; ``full`` has no parts."""
     if len(config) > _LONGEST:
         raise JobError(f"adapter.config has {len(config)} characters, {_LONGEST} are allowed")
     if trains_own_weights(config):
@@ -393,11 +389,7 @@ class Invertible(NamedTuple):
     factor: float
 
     def shapes(self, width: int) -> dict[str, tuple[int, ...]]:
-        """Shapes of the tensors by name for embeddings of a width; F and G are a Linear before and after an activation.
-
-        Raises:
-            JobError: a bottleneck would have no channel.
-        """
+        """Shapes of the tensors by name for embeddings of a width; F and G are a Linear around an activation."""
         first, second = width // 2, width - width // 2
         found: dict[str, tuple[int, ...]] = {}
         for name, inputs, outputs in (("F", second, first), ("G", first, second)):
@@ -460,9 +452,6 @@ def config_of_library(described: Mapping[str, Any]) -> str:
     """Write the ``config`` of the library's ``adapter_config.json`` as a configuration, without dropout.
 
     Example: ``lora[r=4]`` for ``{"architecture": "lora", "r": 4, "alpha": 8, ...}``.
-
-    Raises:
-        JobError: an architecture that is not known, or one that is refused by name; see ``parse_adapter_config``.
     """
     if described.get("architecture") == "union":
         parts = described.get("configs") or []
@@ -549,9 +538,6 @@ def adapter_block_params(config: str, *, hidden_size: int, widths: Widths, num_b
     """Number of trainable weights that a configuration adds to a block, the maximum over all blocks.
 
     Example: ``seq_bn`` at width 384 adds 2 * 384 * 24 + 24 + 384 = 18,840 weights, ``full`` none.
-
-    Raises:
-        JobError: as ``parse_adapter_config``, an option of a wrong type, or a method that leaves out every block.
     """
     parts = parse_adapter_config(config)
     for part in parts:

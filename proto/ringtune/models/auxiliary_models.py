@@ -84,11 +84,9 @@ class AuxiliaryConfig:
     """Configuration of one auxiliary model.
 
     Attributes:
-        kind: ``linear`` or ``mlp``.
         alpha: factor of g.
         hidden: width between the two matrices of an MLP; 0 = linear.
         places: matrices with a g, in the order of ``PLACES``.
-        leave_out: blocks without a g.
     """
 
     kind: str
@@ -148,9 +146,6 @@ def check_places(parts: Sequence[tuple[str, Mapping[str, Any]]], blocks: Iterabl
     Example: ``lora|linear``, both at query and value, is refused;
     ``lora[attn_matrices=['q']]|linear[attn_matrices=['v']]`` is not. ``parts`` are names and options, defaults
     included. If query, key and value are one matrix (``is_merged``), its auxiliary models must have one alpha.
-
-    Raises:
-        JobError: names the matrix.
     """
     beside = [(name, options, places_beside(options)) for name, options in parts if "attn_matrices" in options]
     for block in blocks:
@@ -204,11 +199,7 @@ _OF_WHOLE: Final = ("model_type", "model_name", "name")
 
 
 class AdapterDescription(NamedTuple):
-    """Content of ``adapter.json``.
-
-    Attributes:
-        library: configuration of the library's adapters; None without any.
-    """
+    """Content of ``adapter.json``."""
 
     parts: tuple[AuxiliaryConfig, ...]
     name: str
@@ -246,11 +237,7 @@ def describe(
 
 
 def described(content: Mapping[str, Any], *, where: str) -> AdapterDescription:
-    """Parse the content of ``adapter.json``; ``where`` is its path, for messages.
-
-    Raises:
-        IntegrityError: another format, a later version, or a value of a wrong type.
-    """
+    """Parse the content of ``adapter.json``; ``where`` is its path, for messages."""
     version = content.get("version")
     if content.get("format") != FORMAT or version not in (_ONE_KIND, VERSION):
         raise IntegrityError(

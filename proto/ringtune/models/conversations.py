@@ -109,10 +109,6 @@ def has_preferences(columns: Collection[str]) -> bool:
 def conversation_of(record: Record, *, with_answer: bool = True) -> tuple[Conversation | PlainPair, str]:
     """Read the conversation of a row, and its form.
 
-    Args:
-        record: line and columns.
-        with_answer: whether there has to be an answer to learn; without, messages end before the last answer.
-
     Raises ``RowError`` for a row of no form, an unknown role, a content that is no text, or no answer.
     """
     row = {name.strip().lower(): value for name, value in record[1].items() if value is not None}

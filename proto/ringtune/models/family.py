@@ -165,10 +165,8 @@ class BlockLayout:
             fused matrix is ``value``; the other two are empty.
         up: first matrix of the feed-forward part.
         gate: matrix of the gate beside ``up``; empty without one.
-        activation: function between ``up`` (or ``gate``) and ``down``.
         down: output matrix of the feed-forward part.
         attention_norm: before the attention, or after it and the residual.
-        feed_forward_norm: the same of the feed-forward part.
         attention_adapter: bottleneck after the attention; adds the residual.
         feed_forward_adapter: bottleneck after the feed-forward part; adds the residual.
         norm_first: whether norms are before attention and feed-forward part, not after them.
@@ -176,12 +174,9 @@ class BlockLayout:
         swaps_lora: whether the library calls ``down`` the intermediate matrix and ``up`` the output.
         adds_residual: whether the block adds the residual after its plugged-in bottleneck.
         query_norm: norm of each head's queries, before the rotation; empty without one.
-        key_norm: the same of keys.
         attention_last_norm: norm of the attention's output, after its bottleneck; empty without one.
-        feed_forward_last_norm: the same of the feed-forward part.
         norms_have_bias: whether norms have a bias beside their weight.
         attention_dropout: dropout of the attention's output; empty without one.
-        feed_forward_dropout: the same of the feed-forward part.
         order: in which the block computes queries, keys and values, and draws the dropout of their LoRA.
     """
 
@@ -250,7 +245,6 @@ class Family:
             that are neither in a block nor here are never read.
         head_paths: those of ``owner_paths`` after the last block, such as a last norm; where all parameters train they
             belong to the head, the others to the embedding.
-        layout: names of the modules in a block.
         biased: config -> those of ``MATRICES`` that have a bias.
         owner_shapes: config -> name -> shape, of every required tensor outside the blocks.
         unused_paths: modules of the base model that a file may have and no node hosts.
@@ -263,9 +257,7 @@ class Family:
         packs: whether a sequence may have several rows.
         architecture: class of transformers with the language model's head, of a generic family.
         methods: kinds of adapters of a plugged-in family.
-        embeddings_path: dotted path of the token table in a plugged-in model.
         head: name of the language model's head in its class.
-        head_bias: whether that head has a bias.
         tied: whether head and token table are one where a generic family's config does not say so.
     """
 

@@ -109,11 +109,6 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
     """Read the headers of all weight files: name in the file -> tensor.
 
     A matrix in 4 bits is one tensor; those beside it are left out.
-
-    Raises:
-        ModelError: no safetensors file, an index that is not readable or names missing tensors, or a matrix in 4 bits
-            that is not complete or not supported.
-        IntegrityError: a file is damaged.
     """
     found = _headers(folder)
     matrices = four_bit_tensors({name: (stored.path, stored.info) for name, stored in found.items()})
@@ -171,9 +166,6 @@ def select_tensors(
     blocks of a mixture may have no experts. Left out are task heads, buffers, and a
     decoder that is tied to the token table. Names and ``shapes`` are those of the base model. With ``with_decoder`` an
     owner's head is the pretrained decoder.
-
-    Raises:
-        ModelError: a tensor is missing, or has another shape than in the config.
     """
     family = FAMILIES[config["model_type"]]
     weights = {name: shape for name, shape in shapes.items() if not name.endswith(NO_WEIGHTS)}
@@ -250,11 +242,7 @@ _MAX_REF_BYTES: Final = 128
 
 
 class HubId(NamedTuple):
-    """A model on a hub.
-
-    Attributes:
-        revision: branch, tag or commit.
-    """
+    """A model on a hub."""
 
     owner: str
     name: str
@@ -333,12 +321,7 @@ _THETA_OF_LAYERS = {"full_attention": "rope_theta", "sliding_attention": "rope_l
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """Read the keys of ``config.json`` that affect numbers, with defaults, as transformers 4 names them.
-
-    Raises:
-        ModelError: a missing folder or file, not JSON, a family that is not supported, a key that would load code or is
-            not supported or known, or a value of a wrong type or out of range.
-    """
+    """Read the keys of ``config.json`` that affect numbers, with defaults, as transformers 4 names them."""
     path = Path(folder) / CONFIG_FILE
     values = _read_json(path)
     family = family_named(values.get("model_type"), where=str(path))
@@ -378,9 +361,6 @@ def with_old_rope(values: Mapping[str, Any], *, where: str | Path = CONFIG_FILE)
 
     Example: ``rope_parameters`` of ``{"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}`` become ``rope_theta``
     5e5 and ``rope_scaling`` of ``{"rope_type": "linear", "factor": 2.0}``.
-
-    Raises:
-        ModelError: an unknown form, or two values for one key.
     """
     found = {key: value for key, value in values.items() if key != _ROPE_PARAMETERS}
     parameters = values.get(_ROPE_PARAMETERS) or {}
@@ -426,10 +406,6 @@ def base_tensors(
 
     Names are without the model prefix, such as ``encoder.layer.0...``; task heads and buffers are left out. With
     ``with_decoder`` the language model's head is added, unless it is tied to the token table.
-
-    Raises:
-        ModelError: no safetensors file, a tensor is missing or has another shape than in the config.
-        IntegrityError: a file is damaged.
     """
     family = FAMILIES[config["model_type"]]
     found = {base_name(name, family): stored for name, stored in read_headers(Path(folder)).items()}
@@ -527,13 +503,7 @@ _NAMED: Final = ("pad_token", "bos_token", "eos_token", "unk_token", "cls_token"
 
 
 class _Tokens(NamedTuple):
-    """Tokens of a tokenizer, each with its number.
-
-    Attributes:
-        ids: of the vocabulary.
-        added: added to the vocabulary.
-        around: put around every text.
-    """
+    """Tokens of a tokenizer, each with its number."""
 
     ids: Mapping[str, int]
     added: Mapping[str, int]
@@ -547,10 +517,6 @@ def check_files(folder: str | Path, config: Mapping[str, Any]) -> None:
     """Refuse a folder with inconsistent files, or with settings that would change tokens or pixels without notice.
 
     Missing files are not checked.
-
-    Raises:
-        ModelError: names both files and both numbers, or a key of the tokenizer's settings or of the preprocessor.
-        IntegrityError: a file of weights is damaged.
     """
     vocab = model_dimensions(config).vocab
     if vocab:

@@ -43,7 +43,6 @@ class FourBitTensor(NamedTuple):
 
     Attributes:
         kind: ``nf4`` or ``fp4``.
-        shape: of the matrix.
         parts: place of each tensor by the end of its name: ``absmax``, ``quant_map``, ``nested_absmax`` and
             ``nested_quant_map``, the last two with double quantisation.
         offset: mean of the scales; 0 without double quantisation.
@@ -72,16 +71,7 @@ class FourBitTensor(NamedTuple):
 
 
 def check_quantization(settings: Any, *, where: str, inputs_first: bool) -> None:
-    """Refuse a ``quantization_config`` other than that of 4-bit matrices of bitsandbytes.
-
-    Args:
-        settings: value of the key.
-        where: the file, for errors.
-        inputs_first: whether the family's matrices have a row for each input; bitsandbytes saves them transposed.
-
-    Raises:
-        ModelError: names what it is, and the remedy.
-    """
+    """Refuse a ``quantization_config`` other than that of 4-bit matrices of bitsandbytes."""
     remedy = "give the plain weights, or 4 bits of bitsandbytes (load_in_4bit)"
     values = settings if isinstance(settings, dict) else {}
     method = values.get("quant_method", "bitsandbytes" if "load_in_4bit" in values else "of no known kind")
@@ -96,11 +86,7 @@ def check_quantization(settings: Any, *, where: str, inputs_first: bool) -> None
 
 
 def four_bit_tensors(found: Mapping[str, tuple[Path, TensorInfo]]) -> dict[str, FourBitTensor]:
-    """Find the 4-bit matrices of a folder, by name.
-
-    Raises:
-        ModelError: names a tensor that is missing, or has another type, size or description.
-    """
+    """Find the 4-bit matrices of a folder, by name."""
     matches = filter(None, map(_STATE.fullmatch, found))
     return {match["name"]: _matrix(match["name"], match["kind"], found) for match in matches}
 

@@ -77,11 +77,7 @@ _BLOCK: Final = re.compile(r"blk\.(?P<block>0|[1-9][0-9]{0,4})\.(?P<name>[a-z_]+
 
 
 def only_gguf_file(folder: Path) -> Path | None:
-    """Return the GGUF file of a folder; None without one.
-
-    Raises:
-        ModelError: there are several.
-    """
+    """Return the GGUF file of a folder; None without one."""
     found = sorted(path for path in folder.glob(f"*{SUFFIX}") if not path.name.startswith("mmproj"))
     if len(found) > 1:
         names = ", ".join(path.name for path in found[:4])
@@ -90,12 +86,7 @@ def only_gguf_file(folder: Path) -> Path | None:
 
 
 def gguf_tensors(path: Path) -> dict[str, TensorInfo]:
-    """Return the tensors of a GGUF file by their names in transformers; types are texts of ``GgufType``.
-
-    Raises:
-        ModelError: the file can't be read, or a tensor or architecture is not known.
-        IntegrityError: it is damaged.
-    """
+    """Return the tensors of a GGUF file by their names in transformers; types are texts of ``GgufType``."""
     status = path.stat() if path.exists() else None
     return dict(_tensors_of(path, status.st_mtime_ns if status else 0, status.st_size if status else 0))
 
@@ -176,11 +167,7 @@ _TOLERANCE: Final = 1e-4
 
 
 def gguf_config(path: Path) -> dict[str, Any]:
-    """Return the content of ``config.json`` for a GGUF file; ``ringtune.models.folder.read_config`` checks it.
-
-    Raises:
-        ModelError, IntegrityError: as ``gguf_tensors``, or a key is missing, unknown or of a wrong type.
-    """
+    """Return the content of ``config.json`` for a GGUF file; ``ringtune.models.folder.read_config`` checks it."""
     header = read_gguf_header(path)
     model_type, values, tensors = _model_type(path, header), header.values, header.tensors
     prefix = f"{values['general.architecture']}."
@@ -235,11 +222,7 @@ def gguf_config(path: Path) -> dict[str, Any]:
 
 
 def _value(path: Path, header: GgufHeader, key: str, kind: type, default: Any = None) -> Any:
-    """Return a number of the architecture.
-
-    Raises:
-        ModelError: it is missing, or of another type, as for blocks that differ.
-    """
+    """Return a number of the architecture."""
     full = f"{header.values['general.architecture']}.{key}"
     value = header.values.get(full, default)
     if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
@@ -328,12 +311,7 @@ _BLANK: Final = "\u2581"
 
 
 def gguf_tokenizer(path: Path) -> dict[str, dict[str, Any]]:
-    """Return ``tokenizer.json`` and ``tokenizer_config.json`` of a GGUF file, by file name.
-
-    Raises:
-        ModelError: the file has no tokenizer, or one that is not known.
-        IntegrityError: it is damaged.
-    """
+    """Return ``tokenizer.json`` and ``tokenizer_config.json`` of a GGUF file, by file name."""
     header = read_gguf_header(path, lists=[f"tokenizer.ggml.{name}" for name in _LISTS])
     prefix = "tokenizer.ggml."
     own = {key.removeprefix(prefix): value for key, value in header.values.items() if key.startswith(prefix)}
@@ -500,16 +478,7 @@ _VERSION: Final = 1
 
 
 def folder_of_gguf(path: Path, cache: Path | None = None) -> Path:
-    """Return the folder of a model for ``path``: itself unless it is a GGUF file, or a folder with nothing else.
-
-    Args:
-        path: of a GGUF file, or of any folder or file.
-        cache: in which a model's folder is made; None = that of this user.
-
-    Raises:
-        ModelError, IntegrityError: the file is no model that can be trained; see ``gguf_config``.
-        StorageError: the cache can't be written.
-    """
+    """Return the folder of a model for ``path``: itself unless it is a GGUF file, or a folder with nothing else."""
     is_folder = path.is_dir()
     if is_folder and (path / _CONFIG_FILE).exists():
         return path

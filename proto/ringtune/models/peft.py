@@ -90,9 +90,6 @@ def peft_files(
         task: ``model.task``.
         num_blocks: of the model.
         base_model: its id.
-
-    Raises:
-        IntegrityError: a tensor is none of LoRA, or of another rank.
     """
     (part,) = parse_adapter_config(config)
     options = {**known_configurations()[part.name][1], **part.options}

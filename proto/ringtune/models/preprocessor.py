@@ -36,8 +36,6 @@ class ImageSteps:
         resample: number of Pillow's filter.
         crop: (height, width) of the centre crop; None = no crop.
         factor: for the bytes.
-        mean: subtracted from each channel.
-        std: divisor of each channel.
         converts: for a picture of another mode: True = convert to RGB as Pillow does; False = refuse; None = convert as
             viewers show it.
     """
@@ -65,11 +63,7 @@ class ImageSteps:
 
 
 def read_image_steps(folder: Path, *, channels: int, side: int) -> ImageSteps:
-    """Read the steps of a model; without a file bytes are mapped to [-1, 1], and pictures must have the model's size.
-
-    Raises:
-        ModelError: the file is not readable, has a key that is not supported, or gives pictures of another size.
-    """
+    """Read the steps of a model; without a file bytes map to [-1, 1], and pictures must have the model's size."""
     path = folder / PREPROCESSOR_FILE
     if not path.is_file():
         half = (0.5,) * channels

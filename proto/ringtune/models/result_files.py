@@ -102,8 +102,6 @@ class Result(NamedTuple):
     """Form of the result of a run.
 
     Attributes:
-        folder: its name in the run's folder.
-        more: optional files.
         loaded: files that nodes need to compute with it.
         max_bytes: most bytes that are accepted from another machine.
     """

@@ -66,12 +66,7 @@ _NAMES_OF_FILES: Final = ("tokenizer_file", "vocab_file", "merges_file")
 
 
 def read_tokenizer_settings(folder: Path) -> dict[str, Any]:
-    """Read and check ``tokenizer_config.json``; empty if the file is missing.
-
-    Raises:
-        ModelError: a tokenizer file is a Git LFS pointer; the settings are not readable, have an unknown key, or name
-            code or another file; or ``tokenizer.json`` of a tokenizer of transformers 5 is missing.
-    """
+    """Read and check ``tokenizer_config.json``; empty if the file is missing."""
     for name in _FILES:
         if is_lfs_pointer(folder / name):
             raise ModelError(pointer_advice(folder / name))
@@ -139,9 +134,6 @@ def chat_templates(folder: Path) -> dict[str, str]:
     """Return name -> text of a model's chat templates; the one of a model without names is ``default``.
 
     As in transformers, files take the place of what ``tokenizer_config.json`` has, where there are any.
-
-    Raises:
-        ModelError: a file can't be read, or has more than a megabyte.
     """
     found: dict[str, str] = {}
     for name in ((TEMPLATE_FILE,) if (folder / TEMPLATE_FILE).is_file() else ()) + tuple(template_files(folder)):

@@ -58,13 +58,7 @@ _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorEntry:
-    """One tensor of a model.
-
-    Attributes:
-        dtype: of safetensors, such as ``F32``.
-        sha256: of its bytes, hex.
-        sample: its bytes at ``sample_start``, at most ``SAMPLE_BYTES``.
-    """
+    """One tensor of a model."""
 
     name: str
     dtype: str
@@ -144,12 +138,6 @@ def agreed_manifest(found: Mapping[str, ModelManifest]) -> ModelManifest:
 
     Tensors have to be equal in every byte, and files of the tokenizer or image processor where nodes have them; nodes
     without data may lack such files. Configs are compared by their values, when a run is planned.
-
-    Args:
-        found: by the name of the node; not empty.
-
-    Raises:
-        ModelError: two copies differ; names both nodes and what differs.
     """
     known: dict[str, tuple[str, str]] = {}
     for node, manifest in sorted(found.items()):
@@ -185,9 +173,6 @@ def needed_tensors(
 
     ``is_owner`` adds embedding and the units after the last block, ``with_decoder`` the pretrained head,
     ``with_unused`` modules of ``Family.unused_paths``, such as a pooler.
-
-    Raises:
-        ModelError: a tensor is missing, or has another shape than in the config.
     """
     family = FAMILIES[config["model_type"]]
     found = {base_name(entry.name, family): entry for entry in manifest.tensors}
@@ -236,11 +221,7 @@ def manifest_to_proto(manifest: ModelManifest) -> weights_pb2.ManifestReply:
 
 
 def manifest_from_proto(message: weights_pb2.ManifestReply) -> ModelManifest:
-    """Decode a manifest.
-
-    Raises:
-        IntegrityError: an entry or the whole is refused, see ``ModelManifest``.
-    """
+    """Decode a manifest."""
     return ModelManifest(
         tensors=tuple(
             TensorEntry(
@@ -277,12 +258,7 @@ class _Place(NamedTuple):
 
 
 class ModelSource:
-    """A model folder that is served to other nodes; the constructor hashes all its files.
-
-    Raises:
-        ModelError: the folder can't be used, or has matrices in 4 bits.
-        IntegrityError: a file is damaged.
-    """
+    """A model folder that is served to other nodes; the constructor hashes all its files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -317,14 +293,7 @@ class ModelSource:
         return _state(self._folder) == self._state
 
     def read(self, pieces: Sequence[tuple[str, int]]) -> Iterator[tuple[int, bytes]]:
-        """Read contents by digest, each from the number of bytes on that the caller has already.
-
-        Yields:
-            The index of a piece and its next bytes, at most ``CHUNK_BYTES``.
-
-        Raises:
-            IntegrityError: a digest that this model does not have, or an offset beyond its end.
-        """
+        """Read contents by digest, each from the number of bytes on that the caller has already."""
         for digest, offset in pieces:
             if digest not in self._places or offset > self._places[digest].nbytes:
                 raise IntegrityError(
@@ -371,12 +340,7 @@ class Offers:
             self._folders.pop(run_id, None)
 
     def manifest(self, request: weights_pb2.ManifestRequest, *, is_node: bool = False) -> weights_pb2.ManifestReply:
-        """Answer a request for the manifest of a run's model; a node (``is_node``) has to know its digest.
-
-        Raises:
-            TrustError: the coordinator has not given the node this digest.
-            RingTuneError: see ``source``.
-        """
+        """Answer a request for the manifest of a run's model; a node (``is_node``) has to know its digest."""
         manifest = self.source(request.run_id).manifest
         if (is_node or request.sha256) and request.sha256 != manifest.sha256:
             raise TrustError(
@@ -386,12 +350,7 @@ class Offers:
         return manifest_to_proto(manifest)
 
     def chunks(self, request: weights_pb2.FetchRequest) -> Iterator[weights_pb2.FetchChunk]:
-        """Yield the contents that a fetch requests by digest.
-
-        Raises:
-            BusyError: ``max_streams`` fetches are running.
-            RingTuneError: see ``source`` and ``ModelSource.read``.
-        """
+        """Yield the contents that a fetch requests by digest."""
         if not self._slots.acquire(blocking=False):
             raise BusyError(f"{self._max_streams} nodes fetch from here already; ask again")
         try:
@@ -412,13 +371,7 @@ class Offers:
                 yield 0, bytes(piece[start : start + CHUNK_BYTES])
 
     def source(self, run_id: str) -> ModelSource:
-        """Return the model of a run; the first call hashes it, some 500 MB per second.
-
-        Raises:
-            FrameError: the run is unknown, or not known yet.
-            ModelError: this node has no copy.
-            IntegrityError: the copy is damaged.
-        """
+        """Return the model of a run; the first call hashes it, some 500 MB per second."""
         with self._lock:
             if run_id not in self._folders:
                 raise FrameError(f"run {run_id[:40]} is not known here yet; ask again")

@@ -78,10 +78,8 @@ class Asked(NamedTuple):
     """One call, as its caller describes it.
 
     Attributes:
-        node: the caller.
         placement_number: in which the state was trained.
         blocks: of the state; none with ``is_head``.
-        step: optimizer steps done.
     """
 
     call: NodeCall
@@ -107,14 +105,11 @@ class AccessRight:
     """A row of the list.
 
     Attributes:
-        node: the caller.
-        run_id: of the run; of the run that wrote the files with ``State.DISK``.
         placement_number: in which the state was trained; None = any.
         blocks: that the state may have; None = any.
         is_head: whether the state may be the head; with ``blocks`` None it may be both.
         steps: ends of turns, the last one is ``steps.stop - 1``; None = any.
         within: most steps of such an end beyond the newest granted one; 0 = no limit.
-        max_bytes: size limit of the state.
     """
 
     call: NodeCall
@@ -151,11 +146,7 @@ class AccessRight:
 
 
 def require_right(rights: Iterable[AccessRight], asked: Asked, *, node: str, granted_step: int = 0) -> AccessRight:
-    """Return the row that permits a call to ``node``; ``granted_step`` is the end of the newest turn granted to it.
-
-    Raises:
-        TrustError: there is none; names the caller, the call and the nearest row.
-    """
+    """Return the row that permits a call to ``node``; ``granted_step`` is the end of the newest turn granted to it."""
     problem = "the run gives it no part in this call"
     own = [right for right in rights if (right.call, right.node) == (asked.call, asked.node)]
     for right in sorted(own, key=lambda right: right.is_head is asked.is_head):
@@ -237,14 +228,8 @@ def fetch_rights(
 ) -> tuple[AccessRight, ...]:
     """Return the rows of the nodes of a placement to which a run moves, or in which it recovers.
 
-    Each may fetch the state of its own blocks, and the owner that will have the head the head.
-
-    Args:
-        run_id: of the run.
-        plan: its part for that placement.
-        start: where it continues.
-        from_placement_number: of the placement in which the state was trained.
-        from_step: the run recovers from the copies after so many steps; None = it moves.
+    Each may fetch the state of its own blocks, and the owner that will have the head the head, as it was trained in
+    the placement ``from_placement_number``. With ``from_step`` the run recovers from the copies after so many steps.
     """
     state, step = (State.PAUSE, 0) if from_step is None else (State.TURN, from_step)
     found = [(node, plan.placement.held_at(node), False) for node in plan.nodes]

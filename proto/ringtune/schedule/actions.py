@@ -103,15 +103,11 @@ class Op:
 
     Attributes:
         letter: its name in tables and files.
-        name: its name in messages.
-        scope: of its actions.
         rank: among the actions that could start now, the lowest rank is first; see ``engine``.
         is_forward: whether it moves the hidden state up, so that micro-batches pass each unit in order.
         is_downward: whether it is ordered with the backwards of its micro-batch.
-        graph: its effect on graphs.
         has_work_space: whether it holds about one block's activations while it runs.
         is_of_cache: whether it only moves the input of one block to or from a file.
-        timing: work that times it.
     """
 
     EMBED: ClassVar[Op]
@@ -276,8 +272,6 @@ class TensorKey(NamedTuple):
 
     Attributes:
         payload: ``Payload.HIDDEN`` or ``Payload.GRAD``; in a simulation any.
-        seq: the item.
-        micro: the micro-batch.
         boundary: the unit that a hidden state enters; of its gradient the same unit, the one above the blocks that
             receive it; of a unit's gradient that unit.
     """

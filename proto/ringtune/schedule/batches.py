@@ -107,9 +107,6 @@ class BatchStream:
 
     Every batch has exactly ``batch_size`` rows: the last one of a pass is filled up with the first rows. An owner with
     fewer rows has one batch, of all its rows, so that no batch has a row twice.
-
-    Raises:
-        DataError: no rows, or a batch size below 1.
     """
 
     def __init__(self, num_rows: int, batch_size: int, seed: int, owner: str) -> None:
@@ -177,9 +174,6 @@ def pack_rows(lengths: Sequence[int], size: int) -> tuple[tuple[int, ...], ...]:
     Example: lengths 3, 6, 2, 5 with 8 tokens give (1, 2) and (0, 3).
 
     Source: Ding et al. 2024, "Fewer truncations improve language modeling".
-
-    Raises:
-        DataError: a row is longer than ``size``.
     """
     found: list[list[int]] = []
     room: dict[int, deque[int]] = {}  # tokens that are left -> sequences
@@ -237,9 +231,6 @@ def hold_out(num_rows: int, *, share: float, seed: int) -> tuple[tuple[int, ...]
     ascending; with a share above 0 each has at least one.
 
     Example: a share of 0.1 of 500 rows gives 450 training and 50 evaluation rows.
-
-    Raises:
-        DataError: fewer than two rows.
     """
     if not share:
         return tuple(range(num_rows)), ()
@@ -260,10 +251,6 @@ def split_rows(
 
     ``split`` is ``iid`` (sizes differ by at most one) or ``dirichlet:ALPHA`` (shares drawn for each class, which needs
     the labels of all rows).
-
-    Raises:
-        DataError: fewer rows than owners, no such share, or labels are missing.
-        JobError: an unknown rule.
     """
     if not 0 <= share < num_owners:
         raise DataError(f"share {share} is not in [0, {num_owners})")

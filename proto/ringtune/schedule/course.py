@@ -252,8 +252,6 @@ class Course(Extent):
     """Everything that the result of a run depends on; see also ``Extent``.
 
     Attributes:
-        method: which units train at which step.
-        batch_size: rows of one step.
         microbatches: parts of one batch; at most ``batch_size``.
         max_length: longest sequence in tokens; bounds the shape of every frame.
         generation: texts that are written at each evaluation; None = none are.
@@ -262,14 +260,12 @@ class Course(Extent):
         eval_every: steps between evaluations (at turn boundaries); 0 = at the end only.
         checkpoint_every: steps between checkpoints (at turn boundaries, and at the end); 0 = none.
         wire_dtype: one of ``WIRE_DTYPES``; hidden states and gradients are rounded to it.
-        labels: agreed class names, sorted.
         turns: one of ``run_shape.TURNS``: order of the owners' turns.
         operations: operation of each subnet for each micro-batch; None = all full.
         choice: settings by which the run chooses such tables; None = it does not. Each turn then carries the current
             table.
         velora: linear layers that keep projections of their input for the backward; None = all keep the input.
         frozen: format of frozen weights; None = the type of the computation.
-        offload: settings of helpers that affect the result; None = none do.
         head_tokens: first tokens of each row that the head reads; others need not be sent to it. 0 = all.
         trims: whether the last block may compute only these tokens; see ``top_tokens``.
         initial: SHA-256, hex, of the file of initial values (``techniques.initial_adapter``); empty = they are drawn by
@@ -389,11 +385,7 @@ class Course(Extent):
         return num_batches(owner.train_rows, self.batch_size)
 
     def operations_of(self, owner: str, batch: int) -> tuple[str, ...]:
-        """Operations of whole blocks for an owner's batch at this position of its stream; empty = all full.
-
-        Returns:
-            For each micro-batch one code per block; see ``operation_tables.block_code``.
-        """
+        """Operations of whole blocks for an owner's batch at this position of its stream; empty = all full."""
         if self.operations is None:
             return ()
         return tuple(block_row(row, self.subnets) for row in self.subnet_operations_of(owner, batch))
@@ -442,9 +434,6 @@ class Course(Extent):
         """Return the course with the run's decisions filled in; ``self`` without any. Equal decisions give one object.
 
         They are ``Turn.unfreeze_at``, at each of which more begins to train, and the table ``Turn.operations``.
-
-        Raises:
-            PlanError: the course leaves no such decision to the run, or the decision does not fit it.
         """
         if operations is not None:
             return _with_table(self, steps, operations)

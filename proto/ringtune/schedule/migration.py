@@ -125,11 +125,7 @@ def wait_reason(course: Course, owner: str) -> str:
 
 
 def without_owner(course: Course, node: str, num_turns: int) -> Course:
-    """Return the course without an owner's turns after the first ``num_turns`` train turns.
-
-    Raises:
-        PlanError: the node is no owner, or the course can't continue without it.
-    """
+    """Return the course without an owner's turns after the first ``num_turns`` train turns."""
     at = next((index for index, owner in enumerate(course.owners) if owner.node == node), -1)
     problem = f"{node} owns no rows" if at < 0 else wait_reason(course, node)
     if problem:
@@ -166,9 +162,6 @@ def with_owner(course: Course, node: str, num_turns: int, num_steps: int) -> Cou
     """Return the course with an owner's turns again, after the first ``num_turns`` train turns.
 
     Its turns that come before one that was done are missed. ``num_steps`` is that of a run with all owners.
-
-    Raises:
-        PlanError: the owner's turns are not left out.
     """
     if node not in (one.owner.node for one in course.absent):
         raise PlanError(f"the turns of node {node} can't count again: they are not left out")
@@ -371,7 +364,6 @@ class CopyHolders:
 
     Attributes:
         step: optimizer steps done then; None = there is no turn to return to.
-        owner: that had the head.
         holder: this owner, or if it is lost a node with a copy of the head.
         decided: unfreezing decisions of the run until then.
         digests: of trained blocks, and of the head as unit ``Course.head``, then; as the nodes said that trained them.

@@ -154,7 +154,6 @@ class Subnets:
     """Subnets of one block.
 
     Attributes:
-        heads: query heads of the block.
         kv_heads: key/value heads; ``heads`` where each query head has its own.
         inner: feed-forward rows, the inner width.
     """
@@ -193,11 +192,7 @@ class Subnets:
 
 
 def subnets_of(*, heads: int, kv_heads: int, inner: int, heads_each: int) -> Subnets:
-    """Return the subnets of blocks with ``heads_each`` query heads a subnet; 0 = a whole block is one subnet.
-
-    Raises:
-        PlanError: the number does not divide the heads, or would split the query heads of one key/value head.
-    """
+    """Return the subnets of blocks with ``heads_each`` query heads a subnet; 0 = a whole block is one subnet."""
     if not heads_each:
         return Subnets(heads=heads, kv_heads=kv_heads, inner=inner, count=1)
     if heads_each < 0 or heads % heads_each:
@@ -219,13 +214,7 @@ def _fits(heads: int, kv_heads: int, size: int) -> bool:
 
 
 class BlockScores(NamedTuple):
-    """Scores of one block's subnets for one micro-batch.
-
-    Attributes:
-        micro: index of the micro-batch.
-        block: index of the block.
-        values: for each score of ``Choice.scores``, in that order, one number per subnet.
-    """
+    """Scores of one block's subnets for one micro-batch: for each of ``Choice.scores`` one number per subnet."""
 
     owner: str
     batch_id: int
@@ -297,7 +286,6 @@ class Operations:
 
     Attributes:
         batches: each batch once for each pass.
-        subnets: of each block; 1 = a block is one subnet.
         passes: passes over an owner's rows after which its operations repeat; see ``operations.rotate`` of a job.
     """
 
@@ -322,11 +310,7 @@ class Operations:
         return self._hash
 
     def check(self, *, num_blocks: int, microbatches: int, batches: Mapping[str, int]) -> None:
-        """Refuse a table that does not fit the blocks, micro-batches, and number of batches of each owner.
-
-        Raises:
-            PlanError: a batch twice, an unknown owner or pass, or a row of another length or with another code.
-        """
+        """Refuse a table that does not fit the blocks, micro-batches, and number of batches of each owner."""
         if self.subnets < 1:
             raise PlanError(f"operations have {self.subnets} subnets a block, it has to be at least 1")
         if not 1 <= self.passes <= microbatches:
@@ -435,12 +419,7 @@ SCHEMA: Final = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduledTable:
-    """A table that holds from the train turn that begins at ``step`` on.
-
-    Attributes:
-        step: at a turn boundary.
-        origin: of the run that chose it; None = unknown, as written by hand.
-    """
+    """A table that holds from the train turn that begins at ``step`` on."""
 
     step: int
     operations: Operations
@@ -483,11 +462,7 @@ def tables_text(tables: Sequence[str]) -> str:
 
 
 def tables_from_json(value: object) -> tuple[ScheduledTable, ...]:
-    """Parse the content of ``operations.json``, or a single bare table.
-
-    Raises:
-        PlanError: it is neither, or ``check_tables`` refuses the tables.
-    """
+    """Parse the content of ``operations.json``, or a single bare table."""
     if not isinstance(value, Mapping):
         raise PlanError("operation tables have to be a JSON object; give the operations.json of a run")
     if "tables" not in value:
@@ -601,8 +576,6 @@ class Choice:
     """Settings by which a run chooses its operation tables.
 
     Attributes:
-        policy: a value of ``Policy``.
-        subnets: of each block.
         capacities: of each block, from block 0 on; a single one holds for all blocks.
         backward_score: a value of ``Score``, by which full operations are chosen.
         forward_score: a value of ``Score``, by which forward-only operations are chosen.
@@ -611,12 +584,10 @@ class Choice:
         refresh_steps: a table is chosen anew at the first turn after this number of steps; 0 = once, before training.
         groups: ranges [start, stop) of blocks, ascending; all blocks of one have the same operations, so that their
             host can be skipped. Blocks in none of them have operations of their own.
-        ties: a value of ``TieBreak``.
         rotate: whether each further pass prefers the next micro-batch where scores tie; see ``passes``.
         is_counted: whether capacities are numbers of micro-batches, whatever their rows, so that counts are exact;
             otherwise numbers of rows, which no choice exceeds.
         tables: of another run; they hold from their steps on, and nothing is scored or chosen.
-        scored_weights: a value of ``ScoredWeights``, of which all scores are.
     """
 
     policy: PolicyWord

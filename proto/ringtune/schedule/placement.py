@@ -96,9 +96,6 @@ def check_passage(passage: Passage, highest: int) -> None:
     """Refuse a passage that no coordinator decides.
 
     ``highest`` is the highest boundary with only blocks without gradient below it, and a block above it.
-
-    Raises:
-        PlanError: a boundary is higher, or the item both enters and is stored at one.
     """
     if not (0 <= passage.enters <= highest and 0 <= passage.keeps <= highest) or (passage.enters and passage.keeps):
         raise PlanError(
@@ -138,9 +135,6 @@ def check_helpers(helpers: Sequence[Helper], slices: Iterable[tuple[str, int, in
     """Refuse helpers that are not in ascending order, or do not fit the slices.
 
     ``slices`` are (node, start, stop).
-
-    Raises:
-        PlanError: a range is empty, overlaps the one before, has several hosts, or its host is the helper.
     """
     at = 0
     hosts = tuple(slices)
@@ -173,8 +167,6 @@ class Slice:
     """Blocks ``[start, stop)`` that one node hosts; empty if ``start == stop``.
 
     Attributes:
-        start: lowest block.
-        stop: one past the highest block.
         share: weight of the host in the division of micro-batches among replicas; see ``schedule.stages``.
     """
 
@@ -208,7 +200,6 @@ class Placement:
         recompute: ranges of blocks with forwards that keep only the input; the backward runs them again.
         state_on_disk: whether the optimizer state of units that do not train at a step is in files (HiFT).
         helpers: nodes that train adapters of others' blocks, in ascending order of blocks.
-        cache: settings of the activation cache; None = there is none.
         copies: whether hosts keep their trained state of the last ends of turns, and a copy for the host before them,
             so that the run continues without a lost host.
         num_copies: with ``copies``, so many copies of each block and of the head, on other racks as far as there are

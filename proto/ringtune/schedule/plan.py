@@ -33,7 +33,6 @@ class Plan:
     """A course with its placements.
 
     Attributes:
-        course: everything that the result depends on.
         placements: in the order of their numbers. A plan with a single placement of a number above 0 is a part of a
             plan, which nodes get while that placement holds (``at``).
     """
@@ -44,12 +43,7 @@ class Plan:
     _plain: Plan | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse placements that do not fit the course, or one another.
-
-        Raises:
-            PlanError: blocks without a host, private blocks that train, slices with several numbers of items in flight,
-                or a run that can't move from one placement to the next.
-        """
+        """Refuse placements that do not fit the course, or one another."""
         _check(self)
         object.__setattr__(self, "_hash", hash((self.course, self.placements)))
 
@@ -94,9 +88,6 @@ class Plan:
         """Return the plan with one more placement from a train turn on, in place of later ones.
 
         Its number is the next one, or a given later one: after a recovery frames of all earlier placements are refused.
-
-        Raises:
-            PlanError: the run can't move to it.
         """
         kept = tuple(one for one in self.placements if one.first_turn < first_turn)
         placement_number = placement_number or (kept[-1].placement_number + 1 if kept else 0)
@@ -190,11 +181,7 @@ class Plan:
 
     @staticmethod
     def from_json(value: object) -> Plan:
-        """Parse the table of ``to_json`` or ``to_wire``.
-
-        Raises:
-            PlanError: another schema, a field is missing or unknown, a rule is broken, or a digest differs.
-        """
+        """Parse the table of ``to_json`` or ``to_wire``."""
         if not isinstance(value, Mapping):
             raise PlanError(f"the plan has to be a table; {_ANEW}")
         if value.get("schema") != SCHEMA:

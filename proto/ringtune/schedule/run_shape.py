@@ -64,9 +64,6 @@ class Owner:
     """A node with data.
 
     Attributes:
-        node: its name.
-        train_rows: number of training rows.
-        eval_rows: number of evaluation rows.
         users: of these rows, in the order of the rows; empty = one user with the node's name.
     """
 
@@ -104,7 +101,6 @@ class DroppedOwner:
     """A lost owner, of which turns are left out since then; or its return, since which they count again.
 
     Attributes:
-        owner: its entry.
         at: its index among the owners that were there with it.
         turns: train turns of its own until then; at its return with those that it has missed.
         back: train turns of the run until its return; None = it was lost.
@@ -200,11 +196,7 @@ class Extent:
 
 
 def _all_owners(owners: Sequence[Owner], left_out: Sequence[DroppedOwner]) -> tuple[Owner, ...]:
-    """Return the owners of the run in initiator order, including those left out.
-
-    Raises:
-        PlanError: a loss or a return can't be.
-    """
+    """Return the owners of the run in initiator order, including those left out."""
     every, lost = list(owners), dict[str, int]()
     for one in left_out:
         had = lost.pop(one.owner.node, None)
@@ -231,11 +223,7 @@ def _impossible(one: DroppedOwner) -> str:
 
 
 def check_owners(owners: tuple[Owner, ...], left_out: tuple[DroppedOwner, ...] = ()) -> None:
-    """Refuse invalid owners.
-
-    Raises:
-        PlanError: there are none, two have one name, one has no rows, or one was left out from an impossible place.
-    """
+    """Refuse invalid owners."""
     every = _all_owners(owners, left_out)
     names = [owner.node for owner in every]
     if not owners or len(set(names)) != len(names) or not all(names):

@@ -63,12 +63,10 @@ class Velora:
     """Linear layers that keep projections of their input instead of their input.
 
     Attributes:
-        blocks: ranges of blocks, ascending.
         layers: some of ``LAYERS``; of query, key and value all three or none.
         parts: of an input of D values; a sub-token has M = D / parts values, rounded up, the last one padded with
             zeros. 0 where ``values`` is set.
         values: M itself, for inputs of any width; 0 where ``parts`` is set.
-        init: one of ``INITS``.
     """
 
     blocks: tuple[Range, ...]

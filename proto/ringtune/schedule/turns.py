@@ -307,10 +307,6 @@ class Turn:
 
     Attributes:
         index: counts all turns of a run from 0.
-        kind: of every item of the turn.
-        owner: the initiator.
-        round: index of its round.
-        num_items: number of items.
         first_step: optimizer steps done before its first item.
         first_batch: index of its first batch in the owner's stream of batches.
         unfreeze_at: unfreezing decisions that hold for it, if the course leaves them to the run (``settled``).
@@ -351,7 +347,6 @@ class StartPoint:
 
     Attributes:
         step: optimizer steps done; at a turn boundary.
-        holder: the owner with the head.
         unfreezing: state of ``unfreeze.at = "auto"``.
         operations: table in force there, if the course leaves tables to the run; only the coordinator needs it.
         evaluations: state of ``train.patience_evals``; only the coordinator needs it.
@@ -409,11 +404,8 @@ class Item:
 
     Attributes:
         seq: position among all items of the run.
-        kind: that of its turn.
         step: of a train item its own step; otherwise the number of steps done before it.
-        owner: the initiator.
         batch: index in the owner's stream of batches (training) or of evaluation batches.
-        turn: index of its turn.
         passage: boundaries where it enters the ring and is stored.
     """
 
@@ -669,16 +661,7 @@ def evaluation_turns(course: Course) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowUse:
-    """Use of one owner's rows in a run.
-
-    Attributes:
-        owner: its node.
-        rows: its training rows.
-        steps: steps of the run with its batches.
-        used_rows: rows that are trained on at least once.
-        least: uses of the least used row.
-        most: uses of the most used row.
-    """
+    """Use of one owner's rows in a run."""
 
     owner: str
     rows: int

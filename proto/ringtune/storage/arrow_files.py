@@ -104,11 +104,7 @@ def is_arrow(path: Path) -> bool:
 
 
 def arrow_files(path: Path) -> tuple[Path, ...]:
-    """Return the files that a path names, as ``is_arrow`` knows them.
-
-    Raises:
-        DataError: no file, several splits, a shard is missing, unlike files of one name, or a pointer of Git LFS.
-    """
+    """Return the files that a path names, as ``is_arrow`` knows them."""
     if path.is_dir():
         files = _of_folder(path)
     elif path.exists() or path.suffix.lower() in ARROW_SUFFIXES:
@@ -126,11 +122,7 @@ def arrow_files(path: Path) -> tuple[Path, ...]:
 
 
 def split_paths(folder: Path) -> list[Path]:
-    """Return the paths that name the splits of a folder of Parquet or Arrow files: files, or names without numbers.
-
-    Raises:
-        DataError: a file of ``datasets.save_to_disk`` can't be read.
-    """
+    """Return the paths that name the splits of a folder of Parquet or Arrow files: files, or names without numbers."""
     found = _saved(folder)
     if found is None:
         named = _splits(folder).items()
@@ -227,9 +219,6 @@ def arrow_rows(path: Path, picture: str = "") -> Generator[ArrowHeader | Mapping
     Args:
         path: as ``is_arrow`` knows it.
         picture: column of pictures, whose values are bytes; a struct with ``bytes`` counts as them.
-
-    Raises:
-        DataError: a file can't be read, or needs more than the limits; the files have unlike columns; no pyarrow.
     """
     with contextlib.closing(_lines(path, picture)) as lines:
         header = _header(next(lines))
@@ -334,9 +323,6 @@ def encoded_rows(
     """Yield the header and rows of files as JSON; see the docstring of the module.
 
     ``begin_batch`` is called before each batch of rows.
-
-    Raises:
-        DataError: names the file.
     """
     first: _Columns | None = None
     left = max(most_bytes, MAX_FACTOR * sum(file.stat().st_size for file in files))
@@ -421,13 +407,7 @@ def _limit(kind: int, most: int) -> None:
 
 
 class _Columns(NamedTuple):
-    """Columns of one file.
-
-    Attributes:
-        header: fields of ``ArrowHeader``, for JSON.
-        names: of the columns that are read.
-        types: of these.
-    """
+    """Columns of one file: ``header`` has the fields of ``ArrowHeader``, the others are of those that are read."""
 
     header: tuple[list[str], dict[str, str], list[str], dict[str, list[str]]]
     names: list[str]

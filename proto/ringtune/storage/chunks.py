@@ -72,11 +72,7 @@ class FileJoiner:
         self._digest = hashlib.sha256()
 
     def add(self, chunk: control_pb2.FileChunk) -> bool:
-        """Write a chunk; return whether it was the last one.
-
-        Raises:
-            IntegrityError: the file is complete, and its digest differs.
-        """
+        """Write a chunk; return whether it was the last one."""
         self._digest.update(chunk.chunk)
         self.file.write(chunk.chunk)
         if chunk.last and chunk.sha256 != self._digest.hexdigest():
@@ -87,12 +83,7 @@ class FileJoiner:
 def write_files(
     chunks: Iterable[control_pb2.FileChunk], folder: Path, *, names: Collection[str], max_bytes: int, source: str
 ) -> None:
-    """Write files to an empty folder, exactly those with these names; arguments as ``write_any_files``.
-
-    Raises:
-        IntegrityError: as there, or a missing file.
-        StorageError: they can't be written.
-    """
+    """Write files to an empty folder, exactly those with these names; arguments as ``write_any_files``."""
     came = write_any_files(chunks, folder, names=names, max_bytes=max_bytes, source=source)
     missing = sorted(set(names) - came.keys())
     if missing:
@@ -103,16 +94,6 @@ def write_any_files(
     chunks: Iterable[control_pb2.FileChunk], folder: Path, *, names: Collection[str], max_bytes: int, source: str
 ) -> dict[str, Path]:
     """Write files to an empty folder.
-
-    Args:
-        chunks: of the files, one file after the other.
-        folder: to write to.
-        names: allowed names; folders in a name are made.
-        max_bytes: of all files together.
-        source: sender, for errors.
-
-    Returns:
-        Name -> path of each received file.
 
     Raises:
         IntegrityError: another name, a name twice, too many bytes, or a digest that differs.

@@ -172,9 +172,6 @@ def rename_durably(path: Path, target: Path) -> None:
 
     Example: ``adapter.safetensors.part`` becomes ``adapter.safetensors``; after a power cut that name is absent or
     complete.
-
-    Raises:
-        StorageError: it fails; ``path`` is unchanged.
     """
     with storage_errors(target):
         _force_to_disk(path)
@@ -191,11 +188,7 @@ def _force_to_disk(path: Path) -> None:
 
 
 def temporary_file(folder: Path | None) -> BinaryIO:
-    """Open a new file without a name, which is gone when it is closed, in a folder if there is that folder.
-
-    Raises:
-        StorageError: it can't be made.
-    """
+    """Open a new file without a name, which is gone when it is closed, in a folder if there is that folder."""
     place = folder if folder is not None and folder.is_dir() else Path(tempfile.gettempdir())
     with storage_errors(place):
         return tempfile.TemporaryFile(dir=place)
@@ -265,12 +258,7 @@ def is_claimed(folder: Path, kind: str) -> bool:
 
 
 def require_free(folder: Path, kind: str) -> None:
-    """Refuse a folder with entries but without the marker; writes nothing.
-
-    Raises:
-        UsageError: names some entries, and the remedy.
-        StorageError: it is no folder, or can't be read.
-    """
+    """Refuse a folder with entries but without the marker; writes nothing."""
     with storage_errors(folder):
         others = sorted(entry.name for entry in folder.iterdir() if entry.name != LOCK) if folder.exists() else []
     if not others or is_claimed(folder, kind):
@@ -288,14 +276,7 @@ def require_absent(path: Path) -> None:
 
 
 def require_own(path: Path, what: str, is_own: Callable[[Path], bool]) -> None:
-    """Refuse to overwrite a file that the same command has not written.
-
-    ``what`` is the command and its file, for the message, such as ``plan as 'ringtune plan' saved it``. ``is_own``:
-    whether a file is the command's; an ``OSError`` or ``ValueError`` means that it is not.
-
-    Raises:
-        UsageError: another file is there.
-    """
+    """Refuse to overwrite a file that the same command has not written."""
     if not os.path.lexists(path) or path.is_dir():
         return
     try:
@@ -307,12 +288,7 @@ def require_own(path: Path, what: str, is_own: Callable[[Path], bool]) -> None:
 
 
 def claim(folder: Path, kind: str) -> None:
-    """Make a folder and write its marker, unless it has it.
-
-    Raises:
-        UsageError: as ``require_free``.
-        StorageError: it can't be made or written.
-    """
+    """Make a folder and write its marker, unless it has it."""
     require_free(folder, kind)
     if not is_claimed(folder, kind):
         mark(folder, kind)

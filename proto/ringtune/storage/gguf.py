@@ -166,10 +166,6 @@ def read_gguf_header(path: Path, *, lists: Collection[str] = ()) -> GgufHeader:
     Args:
         path: of the file.
         lists: keys of lists to read; others take no memory.
-
-    Raises:
-        ModelError: the file can't be read, is a Git LFS pointer, or has tensors of a type that can't be read.
-        IntegrityError: it is truncated, or its header is inconsistent with itself or the size of the file.
     """
     if is_lfs_pointer(path):
         raise ModelError(pointer_advice(path))

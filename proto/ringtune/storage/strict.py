@@ -130,11 +130,7 @@ def key_of(field: str) -> str:
 
 
 def read_value(hint: Any, value: object, *, where: str, error: type[InvalidInputError]) -> Any:
-    """Check one value against a type, and return it in that type.
-
-    Raises:
-        InvalidInputError: as ``error``, with the expected and the found type.
-    """
+    """Check one value against a type, and return it in that type."""
     if hint in _SCALARS:
         return _read_scalar(hint, value, where=where, error=error)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
@@ -323,11 +319,7 @@ class Bounds:
         return ", ".join(words for words, _, _ in self._ends)
 
     def check(self, name: str, value: Any, error: type[InvalidInputError]) -> None:
-        """Refuse a value out of range.
-
-        Raises:
-            InvalidInputError: as ``error``; names the violated end.
-        """
+        """Refuse a value out of range."""
         if isinstance(value, bool):
             raise error(f"{name} is {str(value).lower()}, it has to be a number")
         for words, end, holds in self._ends:
@@ -367,11 +359,7 @@ class OneOf:
         return ", ".join(self.words)
 
     def check(self, name: str, value: str | tuple[str, ...], error: type[InvalidInputError]) -> None:
-        """Refuse another word.
-
-        Raises:
-            InvalidInputError: as ``error``; has the reason or the nearest word.
-        """
+        """Refuse another word."""
         for word in (value,) if isinstance(value, str) else value:
             if word not in self.words:
                 advice = self.reasons.get(word) or nearest(word, self.words)
@@ -404,11 +392,7 @@ def field_rules(cls: type[Any]) -> dict[str, tuple[Rule, ...]]:
 
 
 def check_fields(settings: object, *, where: str, error: type[InvalidInputError]) -> None:
-    """Refuse values of a dataclass that break the rules of its fields; None breaks none.
-
-    Raises:
-        InvalidInputError: as ``error``, with the dotted name of the field.
-    """
+    """Refuse values of a dataclass that break the rules of its fields; None breaks none."""
     cls: Any = type(settings)
     for name, rules in field_rules(cls).items():
         if (value := getattr(settings, name)) is not None:
@@ -435,10 +419,5 @@ def read_given(path: Path, *, encoding: str = "utf-8") -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Parse a JSON file.
-
-    Raises:
-        OSError: as ``read_given``.
-        ValueError: not JSON, or nested too deeply.
-    """
+    """Parse a JSON file."""
     return parse_json(read_given(path))

@@ -46,12 +46,7 @@ _MAX_PROBLEMS: Final = 100
 
 
 class Problem(NamedTuple):
-    """Reason why a row can't be used.
-
-    Attributes:
-        what: description without line and cells.
-        is_missing: whether a value is missing, so that ``data.missing = "skip"`` leaves the row out.
-    """
+    """Reason why a row can't be used, without line and cells; it may be a missing value (``data.missing``)."""
 
     what: str
     remedy: str = "correct or remove the row"
@@ -210,9 +205,6 @@ def table_rows(
         account: for bad rows, columns and notes; None = bad rows raise ``DataError`` at the end.
         encoding: of a text file; ``auto`` = detected.
         may_be_empty: keys of columns that may be empty.
-
-    Raises:
-        DataError: no file, another suffix, not readable, or a column is missing in every row.
     """
     book = account or RowAccount(path)
     if is_arrow(path):
@@ -296,11 +288,7 @@ def _missing(column: str) -> Problem:
 
 
 def require_columns(account: RowAccount, columns: Mapping[str, str], found: Sequence[str]) -> None:
-    """Refuse a file that lacks columns; the message has all missing ones.
-
-    Raises:
-        DataError: lists the columns of the file, unless they may be a row of another owner.
-    """
+    """Refuse a file that lacks columns; the message has all missing ones."""
     missing = {key: name for key, name in columns.items() if name not in found}
     if not missing:
         return
@@ -595,13 +583,7 @@ _TAGS: Final = "tags"
 
 
 class TaggedWords(NamedTuple):
-    """Words of one text.
-
-    Attributes:
-        words: at least one, none empty.
-        tags: tag of each word; empty if they are not read.
-        record: line and columns, as from ``table_rows``.
-    """
+    """Words of one text, none empty, and the tag of each if they are read."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
@@ -634,9 +616,6 @@ def tagged_rows(
         more: further required columns, as for ``table_rows``; not for CoNLL.
         known_tags: name of the tags of a CoNLL file in records if they are not read.
         encoding: of the file.
-
-    Raises:
-        DataError: the file can't be used.
     """
     if is_conll(path):
         yield from _read_conll(path, account, (words, tags or known_tags or _TAGS), encoding, needs_tags=bool(tags))

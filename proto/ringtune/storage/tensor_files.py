@@ -68,12 +68,7 @@ def stored_bytes(dtype: str, shape: Sequence[int]) -> int | None:
 
 
 def read_safetensors_header(path: str | Path) -> dict[str, TensorInfo]:
-    """Read the header of a safetensors file: name -> tensor, in the order of the data.
-
-    Raises:
-        ModelError: the file can't be read, or is a Git LFS pointer.
-        IntegrityError: truncated, or the header is inconsistent with itself or the size of the file.
-    """
+    """Read the header of a safetensors file: name -> tensor, in the order of the data."""
     path = Path(path)
     if is_lfs_pointer(path):
         raise ModelError(pointer_advice(path))
@@ -90,9 +85,6 @@ def header_of(
     """Read the header of an open safetensors file of ``size`` bytes: name -> tensor, in the order of the data.
 
     ``where`` names the file in errors; a header above ``max_header_bytes`` is not read.
-
-    Raises:
-        IntegrityError: truncated, or the header is inconsistent with itself or the size of the file.
     """
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or not 2 <= length <= min(size - 8, max_header_bytes):
@@ -202,9 +194,6 @@ def tensors_digest(tensors: Mapping[str, TensorPieces]) -> str:
 
 class TensorFile:
     """A safetensors file with a checked header; tensors are read on demand.
-
-    Attributes:
-        infos: name -> tensor, in the order of the data.
 
     Raises:
         IntegrityError: truncated, or the header is inconsistent with itself or the size of the file.

@@ -60,12 +60,7 @@ _BUFFER_BYTES: Final = 1 << 16
 
 
 class TextForm(NamedTuple):
-    """Encoding of a text file, and a note on how it was chosen.
-
-    Attributes:
-        encoding: Python's name.
-        note: for the user; empty for UTF-8 and for a given encoding.
-    """
+    """Encoding of a text file by Python's name, and a note on how it was chosen, empty where it is the expected one."""
 
     encoding: str
     note: str = ""
@@ -97,11 +92,7 @@ def check_rows_file(path: Path) -> None:
 
 
 def text_form(path: Path, encoding: str = AUTO) -> TextForm:
-    """Detect the encoding of a file, unpacked if it is packed, unless ``encoding`` names one.
-
-    Raises:
-        DataError: no file, another format by its first bytes, or no encoding fits; names line and byte.
-    """
+    """Detect the encoding of a file, unpacked if it is packed, unless ``encoding`` names one."""
     check_rows_file(path)
     with _opened(path) as file:
         first = file.read(_FIRST_BYTES)
@@ -168,12 +159,7 @@ def _unpacked_zstd(path: Path, file: IO[bytes]) -> Any:
 
 
 class _Bounded(io.RawIOBase):
-    """Unpacked bytes, up to a limit.
-
-    Args:
-        source: has a method ``read``.
-        path: of the packed file.
-    """
+    """Unpacked bytes, up to a limit."""
 
     def __init__(self, source: Any, path: Path) -> None:
         self._source, self._path = source, path

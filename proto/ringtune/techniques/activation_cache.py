@@ -194,12 +194,7 @@ def hosts_at(placement: Placement, boundary: int) -> tuple[str, ...]:
 
 
 class BatchKey(NamedTuple):
-    """A batch with later visits.
-
-    Attributes:
-        owner: of the rows.
-        batch: its id, or its index among the batches of an evaluation.
-    """
+    """A batch with later visits, by its id, or its index among the batches of an evaluation."""
 
     owner: str
     is_evaluated: bool
@@ -266,13 +261,7 @@ class _Entry(NamedTuple):
 
 
 class CachedBatches:
-    """The kept hidden states of one run, derived from the passages of granted turns.
-
-    Args:
-        plan: of the run, in one placement.
-        cache: of this placement.
-        items_ahead: minimum number of items between the end of the keeping turn and the start of a reading turn.
-    """
+    """The kept hidden states of one run, derived from the passages of granted turns."""
 
     def __init__(self, plan: Plan, cache: ActivationCacheSettings, *, items_ahead: int) -> None:
         self._plan, self._cache, self._items_ahead = plan, cache, items_ahead
@@ -379,7 +368,6 @@ class ExpectedCacheUse:
     """Expected savings of a run by the cache.
 
     Attributes:
-        items: passes of batches through the ring.
         entering: those that enter at a kept boundary.
         blocks: saved forwards of one batch through one block.
         kept: host -> kept batches, counted each time they are kept.
@@ -421,11 +409,7 @@ def expected_cache_use(plan: Plan) -> ExpectedCacheUse:
 
 
 def with_prefix_cache(job: Any, plan: Plan) -> Plan:
-    """Add to a plan the cache for which its job asks.
-
-    Raises:
-        PlanError: helpers, the course or an audit exclude a cache, or no batch would be read.
-    """
+    """Add to a plan the cache for which its job asks."""
     cache = job.cache.of_placement(job.model.dtype)
     if cache is None or not plan.course.num_steps:
         return plan
@@ -443,11 +427,7 @@ def with_prefix_cache(job: Any, plan: Plan) -> Plan:
 
 
 def check_given_cache(job: Any, plan: Plan) -> None:
-    """Refuse a given plan with another cache than the job's.
-
-    Raises:
-        PlanError: names both settings.
-    """
+    """Refuse a given plan with another cache than the job's."""
     wanted, remedy = job.cache.of_placement(job.model.dtype), "plan anew with 'ringtune plan JOB --save FILE'"
     for cache in (one.cache for one in plan.placements if one.cache is not None):
         if cache != wanted:

@@ -33,12 +33,7 @@ POLICIES: Final = (NONE, VELORA, RECOMPUTE, BOTH)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlicePolicy:
-    """The activation policy of one slice.
-
-    Attributes:
-        recomputed: blocks that run again for their backward.
-        projected: blocks with linear layers that keep projections (VeLoRA).
-    """
+    """The activation policy of one slice: blocks that run again for their backward, and those with VeLoRA."""
 
     recomputed: tuple[Range, ...] = ()
     projected: tuple[Range, ...] = ()
@@ -138,11 +133,7 @@ class VeloraSettings:
             object.__setattr__(self, "parts", DEFAULT_PARTS)
 
     def check_trained(self, adapter: Adapter) -> None:
-        """Refuse layers that do not train with an adapter configuration.
-
-        Raises:
-            JobError: names the layer and what trains.
-        """
+        """Refuse layers that do not train with an adapter configuration."""
         own = trains_own_weights(adapter.config)
         for layer in self.layers:
             if is_adapter(layer) == own:
@@ -155,11 +146,7 @@ class VeloraSettings:
 
 
 def checked(memory: Memory, velora: VeloraSettings | None, adapter: Adapter) -> VeloraSettings | None:
-    """Return the VeLoRA settings of a job: the given ones, or the defaults where its policy needs some.
-
-    Raises:
-        JobError: settings are given without such a policy, or their layers do not train.
-    """
+    """Return the VeLoRA settings of a job: the given ones, or the defaults where its policy needs some."""
     if memory.activations in (NONE, RECOMPUTE) and velora is not None:
         raise JobError(
             f"[velora] has settings of memory.activations = '{VELORA}', '{BOTH}' or '{AUTO}', but this job has "

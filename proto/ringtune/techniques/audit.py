@@ -545,13 +545,7 @@ def tolerance(dtype: str, wire: str, first: tuple[str, int], second: tuple[str, 
 
 
 def judge(asked: Question, results: Mapping[str, Compared], permitted: Tolerance) -> Finding | None:
-    """Compare a repeated cell with what its host told; None = all is right.
-
-    Args:
-        asked: the question.
-        results: by name of the entry; of a block whose state the host did not tell, too.
-        permitted: distances of what the host and the one that repeated it computed.
-    """
+    """Compare a repeated cell with what its host told; None = all is right."""
     cell = asked.cell
     for name, peer in asked.peers.items():  # before what follows from it
         if (tag := tag_name(name)) in asked.told and results[tag].found != asked.told[tag]:

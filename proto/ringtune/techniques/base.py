@@ -26,13 +26,7 @@ from ringtune.schedule.turns import Turn
 
 
 class DiskTerm(NamedTuple):
-    """Bytes that a run keeps in a node's folder.
-
-    Attributes:
-        what: in words, in the plural.
-        size_bytes: upper bound.
-        remedy: how to do without.
-    """
+    """Bytes that a run keeps in a node's folder at most: what (a plural), and how to do without."""
 
     what: str
     size_bytes: int
@@ -40,13 +34,7 @@ class DiskTerm(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """Tensors of which several nodes of a plan hold equal copies.
-
-    Attributes:
-        what: in words.
-        nodes: that update a copy each; at least two.
-        remedy: an alternative for the user.
-    """
+    """Tensors of which several nodes of a plan hold equal copies, in words, and an alternative for the user."""
 
     what: str
     nodes: tuple[str, ...]
@@ -96,7 +84,6 @@ class Technique:
     """The answers of one technique.
 
     Attributes:
-        name: of its module.
         later_keys: its job keys that the first version did not have, each with the value that means the former
             behaviour; a job with that value has the digest of one without the key.
         unused_keys: its job keys without any effect on the result of a job, because of its other keys.

@@ -27,11 +27,7 @@ def is_rounded(job: Any) -> bool:
 
 
 def check_compute(job: Any) -> None:
-    """Refuse products in bfloat16 beside what needs exact ones, or has products of its own.
-
-    Raises:
-        JobError: names both keys, and the remedy.
-    """
+    """Refuse products in bfloat16 beside what needs exact ones, or has products of its own."""
     if not is_rounded(job):
         return
     beside = {

@@ -37,11 +37,7 @@ from ringtune.techniques.operations import needs_base_gradients, operations_of
 
 
 def check_frozen(job: Any) -> None:
-    """Refuse small frozen weights where the other sections of a job exclude them.
-
-    Raises:
-        JobError: names both keys, and the remedy.
-    """
+    """Refuse small frozen weights where the other sections of a job exclude them."""
     problem = not_small_reason(job)
     if problem and job.runtime.frozen in FROZEN_DTYPES:
         kind = ContradictionError if method_class(job.train.method).full_parameters else JobError
@@ -112,9 +108,6 @@ def check_given_frozen(job: Any, plan: Plan) -> None:
     """Refuse a given plan with another type of frozen weights than the job's.
 
     Native or widened products are not compared: every node can do both.
-
-    Raises:
-        PlanError: names both types.
     """
     has = dtype_of(plan.course.frozen)
     if job.runtime.frozen not in (AUTO, has, *([AS_COMPUTED] if is_rounded(job) and has == BFLOAT16 else [])):
@@ -210,14 +203,9 @@ def frozen_bytes(
 
 
 def widened_bytes(largest_params: int, *, item_bytes: int, frozen: FrozenWeights | None) -> int:
-    """Bytes of the buffer for a widened frozen matrix; 0 where it is multiplied natively in bfloat16.
+    """Bytes of the buffer for the largest frozen matrix, widened; 0 where it is multiplied natively in bfloat16.
 
     Those of 4 bits and of GGUF need work space of a chunk besides: codes, and numbers in float32 that are then rounded.
-
-    Args:
-        largest_params: numbers of the largest frozen matrix.
-        item_bytes: of a number in the type of the computation.
-        frozen: their type.
     """
     if frozen is None or (frozen.native and frozen.dtype == BFLOAT16):
         return 0

@@ -80,11 +80,7 @@ def _default(method: object) -> str:
 
 
 def check_job(job: Any) -> None:
-    """Refuse a job that combines a method for all parameters with what is for adapters or for parts of blocks.
-
-    Raises:
-        JobError: names both keys, and the remedy.
-    """
+    """Refuse a job that combines a method for all parameters with what is for adapters or for parts of blocks."""
     train, adapter, privacy = job.train, job.adapter, job.privacy
     if not method_class(train.method).full_parameters:
         return
@@ -107,11 +103,7 @@ def check_job(job: Any) -> None:
 
 
 def check_group(settings: HiftSettings | None, num_blocks: int, private_blocks: int = 0) -> None:
-    """Refuse groups of more units than take turns: with private blocks neither these nor the embedding do.
-
-    Raises:
-        JobError: names the key, and the number of units.
-    """
+    """Refuse groups of more units than take turns: with private blocks neither these nor the embedding do."""
     if settings is None:
         return
     units = num_blocks + len(ALWAYS) - len(settings.always_active) - private_blocks - (private_blocks > 0)
@@ -127,9 +119,6 @@ def check_warmup(train: Train, num_steps: int, num_sweeps: int) -> None:
 
     The warm-up counts sweeps; ``num_sweeps`` is the number that the run begins, or that of the steps where each step
     has its own learning rate.
-
-    Raises:
-        JobError: names the key, and both numbers.
     """
     if train.warmup_steps > num_steps:
         raise JobError(

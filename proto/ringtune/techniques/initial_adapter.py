@@ -124,10 +124,6 @@ def initial_values(job: Any, unpickle: Unpickle) -> Pieces:
     """Read ``adapter.from`` of a job, and return the file of initial values.
 
     ``unpickle`` is called for files that are not safetensors.
-
-    Raises:
-        JobError: the folder has no adapter, one of another kind of model, or another one than ``adapter.config``.
-        InvalidInputError: a file can't be read or is damaged.
     """
     try:
         return _initial_values(job, unpickle)
@@ -168,11 +164,7 @@ def _initial_values(job: Any, unpickle: Unpickle) -> Pieces:
 
 
 def with_digest(job: Any, sha256: str) -> Any:
-    """Copy a job with the digest of its initial values.
-
-    Raises:
-        JobError: the job names another digest.
-    """
+    """Copy a job with the digest of its initial values."""
     if job.adapter.sha256 not in ("", sha256):
         raise JobError(
             f"adapter.from = {job.adapter.from_} has values with the digest {sha256[:12]}, adapter.sha256 says "
@@ -494,11 +486,7 @@ def _check_model(folder: Path, found: Folder, model: Path) -> None:
 
 
 def check_job(job: Any) -> None:
-    """Refuse initial values where nothing of the kind trains, or where they would count several times.
-
-    Raises:
-        JobError: names both keys, and the remedy.
-    """
+    """Refuse initial values where nothing of the kind trains, or where they would count several times."""
     if not job.adapter.from_:
         return
     if trains_own_weights(job.adapter.config) or method_class(job.train.method).full_parameters:
@@ -518,11 +506,7 @@ def check_job(job: Any) -> None:
 
 
 def courses(job: Any, course: Course, nodes: Sequence[Any]) -> tuple[Course]:
-    """Return the course with the digest of the initial values.
-
-    Raises:
-        JobError: the folder was not read.
-    """
+    """Return the course with the digest of the initial values."""
     if job.adapter.from_ and not job.adapter.sha256:
         raise JobError(f"adapter.from = {job.adapter.from_!r} was not read; train with 'ringtune train', which does")
     return (dataclasses.replace(course, initial=job.adapter.sha256),)

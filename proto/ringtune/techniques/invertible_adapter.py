@@ -29,11 +29,7 @@ from ringtune.techniques.base import Technique
 
 
 def check_family(adapter_config: str, family: Family, dimensions: Dimensions) -> None:
-    """Refuse an invertible adapter for a family without one in the library.
-
-    Raises:
-        JobError: names the configuration and the family.
-    """
+    """Refuse an invertible adapter for a family without one in the library."""
     if invertible_of(adapter_config) is not None and (family.plugged or dimensions.fixed):
         raise JobError(
             f"adapter.config = {adapter_config!r}: AdapterHub has no invertible adapters for {family.model_type}; "
@@ -42,11 +38,7 @@ def check_family(adapter_config: str, family: Family, dimensions: Dimensions) ->
 
 
 def courses(job: Any, course: Course, nodes: Sequence[Any]) -> tuple[Course]:
-    """Return the course, with the invertible adapter if the job has one.
-
-    Raises:
-        JobError: the method can't train it.
-    """
+    """Return the course, with the invertible adapter if the job has one."""
     if invertible_of(job.adapter.config) is None:
         return (course,)
     try:

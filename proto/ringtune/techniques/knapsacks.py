@@ -192,9 +192,6 @@ def joint(
 
     ``backward`` and ``forward`` are values of the operations, K by N, ``forward`` before it is multiplied by
     ``score_scale``.
-
-    Raises:
-        PlanError: a scaled forward score is too large for a float.
     """
     with np.errstate(over="ignore"):
         scaled = score_scale * forward
@@ -263,9 +260,6 @@ def kept(choosers: Sequence[Chooser], scores: NDArray[np.float64], most: float) 
 
     ``scores`` are of each chooser by each score of the policy, summed over its blocks and all micro-batches; ``most``
     is the number of subnets to keep, each block of a group counting as one.
-
-    Raises:
-        PlanError: ``most`` is less than every chooser.
     """
     blocks = np.array([chooser.stop - chooser.start for chooser in choosers])
     each = scores / blocks[:, None]
@@ -304,12 +298,7 @@ def batches_of(course: Course) -> list[Batches]:
 
 
 def scores_by_owner(course: Course, choosers: Sequence[Chooser], scores: Sequence[BlockScores]) -> dict[str, Scores]:
-    """Sort scores into one array for each owner, with 0 for blocks that choose nothing.
-
-    Raises:
-        PlanError: a score is missing, doubled, of an unknown batch or block, negative or not finite; names owner,
-            batch, micro-batch, block and subnet.
-    """
+    """Sort scores into one array for each owner, with 0 for blocks that choose nothing."""
     needed = sorted({block for chooser in choosers for block in range(chooser.start, chooser.stop)})
     rows: dict[str, list[BlockScores]] = {owner.node: [] for owner in course.owners}
     for entry in scores:
@@ -392,9 +381,6 @@ def choose_table(course: Course, scores: Sequence[BlockScores], step: int = 0) -
 
     ``scores`` are of every micro-batch of each scored batch (``Course.num_scored``) and every block that may train;
     empty where the policy needs none. ``step`` is that of the decision; the policy random draws another table at each.
-
-    Raises:
-        PlanError: the course chooses nothing, scores are refused (``scores_by_owner``), or nothing would ever be full.
     """
     if course.choice is None:
         raise PlanError("this run chooses no operations; give its job [operations] with a policy")

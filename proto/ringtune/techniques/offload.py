@@ -155,9 +155,6 @@ def check_job(job: Any) -> None:
     """Refuse a job with helpers that its other sections exclude, or with users that nothing is trained for.
 
     With ``auto`` and one set of adapters for all rows such a job goes without helpers (``unhelped_reason``).
-
-    Raises:
-        JobError: names both keys, and the remedy; a ``ContradictionError`` where no block has an adapter to fit.
     """
     settings = job.offload
     may_go_without = settings.mode == AUTO and not settings.helper_settings.has_users
@@ -239,11 +236,7 @@ def check_user_column(data: Data, settings: OffloadSettings, *, task: str) -> No
 
 
 def check_fused(settings: OffloadSettings, *, adapter: Adapter, train: Train, fused: bool) -> None:
-    """Refuse adapters that a helper can't fit in a model with a fused query, key and value matrix.
-
-    Raises:
-        JobError: names the adapter, and the remedy.
-    """
+    """Refuse adapters that a helper can't fit in a model with a fused query, key and value matrix."""
     if not settings.is_on:
         return
     for where, config in _configs(settings, adapter).items():
@@ -287,9 +280,6 @@ def helped(plan: Plan, helper_of: Mapping[str, str], settings: HelperSettings = 
     Each block is a range of its own, so that pairs of upper blocks travel, and their weights return, while lower blocks
     still go backward. Example: with the slices [0, 2) of a and [2, 4) of b, ``{"a": "z"}`` gives the helper z the
     ranges [0, 1) and [1, 2).
-
-    Raises:
-        PlanError: the course excludes helpers, or a host would help itself.
     """
     free = dataclasses.replace(plan.course, offload=None)
     placements = tuple(
@@ -329,11 +319,7 @@ def _placed(job: Any, plan: Plan) -> Plan:
 
 
 def check_plan(job: Any, plan: Plan) -> None:
-    """Refuse a given plan with other helpers than its job names; with ``auto`` any helpers are accepted.
-
-    Raises:
-        PlanError: names the helpers of plan and job, or their settings.
-    """
+    """Refuse a given plan with other helpers than its job names; with ``auto`` any helpers are accepted."""
     wish = job.offload
     has, wanted = plan.course.helper_settings, job.offload.helper_settings
     helps = bool(plan.placement.helpers)
@@ -359,11 +345,7 @@ def _text(helper_of: object) -> str:
 
 
 def named_helpers(settings: OffloadSettings, known: Collection[str]) -> Mapping[str, str]:
-    """The helper of each host that a job names; ``known`` are the names of all nodes.
-
-    Raises:
-        JobError: a name is that of no node; names the nearest.
-    """
+    """The helper of each host that a job names; ``known`` are the names of all nodes."""
     for host, helper in settings.helpers.items():
         for name in (host, helper):
             if name not in known:

@@ -35,9 +35,6 @@ def counts_of(settings: OperationsSettings, microbatches: int, each: tuple[float
     """Counts of a job: its own, or as many whole full operations as fit ``compute``, then forward-only ones.
 
     ``each`` is the cost of a forward and of a backward.
-
-    Raises:
-        JobError: neither ``compute`` nor ``full`` is set.
     """
     if settings.policy == "standard":
         return OperationCounts(microbatches, 0)
@@ -55,11 +52,7 @@ def counts_of(settings: OperationsSettings, microbatches: int, each: tuple[float
 
 
 def check_counts(settings: OperationsSettings, counts: OperationCounts, microbatches: int) -> None:
-    """Refuse counts above the number of micro-batches, and counts without a full operation.
-
-    Raises:
-        JobError: with both numbers and the key to change.
-    """
+    """Refuse counts above the number of micro-batches, and counts without a full operation."""
     if sum(counts) > microbatches:
         raise JobError(
             f"operations.full = {counts.full} and operations.forward_only = {counts.forward_only} are more than the "
@@ -84,7 +77,6 @@ class HostCost:
     """The costs of one host for one micro-batch, in seconds.
 
     Attributes:
-        blocks: number of hosted blocks.
         full_s: full operations of all its blocks.
         forward_s: forward-only ones of all its blocks.
     """
@@ -119,9 +111,6 @@ def balanced(boards: Sequence[HostCost], microbatches: int, most: float) -> dict
     They do at least ``MIN_SHARE`` of the possible compute. The choice is exact: for each possible longest busy time all
     other boards get the counts that fill it best. ``most`` is the limit of all boards together, in full operations of
     one block for one micro-batch.
-
-    Raises:
-        JobError: not every board could do one full operation.
     """
     limits = sorted(
         {
@@ -190,9 +179,6 @@ def choice_of(
         num_blocks: of the model.
         local_iterations: steps of one turn.
         owners: turns of one round.
-
-    Raises:
-        JobError: counts do not fit the micro-batches, or nothing would ever be full.
     """
     hosts = [host for host in hosts if host.num_blocks]
     mean, subnets = _mean_cost(hosts, costs), 1 if settings.by_slice else subnets

@@ -182,11 +182,7 @@ _OF_A_CHOICE: Final = ("compute", "full", "by_slice", "balance", "scores", "refr
 
 
 def check_operations(operations: OperationsSettings, *, adapter: Adapter, train: Train) -> None:
-    """Refuse operations that the other sections of a job exclude.
-
-    Raises:
-        JobError: names both keys, and the remedy.
-    """
+    """Refuse operations that the other sections of a job exclude."""
     if operations.table:
         _check_table_alone(operations)
     elif operations.is_chosen:
@@ -238,11 +234,7 @@ _REMEDY: Final = "give the operations.json of a run, or the operations of its pl
 
 
 def with_table_read(settings: OperationsSettings, folder: Path) -> OperationsSettings:
-    """Replace the file name in ``operations.table``, relative to ``folder``, by the text of the file.
-
-    Raises:
-        JobError: the file can't be read, or has no table.
-    """
+    """Replace the file name in ``operations.table``, relative to ``folder``, by the text of the file."""
     if not settings.table or _is_text(settings.table):
         return settings
     try:
@@ -266,11 +258,7 @@ def with_table_read(settings: OperationsSettings, folder: Path) -> OperationsSet
 
 
 def given_tables(settings: OperationsSettings) -> tuple[ScheduledTable, ...]:
-    """Parse the tables of a job, each with its first step; empty where the job has none.
-
-    Raises:
-        JobError: the job names a file, which is not read, or its text is no table.
-    """
+    """Parse the tables of a job, each with its first step; empty where the job has none."""
     if not settings.table:
         return ()
     if not _is_text(settings.table):
@@ -304,8 +292,6 @@ class Chooser:
     """One subnet of one block, or one group of blocks with common operations.
 
     Attributes:
-        start: the first block.
-        stop: the block after the last one.
         subnet: number of the subnet in the block; 0 in a group.
         first: the preferred micro-batch of batch 0 where scores tie.
         capacity: of all its blocks together.
@@ -334,13 +320,7 @@ class Chooser:
 
 
 class Limits(NamedTuple):
-    """The limits of one chooser for one batch, in whole numbers.
-
-    Attributes:
-        costs: rows of each micro-batch, or 1 where micro-batches are counted.
-        full: sum of costs of full operations; at least one micro-batch fits.
-        forward_only: sum of costs of forward-only ones.
-    """
+    """The limits of one chooser for one batch, in whole numbers: costs are rows of micro-batches, or 1 each."""
 
     costs: tuple[int, ...]
     full: int
@@ -558,11 +538,7 @@ def score_keys(plan: Plan, turn: Turn, node: str) -> tuple[ScoreKey, ...]:
 
 
 def check_scores(plan: Plan, turn: Turn, node: str, scores: Sequence[BlockScores]) -> None:
-    """Refuse scores that are not exactly those that a node owes; their numbers are not checked.
-
-    Raises:
-        IntegrityError: names node, turn, and the entry that is missing, doubled or not owed.
-    """
+    """Refuse scores that are not exactly those that a node owes; their numbers are not checked."""
     choice, owed = plan.course.choice, score_keys(plan, turn, node)
     if not owed and not scores:
         return
@@ -593,14 +569,7 @@ def check_scores(plan: Plan, turn: Turn, node: str, scores: Sequence[BlockScores
 
 
 class TurnOperations:
-    """The operation tables that one run chooses.
-
-    Attributes:
-        in_force: the table for the next turn; None before the first.
-
-    Raises:
-        PlanError: the table in force at ``start`` is missing, or not of this course.
-    """
+    """The operation tables that one run chooses."""
 
     def __init__(self, plan: Plan, start: StartPoint | None) -> None:
         step, self.in_force = (start.step, start.operations) if start else (0, None)
@@ -644,11 +613,7 @@ class TurnOperations:
         return scores
 
     def chosen(self, step: int, operations: Operations) -> bool:
-        """Take a chosen table into force; False without effect if none is being chosen for this step.
-
-        Raises:
-            PlanError: the table does not fit the course.
-        """
+        """Take a chosen table into force; False without effect if none is being chosen for this step."""
         if self.chooses_for != step:
             return False
         self._plan.decided((), operations)
@@ -669,11 +634,7 @@ class TurnOperations:
             self._open[turn.index] = set()
 
     def note(self, node: str, turn: Turn, scores: Sequence[BlockScores]) -> None:
-        """Note the scores with which a node ends a turn; a second report of a turn changes nothing.
-
-        Raises:
-            IntegrityError: see ``check_scores``.
-        """
+        """Note the scores with which a node ends a turn; a second report of a turn changes nothing."""
         nodes = self._open.get(turn.index)
         if nodes is not None and node in nodes:
             return
@@ -693,11 +654,7 @@ class TurnOperations:
 
 
 def check_in_force(plan: Plan, step: int, operations: Operations | None) -> None:
-    """Refuse a table that can't be in force after ``step`` steps.
-
-    Raises:
-        PlanError: a table is missing, or does not fit the course.
-    """
+    """Refuse a table that can't be in force after ``step`` steps."""
     if plan.course.choice is not None and step and operations is None:
         raise PlanError(f"the checkpoint of step {step} has no table of operations; it is of another run")
     if operations is not None:

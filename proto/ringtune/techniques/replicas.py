@@ -97,9 +97,6 @@ class CopyComparison:
         """Take a node's report at the end of a turn; compare the digests once all nodes with copies have reported.
 
         A simulator has no copies and reports none; then nothing is compared.
-
-        Raises:
-            IntegrityError: copies differ, or a node reports other units than it owes.
         """
         owed = {name: wanted for name in self._plan.nodes if (wanted := compared_at(self._plan, turn, name))}
         if node not in owed:
