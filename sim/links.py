@@ -167,10 +167,7 @@ class MeasuredLinks:
     def send(self, key: TensorKey, source: str, target: str, now_s: float) -> tuple[float, MessageCost | None]:
         """The arrival of a message that is sent at ``now_s``, decoded, and its cost for processors; counts its bytes.
 
-        A message costs a processor time where a node has no spare core.
-
-        Raises:
-            PlanError: the profile has links, but not this one.
+        A message costs a processor time where a node has no spare core. Raises ``PlanError``.
         """
         payload, seq, micro, boundary = key
         # padded tokens of the micro-batch; 0 where the bytes of the message do not depend on them

@@ -56,11 +56,7 @@ class ProfileTimes:
         self.running: dict[str, ActionKind] = {}
 
     def __call__(self, node: str, action: Action) -> float:
-        """Return the seconds of an action that begins now.
-
-        Raises:
-            PlanError: the profile has no time of this work on the node.
-        """
+        """Return the seconds of an action that begins now; raises ``PlanError``."""
         op, seq, micro, start, stop, _, _ = action
         found = self.kinds.get((node, op, micro, start, stop, self._by_seq[seq].number))
         if found is None or found.seconds is None:

@@ -40,10 +40,6 @@ def check_fits(plan: Plan, profile: Profile, *, optimizer: str, dtype: str, shap
     """Refuse a plan that its profile can't time, or that does not fit in the memory of a node.
 
     ``shape`` is of the timings; None = any.
-
-    Raises:
-        PlanError: the plan names a node that the profile lacks, or the profile is of another model or shape.
-        CapacityError: a node has less memory than the plan needs there; names it with both numbers.
     """
     known = profile.by_name
     for node in plan.nodes:
@@ -97,8 +93,6 @@ class NodePrediction:
 
     Attributes:
         blocks: what it hosts, in words: ``[0, 2)``, ``[0, 2) then none`` where the run moves.
-        busy_share: of the wall time.
-        busy_by_op_s: by the letter of the op.
         needed_bytes: what the plan reserves on it beside the libraries, as ``ringtune plan`` says.
         peak_memory_bytes: the most of it that it held at once on the virtual clock.
     """
@@ -193,7 +187,7 @@ def predict(
     tables: Sequence[ScheduledTable] = (),
     move_s: float | None = None,
 ) -> Prediction:
-    """Run ``plan`` on a virtual clock with the times of ``profile``.
+    """Run ``plan`` on a virtual clock with the times of ``profile``; raises ``PlanError`` or ``DeadlineError``.
 
     A plan whose owners were lost or came back says when for the turns after that only: from its very beginning as many
     steps are predicted with the owners that are there now.
@@ -212,10 +206,6 @@ def predict(
         seed: of draws from ``samples``.
         tables: that a run of the plan has chosen; where the plan's run chooses others, the expected one holds.
         move_s: seconds that a move takes, where that is known; else the planner's formula says it.
-
-    Raises:
-        PlanError: the profile lacks a node, a link or a time.
-        DeadlineError: the virtual run does not end; says who waits for what.
     """
     if start is None and plan.course.left_out:
         plan = Plan(dataclasses.replace(plan.course, left_out=()), plan.placements)

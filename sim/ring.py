@@ -139,9 +139,6 @@ class RingResult:
 
     Attributes:
         order: by node, all actions and messages in order.
-        spans: by node, compute actions in virtual seconds.
-        handled: by node, the recording of its engine.
-        logged: log commands of the coordinator, in order.
         finish: the end of the run; None if it did not end.
         wall_s: end of the last compute action.
         peak_inbox: by node, the largest number of tensors in its inbox.
@@ -366,10 +363,7 @@ class VirtualRing:
     def run_to_end(self) -> RingResult:
         """Run to the end, or until the clock is stopped; without the collector of reference cycles.
 
-        A run makes no cycles, and the search took a tenth of its time.
-
-        Raises:
-            DeadlineError: the run does not end; names each node and what it waits for.
+        A run makes no cycles, and the search took a tenth of its time. Raises ``DeadlineError``.
         """
         was_enabled = gc.isenabled()
         gc.disable()

@@ -86,11 +86,7 @@ def _check_size(cells: int) -> None:
 
 
 def grid(axes: Sequence[Axis]) -> list[tuple[str, ...]]:
-    """List the ``KEY=VALUE`` changes of every cell; the last axis varies fastest.
-
-    Raises:
-        UsageError: a key stands twice, or there are too many cells.
-    """
+    """List the ``KEY=VALUE`` changes of every cell; the last axis varies fastest; raises ``UsageError``."""
     _check_size(math.prod(len(axis.values) for axis in axes))
     keys = [axis.key for axis in axes]
     for key in keys:

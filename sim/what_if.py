@@ -46,11 +46,7 @@ _ALL = "*"
 
 
 def split_change(text: str) -> tuple[str, str]:
-    """Split ``KEY=VALUE`` into key and value.
-
-    Raises:
-        UsageError: ``text`` has no such form.
-    """
+    """Split ``KEY=VALUE`` into key and value; raises ``UsageError``."""
     key, equals, value = (part.strip() for part in text.partition("="))
     if not (equals and key and value):
         raise UsageError(f"{text!r} is not KEY=VALUE, e.g. pi-3.compute=0.5 or link.pi-1.pi-2.rate=100Mbit")
@@ -78,12 +74,9 @@ def change_all(profile: Profile, plan: Plan, changes: Sequence[str]) -> tuple[Pr
 
 
 def change_profile(profile: Profile, key: str, value: str) -> Profile:
-    """Change one figure of a node or a link.
+    """Change one figure of a node or a link; raises ``PlanError``.
 
     Example: with the key ``pi.compute`` and the value ``0.5`` all times of node pi are doubled.
-
-    Raises:
-        PlanError: an unknown node, link or key, with the nearest known; a value out of range.
     """
     target, _, last = key.rpartition(".")
     if target.startswith("link.") and target not in profile.by_name:
@@ -168,11 +161,7 @@ def _ends(profile: Profile, pair: str, key: str) -> tuple[str, str]:
 
 
 def plan_value(key: str, value: str) -> int | str:
-    """Convert the value of a plan key to its type.
-
-    Raises:
-        PlanError: unknown key, or no whole number.
-    """
+    """Convert the value of a plan key to its type; raises ``PlanError``."""
     if key not in PLAN_KEYS:
         raise PlanError(f"--change {key}: unknown key of the plan; {nearest(key, PLAN_KEYS)}")
     if PLAN_KEYS[key] is str:
@@ -184,11 +173,7 @@ def plan_value(key: str, value: str) -> int | str:
 
 
 def change_plan(profile: Profile, plan: Plan, values: Mapping[str, int | str]) -> tuple[Profile, Plan]:
-    """Change keys of the plan: of its method, course and placements.
-
-    Raises:
-        PlanError: the changed plan breaks a rule, or the profile has no times for other micro-batches.
-    """
+    """Change keys of the plan: of its method, course and placements; raises ``PlanError``."""
     course = plan.course
     method = _changed_method(course.method, values)
     most_hosts = max(len(placement.hosts) for placement in plan.placements)
@@ -214,13 +199,10 @@ def change_plan(profile: Profile, plan: Plan, values: Mapping[str, int | str]) -
 
 
 def replaced(plan: Plan, course: Course, placements: Sequence[Placement]) -> Plan:
-    """Combine a changed course with placements, each from the turn with its former step on.
+    """Combine a changed course with placements, each from the turn with its former step on; raises ``PlanError``.
 
     Placements after the last step are left out, and so are equal successors. Example: a placement from step 15 on has
     turns of 5 steps and first turn 3; with turns of 10 steps its first turn is 2, step 20.
-
-    Raises:
-        PlanError: the plan breaks a rule.
     """
     found: list[Placement] = []
     for one in placements:
@@ -256,10 +238,7 @@ def _with_activations(plan: Plan, activations: str) -> Plan:
 def parse_helpers(text: str, known: Collection[str]) -> dict[str, str]:
     """Parse ``pi-1=laptop+pi-2=laptop`` of ``--change offload`` (host = helper), or ``off`` for none.
 
-    ``known`` are the names of all nodes.
-
-    Raises:
-        PlanError: another form, a host twice, or an unknown name; suggests the nearest.
+    ``known`` are the names of all nodes. Raises ``PlanError``.
     """
     found: dict[str, str] = {}
     for part in text.split("+") if text != OFF else ():
@@ -372,11 +351,7 @@ def _number(
 
 
 def drop_from_profile(profile: Profile, name: str) -> Profile:
-    """Remove a node and its links from a profile.
-
-    Raises:
-        PlanError: unknown node.
-    """
+    """Remove a node and its links from a profile; raises ``PlanError``."""
     if name not in profile.by_name:
         raise PlanError(f"--drop {name}: the profile has no such node; {nearest(name, profile.by_name)}")
     return dataclasses.replace(
@@ -387,7 +362,7 @@ def drop_from_profile(profile: Profile, name: str) -> Profile:
 
 
 def drop_from_plan(plan: Plan, name: str) -> Plan:
-    """Remove a node from every placement of a plan.
+    """Remove a node from every placement of a plan; raises ``PlanError``.
 
     Its blocks stay with the replicas of its stage. Without replicas they go to all hosts of the stage below; those of
     the lowest stage go to the stage above::
@@ -396,9 +371,6 @@ def drop_from_plan(plan: Plan, name: str) -> Plan:
 
     Its data is no longer trained on; the number of steps stays. Hosts that it helped fit their own adapters; helpers of
     other hosts also fit the adapters of the blocks that these hosts get.
-
-    Raises:
-        PlanError: no host or no owner is left, or users have adapters of their own and a host has no helper.
     """
     course = plan.course
     owners = tuple(owner for owner in course.owners if owner.node != name)
@@ -471,11 +443,7 @@ def add_node(profile: Profile, name: str, like: str) -> Profile:
     """Add a copy of node ``like``, with its speed, memory and links, but without data.
 
     Links between the two have the lower rate and the longer latency of the fastest link out of ``like`` and the fastest
-    into it.
-
-    Raises:
-        PlanError: ``like`` is unknown, or ``name`` exists.
-        UsageError: ``name`` is no valid node name.
+    into it. Raises ``PlanError`` or ``UsageError``.
     """
     check_node_name(name)
     if name in profile.by_name:

@@ -45,7 +45,6 @@ class Draft:
 
     Attributes:
         private_blocks: number of lowest blocks that each owner runs itself.
-        credits: hidden states in flight per (link, boundary).
         activations: ``memory.activations`` of the job: what blocks keep for their backward.
         velora: VeLoRA that ``auto`` may give to slices; None if the course has it already, or no layer can have it.
         may_project: whether ``auto`` may choose it.
@@ -58,8 +57,6 @@ class Draft:
             whichever host is before it in the ring.
         helper_of: host -> the helper that fits the adapters of all its trainable blocks.
         audit: share of the cells that are drawn in an audit; 0 = none is.
-        optimizer: of the job, as its memory and seconds count.
-        dtype: of the computation.
     """
 
     course: Course
@@ -188,13 +185,10 @@ def drafts_of(part: Plan, job: Job, *, has_files: bool = False) -> tuple[Draft, 
 
 
 def with_activations(job: Job, draft: Draft, model: ModelFacts) -> Draft:
-    """Give a draft the activation policy of its job.
+    """Give a draft the activation policy of its job; raises ``JobError``.
 
     ``velora`` and ``both``: the course gets VeLoRA in every block that may train. ``auto``: the draft says how slices
     may have it, but not beside operations or an audit. An evaluation keeps nothing.
-
-    Raises:
-        JobError: VeLoRA's layers do not train in this model, or have fewer inputs than parts.
     """
     activations, course = job.memory.activations, draft.course
     velora = job_velora(job, course, model)
@@ -213,10 +207,6 @@ def check_given_activations(job: Job, plan: Plan, model: ModelFacts) -> None:
     """Refuse a given plan with slices that save activations in another way than the job says.
 
     With ``auto`` they may recompute any blocks, and have VeLoRA where the job allows it.
-
-    Raises:
-        PlanError: names the key, and both values.
-        JobError: the job's VeLoRA does not fit the model.
     """
     activations, course = job.memory.activations, plan.course
     anew = "change it, or plan anew with 'ringtune plan JOB --save FILE'"
@@ -273,9 +263,6 @@ def first_fit(ways: Sequence[Course], place: Callable[[Course], T]) -> tuple[T, 
 
     ``ways`` are variants of a course in the order of preference; ``place`` raises ``CapacityError`` for one that does
     not fit.
-
-    Raises:
-        CapacityError: none fits; the message is that of the last.
     """
     too_large: list[tuple[Course, str]] = []
     for course in ways[:-1]:
@@ -309,11 +296,7 @@ def _tour(start: str, names: Sequence[str], hand_over_s: Callable[[str, str], fl
 
 
 def agreed_model(nodes: Sequence[NodeFacts]) -> ModelFacts:
-    """Return the model that all nodes have.
-
-    Raises:
-        ModelError: two nodes have different ones.
-    """
+    """Return the model that all nodes have; raises ``ModelError``."""
     first = nodes[0]
     for node in nodes[1:]:
         if node.model.digest != first.model.digest:
@@ -327,10 +310,7 @@ def agreed_model(nodes: Sequence[NodeFacts]) -> ModelFacts:
 def agreed_labels(job: Job, nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
     """Return the sorted class names of a run: ``data.labels`` of the job, or the union of the owners' names.
 
-    Empty for a task without classes.
-
-    Raises:
-        DataError: fewer than two names, or a node has rows of a class outside them.
+    Empty for a task without classes. Raises ``DataError``.
     """
     if job.model.task not in NAMED_TASKS:
         return ()
@@ -352,12 +332,7 @@ def agreed_labels(job: Job, nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
 
 
 def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
-    """Make the draft of a job on these nodes.
-
-    Raises:
-        DataError: no node has training rows, the class names do not fit, or a node's users are not known.
-        JobError: the warm-up, an adapter of a user, a helper's name, or VeLoRA does not fit.
-    """
+    """Make the draft of a job on these nodes; raises ``DataError`` or ``JobError``."""
     owners = tuple(_owner(job, node) for node in nodes if node.train_rows)
     if not owners:
         raise DataError("no node has training rows; give at least one its file with --data")
@@ -424,12 +399,9 @@ def _owner(job: Job, node: NodeFacts) -> Owner:
 
 
 def check_same_users(owner: Owner, facts: NodeFacts, before: str, advice: str) -> None:
-    """Refuse an owner with rows of other users than its plan says.
+    """Refuse an owner with rows of other users than its plan says; raises ``DataError``.
 
     ``before`` precedes the plan's users in the message, ``advice`` is its remedy.
-
-    Raises:
-        DataError: names the node and the users of both.
     """
     if owner.users and facts.users != owner.users:
         raise DataError(

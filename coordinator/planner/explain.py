@@ -154,7 +154,6 @@ class NodeReason:
     """The blocks of one node of the profile, or the reason why it has none.
 
     Attributes:
-        start: first block; ``start == stop`` for a node without blocks.
         is_owner: whether it owns rows, with or without blocks.
         needed_bytes: at most, during the run.
         reason: why it has no blocks; empty for a host.
@@ -182,11 +181,7 @@ class DepthTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Runner:
-    """A plan that was not chosen, with its predicted seconds.
-
-    Attributes:
-        slices: (node, start, stop) in ring order.
-    """
+    """A plan that was not chosen, with its predicted seconds."""
 
     slices: tuple[tuple[str, int, int], ...]
     microbatches: int
@@ -202,12 +197,10 @@ class Explanation:
         nodes: hosts in ring order, then the others by name.
         job_s: of all steps, by the formula.
         simulated_s: by the simulator; None if it was not simulated.
-        initiators: owners in the order of their turns.
         proven: whether no ring with these micro-batches is faster by the formula.
         even: whether the nodes are alike and have even slices.
         second: the best other plan; None if there is none.
         relative: whether times were assumed, so that only their ratios mean something.
-        cut_after_s: seconds after which the clock ended the planning; None if it did not.
         activations: None if everything is kept and there is no dropout.
         unsettled: the chosen plan before its operations were settled for its slices, as ``second`` is judged; None if
             no operations depend on the slices.

@@ -47,11 +47,7 @@ _MEASURED = (
 
 
 def read_profile(path: Path) -> Profile:
-    """Read a ``profile.json``.
-
-    Raises:
-        PlanError: the file can't be read, is not JSON, or has another schema.
-    """
+    """Read a ``profile.json``; raises ``PlanError``."""
     try:
         return Profile.from_json(read_json(path))
     except (OSError, UnicodeDecodeError) as error:
@@ -63,11 +59,7 @@ def read_profile(path: Path) -> Profile:
 
 
 def require_profile_place(path: Path) -> None:
-    """Refuse a path that has anything but an earlier profile.
-
-    Raises:
-        UsageError: something else is there, or a file of a run.
-    """
+    """Refuse a path that has anything but an earlier profile; raises ``UsageError``."""
     _require_own(
         path,
         "profile that 'ringtune measure' saved",
@@ -76,12 +68,9 @@ def require_profile_place(path: Path) -> None:
 
 
 def with_given_times(facts: Mapping[str, NodeFacts], given: Profile) -> Profile:
-    """Merge the present facts of nodes with the times and links of a given profile.
+    """Merge the present facts of nodes with the times and links of a given profile; raises ``PlanError``.
 
     ``facts`` are of every node that takes part, not measured.
-
-    Raises:
-        PlanError: a node is missing.
     """
     missing = sorted(set(facts) - set(given.by_name))
     if missing:
@@ -95,11 +84,7 @@ def with_given_times(facts: Mapping[str, NodeFacts], given: Profile) -> Profile:
 
 
 def check_given(given: Profile, facts: Mapping[str, NodeFacts], job: Job, plan: Plan) -> None:
-    """Refuse a given profile that was measured for another model or another shape of batches.
-
-    Raises:
-        PlanError: names node and values.
-    """
+    """Refuse a given profile that was measured for another model or another shape of batches; raises ``PlanError``."""
     model = facts[plan.nodes[0]].model
     used = Profile(nodes=tuple(node for node in given.nodes if node.node in facts))
     shape = job_shape(job, fixed_tokens=model.fixed_tokens)
@@ -141,11 +126,7 @@ class GivenPlan:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> GivenPlan:
-        """Read a plan file of ``ringtune plan``, or the bare plan of a run.
-
-        Raises:
-            PlanError: it is no plan, or breaks a rule.
-        """
+        """Read a plan file of ``ringtune plan``, or the bare plan of a run; raises ``PlanError``."""
         if not isinstance(value.get("plan"), Mapping):
             return GivenPlan(plan=Plan.from_json(value))
         version, digest = value.get("version", ""), value.get("model_digest", "")
@@ -155,11 +136,7 @@ class GivenPlan:
 
 
 def read_given_plan(path: Path) -> GivenPlan:
-    """Read the file of ``ringtune plan --save`` or ``--json``, or the ``plan.json`` of a run.
-
-    Raises:
-        PlanError: it can't be read, is no plan, or is of another version; names the file.
-    """
+    """Read the file of ``ringtune plan --save`` or ``--json``, or the ``plan.json`` of a run; raises ``PlanError``."""
     try:
         value = read_json(path)
     except (OSError, UnicodeDecodeError) as error:
@@ -177,11 +154,7 @@ def read_given_plan(path: Path) -> GivenPlan:
 
 
 def require_plan_place(path: Path) -> None:
-    """Refuse a path that has anything but an earlier plan with its digest.
-
-    Raises:
-        UsageError: something else is there, as a plan that was edited by hand, or a file of a run.
-    """
+    """Refuse a path that has anything but an earlier plan with its digest; raises ``UsageError``."""
     _require_own(
         path,
         "plan as 'ringtune plan' saved it",
@@ -209,11 +182,7 @@ def _check_version(given: GivenPlan) -> None:
 
 
 def require_members(plan: Plan, members: Collection[str]) -> None:
-    """Refuse a plan with nodes that are not members.
-
-    Raises:
-        PlanError: names the missing nodes and the members.
-    """
+    """Refuse a plan with nodes that are not members; raises ``PlanError``."""
     missing = [node for node in plan.nodes if node not in members]
     if missing:
         raise PlanError(

@@ -141,15 +141,12 @@ def simulated_step_s(
     burn_in: int = BURN_IN_STEPS,
     measured: int = MEASURED_STEPS,
 ) -> float:
-    """Seconds of a step that trains ``units`` on the virtual clock, once the ring is full.
+    """Seconds of a step that trains ``units`` on the virtual clock, once the ring is full; raises ``DeadlineError``.
 
     Where all parameters train it is the mean step of a sweep, whatever ``units`` is, and other owners update their
     copies. Results are cached, so a rough judgement makes the next one cheaper.
 
     ``owner`` is the initiator of all steps; the ``burn_in`` steps before the ``measured`` ones are not counted.
-
-    Raises:
-        DeadlineError: the virtual run does not end; names each node and what it waits for.
     """
     course, placement = plan.course, plan.placement
     is_stale, initiator = may_be_stale(course), course.owner(owner)
@@ -187,11 +184,7 @@ def simulated_step_s(
 
 
 def run_probe(plan: Plan, profile: Profile, costs: CourseCosts, granted: Items, observer: ItemEnds) -> None:
-    """Run a short plan on the virtual clock with the times of a profile.
-
-    Raises:
-        DeadlineError: the virtual run does not end; names each node and what it waits for.
-    """
+    """Run a short plan on the virtual clock with the times of a profile; raises ``DeadlineError``."""
     ring = VirtualRing(
         plan,
         action_s=ProfileTimes(costs, granted),
@@ -329,12 +322,9 @@ def _between(ratios: Mapping[int, float], depth: int) -> float:
 
 
 def plan_job_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
-    """Predicted seconds of all steps of a plan, without those of scores.
+    """Predicted seconds of all steps of a plan, without those of scores; raises ``PlanError``.
 
     By the formula; by the simulator if stages have several hosts, which the formula does not cover.
-
-    Raises:
-        PlanError: a node was not measured, or a link is missing.
     """
     placement, costs = plan.placement, ring_costs(dataclasses.replace(Draft.of(plan), optimizer=optimizer), profile)
     if placement.has_replicas:
@@ -362,13 +352,9 @@ def score_passes(course: Course) -> int:
 
 
 def score_pass_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
-    """Predicted seconds of gathering scores once.
+    """Predicted seconds of gathering scores once; raises ``DeadlineError`` or ``PlanError``.
 
     A few batches of each owner are simulated; the result is scaled by the formula's ratio of all batches to these.
-
-    Raises:
-        DeadlineError: the virtual run does not end; names each node and what it waits for.
-        PlanError: a node was not measured, or a link is missing.
     """
     few = _with_few_batches(plan)
     formula_s, few_s = (_by_formula_s(one, profile, optimizer=optimizer) for one in (plan, few))

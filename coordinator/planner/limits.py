@@ -37,11 +37,7 @@ NO_CHOICES: Choices = Choices()
 
 
 def read_choices(microbatches: str, wire: str, *, batch_size: int) -> Choices:
-    """Read both options; see ``microbatch_choices`` and ``wire_choices``.
-
-    Raises:
-        UsageError: an option has an invalid value.
-    """
+    """Read both options; see ``microbatch_choices`` and ``wire_choices``; raises ``UsageError``."""
     return Choices(microbatch_choices(microbatches, batch_size), wire_choices(wire))
 
 
@@ -53,12 +49,9 @@ def free_microbatches(job: Job, links: Sequence[LinkFacts]) -> tuple[int, ...]:
 
 
 def microbatch_choices(text: str, batch_size: int) -> tuple[int, ...]:
-    """Read ``1,4`` as numbers of micro-batches; an empty text gives none.
+    """Read ``1,4`` as numbers of micro-batches; an empty text gives none; raises ``UsageError``.
 
     ``auto`` is every power of two up to 16 that is at most ``batch_size``: 1, 2, 4 for 6 rows.
-
-    Raises:
-        UsageError: not numbers, or one outside of [1, ``batch_size``].
     """
     if text == AUTO_PLACEMENT:
         return tuple(count for count in (1, 2, 4, 8, _MOST) if count <= batch_size)
@@ -72,11 +65,7 @@ def microbatch_choices(text: str, batch_size: int) -> tuple[int, ...]:
 
 
 def wire_choices(text: str) -> tuple[str, ...]:
-    """Read ``float32,bfloat16`` as names of wire dtypes; an empty text gives none.
-
-    Raises:
-        UsageError: an unknown name.
-    """
+    """Read ``float32,bfloat16`` as names of wire dtypes; an empty text gives none; raises ``UsageError``."""
     names = tuple(part.strip() for part in text.split(",")) if text else ()
     for name in names:
         if name not in WIRE_DTYPES:
@@ -146,11 +135,7 @@ class PlanningClock:
         self._cut[:] = [True]
 
     def now_s(self) -> float:
-        """Read the clock.
-
-        Raises:
-            InterruptedRunError: the caller no longer waits for the plan.
-        """
+        """Read the clock; raises ``InterruptedRunError``."""
         if self._is_cancelled():
             raise InterruptedRunError("planning was cancelled, as its caller no longer waits for the plan")
         return self._now_s()

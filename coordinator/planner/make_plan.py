@@ -141,11 +141,7 @@ def _disk_remedy(needs: DiskNeeds, free_bytes: int) -> str:
 
 
 def refuse_full_shared_disks(facts: Mapping[str, NodeFacts], needs: Mapping[str, DiskNeeds]) -> None:
-    """Refuse a plan if nodes that share a disk together need more than is free on it.
-
-    Raises:
-        StorageError: names the nodes and both numbers.
-    """
+    """Refuse a plan if nodes that share a disk together need more than is free on it; raises ``StorageError``."""
     disks: dict[str, list[NodeFacts]] = {}
     for name in needs:
         if facts[name].state_disk and facts[name].state_free_bytes is not None:
@@ -162,14 +158,11 @@ def refuse_full_shared_disks(facts: Mapping[str, NodeFacts], needs: Mapping[str,
 
 
 def no_split_error(caps: MemoryCaps, nodes: Sequence[NodeFacts], remedy: str = "") -> CapacityError | StorageError:
-    """Make the error that no split fits, for one node that lacks memory or disk.
+    """Make the error that no split fits, for one node that lacks memory or disk; raises ``PlanError``.
 
     That node is an owner without memory for embedding and head; else the first node without room for its slice in the
     split by speed; or, if the method runs all blocks on one node, the node with the most memory. Nodes that may host no
     trainable blocks do not count. A ``remedy`` precedes the usual ones.
-
-    Raises:
-        PlanError: no such node was found, which is a bug.
     """
     draft = caps.draft
     start, stop = draft.private_blocks, draft.course.num_blocks
@@ -429,14 +422,9 @@ def planned_as(
 
 
 def check_inputs(job: Job, profile: Profile) -> None:
-    """Refuse a profile that was not measured for this job.
+    """Refuse a profile that was not measured for this job; raises ``PlanError``, ``DataError`` or ``ModelError``.
 
     If the model's folder is not on this machine, only the nodes have to agree on the model.
-
-    Raises:
-        PlanError: another model or another shape; names node and values.
-        DataError: no node of the profile owns rows, or labels do not agree.
-        ModelError: the model's folder can't be used, or the nodes have different ones.
     """
     nodes = list(profile.nodes)
     if not nodes:

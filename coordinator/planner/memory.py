@@ -43,12 +43,7 @@ _FORWARD_SHARE: Final = 1 / 3
 
 
 class SliceSaving(NamedTuple):
-    """How the trained blocks of one slice save activations.
-
-    Attributes:
-        start: first of the blocks that run again.
-        stop: one past the last; ``stop == start`` if none does.
-    """
+    """How the trained blocks of one slice save activations."""
 
     start: int = 0
     stop: int = 0

@@ -45,12 +45,7 @@ _BATCH_BYTES = 100
 
 
 def with_operations(job: Job, draft: Draft, model: ModelFacts, profile: Profile) -> Draft:
-    """Give a draft with training steps the operations of its job.
-
-    Raises:
-        JobError: subnets do not divide the model's heads, or counts do not fit the draft's micro-batches.
-        PlanError: given tables do not fit the course.
-    """
+    """Give a draft with training steps the operations of its job; raises ``JobError`` or ``PlanError``."""
     course = draft.course
     if not (job.operations.is_any and course.num_steps):
         return draft
@@ -155,13 +150,10 @@ def with_tables(job: Job, course: Course, model: ModelFacts) -> Course:
 
 
 def check_given_operations(job: Job, plan: Plan, model: ModelFacts) -> None:
-    """Refuse a given plan with other operations than the job says.
+    """Refuse a given plan with other operations than the job says; raises ``PlanError``.
 
     A plan may have a table if its job says nothing of operations. Capacities of subnets are compared with the times
     that the plan was made with.
-
-    Raises:
-        PlanError: they differ; names the key.
     """
     course, anew = plan.course, "change it, or plan anew with 'ringtune plan JOB --save FILE'"
     if job.operations.table:
@@ -295,9 +287,7 @@ class OperationsReason:
     """Predicted cost of operations, as shares of a step in which every operation is full.
 
     Attributes:
-        policy: that chooses them; empty if tables are given.
         is_assumed: whether the run will choose the tables.
-        counts: of each host in ring order; empty if tables are given.
         compute: seconds of blocks.
         sent: bytes between blocks.
         score_s: seconds of each pass, by the simulator.

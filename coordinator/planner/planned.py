@@ -39,12 +39,7 @@ class Trial:
     """A helper for a host, as the planner tried it.
 
     Attributes:
-        host: the node with the blocks.
-        helper: the node that fits their adapters.
-        with_s: predicted seconds of all steps; None = not predicted.
         without_s: the same without this helper, but with those that were taken before.
-        full: why it does not fit; empty if it does.
-        is_taken: whether the plan has it.
     """
 
     host: str
@@ -60,7 +55,6 @@ class HelpersReason:
     """The planner's trials of helpers under ``offload.mode = "auto"``.
 
     Attributes:
-        trials: in order.
         note: that nothing fitted without helpers, or that nothing could be tried.
         is_needed: whether every host needs a helper, so that there is no trial without helpers.
     """

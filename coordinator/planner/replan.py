@@ -38,15 +38,11 @@ from ringtune.techniques.offload import helpers_by_host, helpers_of
 def placed_without(
     part: Plan, job: Job, profile: Profile, lost: Collection[str], effort: Effort, *, goes_on: bool = False
 ) -> Placement:
-    """Return the best ring of the nodes that are not lost.
+    """Return the best ring of the nodes that are not lost; raises ``CapacityError`` or ``StorageError``.
 
     A host whose helper is lost trains its blocks itself, unless that would change the result or nothing fits then: it
     gets another helper in that case. ``part`` is the run's plan on its last placement. With ``goes_on`` the disks have
     files of the run already.
-
-    Raises:
-        CapacityError: the others have no memory for the model.
-        StorageError: their disks have no room for it.
     """
     placement, living = part.placement, without(profile, lost)
     needs_helpers = part.course.helper_settings.needs_helpers

@@ -315,12 +315,9 @@ class RingCosts:
 
 
 def ring_costs(draft: Draft, profile: Profile) -> RingCosts:
-    """Compute the tables of a job on all nodes of a profile.
+    """Compute the tables of a job on all nodes of a profile; raises ``PlanError``.
 
     ``profile`` has measured times of every node, and every link between them or none.
-
-    Raises:
-        PlanError: a node was not measured, or a link is missing; names it.
     """
     names = tuple(sorted(node.node for node in profile.nodes))
     course = draft.course

@@ -60,7 +60,6 @@ class RunRecording:
     """A recording of a run.
 
     Attributes:
-        plan: of the recorded run, or assumed for it.
         is_of_plan: whether the recording matches the plan action by action.
     """
 
@@ -70,13 +69,10 @@ class RunRecording:
     seed: int = 0
 
     def options(self, plan: Plan, before: Profile, after: Profile, added: Sequence[tuple[str, str]]) -> Times:
-        """Return the recorded times as arguments of a prediction.
+        """Return the recorded times as arguments of a prediction; raises ``PlanError``.
 
         Times are scaled by the ratio of a node's speeds in ``after`` and ``before``. ``added``: (name, like): a new
         node takes the times of node ``like``.
-
-        Raises:
-            PlanError: the micro-batches have another size.
         """
         course, recorded = plan.course, self.plan.course
         sizes = [(each.microbatch_sizes()[0], each.max_length) for each in (recorded, course)]
@@ -227,21 +223,13 @@ class WhatIf:
     recorded: RunRecording | None = None
 
     def before(self) -> PredictedPlan:
-        """Predict the plan without changes.
-
-        Raises:
-            RingTuneError: it can't be predicted, or does not fit.
-        """
+        """Predict the plan without changes; raises ``RingTuneError``."""
         return self._predicted(self.plan, self.profile, self.shape)
 
     def check(self, cells: Sequence[Sequence[str]]) -> None:
         """Refuse an invalid job or invalid cells of a sweep before any cell is computed.
 
         A plan that does not fit is not invalid but a result.
-
-        Raises:
-            UsageError: a change is not KEY=VALUE.
-            PlanError: an unknown node, link or key, a value out of range, or a job that was not measured.
         """
         if self.job is not None:
             check_inputs(self.job, self.profile)
@@ -254,11 +242,7 @@ class WhatIf:
                     plan_value(key, value)
 
     def after(self, more: Sequence[str] = ()) -> PredictedPlan:
-        """Predict the plan with all changes, and those of ``more``.
-
-        Raises:
-            RingTuneError: a change is invalid, or its result does not fit.
-        """
+        """Predict the plan with all changes, and those of ``more``; raises ``RingTuneError``."""
         profile, plan, note = self._joined(), self.plan, ""
         changes = (*self.changes, *more)
         if self.job is None:
@@ -370,11 +354,7 @@ _SEARCH_S: Final = 5.0
 
 
 def lost_nodes(nodes: Sequence[str], text: str) -> list[tuple[str, ...]]:
-    """Read ``NODE+NODE``, or ``any two`` (``any 2``): every set of so many nodes.
-
-    Raises:
-        UsageError: another form, an unknown node, or no node would be left.
-    """
+    """Read ``NODE+NODE``, or ``any two`` (``any 2``): every set of so many nodes; raises ``UsageError``."""
     word, _, count = text.partition(" ")
     if word == "any":
         number = _NUMBERS.get(count, int(count) if count.isdecimal() else 0)

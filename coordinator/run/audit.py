@@ -83,8 +83,6 @@ class RunAudit:
 
     Args:
         facts: returns those of the run's nodes, also of nodes that have joined since, by name.
-        calls: to the nodes.
-        put: takes answers, from any thread.
         authorities: returns the authorities of the nodes' certificates, PEM, two while the authority is rotated; none =
             plain text, where nothing is signed.
         source: of random numbers that no node can predict.

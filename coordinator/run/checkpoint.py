@@ -77,13 +77,7 @@ class ResumePoint(NamedTuple):
 
 
 class ResumeChooser:
-    """The choice for one run.
-
-    Args:
-        resume: what it may resume from.
-        profile: of the nodes that are there.
-        effort: limits of the search for another placement.
-    """
+    """The choice for one run."""
 
     def __init__(self, resume: Resume, job: Job, profile: Profile, disks: Disks, effort: Effort) -> None:
         self._resume, self._job, self._profile, self._disks, self._effort = resume, job, profile, disks, effort

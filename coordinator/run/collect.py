@@ -79,8 +79,6 @@ class ExpectedResult(NamedTuple):
     """Bounds for the parts of a run's result.
 
     Attributes:
-        part: of its plan that holds at the end.
-        model: sizes on which all nodes agreed.
         holder: the node with the newest head, which sends the tensors outside of blocks.
     """
 
@@ -163,11 +161,7 @@ class ExpectedResult(NamedTuple):
 
 
 def check_parts(files: Mapping[str, Mapping[str, Pieces]], wanted: ExpectedResult) -> None:
-    """Check the files (content by file name, by node) against the expected result.
-
-    Raises:
-        IntegrityError: names the node, the file and the tensor.
-    """
+    """Check the files (content by file name, by node) against the expected result; raises ``IntegrityError``."""
     seen: dict[tuple[str, int], FirstOccurrences] = {}
     totals: dict[str, Counter[int | None]] = {path: Counter() for path in wanted.sets()}
     for node, own in sorted(files.items()):
@@ -265,11 +259,7 @@ class Results:
         self._model = model
 
     def folder_of(self, node: str) -> Path:
-        """Make an empty folder for a node's files; a node sends again after a recovery.
-
-        Raises:
-            StorageError: the temporary folder has no room.
-        """
+        """Make an empty folder for a node's files; a node sends again after a recovery; raises ``StorageError``."""
         with storage_errors(Path("any temporary folder")):
             place = tempfile.gettempdir()
         with storage_errors(Path(place)):
@@ -312,11 +302,7 @@ class Results:
         self._files[node] = files
 
     def totals(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield each node with its totals of the run.
-
-        Raises:
-            IntegrityError: they are no JSON object.
-        """
+        """Yield each node with its totals of the run; raises ``IntegrityError``."""
         for node, files in self._files.items():
             content = files.get(_TOTALS, Pieces.of(b""))
             if content.size_bytes > MAX_CONFIG_BYTES:
@@ -326,12 +312,9 @@ class Results:
             yield node, read_object(bytes(content), f"{_TOTALS} of node {node}")
 
     def send(self, job: Job, emit: EventSink, *, part: Plan, below: str = "") -> None:
-        """Send the merged adapter or model, or that of each user, to the submitter.
+        """Send the merged adapter or model, or that of each user, to the submitter; raises ``IntegrityError``.
 
         ``part`` is of the plan that holds at the end; ``below`` is a prefix of each path in the run's folder.
-
-        Raises:
-            IntegrityError: a file is missing, broken, unlike the plan, or different at two nodes.
         """
         # a node that was lost may have sent something before
         sent = {node: files for node, files in self._files.items() if node in part.nodes}
@@ -360,15 +343,7 @@ class BestFiles(NamedTuple):
 
 
 class ResultCollector:
-    """Results of the nodes of one run: the last one, and the best one, unless the nodes keep that on their disks.
-
-    Args:
-        put: takes the answers of nodes, from other threads.
-        emit: sends an event to the submitter.
-
-    Attributes:
-        last: results at the end of the run.
-    """
+    """Results of the nodes of one run: the last one, and the best one, unless the nodes keep that on their disks."""
 
     def __init__(self, job: Job, put: Callable[[Files | BestFiles | rd.Progressed], None], emit: EventSink) -> None:
         self._job, self._put, self._emit = job, put, emit

@@ -99,11 +99,7 @@ _FIGURES = ("round", "initiator", "depth", "trains", "loss")
 
 
 class StatusBoard:
-    """The present phase, helpers, step and figures of a run; thread-safe.
-
-    Args:
-        clock: monotonic seconds.
-    """
+    """The present phase, helpers, step and figures of a run; thread-safe."""
 
     def __init__(self, run_id: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -192,7 +188,6 @@ class Driver(abc.ABC):
         on_end: called once, when every node is released.
 
     Attributes:
-        board: status of the work.
         without: lost processes, which are not taken during the first lease: by node its random ``instance``.
         after: the work that goes on in place of this one, which has failed; None = there is none.
     """
@@ -268,11 +263,7 @@ class Driver(abc.ABC):
         self._queue.put(rd.NodeFailed(node, type(error).__name__, naming_node(node, str(error))))
 
     def report(self, request: control_pb2.ReportRequest) -> None:
-        """Refuse a node's report; ``RunDriver`` takes reports instead.
-
-        Raises:
-            FrameError: always.
-        """
+        """Refuse a node's report; ``RunDriver`` takes reports instead; raises ``FrameError``."""
         raise FrameError(f"{self.run_id} is a measurement; node {request.node} can't report a run of it")
 
     @property
@@ -480,12 +471,7 @@ class Driver(abc.ABC):
 
 
 def raise_if_over(entry: object) -> None:
-    """Raise an error if an entry of the queue ends the work.
-
-    Raises:
-        InterruptedRunError: the work was stopped.
-        RingTuneError: a node failed.
-    """
+    """Raise an error if an entry of the queue ends the work; raises ``InterruptedRunError`` or ``RingTuneError``."""
     match entry:
         case rd.RunStopRequested(reason) | rd.DrainRequested(reason):
             raise InterruptedRunError(reason)

@@ -106,11 +106,7 @@ class Outbox:
         self._changed = threading.Condition()
 
     def emit(self, event: control_pb2.RunEvent) -> None:
-        """Queue an event; drop it after the submitter has disconnected.
-
-        Raises:
-            InterruptedRunError: the submitter is connected but does not read.
-        """
+        """Queue an event; drop it after the submitter has disconnected; raises ``InterruptedRunError``."""
         if not self._put(event):
             raise InterruptedRunError(f"the submitter did not take events for {self._wait_s:g} s; submit again")
 

@@ -156,12 +156,8 @@ class JoinHandler:
     Args:
         reports: of the nodes; a new process counts its own from 1.
         lease_s: a node without a heartbeat for so long is lost.
-        put: takes answers, from any thread, which have to be passed to ``take``.
-        feed: takes an event for the state machine.
-        note: shows a sentence to the user.
         admit: adds a node with its calls to the run; returns the former process of its name.
         addresses: of the run's nodes; those of nodes that join are added.
-        models: of the run.
         shards_run: the run at whose start nodes have kept a digest of their rows.
     """
 

@@ -47,13 +47,10 @@ class LinkMeasurement:
     """Measurement of the unknown links between the members of one run.
 
     Args:
-        calls: by node.
         job: defines the size of the messages.
-        model: that the job trains.
         cache: of known links; measured ones are added.
         put: takes the answers, from any thread; they have to be passed to ``take``.
         budget_s: no further round begins after so many seconds.
-        now_s: a monotonic clock.
     """
 
     def __init__(
@@ -191,13 +188,7 @@ class _Answer(NamedTuple):
 
 
 class MeasureDriver(Driver):
-    """One measurement, from its request to its last event.
-
-    Args:
-        run_id: as for ``Driver``, like the others.
-        lease_s: a node without a heartbeat for so long is lost.
-        on_end: called once, when every node is released.
-    """
+    """One measurement, from its request to its last event."""
 
     def __init__(
         self, run_id: str, request: MeasureRequest, members: Members, *, lease_s: float, on_end: Callable[[], None]
@@ -320,12 +311,7 @@ class MeasureDriver(Driver):
         return lambda value: self._queue.put(_Answer(key, value))
 
     def _await(self, keys: set[T], what: str) -> Mapping[T, Any]:
-        """Wait for the answers to all calls of ``keys``.
-
-        Raises:
-            DeadlineError: an answer is missing; names its node.
-            RingTuneError: a call failed, a node is lost, or the work was stopped.
-        """
+        """Wait for the answers to all calls of ``keys``; raises ``DeadlineError`` or ``RingTuneError``."""
         wait_s = self._request.job.runtime.wait_s
         deadline_s = time.monotonic() + wait_s + TICK_S
         answers: dict[T, Any] = {}

@@ -101,14 +101,9 @@ class Member:
     """One agent, as it described itself when it joined.
 
     Attributes:
-        node: its name.
         address: ``host:port`` where the coordinator and the other nodes reach it.
         instance: random per process.
-        version: of its package.
-        has_data: whether it owns data.
         memory_bytes: budget of a run.
-        device: ``cpu`` or ``cuda``.
-        threads: compute threads.
         system: operating system and machine.
         is_guest: takes part only in the evaluation of its own rows.
         train_rows: of the data that it was started with; None = none, or not counted.
@@ -140,11 +135,7 @@ class Member:
 
 
 class Registry:
-    """The members, by name.
-
-    Args:
-        lease_s: a member without a heartbeat for so many seconds is lost.
-    """
+    """The members, by name."""
 
     def __init__(self, lease_s: float) -> None:
         self.lease_s = lease_s
@@ -154,12 +145,7 @@ class Registry:
         self._refused: dict[str, str] = {}
 
     def join(self, member: Member, now_s: float) -> None:
-        """Add a member, or one that was started again.
-
-        Raises:
-            BusyError: a living member of another process has the name.
-            TrustError: the node was removed.
-        """
+        """Add a member, or one that was started again; raises ``BusyError`` or ``TrustError``."""
         if member.node in self._refused:
             raise TrustError(f"{self._refused[member.node]}; it may join after a restart of the coordinator")
         self._forget_ghosts(now_s)
@@ -249,11 +235,7 @@ class Registry:
 
 
 class Members(Protocol):
-    """The members, as a run sees them.
-
-    Attributes:
-        links: measured links between them.
-    """
+    """The members, as a run sees them."""
 
     links: LinkCache
 
@@ -285,11 +267,7 @@ def choose_named(living: Sequence[Member], names: Sequence[str]) -> tuple[Member
 
 
 def check_reachable(members: Sequence[Member]) -> None:
-    """Refuse members on several machines if one has a loopback address.
-
-    Raises:
-        ConnectionFailedError: names such a member, and one that can't reach it.
-    """
+    """Refuse members on several machines if one has a loopback address; raises ``ConnectionFailedError``."""
     hidden = [member for member in members if is_loopback(member.address)]
     others = [member for member in members if not is_loopback(member.address)]
     if hidden and others:

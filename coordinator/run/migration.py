@@ -47,14 +47,8 @@ class MigrationDriver:
     """Calls that prepare, rest, move and halt the nodes of one run.
 
     Args:
-        part: of the plan that holds when nodes are prepared.
-        job: of the run.
-        checkpoints: know the run under which nodes keep shards.
         put: takes a node's answer, from any thread.
         sizes: planned, of copies; nodes take no larger ones.
-
-    Attributes:
-        part: of the plan that holds now.
     """
 
     def __init__(
@@ -218,11 +212,7 @@ class MigrationDriver:
 
 
 def note_figures(answer: NodeRested | NodeMoved, ledger: RunLedger) -> rd.Event:
-    """Record the figures of a node's answer; return its event for the state machine.
-
-    Raises:
-        IntegrityError: its totals are not readable.
-    """
+    """Record the figures of a node's answer; return its event for the state machine; raises ``IntegrityError``."""
     if isinstance(answer, NodeRested):
         node = answer.rested.node
         ledger.add_totals(node, read_object(answer.totals_json, f"totals.json of node {node}"))
@@ -269,13 +259,10 @@ class ReplanSearch:
 
     Args:
         part: that holds; as long as the plan has a later placement, none is searched.
-        profile: with which it was planned.
         put: takes the outcome, on the thread of the search.
-        note: shows a sentence to the user.
 
     Attributes:
         pace: monitor of the nodes in the present placement; None where the run does not move.
-        profile: of all nodes that may have blocks.
         why_closed: why nodes that join during the run get no blocks; empty if they may.
     """
 
@@ -320,15 +307,7 @@ class ReplanSearch:
             self.pace = PaceMonitor(Plan(self._course, (part.placement,)), self.profile)
 
     def turn_done(self, part: Plan, turn: Turn, books: RunProgress, *, prepare_s: float, living: Set[str]) -> None:
-        """Start a search if nodes or links have changed, more blocks train, or nodes have joined.
-
-        Args:
-            part: of the plan that holds now.
-            turn: that is done.
-            books: of the run.
-            prepare_s: seconds in which the nodes built their slices at the start.
-            living: nodes that are not lost.
-        """
+        """Start a search if nodes or links have changed, more blocks train, or nodes have joined."""
         has_decided = self._follows and turn.unfreeze_at != self._decided
         length, links = self._course.local_iterations, books.links
         step = -(-max(turn.end_step, books.end_step) // length) * length

@@ -176,13 +176,10 @@ class AgentCalls:
     """The coordinator's calls to one node in one run.
 
     Args:
-        node: its name.
-        address: ``host:port``.
         lease_s: a node that does not answer for so long is lost.
         wait_s: time limit of a call that works at the node, in seconds; results may take as long as they do.
         on_failure: called with the error of a failed call, from the worker thread.
         nodes: of the run, which the node admits.
-        models: of the run.
     """
 
     def __init__(
@@ -573,12 +570,7 @@ Answer = Reported | Facts | NodePrepared | NodeRested | NodeMoved | Files
 
 
 def read_facts(facts: Facts) -> NodeFacts:
-    """Read the facts of a node from their JSON text.
-
-    Raises:
-        IntegrityError: not JSON, or the facts of another node.
-        PlanError: another schema.
-    """
+    """Read the facts of a node from their JSON text; raises ``IntegrityError`` or ``PlanError``."""
     found = NodeFacts.from_message(read_object(facts.facts_json, f"the facts of node {facts.node}"))
     if found.node != facts.node:
         raise IntegrityError(f"node {facts.node} sent the facts of node {found.node}; use one version on all machines")

@@ -48,13 +48,10 @@ from ringtune.v1 import control_pb2
 
 
 def check_waits(job: Job, plan: Plan, profile: Profile) -> None:
-    """Refuse a plan with a link over which one hidden state takes longer than ``runtime.wait_s``.
+    """Refuse a plan with a link over which one hidden state takes longer than ``runtime.wait_s``; raises ``PlanError``.
 
     Such a run would end with its first step. Assumed links are not checked. Example: 3 MB over 0.05 Mbit/s take 8
     minutes; nodes wait for 5 minutes by default.
-
-    Raises:
-        PlanError: names the link, both times, and the remedy.
     """
     known = {pair: link for pair, link in profile.link_by_pair.items() if not link.is_assumed}
     course, wait_s = plan.course, job.runtime.wait_s
@@ -124,11 +121,7 @@ class PlanReady(NamedTuple):
 def run_profile(request: RunRequest, facts: Mapping[str, NodeFacts], links: tuple[LinkFacts, ...] = ()) -> Profile:
     """Combine the nodes' facts with the times of a given profile, or the rows of an evaluation.
 
-    ``links`` are those measured for this run; a given profile has its own.
-
-    Raises:
-        DataError: the owner of the evaluation has no rows.
-        PlanError: the given profile lacks a node.
+    ``links`` are those measured for this run; a given profile has its own. Raises ``DataError`` or ``PlanError``.
     """
     if request.evaluation is not None:
         facts = request.evaluation.narrow(facts)
@@ -177,12 +170,7 @@ class FirstInspectionDone(NamedTuple):
 
 
 class FirstInspection:
-    """The answers of all nodes before they measure; made when the nodes are asked.
-
-    Args:
-        on_done: takes the result, on a thread of its own.
-        now_s: a monotonic clock.
-    """
+    """The answers of all nodes before they measure; made when the nodes are asked."""
 
     def __init__(
         self,
@@ -231,13 +219,9 @@ class RunPlanner:
     """The steps of one run before its plan.
 
     Args:
-        checkpoints: of the run; they have the plan of a resumed run.
-        cache: of known links.
         put: takes entries for the run's thread, from any thread: after ``FirstInspectionDone`` call
             ``end_first_inspection``, after a ``LinkAnswer`` ``add_link_answer``; a plan or a failure ends the
             preparation.
-        emit: sends an event to the submitter.
-        enter: takes the name of a step that begins.
     """
 
     def __init__(

@@ -46,8 +46,6 @@ class RunRecorder:
     """The books of one run: ledger, trace, recordings, and times of its actions.
 
     Args:
-        profile: with which it was planned.
-        emit: sends an event to the submitter.
         skipped_items: number of first items that do not count in the profile.
         part: of the plan with which the run begins or resumes; None = its first one.
 

@@ -98,12 +98,7 @@ _MAX_TURNS: Final = 1 << 16
 
 
 class Reports:
-    """Reader of the reports of one run's nodes.
-
-    Args:
-        checkpoints: get the saved shards.
-        now_s: the clock for ``verdict``.
-    """
+    """Reader of the reports of one run's nodes."""
 
     def __init__(self, checkpoints: CheckpointManager, now_s: Callable[[], float] = time.monotonic) -> None:
         self._checkpoints, self._now_s = checkpoints, now_s

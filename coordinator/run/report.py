@@ -91,21 +91,15 @@ class NodeTotals:
     """Totals of one node over the whole run.
 
     Attributes:
-        busy_s: seconds of compute actions.
         fit_s: part of ``busy_s`` in which it fitted adapters as a helper.
         cpu_s: processor seconds of its process.
-        num_actions: compute actions.
-        sent_bytes: payload bytes to other nodes.
-        received_bytes: payload bytes from other nodes.
         hosted_bytes: weights that it materialised.
-        peak_rss_bytes: highest reported resident memory.
         device: ``cpu``, or the name of an accelerator; empty = unknown.
         peak_device_bytes: peak memory of tensors on an accelerator.
         device_bytes: whole memory of that accelerator; 0 on a processor.
         peak_versions: most versions of its trained tensors at once, the newest included.
         peak_version_bytes: bytes of those besides the newest.
         load: threads per core of its machine that wanted to compute at the end; 0 = unknown.
-        cores: of its machine.
         links_reopened: its links to other nodes that broke and were opened again, each time.
         figures: figures of techniques, see ``Technique.totals``.
     """

@@ -42,11 +42,7 @@ class Evaluation(NamedTuple):
     folder: Path
 
     def narrow(self, facts: Mapping[str, NodeFacts]) -> dict[str, NodeFacts]:
-        """Copy the nodes' facts without the data of nodes that are not evaluated.
-
-        Raises:
-            DataError: the owner takes no part or has no rows to evaluate on, or no node has any.
-        """
+        """Copy the nodes' facts without the data of nodes that are not evaluated; raises ``DataError``."""
         if not self.owner:
             if not any(node.eval_rows for node in facts.values()):
                 raise DataError("no node has rows to evaluate on; start one with --eval-data, or give --data FILE")
@@ -60,7 +56,6 @@ class RunRequest(NamedTuple):
     """A request for a run, from its beginning or from a checkpoint.
 
     Attributes:
-        plan_only: end after planning.
         num_nodes: number of members to wait for; 0 = the present ones.
         join_s: time limit of that wait, seconds.
         evaluation: evaluate a saved adapter, train nothing.
@@ -68,7 +63,6 @@ class RunRequest(NamedTuple):
         profile: times to plan with; None = the nodes measure.
         plan: a given plan, used unchanged; None = make one.
         choices: limits of the planner's choice.
-        submitted_by: ``user@host``.
         is_rehearsal: only times are of interest, the result is thrown away.
         submission: random; by it the submitter finds a run of which it has no id yet.
         nodes: names of exactly the nodes to take; empty = ``num_nodes`` members.
@@ -125,10 +119,6 @@ class MeasureRequest(NamedTuple):
     """A request to measure nodes and links.
 
     Attributes:
-        job: defines model, sizes and adapter.
-        num_nodes: number of members to wait for; 0 = the present ones.
-        join_s: time limit of that wait, seconds.
-        with_links: whether links are measured too.
         is_fresh: measure even where a node has stored times.
         one_by_one: measure nodes of one machine one after another.
     """
@@ -194,11 +184,7 @@ def receive_run_request(messages: Iterator[control_pb2.RunRequest], make_folder:
 
 
 def with_initial(request: RunRequest, file: Path) -> RunRequest:
-    """Copy a request with its file of initial values, if its job has some.
-
-    Raises:
-        IntegrityError: the file is missing, or has another digest than the job says.
-    """
+    """Copy a request with its file of initial values, if its job has some; raises ``IntegrityError``."""
     sha256 = request.job.adapter.sha256
     if not sha256 or not request.is_training:
         return request
@@ -208,11 +194,7 @@ def with_initial(request: RunRequest, file: Path) -> RunRequest:
 
 
 def read_run_request(content: bytes) -> RunRequest:
-    """Decode a request that was kept on disk.
-
-    Raises:
-        RingTuneError: a part is invalid.
-    """
+    """Decode a request that was kept on disk; raises ``RingTuneError``."""
     try:
         return run_request_from_proto(control_pb2.RunRequest.FromString(content))
     except DecodeError as error:
@@ -220,11 +202,7 @@ def read_run_request(content: bytes) -> RunRequest:
 
 
 def run_request_from_proto(message: control_pb2.RunRequest) -> RunRequest:
-    """Decode a request.
-
-    Raises:
-        RingTuneError: a part is invalid.
-    """
+    """Decode a request; raises ``RingTuneError``."""
     profile, plan = message.profile_json, message.plan_json
     if not math.isfinite(message.join_s):
         raise UsageError(f"nodes are waited for until a time, not for {message.join_s:g} seconds; give a number")

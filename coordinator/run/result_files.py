@@ -65,11 +65,7 @@ def weight_files(tensors: Mapping[str, TensorPieces], *, shard_bytes: int = SHAR
 
 
 def same_everywhere(files: Iterable[tuple[str, bytes]], *, name: str) -> bytes:
-    """Return the content of a file that several nodes sent and that must be equal.
-
-    Raises:
-        IntegrityError: nobody sent it, or two nodes sent different ones.
-    """
+    """Return the content of a file that several nodes sent and that must be equal; raises ``IntegrityError``."""
     sent = sorted(files)
     if not sent:
         raise IntegrityError(f"no node sent {name}")

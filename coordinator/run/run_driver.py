@@ -97,9 +97,6 @@ class RunDriver(Driver):
     """One run, from its request to its last event.
 
     Args:
-        run_id: as for ``Driver``, like the others.
-        lease_s: a node without a heartbeat for so long is lost.
-        on_end: called once, when every node is released.
         awaits_nodes: whether lost nodes may return.
 
     Attributes:
@@ -186,12 +183,7 @@ class RunDriver(Driver):
         self._queue.put(Noted(step))
 
     def report(self, request: control_pb2.ReportRequest) -> None:
-        """Queue a node's report.
-
-        Raises:
-            IntegrityError: the node is not in this run.
-            FrameError: another process of this name has replaced the sender.
-        """
+        """Queue a node's report; raises ``IntegrityError`` or ``FrameError``."""
         if request.node not in self._addresses:
             raise IntegrityError(f"node {request.node} is not in run {self.run_id}")
         if request.instance and request.instance != self._instances[request.node]:
@@ -513,11 +505,7 @@ class RunDriver(Driver):
     # ---- the end ----------------------------------------------------------------------------------
 
     def _send_results(self) -> None:
-        """Send report and merged adapter or model to the submitter.
-
-        Raises:
-            IntegrityError: the files of the nodes differ from the plan.
-        """
+        """Send report and merged adapter or model to the submitter; raises ``IntegrityError``."""
         state, request, recorder = self._rounds, self._request, self._recorder
         if request.plan_only or recorder is None:
             return

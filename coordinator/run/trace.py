@@ -38,8 +38,6 @@ class TraceText:
     """Writes a trace piece by piece.
 
     Args:
-        nodes: in the order of the display.
-        num_blocks: blocks of the model.
         started_unix_s: time zero.
         placement_number: of the present placement, an argument of each action; None = the run does not move.
     """

@@ -186,13 +186,10 @@ class Register:
     def redeem(
         self, secret_sha256: str, key_sha256: str, now_unix_s: float, issue: Callable[[Party, int, bool], bytes]
     ) -> bytes:
-        """Return the certificate for a token; earlier certificates of its party are revoked.
+        """Return the certificate for a token; earlier certificates of its party are revoked; raises ``TokenError``.
 
         ``key_sha256`` is the hash of the public key for the certificate; ``issue`` makes the certificate, PEM, of a
         party and generation, and for an administrator.
-
-        Raises:
-            TokenError: the token is wrong, used or expired; only the log says which.
         """
         with self._transaction() as database:
             found = database.execute(
@@ -231,14 +228,11 @@ class Register:
             _write_down(database, pem)
 
     def renew(self, caller: CertificateFacts, now_unix_s: float, issue: Callable[[], bytes]) -> bytes:
-        """Return a new certificate, made by ``issue``, for one that is not removed.
+        """Return a new certificate, made by ``issue``, for one that is not removed; raises ``TrustError``.
 
         It is of the caller's generation, so whichever comes first, this or a removal, the removal holds. For one that
         is not in the register, as after its restoration or made by who has a copy of the key, there is none of another
         authority, also later.
-
-        Raises:
-            TrustError: it was removed, or is not in the register and would be replaced by one of another authority.
         """
         with self._transaction() as database:
             removal = _removal_of(database, caller.party)
@@ -460,11 +454,7 @@ class Authority:
 
     @classmethod
     def read(cls, folder: Path, name: str = AUTHORITY) -> Authority:
-        """Read the authority of a folder; ``name`` is that of the file.
-
-        Raises:
-            TrustError: it is missing or damaged, or other users of this machine may read its key.
-        """
+        """Read the authority of a folder; ``name`` is that of the file; raises ``TrustError``."""
         path = folder / name
         key, end, certificate = read_private(path, what="authority").partition(_BETWEEN)
         authority = cls(key=read_key(key + end), certificate_pem=certificate)
@@ -473,11 +463,7 @@ class Authority:
         return authority
 
     def write(self, folder: Path, name: str = AUTHORITY) -> None:
-        """Write key and certificate to a file of a folder, readable by this user only.
-
-        Raises:
-            StorageError: they can't be written.
-        """
+        """Write key and certificate to a file of a folder, readable by this user only; raises ``StorageError``."""
         make_private_folder(folder)
         write_durably(folder / name, key_pem(self.key) + self.certificate_pem, mode=0o600)
 
@@ -491,12 +477,9 @@ class Authority:
         generation: int = 0,
         has_own_runs_only: bool = False,
     ) -> bytes:
-        """Issue a certificate, PEM.
+        """Issue a certificate, PEM; raises ``TrustError``.
 
         Valid for ``days``, but at most as long as the authority. For the other arguments see ``CertificateFacts``.
-
-        Raises:
-            TrustError: the authority has expired.
         """
         own = read_certificate(self.certificate_pem)
         ends_unix_s = own.not_valid_after_utc.timestamp()
@@ -628,14 +611,10 @@ def make_token(
     invited_by: str = "",
     shared: Database | None = None,
 ) -> Token:
-    """Make a join token; the register stores only the hash of its secret.
+    """Make a join token; the register stores only the hash of its secret; raises ``TrustError`` or ``StorageError``.
 
     A user without ``is_administrator`` has a part in the own runs only; a guest is removed with the user who invited
     it. ``shared`` has the register where coordinators share a database.
-
-    Raises:
-        TrustError: the folder has no authority.
-        StorageError: the register can't be written.
     """
     if not has_authority(folder):
         raise TrustError(NO_AUTHORITY.format(folder=folder))
@@ -802,11 +781,7 @@ class TrustKeeper:
     def renew(self, caller: CertificateFacts, request_pem: bytes, *, takes_authorities: bool = True) -> bytes:
         """Return a certificate with a new key for a caller who has a valid one; a guest's ends when its own does.
 
-        ``takes_authorities``: the caller may trust two.
-
-        Raises:
-            TrustError: ``request_pem`` is no valid certificate request, or the caller was removed.
-            BusyError: the caller renews too often.
+        ``takes_authorities``: the caller may trust two. Raises ``TrustError`` or ``BusyError``.
         """
         key, now_unix_s = requested_key(request_pem), self._clock()
         left_days = (caller.ends_unix_s - now_unix_s) / _DAY_S
@@ -827,12 +802,7 @@ class TrustKeeper:
         return self._register.renew(caller, now_unix_s, issue)
 
     def invite(self, node: str, *, user: str) -> str:
-        """Make a token for a node of a user that joins for one evaluation.
-
-        Raises:
-            TrustError: the name is not one of such nodes (``GUEST``).
-            BusyError: another guest has the name, or the user invites too often.
-        """
+        """Make a token for a node of a user that joins for one evaluation; raises ``TrustError`` or ``BusyError``."""
         party = node_party(node)
         if not party.is_guest:
             raise TrustError(f"{party} is no guest; make its token with 'ringtune coordinator token {node}'")

@@ -152,12 +152,7 @@ class Coordinator:
     # ---- members ----------------------------------------------------------------------------------
 
     def join(self, member: Member) -> None:
-        """Add a node to the members.
-
-        Raises:
-            BusyError: the name is taken.
-            UsageError: name, address or version is not accepted.
-        """
+        """Add a node to the members; raises ``BusyError`` or ``UsageError``."""
         check_node_name(member.node)
         require_private(member.address, option=f"node {member.node}: its address", insecure=self._insecure)
         require_compatible(f"node {member.node}", member.version)
@@ -185,15 +180,12 @@ class Coordinator:
             self.tell(f"node {node} left")
 
     def remove(self, node: str, reason: str, *, forever: bool) -> bool:
-        """Remove a member; a driven run treats it as lost.
+        """Remove a member; a driven run treats it as lost; raises ``UsageError``.
 
         With ``forever`` its name is refused as long as this coordinator runs.
 
         Returns:
             Whether it was a member.
-
-        Raises:
-            UsageError: ``node`` is no valid name.
         """
         check_node_name(node)
         with self._lock:
@@ -336,17 +328,7 @@ class Coordinator:
         instance: str,
         join_s: float,
     ) -> RunDriver:
-        """Resume a run that ends with the loss of a node from its newest checkpoint.
-
-        Args:
-            driver: of the run.
-            request: began it.
-            history: its events.
-            owner: user in the certificate of its submitter.
-            lost: the node.
-            instance: of its process.
-            join_s: seconds to wait for owners of rows.
-        """
+        """Resume a run that ends with the loss of a node from its newest checkpoint."""
         run_id = driver.run_id
         resumed = history.resumption(record_of(run_id, request, time.time()), join_s)
         if self.kept is not None:  # the received file went with its call
@@ -365,10 +347,7 @@ class Coordinator:
         """Resume the run that was interrupted by the end of the previous coordinator process, if any.
 
         A run that can't be resumed is reported to ``say``, and stays interrupted. One that was interrupted more than
-        ``within_s`` seconds ago is left to the user.
-
-        Raises:
-            UsageError: no runs are stored.
+        ``within_s`` seconds ago is left to the user. Raises ``UsageError``.
         """
         kept = self.require_kept()
         found = run_to_resume(kept.records(), now_unix_s=time.time(), within_s=within_s)
@@ -390,22 +369,13 @@ class Coordinator:
         return self.kept if self.kept is not None and run_id in self.kept.records() else None
 
     def require_kept(self) -> RunStore:
-        """Return the store of runs.
-
-        Raises:
-            UsageError: there is none.
-        """
+        """Return the store of runs; raises ``UsageError``."""
         if self.kept is None:
             raise UsageError("this coordinator stores no runs; it is part of a local run: see the folder of its --out")
         return self.kept
 
     def measure(self, request: MeasureRequest) -> MeasureDriver:
-        """Start a measurement.
-
-        Raises:
-            BusyError: a run or measurement is driven already.
-            JobError: the job has a shorter lease than this coordinator.
-        """
+        """Start a measurement; raises ``BusyError`` or ``JobError``."""
         lease_s = request.job.runtime.lease_s
         return self._begin(
             request.job,
@@ -473,11 +443,7 @@ class Coordinator:
         return board.read() if board else None
 
     def report(self, request: control_pb2.ReportRequest) -> None:
-        """Pass a node's report to the driven run.
-
-        Raises:
-            FrameError: the report's run is not driven.
-        """
+        """Pass a node's report to the driven run; raises ``FrameError``."""
         with self._lock:
             driver = self._driver
             self._registry.touch(request.node, self._now_s())
@@ -486,11 +452,7 @@ class Coordinator:
         driver.report(request)
 
     def driver_of(self, run_id: str) -> Driver:
-        """Return the driver of a run, also of one that another run replaces just now.
-
-        Raises:
-            FrameError: the run is not driven.
-        """
+        """Return the driver of a run, also of one that another run replaces just now; raises ``FrameError``."""
         with self._lock:
             drivers = (self._driver, self._replaced) if self._driver is not None else ()
         for driver in drivers:

@@ -299,23 +299,14 @@ class Database:
         return ""
 
     def require_lease(self) -> None:
-        """Refuse to act without the lease.
-
-        Raises:
-            InterruptedRunError: it is not held, or over.
-        """
+        """Refuse to act without the lease; raises ``InterruptedRunError``."""
         if not self._number:
             raise InterruptedRunError(f"this coordinator is a standby of {self.where}")
         if self._why_lost or self._clock() - self._renewed_s >= self.lease_s:
             self._lose(f"the database {self.where} took no beat for {self.lease_s:g} s")
 
     def beat(self) -> None:
-        """Renew the lease.
-
-        Raises:
-            InterruptedRunError: it is lost.
-            StorageError: the database does not answer.
-        """
+        """Renew the lease; raises ``InterruptedRunError`` or ``StorageError``."""
         began_s = self._clock()
         with self.writing() as database:
             database.execute(_LEASE.update().values(beat=_LEASE.c.beat + 1))
@@ -469,7 +460,7 @@ def stand_by(
     is_over: Callable[[], bool],
     problem: Callable[[], str] = lambda: "",
 ) -> bool:
-    """Wait for the lease, with a copy of the runs that is a lease old at most.
+    """Wait for the lease, with a copy of the runs that is a lease old at most; raises ``StorageError``.
 
     Args:
         database: of the lease.
@@ -480,9 +471,6 @@ def stand_by(
 
     Returns:
         Whether this coordinator has the lease now.
-
-    Raises:
-        StorageError: the database does not answer at the first look; later looks are repeated.
     """
     why = problem()
     holder, copied_s, told = why or database.take(), -math.inf, ""
@@ -542,12 +530,7 @@ def _begin(connection: sql.Connection) -> None:
 
 @contextlib.contextmanager
 def copy_folder(parent: Path, database: Database) -> Iterator[Path]:
-    """Make and lock the folder of a coordinator's copy of a database.
-
-    Raises:
-        BusyError: another coordinator has it.
-        StorageError: it can't be made.
-    """
+    """Make and lock the folder of a coordinator's copy of a database; raises ``BusyError`` or ``StorageError``."""
     folder = parent / f"database-{database.database_id}"
     make_private_folder(folder)
     busy = f"another coordinator, {{holder}}, has its copy of the runs in {folder}; give this one another port (--bind)"

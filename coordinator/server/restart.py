@@ -109,16 +109,12 @@ class RunHistory:
 
 
 def resume_request(request: RunRequest, record: RunRecord, events: Iterable[control_pb2.RunEvent]) -> RunRequest:
-    """Make the request that resumes an interrupted run.
+    """Make the request that resumes an interrupted run; raises ``UsageError`` or ``RingTuneError``.
 
     ``request`` began the run; ``events`` are its own, without those of the runs that it resumes.
 
     Returns:
         A request to resume from the last turns and checkpoints, or to begin again with the same nodes.
-
-    Raises:
-        UsageError: the run was interrupted before it had nodes.
-        RingTuneError: its events are damaged.
     """
     plan = request.resume.plan if request.resume else None
     before = request.resume.manifests if request.resume else ()

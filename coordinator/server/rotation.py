@@ -38,9 +38,7 @@ class Rotation:
     Attributes:
         old: certificate, PEM, of the authority that is replaced.
         new: of the one that replaces it.
-        began_unix_s: begin.
         ends_unix_s: the old authority is trusted no longer from then on, whoever still needs it.
-        phase: present one.
         moved: parties in words, as ``node pi``, whose last call was made with a certificate of the new authority.
     """
 
@@ -124,10 +122,8 @@ class RotationState(NamedTuple):
     """How far a rotation is.
 
     Attributes:
-        rotation: state.
         unconfirmed: nodes that have not confirmed that they trust the new authority, while that is awaited.
         waiting: who would be shut out if the old authority were trusted no longer from now on.
-        folder: of the keys.
         problem: why it can't go on; empty = it can.
     """
 

@@ -135,11 +135,7 @@ class RunRecord:
 
     @staticmethod
     def parse(text: str) -> RunRecord:
-        """Read the text of ``to_text``.
-
-        Raises:
-            IntegrityError: it is damaged.
-        """
+        """Read the text of ``to_text``; raises ``IntegrityError``."""
         try:
             return read_dataclass(RunRecord, parse_json(text), where="", error=InvalidInputError)
         except (ValueError, InvalidInputError, UsageError) as error:

@@ -66,7 +66,6 @@ class EventLog:
     """Appends events to a new file; makes its folder.
 
     Args:
-        path: of the file.
         before: called with the position and the bytes of each event, before they are written.
 
     Raises:
@@ -106,11 +105,7 @@ class EventLog:
             left = left[self._file.write(left) :]
 
     def force(self) -> None:
-        """Force the written events to the disk.
-
-        Raises:
-            StorageError: the disk refuses.
-        """
+        """Force the written events to the disk; raises ``StorageError``."""
         with storage_errors(self._path):
             os.fsync(self._file.fileno())
 
@@ -127,13 +122,10 @@ class Entry(NamedTuple):
 
 
 def read_events(path: Path, *, start: int = 0, stop: int | None = None, to_damage: bool = False) -> Iterator[Entry]:
-    """Yield the complete events of a file; an incomplete last one is left out.
+    """Yield the complete events of a file; an incomplete last one is left out; raises ``IntegrityError``.
 
     ``start`` and ``stop`` are positions in the file. With ``to_damage`` a damaged event is the end, with a warning, and
     no error.
-
-    Raises:
-        IntegrityError: the file can't be read, or an event is damaged.
     """
     try:
         with path.open("rb") as file:
@@ -170,23 +162,14 @@ class RunFiles:
         self._run_id, self._database = folder.name, database
 
     def write_record(self, record: RunRecord) -> None:
-        """Replace the record.
-
-        Raises:
-            StorageError: no room.
-            InterruptedRunError: another coordinator has taken over.
-        """
+        """Replace the record; raises ``StorageError`` or ``InterruptedRunError``."""
         content = record.to_text().encode()
         if self._database is not None:
             self._database.put(self._run_id, _RECORD, [content])
         write_durably(self.record, content)
 
     def open_log(self) -> EventLog:
-        """Make the file of events.
-
-        Raises:
-            StorageError: it can't be made.
-        """
+        """Make the file of events; raises ``StorageError``."""
         if self._database is None:
             return EventLog(self.events)
         return EventLog(self.events, functools.partial(self._database.append, self._run_id))
@@ -219,10 +202,7 @@ class StoredRun:
     def found(files: RunFiles) -> StoredRun:
         """Read a run of an earlier coordinator process; one that was running is marked as interrupted.
 
-        Events from the first damaged one on are ignored.
-
-        Raises:
-            IntegrityError: its record is damaged, or its events can't be read.
+        Events from the first damaged one on are ignored. Raises ``IntegrityError``.
         """
         record = RunRecord.parse(files.record.read_text(encoding="utf-8"))
         if record.state == "running":
@@ -296,11 +276,7 @@ class StoredRun:
                 self._is_full = True  # the only effect is that it stays longer
 
     def disown(self) -> None:
-        """Leave the run to the administrators.
-
-        Raises:
-            StorageError: no room; a restarted coordinator would know the owner again.
-        """
+        """Leave the run to the administrators; raises ``StorageError``."""
         with self._changed:
             self.record = replace(self.record, owner="")
             self._files.write_record(self.record)
@@ -436,13 +412,10 @@ class RunStore:
         initial: Pieces | None = None,
         on_saved: Callable[[int], None],
     ) -> StoredRun:
-        """Begin to store a run.
+        """Begin to store a run; raises ``StorageError``.
 
         ``request`` is the serialized ``RunRequest``, ``initial`` its file of initial values; ``on_saved`` is called
         with the step when the manifest of a checkpoint is on disk.
-
-        Raises:
-            StorageError: no room, or the runs that were not fetched exceed the limit; a resumed run is not refused.
         """
         self.prune()
         stored_bytes = sum(record.size_bytes for record in self._sized())
@@ -476,12 +449,7 @@ class RunStore:
         return self.folder / _RUNS / run_id / INITIAL_FILE
 
     def request(self, run_id: str) -> bytes:
-        """Return the serialized ``RunRequest`` with which a run began.
-
-        Raises:
-            UsageError: there is no such run.
-            IntegrityError: the file can't be read.
-        """
+        """Return the serialized ``RunRequest`` with which a run began; raises ``UsageError`` or ``IntegrityError``."""
         self._run(run_id)
         path = self.folder / _RUNS / run_id / _REQUEST
         try:
@@ -495,19 +463,11 @@ class RunStore:
             return {record.run_id: record for record in in_order(run.record for run in self._runs.values())}
 
     def require(self, run_id: str) -> RunRecord:
-        """Return the record of a run.
-
-        Raises:
-            UsageError: there is no such run.
-        """
+        """Return the record of a run; raises ``UsageError``."""
         return self._run(run_id).record
 
     def interrupt(self, run_id: str, message: str) -> None:
-        """End a run that another run takes up.
-
-        Raises:
-            UsageError: there is no such run.
-        """
+        """End a run that another run takes up; raises ``UsageError``."""
         self._run(run_id).interrupt(message)
 
     def disown(self, user: str) -> None:
@@ -522,11 +482,7 @@ class RunStore:
             run.disown()
 
     def fetched(self, run_id: str) -> None:
-        """Note that a user has all events of a run and of those that it resumes.
-
-        Raises:
-            UsageError: there is no such run.
-        """
+        """Note that a user has all events of a run and of those that it resumes; raises ``UsageError``."""
         for record in self._chain(run_id):
             self._run(record.run_id).fetched()
         self.prune()
@@ -534,13 +490,10 @@ class RunStore:
     def events(
         self, run_id: str, *, wait: bool, whole: bool = False, is_over: Callable[[], bool] = lambda: False
     ) -> Iterator[control_pb2.RunEvent]:
-        """Yield the events of a run.
+        """Yield the events of a run; raises ``UsageError``.
 
         With ``wait`` until the run is over, or ``is_over`` returns true; with ``whole`` first those of the runs that it
         resumes.
-
-        Raises:
-            UsageError: there is no such run.
         """
         for record in self._chain(run_id) if whole else self._chain(run_id)[-1:]:
             with self._reading(record.run_id):
@@ -607,11 +560,7 @@ class RunStore:
 
 
 def copy_runs(database: Database, folder: Path) -> None:
-    """Complete the copy of a database's runs in a store's folder, which has no other runs.
-
-    Raises:
-        StorageError: the database or the disk can't be used.
-    """
+    """Complete the copy of a database's runs in a store's folder, which has no other runs; raises ``StorageError``."""
     with storage_errors(folder):
         make_folder(folder / _RUNS)
     database.copy_to(folder / _RUNS, record=_RECORD, log=_EVENTS)

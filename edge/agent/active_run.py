@@ -99,11 +99,7 @@ class ActiveRun:
         self.grants = GrantReader(self.plan.course)
 
     def check_wanted(self) -> None:
-        """Stop the preparation of a released run.
-
-        Raises:
-            InterruptedRunError: the run was released.
-        """
+        """Stop the preparation of a released run; raises ``InterruptedRunError``."""
         if self.cancelled.is_set():
             raise InterruptedRunError(f"run {self.run_id} was released while node {self.node} prepared it")
 
@@ -113,11 +109,7 @@ class ActiveRun:
         return self._num_loads
 
     def check_load(self, number: int) -> None:
-        """Refuse a saved result after a later call with one: turns may have begun.
-
-        Raises:
-            InterruptedRunError: there was a later call.
-        """
+        """Refuse a saved result after a later call with one: turns may have begun; raises ``InterruptedRunError``."""
         if number != self._num_loads:
             raise InterruptedRunError(f"node {self.node} got the saved result again")
 
@@ -327,11 +319,7 @@ def open_links(
 
 
 def check_private(options: AgentOptions, target: str, address: str) -> None:
-    """Refuse to send tensors to another machine without encryption, unless ``--insecure`` allows it.
-
-    Raises:
-        ConnectionFailedError: names both ends.
-    """
+    """Refuse to send tensors to another machine without encryption, unless ``--insecure`` allows it."""
     if not is_allowed(address, insecure=options.insecure):
         raise ConnectionFailedError(
             f"node {options.name} won't send tensors unencrypted to {target} at {address}; "

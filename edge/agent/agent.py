@@ -66,8 +66,6 @@ class Agent:
     """One node's part in runs.
 
     Args:
-        attach_ring: registers the ring's servicer with the server after its load.
-        report: delivers one report to the coordinator or raises ``grpc.RpcError``.
         models: fetches missing base weights; None = the model's folder has to exist.
     """
 
@@ -124,7 +122,7 @@ class Agent:
         model_sha256: str = "",
         rows_run: str = "",
     ) -> str:
-        """Count rows and labels, and time every kind of work (nothing if ``timing`` is None).
+        """Count rows and labels, and time every kind of work (nothing if ``timing`` is None); raises ``RingTuneError``.
 
         ``nodes`` of the run may measure their links to this one, and fetch what is on its disk of run ``shards_run``.
         A node without a copy of the model fetches that with digest ``model_sha256``. Rows have to be those of the start
@@ -132,9 +130,6 @@ class Agent:
 
         Returns:
             ``profile.NodeFacts`` as JSON; empty if the node has no copy of the model and got no digest.
-
-        Raises:
-            RingTuneError: model or data can't be used.
         """
         deadline_s = time.monotonic() + timeout_s
         self._release_other(run_id)
@@ -267,12 +262,7 @@ class Agent:
         return self._compute.call(work, timeout_s=timeout_s, what=f"node {self.options.name} to {what}")
 
     def turns_of(self, request: control_pb2.GrantRequest) -> tuple[Turn, ...]:
-        """Read the turns of a grant.
-
-        Raises:
-            FrameError: another run or placement is prepared here.
-            IntegrityError: a turn or its operation table is not readable.
-        """
+        """Read the turns of a grant; raises ``FrameError`` or ``IntegrityError``."""
         return self.of(request.run_id, request.placement_number)[0].grants.turns(request)
 
     def grant(
@@ -608,11 +598,7 @@ class Agent:
         self.moves.shelf.drop_others(run_id)
 
     def of(self, run_id: str, placement_number: int | None) -> tuple[ActiveRun, AgentRun]:
-        """Return a run and its loop; with ``placement_number`` None in any placement.
-
-        Raises:
-            FrameError: another run or placement is prepared here, or none.
-        """
+        """Return a run and its loop; with ``placement_number`` None in any placement; raises ``FrameError``."""
         active = self._active
         if active is None or active.run is None or active.run_id != run_id:
             doing = f"run {active.run_id}" if active else "no run"

@@ -49,12 +49,10 @@ class Membership:
     """Keeps one node a member of one coordinator.
 
     Args:
-        identity: the node's facts in its request to join.
         on_run_over: called from the heartbeat thread if a run is no longer driven; gets its id (empty = whatever
             runs: another one may have begun while a heartbeat was under way) and the reason.
         on_gone: called once if the coordinator is lost and ``rejoin`` is false.
         rejoin: whether to join again after the coordinator was lost.
-        clock: is compared with the coordinator's at every answer.
         on_answer: called at each answer to a heartbeat or a request to join, with the removed certificates, and the
             certificates (PEM) of the authorities to trust; none = as before.
     """
@@ -187,12 +185,7 @@ class Membership:
                 return
 
     def send_heartbeat(self) -> None:
-        """Send one heartbeat and act on the answer.
-
-        Raises:
-            TrustError: the coordinator refuses this node.
-            RingTuneError: joining again was refused.
-        """
+        """Send one heartbeat and act on the answer; raises ``TrustError`` or ``RingTuneError``."""
         run_id = self._current_run()
         request = control_pb2.HeartbeatRequest(
             node=self._identity.node,

@@ -76,16 +76,12 @@ class NextPlacement(NamedTuple):
     """Arguments of a move to the next placement.
 
     Attributes:
-        addresses: ``host:port`` of the nodes of both placements.
-        shards_run: run id under which shards of checkpoints are kept.
         from_placement_number: of the placement in which the sources hosted the blocks.
-        sources: nodes with the trained blocks that this node needs.
         from_step: the run recovers from the copies after so many steps; None = it moves.
         head_from: the node that sends the head of ``from_step``; empty = none.
         digests: of units as kept after ``from_step``; a unit without one is not checked.
         others: further nodes that keep blocks, asked if a source has other ones.
         other_head: a further node that keeps the head; empty = none.
-        sizes: planned, of copies.
     """
 
     run_id: str
@@ -217,12 +213,7 @@ class AgentMigration:
         return save
 
     def save_copy(self, run_id: str, step: int, content: Pieces) -> None:
-        """Write another node's blocks of a checkpoint to this disk.
-
-        Raises:
-            FrameError: the run has ended here.
-            StorageError: the disk is full.
-        """
+        """Write another node's blocks of a checkpoint to this disk; raises ``FrameError`` or ``StorageError``."""
         active = self._agent.current()
         if active is None or active.run_id != run_id or active.saver is None:
             raise FrameError(f"node {self._node} keeps no checkpoint of run {run_id} any more")
@@ -251,12 +242,7 @@ class AgentMigration:
         """Return the blocks of a resumed run on the nodes' disks; None for a new run, or one that resumes from shards.
 
         Those of other nodes are fetched to files without a name. A node without an answer is retried for the lease's
-        seconds. No file is larger than ``sizes`` plan.
-
-        Raises:
-            UsageError: this node has to read from its disk, and has no folder.
-            IntegrityError: a file is damaged or missing.
-            RingTuneError: another node can't be reached, or not in time.
+        seconds. No file is larger than ``sizes`` plan. Raises ``UsageError``, ``IntegrityError`` or ``RingTuneError``.
         """
         if goes_on is None or (saved := goes_on.saved) is None:
             return None
@@ -397,11 +383,7 @@ class AgentMigration:
                 raise _not_kept(problem, f"block {block}", step)
 
     def _checked_part(self, to: NextPlacement, step: int, source: Source, deadline_s: float) -> Pieces:
-        """Return the blocks that a node, perhaps this one, keeps.
-
-        Raises:
-            IntegrityError: they are not those that were trained.
-        """
+        """Return the blocks that a node, perhaps this one, keeps; raises ``IntegrityError``."""
         if source.node == self._node:
             file = self.kept.part(to.run_id, step, source.start, source.stop)
         else:

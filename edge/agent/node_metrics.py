@@ -34,8 +34,6 @@ class NodeMetrics(NamedTuple):
 
     Attributes:
         budget_bytes: memory that a run may use.
-        actions: computed in the run.
-        busy_s: seconds of these.
         sent_bytes: payload bytes of the run by receiver.
     """
 
@@ -49,11 +47,7 @@ class NodeMetrics(NamedTuple):
 
 
 def require_metrics() -> None:
-    """Refuse to serve metrics without the Prometheus library.
-
-    Raises:
-        UsageError: names the extra to install.
-    """
+    """Refuse to serve metrics without the Prometheus library; raises ``UsageError``."""
     if importlib.util.find_spec("prometheus_client") is None:
         raise UsageError(f"--metrics needs prometheus_client, not installed here; {hint_to_install('web')}")
 
@@ -99,7 +93,6 @@ class MetricsServer:
     """Serves the figures of a node inside its context.
 
     Args:
-        bind: ``host:port``; port 0 = any free one.
         token_file: has the token for other machines; None = a new one.
 
     Raises:

@@ -273,10 +273,7 @@ def count_rows(path: Path | None, share: tuple[int, int]) -> int | None:
 
     Example: part 1 of 4 of 10 rows has the rows [2, 5), which are 3. A job with another split changes these rows.
 
-    ``share`` is (index, number of parts).
-
-    Raises:
-        DataError: the file is not readable.
+    ``share`` is (index, number of parts). Raises ``DataError``.
     """
     if path is None or not (is_arrow(path) or form_suffix(path) in TABLE_SUFFIXES):
         return None

@@ -273,7 +273,6 @@ class AgentServer:
 
     Args:
         agent: its ``attach_ring`` is this object's ``add_ring``.
-        bind: ``host:port``; port 0 takes a free one.
 
     Raises:
         ConnectionFailedError: the address can't be bound.

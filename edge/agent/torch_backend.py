@@ -69,17 +69,13 @@ def inspect(
     memory_bytes: int,
     dataset: OwnerDataset | None = None,
 ) -> tuple[dict[str, Any], OwnerDataset | None]:
-    """Count this node's rows and labels, and time every kind of work.
+    """Count this node's rows and labels, and time every kind of work; raises ``ModelError`` or ``DataError``.
 
     ``timing`` = None: no measurement, times are 0. The budget may be less than ``memory_bytes`` on an accelerator, see
     ``device_budget``. ``dataset`` was loaded for this run before; None = load it.
 
     Returns:
         ``NodeFacts`` as JSON, and the dataset of an owner.
-
-    Raises:
-        ModelError: the model folder can't be used.
-        DataError: a data file can't be used.
     """
     load = machine_load()  # before this node's own work
     device, threads = set_up_torch(options, job)
@@ -181,12 +177,7 @@ def load_data(options: AgentOptions, job: Job, tokenizer_folder: Path) -> OwnerD
 
 
 def build(options: AgentOptions, job: Job, plan: Plan, dataset: OwnerDataset | None) -> NodeExecutor:
-    """Build the executor of this node in a run.
-
-    Raises:
-        DataError: the node is an owner in the plan and has no data.
-        ModelError: the model folder can't be used.
-    """
+    """Build the executor of this node in a run; raises ``DataError`` or ``ModelError``."""
     device, _ = set_up_torch(options, job)
     folder = Path(job.model.path)
     if plan.owner(options.name) is None:
@@ -212,11 +203,7 @@ def build(options: AgentOptions, job: Job, plan: Plan, dataset: OwnerDataset | N
 
 
 def audit(options: AgentOptions, run_id: str, job: Job, plan: Plan, executor: NodeExecutor) -> NodeAudit:
-    """Make the trail of a node, and the slice of the host whose work it repeats.
-
-    Raises:
-        ModelError: the model folder lacks weights of that slice.
-    """
+    """Make the trail of a node, and the slice of the host whose work it repeats; raises ``ModelError``."""
 
     def make(again: Plan, node: str) -> NodeExecutor:
         with capacity_errors(options.name, executor.device.type, f"the blocks of node {node} for the audit"):
@@ -245,13 +232,10 @@ def snapshot(active: ActiveRun, metadata: Mapping[str, str]) -> Snapshot:
 
 
 def set_up_torch(options: AgentOptions, job: Job) -> tuple[str, int]:
-    """Choose the device, and set torch's number of threads.
+    """Choose the device, and set torch's number of threads; raises ``UsageError``.
 
     Returns:
         ``cpu`` or ``cuda``, and the number of compute threads.
-
-    Raises:
-        UsageError: ``--device cuda`` without a CUDA device.
     """
     threads = options.threads or job.runtime.threads or usable_cores()
     torch.set_num_threads(threads)
@@ -330,11 +314,7 @@ class Snapshot:
         self._tensors = executor.part.tensors()
 
     def part(self, start: int, stop: int) -> Pieces:
-        """Return the blocks ``[start, stop)`` as a file, read from the tensors when iterated.
-
-        Raises:
-            FrameError: the node did not train them.
-        """
+        """Return the blocks ``[start, stop)`` as a file, read from the tensors when iterated; raises ``FrameError``."""
         if not self._blocks.issuperset(range(start, stop)) or start >= stop:
             raise FrameError(
                 f"blocks [{start}, {stop}) are asked for, this node trained {sorted(self._blocks)}; plan anew"
@@ -346,10 +326,7 @@ class Snapshot:
 def kept_file(executor: NodeExecutor, blocks: Collection[int], of: Mapping[str, str]) -> bytes:
     """Copy the trained tensors of some blocks, with optimizer state, into a file; the executor continues.
 
-    ``of`` is run and step, for the file's metadata.
-
-    Raises:
-        DivergedError: a tensor is not finite; no recovery may use it.
+    ``of`` is run and step, for the file's metadata. Raises ``DivergedError``.
     """
     found = {name: value for name, value in executor.part.tensors().items() if _block_of(name) in blocks}
     for name, value in found.items():

@@ -28,12 +28,7 @@ class FinishedRun(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetentionLimits:
-    """Limits for shards of finished runs.
-
-    Attributes:
-        days: longest age of a finished run.
-        size_bytes: most bytes of all finished runs together.
-    """
+    """Limits for shards of finished runs."""
 
     days: float = 30.0
     size_bytes: int = parse_bytes(KEPT_SIZE)

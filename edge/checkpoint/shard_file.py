@@ -45,11 +45,7 @@ class ExtraTensors(Protocol):
         """Return all of them, by name."""
 
     def check(self, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
-        """Refuse tensors with other names or shapes than those of ``tensors()``.
-
-        Raises:
-            IntegrityError: names or shapes differ.
-        """
+        """Refuse tensors with other names or shapes than those of ``tensors()``; raises ``IntegrityError``."""
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Replace all of them."""

@@ -53,7 +53,6 @@ class Saver:
 
     Args:
         run_id: names the folder of the shards; the first run's, if it was resumed.
-        kept: limits for finished runs in the folder.
         rows: digest of the node's rows for this run; empty = it has none.
     """
 
@@ -145,12 +144,7 @@ class Saver:
         """Load the shard of ``step`` with this hex digest into the executor.
 
         ``with_head`` says whether this node held the head at that step; ``plan_digest`` is of the plan under which the
-        shard was written, empty = this run's plan.
-
-        Raises:
-            IntegrityError: the shard is missing, damaged, or of another run; names it.
-            DivergedError: the head in it is not finite; names it.
-            DataError: this owner's rows are not those of the run's start.
+        shard was written, empty = this run's plan. Raises ``IntegrityError``, ``DivergedError`` or ``DataError``.
         """
         shards = self.open()
         self.require_rows()
@@ -162,11 +156,7 @@ class Saver:
             raise type(error)(f"node {self._node}, {shards.path(step)}: {error}") from error
 
     def require_rows(self) -> None:
-        """Refuse rows of this owner that differ from those of the run's start.
-
-        Raises:
-            DataError: the rows or their order differ.
-        """
+        """Refuse rows of this owner that differ from those of the run's start; raises ``DataError``."""
         if self._rows:
             _refuse_other_rows(self._node, self.open().rows(), self._rows)
 
@@ -229,7 +219,6 @@ class SavedStart(NamedTuple):
     """The blocks from which a node resumes, where they lie on the disks of several nodes.
 
     Attributes:
-        attempt: id of the run that trained the blocks.
         head_sha256: digest of the shard that has the head; empty = a head file beside the shards.
         head_from: at an owner where every owner has embedding and head: the node that has them on its disk.
     """
@@ -245,8 +234,6 @@ class ResumeShard(NamedTuple):
 
     Attributes:
         run_id: the run that wrote the shard; later shards are kept under it too.
-        shard: this node's.
-        holder: the owner that holds the head.
         plan_digest: of the plan under which the shard was written; empty = that of the run.
         saved: sources of the blocks in place of the shard; None = the shard has them.
     """
@@ -327,11 +314,7 @@ def saved_parts(state: Path | None, node: str, run_id: str) -> SavedParts | None
 
 
 def require_rows(state: Path | None, node: str, run_id: str, rows: str) -> None:
-    """Refuse rows whose digest differs from that of a run's start, if the node's folder has it.
-
-    Raises:
-        DataError: the rows or their order differ.
-    """
+    """Refuse rows whose digest differs from that of a run's start, if the node's folder has it."""
     if state is not None:
         _refuse_other_rows(node, RunShards(state / check_run_id(run_id)).rows(), rows)
 

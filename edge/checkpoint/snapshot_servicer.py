@@ -277,12 +277,8 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
     """Serves this node's snapshots, and receives copies of other nodes'.
 
     Args:
-        shelf: the snapshot of a migration.
-        kept: trained blocks and heads at the ends of turns, of this node and of the host before it in the ring.
-        access: asked before anything is sent or received.
         saved: returns the copies and heads of a run on this node's disk; None where it has no folder.
         save: writes a copy of a checkpoint to the disk; ``folder`` is for it while it arrives.
-        folder: None = the one for temporary files.
         audited: returns what this node keeps of a turn for the audit.
     """
 
@@ -310,13 +306,7 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         yield from answer_stream(context, cut_pieces(name, part))
 
     def _part(self, request: control_pb2.SnapshotRequest, caller: Party | None) -> Pieces:
-        """Return what another node may fetch.
-
-        Raises:
-            TrustError: it has no such part in the run.
-            FrameError: this node keeps it no longer.
-            IntegrityError: a file on the disk is damaged or missing.
-        """
+        """Return what another node may fetch; raises ``TrustError``, ``FrameError`` or ``IntegrityError``."""
         run_id, step, start, stop = request.run_id, request.step, request.start, request.stop
         if stop - start > _MAX_BLOCKS:
             raise IntegrityError(f"blocks [{start}, {stop}) are more than any model has; use one version everywhere")

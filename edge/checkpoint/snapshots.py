@@ -130,11 +130,7 @@ class TurnSnapshots:
             return self._run_id, (*files, *heads)
 
     def check_run(self, run_id: str) -> None:
-        """Refuse files of a run that is not active here.
-
-        Raises:
-            FrameError: ``run_id`` is empty or of another run.
-        """
+        """Refuse files of a run that is not active here; raises ``FrameError``."""
         if not run_id or run_id != self._run_id:
             raise FrameError(f"node {self._node} keeps nothing of run {run_id or '(none)'}; prepare it first")
 
@@ -160,22 +156,14 @@ class TurnSnapshots:
                 self._run_id, self._files, self._heads, self._saves = "", {}, {}, {}
 
     def head(self, run_id: str, step: int) -> Pieces:
-        """Return the head after ``step`` steps.
-
-        Raises:
-            FrameError: this node does not keep it.
-        """
+        """Return the head after ``step`` steps; raises ``FrameError``."""
         with self._lock:
             if run_id != self._run_id or step not in self._heads:
                 raise FrameError(f"node {self._node} keeps no head of run {run_id} after step {step}")
             return Pieces.of(self._heads[step])
 
     def part(self, run_id: str, step: int, start: int, stop: int) -> Pieces:
-        """Return the blocks ``[start, stop)`` after ``step`` steps as one file.
-
-        Raises:
-            FrameError: this node does not keep all of them.
-        """
+        """Return the blocks ``[start, stop)`` after ``step`` steps as one file; raises ``FrameError``."""
         with self._lock:
             files = list(self._files.get(step, {}).values()) if run_id == self._run_id else []
         found: dict[str, TensorPieces] = {}
@@ -217,11 +205,7 @@ class SnapshotShelf:
                 self._of, self._snapshot = ("", -1), None
 
     def get(self, run_id: str, placement_number: int) -> SnapshotLike:
-        """Return the snapshot of a run in a placement.
-
-        Raises:
-            FrameError: there is none.
-        """
+        """Return the snapshot of a run in a placement; raises ``FrameError``."""
         with self._lock:
             if self._snapshot is None or self._of != (run_id, placement_number):
                 raise FrameError(f"node {self._node} keeps no snapshot of run {run_id} in placement {placement_number}")
@@ -255,10 +239,7 @@ class MigratedState(NamedTuple):
     """The trained state with which a node begins its next placement.
 
     Attributes:
-        files: parts of snapshots with the node's blocks.
         metadata: required in ``files``.
-        head: at the owner that holds it.
-        shards_run: run id under which shards of checkpoints are kept.
         is_resumed: whether the state was read from disks.
     """
 
@@ -290,10 +271,7 @@ def metadata(run_id: str, step: int) -> dict[str, str]:
 def block_digests(file: Pieces) -> dict[int, str]:
     """Return the SHA-256, hex, of each block of a file: over names, types, shapes and bytes, in the order of names.
 
-    The digest of a block is the same in any file that has all of it.
-
-    Raises:
-        IntegrityError: the file is damaged.
+    The digest of a block is the same in any file that has all of it. Raises ``IntegrityError``.
     """
     tensors = TensorFile(file, where="a file of trained blocks")
     blocks: dict[int, dict[str, TensorPieces]] = {}

@@ -121,11 +121,7 @@ class StateFolder:
         self.close()
 
     def run(self, run_id: str) -> RunShards:
-        """Return the shards of a run.
-
-        Raises:
-            UsageError: ``run_id`` is no run id.
-        """
+        """Return the shards of a run; raises ``UsageError``."""
         return RunShards(self.path / check_run_id(run_id))
 
     def drop_old_runs(self, current: str, kept: RetentionLimits = KEPT) -> None:
@@ -177,13 +173,9 @@ def _is_ours(name: str) -> bool:
 
 
 def require_state_folder(folder: Path) -> None:
-    """Refuse a folder that is neither empty nor a node's; writes nothing.
+    """Refuse a folder that is neither empty nor a node's; writes nothing; raises ``UsageError`` or ``StorageError``.
 
     Earlier versions wrote no marker; their folder has shards, or no entries but a node's.
-
-    Raises:
-        UsageError: the folder has other content.
-        StorageError: the folder can't be read.
     """
     if folder.is_dir() and not _is_of_earlier_version(folder):
         require_free(folder, KIND)
@@ -288,20 +280,12 @@ class RunShards:
             return ""
 
     def keep_rows(self, digest: str) -> None:
-        """Keep the digest of the owner's rows, unless there is one already.
-
-        Raises:
-            StorageError: the disk is full.
-        """
+        """Keep the digest of the owner's rows, unless there is one already; raises ``StorageError``."""
         if digest and not self.rows():
             write_durably(self.folder / _ROWS, digest.encode())
 
     def finish(self) -> None:
-        """Mark the run as finished, so that the retention rule may remove its shards.
-
-        Raises:
-            StorageError: the disk is full.
-        """
+        """Mark the run as finished, so that the retention rule may remove its shards; raises ``StorageError``."""
         if self.folder.is_dir():
             write_durably(self.folder / _FINISHED, b"")
 
@@ -407,11 +391,7 @@ class SavedParts:
     # ---- writing ----------------------------------------------------------------------------------
 
     def write(self, step: int, attempt: str, content: bytes | Pieces, *, is_head: bool) -> None:
-        """Write trained blocks, or the head, to the disk, unless the same file is there.
-
-        Raises:
-            StorageError: the disk is full.
-        """
+        """Write trained blocks, or the head, to the disk, unless the same file is there; raises ``StorageError``."""
         kind, end = ("head", "") if is_head else ("copy", ".safetensors")
         pieces = content if isinstance(content, Pieces) else Pieces.of(content)
         path = self._shards.folder / f"{kind}-{step}-{attempt}-{pieces.sha256()}{end}"
@@ -439,11 +419,7 @@ class SavedParts:
         write_durably(self._best_index(step), json.dumps(digests).encode())
 
     def best(self, step: int) -> dict[str, Pieces]:
-        """Return the node's part of the best result of ``step`` by file name.
-
-        Raises:
-            IntegrityError: a file is missing or damaged.
-        """
+        """Return the node's part of the best result of ``step`` by file name; raises ``IntegrityError``."""
         found: dict[str, Pieces] = {}
         try:
             digests = read_object(self._best_index(step).read_text(encoding="utf-8"), str(self._best_index(step)))
@@ -501,10 +477,7 @@ class SavedParts:
     def part(self, step: int, attempt: str, start: int, stop: int, *, sha256: str = "") -> Pieces:
         """Return the blocks ``[start, stop)`` of run ``attempt`` after ``step`` steps as one file, read when iterated.
 
-        They are in the shard with digest ``sha256``; empty = in copies.
-
-        Raises:
-            IntegrityError: a file is damaged, or some blocks are missing.
+        They are in the shard with digest ``sha256``; empty = in copies. Raises ``IntegrityError``.
         """
         found: dict[str, TensorPieces] = {}
         missing = set(range(start, stop))

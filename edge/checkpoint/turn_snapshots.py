@@ -51,8 +51,6 @@ class CopySender:
     """Sends copies to other nodes, one after the other on a thread of its own.
 
     Args:
-        placement_number: of the placement in which this node trains.
-        addresses: ``host:port`` by node.
         patience_s: seconds of retries before the holder of a copy counts as lost.
         on_lost: called with a node that takes no copy, and the reason.
         on_failed: called with the error where this node can't read what it sends.
@@ -158,10 +156,6 @@ class CheckpointCopier:
 
     Every owner has embedding and head in its own shard, so only blocks are copied. The checkpoint's turn is done once
     all copies are on other disks.
-
-    Args:
-        blocks: returns this node's blocks of the checkpoint of a step as a file; called on the sender's thread.
-        sender: of the run.
     """
 
     def __init__(self, plan: Plan, node: str, blocks: Callable[[int], Pieces], sender: CopySender) -> None:
@@ -192,10 +186,7 @@ class TurnSnapshotter:
     """Keeps and copies the ends of the turns of one run at one node, in one placement.
 
     Args:
-        plan: part of the plan for this placement.
-        kept: keeps the files in this node's memory.
         make_file: makes a file of the trained tensors of some blocks, from executor, blocks and metadata.
-        sender: sends the copies.
         save: writes a file to this node's disk; None = it has none.
     """
 

@@ -87,7 +87,6 @@ class ChatTemplate:
     """A template with its variables.
 
     Args:
-        text: in jinja's language.
         variables: names of special tokens -> their texts.
         limit_s: seconds of processor time for one bunch of conversations.
     """

@@ -79,12 +79,7 @@ class Conversations:
         return read_rows(path, CHAT, self._data)
 
     def examples(self, rows: Sequence[Conversation | PlainPair], labels: Sequence[str]) -> ChatExamples:
-        """Make the examples of these rows.
-
-        Raises:
-            RowFaultError: the template can't render a row.
-            ModelError: no template, or one that takes too long.
-        """
+        """Make the examples of these rows; raises ``RowFaultError`` or ``ModelError``."""
         of_rows, kept, num_cut, left_out = list[int](), list[Learned](), 0, Counter[str]()
         for texts in self._texts(rows):
             usable = [one for one in map(self._learned, texts) if any(one.targets)]
@@ -217,7 +212,6 @@ class _Encoded(NamedTuple):
 
     Attributes:
         places: first character of each token, and one past its last.
-        answers: half-open ranges of characters to learn, in order.
     """
 
     ids: Sequence[int]
@@ -229,8 +223,6 @@ class ChatExamples(UnscoredExamples):
     """The ``Examples`` of chat.
 
     Args:
-        examples: of all rows, in order.
-        of_rows: number of examples of each row.
         num_cut: number of rows longer than ``train.max_length``.
         left_out: reason -> number of rows without an example.
     """

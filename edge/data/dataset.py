@@ -76,11 +76,7 @@ class Place(NamedTuple):
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Turn ``RowFaultError`` into an error with file and line.
-
-        Raises:
-            DataError: in place of ``RowFaultError``.
-        """
+        """Turn ``RowFaultError`` into an error with file and line; raises ``DataError``."""
         try:
             yield
         except RowFaultError as error:
@@ -268,11 +264,7 @@ class OwnerDataset:
         return self._digest.keyed(run_id)
 
     def set_labels(self, labels: Sequence[str]) -> None:
-        """Set the classes of a new run; the index of a name is its target.
-
-        Raises:
-            DataError: a row has a class outside ``labels``.
-        """
+        """Set the classes of a new run; the index of a name is its target; raises ``DataError``."""
         unknown = sorted({*self.labels, *self.eval_labels} - set(labels))
         if unknown:
             alike = [name for group in look_alikes((unknown[0], *labels)) if unknown[0] in group for name in group]

@@ -63,11 +63,7 @@ class Source(Protocol):
     """Reader of a task's files."""
 
     def read(self, path: Path) -> Rows:
-        """Read the rows of a file.
-
-        Raises:
-            DataError: the file can't be used; names line and reason.
-        """
+        """Read the rows of a file; raises ``DataError``."""
 
     def examples(self, rows: Sequence[Any], labels: Sequence[Any]) -> Examples:
         """Make the examples of these rows; ``labels`` are their ``Rows.targets``."""

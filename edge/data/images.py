@@ -148,11 +148,7 @@ class Images:
         return ImageExamples(own, labels, self)
 
     def pixels(self, row: Array | EncodedFile) -> torch.Tensor:
-        """Convert one image to the model's input: (C, H, W), float32.
-
-        Raises:
-            DataError: the file changed after its check, or it has numbers that are not finite.
-        """
+        """Convert one image to the model's input: (C, H, W), float32; raises ``DataError``."""
         array, name = (row, "an image") if isinstance(row, np.ndarray) else (self._open(row), str(row))
         if array.dtype == np.uint8:
             array = array.transpose(1, 2, 0) if self._is_channels_first(array.shape) else array
@@ -195,11 +191,7 @@ class Images:
         account.check()
 
     def images_of(self, path: Path) -> Array:
-        """Read the images of an npz file, with or without labels.
-
-        Raises:
-            DataError: the file can't be used, lacks the array, or its images do not fit the model.
-        """
+        """Read the images of an npz file, with or without labels; raises ``DataError``."""
         images = _arrays(path, {"data.image": self._image})[self._image]
         if images.ndim == 0 or not len(images):
             raise DataError(f"{path} has images of shape {images.shape}; give it images")
@@ -323,11 +315,7 @@ class ImageProcessor:
         self.steps = steps
 
     def decode(self, image: EncodedFile) -> Array:
-        """Decode a picture to bytes, (H, W) or (H, W, 3).
-
-        Raises:
-            DataError: the file is no picture, too large, or of a mode that viewers show differently.
-        """
+        """Decode a picture to bytes, (H, W) or (H, W, 3); raises ``DataError``."""
         with opened_picture(image.path, image.content) as opened:
             library: Any = importlib.import_module("PIL.Image")
             operations: Any = importlib.import_module("PIL.ImageOps")

@@ -67,11 +67,7 @@ class TaggedTexts:
         return read_rows(path, TAGGING, self._data)
 
     def examples(self, rows: Sequence[tuple[str, ...]], labels: Sequence[tuple[str, ...]]) -> TaggedExamples:
-        """Make one example of each text; warn of words that are left out.
-
-        Raises:
-            NoTokenError: a text has no word with a token.
-        """
+        """Make one example of each text; warn of words that are left out; raises ``NoTokenError``."""
         encoded = [self.encode(words) for words in rows]
         for index, row in enumerate(encoded):
             if not row.words:

@@ -65,11 +65,7 @@ class TokenRow(NamedTuple):
 
 
 def check_ids(ids: torch.Tensor, base: Any) -> None:
-    """Refuse token ids beyond the embedding of the Hugging Face base model; images have none.
-
-    Raises:
-        ModelError: names both numbers.
-    """
+    """Refuse token ids beyond the embedding of the Hugging Face base model; images have none; raises ``ModelError``."""
     if not ids.numel():
         return
     largest, rows = int(ids.max()), int(base.config.vocab_size)
@@ -158,11 +154,7 @@ class Encoder:
         return len(self._cut)
 
     def rows(self, rows: Sequence[int], *, max_length: int) -> list[TokenRow]:
-        """Encode texts by index, special tokens included, cut at ``max_length``.
-
-        Raises:
-            NoTokenError: a text has no token.
-        """
+        """Encode texts by index, special tokens included, cut at ``max_length``; raises ``NoTokenError``."""
         return [self._encode(row, max_length) for row in rows]
 
     def _encode(self, row: int, max_length: int) -> TokenRow:

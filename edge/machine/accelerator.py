@@ -63,11 +63,7 @@ def device_name(device: str) -> str:
 
 
 def device_memory(device: str) -> DeviceMemory | None:
-    """Return the memory of an accelerator; None for a processor.
-
-    Raises:
-        CapacityError: there is no memory for this process's context.
-    """
+    """Return the memory of an accelerator; None for a processor; raises ``CapacityError``."""
     if device != "cuda":
         return None
     try:
@@ -117,9 +113,6 @@ def capacity_errors(node: str, device: str, what: object) -> Iterator[None]:
     """Turn torch's error for missing memory on an accelerator into a ``CapacityError``.
 
     ``what`` is the computation, converted to text only for an error.
-
-    Raises:
-        CapacityError: with requested and free bytes, and remedies.
     """
     try:
         yield

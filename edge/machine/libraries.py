@@ -143,11 +143,7 @@ _SIZE = 64
 
 
 def require_libraries() -> None:
-    """Refuse to start without the extra ``node``.
-
-    Raises:
-        UsageError: names the missing packages and how to install them.
-    """
+    """Refuse to start without the extra ``node``; raises ``UsageError``."""
     wanted = [module for module in ("torch", "transformers", "adapters") if module not in sys.modules]
     missing = [module for module in wanted if find_spec(module) is None]
     if missing:
@@ -250,11 +246,7 @@ class ComputeThread:
         return future
 
     def call(self, function: Callable[[], T], *, timeout_s: float, what: str) -> T:
-        """Run ``function`` on the thread and return its result.
-
-        Raises:
-            DeadlineError: it was not done after ``timeout_s`` seconds; names ``what``.
-        """
+        """Run ``function`` on the thread and return its result; raises ``DeadlineError``."""
         future = self.submit(function)
         try:
             return future.result(timeout_s)

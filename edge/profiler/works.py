@@ -516,11 +516,7 @@ def encode(hidden: torch.Tensor, mask: torch.Tensor, dtype: str) -> list[bytes]:
 
 
 def decode(messages: list[bytes], compute_dtype: torch.dtype) -> torch.Tensor:
-    """Decode messages to the hidden state, as the receiver's thread does.
-
-    Raises:
-        FrameError: the messages are not one whole tensor.
-    """
+    """Decode messages to the hidden state, as the receiver's thread does; raises ``FrameError``."""
     assembler = frames.Assembler(lambda header: None, lambda header: None)
     for message in messages:
         fed = assembler.feed(message)
@@ -542,11 +538,7 @@ def decode(messages: list[bytes], compute_dtype: torch.dtype) -> torch.Tensor:
 
 
 def check_room(needs: MemoryEstimate, memory_bytes: int) -> None:
-    """Refuse a measurement that needs more than ``memory_bytes``.
-
-    Raises:
-        CapacityError: names both figures.
-    """
+    """Refuse a measurement that needs more than ``memory_bytes``; raises ``CapacityError``."""
     if needs.total_bytes > memory_bytes:
         raise CapacityError(
             f"measuring one block needs {needs} but there are {format_bytes(memory_bytes)}; lower train.batch_size or "

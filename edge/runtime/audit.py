@@ -80,11 +80,7 @@ def halves_of(infos: Mapping[str, TensorInfo]) -> Halves:
 
 
 class FileWriter:
-    """Writes files of tensors; what follows from names, types and shapes is computed when these change.
-
-    Attributes:
-        halves: of the last file.
-    """
+    """Writes files of tensors; what follows from names, types and shapes is computed when these change."""
 
     def __init__(self) -> None:
         self.halves: Halves = {}
@@ -166,13 +162,6 @@ class AuditRecorder:
     """Makes the trail of a node in one placement, and keeps what others need to repeat its work.
 
     ``grant``, ``exchanged``, ``after`` and ``take`` are called on the compute thread, all else on any.
-
-    Args:
-        plan: the part of the placement.
-        node: this one.
-        executor: of the node.
-        run_id: of the run, which its statements name.
-        sign: signs them.
     """
 
     def __init__(self, plan: Plan, node: str, executor: NodeExecutor, *, run_id: str, sign: Sign) -> None:
@@ -301,11 +290,7 @@ class AuditRecorder:
             self._tickets |= tickets
 
     def turn(self, index: int) -> Turn:
-        """Return a turn that is kept.
-
-        Raises:
-            FrameError: it is not.
-        """
+        """Return a turn that is kept; raises ``FrameError``."""
         return self._kept(index).turn
 
     def exchanges(self, cell: Cell, turn: int) -> tuple[Exchange, ...]:
@@ -387,13 +372,7 @@ class Repeated:
 
 
 class WorkRepeater:
-    """Repeats cells of another host of a placement, on blocks of its own; call it on the compute thread.
-
-    Args:
-        plan: the part of the placement.
-        node: the host whose cells are repeated.
-        make: builds an executor of a node of a plan.
-    """
+    """Repeats cells of another host of a placement, on blocks of its own; call it on the compute thread."""
 
     def __init__(self, plan: Plan, node: str, make: Callable[[Plan, str], NodeExecutor]) -> None:
         self.node = node
@@ -409,13 +388,10 @@ class WorkRepeater:
         tensors: Mapping[TensorKey, Exchanged],
         given: Mapping[str, str],
     ) -> Repeated:
-        """Repeat a cell and the update of its item.
+        """Repeat a cell and the update of its item; raises ``IntegrityError``.
 
         ``files`` are those of ``AuditRecorder.work_file``, ``tensors`` what the host received, from its neighbours,
         ``given`` has the digests of what it sent, and the secret of its tags.
-
-        Raises:
-            IntegrityError: a file is missing, does not fit the slice, or leads to numbers that are not finite.
         """
         executor, seq, micro = self._executor, place.seq, place.micro
         now, item = item_of(self._plan, turn, seq)
@@ -477,8 +453,6 @@ class NodeAudit:
     """The audit at a node: its own trail, and the repeated work of other hosts, of one at a time.
 
     Args:
-        recorder: of this node.
-        plan: the part of the placement.
         make: builds an executor of a node of a plan; a slice of another host is made when it is first asked for.
     """
 
@@ -511,11 +485,7 @@ class NodeAudit:
         return self.repeater(cell.node).repeat(self.recorder.turn(place.turn), place, files, tensors, given)
 
     def read_work(self, file: Pieces, place: CellPlace, given: Mapping[str, str]) -> dict[str, bytes]:
-        """Read what a host hands in of its own work, with the digests that it told.
-
-        Raises:
-            IntegrityError: it is damaged, or something else than it told.
-        """
+        """Read what a host hands in of its own work, with the digests that it told; raises ``IntegrityError``."""
         found = {name: bytes(pieces.data) for name, pieces in _pieces(bytes(file)).items()}
         after, wanted = f"state {place.seq}", {}
         before = "begin"  # or the state after the last item before

@@ -84,8 +84,6 @@ class NodeExecutor:
     Not thread-safe: all calls are from one thread (dropout uses torch's global generator).
 
     Args:
-        node: name of this node in the plan.
-        model_folder: config, weights and tokenizer of the base model.
         dataset: the node's own rows; needed exactly if the plan names it as an owner.
 
     Raises:
@@ -211,15 +209,11 @@ class NodeExecutor:
     # ---- actions ----------------------------------------------------------------------------------
 
     def run(self, action: Action) -> Values:
-        """Run one compute action; return when the device has finished it.
+        """Run one compute action; return when the device has finished it; raises ``PlanError`` or ``CapacityError``.
 
         Returns:
             Numbers for the report, summed by name: an H gives ``loss_sum`` and ``count``, and by task ``correct``,
             ``tokens``, or at an evaluation ``questions``, ``exact_sum`` and ``f1_sum``; other actions none.
-
-        Raises:
-            PlanError: the action has no input here, or its turn was not granted.
-            CapacityError: an accelerator has no memory for it.
         """
         entry = self._items.get(action.seq)
         if entry is None:
@@ -390,11 +384,7 @@ class NodeExecutor:
         self._owner(None)[0].drop_state()
 
     def load_head_blob(self, data: Pieces) -> None:
-        """Replace the head and its optimizer state by ``head_blob`` of another owner.
-
-        Raises:
-            IntegrityError: the bytes are unreadable, or no head of this run.
-        """
+        """Replace the head and its optimizer state by ``head_blob`` of another owner; raises ``IntegrityError``."""
         self._owner(None)[0].load_blob(data)
 
     def take_parcel(self, key: TensorKey) -> Pieces:
@@ -406,12 +396,7 @@ class NodeExecutor:
         return self.offloading.take_parcel(key)
 
     def put_parcel(self, key: TensorKey, data: Pieces) -> None:
-        """Take a parcel of another node.
-
-        Raises:
-            IntegrityError: the parcel is unreadable, or does not fit its key.
-            DivergedError: a gradient is not finite.
-        """
+        """Take a parcel of another node; raises ``IntegrityError`` or ``DivergedError``."""
         entry = self._items[key.seq]
         if key.payload not in (Payload.UNIT_GRAD, Payload.REPLICA_GRAD):
             self.offloading.put_parcel(key, data, entry.item.step)
@@ -499,10 +484,6 @@ class ForwardRunner:
     VeLoRA is used in items that update weights. Scores are exact: score items keep whole inputs, and recompute the same
     blocks as training items.
 
-    Args:
-        versions: of the node's trained tensors.
-        scoring: collects scores of its blocks.
-
     Raises:
         JobError: VeLoRA is for layers that do not train here.
     """
@@ -583,10 +564,8 @@ class CheckpointPart:
     """Writes and reads the shard of one node.
 
     Args:
-        piece: the node's slice.
         hosted: the node's blocks, and the adapters that it fits for other hosts.
         offloading: knows the adapters that helpers train.
-        vectors: VeLoRA's; None without VeLoRA.
     """
 
     def __init__(
@@ -642,10 +621,7 @@ class CheckpointPart:
     def load_migrated(self, tensors: Mapping[str, TensorPieces], *, blocks: Collection[int]) -> None:
         """Load ``tensors()`` of other nodes for ``blocks``; all other blocks are untrained yet.
 
-        Of blocks that a helper trains only values and vectors are loaded.
-
-        Raises:
-            IntegrityError: the tensors do not fit the blocks.
+        Of blocks that a helper trains only values and vectors are loaded. Raises ``IntegrityError``.
         """
         trained = {name: value for name, value in self.trained.items() if block_of(name) in blocks}
         installed = {name: value for name, value in self._offloading.installed.items() if block_of(name) in blocks}

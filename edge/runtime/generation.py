@@ -36,12 +36,7 @@ Values = tuple[tuple[str, float], ...]
 
 
 class KeptKeys:
-    """Keys and values at one host, of the sequences of open turns.
-
-    Args:
-        config: of the model.
-        generation: of the course.
-    """
+    """Keys and values at one host, of the sequences of open turns."""
 
     def __init__(self, config: Any, generation: Generation | None) -> None:
         self._config, self._generation = config, generation
@@ -77,13 +72,10 @@ class OpenText:
 
     Args:
         longest: most tokens of the prompt, which is cut at its beginning.
-        pieces: of the text, up to what ends it.
-        ends: tokens that end it.
 
     Attributes:
         pending: tokens that are embedded next.
         before: number of tokens before them.
-        num_tokens: number of tokens that the head has chosen.
         said: text of them.
         has_ended: whether no token follows.
     """

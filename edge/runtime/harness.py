@@ -47,11 +47,7 @@ class Likelihood(NamedTuple):
 
 
 class HarnessModel:
-    """What lm-eval asks of a model, in terms of texts; ``made`` makes it one of lm-eval's.
-
-    Args:
-        tell: called after each request.
-    """
+    """What lm-eval asks of a model, in terms of texts; ``made`` makes it one of lm-eval's."""
 
     def __init__(self, job: Job, saved: Path, tell: Callable[[], object]) -> None:
         super().__init__()
@@ -152,11 +148,7 @@ def made(base: type, job: Job, saved: Path, tell: Callable[[], object]) -> Any:
 
 
 def results(job: Job, saved: Path, tasks: Sequence[str], folder: Path | None, tell: Callable[[], object]) -> Any:
-    """Evaluate on tasks of lm-eval, or of ``folder``; return figures by task.
-
-    Raises:
-        DataError: lm-eval refuses a task, or can't get its data.
-    """
+    """Evaluate on tasks of lm-eval, or of ``folder``; return figures by task; raises ``DataError``."""
     from lm_eval import simple_evaluate
     from lm_eval.api.model import LM
     from lm_eval.tasks import TaskManager

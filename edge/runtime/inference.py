@@ -123,10 +123,6 @@ def predictions(job: Job, given: argparse.Namespace) -> Iterator[dict[str, Any]]
 class WholeModel:
     """A complete model: embedding, all blocks and the head.
 
-    Args:
-        saved: folder of the run's adapter or model.
-        labels: names of the classes; empty without.
-
     Attributes:
         longest: most tokens of a row.
 
@@ -256,10 +252,8 @@ class Sampling(NamedTuple):
     """Choice of the next token.
 
     Attributes:
-        max_new_tokens: most tokens that are added.
         temperature: 0 = always the likeliest token; 1 = the model's probabilities.
         seed: of the draws, with the row's index.
-        top_k: number of likeliest tokens to draw from; 0 = all.
         top_p: draw from the likeliest tokens that have this probability together.
     """
 
@@ -343,11 +337,7 @@ class Predictor(Protocol):
     cut_rows: int
 
     def rows(self, path: Path) -> Iterator[tuple[Row, Any]]:
-        """Yield each row of the file, with the model's input for it.
-
-        Raises:
-            DataError: the file can't be used, or a column is missing.
-        """
+        """Yield each row of the file, with the model's input for it; raises ``DataError``."""
 
     def predict(self, inputs: Sequence[Any], first: int) -> list[Row]:
         """Return the prediction for each input; ``first`` is the index of the first row."""
@@ -581,13 +571,10 @@ _OPTIONS = "--temperature, --seed and --max-new-tokens say it all"
 
 
 def ends_of_text(folder: Path, tokenizer: Any) -> tuple[int, ...]:
-    """Return the tokens that end a text, as ``generate`` of transformers finds them.
+    """Return the tokens that end a text, as ``generate`` of transformers finds them; raises ``ModelError``.
 
     Llama 3 has several in ``generation_config.json``, of which its tokenizer knows one. The tokenizer is used where
     neither ``generation_config.json`` nor ``config.json`` names any.
-
-    Raises:
-        ModelError: a file is not readable, or names no token ids.
     """
     for name in (_GENERATION_FILE, CONFIG_FILE):
         found = _settings(folder / name).get("eos_token_id")

@@ -240,16 +240,10 @@ class AgentRun:
     """Drives a ``NodeEngine`` until ``stop``.
 
     Args:
-        links: to every node that this one sends to.
         ack: returns a credit to (source, boundary).
         done_before: called with the index of the first unfinished turn.
-        wait_s: longest time without progress, seconds.
         record: whether events and commands are reported as a recording.
         start: the item from which the run continues; None = the first.
-        saver: keeps shards of checkpoints; None = this node has no folder.
-        keeper: keeps the ends of turns.
-        trail: of an audited run.
-        clock: monotonic seconds.
         worked: seconds of the calling thread's computing at the node's quota alone; constant without a quota.
         totals: of the run so far; None = zero.
     """
@@ -580,11 +574,7 @@ class AgentRun:
 
 
 class CopyMonitor:
-    """Takes digests of equal weights at one node; none at a node without such weights.
-
-    Args:
-        digest: returns the current digest of this node's copy of a unit, or of a range of blocks.
-    """
+    """Takes digests of equal weights at one node; none at a node without such weights."""
 
     def __init__(self, plan: Plan, node: str, digest: Callable[[int, int], str]) -> None:
         self._plan, self._node = plan, node

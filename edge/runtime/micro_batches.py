@@ -93,11 +93,7 @@ class MicroBatch:
         return hidden, self.mask, self._context
 
     def head_input(self, action: Action) -> torch.Tensor:
-        """Return the hidden state.
-
-        Raises:
-            PlanError: there is none.
-        """
+        """Return the hidden state; raises ``PlanError``."""
         if self.hidden is None:
             raise PlanError(f"{action} has no hidden state here")
         return self.hidden
@@ -126,15 +122,12 @@ class OpenItem:
     """A granted item with its batch and gradients.
 
     Attributes:
-        trained: units that get a gradient.
         lowest: the lowest such unit, per micro-batch.
         offsets: first row of each micro-batch in the batch, and the number of rows.
         batch: at the owner, from the first embedding or head to the last head.
         operations: of all subnets, per micro-batch; empty = all full.
-        subnets: per block, in ``operations``.
         takes_part: whether each micro-batch does anything.
         num_targets: valid targets of the micro-batches that take part.
-        heads_left: number of head actions still to run.
     """
 
     item: Item
@@ -203,11 +196,7 @@ class MicroBatches:
         self._flows[action.seq, action.micro] = flow
 
     def of(self, action: Action) -> MicroBatch:
-        """Return the micro-batch of an action.
-
-        Raises:
-            PlanError: there is no such micro-batch.
-        """
+        """Return the micro-batch of an action; raises ``PlanError``."""
         flow = self._flows.get((action.seq, action.micro))
         if flow is None:
             raise PlanError(f"{action} comes before its input")
@@ -279,14 +268,11 @@ class MicroBatches:
         flow.mask = None if mask is None else mask.to(device=self._device, dtype=torch.int64)
 
     def take(self, key: TensorKey) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return a micro-batch's hidden state or gradient for sending, and drop it.
+        """Return a micro-batch's hidden state or gradient for sending, and drop it; raises ``PlanError``.
 
         Returns:
             A tensor (B, T, D) on the CPU in the compute dtype, cut to the sent tokens and not written to afterwards;
             and the mask (B, T) of a hidden state that enters a block, otherwise None.
-
-        Raises:
-            PlanError: there is none.
         """
         flow, tensor, mask = self._held(key)
         if key.is_hidden:
@@ -351,11 +337,7 @@ class VersionStore:
         return max(0, self.peak_versions - 1) * sum(distinct.values())
 
     def use(self, seq: int) -> None:
-        """Keep the newest version for the forwards of this item until ``release``.
-
-        Raises:
-            PlanError: an earlier micro-batch of the item used another version.
-        """
+        """Keep the newest version for the forwards of this item until ``release``; raises ``PlanError``."""
         if not self._places:
             return
         if self._used.setdefault(seq, self._newest) is not self._newest:

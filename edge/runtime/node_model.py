@@ -46,9 +46,7 @@ class HostedModel:
 
     Attributes:
         skeleton: the model; only hosted modules are real.
-        blocks: runs hosted blocks.
         optimizers: of the trained tensors of the slice, and of the other hosts' blocks fitted here; one per block.
-        owner: embedding and head; None at a node without data.
         hosted_bytes: of weights, adapters and head.
         captures: record the pairs of hosted blocks that helpers fit; None without helpers.
         helped: adapters of other hosts' blocks that are fitted here, one for each run of neighbouring blocks,

@@ -131,11 +131,7 @@ class OffloadRunner:
         flow.pairs.update(dict.fromkeys(blocks, pairs))
 
     def ship(self, action: Action, entry: OpenItem) -> tuple[()]:
-        """Pack the pairs of some blocks for their helper, and drop the recorded ones.
-
-        Raises:
-            PlanError: nothing was recorded for them.
-        """
+        """Pack the pairs of some blocks for their helper, and drop the recorded ones; raises ``PlanError``."""
         found: dict[str, torch.Tensor] = {}
         flow = self._flows.of(action)
         for block in range(action.start, action.stop):
@@ -187,10 +183,7 @@ class OffloadRunner:
     def keep_on_disk(self, folder: Path, of: Mapping[str, str]) -> None:
         """Keep merged adapters in a file in ``folder``; only checkpoints and the result read them.
 
-        ``of`` is run and node, for the file's header.
-
-        Raises:
-            StorageError: the disk is full.
+        ``of`` is run and node, for the file's header. Raises ``StorageError``.
         """
         kept = self._hosted.kept
         if not kept:
@@ -212,11 +205,7 @@ class OffloadRunner:
     # ---- at a helper ------------------------------------------------------------------------------
 
     def fit(self, action: Action, entry: OpenItem) -> tuple[()]:
-        """Accumulate the gradients of some blocks from their pairs, and drop the pairs.
-
-        Raises:
-            IntegrityError: the pairs do not fit the blocks.
-        """
+        """Accumulate the gradients of some blocks from their pairs, and drop the pairs; raises ``IntegrityError``."""
         models, wire = self._models_of(action.start)
         key = TensorKey(Payload.PAIRS, action.seq, action.micro, action.start)
         pairs = wire.decode(self._came.pop(key), self._hosted.dtype)
@@ -254,11 +243,7 @@ class OffloadRunner:
         return self._shipped.pop(key)
 
     def put_parcel(self, key: TensorKey, data: Pieces, step: int) -> None:
-        """Keep received pairs or weights until their action.
-
-        Raises:
-            IntegrityError: the parcel is unreadable, or of another item or version.
-        """
+        """Keep received pairs or weights until their action; raises ``IntegrityError``."""
         where = "the pairs" if key.payload == Payload.PAIRS else "the adapters of a helper"
         self._came[key] = from_file(data, self._metadata(key, step), where=where, device=self._hosted.device)
 

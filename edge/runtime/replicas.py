@@ -42,12 +42,7 @@ class Replica:
         return grad_blob(self._parameters(key, entry), ())
 
     def put(self, key: TensorKey, data: Pieces, entry: OpenItem) -> None:
-        """Keep the gradients of another host.
-
-        Raises:
-            IntegrityError: unreadable, or gradients of other tensors.
-            DivergedError: numbers that are not finite.
-        """
+        """Keep the gradients of another host; raises ``IntegrityError`` or ``DivergedError``."""
         where = f"the gradients of item {key.seq} from node {self._names[key.micro]}"
         self._came[key] = read_grads(data, self._parameters(key, entry), where=where)
 

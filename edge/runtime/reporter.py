@@ -189,11 +189,7 @@ class Reporter:
     """Sends a node's reports of one run.
 
     Args:
-        num_blocks: for printing actions.
-        send: delivers one report or raises ``grpc.RpcError``.
         on_refused: called once, on the reporter's thread, if the coordinator refuses reports.
-        interval_s: longest time that an entry waits.
-        clock: the coordinator's; None = this node's own wall clock.
         numbers: of reports, from 1, of which the coordinator takes each once; shared by the run's reporters in all
             placements, as the old one may still send when the next begins; None = this is the only one.
     """
@@ -449,11 +445,7 @@ class _Comparison(NamedTuple):
 
 
 class SharedClock:
-    """The coordinator's time; thread-safe. Before the first comparison it is this node's own wall clock.
-
-    Args:
-        clock: this node's monotonic seconds.
-    """
+    """The coordinator's time; thread-safe. Before the first comparison it is this node's own wall clock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

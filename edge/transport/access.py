@@ -50,12 +50,7 @@ _MAX_DIGESTS: Final = 4096
 
 
 class RunAccess:
-    """The rows of the run at one node; thread-safe.
-
-    Args:
-        node: this one.
-        wait_s: longest wait of a fetch for its row.
-    """
+    """The rows of the run at one node; thread-safe."""
 
     def __init__(self, node: str, *, wait_s: float = WAIT_S) -> None:
         self._node, self._wait_s = node, wait_s
@@ -130,15 +125,11 @@ class RunAccess:
     # ---- what other nodes ask ---------------------------------------------------------------------
 
     def require(self, asked: Asked, caller: Party | None) -> AccessRight:
-        """Return the row that permits a call; a fetch waits for its row.
+        """Return the row that permits a call; a fetch waits for its row; raises ``TrustError`` or ``FrameError``.
 
         Args:
             asked: the call, in the words of the caller.
             caller: of its certificate; None = plain text, where nodes are trusted with their names.
-
-        Raises:
-            TrustError: there is no such row, or the caller speaks as another node.
-            FrameError: it opens a link while this node moves; it may try again.
         """
         try:
             if caller is not None:
@@ -175,20 +166,12 @@ class RunAccess:
             self._waiting += Counter()  # drops nodes without a waiting call
 
     def require_member(self, call: NodeCall, caller: Party | None) -> None:
-        """Refuse a call that names neither caller nor run, unless its certificate is of a node of this run.
-
-        Raises:
-            TrustError: it is not.
-        """
+        """Refuse a call that names neither caller nor run, unless its certificate is of a node of this run."""
         if caller is not None:
             self.require(Asked(call, caller.name, self._run_id), caller)
 
     def require_only(self, asked: Asked, sha256: str) -> None:
-        """Refuse a second, different copy of one state; the same one may arrive again.
-
-        Raises:
-            TrustError: another copy of it is kept.
-        """
+        """Refuse a second, different copy of one state; the same one may arrive again; raises ``TrustError``."""
         with self._changed:
             if self._digests.setdefault((asked.step, asked.node, asked.is_head), sha256) == sha256:
                 if len(self._digests) > _MAX_DIGESTS:

@@ -50,7 +50,6 @@ class RunExpectation:
 
     Attributes:
         digest: of the plan; a peer with another one is refused.
-        compute_dtype: element type of the tensors passed to the sink.
         start: item from which the run continues; None = from its first.
         max_blob_bytes: size limit of a head or of a unit's gradient.
         access: who may open a link; None = the nodes that the plan lets send to this one.
@@ -82,11 +81,7 @@ class RunExpectation:
 
 
 def check_hello(expectation: RunExpectation, header: ring_pb2.FrameHeader | None) -> str:
-    """Check the first frame of a link; return its source.
-
-    Raises:
-        FrameError: it is no HELLO, or of another run, plan or node.
-    """
+    """Check the first frame of a link; return its source; raises ``FrameError``."""
     if header is None or header.kind != ring_pb2.FRAME_KIND_HELLO:
         raise FrameError("the first frame of a link is no HELLO; use one version on all machines")
     _check_run(expectation, header)
@@ -115,9 +110,6 @@ class FrameCheck:
     """Admits the frames of one source during one run, each at most once.
 
     Safe for threads: the link's reader admits, the compute thread returns credits.
-
-    Args:
-        turns: shared by all links of the node.
     """
 
     def __init__(self, expectation: RunExpectation, source: str, turns: KnownTurns | None = None) -> None:
@@ -130,11 +122,7 @@ class FrameCheck:
         self._lock = threading.Lock()
 
     def admit(self, header: ring_pb2.FrameHeader) -> None:
-        """Admit a frame, or refuse it.
-
-        Raises:
-            FrameError: the plan does not have the frame now; names the expected values.
-        """
+        """Admit a frame, or refuse it; raises ``FrameError``."""
         _check_run(self._expectation, header)
         if header.source != self._source:
             raise FrameError(f"a frame has the source node {header.source!r}, the link is node {self._source}'s")

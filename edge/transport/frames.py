@@ -105,7 +105,6 @@ class Ack(NamedTuple):
     """The receiver's message on a link: credits, or the refusal of a frame.
 
     Attributes:
-        credits: number of hidden states taken out of the receiver's inbox.
         refusal: why a frame was refused and dropped; empty = none.
     """
 
@@ -139,11 +138,7 @@ def _header_field(header: ring_pb2.FrameHeader) -> bytes:
 
 
 def unpack(message: bytes) -> tuple[ring_pb2.FrameHeader | None, memoryview]:
-    """Split a message into its header, or None, and a view of its chunk.
-
-    Raises:
-        FrameError: the message is no frame, or its header is too long.
-    """
+    """Split a message into its header, or None, and a view of its chunk; raises ``FrameError``."""
     view = memoryview(message)
     try:
         header, at = None, 0

@@ -182,12 +182,7 @@ class OutLink:
     # ---- interface ----------------------------------------------------------------------------------
 
     def open(self, timeout_s: float) -> None:
-        """Connect, and wait until the peer accepts the link.
-
-        Raises:
-            ConnectionFailedError: nothing answers at the address within ``timeout_s``.
-            FrameError: the peer refuses, as it has another run or plan.
-        """
+        """Connect, and wait until the peer accepts the link; raises ``ConnectionFailedError`` or ``FrameError``."""
         self._channel = open_channel(self.address, peer=node_party(self.target))
         if self._begin_call() is None:
             raise PeerLostError(f"the link to {self._peer} was closed")
@@ -202,7 +197,7 @@ class OutLink:
             raise failure
 
     def send_tensor(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> int:
-        """Queue a hidden state or gradient, which must not change until it is sent.
+        """Queue a hidden state or gradient, which must not change until it is sent; raises ``PeerLostError``.
 
         Args:
             key: of the tensor.
@@ -211,9 +206,6 @@ class OutLink:
 
         Returns:
             Payload bytes on the wire.
-
-        Raises:
-            PeerLostError: the link is broken or closed.
         """
         self._put(_Tensor(key, tensor, mask, self._now_unix_s()))
         return tensors.wire_bytes(tensor.shape, self._hello.wire_dtype, 0 if mask is None else mask.numel())
@@ -231,13 +223,10 @@ class OutLink:
         return data.size_bytes
 
     def send_parcel(self, key: TensorKey, data: Pieces) -> int:
-        """Queue a parcel, which must not change until it is sent.
+        """Queue a parcel, which must not change until it is sent; raises ``PeerLostError``.
 
         Returns:
             Payload bytes on the wire.
-
-        Raises:
-            PeerLostError: the link is broken or closed.
         """
         self._put(_Parcel(key, data))
         return data.size_bytes
@@ -467,12 +456,7 @@ class OutLink:
             return self._first == before and bool(self._kept or self._queue)
 
     def _call_again(self, left_s: float) -> Any:
-        """Make one attempt to open the link again.
-
-        Raises:
-            ConnectionFailedError: the peer can't be reached now.
-            RingTuneError: it is gone, or refuses the link.
-        """
+        """Make one attempt to open the link again; raises ``ConnectionFailedError`` or ``RingTuneError``."""
         host, port = split_address(self.address, option="the address of a node")
         try:
             socket.create_connection((host, port), timeout=min(left_s, _CONNECT_S)).close()

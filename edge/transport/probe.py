@@ -150,14 +150,9 @@ def _answers(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterat
 def measure_link(
     source: str, target: str, address: str, *, message_bytes: int, timeout_s: float, brief: bool = False
 ) -> LinkRate:
-    """Measure one direction of one link.
+    """Measure one direction of one link; raises ``ConnectionFailedError``, ``DeadlineError`` or ``PeerLostError``.
 
     ``message_bytes`` is the size of a hidden state; with ``brief`` fewer messages are sent.
-
-    Raises:
-        ConnectionFailedError: nothing answers there.
-        DeadlineError: it took too long.
-        PeerLostError: the other node ended meanwhile.
     """
     deadline_s = time.monotonic() + timeout_s
     effort, peer = thoroughness(brief=brief), node_party(target)
@@ -372,7 +367,6 @@ class ProbePlan(NamedTuple):
     """Amounts of messages of a measurement.
 
     Attributes:
-        alone: number of long messages sent one by one.
         alone_s: about the most seconds of one of them; on slower links they are shorter.
         window_s: about the most seconds of a window.
     """

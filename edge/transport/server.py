@@ -82,16 +82,13 @@ class InLink:
     """The receiving end of one link.
 
     Attributes:
-        has_spoken: whether the first message has arrived.
         is_over: whether the call has ended; earlier messages may still be read.
         is_done: whether the reader has ended, so that the sink is not called any more.
 
     Args:
-        messages: from gRPC; ends or raises when the call is over.
         join: called with the link and its first frame; welcomes the link and returns its source, or raises
             :class:`FrameError`. May block.
         changed: called when ``is_over`` or ``is_done`` becomes true.
-        hello_wait_s: seconds from the link's start to its acceptance.
     """
 
     def __init__(
@@ -253,8 +250,6 @@ class _Source:
     """A node that sends to this one: its link, and what is kept of it while its connection is opened again.
 
     Attributes:
-        name: of the node.
-        link: the open one; None = none.
         check: of all its links in the run.
         credits: given in all on this link, by boundary.
         refusal: the last one on this link.

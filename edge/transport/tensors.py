@@ -146,7 +146,7 @@ def decode(
     exponent: int = 0,
     packed: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Decode the bytes of the wire to a tensor and its mask.
+    """Decode the bytes of the wire to a tensor and its mask; raises ``FrameError`` or ``DivergedError``.
 
     Args:
         payload: flat bytes, which must not be shared, as the result may use their memory.
@@ -159,10 +159,6 @@ def decode(
 
     Returns:
         The tensor, and the mask (B, T) as int64 or None.
-
-    Raises:
-        FrameError: the sizes do not match, or the mask has other values.
-        DivergedError: the tensor has NaN or infinities.
     """
     expected = wire_bytes(shape, dtype, mask_bytes)
     if payload.nbytes != expected:

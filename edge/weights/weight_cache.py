@@ -70,11 +70,7 @@ class ModelCache:
     def locked(self, *, deadline_s: float, stop: threading.Event) -> Iterator[None]:
         """Lock the model's folder against other processes of this device; the end of the process releases the lock.
 
-        ``stop`` is set when the run is released.
-
-        Raises:
-            DeadlineError: another process held the lock until ``deadline_s`` (monotonic).
-            InterruptedRunError: ``stop`` was set.
+        ``stop`` is set when the run is released. Raises ``DeadlineError`` or ``InterruptedRunError``.
         """
         lock = FileLock(self._folder / "lock", thread_local=False, fallback_to_soft=False)
         wait_s = max(0.0, deadline_s - time.monotonic())
@@ -199,11 +195,7 @@ class CheckedFile:
         self._digest = hashlib.sha256()
 
     def is_complete(self) -> bool:
-        """Whether the complete file has the right size and digest; a wrong one is removed.
-
-        Raises:
-            UsageError: the folder can't be written.
-        """
+        """Whether the complete file has the right size and digest; a wrong one is removed; raises ``UsageError``."""
         with writing(self.path.parent):
             if not self.path.is_file():
                 return False
@@ -243,11 +235,7 @@ class CheckedFile:
         self.origins.add(origin)
 
     def finish(self) -> None:
-        """Check the digest of the received bytes and rename the partial file to ``path``.
-
-        Raises:
-            IntegrityError: the digest differs; the partial file is deleted.
-        """
+        """Check the digest of the received bytes and rename the partial file to ``path``; raises ``IntegrityError``."""
         if self.nbytes == 0:
             with writing(self.path.parent):
                 self._partial.write_bytes(self._header)

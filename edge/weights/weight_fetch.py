@@ -95,11 +95,7 @@ class ModelFetcher:
     def for_planning(self, run_id: str, job: Job, *, timeout_s: float) -> Job:
         """Return the job with a model folder from which a run is planned and a block is timed.
 
-        At most ``timeout_s`` seconds pass.
-
-        Raises:
-            ModelError: no source has a copy.
-            RingTuneError: the fetch failed; see ``Sources`` and ``ModelCache``.
+        At most ``timeout_s`` seconds pass. Raises ``ModelError`` or ``RingTuneError``.
         """
         stop = self._begin(run_id)
         if self._has_copy(run_id, job):
@@ -114,11 +110,7 @@ class ModelFetcher:
     def for_run(self, run_id: str, job: Job, plan: Plan, *, timeout_s: float) -> Job:
         """Return the job with a model folder that has the tensors of this node's slice and of its parts as an owner.
 
-        At most ``timeout_s`` seconds pass.
-
-        Raises:
-            ModelError: no source has a copy, or it lacks a tensor.
-            RingTuneError: the fetch failed; see ``Sources`` and ``ModelCache``.
+        At most ``timeout_s`` seconds pass. Raises ``ModelError`` or ``RingTuneError``.
         """
         stop = self._begin(run_id)
         if self._has_copy(run_id, job):
@@ -150,10 +142,7 @@ class ModelFetcher:
     def with_initial(self, run_id: str, job: Job, sha256: str, *, timeout_s: float) -> Iterator[Job]:
         """Yield the job with a fetched file of initial values in ``adapter.from``, which is removed with the context.
 
-        Without a digest the job is unchanged. At most ``timeout_s`` seconds pass.
-
-        Raises:
-            RingTuneError: the coordinator has no such file, or the fetch failed; see ``Sources.fetch_whole``.
+        Without a digest the job is unchanged. At most ``timeout_s`` seconds pass. Raises ``RingTuneError``.
         """
         if not sha256:
             yield job
@@ -296,11 +285,7 @@ class Sources:
         """Get the manifest with digest ``sha256`` from the first source that has it.
 
         Later calls ask that source first, and sources that refused no more. A source that does not know the run yet is
-        asked again every 0.2 s.
-
-        Raises:
-            ModelError: no source has the model; names the answer of each.
-            DeadlineError: the deadline is over.
+        asked again every 0.2 s. Raises ``ModelError`` or ``DeadlineError``.
         """
         answers: dict[str, str] = {}
         waiting = list(self.addresses)
@@ -354,11 +339,7 @@ class Sources:
         return came
 
     def fetch_whole(self, file: CheckedFile, wanted: PendingFetch) -> None:
-        """Fetch a file of unknown size, which is whole when a stream has ended.
-
-        Raises:
-            RingTuneError: as ``fetch``.
-        """
+        """Fetch a file of unknown size, which is whole when a stream has ended; raises ``RingTuneError``."""
         sources = SourceRotation(self.addresses)
         while True:
             wanted.check(file.what)
@@ -476,12 +457,7 @@ class PendingFetch(NamedTuple):
         return max(0.05, self.deadline_s - time.monotonic())
 
     def check(self, what: str) -> None:
-        """Refuse to continue a fetch after a release or after the deadline.
-
-        Raises:
-            InterruptedRunError: ``stop`` is set.
-            DeadlineError: the deadline is over; names ``what``.
-        """
+        """Refuse to continue a fetch after a release or after the deadline."""
         if self.stop.is_set():
             raise InterruptedRunError("the run was released while its weights were fetched")
         if time.monotonic() > self.deadline_s:

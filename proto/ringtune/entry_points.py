@@ -23,7 +23,7 @@ def targets_of(group: str) -> dict[str, str]:
 
 
 def load_target(target: str) -> Any:
-    """Import and return the object ``module:attribute``."""
+    """Import and return the object ``module:attribute``; raises ``ModuleNotFoundError``."""
     module_name, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module_name), attribute)
 

@@ -12,12 +12,7 @@ RUN_ID = re.compile(r"r[0-9]{8}-[0-9]{6}-[0-9a-f]{8}")
 
 
 def check_node_name(name: str) -> str:
-    """Return ``name`` if it is a valid node name.
-
-    Raises:
-        UsageError: it is not 1 to 63 small letters, digits, dots, dashes and underscores, begins with a sign, or
-            contains ``..``.
-    """
+    """Return ``name`` if it is a valid node name; raises ``UsageError``."""
     if not NODE_NAME.fullmatch(name) or ".." in name:
         raise UsageError(
             f"node name {name!r} is not allowed; use 1 to 63 small letters, digits, '.', '-' and '_', "

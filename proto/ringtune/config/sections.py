@@ -33,11 +33,7 @@ _MAX_NAME_BYTES: Final = 255
 
 
 def check_path(name: str, path: str) -> None:
-    """Refuse a path that no file system accepts; ``name`` is its key, for the message.
-
-    Raises:
-        JobError: the path has more than 4,095 bytes, or one part of it more than 255.
-    """
+    """Refuse a path that no file system accepts; ``name`` is its key, for the message; raises ``JobError``."""
     longest = max(map(_size, path.split("/")))
     if _size(path) > _MAX_BYTES or longest > _MAX_NAME_BYTES:
         raise JobError(f"{name} = {shown(path)} is no path; one has at most {_MAX_BYTES:,} bytes, a name in it 255")
@@ -365,7 +361,7 @@ class Train:
             )
 
     def num_steps(self, rows: Sequence[int]) -> int:
-        """Number of optimizer steps of the run, given the number of rows of each owner.
+        """Number of optimizer steps of the run, given the number of rows of each owner; raises ``JobError``.
 
         Example: 5 rounds of 10 steps with 4 owners are 200 steps. With 100 rows each and batches of 16 a pass is 7
         steps an owner; 3 epochs are 84 steps, rounded up to 3 rounds, 120 steps.

@@ -164,7 +164,7 @@ class NodeCosts:
         patterns: Sequence[str] = (),
         passing: int = 0,
     ) -> float:
-        """Seconds of one action; 0 for an action on a message.
+        """Seconds of one action; 0 for an action on a message; raises ``PlanError``.
 
         Args:
             op: of the action.
@@ -235,7 +235,7 @@ class NodeCosts:
 
 
 class CourseCosts:
-    """Seconds and bytes of the actions and messages of a course, on any of the nodes.
+    """Seconds and bytes of the actions and messages of a course, on any of the nodes; raises ``PlanError``.
 
     Args:
         profile: facts of the nodes and of all links that are used; without any link messages take no time, as on one
@@ -288,7 +288,7 @@ class CourseCosts:
 
     @staticmethod
     def of(plan: Plan, profile: Profile, *, optimizer: str = _DEFAULT_OPTIMIZER) -> CourseCosts:
-        """Build the costs of a plan on its nodes and its placement."""
+        """Build the costs of a plan on its nodes and its placement; raises ``PlanError``."""
         placement = plan.placement
         return CourseCosts(
             plan.course,
@@ -390,7 +390,7 @@ class CourseCosts:
         return embedding_grad_bytes(self._model, tokens)
 
     def link(self, source: str, target: str) -> LinkFacts | None:
-        """Return the measured link; None if the profile has no links at all."""
+        """Return the measured link; None if the profile has no links at all; raises ``PlanError``."""
         if not self._links:
             return None
         found = self._links.get((source, target))

@@ -223,7 +223,7 @@ def _corrected(node: NodeFacts, missing: Mapping[str, float], *, with_messages: 
 
 
 def check_profile(profile: Profile, course: Course, *, model_digest: str = "", shape: TimedShape | None = None) -> None:
-    """Refuse a profile that does not belong to a course.
+    """Refuse a profile that does not belong to a course; raises ``PlanError``.
 
     An empty ``model_digest`` is that of any model, but the same for all nodes. The rows of a micro-batch may differ
     from those of ``shape``, as times are scaled.
@@ -264,7 +264,7 @@ def numeric_class(facts: NodeFacts) -> str:
 
 
 def refuse_differing_copies(plan: Plan, facts: Mapping[str, NodeFacts]) -> None:
-    """Refuse a plan with copies on nodes of different numeric classes."""
+    """Refuse a plan with copies on nodes of different numeric classes; raises ``PlanError``."""
     for copies in (each for technique in TECHNIQUES for each in technique.copies(plan)):
         first = copies.nodes[0]
         for other in copies.nodes[1:]:

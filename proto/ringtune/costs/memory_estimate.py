@@ -486,7 +486,7 @@ def _coming(share: float, after: MemoryEstimate) -> Iterator[Term]:
 def refuse_full_moves(
     plan: Plan, parts: Sequence[Mapping[str, MemoryEstimate]], facts: Mapping[str, NodeFacts]
 ) -> None:
-    """Refuse a plan with a move that exceeds the memory of a node."""
+    """Refuse a plan with a move that exceeds the memory of a node; raises ``CapacityError``."""
     moves = zip(itertools.pairwise(plan.placements), itertools.pairwise(parts), strict=True)
     for placements, (before, after) in moves:
         for node, needs in moving_memory(placements, before, after).items():

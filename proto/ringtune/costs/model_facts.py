@@ -134,7 +134,7 @@ def dropout_token_bytes(model: ModelFacts, *, tokens: int, dtype: str = "float32
 
 
 def job_subnets(job: Job, model: ModelFacts) -> Subnets:
-    """Return the subnets of each block; without operations a whole block is one."""
+    """Return the subnets of each block; without operations a whole block is one; raises ``JobError``."""
     kv_heads, where = model.num_kv_heads or model.num_heads, f"{job.model.path} ({model.model_type})"
     return _subnets(job, heads=model.num_heads, kv_heads=kv_heads, inner=model.intermediate_size, where=where)
 
@@ -382,7 +382,7 @@ def computed_token_bytes(model: ModelFacts, job: Job) -> float:
 
 
 def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) -> None:
-    """Refuse a job that the model can't do."""
+    """Refuse a job that the model can't do; raises ``ModelError`` or ``JobError``."""
     family, dimensions = FAMILIES[config["model_type"]], model_dimensions(config)
     check_task(family, job.model.task, where=where)
     if family.generic:

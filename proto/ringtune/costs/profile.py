@@ -159,7 +159,7 @@ class WorkTable:
         return work in self._points
 
     def seconds(self, work: str, size: float = 0.0) -> float:
-        """Seconds of ``work`` for ``size`` padded tokens.
+        """Seconds of ``work`` for ``size`` padded tokens; raises ``PlanError``.
 
         Example: measured as 1 s at 100 tokens and 3 s at 200, a size of 150 takes 2 s, one of 300 takes 5 s.
 

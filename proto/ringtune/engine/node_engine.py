@@ -42,7 +42,7 @@ _EMBED, _HEAD, _SHIP, _FIT = Op.EMBED, Op.HEAD, Op.SHIP, Op.FIT  # a name is rea
 
 
 class NodeEngine:
-    """The engine of one node in one run; ``handle`` is the only way in."""
+    """The engine of one node in one run; ``handle`` is the only way in; raises ``PlanError``."""
 
     def __init__(self, plan: Plan, node: str, *, wait_s: float = 300.0, start: StartPoint | None = None) -> None:
         if node not in plan.nodes:

@@ -238,12 +238,9 @@ class ReadyQueue:
         self.recheck()
 
     def note_tensor(self, event: TensorArrived, running: MicroBatchState | None) -> bool:
-        """Note a tensor; return whether a micro-batch waits for it.
+        """Note a tensor; return whether a micro-batch waits for it; raises ``FrameError``.
 
         ``running`` is the micro-batch of the running action.
-
-        Raises:
-            FrameError: a gradient arrived before this node sent the tensor from which it is computed.
         """
         (payload, seq, micro, boundary), source = event
         flow = self._flows.get((seq, micro))

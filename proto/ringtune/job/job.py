@@ -101,7 +101,7 @@ _KEY = re.compile(r"\s*(?:\[+\s*(?P<section>[^]]*)|(?P<key>[\w.\"'-]+)\s*=)")
 
 
 def read_job_text(path: Path) -> str:
-    """Read a job file; a UTF-8 byte order mark is dropped."""
+    """Read a job file; a UTF-8 byte order mark is dropped; raises ``JobError``."""
     try:
         if path.is_dir():
             raise JobError(f"{path} is a folder; give the job file in it, such as {path / 'job.toml'}")
@@ -122,7 +122,7 @@ _LONG_KEY: Final = re.compile(
 
 
 def parse_tables(text: str, *, source: str) -> dict[str, Any]:
-    """Parse TOML; ``source`` is its origin, for messages."""
+    """Parse TOML; ``source`` is its origin, for messages; raises ``JobError``."""
     if _LONG_KEY.search(text):  # the time of tomllib grows with the square of its parts
         raise JobError(f"{source}: not valid TOML: a key has {_MOST_PARTS} parts or more, joined by dots")
     try:
@@ -416,7 +416,7 @@ def _section_of(method: object) -> str:
 
 
 def load_job(path: str | Path, overrides: Mapping[str, object] | None = None) -> Job:
-    """Read a job file; paths in it are relative to its folder and become absolute.
+    """Read a job file; paths in it are relative to its folder and become absolute; raises ``JobError``.
 
     Args:
         path: of the file.
@@ -435,7 +435,7 @@ def load_job(path: str | Path, overrides: Mapping[str, object] | None = None) ->
 
 
 def parse_job(text: str, *, source: str) -> Job:
-    """Parse the text of a job file; ``source`` is its origin, for messages."""
+    """Parse the text of a job file; ``source`` is its origin, for messages; raises ``JobError``."""
     tables = parse_tables(text, source=source)
     try:
         return Job.from_tables(tables)

@@ -112,7 +112,7 @@ class PictureFolder:
 
 
 def list_pictures(folder: Path, *, has_classes: bool = True) -> PictureFolder:
-    """List the pictures below a folder; the headers of all but arrays are read.
+    """List the pictures below a folder; the headers of all but arrays are read; raises ``DataError``.
 
     With ``has_classes`` they are in one folder per class; else at any depth.
     """
@@ -298,7 +298,7 @@ def account_of(path: Path, data: Data, *, is_own: bool = False) -> RowAccount:
 
 
 def read_rows(path: Path, task: str, data: Data, *, is_own: bool = False) -> Rows:
-    """Read all rows of a file.
+    """Read all rows of a file; raises ``DataError``.
 
     Args:
         path: a table, or for token-classification also CoNLL; with pictures Parquet or Arrow.
@@ -345,7 +345,7 @@ def check_rows(task: str, data: Data) -> list[str]:
 
 
 def task_rows(path: Path, task: str, data: Data, account: RowAccount, *, with_targets: bool = True) -> Iterator[Row]:
-    """Yield the usable rows of a file; the others are recorded in the account."""
+    """Yield the usable rows of a file; the others are recorded in the account; raises ``DataError``."""
     if task in (TAGGING, CHAT):
         read = _tagged if task == TAGGING else _conversations
         yield from read(path, data, account, with_targets=with_targets)

@@ -333,7 +333,7 @@ class AdapterPart(NamedTuple):
 
 
 def parse_adapter_config(config: str) -> tuple[AdapterPart, ...]:
-    """Parse a configuration string; ``full`` has no parts."""
+    """Parse a configuration string; ``full`` has no parts; raises ``JobError``."""
     if len(config) > _LONGEST:
         raise JobError(f"adapter.config has {len(config)} characters, {_LONGEST} are allowed")
     if trains_own_weights(config):

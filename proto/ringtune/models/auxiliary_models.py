@@ -141,7 +141,7 @@ def in_block(auxiliary: Iterable[AuxiliaryConfig], block: int) -> tuple[Auxiliar
 
 
 def check_places(parts: Sequence[tuple[str, Mapping[str, Any]]], blocks: Iterable[int], *, is_merged: bool) -> None:
-    """Refuse two parts of a configuration at one matrix if one of them is an auxiliary model.
+    """Refuse two parts of a configuration at one matrix if one of them is an auxiliary model; raises ``JobError``.
 
     Example: ``lora|linear``, both at query and value, is refused;
     ``lora[attn_matrices=['q']]|linear[attn_matrices=['v']]`` is not. ``parts`` are names and options, defaults
@@ -237,7 +237,7 @@ def describe(
 
 
 def described(content: Mapping[str, Any], *, where: str) -> AdapterDescription:
-    """Parse the content of ``adapter.json``; ``where`` is its path, for messages."""
+    """Parse the content of ``adapter.json``; ``where`` is its path, for messages; raises ``IntegrityError``."""
     version = content.get("version")
     if content.get("format") != FORMAT or version not in (_ONE_KIND, VERSION):
         raise IntegrityError(

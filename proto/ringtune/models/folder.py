@@ -106,7 +106,7 @@ def sample_start(nbytes: int) -> int:
 
 
 def read_headers(folder: Path) -> dict[str, StoredTensor]:
-    """Read the headers of all weight files: name in the file -> tensor.
+    """Read the headers of all weight files: name in the file -> tensor; raises ``ModelError`` or ``IntegrityError``.
 
     A matrix in 4 bits is one tensor; those beside it are left out.
     """

@@ -71,7 +71,7 @@ class FourBitTensor(NamedTuple):
 
 
 def check_quantization(settings: Any, *, where: str, inputs_first: bool) -> None:
-    """Refuse a ``quantization_config`` other than that of 4-bit matrices of bitsandbytes."""
+    """Refuse a ``quantization_config`` other than that of 4-bit matrices of bitsandbytes; raises ``ModelError``."""
     remedy = "give the plain weights, or 4 bits of bitsandbytes (load_in_4bit)"
     values = settings if isinstance(settings, dict) else {}
     method = values.get("quant_method", "bitsandbytes" if "load_in_4bit" in values else "of no known kind")
@@ -86,7 +86,7 @@ def check_quantization(settings: Any, *, where: str, inputs_first: bool) -> None
 
 
 def four_bit_tensors(found: Mapping[str, tuple[Path, TensorInfo]]) -> dict[str, FourBitTensor]:
-    """Find the 4-bit matrices of a folder, by name."""
+    """Find the 4-bit matrices of a folder, by name; raises ``ModelError``."""
     matches = filter(None, map(_STATE.fullmatch, found))
     return {match["name"]: _matrix(match["name"], match["kind"], found) for match in matches}
 

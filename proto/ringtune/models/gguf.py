@@ -77,7 +77,7 @@ _BLOCK: Final = re.compile(r"blk\.(?P<block>0|[1-9][0-9]{0,4})\.(?P<name>[a-z_]+
 
 
 def only_gguf_file(folder: Path) -> Path | None:
-    """Return the GGUF file of a folder; None without one."""
+    """Return the GGUF file of a folder; None without one; raises ``ModelError``."""
     found = sorted(path for path in folder.glob(f"*{SUFFIX}") if not path.name.startswith("mmproj"))
     if len(found) > 1:
         names = ", ".join(path.name for path in found[:4])
@@ -222,7 +222,7 @@ def gguf_config(path: Path) -> dict[str, Any]:
 
 
 def _value(path: Path, header: GgufHeader, key: str, kind: type, default: Any = None) -> Any:
-    """Return a number of the architecture."""
+    """Return a number of the architecture; raises ``ModelError``."""
     full = f"{header.values['general.architecture']}.{key}"
     value = header.values.get(full, default)
     if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):

@@ -80,7 +80,7 @@ def peft_files(
     num_blocks: int,
     base_model: str,
 ) -> dict[str, Pieces]:
-    """Make the files of a PEFT folder, by name.
+    """Make the files of a PEFT folder, by name; raises ``IntegrityError``.
 
     Args:
         adapter: of a run's result.

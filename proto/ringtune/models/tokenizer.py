@@ -66,7 +66,7 @@ _NAMES_OF_FILES: Final = ("tokenizer_file", "vocab_file", "merges_file")
 
 
 def read_tokenizer_settings(folder: Path) -> dict[str, Any]:
-    """Read and check ``tokenizer_config.json``; empty if the file is missing."""
+    """Read and check ``tokenizer_config.json``; empty if the file is missing; raises ``ModelError``."""
     for name in _FILES:
         if is_lfs_pointer(folder / name):
             raise ModelError(pointer_advice(folder / name))

@@ -134,7 +134,7 @@ class ModelManifest:
 
 
 def agreed_manifest(found: Mapping[str, ModelManifest]) -> ModelManifest:
-    """Return the manifest of a model of which several nodes have a copy.
+    """Return the manifest of a model of which several nodes have a copy; raises ``ModelError``.
 
     Tensors have to be equal in every byte, and files of the tokenizer or image processor where nodes have them; nodes
     without data may lack such files. Configs are compared by their values, when a run is planned.
@@ -221,7 +221,7 @@ def manifest_to_proto(manifest: ModelManifest) -> weights_pb2.ManifestReply:
 
 
 def manifest_from_proto(message: weights_pb2.ManifestReply) -> ModelManifest:
-    """Decode a manifest."""
+    """Decode a manifest; raises ``IntegrityError``."""
     return ModelManifest(
         tensors=tuple(
             TensorEntry(
@@ -350,7 +350,7 @@ class Offers:
         return manifest_to_proto(manifest)
 
     def chunks(self, request: weights_pb2.FetchRequest) -> Iterator[weights_pb2.FetchChunk]:
-        """Yield the contents that a fetch requests by digest."""
+        """Yield the contents that a fetch requests by digest; raises ``BusyError`` or ``RingTuneError``."""
         if not self._slots.acquire(blocking=False):
             raise BusyError(f"{self._max_streams} nodes fetch from here already; ask again")
         try:

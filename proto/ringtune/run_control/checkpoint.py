@@ -109,7 +109,7 @@ class CheckpointManifest:
         return f"the checkpoint of step {self.step}" if self.shards else f"the end of step {self.step}"
 
     def shard_of(self, node: str) -> Shard:
-        """Find the shard of a node."""
+        """Find the shard of a node; raises ``IntegrityError``."""
         found = next((shard for shard in self.shards if shard.node == node), None)
         if found is None:
             raise IntegrityError(f"the checkpoint of step {self.step} has no shard of node {node}")
@@ -121,7 +121,7 @@ class CheckpointManifest:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> CheckpointManifest:
-        """Parse the table of ``to_json``."""
+        """Parse the table of ``to_json``; raises ``IntegrityError``."""
         fields = {key: item for key, item in value.items() if key != "digest"}
         fields = with_renamed_key(fields, "epoch", "placement_number")
         try:
@@ -134,7 +134,7 @@ class CheckpointManifest:
 
     @staticmethod
     def parse(text: str) -> CheckpointManifest:
-        """Parse JSON text."""
+        """Parse JSON text; raises ``IntegrityError``."""
         try:
             value = parse_json(text)
         except ValueError as error:
@@ -166,7 +166,7 @@ class Resume:
 
     @staticmethod
     def parse(text: str) -> Resume:
-        """Parse the text of ``to_text``."""
+        """Parse the text of ``to_text``; raises ``IntegrityError`` or ``PlanError``."""
         try:
             value = parse_json(text)
             plan, manifests = value["plan"], value["manifests"]
@@ -179,7 +179,7 @@ class Resume:
         return Resume(plan=Plan.from_json(plan), manifests=found, lengths=lengths)
 
     def check(self, job: Job) -> None:
-        """Refuse checkpoints of another job or plan."""
+        """Refuse checkpoints of another job or plan; raises ``PlanError`` or ``UsageError``."""
         if not self.manifests:
             raise UsageError("there is no checkpoint to resume from; start the run without --resume")
         known = digests(job, self.plan, self.lengths)

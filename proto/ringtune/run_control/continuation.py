@@ -149,7 +149,7 @@ class Length:
 
     @staticmethod
     def from_json(value: object) -> Length:
-        """Read the dictionary of a length."""
+        """Read the dictionary of a length; raises ``IntegrityError``."""
         try:
             return read_dataclass(Length, value, where="", error=JobError)
         except InvalidInputError as error:
@@ -188,7 +188,7 @@ def plan_of_checkpoint(job: Job, plan: Plan, known: Collection[str], lengths: Se
 
 
 def longer(plan: Plan, job: Job) -> Plan:
-    """Extend a plan to the number of steps that its job asks for."""
+    """Extend a plan to the number of steps that its job asks for; raises ``JobError`` or ``PlanError``."""
     was, now = plan.course.num_steps, num_steps_of(job, plan)
     if now < was:
         raise JobError(f"the run has {was} steps and the job asks for {now}; a run can get longer, not shorter")

@@ -209,7 +209,7 @@ class Migration:
         return [Rest(node) for node in self.part.nodes]
 
     def take(self, event: Rested | Moved | MoveFailed, now_s: float) -> list[Command]:
-        """Take a node's answer; stale and repeated answers change nothing."""
+        """Take a node's answer; stale and repeated answers change nothing; raises ``RingTuneError``."""
         part = self._target if self.stage == _MOVING else self.part
         is_awaited = bool(self.stage) and event.node in self._waiting
         if not is_awaited or event.placement_number != part.placement.placement_number:
@@ -245,7 +245,7 @@ class Migration:
         self._lost.discard(node)
 
     def late(self, now_s: float) -> list[Command]:
-        """Go back after the time limit."""
+        """Go back after the time limit; raises ``DeadlineError``."""
         overdue = f"waited {self._wait_s:g} s for node {', '.join(sorted(self._waiting))} {self.stage}"
         if self.stage == _BACK:
             raise DeadlineError(f"{overdue}; start the run again with --resume")

@@ -459,7 +459,7 @@ class Recovery:
         return FindPlacement(self.placement_number, asked, gone, self.step)
 
     def place(self, before: Plan, placement: Placement, gone: Collection[str] = ()) -> None:
-        """Take the placement in which the run continues."""
+        """Take the placement in which the run continues; raises ``CapacityError`` or ``PlanError``."""
         course = self.course or before.course
         plan = Plan(course, before.placements).extended(
             placement, course.turns_of(self.step), placement_number=self.placement_number

@@ -147,7 +147,7 @@ class OpenTurns:
         return next((turn for turn in self._turns.values() if turn.first_seq <= seq < turn.end_seq), None)
 
     def item_done(self, turn: Turn, told: StepReported) -> bool:
-        """Note that an item of an open turn is finished; False for a repeated report."""
+        """Note that an item of an open turn is finished; False for a repeated report; raises ``IntegrityError``."""
         if told.node != turn.owner or not turn.first_step <= told.step <= turn.end_step:
             raise IntegrityError(
                 f"node {told.node} reports item {told.seq} of step {told.step}; it is of node {turn.owner} and of a "
@@ -309,7 +309,7 @@ class EarlyStopping:
 
 
 class TurnGrants:
-    """The turns of one run, in their order, granted to ``nodes`` that work on every turn.
+    """The turns of one run, in their order, granted to ``nodes`` that work on every turn; raises ``PlanError``.
 
     Attributes:
         rules: decisions of the techniques of the placement.
@@ -475,7 +475,7 @@ class TurnGrants:
         self.place(part)
 
     def chosen(self, step: int, operations: Operations) -> list[Command]:
-        """Take a chosen table; no commands if no turn waits for it."""
+        """Take a chosen table; no commands if no turn waits for it; raises ``PlanError``."""
         if self.is_exhausted or not self.tables.chosen(step, operations):
             return []
         return [LogOperations(step, operations)]

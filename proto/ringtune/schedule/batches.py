@@ -103,7 +103,7 @@ def num_batches(rows: int, batch_size: int) -> int:
 
 
 class BatchStream:
-    """An owner's infinite sequence of training batches.
+    """An owner's infinite sequence of training batches; raises ``DataError``.
 
     Every batch has exactly ``batch_size`` rows: the last one of a pass is filled up with the first rows. An owner with
     fewer rows has one batch, of all its rows, so that no batch has a row twice.
@@ -165,7 +165,7 @@ def eval_rows(num_rows: int, batch_size: int, batch_index: int) -> tuple[int, ..
 
 
 def pack_rows(lengths: Sequence[int], size: int) -> tuple[tuple[int, ...], ...]:
-    """Pack rows into sequences of at most ``size`` tokens; no row is cut.
+    """Pack rows into sequences of at most ``size`` tokens; no row is cut; raises ``DataError``.
 
     The longest row is taken first, and goes to the sequence with the least room that is enough (best fit decreasing);
     equal rows in their order, and of equal sequences to the one that has waited longest. The rows of a sequence are in

@@ -125,7 +125,7 @@ def wait_reason(course: Course, owner: str) -> str:
 
 
 def without_owner(course: Course, node: str, num_turns: int) -> Course:
-    """Return the course without an owner's turns after the first ``num_turns`` train turns."""
+    """Return the course without an owner's turns after the first ``num_turns`` train turns; raises ``PlanError``."""
     at = next((index for index, owner in enumerate(course.owners) if owner.node == node), -1)
     problem = f"{node} owns no rows" if at < 0 else wait_reason(course, node)
     if problem:
@@ -159,7 +159,7 @@ def rows_reason(course: Course, owner: str, step: int, decided: tuple[int, ...] 
 
 
 def with_owner(course: Course, node: str, num_turns: int, num_steps: int) -> Course:
-    """Return the course with an owner's turns again, after the first ``num_turns`` train turns.
+    """Return the course with an owner's turns again, after the first ``num_turns`` train turns; raises ``PlanError``.
 
     Its turns that come before one that was done are missed. ``num_steps`` is that of a run with all owners.
     """

@@ -462,7 +462,7 @@ def tables_text(tables: Sequence[str]) -> str:
 
 
 def tables_from_json(value: object) -> tuple[ScheduledTable, ...]:
-    """Parse the content of ``operations.json``, or a single bare table."""
+    """Parse the content of ``operations.json``, or a single bare table; raises ``PlanError``."""
     if not isinstance(value, Mapping):
         raise PlanError("operation tables have to be a JSON object; give the operations.json of a run")
     if "tables" not in value:

@@ -93,7 +93,7 @@ def passage_at(passages: Sequence[Passage], offset: int) -> Passage:
 
 
 def check_passage(passage: Passage, highest: int) -> None:
-    """Refuse a passage that no coordinator decides.
+    """Refuse a passage that no coordinator decides; raises ``PlanError``.
 
     ``highest`` is the highest boundary with only blocks without gradient below it, and a block above it.
     """
@@ -132,7 +132,7 @@ class Helper:
 
 
 def check_helpers(helpers: Sequence[Helper], slices: Iterable[tuple[str, int, int]]) -> None:
-    """Refuse helpers that are not in ascending order, or do not fit the slices.
+    """Refuse helpers that are not in ascending order, or do not fit the slices; raises ``PlanError``.
 
     ``slices`` are (node, start, stop).
     """

@@ -43,7 +43,7 @@ class Plan:
     _plain: Plan | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse placements that do not fit the course, or one another."""
+        """Refuse placements that do not fit the course, or one another; raises ``PlanError``."""
         _check(self)
         object.__setattr__(self, "_hash", hash((self.course, self.placements)))
 
@@ -85,7 +85,7 @@ class Plan:
         return self.at((held or self.placements[:1])[-1].placement_number)
 
     def extended(self, placement: Placement, first_turn: int, *, placement_number: int = 0) -> Plan:
-        """Return the plan with one more placement from a train turn on, in place of later ones.
+        """Return the plan with one more placement from a train turn on, in place of later ones; raises ``PlanError``.
 
         Its number is the next one, or a given later one: after a recovery frames of all earlier placements are refused.
         """
@@ -181,7 +181,7 @@ class Plan:
 
     @staticmethod
     def from_json(value: object) -> Plan:
-        """Parse the table of ``to_json`` or ``to_wire``."""
+        """Parse the table of ``to_json`` or ``to_wire``; raises ``PlanError``."""
         if not isinstance(value, Mapping):
             raise PlanError(f"the plan has to be a table; {_ANEW}")
         if value.get("schema") != SCHEMA:

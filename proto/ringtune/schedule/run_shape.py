@@ -196,7 +196,7 @@ class Extent:
 
 
 def _all_owners(owners: Sequence[Owner], left_out: Sequence[DroppedOwner]) -> tuple[Owner, ...]:
-    """Return the owners of the run in initiator order, including those left out."""
+    """Return the owners of the run in initiator order, including those left out; raises ``PlanError``."""
     every, lost = list(owners), dict[str, int]()
     for one in left_out:
         had = lost.pop(one.owner.node, None)
@@ -223,7 +223,7 @@ def _impossible(one: DroppedOwner) -> str:
 
 
 def check_owners(owners: tuple[Owner, ...], left_out: tuple[DroppedOwner, ...] = ()) -> None:
-    """Refuse invalid owners."""
+    """Refuse invalid owners; raises ``PlanError``."""
     every = _all_owners(owners, left_out)
     names = [owner.node for owner in every]
     if not owners or len(set(names)) != len(names) or not all(names):

@@ -104,7 +104,7 @@ def is_arrow(path: Path) -> bool:
 
 
 def arrow_files(path: Path) -> tuple[Path, ...]:
-    """Return the files that a path names, as ``is_arrow`` knows them."""
+    """Return the files that a path names, as ``is_arrow`` knows them; raises ``DataError``."""
     if path.is_dir():
         files = _of_folder(path)
     elif path.exists() or path.suffix.lower() in ARROW_SUFFIXES:
@@ -214,7 +214,7 @@ def arrow_header(path: Path) -> ArrowHeader:
 
 
 def arrow_rows(path: Path, picture: str = "") -> Generator[ArrowHeader | Mapping[str, Any] | str, None, None]:
-    """Yield the header, then for each row its columns, or what is wrong with it.
+    """Yield the header, then for each row its columns, or what is wrong with it; raises ``DataError``.
 
     Args:
         path: as ``is_arrow`` knows it.
@@ -320,7 +320,7 @@ def main() -> int:
 def encoded_rows(
     files: Sequence[Path], picture: str = "", *, most_bytes: int = MAX_BYTES, begin_batch: Callable[[], object] = int
 ) -> Iterator[bytes]:
-    """Yield the header and rows of files as JSON; see the docstring of the module.
+    """Yield the header and rows of files as JSON; see the docstring of the module; raises ``DataError``.
 
     ``begin_batch`` is called before each batch of rows.
     """

@@ -72,7 +72,7 @@ class FileJoiner:
         self._digest = hashlib.sha256()
 
     def add(self, chunk: control_pb2.FileChunk) -> bool:
-        """Write a chunk; return whether it was the last one."""
+        """Write a chunk; return whether it was the last one; raises ``IntegrityError``."""
         self._digest.update(chunk.chunk)
         self.file.write(chunk.chunk)
         if chunk.last and chunk.sha256 != self._digest.hexdigest():
@@ -93,12 +93,7 @@ def write_files(
 def write_any_files(
     chunks: Iterable[control_pb2.FileChunk], folder: Path, *, names: Collection[str], max_bytes: int, source: str
 ) -> dict[str, Path]:
-    """Write files to an empty folder.
-
-    Raises:
-        IntegrityError: another name, a name twice, too many bytes, or a digest that differs.
-        StorageError: they can't be written.
-    """
+    """Write files to an empty folder; raises ``IntegrityError`` or ``StorageError``."""
 
     def open_file(path: str) -> BinaryIO:
         if path not in names:

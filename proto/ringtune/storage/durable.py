@@ -145,11 +145,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def replace_folder(new: Path, target: Path) -> None:
-    """Rename a complete folder to the place of another one, which is removed after that.
-
-    Raises:
-        StorageError: it fails; the old folder has its name or, after a crash, is beside it as ``*.old``.
-    """
+    """Rename a complete folder to the place of another one, which is removed after that; raises ``StorageError``."""
     old = target.with_name(f"{target.name}.{secrets.token_hex(4)}.old")
     with storage_errors(target):
         had_one = os.path.lexists(target)
@@ -168,7 +164,7 @@ def replace_folder(new: Path, target: Path) -> None:
 
 
 def rename_durably(path: Path, target: Path) -> None:
-    """Rename a complete file, or a folder of such files, in one step on one file system.
+    """Rename a complete file, or a folder of such files, in one step on one file system; raises ``StorageError``.
 
     Example: ``adapter.safetensors.part`` becomes ``adapter.safetensors``; after a power cut that name is absent or
     complete.
@@ -276,7 +272,7 @@ def require_absent(path: Path) -> None:
 
 
 def require_own(path: Path, what: str, is_own: Callable[[Path], bool]) -> None:
-    """Refuse to overwrite a file that the same command has not written."""
+    """Refuse to overwrite a file that the same command has not written; raises ``UsageError``."""
     if not os.path.lexists(path) or path.is_dir():
         return
     try:
@@ -288,7 +284,7 @@ def require_own(path: Path, what: str, is_own: Callable[[Path], bool]) -> None:
 
 
 def claim(folder: Path, kind: str) -> None:
-    """Make a folder and write its marker, unless it has it."""
+    """Make a folder and write its marker, unless it has it; raises ``UsageError`` or ``StorageError``."""
     require_free(folder, kind)
     if not is_claimed(folder, kind):
         mark(folder, kind)
@@ -304,10 +300,7 @@ def put_aside(folder: Path, names: Iterable[str], kind: str) -> Path | None:
     """Move entries of a folder, names or paths in it, into a new folder ``<folder>.replaced-<time>`` with a marker.
 
     An interrupted move leaves each entry in one of the two folders. Nothing is removed. Returns None if there was
-    nothing to move.
-
-    Raises:
-        StorageError: it can't be made, or an entry can't be moved.
+    nothing to move. Raises ``StorageError``.
     """
     present = [name for name in names if os.path.lexists(folder / name)]
     if not present:
@@ -325,12 +318,9 @@ def put_aside(folder: Path, names: Iterable[str], kind: str) -> Path | None:
 
 
 def put_other_aside(path: Path, new: BinaryIO) -> Path | None:
-    """Rename a file that is to be replaced to ``<path>.replaced-<time>``, and return that.
+    """Rename a file that is to be replaced to ``<path>.replaced-<time>``, and return that; raises ``OSError``.
 
     Returns None if there is no file, or its content is that of the file ``new``.
-
-    Raises:
-        OSError: it can't be renamed.
     """
     new.flush()
     if not os.path.lexists(path) or (is_plain_file(path) and filecmp.cmp(path, new.name, shallow=False)):
@@ -382,12 +372,7 @@ class FileLock:
         self._key: tuple[int, int] | None = None
 
     def acquire(self) -> None:
-        """Acquire the lock without waiting.
-
-        Raises:
-            BusyError: another process, or another holder in this one, has it; names the process.
-            StorageError: the file can't be made.
-        """
+        """Acquire the lock without waiting; raises ``BusyError`` or ``StorageError``."""
         with storage_errors(self._path), self._guard:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             descriptor = os.open(self._path, flags, 0o600)
@@ -451,10 +436,7 @@ def make_private_folder(folder: Path, *, is_ours: Callable[[str], bool] = lambda
     """Make a folder with mode 0700, or change the mode of an existing one, with a warning in the log.
 
     ``is_ours``: whether an entry of this name is RingTune's; a folder with another one keeps its mode, with a
-    warning.
-
-    Raises:
-        StorageError: it can't be made or changed.
+    warning. Raises ``StorageError``.
     """
     with storage_errors(folder):
         is_new = not folder.exists()

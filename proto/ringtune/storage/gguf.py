@@ -161,7 +161,7 @@ _NUMBERS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B
 
 
 def read_gguf_header(path: Path, *, lists: Collection[str] = ()) -> GgufHeader:
-    """Read metadata and places of tensors.
+    """Read metadata and places of tensors; raises ``ModelError`` or ``IntegrityError``.
 
     Args:
         path: of the file.

@@ -130,7 +130,7 @@ def key_of(field: str) -> str:
 
 
 def read_value(hint: Any, value: object, *, where: str, error: type[InvalidInputError]) -> Any:
-    """Check one value against a type, and return it in that type."""
+    """Check one value against a type, and return it in that type; raises ``InvalidInputError``."""
     if hint in _SCALARS:
         return _read_scalar(hint, value, where=where, error=error)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
@@ -319,7 +319,7 @@ class Bounds:
         return ", ".join(words for words, _, _ in self._ends)
 
     def check(self, name: str, value: Any, error: type[InvalidInputError]) -> None:
-        """Refuse a value out of range."""
+        """Refuse a value out of range; raises ``InvalidInputError``."""
         if isinstance(value, bool):
             raise error(f"{name} is {str(value).lower()}, it has to be a number")
         for words, end, holds in self._ends:
@@ -359,7 +359,7 @@ class OneOf:
         return ", ".join(self.words)
 
     def check(self, name: str, value: str | tuple[str, ...], error: type[InvalidInputError]) -> None:
-        """Refuse another word."""
+        """Refuse another word; raises ``InvalidInputError``."""
         for word in (value,) if isinstance(value, str) else value:
             if word not in self.words:
                 advice = self.reasons.get(word) or nearest(word, self.words)
@@ -404,12 +404,7 @@ _MAX_GIVEN_BYTES: Final = 1 << 30
 
 
 def read_given(path: Path, *, encoding: str = "utf-8") -> str:
-    """Read a text file.
-
-    Raises:
-        OSError: it is missing, no regular file (a pipe would block), or longer than 1 GiB.
-        UnicodeDecodeError: it is in another encoding.
-    """
+    """Read a text file; raises ``OSError`` or ``UnicodeDecodeError``."""
     if path.exists() and not path.is_file():
         what = (errno.EISDIR, "it is a folder") if path.is_dir() else (errno.EINVAL, "it is a pipe or device, no file")
         raise OSError(*what, str(path))
@@ -419,5 +414,5 @@ def read_given(path: Path, *, encoding: str = "utf-8") -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Parse a JSON file."""
+    """Parse a JSON file; raises ``OSError`` or ``ValueError``."""
     return parse_json(read_given(path))

@@ -288,7 +288,7 @@ def _missing(column: str) -> Problem:
 
 
 def require_columns(account: RowAccount, columns: Mapping[str, str], found: Sequence[str]) -> None:
-    """Refuse a file that lacks columns; the message has all missing ones."""
+    """Refuse a file that lacks columns; the message has all missing ones; raises ``DataError``."""
     missing = {key: name for key, name in columns.items() if name not in found}
     if not missing:
         return
@@ -605,7 +605,7 @@ def tagged_rows(
     known_tags: str = "",
     encoding: str = AUTO,
 ) -> Iterator[TaggedWords]:
-    """Yield the texts of a file.
+    """Yield the texts of a file; raises ``DataError``.
 
     Args:
         path: a ``.jsonl`` file, or one with a suffix of ``CONLL_SUFFIXES``; also with ``.gz``.

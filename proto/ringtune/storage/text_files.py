@@ -92,7 +92,7 @@ def check_rows_file(path: Path) -> None:
 
 
 def text_form(path: Path, encoding: str = AUTO) -> TextForm:
-    """Detect the encoding of a file, unpacked if it is packed, unless ``encoding`` names one."""
+    """Detect the encoding of a file, unpacked if it is packed, unless ``encoding`` names one; raises ``DataError``."""
     check_rows_file(path)
     with _opened(path) as file:
         first = file.read(_FIRST_BYTES)

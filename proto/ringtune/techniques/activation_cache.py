@@ -409,7 +409,7 @@ def expected_cache_use(plan: Plan) -> ExpectedCacheUse:
 
 
 def with_prefix_cache(job: Any, plan: Plan) -> Plan:
-    """Add to a plan the cache for which its job asks."""
+    """Add to a plan the cache for which its job asks; raises ``PlanError``."""
     cache = job.cache.of_placement(job.model.dtype)
     if cache is None or not plan.course.num_steps:
         return plan
@@ -427,7 +427,7 @@ def with_prefix_cache(job: Any, plan: Plan) -> Plan:
 
 
 def check_given_cache(job: Any, plan: Plan) -> None:
-    """Refuse a given plan with another cache than the job's."""
+    """Refuse a given plan with another cache than the job's; raises ``PlanError``."""
     wanted, remedy = job.cache.of_placement(job.model.dtype), "plan anew with 'ringtune plan JOB --save FILE'"
     for cache in (one.cache for one in plan.placements if one.cache is not None):
         if cache != wanted:

@@ -133,7 +133,7 @@ class VeloraSettings:
             object.__setattr__(self, "parts", DEFAULT_PARTS)
 
     def check_trained(self, adapter: Adapter) -> None:
-        """Refuse layers that do not train with an adapter configuration."""
+        """Refuse layers that do not train with an adapter configuration; raises ``JobError``."""
         own = trains_own_weights(adapter.config)
         for layer in self.layers:
             if is_adapter(layer) == own:

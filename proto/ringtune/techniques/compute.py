@@ -27,7 +27,7 @@ def is_rounded(job: Any) -> bool:
 
 
 def check_compute(job: Any) -> None:
-    """Refuse products in bfloat16 beside what needs exact ones, or has products of its own."""
+    """Refuse products in bfloat16 beside what needs exact ones, or has products of its own; raises ``JobError``."""
     if not is_rounded(job):
         return
     beside = {

@@ -37,7 +37,7 @@ from ringtune.techniques.operations import needs_base_gradients, operations_of
 
 
 def check_frozen(job: Any) -> None:
-    """Refuse small frozen weights where the other sections of a job exclude them."""
+    """Refuse small frozen weights where the other sections of a job exclude them; raises ``JobError``."""
     problem = not_small_reason(job)
     if problem and job.runtime.frozen in FROZEN_DTYPES:
         kind = ContradictionError if method_class(job.train.method).full_parameters else JobError
@@ -105,7 +105,7 @@ def smaller_settings(job: Any) -> Iterator[tuple[str, object]]:
 
 
 def check_given_frozen(job: Any, plan: Plan) -> None:
-    """Refuse a given plan with another type of frozen weights than the job's.
+    """Refuse a given plan with another type of frozen weights than the job's; raises ``PlanError``.
 
     Native or widened products are not compared: every node can do both.
     """

@@ -164,7 +164,7 @@ def _initial_values(job: Any, unpickle: Unpickle) -> Pieces:
 
 
 def with_digest(job: Any, sha256: str) -> Any:
-    """Copy a job with the digest of its initial values."""
+    """Copy a job with the digest of its initial values; raises ``JobError``."""
     if job.adapter.sha256 not in ("", sha256):
         raise JobError(
             f"adapter.from = {job.adapter.from_} has values with the digest {sha256[:12]}, adapter.sha256 says "
@@ -506,7 +506,7 @@ def check_job(job: Any) -> None:
 
 
 def courses(job: Any, course: Course, nodes: Sequence[Any]) -> tuple[Course]:
-    """Return the course with the digest of the initial values."""
+    """Return the course with the digest of the initial values; raises ``JobError``."""
     if job.adapter.from_ and not job.adapter.sha256:
         raise JobError(f"adapter.from = {job.adapter.from_!r} was not read; train with 'ringtune train', which does")
     return (dataclasses.replace(course, initial=job.adapter.sha256),)

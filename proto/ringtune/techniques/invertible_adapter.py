@@ -29,7 +29,7 @@ from ringtune.techniques.base import Technique
 
 
 def check_family(adapter_config: str, family: Family, dimensions: Dimensions) -> None:
-    """Refuse an invertible adapter for a family without one in the library."""
+    """Refuse an invertible adapter for a family without one in the library; raises ``JobError``."""
     if invertible_of(adapter_config) is not None and (family.plugged or dimensions.fixed):
         raise JobError(
             f"adapter.config = {adapter_config!r}: AdapterHub has no invertible adapters for {family.model_type}; "
@@ -38,7 +38,7 @@ def check_family(adapter_config: str, family: Family, dimensions: Dimensions) ->
 
 
 def courses(job: Any, course: Course, nodes: Sequence[Any]) -> tuple[Course]:
-    """Return the course, with the invertible adapter if the job has one."""
+    """Return the course, with the invertible adapter if the job has one; raises ``JobError``."""
     if invertible_of(job.adapter.config) is None:
         return (course,)
     try:

@@ -256,7 +256,7 @@ def drawn(knapsacks: Knapsacks, *, seed: int, owner: str, step: int) -> Codes:
 
 
 def kept(choosers: Sequence[Chooser], scores: NDArray[np.float64], most: float) -> Bools:
-    """Choose the choosers that pruning keeps.
+    """Choose the choosers that pruning keeps; raises ``PlanError``.
 
     ``scores`` are of each chooser by each score of the policy, summed over its blocks and all micro-batches; ``most``
     is the number of subnets to keep, each block of a group counting as one.
@@ -298,7 +298,7 @@ def batches_of(course: Course) -> list[Batches]:
 
 
 def scores_by_owner(course: Course, choosers: Sequence[Chooser], scores: Sequence[BlockScores]) -> dict[str, Scores]:
-    """Sort scores into one array for each owner, with 0 for blocks that choose nothing."""
+    """Sort scores into one array for each owner, with 0 for blocks that choose nothing; raises ``PlanError``."""
     needed = sorted({block for chooser in choosers for block in range(chooser.start, chooser.stop)})
     rows: dict[str, list[BlockScores]] = {owner.node: [] for owner in course.owners}
     for entry in scores:

@@ -345,7 +345,7 @@ def _text(helper_of: object) -> str:
 
 
 def named_helpers(settings: OffloadSettings, known: Collection[str]) -> Mapping[str, str]:
-    """The helper of each host that a job names; ``known`` are the names of all nodes."""
+    """The helper of each host that a job names; ``known`` are the names of all nodes; raises ``JobError``."""
     for host, helper in settings.helpers.items():
         for name in (host, helper):
             if name not in known:

@@ -52,7 +52,7 @@ def counts_of(settings: OperationsSettings, microbatches: int, each: tuple[float
 
 
 def check_counts(settings: OperationsSettings, counts: OperationCounts, microbatches: int) -> None:
-    """Refuse counts above the number of micro-batches, and counts without a full operation."""
+    """Refuse counts above the number of micro-batches, and counts without a full operation; raises ``JobError``."""
     if sum(counts) > microbatches:
         raise JobError(
             f"operations.full = {counts.full} and operations.forward_only = {counts.forward_only} are more than the "
@@ -106,7 +106,7 @@ class HostCost:
 
 
 def balanced(boards: Sequence[HostCost], microbatches: int, most: float) -> dict[str, OperationCounts]:
-    """Choose counts for each board with the smallest spread of busy seconds.
+    """Choose counts for each board with the smallest spread of busy seconds; raises ``JobError``.
 
     They do at least ``MIN_SHARE`` of the possible compute. The choice is exact: for each possible longest busy time all
     other boards get the counts that fill it best. ``most`` is the limit of all boards together, in full operations of

@@ -182,7 +182,7 @@ _OF_A_CHOICE: Final = ("compute", "full", "by_slice", "balance", "scores", "refr
 
 
 def check_operations(operations: OperationsSettings, *, adapter: Adapter, train: Train) -> None:
-    """Refuse operations that the other sections of a job exclude."""
+    """Refuse operations that the other sections of a job exclude; raises ``JobError``."""
     if operations.table:
         _check_table_alone(operations)
     elif operations.is_chosen:
@@ -258,7 +258,7 @@ def with_table_read(settings: OperationsSettings, folder: Path) -> OperationsSet
 
 
 def given_tables(settings: OperationsSettings) -> tuple[ScheduledTable, ...]:
-    """Parse the tables of a job, each with its first step; empty where the job has none."""
+    """Parse the tables of a job, each with its first step; empty where the job has none; raises ``JobError``."""
     if not settings.table:
         return ()
     if not _is_text(settings.table):
@@ -569,7 +569,7 @@ def check_scores(plan: Plan, turn: Turn, node: str, scores: Sequence[BlockScores
 
 
 class TurnOperations:
-    """The operation tables that one run chooses."""
+    """The operation tables that one run chooses; raises ``PlanError``."""
 
     def __init__(self, plan: Plan, start: StartPoint | None) -> None:
         step, self.in_force = (start.step, start.operations) if start else (0, None)
@@ -654,7 +654,7 @@ class TurnOperations:
 
 
 def check_in_force(plan: Plan, step: int, operations: Operations | None) -> None:
-    """Refuse a table that can't be in force after ``step`` steps."""
+    """Refuse a table that can't be in force after ``step`` steps; raises ``PlanError``."""
     if plan.course.choice is not None and step and operations is None:
         raise PlanError(f"the checkpoint of step {step} has no table of operations; it is of another run")
     if operations is not None:

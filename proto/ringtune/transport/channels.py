@@ -490,7 +490,7 @@ def open_channel(address: str, more: Options = (), *, peer: Party | None = None)
 
 
 class Server:
-    """A gRPC server on one address, with its own threads; the constructor starts it.
+    """A gRPC server on one address, with its own threads; the constructor starts it; raises ``ConnectionFailedError``.
 
     Args:
         address: ``host:port``; port 0 = a free one.

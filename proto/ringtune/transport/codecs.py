@@ -64,7 +64,7 @@ def turn_to_proto(turn: Turn) -> control_pb2.TurnMessage:
 
 
 def turn_from_proto(message: control_pb2.TurnMessage, tables: Mapping[str, Operations] = _NO_TABLES) -> Turn:
-    """Decode a turn; ``tables`` are by digest."""
+    """Decode a turn; ``tables`` are by digest; raises ``IntegrityError``."""
     counts = (message.index, message.round, message.first_seq, message.first_step, message.first_batch)
     steps = tuple(message.unfreeze_at)
     if any(later <= earlier for earlier, later in itertools.pairwise((0, *steps))):
@@ -188,7 +188,7 @@ class GrantReader:
         self._lock = threading.Lock()
 
     def turns(self, request: control_pb2.GrantRequest) -> tuple[Turn, ...]:
-        """Decode the turns of a grant."""
+        """Decode the turns of a grant; raises ``IntegrityError``."""
         with self._lock:
             for message in request.tables:
                 self._tables.pop(message.digest, None)
@@ -215,7 +215,7 @@ def table_to_proto(operations: Operations) -> control_pb2.TableMessage:
 
 
 def table_from_proto(message: control_pb2.TableMessage, course: Course) -> Operations:
-    """Decode a table."""
+    """Decode a table; raises ``IntegrityError``."""
     name = f"the table {message.digest[:12]!r} of the grant"
     try:
         operations = Operations.from_json(parse_json(message.table_json), where="table")
@@ -232,7 +232,7 @@ _MAX_VALUES: Final = 1 << 20  # of one message, below the limit of a channel
 
 
 def scores_to_proto(turn: int, scores: Iterable[BlockScores]) -> Iterator[control_pb2.SubnetScores]:
-    """Encode the scores of a turn, one message for each batch and block."""
+    """Encode the scores of a turn, one message for each batch and block; raises ``PlanError``."""
     ordered = sorted(scores, key=lambda entry: (entry.owner, entry.batch_id, entry.block, entry.micro))
     for (owner, batch_id, block), found in itertools.groupby(
         ordered, key=lambda entry: (entry.owner, entry.batch_id, entry.block)

@@ -304,7 +304,7 @@ class Identity:
 
     @classmethod
     def of(cls, key_pem: bytes, certificate_pem: bytes, *authorities: bytes) -> Identity:
-        """Build an identity from its parts."""
+        """Build an identity from its parts; raises ``TrustError``."""
         facts = facts_of(certificate_pem)
         if not has_key(certificate_pem, key_pem):
             raise TrustError(f"the certificate of {facts.party} is for another private key; join with a new token")
@@ -325,7 +325,7 @@ def has_identity(folder: Path) -> bool:
 
 
 def read_identity(folder: Path, now_unix_s: float) -> Identity:
-    """Read the identity in a folder."""
+    """Read the identity in a folder; raises ``TrustError``."""
     path = folder / IDENTITY
     content = read_private(path, what="certificate")
     blocks = [(match[1], match[0]) for match in _BLOCK.finditer(content)]
@@ -350,7 +350,7 @@ def write_identity(folder: Path, identity: Identity) -> None:
 
 
 def read_private(path: Path, *, what: str) -> bytes:
-    """Read a file that only this user may read; ``what`` names its content in messages."""
+    """Read a file that only this user may read; ``what`` names its content in messages; raises ``TrustError``."""
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(path.stat().st_mode)

@@ -108,7 +108,7 @@ class OpenCalls:
         return silent is not None and silent.caller == call.caller
 
     def noted(self, call: OpenCall, messages: Iterable[Any]) -> Iterator[Any]:
-        """Pass the messages of a call on."""
+        """Pass the messages of a call on; raises ``BusyError``."""
         for message in messages:
             if not call.has_spoken:
                 with self._lock:

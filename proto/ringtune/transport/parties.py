@@ -255,7 +255,7 @@ def secret_hash(secret: str) -> str:
 
 
 def parse_token(text: str) -> Token:
-    """Parse a token; white space around it is ignored."""
+    """Parse a token; white space around it is ignored; raises ``TokenError``."""
     match = _TEXT.fullmatch(text.strip())
     if match is None or ".." in match["name"] or int(match["port"]) > 65535:
         raise TokenError(
@@ -288,7 +288,7 @@ def node_trust(state: Path) -> Path:
 
 
 def find_user_trust() -> Path | None:
-    """Find the folder of this user's identity; None if there is none.
+    """Find the folder of this user's identity; None if there is none; raises ``TrustError``.
 
     It is the folder in the variable ``VARIABLE``; else the default one, else that of the coordinator's admin, if it has
     an identity.

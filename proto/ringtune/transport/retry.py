@@ -99,7 +99,7 @@ class RetryState:
         return not is_lost and next_s < self._end_s
 
     def repeat(self, once: Callable[[], T], *, peer: str, given_up: threading.Event | None = None) -> T:
-        """Make attempts until there is an answer.
+        """Make attempts until there is an answer; raises ``grpc.RpcError``.
 
         Args:
             once: makes one; a call that may be carried out twice, such as a fetch, calls ``hear`` with each sign of

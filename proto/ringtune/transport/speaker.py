@@ -105,7 +105,7 @@ def speaking_as(who: Speaker | None) -> Iterator[None]:
 
 
 def speak_from(folder: Path) -> Speaker:
-    """Use the identity in a folder from now on."""
+    """Use the identity in a folder from now on; raises ``TrustError``."""
     from ringtune.transport.identity import read_identity
 
     speaker = Speaker(read_identity(folder, time.time()))
