@@ -316,11 +316,7 @@ def _visiting_s(costs: RingCosts, owner: OwnerCosts, top: int) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ring:
-    """The hosts in ring order, each with its number of blocks.
-
-    Attributes:
-        nodes: indices into ``RingCosts.names``.
-    """
+    """The hosts in ring order, each with its number of blocks. ``nodes``: indices into ``RingCosts.names``."""
 
     nodes: tuple[int, ...]
     counts: tuple[int, ...]
@@ -365,10 +361,7 @@ Exchange = Callable[[Sequence[int], int], float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """A stage of a layout.
-
-    ``nodes`` are indices of its hosts, ``shares`` the micro-batches of a step of each.
-    """
+    """A stage of a layout. ``nodes`` are indices of its hosts, ``shares`` the micro-batches of a step of each."""
 
     nodes: tuple[int, ...]
     shares: tuple[int, ...]

@@ -57,11 +57,7 @@ class Times(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecording:
-    """A recording of a run.
-
-    Attributes:
-        is_of_plan: whether the recording matches the plan action by action.
-    """
+    """A recording of a run. ``is_of_plan``: whether the recording matches the plan action by action."""
 
     recording: Recording
     plan: Plan

@@ -83,11 +83,7 @@ def native(*words: object) -> list[str]:
 
 
 def run_native(*words: object) -> str:
-    """Run ``ringtune`` on this machine to its end; return what it printed.
-
-    Raises:
-        CalledProcessError: it failed; its own words are on the screen.
-    """
+    """Run ``ringtune`` on this machine to its end; return what it printed; raises ``CalledProcessError``."""
     done = subprocess.run(  # noqa: S603 - our own module
         native(*words), check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
     )

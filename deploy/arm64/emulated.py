@@ -33,11 +33,7 @@ class MissingTool(Exception):  # noqa: N818 - not a failure: a script skips then
 
 
 def require_tools() -> None:
-    """Refuse to begin where something is missing.
-
-    Raises:
-        MissingTool: names what is missing, and the remedy.
-    """
+    """Refuse to begin where something is missing; raises ``MissingTool``."""
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if sys.platform != "linux" or "apt-get" in missing:
         raise MissingTool("this is no Debian, whose packages the board is made of")
@@ -49,12 +45,7 @@ def require_tools() -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Board:
-    """The folders of an emulated board.
-
-    Attributes:
-        root: Debian for arm64.
-        site: Python packages for arm64.
-    """
+    """The folders of an emulated board."""
 
     root: Path
     site: Path
@@ -70,11 +61,7 @@ class Board:
         return max((self.root / "usr/bin").glob("python3.[0-9]*[0-9]"))
 
     def make(self) -> None:
-        """Fetch Debian and the packages, unless they are there.
-
-        Raises:
-            CalledProcessError: something can't be fetched; its own words are on the screen.
-        """
+        """Fetch Debian and the packages, unless they are there; raises ``CalledProcessError``."""
         if not (self.root / "unpacked").is_file():
             shutil.rmtree(self.root, ignore_errors=True)
             self._unpack()
@@ -112,11 +99,7 @@ class Board:
 
 
 def call(*words: object) -> None:
-    """Run a command to its end.
-
-    Raises:
-        CalledProcessError: it failed.
-    """
+    """Run a command to its end; raises ``CalledProcessError``."""
     subprocess.run([str(word) for word in words], check=True, stdin=subprocess.DEVNULL)  # noqa: S603 - ours
 
 

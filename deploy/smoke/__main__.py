@@ -65,12 +65,7 @@ _START_S: Final = 300.0
 
 
 class Environment:
-    """An empty environment, and what is run in it from a folder that is no checkout.
-
-    Args:
-        folder: gets the environment.
-        work: current folder of what is run.
-    """
+    """An empty environment, and what is run in it from a folder that is no checkout."""
 
     def __init__(self, folder: Path, work: Path) -> None:
         self._bin, self._work = folder / "bin", work
@@ -119,11 +114,7 @@ class Started:
         self._line, self._process = line, process
 
     def told(self, event: str) -> dict[str, str]:
-        """Wait for an event.
-
-        Raises:
-            CalledProcessError: the command ended before it.
-        """
+        """Wait for an event; raises ``CalledProcessError``."""
         for line in self._process.stdout or ():
             found: dict[str, str] = json.loads(line)
             if found["event"] == event:

@@ -22,7 +22,6 @@ class AgentSetup:
 
     Attributes:
         data: rows that the boards without rows of their own share; None = those own nothing.
-        model: model folder that replaces the job's.
         budgets: bytes that a run may use, by board; those that are not in it find their limit themselves.
     """
 

@@ -26,11 +26,9 @@ class Board:
     """One board.
 
     Attributes:
-        name: of the board and of its node.
         cpu_cores: processor seconds per second.
         memory_bytes: limit for all its processes together.
         up_bytes_per_s: rate of what it sends, with Ethernet's headers; 100 Mbit/s are 12.5e6.
-        down_bytes_per_s: rate of what it receives.
         latency_s: what its link adds to each packet, in each direction.
         data: rows that it owns; None = those of all boards, if any.
     """
@@ -112,22 +110,14 @@ class Layout:
         return f"{self.name}-{board.name}"
 
     def board(self, name: str) -> Board:
-        """The board of that name.
-
-        Raises:
-            InvalidInputError: there is none.
-        """
+        """The board of that name; raises ``InvalidInputError``."""
         for board in self.boards:
             if board.name == name:
                 return board
         raise InvalidInputError(f"no board is called {name!r}; there are {', '.join(b.name for b in self.boards)}")
 
     def check_fits(self, *, num_cores: int, free_bytes: int) -> list[str]:
-        """Compare with the machine; return warnings.
-
-        Raises:
-            CapacityError: more cores than there are: no share would hold.
-        """
+        """Compare with the machine; return warnings; raises ``CapacityError``."""
         if self.cpu_cores > num_cores + 1e-9:
             raise CapacityError(
                 f"the boards ask for {self.cpu_cores:g} cores together, but this machine has {num_cores}; "
@@ -198,11 +188,7 @@ class _File:
 
 
 def load_layout(path: Path) -> Layout:
-    """Read a file of boards; its relative paths are relative to the file's folder.
-
-    Raises:
-        InvalidInputError: not there, not TOML, an unknown key, a wrong type, or a rule is broken.
-    """
+    """Read a file of boards; its relative paths are relative to the file's folder; raises ``InvalidInputError``."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -212,12 +198,9 @@ def load_layout(path: Path) -> Layout:
 
 
 def parse_layout(text: str, *, folder: Path, source: str) -> Layout:
-    """Read the text of a file of boards.
+    """Read the text of a file of boards; raises ``InvalidInputError``.
 
     Relative paths are relative to ``folder``; ``source`` names the text in messages.
-
-    Raises:
-        InvalidInputError: not TOML, an unknown key, a wrong type, or a rule is broken.
     """
     try:
         file = read_dataclass(_File, tomllib.loads(text), where="", error=InvalidInputError)

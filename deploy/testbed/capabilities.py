@@ -55,7 +55,6 @@ class Capabilities:
     """All of them.
 
     Attributes:
-        found: in the order in which they are shown.
         mounts: the control groups, None without.
     """
 
@@ -77,11 +76,7 @@ class Capabilities:
         return lacks
 
     def choose(self, layout: Layout) -> tuple[GroupMounts, Shaper]:
-        """What to build this layout with.
-
-        Raises:
-            MissingCapability: it can't be built here.
-        """
+        """What to build this layout with; raises ``MissingCapability``."""
         if self.missing or self.mounts is None:
             raise MissingCapability("; ".join(self.missing))
         late = [board.name for board in layout.boards if board.latency_s > 0]

@@ -66,12 +66,7 @@ class Ledger:
         self.path = folder / f"{name}.jsonl"
 
     def open(self) -> None:
-        """Begin.
-
-        Raises:
-            BusyError: there is a testbed of this name, or what is left of one.
-            StorageError: it can't be written.
-        """
+        """Begin; raises ``BusyError`` or ``StorageError``."""
         maker = MakerProcess.this()
         line = json.dumps({"pid": maker.pid, "started_unix_s": maker.started_unix_s})
         draft = self.path.with_suffix(f".{maker.pid}")
@@ -94,11 +89,7 @@ class Ledger:
         return f"testbed {self.name!r} of process {maker.pid}, which has ended, is still there; remove it: {_CLEAN}"
 
     def add_namespace(self, name: str) -> None:
-        """Before it is created.
-
-        Raises:
-            BusyError: somebody else has one of this name.
-        """
+        """Before it is created; raises ``BusyError``."""
         if (NAMESPACES / name).exists():
             raise BusyError(
                 f"there is a network namespace {name!r} that no testbed has listed; set another testbed.name, or "
@@ -107,11 +98,7 @@ class Ledger:
         self._append({"namespace": name})
 
     def add_folder(self, path: Path) -> None:
-        """A control group, before it is created.
-
-        Raises:
-            BusyError: somebody else has one of this name.
-        """
+        """A control group, before it is created; raises ``BusyError``."""
         if path.exists():
             raise BusyError(
                 f"there is a control group {path} that no testbed has listed; set another testbed.name, or remove it: "
@@ -124,11 +111,7 @@ class Ledger:
             file.write(json.dumps(entry) + "\n")
 
     def read(self) -> Leftovers:
-        """What it lists; a last line that was cut short listed nothing that exists.
-
-        Raises:
-            IntegrityError: it is no ledger.
-        """
+        """What it lists; a last line that was cut short listed nothing that exists; raises ``IntegrityError``."""
         try:
             first, *lines = self.path.read_text().splitlines(keepends=True)
             entries = [json.loads(line) for line in lines if line.endswith("\n")]
@@ -160,12 +143,9 @@ class Ledger:
 
 
 def clean(*, folder: Path = LEDGERS, force: bool = False) -> list[str]:
-    """Remove what testbeds have left whose process has ended; return a line for each testbed.
+    """Remove what testbeds have left whose process has ended; return a line for each testbed; raises ``RingTuneError``.
 
     ``force``: also those whose process runs.
-
-    Raises:
-        RingTuneError: something can't be removed.
     """
     return [_clean_one(Ledger(path.stem, folder=folder), force=force) for path in _ledgers(folder)]
 

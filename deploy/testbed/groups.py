@@ -134,11 +134,7 @@ def memory_settings(mounts: GroupMounts, folder: Path, limit_bytes: int) -> list
 
 
 def apply(settings: Iterable[Setting]) -> None:
-    """Write the settings.
-
-    Raises:
-        RingTuneError: the kernel refuses one.
-    """
+    """Write the settings; raises ``RingTuneError``."""
     for setting in settings:
         if setting.is_optional and not setting.path.exists():
             continue

@@ -12,11 +12,7 @@ _LIMIT_S = 20.0
 
 
 def call(command: Sequence[str]) -> str:
-    """Run a command to its end; return what it printed.
-
-    Raises:
-        RingTuneError: it failed; quotes the command and its last words.
-    """
+    """Run a command to its end; return what it printed; raises ``RingTuneError``."""
     done = attempt(command)
     if done.returncode:
         words = done.stderr.strip().splitlines()[:1] or [f"exit code {done.returncode}"]
@@ -25,11 +21,7 @@ def call(command: Sequence[str]) -> str:
 
 
 def attempt(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command that may fail; one that is not installed ends with 127, as in a shell.
-
-    Raises:
-        DeadlineError: it hangs.
-    """
+    """Run a command that may fail; one that is not installed ends with 127, as in a shell; raises ``DeadlineError``."""
     try:
         return subprocess.run(  # noqa: S603 - our own command lines, no shell reads them
             list(command), capture_output=True, text=True, timeout=_LIMIT_S, check=False, stdin=subprocess.DEVNULL

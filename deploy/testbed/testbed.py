@@ -69,13 +69,7 @@ class Testbed:
         self._others: list[Running] = []
 
     def __enter__(self) -> Testbed:
-        """Build everything.
-
-        Raises:
-            MissingCapability: this machine can't.
-            CapacityError: the boards ask for more cores than there are.
-            BusyError: a testbed of this name is there.
-        """
+        """Build everything; raises ``MissingCapability``, ``CapacityError`` or ``BusyError``."""
         self._mounts, shaper = (self._capabilities or find_capabilities()).choose(self.layout)
         free_bytes = int(psutil.virtual_memory().available)
         self.notes = self.layout.check_fits(num_cores=this_machine_cores(), free_bytes=free_bytes)
@@ -92,11 +86,7 @@ class Testbed:
         self.close()
 
     def close(self) -> None:
-        """End all processes and remove what was created.
-
-        Raises:
-            RingTuneError: something can't be removed; ``clean`` can be tried later.
-        """
+        """End all processes and remove what was created; raises ``RingTuneError``."""
         with _undisturbed():
             try:
                 processes.stop([*self._agents.values(), *reversed(self._others)])
@@ -250,11 +240,7 @@ class Testbed:
         return groups.memory_use(self._mounts, self.layout.name, f"board-{self.layout.board(on).name}")
 
     def lower_memory(self, on: str, limit_bytes: int) -> None:
-        """Lower the memory limit of a board, whose agent goes on.
-
-        Raises:
-            RingTuneError: more than that is in use.
-        """
+        """Lower the memory limit of a board, whose agent goes on; raises ``RingTuneError``."""
         folder = self._mounts.memory / self.layout.name / f"board-{self.layout.board(on).name}"
         groups.apply(groups.memory_settings(self._mounts, folder, limit_bytes))
 
@@ -274,7 +260,7 @@ class Testbed:
         return groups.times_out_of_memory(self._mounts, self.layout.name, f"board-{self.layout.board(on).name}")
 
     def run(self, command: Sequence[str], *, on: str = "", timeout_s: float = DAY_S) -> int:
-        """Run the command under test, with this process's own input and output.
+        """Run the command under test, with this process's own input and output; raises ``DeadlineError``.
 
         ``{coordinator}`` in its words becomes the address, which is in ``RINGTUNE_COORDINATOR`` too. Ctrl-C is the
         command's; SIGTERM is passed on to it.
@@ -283,9 +269,6 @@ class Testbed:
 
         Returns:
             Its exit code, as a shell gives it: 128 + N for signal N.
-
-        Raises:
-            DeadlineError: it was ended after ``timeout_s``.
         """
         words = processes.inside(self.folders(on), self.namespace(on), agents.fill_in(command, self.coordinator))
         environment = agents.environment(coordinator=self.coordinator)

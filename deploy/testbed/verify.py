@@ -84,12 +84,9 @@ class BoardCheck:
 def verify(
     bed: Testbed, *, duration_s: float = 4.0, note: Callable[[str], object] = lambda text: None
 ) -> list[BoardCheck]:
-    """Measure every board.
+    """Measure every board; raises ``RingTuneError``.
 
     Nothing may run in the testbed ``bed``. ``note`` gets a line now and then.
-
-    Raises:
-        RingTuneError: a probe failed.
     """
     bed.start("serve-hub", (*_PROBE, "serve", bed.address, f"{_PORT}"))
     for board in bed.layout.boards:

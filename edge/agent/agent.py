@@ -63,11 +63,7 @@ _FLUSH_S: Final = 5.0
 
 
 class Agent:
-    """One node's part in runs.
-
-    Args:
-        models: fetches missing base weights; None = the model's folder has to exist.
-    """
+    """One node's part in runs. ``models``: fetches missing base weights; None = the model's folder has to exist."""
 
     def __init__(
         self,

@@ -170,12 +170,7 @@ def join_as(
 
 
 def token_for(party: Party, token_file: Path) -> Token:
-    """Read a token from a file, and refuse one of another party.
-
-    Raises:
-        TokenError: it is damaged, or for another party.
-        UsageError: the file can't be read.
-    """
+    """Read a token from a file, and refuse one of another party; raises ``TokenError`` or ``UsageError``."""
     token = read_token(token_file)
     if token.party != party:
         if token.party.role == party.role:
@@ -191,12 +186,7 @@ def _another(token_file: Path, token: Token, wanted: str) -> str:
 
 
 def read_token(file: Path) -> Token:
-    """Read a token from a file, or from standard input for ``-``.
-
-    Raises:
-        TokenError: it is damaged.
-        UsageError: the file can't be read.
-    """
+    """Read a token from a file, or from standard input for ``-``; raises ``TokenError`` or ``UsageError``."""
     try:
         if str(file) == "-":
             return parse_token(sys.stdin.read(_LONGEST_TOKEN))
@@ -207,11 +197,7 @@ def read_token(file: Path) -> Token:
 
 
 def require_name(found: Party, wanted: Party, folder: Path) -> None:
-    """Refuse a certificate with another name, and stop using its identity.
-
-    Raises:
-        TrustError: names both.
-    """
+    """Refuse a certificate with another name, and stop using its identity; raises ``TrustError``."""
     if found != wanted:
         speak_as(None)
         raise TrustError(f"the certificate in {folder} is of {found}, not of {wanted}; correct --name or --trust")
@@ -266,12 +252,9 @@ def _authorities_of(folder: Path, party: Party) -> list[str]:
 def announced(
     look_s: float, *, interfaces: Sequence[str] = (), enough: Callable[[Announcement], bool] = lambda found: False
 ) -> list[Announcement]:
-    """Return the announced coordinators, at most ``MAX_FOUND``.
+    """Return the announced coordinators, at most ``MAX_FOUND``; raises ``UsageError``.
 
     Listens for ``look_s`` seconds on ``interfaces`` (empty = all), until ``enough`` accepts an announcement.
-
-    Raises:
-        UsageError: the library is not installed, or the network can't be used.
     """
     try:
         from zeroconf import InterfaceChoice, ServiceBrowser, ServiceListener, Zeroconf

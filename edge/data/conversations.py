@@ -47,12 +47,7 @@ _PROBE: Final = Conversation('[{"role": "user", "content": "QUESTION"}, {"role":
 
 
 class Learned(NamedTuple):
-    """One example.
-
-    Attributes:
-        tokens: ids and token types.
-        targets: for each token 1 if it is learned, else 0.
-    """
+    """One example. ``tokens``: ids and token types. ``targets``: for each token 1 if it is learned, else 0."""
 
     tokens: TokenRow
     targets: array[int]
@@ -208,11 +203,7 @@ def _ends_with_answer(text: str, conversation: Conversation) -> bool:
 
 
 class _Encoded(NamedTuple):
-    """A text in tokens.
-
-    Attributes:
-        places: first character of each token, and one past its last.
-    """
+    """A text in tokens. ``places``: first character of each token, and one past its last."""
 
     ids: Sequence[int]
     places: Sequence[Span]
@@ -223,7 +214,6 @@ class ChatExamples(UnscoredExamples):
     """The ``Examples`` of chat.
 
     Args:
-        num_cut: number of rows longer than ``train.max_length``.
         left_out: reason -> number of rows without an example.
     """
 

@@ -108,9 +108,7 @@ class OwnerDataset:
     Args:
         left_out: reason -> number of rows of the files that are left out; this owner's share of them.
         places: of the training rows, and of the evaluation rows.
-        digest: of the rows, their classes and users.
         users: number of examples of each user.
-        hides_counts: as for ``load``.
 
     Attributes:
         labels: class names in its training rows, sorted; none for a task without classes.

@@ -170,14 +170,6 @@ class PackedExamples(UnscoredExamples):
 
     Every owner packs its own rows by their lengths, equally each time (``pack_rows``); all else of a run counts
     sequences. Each row keeps its tokens and labels, so that its first token is no target of the row before.
-
-    Args:
-        rows: the examples to pack; all are encoded.
-        max_length: tokens of a sequence at most.
-
-    Attributes:
-        rows: as the argument.
-        num_tokens: tokens of all rows.
     """
 
     def __init__(self, rows: Examples, max_length: int) -> None:

@@ -86,8 +86,6 @@ class EncodedImage:
     """An image in a column, decoded at its use.
 
     Attributes:
-        content: its bytes, encoded.
-        path: of the table.
         row: its number in the table, from 1.
     """
 
@@ -106,9 +104,6 @@ Image = TypeVar("Image", ImageFile, EncodedImage)
 
 class Images:
     """The ``Source`` of image classification.
-
-    Args:
-        job: names of the arrays.
 
     Raises:
         ModelError: the model takes no images, or its preprocessor is not readable.

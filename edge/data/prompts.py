@@ -28,9 +28,7 @@ class Prompt(NamedTuple):
     """A row to be continued.
 
     Attributes:
-        ids: its tokens.
         answers: texts to compare with; empty where it has none.
-        row: its columns in the file.
         is_conversation: whether what the template puts behind an answer ends the text.
     """
 
@@ -41,11 +39,7 @@ class Prompt(NamedTuple):
 
 
 class PromptReader:
-    """Reads prompts of a task ``causal-lm`` or ``chat``.
-
-    Attributes:
-        tokenizer: of the model.
-    """
+    """Reads prompts of a task ``causal-lm`` or ``chat``. ``tokenizer``: of the model."""
 
     def __init__(self, job: Job, folder: Path) -> None:
         self._job = job

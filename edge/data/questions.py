@@ -40,8 +40,6 @@ class Window(NamedTuple):
     """One example: the question and a piece of its context.
 
     Attributes:
-        tokens: ids and token types.
-        question: index of the question.
         first: position of the context's first token.
         starts: first character of each context token.
         stops: one past the last character of each context token.
@@ -112,12 +110,7 @@ class Questions:
 
 
 class QuestionExamples:
-    """The ``Examples`` of question answering.
-
-    Args:
-        windows: of all questions, in order.
-        num_cut: number of cut questions.
-    """
+    """The ``Examples`` of question answering."""
 
     left_out = NONE_LEFT_OUT
 
@@ -202,8 +195,6 @@ class AnswerSpan:
     """The best answer to a question over the windows so far; their order does not matter.
 
     Attributes:
-        question: index of the question.
-        seen: number of windows so far.
         best: sum of logits, and minus the index of its window.
         place: first character in the context, and one past the last.
     """

@@ -33,7 +33,6 @@ class TaggedRow(NamedTuple):
     """One example: a text as tokens.
 
     Attributes:
-        tokens: ids and token types.
         words: index of each word that has a token, ascending.
         starts: position of the first token of each of these words.
         num_words: of the text, with words that have no token.
@@ -100,14 +99,7 @@ class TaggedTexts:
 
 
 class TaggedExamples(SummedExamples):
-    """The ``Examples`` of token classification.
-
-    Args:
-        tags: name of the tag of each word of each text.
-
-    Attributes:
-        num_cut: number of words without a token.
-    """
+    """The ``Examples`` of token classification."""
 
     def __init__(self, rows: Sequence[TaggedRow], tags: Sequence[tuple[str, ...]], padder: Padder) -> None:
         self._rows = rows
@@ -149,7 +141,6 @@ class _TagCounts:
     """Confusion counts of tags, and counts of entities by type.
 
     Args:
-        labels: names of the tags, in the order of their indices.
         num_cut: number of words that are left out.
     """
 

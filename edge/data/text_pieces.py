@@ -80,12 +80,7 @@ class TextPieces:
 
 
 class Ends(NamedTuple):
-    """What ends a text.
-
-    Attributes:
-        tokens: not returned.
-        stops: texts, not returned.
-    """
+    """What ends a text. ``tokens``: not returned. ``stops``: texts, not returned."""
 
     tokens: tuple[int, ...] = ()
     stops: tuple[str, ...] = ()

@@ -53,11 +53,7 @@ class LabelledTexts:
 
 
 class LabelledExamples(ClassifiedExamples):
-    """The ``Examples`` of sequence classification.
-
-    Args:
-        max_length: tokens, special ones included.
-    """
+    """The ``Examples`` of sequence classification. ``max_length``: tokens, special ones included."""
 
     def __init__(self, encoder: Encoder, labels: Sequence[str], padder: Padder, max_length: int) -> None:
         self._encoder = encoder
@@ -195,12 +191,7 @@ class Language:
 
 
 class LanguageExamples(UnscoredExamples):
-    """The ``Examples`` of causal language modelling.
-
-    Args:
-        rows: encoder of texts, or encoded blocks.
-        max_length: tokens, special ones included.
-    """
+    """The ``Examples`` of causal language modelling."""
 
     def __init__(self, rows: Encoder | Sequence[TokenRow], padder: Padder, max_length: int) -> None:
         self._rows = rows

@@ -107,12 +107,7 @@ class Padder:
 
 
 class RowFaultError(Exception):
-    """A row can't be encoded; callers add the place.
-
-    Attributes:
-        row: index of the row among those that are encoded.
-        what: fault and remedy.
-    """
+    """A row can't be encoded; callers add the place."""
 
     def __init__(self, row: int, what: str) -> None:
         self.row, self.what = row, what

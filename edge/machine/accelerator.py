@@ -35,7 +35,6 @@ class DeviceMemory(NamedTuple):
     """Bytes of an accelerator's memory.
 
     Attributes:
-        free: not used by any process.
         peak: most that this process had reserved for tensors since the last ``reset_peak``.
     """
 

@@ -147,12 +147,7 @@ Cycle = Callable[[Laps], object]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timer:
-    """Times cycles of work in windows.
-
-    Attributes:
-        window_s: shortest window, seconds.
-        settle: waits until an accelerator has finished its queue.
-    """
+    """Times cycles of work in windows."""
 
     window_s: float
     settle: Callable[[], None] = lambda: None
@@ -227,7 +222,6 @@ class TimingRequest(NamedTuple):
     Attributes:
         budget_s: approximate seconds for all timings; slow boards take longer.
         neighbours: number of other nodes of this machine that are timed at the same time.
-        is_fresh: measure anew, even with a cache.
         frozen: dtype and arithmetic of frozen weights; None = the compute dtype.
     """
 

@@ -93,9 +93,7 @@ class Bench:
 
     Args:
         dataset: the node's rows; None = it is no owner, so embedding and head are left out.
-        memory_bytes: limit of the measurement.
         subnets: of each block, where the job has operations.
-        frozen: dtype and arithmetic of frozen weights.
 
     Raises:
         ModelError: see ``NodeExecutor``.

@@ -48,7 +48,6 @@ class ModelCache:
     """The cached files of one model; use it inside ``locked``.
 
     Args:
-        root: folder of the whole cache; made if missing.
         name: model name; the folder that the loader reads, and hence the result, has it.
 
     Raises:

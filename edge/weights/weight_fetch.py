@@ -443,7 +443,6 @@ class PendingFetch(NamedTuple):
     """The run that waits for a fetch.
 
     Attributes:
-        stop: set when the run is released.
         idle_s: a stream without bytes for this long is cancelled.
     """
 

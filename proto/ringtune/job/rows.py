@@ -90,11 +90,7 @@ _MOVING: Final = ("GIF", "PNG", "TIFF", "WEBP")
 
 @dataclass(frozen=True, slots=True)
 class PictureFolder:
-    """Pictures below a folder.
-
-    Attributes:
-        left_out: reason -> number of other files, or of further frames.
-    """
+    """Pictures below a folder. ``left_out``: reason -> number of other files, or of further frames."""
 
     folder: Path
     files: tuple[Path, ...]

@@ -201,10 +201,7 @@ def reduced_num_steps(course: Course, num_steps: int) -> int:
 
 
 def course_before(course: Course, num_steps: int) -> Course:
-    """Return the course before its last owner was lost or came back.
-
-    ``num_steps`` is that of a run with all owners.
-    """
+    """Return the course before its last owner was lost or came back. ``num_steps`` is that of a run with all owners."""
     last, owners = course.left_out[-1], [*course.owners]
     if last.back is None:
         owners.insert(last.at, last.owner)

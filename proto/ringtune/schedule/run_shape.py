@@ -61,11 +61,7 @@ def users_text(users: Sequence[UserRows], *, but: Sequence[UserRows] = ()) -> st
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Owner:
-    """A node with data.
-
-    Attributes:
-        users: of these rows, in the order of the rows; empty = one user with the node's name.
-    """
+    """A node with data. ``users``: of these rows, in the order of the rows; empty = one user with the node's name."""
 
     node: str
     train_rows: int

@@ -136,10 +136,7 @@ class GgufTensor(NamedTuple):
 
 
 class GgufHeader(NamedTuple):
-    """Metadata by key, and tensors by name, in the order of the data.
-
-    A list that was not asked for is None.
-    """
+    """Metadata by key, and tensors by name, in the order of the data. A list that was not asked for is None."""
 
     values: dict[str, Any]
     tensors: dict[str, GgufTensor]

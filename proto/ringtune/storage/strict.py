@@ -344,11 +344,7 @@ def _end_text(words: str, end: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Allowed words of a text, or of each text of a list.
-
-    Attributes:
-        reasons: refused word of other systems -> reason.
-    """
+    """Allowed words of a text, or of each text of a list. ``reasons``: refused word of other systems -> reason."""
 
     words: Collection[str]
     reasons: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -77,10 +77,7 @@ class OpenCall:
 
 
 class OpenCalls:
-    """The open calls on one set of threads; safe for threads.
-
-    ``most``: calls of all callers together.
-    """
+    """The open calls on one set of threads; safe for threads. ``most``: calls of all callers together."""
 
     def __init__(self, most: int) -> None:
         self._most = most
