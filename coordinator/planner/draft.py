@@ -281,18 +281,20 @@ def initiator_order(owners: Sequence[str], hand_over_s: Callable[[str, str], flo
     names = sorted(owners)
     if hand_over_s is None or len(names) < 3:
         return tuple(names)
-    tours = [_tour(start, names, hand_over_s) for start in names]
+    tours = [tuple(nearest_chain(start, names, hand_over_s)) for start in names]
     return min(tours, key=lambda tour: (sum(map(hand_over_s, (tour[-1], *tour), tour)), tour))
 
 
-def _tour(start: str, names: Sequence[str], hand_over_s: Callable[[str, str], float]) -> tuple[str, ...]:
-    tour, left = [start], set(names) - {start}
+N = TypeVar("N", int, str)
+
+
+def nearest_chain(first: N, nodes: Iterable[N], seconds: Callable[[N, N], float]) -> list[N]:
+    """Sort nodes: ``first`` first, then always the nearest of the rest."""
+    chain, left = [first], set(nodes) - {first}
     while left:
-        last = tour[-1]
-        best = min(left, key=lambda name: (hand_over_s(last, name), name))
-        tour.append(best)
-        left.remove(best)
-    return tuple(tour)
+        chain.append(min(left, key=lambda node: (seconds(chain[-1], node), node)))
+        left.remove(chain[-1])
+    return chain
 
 
 def agreed_model(nodes: Sequence[NodeFacts]) -> ModelFacts:

@@ -14,7 +14,7 @@ from coordinator.planner.phases import PhasesReason, phases_lines
 from coordinator.planner.planned import HelpersReason, Planned
 from coordinator.planner.replicas import ReplicasReason, replicas_lines
 from coordinator.planner.ring_costs import RingCosts, with_fewer_depths, with_mean_owner
-from coordinator.planner.search import Candidate, block_s, plan_of, slices_of
+from coordinator.planner.search import Candidate, block_s, both_seconds, plan_of, slices_of
 from coordinator.planner.search import Choice as SearchChoice
 from coordinator.planner.step_time import Ring, job_s, step_times
 from ringtune.costs.model_facts import dropout_token_bytes
@@ -267,20 +267,13 @@ def explain(
         operations=operations,
         activations=explain_activations(plan, choice.caps, dropout=dropout),
         unsettled=_runner(choice.costs, choice.best) if settled is not None else None,
-        equal=_seconds(best, settled.equal) if settled is not None and settled.equal is not None else None,
+        equal=both_seconds(best, settled.equal) if settled is not None and settled.equal is not None else None,
         frozen=reason_line(plan.course, choice.too_large),
         helping=planned.helping,
         replicas=planned.replicas,
         phases=planned.phases,
         lowest_of=plan.course.num_blocks if plan.course.method.full_parameters else None,
     )
-
-
-def _seconds(best: Candidate, equal: Candidate) -> tuple[float, float]:
-    """Return the seconds of two candidates: by the simulator if both were simulated, else by the formula."""
-    if best.simulated_s is not None and equal.simulated_s is not None:
-        return best.simulated_s, equal.simulated_s
-    return best.job_s, equal.job_s
 
 
 def _nodes(choice: SearchChoice, plan: Plan) -> Iterator[NodeReason]:
@@ -341,13 +334,8 @@ def _rings_with(ring: Ring, node: int, costs: RingCosts) -> Iterator[Ring]:
 
 
 def _ring_fits(caps: MemoryCaps, costs: RingCosts, ring: Ring) -> bool:
-    slices = slices_of(costs, ring)
-    above = len(slices)
-    for piece in slices:
-        above -= 1
-        if caps.lacking(piece.node, piece.start, piece.stop, above):
-            return False
-    return True
+    hosts = reversed(slices_of(costs, ring))
+    return not any(caps.lacking(piece.node, piece.start, piece.stop, above) for above, piece in enumerate(hosts))
 
 
 def _second(choice: SearchChoice) -> Runner | None:

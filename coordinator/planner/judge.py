@@ -251,7 +251,9 @@ def simulated_job_s(
         owners = [costs.names[owner.node] for owner in some.owners]
         predicted = step_times(some, ring)
         simulated_s = _mean_simulated_s(probe, kinds[depth][1], owners)
-        formula_s = _mean_step_s(costs, predicted) if has_sweeps else predicted[depth]
+        formula_s = predicted[depth]
+        if has_sweeps:
+            formula_s = sum(costs.steps_at[at] * predicted[at] for at in costs.depths) / sum(costs.steps_at)
         ratios[depth] = simulated_s / formula_s if formula_s else 1.0
     return sum(costs.steps_at[at] * everyone[at] * _between(ratios, at) for at in costs.depths)
 
@@ -295,10 +297,6 @@ def simulated_step_times(
 
 def _mean_simulated_s(probe: Callable[..., float], units: Units, owners: Sequence[str]) -> float:
     return sum(probe(units, owner=owner) for owner in owners) / len(owners)
-
-
-def _mean_step_s(costs: RingCosts, times: Mapping[int, float]) -> float:
-    return sum(costs.steps_at[at] * times[at] for at in costs.depths) / sum(costs.steps_at)
 
 
 def _spread(values: Sequence[int], most: int) -> list[int]:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from coordinator.planner.draft import nearest_chain
 from coordinator.planner.ring_costs import RingCosts
 from coordinator.planner.step_time import PlacedStages, Ring, Rows, at_the_head, frozen_s, place
 
@@ -128,7 +129,10 @@ def starts(costs: RingCosts, lacking: MemoryShortfall, max_hosts: int) -> list[R
         for num_hosts in _sizes(min(max_hosts, costs.num_nodes, num_blocks)):
             counts = greedy_split(ranking[:num_hosts], block_s, caps, num_blocks)
             hosts = [node for node in ranking[:num_hosts] if counts[node]]
-            for order in (hosts, hosts[::-1], _chain(costs, hosts)):
+            near = nearest_chain(
+                hosts[0], hosts, lambda one, other: costs.hidden_s[one][other] + costs.grad_s[other][one]
+            )
+            for order in (hosts, hosts[::-1], near):
                 found[Ring(nodes=tuple(order), counts=tuple(counts[node] for node in order))] = None
     return list(found)
 
@@ -185,17 +189,6 @@ def _near_s(costs: RingCosts, node: int) -> float:
     times = sorted(costs.hidden_s[node][to] + costs.grad_s[to][node] for to in range(costs.num_nodes) if to != node)
     half = times[: max(1, len(times) // 2)]
     return sum(half) / len(half) if half else 0.0
-
-
-def _chain(costs: RingCosts, hosts: Sequence[int]) -> list[int]:
-    """Sort the hosts: the first stays first, then always the nearest of the rest."""
-    chain, left = [hosts[0]], set(hosts[1:])
-    while left:
-        last = chain[-1]
-        nearest = min(left, key=lambda node: (costs.hidden_s[last][node] + costs.grad_s[node][last], node))
-        chain.append(nearest)
-        left.remove(nearest)
-    return chain
 
 
 _BETTER = 1 - 1e-9

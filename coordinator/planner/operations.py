@@ -211,11 +211,9 @@ def _ranges(choice: Choice) -> str:
 
 def _costs_of(choice: Choice, hosts: Sequence[Slice]) -> dict[str, tuple[float, float]]:
     """Seconds of a block with which a choice was made, for each host; pruning has one capacity for whole blocks."""
-    capacities, count = (
-        {host.node: choice.capacity(host.start) for host in hosts},
-        1 if choice.prunes else choice.subnets,
-    )
-    return {node: (each.forward * count, each.backward * count) for node, each in capacities.items()}
+    count = 1 if choice.prunes else choice.subnets
+    capacities = ((host.node, choice.capacity(host.start)) for host in hosts)
+    return {node: (each.forward * count, each.backward * count) for node, each in capacities}
 
 
 def _are_alike(one: Sequence[BlockCapacity], other: Sequence[BlockCapacity]) -> bool:

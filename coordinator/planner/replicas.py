@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -21,7 +21,7 @@ from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.ring_costs import RingCosts, ring_costs
 from coordinator.planner.step_time import Exchange, Layout, Stage, layout_step_s, shares_of
 from ringtune.costs.measurement import numeric_class
-from ringtune.costs.profile import LinkFacts, Profile
+from ringtune.costs.profile import Profile
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import no_replicas
@@ -324,7 +324,10 @@ def _options(drafts: Sequence[Draft], profile: Profile, is_over: Callable[[], bo
 
         @functools.cache
         def exchange_s(nodes: Sequence[int], blocks: int) -> float:
-            return _exchange_s(links, [costs.names[node] for node in nodes], blocks * block_bytes)  # noqa: B023
+            """Seconds in which the slowest node sends its sums to every other one, one after the other."""
+            names = [costs.names[node] for node in nodes]  # noqa: B023
+            sent = ([links.get((one, other)) for other in names if other != one] for one in names)
+            return max(sum(link.seconds(blocks * block_bytes) for link in row if link) for row in sent)  # noqa: B023
 
         rooms = [tables.caps.max_blocks(name) for name in costs.names]
         classes = [numeric_class(profile.by_name[name]) for name in costs.names]
@@ -379,12 +382,3 @@ def _refusal_reason(plan: Plan, drafts: Sequence[Draft], profile: Profile) -> st
         told = "; ".join(f"{name}: {found}" for name, found in classes.items())
         return f"copies have to be equal in every bit, and no two nodes compute alike ({told})"
     return ""
-
-
-def _exchange_s(known: Mapping[tuple[str, str], LinkFacts], names: Sequence[str], num_bytes: float) -> float:
-    """Seconds in which the slowest node sends ``num_bytes`` to every other one, one after the other."""
-    longest_s = 0.0
-    for source in names:
-        links = (known.get((source, target)) for target in names if target != source)
-        longest_s = max(longest_s, sum(link.seconds(num_bytes) for link in links if link is not None))
-    return longest_s

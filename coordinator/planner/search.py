@@ -23,7 +23,7 @@ from coordinator.planner.draft import Draft
 from coordinator.planner.judge import Ranking, simulated_job_s
 from coordinator.planner.limits import Effort, PlanningClock
 from coordinator.planner.local_search import Budget, LocalResult, search_local
-from coordinator.planner.memory import KEEPS_ALL, MemoryCaps, SliceSaving
+from coordinator.planner.memory import KEEPS_ALL, MemoryCaps
 from coordinator.planner.ring_costs import RingCosts, ring_costs, with_fewer_depths, with_mean_owner
 from coordinator.planner.step_time import Ring, job_s
 from ringtune.costs.profile import NodeFacts, Profile, WorkTime
@@ -417,9 +417,11 @@ def _best_of(found: Sequence[SearchResult], task: Task, *, alike: bool) -> Choic
         candidates = _judged(candidates, found, task)
     best = candidates[0]
     even = next((one for one in candidates if one.draft is best.draft and (one.ring, one.draft) in pairs), None)
-    is_even = even is not None and _is_worth_taking(even, best)
-    chosen = even if even is not None and is_even else best
-    return _choice(chosen, tuple(one for one in candidates if one is not chosen), found, is_even=is_even)
+    chosen = best
+    if even is not None:
+        even_s, best_s = both_seconds(even, best)
+        chosen = even if even_s <= WORTH * best_s else best
+    return _choice(chosen, tuple(one for one in candidates if one is not chosen), found, is_even=chosen is even)
 
 
 def slices_of(costs: RingCosts, ring: Ring) -> tuple[Slice, ...]:
@@ -434,7 +436,10 @@ def slices_of(costs: RingCosts, ring: Ring) -> tuple[Slice, ...]:
 def plan_of(draft: Draft, costs: RingCosts, ring: Ring) -> Plan:
     """Make the plan that places ``draft`` on ``ring``, with its saved activations."""
     slices = slices_of(costs, ring)
-    savings = savings_of(costs, ring)
+    savings = {
+        piece.node: costs.saving_of(node, piece.start, piece.stop, len(slices) - 1 - index)
+        for index, (node, piece) in enumerate(zip(ring.nodes, slices, strict=True))
+    }
     projecting = [piece for piece in slices if savings[piece.node].is_projected]
     allowed = draft.velora.blocks if draft.velora is not None and draft.may_project else ()
     return draft.placed(
@@ -442,15 +447,6 @@ def plan_of(draft: Draft, costs: RingCosts, ring: Ring) -> Plan:
         recompute=merged(Range(saving.start, saving.stop) for saving in savings.values() if saving.recomputed),
         projected=merged(cut for piece in projecting for cut in within(allowed, piece.start, piece.stop)),
     )
-
-
-def savings_of(costs: RingCosts, ring: Ring) -> dict[str, SliceSaving]:
-    """Return how each host of a ring saves activations."""
-    slices = slices_of(costs, ring)
-    return {
-        piece.node: costs.saving_of(node, piece.start, piece.stop, len(slices) - 1 - index)
-        for index, (node, piece) in enumerate(zip(ring.nodes, slices, strict=True))
-    }
 
 
 def _candidates(found: Sequence[SearchResult]) -> list[Candidate]:
@@ -477,14 +473,11 @@ def _by_formula(one: Candidate) -> tuple[float, tuple[int, ...], tuple[int, ...]
     return one.job_s, one.ring.nodes, one.ring.counts, one.draft.course.microbatches
 
 
-def _is_worth_taking(even: Candidate, best: Candidate) -> bool:
-    """Whether the even split is predicted to take at most ``WORTH`` times the seconds of the best ring.
-
-    By the simulator if it judged both, else by the formula.
-    """
-    if even.simulated_s is not None and best.simulated_s is not None:
-        return even.simulated_s <= WORTH * best.simulated_s
-    return even.job_s <= WORTH * best.job_s
+def both_seconds(one: Candidate, other: Candidate) -> tuple[float, float]:
+    """Return the seconds of two candidates: by the simulator if both were simulated, else by the formula."""
+    if one.simulated_s is not None and other.simulated_s is not None:
+        return one.simulated_s, other.simulated_s
+    return one.job_s, other.job_s
 
 
 def _fits(each: SearchResult, ring: Ring) -> bool:
