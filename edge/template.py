@@ -43,7 +43,7 @@ from typing import Any, Final
 
 import typer
 
-from edge.machine.libraries import limit_library_threads, load_libraries, require_libraries
+from edge.machine.libraries import limit_libraries, load_libraries, require_libraries
 from ringtune.errors import RingTuneError
 from ringtune.machine.process import die_with_parent
 from ringtune.machine.resources import usable_cores
@@ -80,7 +80,7 @@ def main() -> int:
 def load_everything() -> None:
     """Import the modules that every agent needs, and keep the garbage collector off their objects."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # it starts its threads when it is loaded; agents compute with torch
-    limit_library_threads(usable_cores())
+    limit_libraries(usable_cores())
     gc.disable()
     load_libraries()
     for module in OWN:

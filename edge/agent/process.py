@@ -26,7 +26,7 @@ from edge.agent.membership import Membership
 from edge.agent.node_metrics import MetricsServer, NodeMetrics
 from edge.agent.servicer import AgentServer
 from edge.machine import resources
-from edge.machine.libraries import limit_library_threads
+from edge.machine.libraries import limit_libraries
 from edge.machine.resources import has_cuda_device, keep_freed_memory
 from edge.options import AgentOptions, advertised_address, bind_address
 from edge.runtime.reporter import SharedClock
@@ -91,7 +91,7 @@ def run_agent(options: AgentOptions, *, on_joined: Callable[[str], object] = lam
     with handled(lambda number, _: ending.ask(128 + number, signal.Signals(number).name)):
         if options.watch_parent:
             threading.Thread(target=_watch_parent, args=(ending,), name="watch-parent", daemon=True).start()
-        limit_library_threads(options.threads or usable_cores())
+        limit_libraries(options.threads or usable_cores())
         with contextlib.ExitStack() as channels:
             return _serve(options, CoordinatorCalls(options, channels), ending, on_joined)
 

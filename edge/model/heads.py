@@ -303,8 +303,10 @@ class CausalLanguageModel(_OneOutput):
         from adapters.heads import CausalLMHead
 
         bias = has_head_bias(family_named(model.config.model_type), model.config.to_dict())
+        model._init_weights = lambda module: None  # that of a tensor on meta loads torch's symbolic shapes: 50 MB
         with without_weights():
             head = CausalLMHead(model, HEAD, layers=1, activation_function=None, layer_norm=False, bias=bias)
+        del model._init_weights
         head.logit_cap = getattr(model.config, "final_logit_softcapping", None) or 0.0
         model.add_prediction_head(head)
         return _head(model)

@@ -45,12 +45,12 @@ Figures = dict[str, Any]
 
 def run(kind: str, folder: Path, sweeps: int) -> Figures:
     """Train, and count what is held; see ``KINDS``."""
-    from edge.machine.libraries import limit_library_threads
+    from edge.machine.libraries import limit_libraries
     from edge.machine.resources import keep_freed_memory
     from ringtune.machine.resources import usable_cores
 
     keep_freed_memory()
-    limit_library_threads(usable_cores())
+    limit_libraries(usable_cores())
     from edge.agent.torch_backend import preload
     from edge.machine.resources import peak_rss_bytes, reset_peak, rss_bytes
 

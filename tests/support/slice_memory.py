@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import edge.agent.process  # noqa: F401 - as in an agent that has joined
 from edge.agent import torch_backend
-from edge.machine.libraries import limit_library_threads, load_libraries
+from edge.machine.libraries import limit_libraries, load_libraries
 from edge.machine.resources import keep_freed_memory
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.model_facts import model_facts
@@ -48,7 +48,7 @@ def main() -> None:
         "--frozen", choices=(PLAIN, *FROZEN_DTYPES), nargs="+", default=[PLAIN], help="hold frozen weights so"
     )
     options = parser.parse_args()
-    limit_library_threads(1)
+    limit_libraries(1)
     keep_freed_memory()
     load_libraries()
     loaded = resident()
