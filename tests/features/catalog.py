@@ -11,11 +11,20 @@ from tests.features.memory import CACHE, COMPUTE, FROZEN, FROZEN_WAYS, GGUF_BASE
 from tests.features.methods import EARLY_STOP, PIPEADAPTER, PLAIN, SCATTERED, UNFREEZING
 from tests.features.models import MODELS
 from tests.features.offload import HELPED, OVERLAP_AND_INTERVAL, USERS, USERS_IN_ANY_TIMING
-from tests.features.operations import CHOICES, PRIVATE_TABLES, REPLICAS, SUBNETS, SUBNETS_IN_FLIGHT, TABLES
+from tests.features.operations import (
+    CHOICES,
+    COMPUTE_OPERATIONS,
+    PRIVATE_TABLES,
+    REPLICAS,
+    SUBNETS,
+    SUBNETS_IN_FLIGHT,
+    TABLES,
+)
 
 IN_ORDER: Final[list[Feature]] = [
     *(*PLAIN, *UNFREEZING, *SCATTERED, *EARLY_STOP, *MODELS, *HIFT, *VELORA, *CACHE, *FROZEN, *GGUF_BASES, *COMPUTE),
     *(*TABLES, *SUBNETS, *CHOICES, *PRIVATE_TABLES, *REPLICAS, *HELPED, *USERS, *INITIAL),
+    *COMPUTE_OPERATIONS,
 ]
 """What one process trains whose steps follow one another."""
 IN_FLIGHT: Final[list[Feature]] = [*PIPEADAPTER, *SUBNETS_IN_FLIGHT, *INITIAL_IN_FLIGHT]
