@@ -256,11 +256,7 @@ class BlockRunner:
                     if train_at is not None and self.dropout > 0:
                         seed_unit(self._seed, *train_at, block_unit(index))
                     whole = functools.partial(self._whole, index, context)
-                    # a cache would share a rounded input where a stretch of blocks begins only, and so add gradients up
-                    # in another type there
-                    with torch.autocast(
-                        hidden_BTD.device.type, torch.bfloat16, enabled=self._is_rounded, cache_enabled=False
-                    ):
+                    with products(hidden_BTD.device, is_rounded=self._is_rounded):
                         if pattern := given.get(index, ""):
                             found = self._head_groups.run(index, hidden_BTD, context, pattern, whole)
                         else:
@@ -273,6 +269,15 @@ class BlockRunner:
         if self._top_tokens and index == len(self.skeleton.blocks) - 1:
             return self.skeleton.family.first_tokens(block, hidden_BTD, context, self._top_tokens)
         return self.skeleton.family.block(block, hidden_BTD, context)
+
+
+def products(device: torch.device, *, is_rounded: bool) -> torch.autocast:
+    """Return the context of products in bfloat16, or as they are.
+
+    Without a cache: it would share a rounded input only where a stretch of blocks begins, and add gradients up in
+    another type there.
+    """
+    return torch.autocast(device.type, torch.bfloat16, enabled=is_rounded, cache_enabled=False)
 
 
 def set_mode(module: nn.Module, *, train: bool) -> None:

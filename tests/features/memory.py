@@ -406,13 +406,12 @@ def in_bfloat16(name: str, features: Iterable[Feature], **more: Any) -> list[Fea
             name=f"compute-{name}/{feature.name.replace('/', '-')}",
             changes=feature.changes | SGD | {"compute": "bfloat16"} | more,
             bound=NATIVE,
-            splits=feature.splits if len(feature.splits) > 1 else SPLITS,
         )
         for feature in features
     ]
 
 
-COMPUTE += in_bfloat16("velora", VELORA[::4])
+COMPUTE += in_bfloat16("velora", [dataclasses.replace(one, splits=SPLITS) for one in VELORA[::4]])
 FROZEN_WAYS = [
     frozen(
         f"-split/{model_type}-{way.dtype}-{way.native}",
