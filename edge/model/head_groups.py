@@ -542,7 +542,8 @@ def active_outputs(
     if weight_OI.requires_grad and has_torch_function((x_NI, weight_OI)):
         chosen: torch.Tensor = handle_torch_function(active_outputs, (x_NI, weight_OI), x_NI, weight_OI, bias_O, ranges)
         return chosen
-    found: torch.Tensor = _ActiveOutputs.apply(x_NI, weight_OI, bias_O, ranges, projection)  # type: ignore[no-untyped-call]
+    factors = rounded(x_NI), rounded(weight_OI), None if bias_O is None else rounded(bias_O)
+    found: torch.Tensor = _ActiveOutputs.apply(*factors, ranges, projection)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -560,8 +561,15 @@ def active_inputs(
     if weight_OI.requires_grad and has_torch_function((x_Na, weight_OI)):
         chosen: torch.Tensor = handle_torch_function(active_inputs, (x_Na, weight_OI), x_Na, weight_OI, bias_O, ranges)
         return chosen
-    found: torch.Tensor = _ActiveInputs.apply(x_Na, weight_OI, bias_O, ranges, projection)  # type: ignore[no-untyped-call]
+    factors = rounded(x_Na), rounded(weight_OI), None if bias_O is None else rounded(bias_O)
+    found: torch.Tensor = _ActiveInputs.apply(*factors, ranges, projection)  # type: ignore[no-untyped-call]
     return found
+
+
+def rounded(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a factor of a product in the type of products, which autocast changes; a frozen matrix as it is held."""
+    kind = tensor.device.type
+    return tensor.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else tensor
 
 
 def whole_inputs(x_Na: torch.Tensor, ranges: Ranges, width: int) -> torch.Tensor:

@@ -255,23 +255,29 @@ class BlockRunner:
                     set_mode(skeleton.blocks[index], train=train_at is not None)
                     if train_at is not None and self.dropout > 0:
                         seed_unit(self._seed, *train_at, block_unit(index))
-                    whole = functools.partial(self._rounded if self._is_rounded else self._whole, index, context)
-                    if pattern := given.get(index, ""):
-                        hidden_BTD = self._head_groups.run(index, hidden_BTD, context, pattern, whole)
-                    else:
-                        hidden_BTD = whole(hidden_BTD)
+                    whole = functools.partial(self._whole, index, context)
+                    with products(hidden_BTD.device, is_rounded=self._is_rounded):
+                        if pattern := given.get(index, ""):
+                            found = self._head_groups.run(index, hidden_BTD, context, pattern, whole)
+                        else:
+                            found = whole(hidden_BTD)
+                    hidden_BTD = found.to(hidden_BTD.dtype)
         return hidden_BTD
-
-    def _rounded(self, index: int, context: Any, hidden_BTD: torch.Tensor) -> torch.Tensor:
-        """Run a block with products in bfloat16; the hidden state keeps its type."""
-        with torch.autocast(hidden_BTD.device.type, torch.bfloat16):
-            return self._whole(index, context, hidden_BTD).to(hidden_BTD.dtype)
 
     def _whole(self, index: int, context: Any, hidden_BTD: torch.Tensor) -> torch.Tensor:
         block = self.skeleton.blocks[index]
         if self._top_tokens and index == len(self.skeleton.blocks) - 1:
             return self.skeleton.family.first_tokens(block, hidden_BTD, context, self._top_tokens)
         return self.skeleton.family.block(block, hidden_BTD, context)
+
+
+def products(device: torch.device, *, is_rounded: bool) -> torch.autocast:
+    """Return the context of products in bfloat16, or as they are.
+
+    Without a cache: it would share a rounded input only where a stretch of blocks begins, and add gradients up in
+    another type there.
+    """
+    return torch.autocast(device.type, torch.bfloat16, enabled=is_rounded, cache_enabled=False)
 
 
 def set_mode(module: nn.Module, *, train: bool) -> None:

@@ -51,7 +51,7 @@ from torch.overrides import TorchFunctionMode
 
 from edge.checkpoint.snapshots import COUNT
 from edge.model.auxiliary import FUSED_PARTS, LinearDelta, MlpDelta
-from edge.model.head_groups import Ranges, active_inputs, active_outputs, rebuilt_gradient, whole_inputs
+from edge.model.head_groups import Ranges, active_inputs, active_outputs, rebuilt_gradient, rounded, whole_inputs
 from edge.model.skeleton import ADAPTER, Skeleton, unit_seed
 from ringtune.errors import IntegrityError, JobError
 from ringtune.models.families import LAYOUTS
@@ -295,12 +295,14 @@ class _Watch(TorchFunctionMode):
         """Return projections and vector of a layer for its input; shared by layers with equal input and vector."""
         vector = self._used.get(name)
         if vector is None:
-            vector = self._used[name] = self._vectors.next(name, x)
+            with torch.autocast(x.device.type, enabled=False):
+                wide = x.to(torch.promote_types(x.dtype, torch.float32))
+                vector = self._used[name] = self._vectors.next(name, wide)
         if self._last is not None:
             known, version, last_z, last_vector = self._last
             if known() is x and version == x._version and torch.equal(last_vector, vector):
                 return last_z, last_vector
-        z = project(x, vector)
+        z = project(rounded(x), rounded(vector))
         self._last = (weakref.ref(x), x._version, z, vector)
         return z, vector
 
@@ -461,7 +463,8 @@ def projected_linear(
         z_NP: of ``project``.
         vector_M: of the projection; never written to.
     """
-    found: torch.Tensor = _Projected.apply(x, weight_OD, bias_O, z_NP, vector_M, linear)  # type: ignore[no-untyped-call]
+    factors = rounded(x), rounded(weight_OD), None if bias_O is None else rounded(bias_O)
+    found: torch.Tensor = _Projected.apply(*factors, z_NP, vector_M, linear)  # type: ignore[no-untyped-call]
     return found
 
 

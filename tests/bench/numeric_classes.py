@@ -26,6 +26,7 @@ from typing import Any, Final
 
 import torch
 
+from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import turn_sequence
 from ringtune.storage.pieces import Pieces
@@ -44,6 +45,7 @@ CLASSES: Final[Mapping[str, dict[str, str]]] = {
     "SSE": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
     "without oneDNN": {"RINGTUNE_BENCH_ONEDNN": "0"},
 }
+ROUNDED: Final = {"dtype": "float32", "compute": "bfloat16"}
 RUNS: Final[tuple[dict[str, Any], ...]] = (
     {"dtype": "float64"},
     {"dtype": "float32"},
@@ -52,6 +54,9 @@ RUNS: Final[tuple[dict[str, Any], ...]] = (
     {"dtype": "float32", "adapter": "lora"},
     {"dtype": "float32", "adapter": "full"},
     {"dtype": "float32", "optimizer": "sgd"},
+    *({**ROUNDED, "adapter": adapter} for adapter in ("seq_bn", "lora", "full")),
+    {**ROUNDED, "wire": "bfloat16"},
+    {**ROUNDED, "frozen": FrozenWeights(dtype="bfloat16", native=True)},
 )
 
 

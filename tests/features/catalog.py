@@ -10,18 +10,34 @@ from tests.features.initial import INITIAL, INITIAL_IN_FLIGHT
 from tests.features.memory import CACHE, COMPUTE, FROZEN, FROZEN_WAYS, GGUF_BASES, VELORA, VELORA_IN_FLIGHT
 from tests.features.methods import EARLY_STOP, PIPEADAPTER, PLAIN, SCATTERED, UNFREEZING
 from tests.features.models import MODELS
-from tests.features.offload import HELPED, OVERLAP_AND_INTERVAL, USERS, USERS_IN_ANY_TIMING
-from tests.features.operations import CHOICES, PRIVATE_TABLES, REPLICAS, SUBNETS, SUBNETS_IN_FLIGHT, TABLES
+from tests.features.offload import (
+    COMPUTE_HELPERS,
+    COMPUTE_IN_ANY_TIMING,
+    HELPED,
+    OVERLAP_AND_INTERVAL,
+    USERS,
+    USERS_IN_ANY_TIMING,
+)
+from tests.features.operations import (
+    CHOICES,
+    COMPUTE_OPERATIONS,
+    PRIVATE_TABLES,
+    REPLICAS,
+    SUBNETS,
+    SUBNETS_IN_FLIGHT,
+    TABLES,
+)
 
 IN_ORDER: Final[list[Feature]] = [
     *(*PLAIN, *UNFREEZING, *SCATTERED, *EARLY_STOP, *MODELS, *HIFT, *VELORA, *CACHE, *FROZEN, *GGUF_BASES, *COMPUTE),
     *(*TABLES, *SUBNETS, *CHOICES, *PRIVATE_TABLES, *REPLICAS, *HELPED, *USERS, *INITIAL),
+    *(*COMPUTE_OPERATIONS, *COMPUTE_HELPERS),
 ]
 """What one process trains whose steps follow one another."""
 IN_FLIGHT: Final[list[Feature]] = [*PIPEADAPTER, *SUBNETS_IN_FLIGHT, *INITIAL_IN_FLIGHT]
 """What trains with several items in flight: the reference depends on the split."""
 WITHOUT_REFERENCE: Final[list[Feature]] = [
-    *(*FROZEN_WAYS, *VELORA_IN_FLIGHT, *OVERLAP_AND_INTERVAL, *USERS_IN_ANY_TIMING)
+    *(*FROZEN_WAYS, *VELORA_IN_FLIGHT, *OVERLAP_AND_INTERVAL, *USERS_IN_ANY_TIMING, *COMPUTE_IN_ANY_TIMING)
 ]
 """What is only compared with itself: other splits, timings, checkpoints, blocks that run again."""
 ALL: Final[list[Feature]] = [*IN_ORDER, *IN_FLIGHT, *WITHOUT_REFERENCE]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -377,10 +378,11 @@ GGUF_BASES = [
 ]
 
 SGD: dict[str, Any] = {"dtype": "float32", "optimizer": "sgd", "every_steps": 2, "eval_every": 0}
+NATIVELY = FrozenWeights(dtype="bfloat16", native=True)
 ROUNDED: list[tuple[str, str, dict[str, Any]]] = [
     ("bert", "sequence-classification", {"dropout": 0.2}),
     ("bert", "sequence-classification", {"adapter": "full"}),
-    ("llama", "causal-lm", {"adapter": LORA, "frozen": FrozenWeights(dtype="bfloat16", native=True)}),
+    ("llama", "causal-lm", {"adapter": LORA, "frozen": NATIVELY}),
     ("gpt2", "causal-lm", {"adapter": "lora[r=4]", "packing": True, "max_length": 40}),
     ("gemma2", "causal-lm", {"adapter": "lora[r=4]"}),
     ("vit", "image-classification", {}),
@@ -394,6 +396,22 @@ COMPUTE = [
     )
     for number, (model_type, task, more) in enumerate(ROUNDED)
 ]
+
+
+def in_bfloat16(name: str, features: Iterable[Feature], **more: Any) -> list[Feature]:
+    """The features with products in bfloat16, which are near what they have to equal without."""
+    return [
+        dataclasses.replace(
+            feature,
+            name=f"compute-{name}/{feature.name.replace('/', '-')}",
+            changes=feature.changes | SGD | {"compute": "bfloat16"} | more,
+            bound=NATIVE,
+        )
+        for feature in features
+    ]
+
+
+COMPUTE += in_bfloat16("velora", [dataclasses.replace(one, splits=SPLITS) for one in VELORA[::4]])
 FROZEN_WAYS = [
     frozen(
         f"-split/{model_type}-{way.dtype}-{way.native}",

@@ -21,7 +21,8 @@ from ringtune.schedule.saved_activations import merged
 from ringtune.schedule.turns import StartPoint
 from ringtune.schedule.units import Range
 from ringtune.techniques.offload import helped
-from tests.features.feature import ONE, TWO, Feature, Run, Tensors, Wanted, inputs, on_one_node, plan_of
+from tests.features.feature import FOUR, ONE, TWO, Feature, Run, Tensors, Wanted, inputs, on_one_node, plan_of
+from tests.features.memory import NATIVE, NATIVELY, SGD, in_bfloat16
 from tests.features.models import FUSED, LINEAR_MLP, LORA_LINEAR, of_family
 from tests.features.operations import CHOICES, StaleWithMasks, random_table, with_idle
 from tests.support import reference, users_reference
@@ -477,4 +478,25 @@ USERS_IN_ANY_TIMING = [
     ),
 ]
 """Hosts that do not wait, pairs that are rounded or projected: no plain loop is written for them."""
+
+
+def helped_anyhow(case: Case, slices: Slices) -> Plan:
+    """The plan on the slices of a way, with its helpers; on others without."""
+    way = next((name for name in FIXED_WAYS if SLICES[name] == slices), "")
+    return helped_plan(case, slices, way) if way else plan_of(case, slices)
+
+
+FIXED_WAYS = ("one-idle-helper", "a-host-helps", "some-of-several-hosts")
+COMPUTE_HELPERS = [
+    Feature(
+        name=f"compute-helpers/{adapter}",
+        changes={**SGD, "compute": "bfloat16", "adapter": adapter, "frozen": frozen},
+        splits={"four": FOUR, **{way: SLICES[way] for way in FIXED_WAYS}},
+        plan=helped_anyhow,
+        bound=NATIVE,
+    )
+    for adapter, frozen in (("seq_bn", None), ("lora[r=4]", NATIVELY), ("linear", NATIVELY), ("mlp[hidden=8]", None))
+]
+COMPUTE_HELPERS += in_bfloat16("helpers", [*MERGED_HELPERS[::2], *INTERVALS[::3], *OVERLAP[::2], *USERS[::5]])
+COMPUTE_IN_ANY_TIMING = in_bfloat16("timing", USERS_IN_ANY_TIMING[2:4])
 WITH_HELPERS = [*HELPED, *OVERLAP_AND_INTERVAL, *USERS, *USERS_IN_ANY_TIMING]

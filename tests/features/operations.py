@@ -21,7 +21,20 @@ from ringtune.schedule.operation_tables import (
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, Turn
 from ringtune.techniques.knapsacks import choose_table
-from tests.features.feature import FOUR, PRIVATE, TWO, Feature, Run, Wanted, inputs, on_one_node, one_process, planned
+from tests.features.feature import (
+    FOUR,
+    PRIVATE,
+    SPLITS,
+    TWO,
+    Feature,
+    Run,
+    Wanted,
+    inputs,
+    on_one_node,
+    one_process,
+    planned,
+)
+from tests.features.memory import NATIVELY, in_bfloat16
 from tests.features.models import of_family
 from tests.support.choosing import make_choice
 from tests.support.moves import Slices
@@ -276,6 +289,12 @@ PRIVATE_TABLES = [
         subnets("/blocks", "bert", 1, "lora", method="ringada"),
         subnets("/own-weights", "bert", 2, "full"),
     )
+]
+
+SPLIT_SUBNETS = [dataclasses.replace(one, splits=SPLITS) for one in SUBNETS]
+COMPUTE_OPERATIONS = [
+    *in_bfloat16("operations", [*TABLES[::3], *SPLIT_SUBNETS[4::9], *CHOICES[::2]]),
+    *in_bfloat16("natively", [one for one in SPLIT_SUBNETS[6::9] if one.changes["adapter"] != "full"], frozen=NATIVELY),
 ]
 
 # ---- stages of several hosts --------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from tests.features.feature import Feature, carry_out, each, each_split, each_te
 from tests.features.memory import COMPUTE, FROZEN, FROZEN_WAYS, VELORA
 from tests.features.methods import DRAWN, UNFREEZING
 from tests.features.models import FAMILY, PACKED
-from tests.features.offload import INTERVALS, OVERLAP
-from tests.features.operations import CHOICES, SUBNETS, TABLES
+from tests.features.offload import COMPUTE_HELPERS, INTERVALS, OVERLAP
+from tests.features.operations import CHOICES, COMPUTE_OPERATIONS, SUBNETS, TABLES
 from tests.support.resumed import same_bits
 from tests.support.tiny_families import DECODERS
 from tests.support.torch_ring import distance, reference_of
@@ -55,10 +55,10 @@ def test_items_in_flight_equal_their_rule(feature: Feature, split: str) -> None:
 
 
 @pytest.mark.promise("1 partition invariance")
-@each([*FROZEN_WAYS, *COMPUTE])
+@each([*FROZEN_WAYS, *COMPUTE, *COMPUTE_OPERATIONS, *COMPUTE_HELPERS[:4]])
 def test_any_split_gives_the_same_bits(feature: Feature) -> None:
     """Every node multiplies alike, natively, widened, and with all products of a block in bfloat16."""
-    first, *others = [run_of(feature, split).tensors for split in ("one", "two", "four")]
+    first, *others = [run_of(feature, split).tensors for split in [*feature.splits][:4]]
     assert all(same_bits(first, other) for other in others)
 
 

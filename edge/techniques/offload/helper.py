@@ -23,7 +23,7 @@ from torch import nn
 from edge.model.auxiliary import start_auxiliary
 from edge.model.result import load_initial
 from edge.model.skeleton import Skeleton, build_skeleton
-from edge.model.slice import Empty, module_bytes
+from edge.model.slice import Empty, module_bytes, products
 from edge.techniques.offload.merged_matrices import MatrixAdapters, matrices_of
 from edge.techniques.offload.pairs import projected_inputs
 from edge.techniques.offload.sites import Site, adapter_weights, check_config, check_like, sites_of, unpack
@@ -31,6 +31,7 @@ from edge.techniques.offload.users import UserSets, set_name
 from ringtune.errors import IntegrityError
 from ringtune.job.job import Job, Kind, job_of, kinds_of
 from ringtune.schedule.course import ALL_INPUTS
+from ringtune.techniques.compute import is_rounded
 from ringtune.techniques.offload import RowsOfUser
 
 
@@ -204,7 +205,7 @@ class AdapterModules:
         if self.skeleton.auxiliary:
             for index in wanted:
                 start_auxiliary(self.skeleton.blocks[index], seed=self.skeleton.seed, index=index)
-        self._dtype, self._device = dtype, device
+        self._dtype, self._device, self._is_rounded = dtype, device, is_rounded(job)
         self._sites: dict[str, Site] = {site.name: site for index in wanted for site in sites_of(self.skeleton, index)}
         for site in self._sites.values():
             site.adapter.to(device=device, dtype=dtype)
@@ -274,7 +275,8 @@ class AdapterModules:
             x = x[:, : grad.shape[1]]  # the last block may compute only its first tokens, which attend to all
             signs = tensors.get(f"{site.name}.signs")
             is_on = None if signs is None else unpack(signs[at].to(self._device), site.units)
-            site.add_gradients(x, grad, is_on)
+            with products(self._device, is_rounded=self._is_rounded):
+                site.add_gradients(x, grad, is_on)
 
     def _sites_in(self, blocks: Collection[str]) -> list[Site]:
         return [site for name, site in self._sites.items() if name.split(".", 1)[0] in blocks]

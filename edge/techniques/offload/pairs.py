@@ -485,6 +485,7 @@ class PairWire:
 
     @torch.no_grad()
     def _projected(self, vectors: Vectors, site: str, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
         vector = vectors.next(site, x)
         found = {site + _Z: project(x, vector).view(*x.shape[:2], -1)}
         if site not in self._shown:

@@ -214,7 +214,7 @@ class AuxiliarySite(Site):
             return
         rows = x.flatten(0, -2)
         for part, own in zip(self._parts, grad.flatten(0, -2).chunk(len(self._parts), dim=-1), strict=True):
-            found = own.t().mm(rows)
+            found = own.t().mm(rows).to(part.weight.dtype)
             part.weight.grad = found if part.weight.grad is None else part.weight.grad.add_(found)
 
 

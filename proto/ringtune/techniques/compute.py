@@ -32,9 +32,6 @@ def check_compute(job: Any) -> None:
         return
     beside = {
         f"model.dtype = {job.model.dtype!r}": job.model.dtype != AS_COMPUTED,
-        "[operations]": job.operations != type(job.operations)(),
-        "[velora]": job.velora is not None,
-        "[offload]": job.offload.is_on,
         "[audit]": job.audit is not None,
     }
     if found := next((name for name, is_set in beside.items() if is_set), ""):

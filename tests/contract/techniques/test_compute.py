@@ -57,9 +57,6 @@ def test_course_has_it_and_frozen_matrices_are_native() -> None:
 
 BESIDE: dict[str, dict[str, Any]] = {
     "model.dtype = 'float64'": {"model": {"path": "m", "dtype": "float64"}},
-    r"\[operations\]": {"operations": {"policy": "two-stage", "full": 1}},
-    r"\[offload\]": {"offload": {"mode": "auto"}, "adapter": {"config": "lora[r=4]"}},
-    r"\[velora\]": {"velora": {}, "memory": {"activations": "velora"}},
     r"\[audit\]": {"audit": {}},
 }
 
