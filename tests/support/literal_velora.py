@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ringtune.models.families import LAYOUTS
+from ringtune.models.families import FAMILIES, LAYOUTS
 from ringtune.models.family import BlockLayout
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
@@ -88,8 +88,8 @@ class Layer:
 
 def make_literal(model: Any, velora: Velora, seed: int) -> None:
     """Let the chosen layers of a whole model compute this way."""
-    layout = LAYOUTS[model.config.model_type]
-    for index, block in model.iter_layers():
+    layout, path = LAYOUTS[model.config.model_type], FAMILIES[model.config.model_type].blocks_path
+    for index, block in enumerate(model.base_model.get_submodule(path)):
         if not velora.has_block(index):
             continue
         adapters = [layer.split(":") for layer in velora.layers if layer.startswith("adapter_down")]

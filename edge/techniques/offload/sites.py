@@ -230,18 +230,19 @@ def sites_of(skeleton: Skeleton, index: int) -> list[Site]:
         for path, module in block.named_modules()
         if path.split(".")[-1] == ADAPTER
     ]
+    layout = skeleton.layout.layout
+    attention = [block.get_submodule(path) for path in (layout.query, layout.key, layout.value) if path]
     for at, site in enumerate(found):
-        site.source = next((other.name for other in found[:at] if _share(other, site)), site.name)
+        site.source = next((other.name for other in found[:at] if _share(other, site, attention)), site.name)
     return found
 
 
-def _share(first: Site, second: Site) -> bool:
+def _share(first: Site, second: Site, attention: list[nn.Module]) -> bool:
     """Whether two sites read one tensor without dropout: of one matrix, or of query, key and value."""
     if first.reads.is_output or second.reads.is_output:
         return False
-    if first.reads.module is second.reads.module:
-        return True
-    return all(getattr(site.reads.module, "attn_key", None) for site in (first, second))
+    own, other = first.reads.module, second.reads.module
+    return own is other or all(any(module is one for one in attention) for module in (own, other))
 
 
 def _site(name: str, adapter: Any, path: str, block: nn.Module) -> Site:
@@ -269,10 +270,7 @@ def check_config(config: str, skeleton: Skeleton, *, dropout: float) -> None:
     Raises:
         JobError: names reason and remedy.
     """
-    from adapters.methods.lora import LoRAMergedLinear
-
-    fused = any(isinstance(module, LoRAMergedLinear) for module in skeleton.blocks.modules())
-    if problem := offload_refusal(config, dropout=dropout, fused=fused):
+    if problem := offload_refusal(config, dropout=dropout, fused=skeleton.layout.layout.is_merged):
         raise JobError(problem)
 
 
