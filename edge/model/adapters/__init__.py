@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 from torch import nn
 
 from edge.model.adapters.bottleneck import Bottleneck, Invertible, Seat
-from edge.model.adapters.config import Options
+from edge.model.adapters.config import Options, options_of
 from edge.model.adapters.lora import IA3, Beside, LoRA, MtlLoRA, attach
 from edge.model.adapters.reft import Reft
 from ringtune.errors import JobError
@@ -49,17 +49,28 @@ class _Matrix(NamedTuple):
     letters: str = ""
 
 
-def add_adapters(base: Any, family: Family, parts: Sequence[Options], *, name: str) -> None:
+def add_adapters(base: Any, family: Family, config: str, *, dropout: float, name: str) -> tuple[Options, ...]:
     """Add adapters to all blocks of a base model of transformers, with initial values by torch's generator.
 
-    Weights of ``base`` may be placeholders; those of DoRA's magnitudes are then wrong.
+    Weights of ``base`` may be placeholders; DoRA's magnitudes are then to be set.
+
+    Args:
+        base: model without head.
+        family: of the model.
+        config: an ``adapter.config`` without auxiliary models.
+        dropout: probability in the adapters.
+        name: of the adapter.
+
+    Returns:
+        All options of each part of ``config``.
 
     Raises:
-        JobError: the family has no place for a part, or two parts are at one place.
+        JobError: see ``options_of``; or the family has no place for a part, or two parts are at one place.
     """
+    parts = options_of(config, dropout=dropout)
     for part in parts:
         if problem := _no_place(family, part):
-            raise JobError(f"adapter.config can't be used with a {type(base).__name__}: {problem}")
+            raise JobError(f"adapter.config = {config!r} can't be used with a {type(base).__name__}: {problem}")
     width = base.config.hidden_size
     for index, block in enumerate(base.get_submodule(family.blocks_path)):
         _Block(block, index, width, family.layout, parts, name).add(reft_first=not family.plugged)
@@ -73,6 +84,7 @@ def add_adapters(base: Any, family: Family, parts: Sequence[Options], *, name: s
             setattr(base, INVERTIBLE, nn.ModuleDict({name: adapter}))
             embedding = base.get_submodule(_EMBEDDING.get(family.model_type, "embeddings"))
             embedding.register_forward_hook(adapter.changed)
+    return parts
 
 
 def _no_place(family: Family, part: Options) -> str:
@@ -187,8 +199,3 @@ def _matrices(layout: BlockLayout) -> Mapping[str, _Matrix]:
     found |= {layout.lora_intermediate: _Matrix("intermediate_lora"), layout.lora_output: _Matrix("output_lora")}
     found.pop("", None)
     return found
-
-
-def adapter_of(home: Any, name: str) -> Any:
-    """Return the bottleneck of this name at its home in a block; None without one."""
-    return dict(getattr(home, "adapters", {})).get(name)

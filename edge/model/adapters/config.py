@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from edge.model.prediction_heads import LIBRARY_VERSION
 from ringtune.errors import JobError
 from ringtune.models.adapter_config import (
     AdapterPart,
@@ -21,9 +22,6 @@ from ringtune.models.adapter_config import (
 )
 from ringtune.models.decoders import interface_of
 from ringtune.models.family import Family
-
-FORMAT: Final = "adapters.1.3.0"
-"""Version of the library whose files these are."""
 
 Options = Mapping[str, Any]
 
@@ -57,7 +55,7 @@ _REST: Final[Mapping[str, Mapping[str, Any]]] = {
 _START: Final = {"par_bn": "mam_adapter", "scaled_par_bn": "mam_adapter", "ia3": "ia3"}
 
 
-def options_of(config: str, *, dropout: float) -> list[Options]:
+def options_of(config: str, *, dropout: float) -> tuple[Options, ...]:
     """Return all options of each part of an ``adapter.config`` without auxiliary models, with a dropout probability.
 
     Raises:
@@ -71,7 +69,7 @@ def options_of(config: str, *, dropout: float) -> list[Options]:
     for first, second in itertools.combinations(found, 2):
         if not _go_together(first, second):
             raise JobError(f"adapter.config = {config!r} has two parts of one kind; leave one out")
-    return found
+    return tuple(found)
 
 
 def _whole(part: AdapterPart, dropout: float) -> Options:
@@ -119,7 +117,7 @@ def description(parts: Sequence[Options], base: Any, family: Family, *, name: st
         "name": name,
         "model_class": kind if family.plugged else kind.removesuffix("Model") + "AdapterModel",
         "config": options,
-        "version": FORMAT,
+        "version": LIBRARY_VERSION,
     }
     return json.dumps(described, indent=2, sort_keys=True).encode()
 
@@ -128,5 +126,5 @@ def interface(family: Family) -> bytes:
     """Write ``adapter_interface.json``, by which AdapterHub finds the modules of a family without a class there."""
     unused = ("attn_qkv_proj", "layer_pre_cross_attn", "layer_ln_1", "layer_ln_2")
     fields = {**dict.fromkeys(unused), **interface_of(family)}
-    described = {"model_type": family.model_type, "interface": fields, "version": FORMAT}
+    described = {"model_type": family.model_type, "interface": fields, "version": LIBRARY_VERSION}
     return json.dumps(described, indent=2, sort_keys=True).encode()

@@ -103,30 +103,28 @@ class LoRA(Beside):
                 self.m.weight.copy_(torch.linalg.norm(weight, dim=1).unsqueeze(1))
         self._add_gate(inputs)
 
-    def delta(self, x_BTI: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_BTI: torch.Tensor) -> torch.Tensor:
         """Compute the change of a matrix's output, with its factor; for DoRA that before the norm."""
-        low_BTr = self.lora_dropout(x_BTI) @ torch.t(self.lora_A)
-        found_BTO = self._up(low_BTr)
+        if self.enable_lora:
+            return torch.mul(self._padded(self._fused(x_BTI), 0.0), self._fused_factor(x_BTI, self.scaling))
+        found_BTO = self._up(self.lora_dropout(x_BTI) @ torch.t(self.lora_A))
         return found_BTO * (self._gate(x_BTI).unsqueeze(-1) if self.use_gating else self.scaling)
 
     def _up(self, low_BTr: torch.Tensor) -> torch.Tensor:
         return low_BTr @ torch.t(self.lora_B)
 
-    def changed(self, matrix: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-        """See ``Beside.changed``."""
-        if self.enable_lora:
-            change = self._padded(self._fused(args[0]), 0.0) * self._fused_factor(args[0], self.scaling)
-            return torch.add(output, change)
-        if self.use_dora:
-            norm_O = torch.linalg.norm(matrix.get_parameter("weight") + self.lora_B @ self.lora_A, dim=1)
-            output = output + self.delta(args[0])
-            return torch.mul(self.m.weight.view(-1) / norm_O, output)
-        return output + self.delta(args[0])
-
     def _fused(self, x_BTI: torch.Tensor) -> torch.Tensor:
         low_BTr = functional.linear(self.lora_dropout(x_BTI), self.lora_A)
         ups = self.lora_B.unsqueeze(-1)
         return functional.conv1d(low_BTr.transpose(-2, -1), ups, groups=self._count).transpose(-2, -1)
+
+    def changed(self, matrix: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+        """See ``Beside.changed``."""
+        output = output + self(args[0])
+        if not self.use_dora:
+            return output
+        norm_O = torch.linalg.norm(matrix.get_parameter("weight") + self.lora_B @ self.lora_A, dim=1)
+        return torch.mul(self.m.weight.view(-1) / norm_O, output)
 
     @torch.no_grad()
     def change_of_matrix(self) -> torch.Tensor:
@@ -182,13 +180,17 @@ class IA3(Beside):
         _start(self.lora_B, "zero" if options["init_weights"] == "lora" else options["init_weights"])
         self._add_gate(inputs)
 
-    def changed(self, matrix: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-        """See ``Beside.changed``."""
+    def forward(self, x_BTI: torch.Tensor) -> torch.Tensor:
+        """Compute the factor of each output of a matrix."""
         factors = self.lora_B.view(1, 1, -1)
         if self.enable_lora:
-            return torch.mul(output, self._padded(factors, 1.0) * self._fused_factor(args[0], self.scaling))
-        factors = factors.repeat(args[0].shape[0], 1, 1)
-        return output * (factors * (self._gate(args[0]).unsqueeze(-1) if self.use_gating else self.scaling))
+            return torch.mul(self._padded(factors, 1.0), self._fused_factor(x_BTI, self.scaling))
+        factors = factors.repeat(x_BTI.shape[0], 1, 1)
+        return factors * (self._gate(x_BTI).unsqueeze(-1) if self.use_gating else self.scaling)
+
+    def changed(self, matrix: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+        """See ``Beside.changed``."""
+        return torch.mul(output, self(args[0]))
 
 
 def _start(factor: torch.Tensor, kind: str) -> None:

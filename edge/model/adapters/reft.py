@@ -37,6 +37,19 @@ def rows_of(mask_BT: torch.Tensor) -> Iterator[None]:
         _run.rows = before
 
 
+def read_mask(base: nn.Module) -> None:
+    """Let ReFT in a base model take the mask of each call of the model, its argument ``attention_mask``."""
+
+    def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        _run.rows = _Rows(kwargs["attention_mask"]) if kwargs.get("attention_mask") is not None else None
+
+    def end(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        _run.rows = None
+
+    base.register_forward_pre_hook(begin, with_kwargs=True)
+    base.register_forward_hook(end, always_call=True)
+
+
 class _Rows:
     """Where the rows of a micro-batch begin and end; blocks share the tensors."""
 

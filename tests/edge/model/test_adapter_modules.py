@@ -78,7 +78,7 @@ def pair(model_type: str, config: str) -> tuple[Any, Any]:
     library.train_adapter(NAME)
     drawn = torch.rand(1)
     torch.manual_seed(5)
-    add_adapters(ours, family, options_of(config, dropout=dropout_of(config)), name=NAME)
+    add_adapters(ours, family, config, dropout=dropout_of(config), name=NAME)
     assert torch.equal(torch.rand(1), drawn)
     return ours.train(), library
 
