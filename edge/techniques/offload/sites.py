@@ -24,7 +24,7 @@ New weights are installed after all of them were checked.
 
 B batch rows, T tokens, H units.
 
-Source: ColA, section 3 (the auxiliary model g_w); adapters 1.3.0, ``LoRALinear``, ``LoRAMergedLinear``, ``Adapter``.
+Source: ColA, section 3 (the auxiliary model g_w); ``edge.model.adapters``.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from edge.model.adapters.bottleneck import Bottleneck
+from edge.model.adapters.lora import LoRA
 from edge.model.auxiliary import FUSED_PARTS, FusedDelta, LinearDelta, MlpDelta, alpha_beside
 from edge.model.skeleton import ADAPTER, Skeleton
 from ringtune.errors import DivergedError, IntegrityError, JobError
@@ -126,7 +128,7 @@ class LoraSite(Site):
     def delta(self, x: torch.Tensor, is_on: torch.Tensor | None = None) -> torch.Tensor:
         """Multiply by both matrices; see ``Site.delta``."""
         if self._lora.use_gating:
-            gated: torch.Tensor = self._lora(None, x)[0]
+            gated: torch.Tensor = self._lora(x)
             return gated
         found: torch.Tensor = x @ self._lora.lora_A.t() @ self._lora.lora_B.t()
         return found
@@ -165,10 +167,10 @@ class BottleneckSite(Site):
             self.signs, self.units = (Passage(adapter.adapter_up, False),), int(adapter.adapter_up.in_features)
 
     def delta(self, x: torch.Tensor, is_on: torch.Tensor | None = None) -> torch.Tensor:
-        """Run the bottleneck with a residual of zero; see ``Site.delta``."""
+        """Run the bottleneck without residual; see ``Site.delta``."""
         activation: Any = self.adapter.non_linearity
         with given(activation, is_on):
-            found: torch.Tensor = self.adapter(x, 0.0)[0]
+            found: torch.Tensor = self.adapter(x)
         return found
 
 
@@ -246,17 +248,14 @@ def _share(first: Site, second: Site, attention: list[nn.Module]) -> bool:
 
 
 def _site(name: str, adapter: Any, path: str, block: nn.Module) -> Site:
-    from adapters.methods.lora import LoRA, LoRAMergedLinear
-    from adapters.methods.modeling import Adapter
-
-    if isinstance(adapter, Adapter):
+    if isinstance(adapter, Bottleneck):
         return BottleneckSite(name, adapter)
     if isinstance(adapter, LinearDelta | MlpDelta | FusedDelta):
         matrix = block.get_submodule(path.removesuffix(f".{ADAPTER}"))
         return AuxiliarySite(name, matrix, adapter, alpha_beside(matrix))
     if type(adapter) is LoRA and not adapter.use_dora:
         layer = block.get_submodule(path.removesuffix(f".loras.{ADAPTER}"))
-        kind = FusedLoraSite if isinstance(layer, LoRAMergedLinear) else LoraSite
+        kind = FusedLoraSite if adapter.enable_lora else LoraSite
         return kind(name, layer, adapter)
     raise JobError(
         f"{name} is a {type(adapter).__name__}, which no helper can fit; use lora, seq_bn or double_seq_bn, or leave "
