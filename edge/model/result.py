@@ -17,9 +17,6 @@ weights            adapter                                       head with ``loa
 all parameters     transformers', with config and tokenizer      ``from_pretrained``
 =================  ============================================  ======================================================
 
-The library's writer is not used for tensors: it refuses adapters that have one tensor under two names (``ln_before``),
-writes a pretrained head, and copies everything.
-
 Some heads of AdapterHub equal the head of a transformers architecture. Such a head is saved under the architecture's
 names, so that ``AutoModelForSequenceClassification`` and its like load the whole result, and so does
 ``AutoAdapterModel``, which converts the names. Any other head keeps AdapterHub's names, which only ``AutoAdapterModel``
@@ -39,7 +36,6 @@ Source: transformers 4.57, the ``For...`` classes; adapters 1.3.0, ``head_utils.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -47,19 +43,17 @@ from typing import Any, Final
 
 import torch
 
+from edge.model.adapters.config import description, interface
 from edge.model.auxiliary import deltas_of
-from edge.model.families.plugged import adapter_interface
-from edge.model.heads import HEAD
+from edge.model.prediction_heads import HEAD, head_config
 from edge.model.skeleton import ADAPTER, Skeleton
 from edge.model.tensor_files import SafetensorsFiles, fill, is_finite, pieces_of
 from ringtune.engine.failure_texts import LOWER_THE_RATE
 from ringtune.errors import DivergedError, IntegrityError
 from ringtune.models.adapter_config import INVERTIBLE
 from ringtune.models.architecture_heads import HEAD_PREFIX, ArchitectureHead, architecture_head
-from ringtune.models.auxiliary_models import describe
-from ringtune.models.family import (
-    CLASSIFICATION,
-)
+from ringtune.models.auxiliary_models import describe, is_of_library
+from ringtune.models.family import CLASSIFICATION
 from ringtune.models.folder import (
     CONFIG_FILE,
     MODEL_SIDE_FILES,
@@ -238,16 +232,14 @@ def _descriptions(skeleton: Skeleton) -> dict[str, Pieces]:
     """Write the description of the adapter; nothing where the blocks' own weights train."""
     if skeleton.auxiliary:
         return {AUXILIARY_CONFIG_FILE: Pieces.of(_description(skeleton))}
-    return {} if skeleton.own_weights else {ADAPTER_CONFIG_FILE: Pieces.of(_adapter(skeleton)[1])}
+    return {} if skeleton.own_weights else {ADAPTER_CONFIG_FILE: Pieces.of(_adapter_config(skeleton))}
 
 
 def _interface(skeleton: Skeleton) -> dict[str, Pieces]:
     """Write the plug-in interface of the library's adapters, for a family without a class in AdapterHub."""
     if not skeleton.layout.plugged or skeleton.auxiliary or skeleton.own_weights:
         return {}
-    with tempfile.TemporaryDirectory(prefix="ringtune-") as folder:
-        adapter_interface(skeleton.layout)._save(folder, skeleton.model.config)
-        return {INTERFACE_FILE: Pieces.of((Path(folder) / INTERFACE_FILE).read_bytes())}
+    return {INTERFACE_FILE: Pieces.of(interface(skeleton.layout))}
 
 
 def saved_tensors(skeleton: Skeleton, *, without_blocks: Collection[int], with_head: bool) -> dict[str, Tensors]:
@@ -255,7 +247,7 @@ def saved_tensors(skeleton: Skeleton, *, without_blocks: Collection[int], with_h
     prefix = _blocks_prefix(skeleton)
     unwanted = tuple(f"{prefix}{block}." for block in without_blocks)
     whole = _own_tensors(skeleton, prefix, _trained_names(skeleton))
-    whole |= _adapter(skeleton)[0] if skeleton.has_library else {}
+    whole |= _adapter(skeleton)
     unwanted += () if with_head else (_invertible_prefix(skeleton),)
     own = {name: value for name, value in whole.items() if not name.startswith(unwanted)}
     files = {
@@ -290,41 +282,32 @@ def _description(skeleton: Skeleton) -> bytes:
         name=ADAPTER,
         model_type=skeleton.layout.model_type,
         model_name=skeleton.model.config.name_or_path,
-        library=json.loads(_adapter(skeleton)[1]) if skeleton.has_library else None,
+        library=json.loads(_adapter_config(skeleton)) if skeleton.parts else None,
     )
     return (json.dumps(described, indent=2) + "\n").encode()
 
 
 def _trained_head(skeleton: Skeleton) -> Tensors:
-    frozen = {value.data_ptr() for value in skeleton.model.heads[HEAD].parameters() if not value.requires_grad}
+    frozen = {value.data_ptr() for value in skeleton.model.head.parameters() if not value.requires_grad}
     return {name: value for name, value in _head(skeleton)[0].items() if value.data_ptr() not in frozen}
 
 
-def _adapter(skeleton: Skeleton) -> tuple[Tensors, bytes]:
-    from adapters.loading import AdapterLoader
+def _adapter(skeleton: Skeleton) -> Tensors:
+    """Return the tensors of AdapterHub's adapters here; those of a norm before a bottleneck have two names."""
+    prefix = f"{skeleton.model.base_model_prefix}."
+    named = {prefix + name: value for name, value in skeleton.base.state_dict().items()} if skeleton.parts else {}
+    return {name: value for name, value in named.items() if is_of_library(name, ADAPTER)}
 
-    return _saved(AdapterLoader(skeleton.model, use_safetensors=True), ADAPTER, ADAPTER_CONFIG_FILE)
+
+def _adapter_config(skeleton: Skeleton) -> bytes:
+    return description(skeleton.parts, skeleton.base, skeleton.layout, name=ADAPTER)
 
 
 def _head(skeleton: Skeleton) -> tuple[Tensors, bytes]:
-    from adapters.loading import PredictionHeadLoader
-
-    found = _saved(PredictionHeadLoader(skeleton.model, use_safetensors=True), HEAD, HEAD_CONFIG_FILE)
+    tensors = {HEAD_PREFIX + name: value for name, value in skeleton.model.head.state_dict().items()}
     form = architecture_head(skeleton.layout.model_type, CLASSIFICATION) if skeleton.layout.plugged else None
+    found = tensors, head_config(skeleton.model)
     return found if form is None else as_static(*found, form)
-
-
-def _saved(loader: Any, name: str, config_file: str) -> tuple[Tensors, bytes]:
-    """Return the tensors that a loader of the library would save as ``name``, and the bytes of its config."""
-    tensors: Tensors = {}
-
-    def take(folder: str, wanted: Callable[[str], bool]) -> None:
-        tensors.update(loader.weights_helper.state_dict(wanted))
-
-    loader.weights_helper.save_weights = take
-    with tempfile.TemporaryDirectory(prefix="ringtune-") as folder:
-        loader.save(folder, name)
-        return tensors, (Path(folder) / config_file).read_bytes()
 
 
 def as_static(
@@ -387,7 +370,7 @@ def _around_blocks(skeleton: Skeleton) -> Tensors:
 def _head_tensors(skeleton: Skeleton, task: str) -> Tensors:
     """Return the head's parameters by their names in the file, without a tied decoder."""
     form = architecture_head(skeleton.layout.model_type, task)
-    head = skeleton.model.heads[HEAD]
+    head = skeleton.model.head
     decoder = head.get_output_embeddings()
     if decoder is not None:
         tied = decoder.weight.data_ptr() == skeleton.model.get_input_embeddings().weight.data_ptr()
@@ -451,7 +434,7 @@ def _config(skeleton: Skeleton, task: str, base: Mapping[str, Any]) -> dict[str,
     """Return the base model's config with the head and dtype of the result."""
     config = {key: value for key, value in _without_local(base).items() if key not in _REPLACED_KEYS}
     form = architecture_head(skeleton.layout.model_type, task)
-    head = dict(skeleton.model.heads[HEAD].config)
+    head = dict(skeleton.model.head.config)
     labels = head.get("label2id")
     if labels:
         config |= {"id2label": {str(index): label for label, index in labels.items()}, "label2id": dict(labels)}

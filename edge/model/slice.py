@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from edge.model.adapters.reft import rows_of
 from edge.model.auxiliary import start_auxiliary
 from edge.model.frozen_weights import FrozenMatrix
 from edge.model.head_groups import HeadGroups
@@ -246,10 +247,8 @@ class BlockRunner:
         without. ``patterns``: block -> operations of its subnets; a missing block is full. ``around`` makes a
         context around each block.
         """
-        from adapters.context import ForwardContext
-
         skeleton, given = self.skeleton, patterns or {}
-        with ForwardContext(skeleton.base, inputs_embeds=hidden_BTD, attention_mask=mask_BT):
+        with rows_of(mask_BT):
             for index in range(start, stop):
                 with contextlib.nullcontext() if around is None else around(index):
                     set_mode(skeleton.blocks[index], train=train_at is not None)
