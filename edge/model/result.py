@@ -57,9 +57,7 @@ from ringtune.errors import DivergedError, IntegrityError
 from ringtune.models.adapter_config import INVERTIBLE
 from ringtune.models.architecture_heads import HEAD_PREFIX, ArchitectureHead, architecture_head
 from ringtune.models.auxiliary_models import describe
-from ringtune.models.family import (
-    CLASSIFICATION,
-)
+from ringtune.models.family import CLASSIFICATION, QUESTION_ANSWERING, TAGGING
 from ringtune.models.folder import (
     CONFIG_FILE,
     MODEL_SIDE_FILES,
@@ -310,8 +308,13 @@ def _head(skeleton: Skeleton) -> tuple[Tensors, bytes]:
     from adapters.loading import PredictionHeadLoader
 
     found = _saved(PredictionHeadLoader(skeleton.model, use_safetensors=True), HEAD, HEAD_CONFIG_FILE)
-    form = architecture_head(skeleton.layout.model_type, CLASSIFICATION) if skeleton.layout.plugged else None
+    task = _TASKS.get(skeleton.model.heads[HEAD].config["head_type"], "")
+    form = architecture_head(skeleton.layout.model_type, task) if skeleton.layout.plugged else None
     return found if form is None else as_static(*found, form)
+
+
+_TASKS: Final = {"classification": CLASSIFICATION, "tagging": TAGGING, "question_answering": QUESTION_ANSWERING}
+"""Head types of AdapterHub -> task."""
 
 
 def _saved(loader: Any, name: str, config_file: str) -> tuple[Tensors, bytes]:
