@@ -204,13 +204,7 @@ class LayeredContext(NamedTuple):
 
 
 class LayeredFamily:
-    """The ``FamilyForward`` of Qwen2, Qwen3 and SmolLM3.
-
-    Attributes:
-        cache_name: name of a block's argument for the cache.
-    """
-
-    cache_name = "past_key_values"
+    """The ``FamilyForward`` of Qwen2, Qwen3 and SmolLM3."""
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Look the word embeddings up."""
@@ -236,12 +230,13 @@ class LayeredFamily:
     def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
         """Run one layer; in a tuple the hidden state is first."""
         own = context.of(block.self_attn)
+        is_of_library = type(block).__name__.endswith("WithAdapters")  # a Llama or Mistral with adapters 1.3's adapters
         found = block(
             hidden_BTD,
             attention_mask=own.mask,
             position_ids=own.positions,
             cache_position=own.row_positions,
-            **{self.cache_name: own.cache},
+            **{"past_key_value" if is_of_library else "past_key_values": own.cache},
             **self.positions(context),
         )
         hidden: torch.Tensor = found[0] if isinstance(found, tuple) else found
@@ -273,8 +268,6 @@ def _context(
 
 class LlamaFamily(LayeredFamily):
     """The ``FamilyForward`` of Llama and Mistral; each node makes its own rotary embedding, which has no weights."""
-
-    cache_name = "past_key_value"
 
     def context(
         self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: KeyValueCache | None = None
