@@ -481,7 +481,7 @@ def _fixed_bytes(sizes: Sizes, part: Share, embedding_bytes: float | None) -> fl
     """Bytes that a node holds throughout: hosted blocks and adapters; an owner's head, embedding and rows."""
     blocks = part.stop - part.start + (part.private_blocks if part.is_owner else 0)
     helped = sum(stop - start for start, stop in part.helped)
-    fixed = blocks * (sizes.block_bytes + sizes.adapter_bytes)
+    fixed = blocks * (sizes.block_bytes + sizes.adapter_bytes) + sizes.shared_bytes
     fixed += helped * (sizes.helped.hosted - sizes.adapter_bytes)
     fixed += sizes.tables_bytes
     fixed += sizes.helped.held * sum(stop - start for ranges in part.helps for start, stop in ranges)

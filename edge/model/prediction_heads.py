@@ -4,7 +4,7 @@
 ``head_type``          reads                 layers, with a dropout before each matrix          tensors
 =====================  ====================  =================================================  ======================
 classification         token 0, or the       two with tanh between; of a model without a        1.weight, 1.bias,
-                       last of a decoder     class in AdapterHub one without bias               4.weight, 4.bias
+                       last of a decoder     class in AdapterHub that of its architecture       4.weight, 4.bias
 image_classification   token 0               one                                                1.weight, 1.bias
 tagging                each token            one                                                1.weight, 1.bias
 question_answering     each token            one with two outputs: start and end                1.weight, 1.bias
@@ -25,13 +25,15 @@ from typing import Any, Final, cast
 import torch
 from torch import nn
 
-from ringtune.models.family import Family
+from ringtune.models.architecture_heads import ArchitectureHead, architecture_head
+from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, QUESTION_ANSWERING, TAGGING, Family
 
 HEAD: Final = "ringtune"
 LIBRARY_VERSION: Final = "adapters.1.3.0"
 """The version of AdapterHub's library whose folders are written."""
 _DROPOUT_KEYS: Final = ("classifier_dropout", "seq_classif_dropout", "hidden_dropout_prob", "resid_pdrop")
 _OF_TOKEN: Final = ("classification", "image_classification")
+_TASKS: Final = {"classification": CLASSIFICATION, "tagging": TAGGING, "question_answering": QUESTION_ANSWERING}
 
 
 class Head(nn.Sequential):
@@ -49,7 +51,7 @@ class Head(nn.Sequential):
     def get_output_embeddings(self) -> nn.Linear | None:
         """Return the decoder of a language model; None of another head."""
         first = self[0]
-        return first if isinstance(first, nn.Linear) else None
+        return first if isinstance(first, nn.Linear) and self.config["head_type"] == "causal_lm" else None
 
     def forward(self, last_BTD: torch.Tensor, cls_output: torch.Tensor | None = None) -> torch.Tensor:
         """Compute the logits of each row or token; ``cls_output`` (B, D) takes the place of token 0."""
@@ -75,7 +77,8 @@ class ModelWithHead(nn.Module):
         self.config, self.base_model_prefix = base.config, family.prefix.rstrip(".")
         setattr(self, self.base_model_prefix, base)
         self.heads = nn.ModuleDict()
-        self._is_plugged = family.plugged
+        self._model_type, self._is_plugged = family.model_type, family.plugged
+        self._has_score = family.plugged and CAUSAL_LM in family.tasks
 
     @property
     def base_model(self) -> Any:
@@ -94,6 +97,10 @@ class ModelWithHead(nn.Module):
         found: Any = self.heads[HEAD]
         return cast(Head, found)
 
+    def form_of(self, head_type: str) -> ArchitectureHead | None:
+        """Return the form of a head in a class of transformers; None without one."""
+        return architecture_head(self._model_type, _TASKS.get(head_type, ""))
+
     def get_input_embeddings(self) -> Any:
         """Return the token table."""
         return self.base_model.get_input_embeddings()
@@ -103,7 +110,7 @@ class ModelWithHead(nn.Module):
 
         It draws from torch's generator as AdapterHub does: all matrices as torch makes them, then as the base model.
         """
-        is_row, is_short = head_type == "classification", self._is_plugged or head_type != "classification"
+        is_row, is_short = head_type == "classification", self._has_score or head_type != "classification"
         config: dict[str, Any] = {
             "head_type": head_type,
             "num_labels": len(labels),
@@ -113,7 +120,7 @@ class ModelWithHead(nn.Module):
             "dropout_prob": None,
         }
         if head_type in _OF_TOKEN:
-            config |= {"use_pooler": False, "bias": not (is_row and self._is_plugged)}
+            config |= {"use_pooler": False, "bias": not (is_row and self._has_score)}
         if head_type == "image_classification":
             config["multilabel"] = False
         head = Head([*self._layers(config)], config)
@@ -123,8 +130,17 @@ class ModelWithHead(nn.Module):
     def _layers(self, config: dict[str, Any]) -> Iterator[nn.Module]:
         width = self.config.hidden_size
         dropout = next((found for key in _DROPOUT_KEYS if (found := getattr(self.config, key, None)) is not None), 0.0)
-        for _ in range(config["layers"] - 1):
-            yield from (nn.Dropout(dropout), nn.Linear(width, width), nn.Tanh())
+        form = self.form_of(config["head_type"])
+        function = nn.Tanh()
+        if form is not None and form.activation:
+            from transformers.activations import ACT2FN
+
+            function = ACT2FN[getattr(self.config, form.activation)]
+        if form is not None and form.has_norm:
+            yield from (nn.Linear(width, width, bias=self.config.classifier_bias), function)
+            yield nn.LayerNorm(width, eps=self.config.norm_eps, bias=self.config.norm_bias)
+        elif config["layers"] > 1:
+            yield from (nn.Dropout(dropout), nn.Linear(width, width), function)
         yield from (nn.Dropout(dropout), nn.Linear(width, config["num_labels"], bias=config.get("bias", True)))
 
     def add_decoder(self, *, bias: bool) -> Head:

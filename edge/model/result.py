@@ -53,7 +53,6 @@ from ringtune.errors import DivergedError, IntegrityError
 from ringtune.models.adapter_config import INVERTIBLE
 from ringtune.models.architecture_heads import HEAD_PREFIX, ArchitectureHead, architecture_head
 from ringtune.models.auxiliary_models import describe, is_of_library
-from ringtune.models.family import CLASSIFICATION
 from ringtune.models.folder import (
     CONFIG_FILE,
     MODEL_SIDE_FILES,
@@ -305,7 +304,7 @@ def _adapter_config(skeleton: Skeleton) -> bytes:
 
 def _head(skeleton: Skeleton) -> tuple[Tensors, bytes]:
     tensors = {HEAD_PREFIX + name: value for name, value in skeleton.model.head.state_dict().items()}
-    form = architecture_head(skeleton.layout.model_type, CLASSIFICATION) if skeleton.layout.plugged else None
+    form = skeleton.model.form_of(skeleton.model.head.config["head_type"]) if skeleton.layout.plugged else None
     found = tensors, head_config(skeleton.model)
     return found if form is None else as_static(*found, form)
 

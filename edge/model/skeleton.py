@@ -23,7 +23,7 @@ import contextlib
 import copy
 import hashlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -142,6 +142,8 @@ def _base_model(config: Any) -> Any:
 
     if getattr(config, "attn_logit_softcapping", None):
         config._attn_implementation = "eager"
+    if config.model_type == "modernbert":  # a compiled part, or a kernel that takes no padding, computes the same
+        config.reference_compile, config._attn_implementation = False, "sdpa"
     return AutoModel.from_config(config)
 
 
@@ -160,8 +162,13 @@ def _training_own_weights(skeleton: Skeleton) -> Skeleton:
 
 def owner_modules(skeleton: Skeleton) -> Iterator[tuple[str, nn.Module]]:
     """Yield path and module of each owner's part of the base model that this model has."""
+    return base_modules(skeleton, skeleton.layout.owner_paths)
+
+
+def base_modules(skeleton: Skeleton, paths: Iterable[str]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield path and module of each of these parts of the base model that this model has."""
     found = dict(skeleton.base.named_modules())
-    return ((path, found[path]) for path in skeleton.layout.owner_paths if path in found)
+    return ((path, found[path]) for path in paths if path in found)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from edge.model.auxiliary import start_auxiliary
 from edge.model.frozen_weights import FrozenMatrix
 from edge.model.head_groups import HeadGroups
 from edge.model.key_values import KeyValueCache
-from edge.model.skeleton import ADAPTER, Skeleton, block_unit, owner_modules, seed_unit
+from edge.model.skeleton import ADAPTER, Skeleton, base_modules, block_unit, owner_modules, seed_unit
 from edge.model.tensor_files import SafetensorsFiles
 from ringtune.errors import ModelError
 from ringtune.models.adapter_config import INVERTIBLE
@@ -75,6 +75,7 @@ def materialise(
         for index in kept:
             start_auxiliary(skeleton.blocks[index], seed=skeleton.seed, index=index)
     paths = [f"{layout.blocks_path}.{index}" for index in sorted(kept)]
+    paths += [path for path, _ in base_modules(skeleton, layout.shared_paths)]
     if with_embedding:
         paths += [path for path, _ in owner_modules(skeleton)]
     for path in paths:
@@ -104,7 +105,7 @@ def _read_module(
     """Read the tensors of the base model under ``path``.
 
     ``private``: copied into memory; otherwise frozen tensors stay mapped, for a table with few used rows.
-    ``device`` is that of frozen tensors; the caller moves the others.
+    ``device`` is that of frozen tensors; the caller moves the others. What blocks share is read as it is computed with.
     """
     module = skeleton.base.get_submodule(path)
     state: dict[str, torch.Tensor] = {}
@@ -117,7 +118,7 @@ def _read_module(
             continue  # a buffer that the architecture computes
         if stored is None:
             raise ModelError(f"{weights.folder}: tensor {full} is missing; fetch the model again")
-        if _attribute(module, name).requires_grad:
+        if _attribute(module, name).requires_grad or path in skeleton.layout.shared_paths:
             tensor = weights.read(stored, dtype, private=private)
         else:
             tensor = weights.read_frozen(stored, dtype, private=private, device=device)

@@ -27,8 +27,8 @@ from ringtune.models.family import LANGUAGE_TASKS
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StartPoint, StepKind, Turn, items, turn_sequence
 from tests.support.plain_auxiliary import add_plain_auxiliary, is_auxiliary, others_of
-from tests.support.stock_plugged import add_heads, is_plugged, stock_model
-from tests.support.tiny_families import DECODERS, GENERIC
+from tests.support.stock_plugged import add_heads, encoder_loss, is_plugged, stock_model
+from tests.support.tiny_families import DECODERS, ENCODERS, GENERIC
 
 NAME = "ringtune"
 
@@ -56,6 +56,8 @@ class Trained:
         if self.model.active_head == "default":
             return {}
         head = self.model.heads[self.model.active_head]
+        if isinstance(head, torch.nn.ModuleDict):
+            return {name.replace("/", "."): value.detach() for name, value in head.named_parameters()}
         prefix = getattr(self.model, "head_prefix", f"heads.{NAME}.")
         return {f"{prefix}{name}": value.detach() for name, value in head.named_parameters()}
 
@@ -153,6 +155,8 @@ def _new_model(job: Job, plan: Plan, model_folder: Path, *, attention: str | Non
             parameter.requires_grad_(f".{NAME}." in name or name.startswith(_new_head(model)))
         return model.to(getattr(torch, job.model.dtype))
     model.train_adapter(NAME)
+    if model.config.model_type in ENCODERS:
+        model.heads[NAME].requires_grad_(True)  # a pooler is inside the base model
     return model.to(getattr(torch, job.model.dtype))
 
 
@@ -179,11 +183,21 @@ def inputs_of(model: Any, batch: Batch) -> dict[str, Any]:
     if batch.pixels is not None:
         return {"pixel_values": batch.pixels.to(next(model.parameters()).dtype)}
     inputs: dict[str, Any] = {"input_ids": batch.ids, "attention_mask": batch.mask}
-    if model.config.model_type in ("bert", "electra"):
+    types = getattr(model.config, "type_vocab_size", 0) > 1 and model.config.model_type in ENCODERS
+    if model.config.model_type in ("bert", "electra") or types:
         inputs["token_type_ids"] = batch.token_type_ids
     if model.config.model_type in (*DECODERS, *GENERIC):
         inputs["use_cache"] = False
     return inputs
+
+
+def output_of(model: Any, batch: Batch, targets: Mapping[str, torch.Tensor]) -> Any:
+    """What the library's model gives, with its loss; that of an encoder's own class is computed here."""
+    if model.config.model_type not in ENCODERS:
+        return model(**inputs_of(model, batch), **targets)
+    output = model(**inputs_of(model, batch))
+    output.loss = encoder_loss(output, batch.mask, **targets)
+    return output
 
 
 def targets_of(task: str, batch: Batch) -> tuple[dict[str, torch.Tensor], int]:
@@ -309,7 +323,7 @@ def backward(model: Any, job: Job, plan: Plan, item: Item, dataset: OwnerDataset
         first += size
         at.update(step=item.step, micro=micro)
         targets, count = targets_of(job.model.task, rows)
-        loss = model(**inputs_of(model, rows), **targets).loss * (count / all_targets)
+        loss = output_of(model, rows, targets).loss * (count / all_targets)
         loss.backward()
         total += float(loss.detach())
     return total
@@ -347,7 +361,7 @@ def evaluate(model: Any, job: Job, plan: Plan, item: Item, dataset: OwnerDataset
             rows = batch.rows(first, first + size)
             first += size
             targets, found = targets_of(job.model.task, rows)
-            output = model(**inputs_of(model, rows), **targets)
+            output = output_of(model, rows, targets)
             loss_sum += float(output.loss) * found
             count += found
             if job.model.task in LANGUAGE_TASKS:
@@ -380,7 +394,9 @@ def seed_units(model: Any, job: Job) -> dict[str, int]:
         first_drawing(model).register_forward_pre_hook(seeder("embedding"), prepend=True)
         for index, block in model.iter_layers():
             block.register_forward_pre_hook(seeder(f"block.{index}"), prepend=True)
-        model.heads[model.active_head].register_forward_pre_hook(seeder("head"), prepend=True)
+        head = model.heads[model.active_head]
+        drawing = head["drawing"] if isinstance(head, torch.nn.ModuleDict) else head
+        drawing.register_forward_pre_hook(seeder("head"), prepend=True)
     return at
 
 

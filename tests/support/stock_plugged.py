@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from ringtune.models import decoders
 from ringtune.models.families import FAMILIES
-from tests.support.tiny_families import GENERIC, PLUGGED
+from tests.support.tiny_families import ENCODERS, GENERIC, PLUGGED
 
 SCORES_CAPPED = ("gemma2", "vaultgemma")
 """``model_type`` of models that have to be loaded with the written-out attention."""
@@ -21,14 +21,14 @@ SCORES_CAPPED = ("gemma2", "vaultgemma")
 
 def is_plugged(model_type: str) -> bool:
     """Whether AdapterHub has no class for a family."""
-    return model_type in PLUGGED or model_type in GENERIC
+    return model_type in (*PLUGGED, *GENERIC, *ENCODERS)
 
 
 def interface_of(model_type: str) -> Any:
     """The interface of a family, written down once more; that of a generic one is its description."""
     from adapters import AdapterModelInterface
 
-    if model_type in GENERIC:
+    if model_type in GENERIC or model_type in ENCODERS:
         return AdapterModelInterface(**decoders.interface_of(FAMILIES[model_type]))
     has_own_norm = model_type in ("gemma2", "gemma3_text")
     return AdapterModelInterface(
@@ -60,7 +60,8 @@ def stock_model(folder: Path, task: str, labels: tuple[str, ...], *, config: Any
         attention: implementation; the one that computes the architecture exactly if not given.
     """
     import adapters
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+    import transformers
+    from transformers import AutoModelForCausalLM
 
     name = attention or ("eager" if config.model_type in SCORES_CAPPED else None)
     choice = {} if name is None else {"attn_implementation": name}
@@ -68,9 +69,10 @@ def stock_model(folder: Path, task: str, labels: tuple[str, ...], *, config: Any
         model = AutoModelForCausalLM.from_pretrained(str(folder), config=config, **choice)
         model.get_output_embeddings().requires_grad_(False)
     else:
-        config.num_labels = len(labels) or 1
-        config.id2label = dict(enumerate(labels or ["number"]))
-        model = AutoModelForSequenceClassification.from_pretrained(str(folder), config=config, **choice)
+        config.id2label = dict(enumerate(labels or _OUTPUTS.get(task, ["number"])))
+        config.num_labels = len(config.id2label)
+        kind = getattr(transformers, STOCK_CLASSES.get(task, "AutoModelForSequenceClassification"))
+        model = kind.from_pretrained(str(folder), config=config, **choice)
     adapters.init(model, interface=interface_of(config.model_type))
     model.loss_function = _loss
     return with_room(model)
@@ -99,10 +101,60 @@ def add_heads(model: Any, task: str, name: str) -> None:
         head = model.get_output_embeddings()
         model.heads, model.active_head, model.head_prefix = {"default": head}, "default", "lm_head."
         return
+    if model.config.model_type in ENCODERS:
+        model.heads, model.active_head = {name: _encoder_head(model, task)}, name
+        return
     fresh = torch.nn.Linear(model.config.hidden_size, model.config.num_labels, bias=False)
     model._init_weights(fresh)
     model.score.weight = fresh.weight
     model.heads, model.active_head, model.head_prefix = {name: model.score}, name, "score."
+
+
+STOCK_CLASSES = {
+    "token-classification": "AutoModelForTokenClassification",
+    "question-answering": "AutoModelForQuestionAnswering",
+}
+_OUTPUTS = {"question-answering": ["start", "end"]}
+_POOLED = {"deberta": "pooler.dense", "deberta-v2": "pooler.dense", "ernie": "ernie.pooler.dense"}
+_POOLED |= {"megatron-bert": "bert.pooler.dense"}
+
+
+def _encoder_head(model: Any, task: str) -> torch.nn.ModuleDict:
+    """Draw the values of an encoder's own head, matrix after matrix, as each class of transformers names them."""
+    model_type = model.config.model_type
+    paths = ["qa_outputs" if task == "question-answering" else "classifier"]
+    if model_type == "modernbert":
+        paths = ["head.dense", "head.norm", "classifier"]
+    elif task in ("sequence-classification", "regression"):
+        pooled = _POOLED.get(model_type)
+        paths = [pooled, "classifier"] if pooled else ["classifier.dense", "classifier.out_proj"]
+    modules = [model.get_submodule(path) for path in paths]
+    linear = torch.nn.Linear
+    fresh = [
+        linear(each.in_features, each.out_features, each.bias is not None) if isinstance(each, linear) else None
+        for each in modules
+    ]
+    for module, new in zip(modules, fresh, strict=True):
+        if new is None:
+            module.reset_parameters()
+            continue
+        model._init_weights(new)
+        module.load_state_dict(new.state_dict())
+    found = torch.nn.ModuleDict({path.replace(".", "/"): module for path, module in zip(paths, modules, strict=True)})
+    found["drawing"] = model.drop if model_type == "modernbert" else getattr(model, "dropout", torch.nn.Identity())
+    return found
+
+
+def encoder_loss(output: Any, mask: torch.Tensor, **targets: torch.Tensor) -> torch.Tensor:
+    """The mean loss of a task; padding has no share in the loss of an answer."""
+    if "start_positions" in targets:
+        pairs = ((output.start_logits, "start_positions"), (output.end_logits, "end_positions"))
+        spans = [functional.cross_entropy(x.masked_fill(mask == 0, -1e4), targets[name]) for x, name in pairs]
+        return (spans[0] + spans[1]) / 2
+    labels = targets["labels"]
+    if labels.is_floating_point():
+        return functional.mse_loss(output.logits.squeeze(-1), labels.to(output.logits.dtype))
+    return functional.cross_entropy(output.logits.flatten(0, -2), labels.flatten(), ignore_index=-100)
 
 
 def _loss(

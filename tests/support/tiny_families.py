@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ringtune.models import generic_decoders
+from ringtune.models.families import GENERIC_ENCODERS
 from tests.support import tiny
 
 HIDDEN = 32
@@ -147,6 +148,21 @@ GENERIC: dict[str, dict[str, Any]] = {
     "diffllama": {"num_key_value_heads": 4},
 }
 """Generic family -> further values of its tiny model."""
+ENCODERS: dict[str, dict[str, Any]] = {
+    **{family.model_type: {} for family in GENERIC_ENCODERS},
+    "deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "type_vocab_size": 2},
+    "deberta-v2": {
+        "relative_attention": True,
+        "pos_att_type": "p2c|c2p",
+        "position_buckets": 8,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "position_biased_input": False,
+    },
+    "modernbert": {"local_attention": 6, "global_attn_every_n_layers": 2, "classifier_pooling": "mean"},
+    "mpnet": {"pad_token_id": 1},
+}
+"""Generic encoder -> further values of its tiny model."""
 PLUGGED = ("qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "smollm3")
 DECODERS = ("gpt2", "llama", "mistral", *PLUGGED)
 
@@ -176,7 +192,7 @@ def write_family(
         The folder.
     """
     library: Any = importlib.import_module("transformers")
-    if model_type in GENERIC:
+    if model_type in GENERIC or model_type in ENCODERS:
         return _write_generic(folder, model_type, num_blocks, padding_side, seed, config)
     name, configuration = _SPECS[model_type][0], config_of(model_type, num_blocks=num_blocks, **config)
     decoder = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}.get(name, f"{name}ForCausalLM")
@@ -202,25 +218,26 @@ def sizes_of(model_type: str) -> dict[str, Any]:
         sizes.pop("sliding_window", None)
     if isinstance(getattr(type(defaults), "head_dim", None), property):
         sizes.pop("head_dim", None)  # computed by the class
-    return {**sizes, **GENERIC[model_type]}
+    return {**sizes, **(GENERIC | ENCODERS)[model_type]}
 
 
 def _write_generic(
     folder: Path, model_type: str, num_blocks: int, padding_side: str, seed: int, config: dict[str, Any]
 ) -> Path:
-    """Write a random model of a generic family as a causal language model."""
+    """Write a random model of a generic family as the language model that it was pretrained as."""
     library: Any = importlib.import_module("transformers")
     sizes = sizes_of(model_type)
     sizes |= {key: num_blocks for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if key in sizes}
     configuration = library.CONFIG_MAPPING[model_type](**{**sizes, **config})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = library.AutoModelForCausalLM.from_config(configuration)
+        kind = library.AutoModelForMaskedLM if model_type in ENCODERS else library.AutoModelForCausalLM
+        model = kind.from_config(configuration)
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 1 or "expert" in name:
+            if parameter.dim() == 1 or "expert" in name or "relative" in name:
                 parameter.data += 0.1 * torch.randn_like(parameter)
     model.save_pretrained(folder)
-    write_tokenizer(folder, padding_side=padding_side, with_types=False)
+    write_tokenizer(folder, padding_side=padding_side, with_types=getattr(configuration, "type_vocab_size", 0) > 1)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Any decoder of transformers whose blocks are one list: the model's own forward, with its blocks replaced.
+"""Any transformer whose blocks are one list: the model's own forward, with its blocks replaced.
 
 A copy of the base model, which shares all modules, gets other modules in place of its blocks and of those that this
 node does not host. So embedding, masks, rotary tables and last norm are computed by the architecture's own code::
@@ -6,6 +6,9 @@ node does not host. So embedding, masks, rotary tables and last norm are compute
     embed      forward(input_ids)      ends at the first block; its input is the hidden state
     context    forward(inputs_embeds)  ends at the last hosted block; the other arguments of each one are kept
     finish     forward(inputs_embeds)  each block returns the given hidden state; what follows them is computed
+
+Of an encoder the embedding is computed with mask and token types, ``context`` leaves it out, and ``finish`` computes
+the last norm alone.
 
 The copy is of one call, so that several threads may run one model.
 
@@ -15,7 +18,7 @@ B batch rows, T tokens, D model width.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -24,10 +27,10 @@ from torch import nn
 from edge.data.tokens import Batch
 from edge.model.families.decoders import is_packed, last_token, row_places
 from edge.model.key_values import KeyValueCache
-from ringtune.models.family import Family
+from ringtune.models.family import CAUSAL_LM, Family
 
-_BEFORE_BLOCKS = ("project_in",)
-"""Modules that change the width of what enters the first block: a given hidden state has it already."""
+_BEFORE_BLOCKS = ("embeddings", "project_in")
+"""Modules that make what enters the first block: a given hidden state is that already."""
 
 
 class _Ended(Exception):  # noqa: N818 - no error: the forward has done its part
@@ -41,6 +44,9 @@ class _TensorOrTuple(torch.Tensor):
 
     def __getitem__(self, index: Any) -> Any:
         return self.as_subclass(torch.Tensor) if index == 0 else None
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self[0], None))
 
 
 class _StandIn(nn.Module):
@@ -60,11 +66,18 @@ class _StandIn(nn.Module):
 
 
 class _Absent(nn.Module):
-    """A module before the blocks that this node does not host; what it gives is not used."""
+    """A module that this node does not host, or that makes a given hidden state; what it gives else is not used.
 
-    def forward(self, *args: Any, **_: Any) -> torch.Tensor:
+    It has a parameter of the hidden state's type, which some architectures take for the model's.
+    """
+
+    def __init__(self, given: torch.Tensor | None) -> None:
+        super().__init__()
+        self.own = None if given is None else nn.Parameter(given.new_empty(0), requires_grad=False)
+
+    def forward(self, *args: Any, inputs_embeds: torch.Tensor | None = None, **_: Any) -> torch.Tensor:
         """Return a hidden state unchanged, and 0 for anything else, such as positions."""
-        given = args[0] if args else None
+        given = args[0] if args else inputs_embeds
         return given if isinstance(given, torch.Tensor) and given.is_floating_point() else torch.zeros(())
 
 
@@ -76,10 +89,11 @@ class _Arguments(NamedTuple):
 
 
 class RecordedFamily:
-    """The ``FamilyForward`` of decoders that ``ringtune.models.generic_decoders`` lists."""
+    """The ``FamilyForward`` of ``ringtune.models.generic_decoders`` and ``ringtune.models.generic_encoders``."""
 
     def __init__(self, family: Family) -> None:
-        self._path, self._masked_by_positions = family.blocks_path, family.packs
+        self._path, self._masked_by_positions, self._last = family.blocks_path, family.packs, family.head_paths
+        self._is_encoder = CAUSAL_LM not in family.tasks
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Compute what enters the first block."""
@@ -90,7 +104,11 @@ class RecordedFamily:
             raise _Ended
 
         is_new = self._masked_by_positions
-        places = {"position_ids": batch.positions} if is_new and batch.positions is not None else {}
+        places: dict[str, Any] = {}
+        if is_new and batch.positions is not None:
+            places = {"position_ids": batch.positions}
+        if self._is_encoder and getattr(base.config, "type_vocab_size", False):
+            places = {"token_type_ids": batch.token_type_ids}
         # positions of the older architectures count the tokens of the mask; the others' mask would be made in vain
         self._forward(base, {0: call}, batch.mask, with_mask=not is_new, input_ids=batch.ids, **places)
         return found[0]
@@ -137,6 +155,11 @@ class RecordedFamily:
 
     def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
         """Compute what follows the blocks, and the factor that the architecture has at its logits."""
+        if self._is_encoder:
+            for path in self._last:
+                hidden_BTD = base.get_submodule(path)(hidden_BTD)
+            is_mean = getattr(base.config, "classifier_pooling", "") == "mean"
+            return hidden_BTD, {"cls_output": mean_of_tokens(hidden_BTD, batch.mask)} if is_mean else {}
 
         def call(_: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
             return hidden_BTD
@@ -154,23 +177,26 @@ class RecordedFamily:
         """Run the forward of a copy of ``base`` whose blocks make these calls; -1 is the call of all blocks."""
         shadow = inner = _copied(base)
         *parents, name = self._path.split(".")
+        around = [inner]
         for parent in parents:
             inner._modules[parent] = inner = _copied(inner._modules[parent])
+            around.append(inner)
         blocks = list(inner._modules[name])
         some = next((block for block in blocks if any(True for _ in block.parameters())), blocks[0])
         stand_ins = [
             _StandIn(block if any(True for _ in block.parameters()) else some, calls.get(index) or calls.get(-1, _pass))
             for index, block in enumerate(blocks)
         ]
-        for key, module in inner._modules.items():
-            if type(module).__name__ == "Empty" or (key in _BEFORE_BLOCKS and "inputs_embeds" in inputs):
-                inner._modules[key] = _Absent()
         inner._modules[name] = nn.ModuleList(stand_ins)
+        for outside in around:
+            for key, module in outside._modules.items():
+                if type(module).__name__ == "Empty" or (key in _BEFORE_BLOCKS and "inputs_embeds" in inputs):
+                    outside._modules[key] = _Absent(inputs.get("inputs_embeds"))
         inputs["attention_mask"] = mask_BT if with_mask else None
         if is_packed(mask_BT):
             inputs["attention_mask"], inputs["position_ids"] = None, row_places(mask_BT)[1]
         try:
-            return shadow(**{"use_cache": False, **inputs})
+            return shadow(**(inputs if self._is_encoder else {"use_cache": False, **inputs}))
         except _Ended:
             return None
 
@@ -179,6 +205,12 @@ def _in_float32(value: Any) -> Any:
     """Clamp a mask of numbers: eager attention computes its softmax in float32, where float64's smallest overflows."""
     is_mask = isinstance(value, torch.Tensor) and value.dim() == 4 and value.dtype == torch.float64
     return value.clamp(min=torch.finfo(torch.float32).min) if is_mask else value
+
+
+def mean_of_tokens(hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Mean of the hidden states of each row's tokens, (B, D)."""
+    weights_BT1 = mask_BT.unsqueeze(-1).to(hidden_BTD.dtype)
+    return (hidden_BTD * weights_BT1).sum(dim=1) / weights_BT1.sum(dim=1)
 
 
 def _pass(hidden_BTD: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:

@@ -247,6 +247,7 @@ def _adapter_terms(course: Course, share: Share, sizes: Sizes, flying: int) -> I
     num_trained = _overlap(reach.ranges, [(share.start, share.stop)])
     yield Term("weights", "frozen block", num_hosted, sizes.block_bytes)
     yield Term("weights", "embedding", int(share.is_owner), sizes.embedding_bytes)
+    yield Term("weights", "relative positions", 1, sizes.shared_bytes)
     yield Term("weights", "room for a widened matrix", 1, sizes.widened_bytes(is_owner=share.is_owner))
     helped = sum(stop - start for start, stop in share.helped)
     yield Term("adapters", "adapter of a block", num_hosted - helped, sizes.adapter_bytes)

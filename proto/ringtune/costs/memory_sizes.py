@@ -406,6 +406,7 @@ class Sizes:
         )
         if dtype_of(course.frozen) == NF4:
             self.block_bytes += model.more_scale_bytes
+        self.shared_bytes = model.shared_bytes
         self._largest_params = (model.largest_matrix_params, model.head_token_logits * model.hidden_size)
         self._frozen = course.frozen
         self.optimizer = optimizer

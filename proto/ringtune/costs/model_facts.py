@@ -26,6 +26,7 @@ from ringtune.errors import JobError, PlanError
 from ringtune.job.job import Job, job_of_user, kinds_of
 from ringtune.models.adapter_config import adapter_block_params, auxiliary_of, invertible_of, trains_own_weights
 from ringtune.models.adapter_support import generic_refusal, head_group_refusal, offload_refusal, places_of
+from ringtune.models.architecture_heads import architecture_head
 from ringtune.models.auxiliary_models import AuxiliaryConfig, in_block
 from ringtune.models.families import FAMILIES, check_task
 from ringtune.models.family import (
@@ -84,7 +85,7 @@ def estimate_activation_token_bytes(
     * queries, keys, values and attention output: 4, each of the width of all heads, as shared keys and values are
       repeated;
     * inputs of layer norms: 3; adapter: 2; feed-forward part: ``inner_kept * intermediate / hidden``;
-    * ``more_kept_values`` of further norms, and ``kept_scores`` of capped attention scores;
+    * ``more_kept_values`` of further norms, ``kept_scores`` of written-out attention, and ``row_kept_values`` of a row;
     * with dropout the attention probabilities three times, and 2 for masks;
     * with own weights: no adapter and one norm input less, but 3 for the inputs of query/key/value, attention output
       and first feed-forward matrix, and ``intermediate / hidden`` for that of the last matrix;
@@ -110,7 +111,8 @@ def estimate_activation_token_bytes(
         dropped += _lora_dropout_values(model) * DTYPE_BYTES[dtype]
     attention = 4 * (model.attention_width or model.hidden_size) + model.more_kept_values
     attention += model.kept_scores * model.num_heads * tokens
-    return ((trained_units + inner_units) * model.hidden_size + attention) * DTYPE_BYTES[dtype] + dropped
+    whole = (trained_units + inner_units) * model.hidden_size + attention + model.row_kept_values / tokens
+    return whole * DTYPE_BYTES[dtype] + dropped
 
 
 def _lora_dropout_values(model: ModelFacts) -> int:
@@ -190,9 +192,10 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
     auxiliary = auxiliary_of(job.adapter.config)
     trained = [own, *(_shapes_in_block(auxiliary, at, family.widths(config)) for at in range(dimensions.num_blocks))]
     own_params = sum(math.prod(shape) for shape in own.values())
-    in_blocks, in_embedding = _frozen_matrices(tensors, family.block_prefix, largest, own)
-    outside = [name for name in weights if not name.startswith(family.block_prefix)]
-    head = _head_sizes(job.model.task, dimensions, plugged=family.plugged)
+    shared = tuple(f"{path}." for path in family.shared_paths)
+    in_blocks, in_embedding = _frozen_matrices(tensors, (family.block_prefix, *shared), largest, own)
+    outside = [name for name in weights if not name.startswith((family.block_prefix, *shared))]
+    head = _head_sizes(job.model.task, dimensions, family, config)
     gguf_bytes = _gguf_bytes(tensors, family.block_prefix)
     gguf_outside = gguf_bytes.pop("", 0)
     facts = ModelFacts(
@@ -233,6 +236,8 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         ),
         gguf_block_bytes=max(gguf_bytes.values(), default=0),
         gguf_embedding_bytes=gguf_outside,
+        shared_bytes=sum(weights[name] for name in weights if name.startswith(shared)) * item_bytes if shared else 0,
+        row_kept_values=dimensions.row_kept,
     )
     facts = _with_kinds(_with_pairs(facts, job, family.widths(config)), folder, job, family.widths(config))
     facts = _with_invertible(facts, job, config, item_bytes=item_bytes)
@@ -340,14 +345,14 @@ class _Matrices(NamedTuple):
 
 
 def _frozen_matrices(
-    tensors: Mapping[str, StoredTensor], block_prefix: str, block: str, own: Collection[str]
+    tensors: Mapping[str, StoredTensor], not_outside: tuple[str, ...], block: str, own: Collection[str]
 ) -> tuple[_Matrices, _Matrices]:
-    """Count the frozen matrices of one block, without those named in ``own``, and those outside the blocks.
+    """Count the frozen matrices of one block, without those named in ``own``, and those of an owner alone.
 
-    ``block`` is the prefix of the names of that block, ``block_prefix`` of all.
+    ``block`` is the prefix of the names of that block, ``not_outside`` are those of what others have.
     """
     in_block = {name.removeprefix(block): stored for name, stored in tensors.items() if name.startswith(block)}
-    outside = [stored.shape for name, stored in tensors.items() if not name.startswith(block_prefix)]
+    outside = [stored.shape for name, stored in tensors.items() if not name.startswith(not_outside)]
     return _Matrices.of(stored.shape for name, stored in in_block.items() if name not in own), _Matrices.of(outside)
 
 
@@ -443,13 +448,23 @@ class _HeadSizes(NamedTuple):
     class_token_logits: int = 0
 
 
-def _head_sizes(task: str, dimensions: Dimensions, *, plugged: bool) -> _HeadSizes:
-    """Sizes of AdapterHub's default head for a task.
+def _head_sizes(task: str, dimensions: Dimensions, family: Family, config: Config) -> _HeadSizes:
+    """Sizes of AdapterHub's default head for a task, which an encoder's own has too unless it has a norm.
 
-    A language model's head is frozen and counts as embedding. A plugged family classifies by one matrix.
+    A language model's head is frozen and counts as embedding. A plugged decoder classifies by one matrix.
     """
     hidden, row = dimensions.hidden, dimensions.hidden + 1
-    if plugged and task in (CLASSIFICATION, REGRESSION):
+    form = architecture_head(family.model_type, task)
+    if form is not None and form.has_norm:
+        biases = hidden * (bool(config["classifier_bias"]) + bool(config["norm_bias"]))
+        before, factors = hidden * hidden + hidden + biases, 3 * hidden + biases
+        return {
+            REGRESSION: _HeadSizes(before + row, 0, 0, factors + hidden + 2, 0),
+            CLASSIFICATION: _HeadSizes(before, row, 0, factors + hidden, 2),
+            TAGGING: _HeadSizes(before, row, 0, factors + hidden, 2, 1),
+            QUESTION_ANSWERING: _HeadSizes(before + 2 * row, 0, 2, factors + hidden + 4, 0),
+        }[task]
+    if family.plugged and CAUSAL_LM in family.tasks and task in (CLASSIFICATION, REGRESSION):
         one = _HeadSizes(0, hidden, 0, hidden, 1)
         return one if task == CLASSIFICATION else _HeadSizes(hidden, 0, 0, hidden + 1, 0)
     return {

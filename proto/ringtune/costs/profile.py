@@ -247,6 +247,8 @@ class ModelFacts:
             quantisation.
         gguf_block_bytes: frozen matrices of the largest block as they are in the model's GGUF file; 0 = there is none.
         gguf_embedding_bytes: the same of the matrices that only an owner holds.
+        shared_bytes: frozen weights outside the blocks that every host holds, such as relative positions.
+        row_kept_values: values that a block keeps for each row, whatever its length.
     """
 
     model_type: str
@@ -291,6 +293,8 @@ class ModelFacts:
     more_scale_bytes: Annotated[Amount, LATER] = 0
     gguf_block_bytes: Annotated[Amount, LATER] = 0
     gguf_embedding_bytes: Annotated[Amount, LATER] = 0
+    shared_bytes: Annotated[Amount, LATER] = 0
+    row_kept_values: Annotated[Amount, LATER] = 0
 
     def __post_init__(self) -> None:
         """Refuse a size below 1, and negative bytes and counts."""

@@ -1,4 +1,4 @@
-"""Heads of AdapterHub that equal the head of a transformers architecture, and the names of their tensors there.
+"""Heads that equal the head of a transformers architecture, and the names of their tensors there.
 
 AdapterHub's default head for classes is two layers with tanh between them, where BERT has its pooler and RoBERTa its
 ``classifier``. In transformers ELECTRA and DistilBERT have another activation there, GPT-2 and Llama a single layer. A
@@ -31,11 +31,15 @@ class ArchitectureHead(NamedTuple):
     """A head under an architecture's own names.
 
     Attributes:
-        layers: layer of AdapterHub's head -> its name in that class; empty if the names are equal.
+        layers: layer of the head -> its name in that class; empty if the names are equal.
+        activation: key of the config with the function between two matrices; empty: tanh.
+        has_norm: whether a norm is behind the function, and no dropout before the first matrix.
     """
 
     architecture: str
     layers: Mapping[str, str]
+    activation: str = ""
+    has_norm: bool = False
 
     def named(self, name: str) -> str:
         """Return the architecture's name of a tensor, which may have it already.
@@ -96,6 +100,32 @@ _OWN: dict[tuple[str, str], ArchitectureHead] = {
 }
 
 
+# model_type -> prefix of its classes, layers of the head for classes, activation
+_ENCODERS: Final[Mapping[str, tuple[str, Mapping[str, str], str]]] = {
+    "camembert": ("Camembert", _ROBERTA, ""),
+    "data2vec-text": ("Data2VecText", _ROBERTA, ""),
+    "deberta": ("Deberta", {"1": "pooler.dense", "4": "classifier"}, "pooler_hidden_act"),
+    "deberta-v2": ("DebertaV2", {"1": "pooler.dense", "4": "classifier"}, "pooler_hidden_act"),
+    "ernie": ("Ernie", {"1": "ernie.pooler.dense", "4": "classifier"}, ""),
+    "megatron-bert": ("MegatronBert", {"1": "bert.pooler.dense", "4": "classifier"}, ""),
+    "mpnet": ("MPNet", _ROBERTA, ""),
+    "xlm-roberta-xl": ("XLMRobertaXL", _ROBERTA, ""),
+}
+for _name, (_prefix, _layers, _activation) in _ENCODERS.items():
+    _OWN |= {
+        (_name, CLASSIFICATION): ArchitectureHead(f"{_prefix}ForSequenceClassification", _layers, _activation),
+        (_name, TAGGING): ArchitectureHead(f"{_prefix}ForTokenClassification", _TAGS),
+        (_name, QUESTION_ANSWERING): ArchitectureHead(f"{_prefix}ForQuestionAnswering", _SPANS),
+    }
+_NORMED = {"0": "head.dense", "2": "head.norm", "4": "classifier"}
+_OWN |= {
+    ("modernbert", task): ArchitectureHead(f"ModernBertFor{form}", _NORMED, "classifier_activation", has_norm=True)
+    for task, form in (
+        (CLASSIFICATION, "SequenceClassification"),
+        (TAGGING, "TokenClassification"),
+        (QUESTION_ANSWERING, "QuestionAnswering"),
+    )
+}
 _OWN |= {(family.model_type, CAUSAL_LM): ArchitectureHead(family.architecture, {}) for family in GENERIC}
 
 

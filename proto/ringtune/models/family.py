@@ -35,8 +35,8 @@ FROZEN_HEAD_TASKS = LANGUAGE_TASKS
 MAX_BLOCKS = 4096
 """Most blocks of a model."""
 
-GATE_AND_UP = "gate_up_proj"
-"""Matrix of ``gate`` and ``up`` in one."""
+GATE_AND_UP = ("gate_up_proj", "mlp.Wi")
+"""Ends of the names of matrices of ``gate`` and ``up`` in one."""
 
 LM_HEAD = "lm_head.weight"
 """Head of a causal language model, in every file where it is not tied to the token table."""
@@ -102,6 +102,7 @@ class Dimensions:
         attention: width of all heads together; 0 = ``hidden``.
         more_kept: values per token that norms of a block keep for backward, besides those of the usual two norms.
         kept_scores: number of score tensors (value per head and token pair) that attention keeps without dropout.
+        row_kept: values that a block keeps for each row, whatever its length, such as projected relative positions.
     """
 
     num_blocks: int
@@ -117,6 +118,7 @@ class Dimensions:
     attention: int = 0
     more_kept: int = 0
     kept_scores: int = 0
+    row_kept: int = 0
 
     @property
     def head_width(self) -> int:
@@ -248,12 +250,15 @@ class Family:
         biased: config -> those of ``MATRICES`` that have a bias.
         owner_shapes: config -> name -> shape, of every required tensor outside the blocks.
         unused_paths: modules of the base model that a file may have and no node hosts.
+        shared_paths: dotted paths of modules outside the blocks that every host reads, as far as a model has them:
+            tables from which the other inputs of its blocks are computed.
         problem: config -> reason why its values are inconsistent; empty if they are not.
         first_token: tasks with a head that reads only the first token of each row.
         trims: whether a block can compute its first tokens only, with attention to all.
         plugged: whether AdapterHub has no model class for it, so that adapters are added by its plug-in interface; the
             classification head is then the architecture's own: one matrix without bias.
-        generic: whether its forward is the library's own, with all keys of its config (``models.generic_decoders``).
+        generic: whether its forward is the library's own (``models.generic_decoders``, ``models.generic_encoders``);
+            without ``config_keys`` with all keys of its config.
         packs: whether a sequence may have several rows.
         architecture: class of transformers with the language model's head, of a generic family.
         methods: kinds of adapters of a plugged-in family.
@@ -276,6 +281,7 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict)
     head_paths: tuple[str, ...] = ()
     unused_paths: tuple[str, ...] = ()
+    shared_paths: tuple[str, ...] = ()
     problem: Callable[[Config], str] = lambda config: ""
     first_token: tuple[str, ...] = ()
     trims: bool = False

@@ -170,6 +170,8 @@ def select_tensors(
     family = FAMILIES[config["model_type"]]
     weights = {name: shape for name, shape in shapes.items() if not name.endswith(NO_WEIGHTS)}
     wanted: Shapes = (_unlike_blocks if family.generic else _like_blocks)(weights, config, blocks, where)
+    shared = tuple(f"{path}." for path in family.shared_paths)
+    wanted |= {name: shape for name, shape in weights.items() if name.startswith(shared)}
     if is_owner:
         own = tuple(f"{path}." for path in family.owner_paths)
         wanted |= {name: shape for name, shape in weights.items() if name.startswith(own)} | family.owner_shapes(config)
@@ -336,7 +338,10 @@ def read_config(folder: str | Path) -> dict[str, Any]:
             raise ModelError(f"{path}: {key} = {values[key]!r} is refused; remove it, or use eager or sdpa")
     _check_known(path, family, values)
     config = {key: _config_value(path, key, spec, values) for key, spec in family.config_keys.items()}
-    if family.generic:
+    if family.generic and family.config_keys:
+        absent = {key for key, spec in family.config_keys.items() if spec.default is None and config[key] is None}
+        config = {key: value for key, value in config.items() if key not in absent}
+    elif family.generic:
         config = {"tie_word_embeddings": family.tied, **_passed_on(family, values)}
     problem = family.problem(config)
     if problem:
@@ -457,9 +462,9 @@ def _by_own_names(path: Path, family: Family, values: dict[str, Any]) -> dict[st
 def _check_known(path: Path, family: Family, values: Mapping[str, Any]) -> None:
     """Refuse keys that are neither supported nor known to have no effect on numbers, unless their value is empty.
 
-    The keys of a generic family are its class's, which the library knows.
+    The keys of a generic decoder are its class's, which the library knows.
     """
-    if family.generic:
+    if not family.config_keys:
         return
     known = (
         family.config_keys.keys()
@@ -484,6 +489,8 @@ def _config_value(path: Path, key: str, spec: ConfigKey, values: Mapping[str, An
     if value is None:
         return None if spec.nullable and key in values else spec.default
     kind = spec.nullable or type(spec.default)
+    if kind is str and spec.choices and isinstance(value, list):
+        value = "|".join(map(str, value))  # as some configs have what others have as a list
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:

@@ -1,0 +1,314 @@
+"""Encoders whose forward is their architecture's own (``edge.model.families.recorded``): keys, names of modules, sizes.
+
+Their configs are strict as those of the described families: a key that is not known is refused. Shapes of blocks are
+those in the weights. Relative positions of DeBERTa and MPNet are tables outside the blocks, which every host reads
+(``Family.shared_paths``). A classification head is the architecture's (``models.architecture_heads``).
+
+Source: the configurations and classes of transformers 4.57.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ringtune.models.family import (
+    ACTIVATIONS,
+    BlockLayout,
+    Config,
+    ConfigKey,
+    Dimensions,
+    Family,
+    indivisible,
+    kept_by,
+    plain_dimensions,
+)
+
+NOT_SPLIT: Final[Mapping[str, str]] = {
+    "albert": "its blocks share one set of weights, and so do their adapters, of which a ring would train copies; "
+    "take a model with weights for each block, such as deberta-v2 or modernbert",
+}
+"""``model_type`` of encoders that can't be divided into blocks -> reason and remedy."""
+
+_POSITIONS: Final = ("c2p", "p2c", "c2p|p2c", "p2c|c2p")
+_DEBERTA_KEYS: Final[Mapping[str, ConfigKey]] = {
+    "type_vocab_size": ConfigKey(default=0),
+    "layer_norm_eps": ConfigKey(default=1e-7),
+    "relative_attention": ConfigKey(default=False),
+    "max_relative_positions": ConfigKey(default=-1, at_least=-1),
+    "position_biased_input": ConfigKey(default=True),
+    "pos_att_type": ConfigKey(default=None, nullable=str, choices=_POSITIONS),
+    "pooler_hidden_act": ConfigKey(default="gelu", choices=ACTIVATIONS),
+}
+_DEBERTA_V2_KEYS: Final[Mapping[str, ConfigKey]] = {
+    "position_buckets": ConfigKey(default=-1, at_least=-1),
+    "norm_rel_ebd": ConfigKey(default="none", choices=("none", "layer_norm")),
+    "share_att_key": ConfigKey(default=False),
+}
+_DEBERTA_UNREAD: Final = frozenset({"legacy", "padding_idx", "pooler_dropout", "pooler_hidden_size", "cls_dropout"})
+_CONVOLUTION: Final = {"conv_kernel_size": "a convolution beside block 0 reads the embedding too"}
+_MODERNBERT_KEYS: Final[Mapping[str, ConfigKey]] = {
+    "vocab_size": ConfigKey(default=50368, at_least=1),
+    "hidden_size": ConfigKey(default=768, at_least=1),
+    "intermediate_size": ConfigKey(default=1152, at_least=1),
+    "num_hidden_layers": ConfigKey(default=22, at_least=1),
+    "num_attention_heads": ConfigKey(default=12, at_least=1),
+    "hidden_activation": ConfigKey(default="gelu", choices=ACTIVATIONS),
+    "max_position_embeddings": ConfigKey(default=8192, at_least=1),
+    "initializer_range": ConfigKey(default=0.02),
+    "initializer_cutoff_factor": ConfigKey(default=2.0),
+    "norm_eps": ConfigKey(default=1e-5),
+    "norm_bias": ConfigKey(default=False),
+    "pad_token_id": ConfigKey(default=50283),
+    "global_rope_theta": ConfigKey(default=160000.0),
+    "local_rope_theta": ConfigKey(default=10000.0, nullable=float),
+    "attention_bias": ConfigKey(default=False),
+    "attention_dropout": ConfigKey(default=0.0),
+    "global_attn_every_n_layers": ConfigKey(default=3, at_least=1),
+    "local_attention": ConfigKey(default=128, at_least=1),
+    "embedding_dropout": ConfigKey(default=0.0),
+    "mlp_bias": ConfigKey(default=False),
+    "mlp_dropout": ConfigKey(default=0.0),
+    "classifier_pooling": ConfigKey(default="cls", choices=("cls", "mean")),
+    "classifier_bias": ConfigKey(default=False),
+    "classifier_activation": ConfigKey(default="gelu", choices=ACTIVATIONS),
+}
+_MODERNBERT_UNREAD: Final = """
+    cls_token_id decoder_bias deterministic_flash_attn layer_norm_eps position_embedding_type reference_compile
+    repad_logits_with_grad sparse_pred_ignore_index sparse_prediction tie_word_embeddings
+"""
+
+
+def _dimensions(
+    config: Config, *, before: int = 0, after_padding: bool = False, scores: int = 0, more: float = 0.5
+) -> Dimensions:
+    """Dimensions of a BERT's keys.
+
+    The first ``before`` positions are of no token, or with ``after_padding`` those up to that of padding. ``scores`` of
+    written-out attention are kept, and ``more`` tensors of the model's width (measured): 0.5 holds for a mask too.
+    """
+    found = plain_dimensions(config)
+    before = config["pad_token_id"] + 1 if after_padding else before
+    kept = int(more * found.hidden)
+    return dataclasses.replace(found, longest=found.longest - before, more_kept=kept, kept_scores=scores)
+
+
+def _relative_span(config: Config) -> int:
+    """Rows of DeBERTa's table of relative positions; 0 without one."""
+    if not config["relative_attention"]:
+        return 0
+    longest = config["max_relative_positions"]
+    span = longest if longest > 0 else config["max_position_embeddings"]
+    buckets = config.get("position_buckets", -1)
+    return 2 * int(buckets if buckets > 0 else span)
+
+
+def _deberta_v2_dimensions(config: Config) -> Dimensions:
+    """Dimensions of a DeBERTa v2: each row keeps projected relative positions, each token its scores with them."""
+    kinds = len(config["pos_att_type"].split("|")) if config.get("pos_att_type") else 0
+    rows, found = _relative_span(config) * kinds, _dimensions(config, scores=1)
+    more = found.more_kept + found.num_heads * rows
+    return dataclasses.replace(found, more_kept=more, row_kept=rows * found.hidden)
+
+
+def _deberta_problem(config: Config) -> str:
+    if config.get("pos_att_type") and not config["relative_attention"]:
+        return "pos_att_type without relative_attention has no table of positions; set relative_attention = true"
+    return indivisible(config["hidden_size"], config["num_attention_heads"])
+
+
+def _modernbert_dimensions(config: Config) -> Dimensions:
+    found = plain_dimensions(config, activation="hidden_activation")
+    kept = 2 + kept_by(config["hidden_activation"])
+    return dataclasses.replace(found, inner_kept=kept, keeps_down_input=False, more_kept=5 * found.hidden // 2)
+
+
+def generic_encoders(bert: Family) -> tuple[Family, ...]:
+    """Return the rows in the order of their ``model_type``, each by what differs from BERT."""
+    layout = dataclasses.replace(bert.layout, adds_residual=True, attention="attention")
+    norm_first = dataclasses.replace(layout, norm_first=True)
+
+    def row(
+        model_type: str,
+        prefix: str,
+        layout: BlockLayout = layout,
+        *,
+        keys: Mapping[str, ConfigKey] = {},
+        norm: str = "",
+        **changes: Any,
+    ) -> Family:
+        """Describe an encoder; ``keys`` are those that BERT has not or otherwise, ``norm`` is behind the blocks."""
+        last = (norm,) if norm else ()
+        own: dict[str, Any] = {
+            "config_keys": {**bert.config_keys, **keys},
+            "embeddings_path": "embeddings.word_embeddings",
+            "owner_paths": ("embeddings", *last),
+            "dimensions": _dimensions,
+            **changes,
+        }
+        table = f"{own['embeddings_path']}.weight"
+        return dataclasses.replace(
+            bert,
+            model_type=model_type,
+            prefix=f"{prefix}.",
+            head_paths=last,
+            trims=False,
+            generic=True,
+            plugged=True,
+            packs=False,
+            methods=("lora",),
+            layout=layout,
+            owner_shapes=lambda config: {table: (config["vocab_size"], config["hidden_size"])},
+            **own,
+        )
+
+    def without(*names: str) -> dict[str, ConfigKey]:
+        return {name: key for name, key in bert.config_keys.items() if name not in names}
+
+    roberta = {"vocab_size": ConfigKey(default=30522, at_least=1), "pad_token_id": ConfigKey(default=1)}
+    like_roberta = functools.partial(_dimensions, after_padding=True)
+    written_out = functools.partial(_dimensions, scores=1, more=0.0)
+    deberta = dataclasses.replace(
+        layout,
+        query="",
+        key="",
+        value="attention.self.in_proj",
+    )
+    deberta_v2 = dataclasses.replace(
+        layout,
+        query="attention.self.query_proj",
+        key="attention.self.key_proj",
+        value="attention.self.value_proj",
+    )
+    mpnet = dataclasses.replace(
+        layout,
+        query="attention.attn.q",
+        key="attention.attn.k",
+        value="attention.attn.v",
+        attention_out="attention.attn.o",
+        attention_norm="attention.LayerNorm",
+    )
+    modernbert = dataclasses.replace(
+        norm_first,
+        attention="attn",
+        query="",
+        key="",
+        value="attn.Wqkv",
+        attention_out="attn.Wo",
+        up="mlp.Wi",
+        activation="mlp.act",
+        down="mlp.Wo",
+        attention_norm="attn_norm",
+        feed_forward_norm="mlp_norm",
+        attention_dropout="attn.out_drop",
+        feed_forward_dropout="mlp.drop",
+    )
+    without_types = without("type_vocab_size", "position_embedding_type")
+    of_deberta = {**without("position_embedding_type"), **_DEBERTA_KEYS}
+    return (
+        row("camembert", "roberta", keys=roberta, dimensions=like_roberta),
+        row(
+            "data2vec-text",
+            "data2vec_text",
+            keys=roberta,
+            dimensions=functools.partial(written_out, after_padding=True),
+        ),
+        row(
+            "deberta",
+            "deberta",
+            deberta,
+            config_keys={**of_deberta, "vocab_size": ConfigKey(default=50265, at_least=1)},
+            no_number=bert.no_number | _DEBERTA_UNREAD,
+            shared_paths=("encoder.rel_embeddings",),
+            dimensions=functools.partial(_dimensions, scores=5, more=5.5),
+            problem=_deberta_problem,
+        ),
+        row(
+            "deberta-v2",
+            "deberta",
+            deberta_v2,
+            config_keys={
+                **of_deberta,
+                **_DEBERTA_V2_KEYS,
+                "vocab_size": ConfigKey(default=128100, at_least=1),
+                "hidden_size": ConfigKey(default=1536, at_least=1),
+                "num_hidden_layers": ConfigKey(default=24, at_least=1),
+                "num_attention_heads": ConfigKey(default=24, at_least=1),
+                "intermediate_size": ConfigKey(default=6144, at_least=1),
+            },
+            refused={**bert.refused, **_CONVOLUTION},
+            no_number=bert.no_number | _DEBERTA_UNREAD | {"conv_act", "conv_groups"},
+            shared_paths=("encoder.rel_embeddings", "encoder.LayerNorm"),
+            dimensions=_deberta_v2_dimensions,
+            problem=_deberta_problem,
+        ),
+        row(
+            "ernie",
+            "ernie",
+            keys={"task_type_vocab_size": ConfigKey(default=3), "use_task_id": ConfigKey(default=False)},
+            dimensions=written_out,
+        ),
+        row(
+            "megatron-bert",
+            "bert",
+            dataclasses.replace(norm_first, attention_norm="attention.ln", feed_forward_norm="ln"),
+            keys={
+                "vocab_size": ConfigKey(default=29056, at_least=1),
+                "hidden_size": ConfigKey(default=1024, at_least=1),
+                "num_hidden_layers": ConfigKey(default=24, at_least=1),
+                "num_attention_heads": ConfigKey(default=16, at_least=1),
+                "intermediate_size": ConfigKey(default=4096, at_least=1),
+            },
+            norm="encoder.ln",
+            dimensions=written_out,
+        ),
+        row(
+            "modernbert",
+            "model",
+            modernbert,
+            config_keys=_MODERNBERT_KEYS,
+            no_number=frozenset(_MODERNBERT_UNREAD.split()),
+            aliases={"rope_theta": "global_rope_theta", "rope_local_base_freq": "local_rope_theta"},
+            blocks_path="layers",
+            embeddings_path="embeddings.tok_embeddings",
+            norm="final_norm",
+            unused_paths=(),
+            first_token=(),
+            dimensions=_modernbert_dimensions,
+        ),
+        row(
+            "mpnet",
+            "mpnet",
+            mpnet,
+            config_keys={
+                **without_types,
+                "vocab_size": ConfigKey(default=30527, at_least=1),
+                "pad_token_id": ConfigKey(default=1),
+                "relative_attention_num_buckets": ConfigKey(default=32, at_least=32),
+            },
+            shared_paths=("encoder.relative_attention_bias",),
+            dimensions=functools.partial(written_out, before=2),
+        ),
+        row(
+            "xlm-roberta-xl",
+            "roberta",
+            dataclasses.replace(
+                norm_first, attention_norm="attention.self_attn_layer_norm", feed_forward_norm="LayerNorm"
+            ),
+            keys={
+                "vocab_size": ConfigKey(default=250880, at_least=1),
+                "hidden_size": ConfigKey(default=2560, at_least=1),
+                "num_hidden_layers": ConfigKey(default=36, at_least=1),
+                "num_attention_heads": ConfigKey(default=32, at_least=1),
+                "intermediate_size": ConfigKey(default=10240, at_least=1),
+                "max_position_embeddings": ConfigKey(default=514, at_least=1),
+                "type_vocab_size": ConfigKey(default=1, at_least=1),
+                "layer_norm_eps": ConfigKey(default=1e-5),
+                "pad_token_id": ConfigKey(default=1),
+            },
+            norm="encoder.LayerNorm",
+            dimensions=like_roberta,
+        ),
+    )
