@@ -219,10 +219,8 @@ class ResumeChooser:
         def has_best(node: str) -> bool:
             return any(one.is_best and one.step == known.best_step for one in self._disks.parts.get(node, ()))
 
-        nodes, moves = (
-            self._resume.plan.at(manifest.placement_number).nodes,
-            manifest.placement_number != placement_number,
-        )
+        moves = manifest.placement_number != placement_number
+        nodes = self._resume.plan.at(manifest.placement_number).nodes
         return tuple(node for node in nodes if moves or not has_best(node))
 
     def _told_best(self, manifest: CheckpointManifest, placement_number: int) -> str:
@@ -280,7 +278,7 @@ class CheckpointManager:
         self._job, self._excluded = job, excluded
         self._resume = resume
         self._attempt = run_id
-        self._run_id = resume.run_id if resume else run_id
+        self.shards_run = resume.run_id if resume else run_id
         self._problems: dict[str, dict[int, str]] = {}
         self._parts: dict[str, tuple[SavedPart, ...]] = {}
         self._chosen: ResumePoint | None = None
@@ -305,11 +303,6 @@ class CheckpointManager:
     def names_heads(self) -> bool:
         """Whether owners are told from which disk they take embedding and head."""
         return self._chosen is not None and bool(self._chosen.heads)
-
-    @property
-    def shards_run(self) -> str:
-        """The run under which nodes keep shards: the first one, if the run is resumed."""
-        return self._run_id
 
     def stopped(self, reason: str) -> str:
         """Say why a run was stopped, and what of it is saved.
@@ -338,7 +331,7 @@ class CheckpointManager:
         """Add to an inspection the digests of the node's shards, so that it says what its disk has of the run."""
         if self._resume is None:
             return
-        request.checkpoint_run = self._run_id
+        request.checkpoint_run = self.shards_run
         for manifest in self._resume.manifests_of(node):
             request.shards.add(step=manifest.step, sha256=manifest.shard_of(node).sha256)
 
@@ -385,7 +378,7 @@ class CheckpointManager:
         """Add to a preparation what the node shall load, if the run resumes from a saved step."""
         if self._resume is None:
             return
-        request.checkpoint_run = self._run_id
+        request.checkpoint_run = self.shards_run
         if self._chosen is None:  # nothing is left: it begins anew, with its shards where they were
             request.saved.attempt = self._attempt
             return
@@ -396,7 +389,7 @@ class CheckpointManager:
             request.shard.step = manifest.step
             request.shard.sha256 = manifest.shard_of(node).sha256
             return
-        request.saved.step, request.saved.attempt = manifest.step, manifest.attempt or self._run_id
+        request.saved.step, request.saved.attempt = manifest.step, manifest.attempt or self.shards_run
         request.saved.head_sha256 = self._chosen.head_sha256
         if node in self._chosen.heads:
             request.saved.head_from, request.saved.head_sha256 = self._chosen.heads[node]
@@ -464,7 +457,7 @@ class CheckpointManager:
         operations: Operations | None = None,
     ) -> CheckpointManifest:
         return CheckpointManifest(
-            run_id=self._run_id,
+            run_id=self.shards_run,
             plan_digest=plan.digest,
             job_digest=job_digest(self._job),
             model_digest=self._model_digest,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from coordinator.run.events import EventSink, send_file
+from coordinator.run.events import EventSink
 from coordinator.run.node_client import AgentCalls, Files
 from coordinator.run.result_files import result_folder, users_folders
 from ringtune.costs.memory_sizes import DTYPE_BYTES
@@ -39,6 +39,7 @@ from ringtune.run_control import events as rd
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import collected_blocks
 from ringtune.schedule.turns import Evaluations
+from ringtune.storage.chunks import cut_pieces
 from ringtune.storage.durable import storage_errors
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.strict import read_object
@@ -326,7 +327,8 @@ class Results:
         else:
             found = {f"{result.folder}/{name}": made for name, made in result_folder(sent, result).items()}
         for path, content in sorted(found.items()):
-            send_file(below + path, content, emit)
+            for chunk in cut_pieces(below + path, content):
+                emit(control_pb2.RunEvent(file=chunk))
 
     def drop(self) -> None:
         """Delete all files."""

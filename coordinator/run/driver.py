@@ -16,7 +16,6 @@ method that does not move needs its own nodes, and ends.
 from __future__ import annotations
 
 import abc
-import functools
 import json
 import logging
 import queue
@@ -212,7 +211,7 @@ class Driver(abc.ABC):
         self._calls: dict[str, AgentCalls] = {}
         self._models = AgreedModel(lambda: members.model_manifest(run_id))
         self._instances: dict[str, str] = {}
-        self._needed: frozenset[str] = frozenset()
+        self.nodes: frozenset[str] = frozenset()  # those that take part and are not released
         self._releases: list[Future[None]] | None = None
         self._thread = threading.Thread(target=self._run, name=f"drive-{run_id}", daemon=True)
 
@@ -265,11 +264,6 @@ class Driver(abc.ABC):
     def report(self, request: control_pb2.ReportRequest) -> None:
         """Refuse a node's report; ``RunDriver`` takes reports instead; raises ``FrameError``."""
         raise FrameError(f"{self.run_id} is a measurement; node {request.node} can't report a run of it")
-
-    @property
-    def nodes(self) -> frozenset[str]:
-        """Names of the nodes that take part and are not released."""
-        return self._needed
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the end of the work; False after ``timeout_s``."""
@@ -338,11 +332,6 @@ class Driver(abc.ABC):
     def _note(self, text: str) -> None:
         self._emit(control_pb2.RunEvent(note=text))
 
-    @property
-    def _onlooker(self) -> EventSink | None:
-        """A sink for the readers that listen closely; None if there are none."""
-        return functools.partial(self._tell, self._onlookers) if self._onlookers else None
-
     def _tell(self, sinks: Sequence[EventSink], event: control_pb2.RunEvent) -> None:
         for sink in sinks:
             try:
@@ -384,7 +373,7 @@ class Driver(abc.ABC):
             )
             for member in members
         }
-        self._needed = frozenset(self._calls)
+        self.nodes = frozenset(self._calls)
         return members
 
     def _await_members(self, request: RunRequest, named: Sequence[str]) -> tuple[Member, ...]:
@@ -427,12 +416,12 @@ class Driver(abc.ABC):
         if member.node in self._calls:
             self._calls[member.node].close()
         self._calls[member.node], self._instances[member.node] = calls, member.instance
-        self._needed |= {member.node}
+        self.nodes |= {member.node}
         return before
 
     def _silent_nodes(self) -> Iterator[tuple[str, str]]:
         """Yield each node without a lease, with the message that it is lost."""
-        for node in sorted(self._needed):
+        for node in sorted(self.nodes):
             silent_s = self._members.silent_for_s(node, self._instances[node])
             if silent_s >= self._lease_s:
                 yield node, lost_message(node, silent_s, self._lease_s)

@@ -17,8 +17,7 @@ from collections.abc import Callable, Generator
 from typing import TypeVar
 
 from ringtune.errors import InterruptedRunError, RingTuneError, internal_error
-from ringtune.storage.chunks import FileCutter, cut_pieces
-from ringtune.storage.pieces import Pieces
+from ringtune.storage.chunks import FileCutter
 from ringtune.v1 import control_pb2
 
 EventSink = Callable[[control_pb2.RunEvent], None]
@@ -75,12 +74,6 @@ class GrowingFile:
         if not self._is_closed:
             self._is_closed = True
             self._emit(control_pb2.RunEvent(file=self._cutter.end()))
-
-
-def send_file(path: str, content: Pieces, emit: EventSink) -> None:
-    """Send a whole file."""
-    for chunk in cut_pieces(path, content):
-        emit(control_pb2.RunEvent(file=chunk))
 
 
 _MAX_EVENTS = 20_000

@@ -203,10 +203,6 @@ class JoinHandler:
         """The facts of the run's nodes by name, with lost ones and those that have joined; none before the plan."""
         return self._known.facts if self._known is not None else {}
 
-    def gathered(self) -> None:
-        """Queue that the run has its first nodes, behind their own events."""
-        self._put(InitialNodesJoined())
-
     def close(self) -> None:
         """End with the run: release all candidates."""
         for node in list(self._candidates):

@@ -78,7 +78,7 @@ class LinkMeasurement:
     @staticmethod
     def is_wanted(request: RunRequest) -> bool:
         """Whether a run measures links for its plan: no evaluation, and without a given profile, plan or checkpoint."""
-        return has_own_links(request) and request.plan is None and request.resume is None
+        return request.needs_times and request.plan is None and request.resume is None
 
     @property
     def is_done(self) -> bool:
@@ -146,11 +146,6 @@ def _waves(machines: Mapping[str, str]) -> Iterator[tuple[Pair, ...]]:
     for pairs in link_rounds(list(machines), machines):
         yield pairs
         yield tuple((target, source) for source, target in pairs)
-
-
-def has_own_links(request: RunRequest) -> bool:
-    """Whether a run is planned with links that its coordinator knows, not with those of a given profile."""
-    return request.profile is None and request.evaluation is None
 
 
 def _places(members: Sequence[Member]) -> tuple[dict[str, str], dict[str, str]]:
@@ -223,7 +218,15 @@ class MeasureDriver(Driver):
             neighbours = num_neighbours(group)
             self._models.expect(neighbours)
             for member in group:
-                self._ask_node(member.node, neighbours[member.node], frozen)
+                asked = inspect_request(
+                    self._request.job,
+                    measure=True,
+                    neighbours=neighbours[member.node],
+                    frozen=frozen,
+                    measure_s=MEASURE_S,
+                )
+                asked.fresh = self._request.is_fresh
+                self._calls[member.node].inspect(asked, self._answer_to(member.node))
             found |= self._facts_of(group, "to measure themselves")
         return [found[node] for node in sorted(found)]
 
@@ -267,13 +270,6 @@ class MeasureDriver(Driver):
             groups += [[]] if index == len(groups) else []
             groups[index].append(member)
         return groups
-
-    def _ask_node(self, node: str, neighbours: int, frozen: FrozenWeights | None) -> None:
-        request = inspect_request(
-            self._request.job, measure=True, neighbours=neighbours, frozen=frozen, measure_s=MEASURE_S
-        )
-        request.fresh = self._request.is_fresh
-        self._calls[node].inspect(request, self._answer_to(node))
 
     # ---- links ------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from coordinator.planner.limits import Effort
 from coordinator.planner.replan import PlacementProposal, placed_without, replanned, without
@@ -243,17 +243,6 @@ class ReplanOutcome(NamedTuple):
     candidates: tuple[str, ...] = ()
 
 
-class RunProgress(Protocol):
-    """The part of ``coordinator.run.recorder.RunRecorder`` that the search needs."""
-
-    end_step: int
-    """Optimizer steps at the end of the granted turns, the earliest point of a move."""
-
-    @property
-    def links(self) -> RecordedLinks:
-        """Links with the transfers of the run."""
-
-
 class ReplanSearch:
     """The search for other placements during one run.
 
@@ -306,11 +295,16 @@ class ReplanSearch:
         if self._may_move and max(self._placement_number, tried) >= self._last_placement_number:
             self.pace = PaceMonitor(Plan(self._course, (part.placement,)), self.profile)
 
-    def turn_done(self, part: Plan, turn: Turn, books: RunProgress, *, prepare_s: float, living: Set[str]) -> None:
-        """Start a search if nodes or links have changed, more blocks train, or nodes have joined."""
+    def turn_done(
+        self, part: Plan, turn: Turn, end_step: int, links: RecordedLinks, *, prepare_s: float, living: Set[str]
+    ) -> None:
+        """Start a search if nodes or links have changed, more blocks train, or nodes have joined.
+
+        ``end_step`` is the end of the granted turns, the earliest point of a move.
+        """
         has_decided = self._follows and turn.unfreeze_at != self._decided
-        length, links = self._course.local_iterations, books.links
-        step = -(-max(turn.end_step, books.end_step) // length) * length
+        length = self._course.local_iterations
+        step = -(-max(turn.end_step, end_step) // length) * length
         if self.pace is None or self._is_thinking or step >= self._course.num_steps:
             return
         lost = self.profile.by_name.keys() - living
@@ -324,17 +318,15 @@ class ReplanSearch:
                 self._note(f"after step {turn.end_step} actions of nodes take, {compared}: {_times_as_long(nodes)}")
             if pairs:
                 self._note(f"after step {turn.end_step} messages take, {compared}: {_times_as_long(links_told)}")
-            self._search_in_background(
-                part, without(self._complete(self.pace.profile(links)), lost), turn, step, prepare_s
-            )
         elif has_decided:
             self._decided = turn.unfreeze_at
             profile = dataclasses.replace(self.profile, links=links.links(self.profile.links))
             self._search_in_background(part, without(profile, lost), turn, step, prepare_s)
-        elif self._candidates:
-            self._search_in_background(
-                part, without(self._complete(self.pace.profile(links)), lost), turn, step, prepare_s
-            )
+            return
+        elif not self._candidates:
+            return
+        profile = self._complete(self.pace.profile(links))
+        self._search_in_background(part, without(profile, lost), turn, step, prepare_s)
 
     def _search_in_background(self, part: Plan, profile: Profile, turn: Turn, step: int, prepare_s: float) -> None:
         self._is_thinking = True

@@ -299,13 +299,20 @@ class AgentCalls:
                 self._fetching.cancel()
             self._fetching = asking
 
+        self._answer_beside("fetching", asking, lambda reply: on_result(reply.fetched_bytes), on_failed)
+
+    def _answer_beside(
+        self,
+        what: str,
+        asking: RetriedCall,
+        on_result: Callable[[Any], None],
+        on_failed: Callable[[RingTuneError], None],
+    ) -> None:
         def work() -> None:
             with contextlib.suppress(grpc.FutureCancelledError):
-                on_result(asking.result().fetched_bytes)
+                on_result(asking.result())
 
-        threading.Thread(
-            target=self._guarded, args=(work, on_failed), name=f"fetching-{self.node}", daemon=True
-        ).start()
+        threading.Thread(target=self._guarded, args=(work, on_failed), name=f"{what}-{self.node}", daemon=True).start()
 
     def rest(
         self,
@@ -391,13 +398,7 @@ class AgentCalls:
     ) -> None:
         """Let the node repeat a part of another host's work, beside all other calls."""
         request.run_id, request.placement_number = self._run_id, self._placement_number
-        asking = self._asking(self._stub.Repeat, request, self._wait_s)
-
-        def work() -> None:
-            with contextlib.suppress(grpc.FutureCancelledError):
-                on_result(asking.result())
-
-        threading.Thread(target=self._guarded, args=(work, on_failed), name=f"audit-{self.node}", daemon=True).start()
+        self._answer_beside("audit", self._asking(self._stub.Repeat, request, self._wait_s), on_result, on_failed)
 
     def collect(
         self,

@@ -30,7 +30,7 @@ from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import JobTime, Planned, measured_time
 from coordinator.run.checkpoint import CheckpointManager
 from coordinator.run.events import EventSink, work_beside
-from coordinator.run.measurement import LinkAnswer, LinkMeasurement, has_own_links, remembered_links
+from coordinator.run.measurement import LinkAnswer, LinkMeasurement, remembered_links
 from coordinator.run.members import LinkCache, Member
 from coordinator.run.node_client import AgentCalls
 from coordinator.run.requests import RunRequest
@@ -219,9 +219,12 @@ class RunPlanner:
     """The steps of one run before its plan.
 
     Args:
-        put: takes entries for the run's thread, from any thread: after ``FirstInspectionDone`` call
-            ``end_first_inspection``, after a ``LinkAnswer`` ``add_link_answer``; a plan or a failure ends the
-            preparation.
+        put: takes entries for the run's thread, from any thread: after ``FirstInspectionDone`` set
+            ``first_inspection`` to None, after a ``LinkAnswer`` call ``add_link_answer``; a plan or a failure ends
+            the preparation.
+
+    Attributes:
+        first_inspection: takes answers for a first look; None = answers count for the plan.
     """
 
     def __init__(
@@ -239,7 +242,7 @@ class RunPlanner:
         self._cancelled = threading.Event()
         self._members: tuple[Member, ...] = ()
         self._calls: Mapping[str, AgentCalls] = {}
-        self._first_inspection: FirstInspection | None = None
+        self.first_inspection: FirstInspection | None = None
         self._measuring: LinkMeasurement | None = None
         self._facts: Mapping[str, NodeFacts] = {}
 
@@ -249,26 +252,12 @@ class RunPlanner:
         """Begin with the members of the run; they are inspected next."""
         self._members, self._calls = tuple(members), calls
         if FirstInspection.is_wanted(self._request):
-            self._first_inspection = FirstInspection(self._request, tuple(member.node for member in members), self._put)
-
-    @property
-    def is_first_inspection(self) -> bool:
-        """Whether answers are for the first look only, and nodes will be asked again to measure themselves."""
-        return self._first_inspection is not None
+            self.first_inspection = FirstInspection(self._request, tuple(member.node for member in members), self._put)
 
     @property
     def needs_times(self) -> bool:
         """Whether a node that is asked now has to measure itself."""
-        return self._request.needs_times and not self.is_first_inspection
-
-    def add_answer(self, facts: NodeFacts) -> None:
-        """Take a node's first answer; after the last one ``FirstInspectionDone`` follows."""
-        if self._first_inspection is not None:
-            self._first_inspection.take(facts)
-
-    def end_first_inspection(self) -> None:
-        """Let later answers count for the plan."""
-        self._first_inspection = None
+        return self._request.needs_times and self.first_inspection is None
 
     # ---- links and plan ---------------------------------------------------------------------------
 
@@ -277,7 +266,7 @@ class RunPlanner:
         self._facts = facts
         job, model = self._request.job, next(iter(facts.values())).model
         if not LinkMeasurement.is_wanted(self._request):
-            is_own = has_own_links(self._request)
+            is_own = self._request.needs_times
             self._plan_with(remembered_links(self._members, job, model, self._cache) if is_own else ())
             return
         self._measuring = LinkMeasurement(self._members, self._calls, job, model, cache=self._cache, put=self._put)
@@ -322,14 +311,14 @@ class RunPlanner:
     def cancel(self) -> None:
         """Make all threads end soon: their answers are not needed."""
         self._cancelled.set()
-        if self._first_inspection is not None:
-            self._first_inspection.cancel()
+        if self.first_inspection is not None:
+            self.first_inspection.cancel()
 
     # ---- after the run ----------------------------------------------------------------------------
 
     def remember(self, shown: Sequence[LinkFacts]) -> None:
         """Cache the links that this run's transfers showed; links of a given profile are not cached."""
-        if has_own_links(self._request):
+        if self._request.needs_times:
             addresses = {member.node: member.address for member in self._members}
             model = next(iter(self._facts.values())).model
             self._cache.put(shown, addresses, hidden_bytes(self._request.job, model))

@@ -12,7 +12,6 @@ from coordinator.run.report import NodeTotals, OperationsLedger, RunLedger
 from coordinator.run.run_text import fetched_line, fetched_text, recovery_line, replan_line, rows_facts, stop_text
 from coordinator.run.trace import Activity, TraceText
 from ringtune.costs.calibration import PaceMonitor, RecordedProfile
-from ringtune.costs.links import RecordedLinks
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.engine.events import Span
 from ringtune.errors import PlanError
@@ -67,7 +66,7 @@ class RunRecorder:
         skipped_items: int = 0,
         part: Plan | None = None,
     ) -> None:
-        self._plan = plan
+        self.plan = plan
         self._job = job
         self._links = profile.links
         self.rows = rows_facts(profile.nodes, plan.course.max_length)
@@ -79,6 +78,7 @@ class RunRecorder:
         self._recorded = RecordedProfile(
             plan.course, profile, recompute=plan.placement.recompute, skipped_items=skipped_items
         )
+        self.links = self._recorded.links  # with the run's own transfers so far
         self._operations = OperationsLedger(plan, profile)
         self.ledger = RunLedger(
             plan, job, placement_number=(part or plan).placement.placement_number if plan.moves else None
@@ -91,16 +91,11 @@ class RunRecorder:
         self._has_risen = False
         self._candidates: tuple[str, ...] = ()  # before the trace was begun
 
-    @property
-    def plan(self) -> Plan:
-        """The plan of the run."""
-        return self._plan
-
     def begin(self, started_unix_s: float) -> None:
         """Open the trace with the start of training as time zero."""
         self.ledger.begin(started_unix_s)
-        num_blocks = self._plan.course.num_blocks
-        nodes = dict.fromkeys((*self._plan.nodes, *self._candidates))
+        num_blocks = self.plan.course.num_blocks
+        nodes = dict.fromkeys((*self.plan.nodes, *self._candidates))
         text = TraceText(
             nodes, num_blocks=num_blocks, started_unix_s=started_unix_s, placement_number=self.ledger.placement_number
         )
@@ -116,11 +111,6 @@ class RunRecorder:
     def is_open(self) -> bool:
         """Whether training has begun."""
         return self._trace is not None
-
-    @property
-    def links(self) -> RecordedLinks:
-        """The links with the run's own transfers so far."""
-        return self._recorded.links
 
     def moved(self, command: rd.LogMove, at_unix_s: float) -> None:
         """Record a move, or why it failed; send its line to the submitter."""
@@ -148,7 +138,7 @@ class RunRecorder:
 
     def recovered(self, command: rd.LogRecovery, at_unix_s: float) -> None:
         """Record a recovery; send plan and line to the submitter."""
-        self._plan = command.plan
+        self.plan = command.plan
         self.ledger.recovered(command.plan, command.part.placement.placement_number, at_unix_s)
         line = recovery_line(command)
         self._emit(control_pb2.RunEvent(plan_json=json.dumps(command.plan.to_json())))
@@ -163,7 +153,7 @@ class RunRecorder:
             self.ledger.add_traffic(node, traffic.seq, traffic.target, traffic.payload, traffic.bytes)
             self._operations.add_traffic(traffic.seq, traffic.payload, traffic.bytes)
         for transfer in request.transfers:
-            self._recorded.links.add(transfer.source, node, transfer.bytes, transfer.seconds, at_s=transfer.at_unix_s)
+            self.links.add(transfer.source, node, transfer.bytes, transfer.seconds, at_s=transfer.at_unix_s)
             if self.pace is not None:
                 self.pace.links.add(transfer.source, node, transfer.bytes, transfer.seconds, at_s=transfer.at_unix_s)
         spans = list(self._spans(request))
@@ -185,7 +175,7 @@ class RunRecorder:
         """Yield the spans of a report with parsed actions; unknown actions are left out with a warning."""
         for span in request.spans:
             try:
-                action = parse_action(span.action, self._plan.course.num_blocks)
+                action = parse_action(span.action, self.plan.course.num_blocks)
             except PlanError as error:
                 if count := self._left_out.told(request.node):
                     told = "node %s reports an invalid action, which is left out: %s%s"
@@ -217,7 +207,7 @@ class RunRecorder:
 
     def shown_links(self) -> tuple[LinkFacts, ...]:
         """The links with a rate from the run's own transfers."""
-        return self._recorded.links.shown(self._links)
+        return self.links.shown(self._links)
 
     def note_end(self, seq: int, at_unix_s: float) -> None:
         """Note the end of an item, for the line that the state machine logs next."""
@@ -229,10 +219,10 @@ class RunRecorder:
             case rd.LogStep(turn, seq, step, depth, values):
                 ended_unix_s = self._ends_unix_s.pop(seq)
                 progress = self.ledger.step_done(turn, seq, step, depth, dict(values), ended_unix_s)
-                if not self._plan.goes_back:  # else it was shown when it was done
+                if not self.plan.goes_back:  # else it was shown when it was done
                     self._emit(control_pb2.RunEvent(step_json=json.dumps(progress)))
             case rd.ShowStep(turn, seq, step, depth, values):
-                done = {"seq": seq, "num_steps": self._plan.course.num_steps}
+                done = {"seq": seq, "num_steps": self.plan.course.num_steps}
                 line = self.ledger.line_of(turn, seq, step, depth, dict(values))
                 self._emit(control_pb2.RunEvent(step_json=json.dumps(done | line)))
             case rd.LogTurn(turn):
@@ -242,10 +232,10 @@ class RunRecorder:
                 self._operations.turn_done(turn)
                 for line in self.ledger.turn_done(turn):
                     self._emit(control_pb2.RunEvent(metrics_json=json.dumps(line)))
-                if self.onlooker is not None and (found := self._activity.turn_done(turn, self._plan.nodes)):
+                if self.onlooker is not None and (found := self._activity.turn_done(turn, self.plan.nodes)):
                     self.onlooker(control_pb2.RunEvent(activity_json=json.dumps(found)))
             case rd.LogPlan(plan, why):
-                self._plan = plan
+                self.plan = plan
                 self.ledger.replanned(plan)
                 self._emit(control_pb2.RunEvent(plan_json=json.dumps(plan.to_json())))
                 self._emit(control_pb2.RunEvent(metrics_json=json.dumps(replan_line(plan, why))))
@@ -257,7 +247,7 @@ class RunRecorder:
                 self._emit(control_pb2.RunEvent(step_json=json.dumps(self.ledger.unfrozen(step, depth))))
             case rd.LogOperations(step, operations):
                 self._emit(control_pb2.RunEvent(step_json=json.dumps(self.ledger.operations_chosen(step, operations))))
-                chosen = ScheduledTable(step=step, operations=operations, origin=self._plan.course.table_origin)
+                chosen = ScheduledTable(step=step, operations=operations, origin=self.plan.course.table_origin)
                 self._emit(control_pb2.RunEvent(operations_json=json.dumps(chosen.to_json())))
             case rd.LogTechniqueFailed(_, problem):
                 self._emit(control_pb2.RunEvent(note=problem))
@@ -271,7 +261,7 @@ class RunRecorder:
                 text = json.dumps(line)
                 self._emit(control_pb2.RunEvent(step_json=text))
                 self._emit(control_pb2.RunEvent(metrics_json=text))
-                if (risen := line.get("risen")) and not self._has_risen and step < self._plan.course.num_steps:
+                if (risen := line.get("risen")) and not self._has_risen and step < self.plan.course.num_steps:
                     self._has_risen = True
                     self._emit(control_pb2.RunEvent(note=risen))
 

@@ -106,7 +106,7 @@ class Reports:
         self._scores: dict[tuple[str, int], list[BlockScores]] = {}  # of turns that are not done at the node
         self._copies: dict[tuple[str, int], list[CopyDigest]] = {}  # of turns that are not done at the node
         self._kept: dict[tuple[str, int], list[CopyDigest]] = {}  # the same
-        self._suspicions = PeerSuspicions()
+        self.suspicions = PeerSuspicions()
 
     def take(
         self, request: control_pb2.ReportRequest, recorder: RunRecorder, placement_number: int = 0
@@ -148,7 +148,7 @@ class Reports:
                 message = with_role(message, request.lost_peer or request.node, next(parts, recorder.plan))
             failed = rd.NodeFailed(request.node, request.error, message, request.lost_peer)
             if request.lost_peer:
-                self._suspicions.add(failed, request.lost_peer, self._now_s())
+                self.suspicions.add(failed, request.lost_peer, self._now_s())
             else:
                 yield failed
 
@@ -173,20 +173,8 @@ class Reports:
 
     def forgive(self) -> None:
         """Drop all complaints, and scores of turns that are repeated: the run continues without the lost nodes."""
-        self._suspicions.forgive()
+        self.suspicions.forgive()
         self._scores = {}
-
-    def verdict(self, now_s: float) -> rd.NodeFailed | None:
-        """Return the failure of a node with complaints, once its time for an own report is over."""
-        return self._suspicions.verdict(now_s)
-
-    def died(self, node: str) -> None:
-        """Note that a node was silent for a whole lease, or does not answer."""
-        self._suspicions.died(node)
-
-    def suspect(self, failed: rd.NodeFailed) -> str:
-        """Return the end of a broken link that the run rather does without, as ``PeerSuspicions``."""
-        return self._suspicions.suspect(failed)
 
 
 def _note_digests(

@@ -336,10 +336,9 @@ class RunLedger:
 
     def replanned(self, plan: Plan) -> None:
         """Take a plan with one more placement; from now on entries have the placement number."""
-        self._plan, self.placement_number = (
-            plan,
-            plan.placement.placement_number if self.placement_number is None else self.placement_number,
-        )
+        self._plan = plan
+        if self.placement_number is None:
+            self.placement_number = plan.placement.placement_number
 
     def turn_done(self, turn: Turn) -> list[dict[str, Any]]:
         """Close a turn that every node has done; return its lines of metrics.jsonl, in order.

@@ -111,7 +111,7 @@ class RunRequest(NamedTuple):
 
     @property
     def needs_times(self) -> bool:
-        """Whether the nodes must measure themselves: no times are given, and it is no evaluation, which is short."""
+        """Whether nodes and links are measured: no profile is given, and it is no evaluation, which is short."""
         return self.profile is None and self.evaluation is None
 
 

@@ -12,6 +12,7 @@ Only the run's thread touches state machine and books. All decisions are the sta
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import json
 import threading
@@ -197,7 +198,7 @@ class RunDriver(Driver):
         request = self._request
         named = self._checkpoints.needed_nodes or (request.plan.plan.nodes if request.plan else request.nodes)
         members = self._recruit(request, named)
-        self._join_handler.gathered()
+        self._queue.put(InitialNodesJoined())  # behind their own events
         if unused := unused_owners(self._members.living(), members) if request.plan else ():
             self._note(f"not in the given plan, so their rows are not trained on: {', '.join(unused)}")
         self._addresses |= {member.node: member.address for member in members}
@@ -255,13 +256,13 @@ class RunDriver(Driver):
             case LinkAnswer():
                 self._run_planner.add_link_answer(entry)
             case ReplanOutcome():
-                if self._replanning is not None and (found := self._replanning.take(entry, self._needed)) is not None:
+                if self._replanning is not None and (found := self._replanning.take(entry, self.nodes)) is not None:
                     self._feed(found)
             case NodeRested() | NodeMoved():
                 if self._recorder is not None:
                     self._feed(note_figures(entry, self._recorder.ledger))
             case Joined() | InitialNodesJoined() | CandidateAnswered() | CandidateFailed():
-                self._join_handler.take(entry, self._needed)
+                self._join_handler.take(entry, self.nodes)
             case Noted(step):
                 if self._checkpoints.note_kept(step) and self._rounds.phase in ("training", "collecting"):
                     self._require_moving().grant(())
@@ -273,15 +274,15 @@ class RunDriver(Driver):
 
     def _on_facts(self, entry: Facts) -> None:
         facts = dataclasses.replace(read_facts(entry), rack=self._racks[entry.node])
-        if self._run_planner.is_first_inspection:
-            self._run_planner.add_answer(facts)
+        if self._run_planner.first_inspection is not None:
+            self._run_planner.first_inspection.take(facts)
         else:
             self._checkpoints.note_states(entry.node, entry.shards, entry.saved)
             self._feed(rd.Inspected(entry.node, facts))
 
     def _on_first_inspection(self, looked: FirstInspectionDone) -> None:
         """Make the nodes measure themselves, or end a run for which no plan is possible."""
-        self._run_planner.end_first_inspection()
+        self._run_planner.first_inspection = None
         if looked.error is not None:
             self._feed(rd.PlanFailed(type(looked.error).__name__, str(looked.error)))
             return
@@ -300,12 +301,12 @@ class RunDriver(Driver):
             self._feed(event)
 
     def _check_leases(self) -> None:
-        if (verdict := self._reports.verdict(self._now_s())) is not None:
+        if (verdict := self._reports.suspicions.verdict(self._now_s())) is not None:
             self._judge(verdict)
         for node, message in self._silent_nodes():
             told = with_role(message, node, self._planned.plan) if self._planned else message
-            self._needed -= {node}
-            self._reports.died(node)
+            self.nodes -= {node}
+            self._reports.suspicions.died(node)
             self._queue.put(rd.NodeFailed(node, PeerLostError.__name__, told))  # behind what it said before
 
     def _judge(self, complaint: rd.NodeFailed) -> None:
@@ -313,10 +314,11 @@ class RunDriver(Driver):
 
         The answer may come when all links were opened anew already.
         """
-        if complaint.lost not in self._needed:
+        if complaint.lost not in self.nodes:
             self._feed(complaint)
             return
-        number, suspect = self._require_moving().part.placement.placement_number, self._reports.suspect(complaint)
+        number = self._require_moving().part.placement.placement_number
+        suspect = self._reports.suspicions.suspect(complaint)
         self._calls[complaint.lost].ask_alive(
             lambda is_alive: self._queue.put(rd.LinkFailed(complaint, number, is_alive, suspect))
         )
@@ -336,7 +338,7 @@ class RunDriver(Driver):
         if isinstance(failed, rd.NodeFailed) and failed.error == PeerLostError.__name__:
             self._lost = failed.lost or failed.node
         if isinstance(event, rd.LinkFailed) and not event.answers:
-            self._reports.died(event.failed.lost)
+            self._reports.suspicions.died(event.failed.lost)
         elif isinstance(event, rd.LinkFailed):
             plan = self._require_plan().plan
             self._lost = next((node for node in event.ends if plan.owner(node) is None), self._lost)
@@ -364,7 +366,7 @@ class RunDriver(Driver):
                     self._audit.check(self._require_moving().part, turn)
             case rd.AwaitNodes():
                 self._note(await_nodes(command, self.board, self._now_s()))
-                self._join_handler.ask_others(self._needed)
+                self._join_handler.ask_others(self.nodes)
             case rd.LogMove() | rd.FindPlacement() | rd.LogRecovery():
                 self._note(self._recover(command))
             case rd.LogTurn(turn) if self._recorder is not None and self._replanning is not None:
@@ -372,7 +374,8 @@ class RunDriver(Driver):
                 if self._audit is not None:
                     self._recorder.add_to_ledger(self._audit.closed(turn))
                 part, prepare_s = self._require_moving().part, self._phases_s.get("preparing", 0.0)
-                self._replanning.turn_done(part, turn, self._recorder, prepare_s=prepare_s, living=self._needed)
+                end_step, links = self._recorder.end_step, self._recorder.links
+                self._replanning.turn_done(part, turn, end_step, links, prepare_s=prepare_s, living=self.nodes)
             case rd.Grant(turns):
                 if self._recorder is not None:
                     self._recorder.granted(turns)
@@ -382,7 +385,7 @@ class RunDriver(Driver):
                 part, needed_steps = self._require_moving().part, self._checkpoints.best_steps
                 self._collector.carry_out(command, self._calls, part, needed_steps=needed_steps)
             case rd.Release(node, reason, is_finished):
-                self._needed -= {node}
+                self.nodes -= {node}
                 self._released.append(self._calls[node].release(reason, is_finished=is_finished))
             case SetTimer(timer, at_s):
                 self._timers[timer] = at_s
@@ -488,7 +491,9 @@ class RunDriver(Driver):
                     authorities=lambda: who.identity.authorities if who is not None else (),
                 )
             self._replanning = ReplanSearch(plan, part, self._job, made.profile, put=self._queue.put, note=self._note)
-            self._recorder.pace, self._recorder.onlooker = self._replanning.pace, self._onlooker
+            self._recorder.pace = self._replanning.pace
+            if self._onlookers:
+                self._recorder.onlooker = functools.partial(self._tell, self._onlookers)
             self._join_handler.begin(KnownNodes(plan, made.profile.by_name), self._recorder, self._replanning)
         self._feed(rd.PlanMade(plan, start))
 

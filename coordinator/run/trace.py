@@ -320,7 +320,8 @@ def step_waits(spans: Sequence[tuple[str, Span]], begin_s: float) -> dict[str, d
                 ready_s = max(until_s, earlier[1].end_s if earlier else until_s)
                 ends_s, ready_s = min(at_s, max(until_s, before.end_s)), min(at_s, ready_s)
                 waits[f"{source}{MESSAGES}"] += at_s - ends_s
-                busy_s = _overlap(by_node[source], ready_s, ends_s)
+                others = ((max(one.start_s, ready_s), min(one.end_s, ends_s)) for one in by_node[source])
+                busy_s = sum(max(0.0, end_s - start_s) for start_s, end_s in others)
                 waits[source] += busy_s
                 waits[f"{earlier[0] if earlier else source}{MESSAGES}"] += max(0.0, ends_s - ready_s - busy_s)
                 at_s, action = ready_s, before
@@ -358,8 +359,3 @@ def _needs(spans: Sequence[tuple[str, Span]]) -> dict[int, tuple[str, Span]]:
         if need is not None and need[1] is not span:
             found[id(span)] = need
     return found
-
-
-def _overlap(spans: Iterable[Span], begin_s: float, end_s: float) -> float:
-    """Seconds of these actions of one node between two times; the actions do not overlap each other."""
-    return sum(max(0.0, min(span.end_s, end_s) - max(span.start_s, begin_s)) for span in spans)

@@ -386,7 +386,7 @@ def test_error_of_a_node_that_the_run_has_gone_on_without_ends_nothing(lost_peer
         reports = Reports(CheckpointManager("r", job(), None))
         request = control_pb2.ReportRequest(node=node, number=1, **error)  # type: ignore[arg-type]
         events = list(reports.take(request, recorder, placement_number))
-        return bool(events) or reports.verdict(math.inf) is not None
+        return bool(events) or reports.suspicions.verdict(math.inf) is not None
 
     assert heard("c", 0) and heard("a", 0) and heard("a", 1)
     assert not heard("c", 1)
@@ -464,7 +464,7 @@ def test_report_of_granted_items_is_taken() -> None:
     assert [type(event) for event in reports.take(request, recorder)] == [rd.StepReported] * 2
     # A node that has joined may be lost before the plan has it
     lost = control_pb2.ReportRequest(node="a", number=2, error="PeerLostError", message="new is gone", lost_peer="new")
-    assert list(reports.take(lost, recorder)) == [] and reports.verdict(math.inf) is not None
+    assert list(reports.take(lost, recorder)) == [] and reports.suspicions.verdict(math.inf) is not None
 
 
 def test_totals_that_are_no_figures_are_refused() -> None:

@@ -41,14 +41,6 @@ def measured(*, assumed: bool = False) -> Profile:
     return dataclasses.replace(profile, links=links)
 
 
-class FewBooks:
-    """What replanning needs of the books of a run."""
-
-    def __init__(self, end_step: int = 0) -> None:
-        self.end_step = end_step
-        self.links = RecordedLinks()
-
-
 def moved(seconds: float, part: Plan = PLAN, *, placement_number: int = 0, problem: str = "") -> rd.LogMove:
     """What the state machine logs of a move."""
     return rd.LogMove(TURN.end_step, placement_number or part.placement.placement_number, part, seconds, (), problem)
@@ -84,8 +76,7 @@ class Run:
         pace: Any = self.replanning.pace
         pace.changed = lambda: changed_nodes
         pace.links.changed = lambda: links or {}
-        books = FewBooks(end_step)
-        self.replanning.turn_done(part, TURN, books, prepare_s=1.0, living=frozenset(living))
+        self.replanning.turn_done(part, TURN, end_step, RecordedLinks(), prepare_s=1.0, living=frozenset(living))
 
     def take(self, living: Sequence[str] = "ab") -> rd.Replanned | None:
         """Take what was found."""
@@ -179,7 +170,7 @@ def test_replanning_follows_what_the_losses_decide(monkeypatch: pytest.MonkeyPat
     for follow, looked in (("never", 0), ("auto", 1)):
         run = Run(plan=plan, job=job_of(placement__follow=follow))
         for turn in (TURN, decided, decided):
-            run.replanning.turn_done(plan, turn, FewBooks(), prepare_s=9.0, living=frozenset("ab"))
+            run.replanning.turn_done(plan, turn, 0, RecordedLinks(), prepare_s=9.0, living=frozenset("ab"))
             if turn is decided and looked and run.replanning._is_thinking:
                 assert run.take() is not None
         assert costs == [9.0] * looked
@@ -212,7 +203,7 @@ def test_run_that_stays_anyway_is_not_watched() -> None:
     ]
     for run in rows:
         assert run.replanning.pace is None
-        run.replanning.turn_done(PLAN, TURN, FewBooks(), prepare_s=1.0, living=frozenset("ab"))
+        run.replanning.turn_done(PLAN, TURN, 0, RecordedLinks(), prepare_s=1.0, living=frozenset("ab"))
         assert run.replanning.moved(moved(1.0)) is None
         assert run.notes == []
 
