@@ -149,19 +149,42 @@ RETURNED_BYTES: Final = 128 * 1024
 _M_TRIM_THRESHOLD: Final = -1  # of glibc's malloc.h
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
+_LARGEST_HOLE: Final = 1 << 30
+_WORD, _IS_MAPPED = ctypes.sizeof(ctypes.c_size_t), 2  # the word before a block has its size, and this bit
+
+
+_holes: list[int] = []
+"""Blocks that occupy the heap's free parts, untouched."""
 
 
 def keep_freed_memory() -> bool:
     """Set glibc to keep up to ``KEPT_BYTES`` of freed memory, in one heap; False with another C library."""
-    return _set({_M_MMAP_THRESHOLD: KEPT_BYTES, _M_TRIM_THRESHOLD: KEPT_BYTES, _M_ARENA_MAX: 1})
+    took = _set({_M_MMAP_THRESHOLD: KEPT_BYTES, _M_TRIM_THRESHOLD: KEPT_BYTES, _M_ARENA_MAX: 1})
+    while _holes:
+        ctypes.CDLL(None).free(ctypes.c_void_p(_holes.pop()))
+    return took
 
 
 def return_freed_memory() -> bool:
     """Set glibc to return freed blocks of ``RETURNED_BYTES`` or more to the kernel; False with another C library.
 
-    A step then takes 9 to 25 % more CPU time, for page faults. ``keep_freed_memory`` undoes it.
+    Free parts of the heap, which it would use first and keep, are returned and then occupied: measuring a block of a
+    Llama of 1.1 billion parameters leaves 700 MiB of addresses. A step then takes 9 to 25 % more CPU time, for page
+    faults. ``keep_freed_memory`` undoes it.
     """
-    return _set({_M_MMAP_THRESHOLD: RETURNED_BYTES})
+    trim_heap()
+    if not _set({_M_MMAP_THRESHOLD: RETURNED_BYTES}):
+        return False
+    library, size = ctypes.CDLL(None), _LARGEST_HOLE
+    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+    while size >= RETURNED_BYTES:
+        address = library.malloc(size)
+        if address and not ctypes.c_size_t.from_address(address - _WORD).value & _IS_MAPPED:
+            _holes.append(address)
+            continue
+        library.free(ctypes.c_void_p(address))
+        size //= 2
+    return True
 
 
 def _set(settings: Mapping[int, int]) -> bool:

@@ -155,14 +155,16 @@ class CompactMatrix:
         """Return rows by index in float32."""
         return self.numbers.look_up(ids)
 
-    def times_rows(self, x_NC: torch.Tensor, bias_R: torch.Tensor | None = None) -> torch.Tensor:
-        """Return ``x_NC @ matrix.T + bias``, (N, R)."""
+    def times_rows(
+        self, x_NC: torch.Tensor, bias_R: torch.Tensor | None = None, *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return ``x_NC @ matrix.T + bias``, (N, R); in ``out`` if it is given."""
         parts = list(self._parts())
         if len(parts) == 1 and not self.native:
             wide_CR = self._widened(parts[0]).t()
-            return torch.mm(x_NC, wide_CR) if bias_R is None else torch.addmm(bias_R, x_NC, wide_CR)
+            return torch.mm(x_NC, wide_CR, out=out) if bias_R is None else torch.addmm(bias_R, x_NC, wide_CR, out=out)
         x_NC = x_NC.to(torch.bfloat16) if self.native else x_NC
-        y_NR = torch.empty(x_NC.shape[0], self.numbers.shape[0], dtype=torch.float32, device=x_NC.device)
+        y_NR = x_NC.new_empty(x_NC.shape[0], self.numbers.shape[0], dtype=torch.float32) if out is None else out
         for part in parts:
             y_NR[:, part] = torch.mm(x_NC, self._widened(part).t())
         if (scales := self._row_scales) is not None:
@@ -171,16 +173,21 @@ class CompactMatrix:
 
     def times_columns(self, x_NR: torch.Tensor, bias_C: torch.Tensor | None = None) -> torch.Tensor:
         """Return ``x_NR @ matrix + bias``, (N, C)."""
-        if self.native:
-            x_NR = (x_NR if (scales := self._row_scales) is None else x_NR * scales).to(torch.bfloat16)
         first, *others = self._parts()
-        y_NC = self._begun(x_NR[:, first], self._widened(first), bias_C)
+        y_NC = self._begun(self._factor(x_NR, first), self._widened(first), bias_C)
         for part in others:
             if self.native:
-                y_NC += torch.mm(x_NR[:, part], self._widened(part))
+                y_NC += torch.mm(self._factor(x_NR, part), self._widened(part))
             else:
                 y_NC.addmm_(x_NR[:, part], self._widened(part))
         return y_NC
+
+    def _factor(self, x_NR: torch.Tensor, rows: slice) -> torch.Tensor:
+        """Return what is multiplied with some rows; natively with their scales, in bfloat16."""
+        x = x_NR[:, rows]
+        if not self.native:
+            return x
+        return (x if (scales := self._row_scales) is None else x * scales[:, rows]).to(torch.bfloat16)
 
     def _begun(self, x: torch.Tensor, wide: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if not self.native:
@@ -300,6 +307,9 @@ def mm_into(
     ``add`` to ``out``.
     """
     if isinstance(matrix, FrozenMatrix):
+        if matrix.is_transposed and not add:
+            matrix.held.times_rows(x, bias, out=out)
+            return
         found = _multiplied(x, matrix.held, bias, by_rows=matrix.is_transposed)
         (out.add_ if add else out.copy_)(found)
     elif add:

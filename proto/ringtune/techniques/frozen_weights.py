@@ -159,7 +159,7 @@ def reason_line(course: Course, too_large: Sequence[tuple[Course, str]] | None) 
     return f"  frozen weights in {name_of(course.frozen)}: {why}"
 
 
-MAX_WIDENED_BYTES: Final = 32 << 20
+MAX_WIDENED_BYTES: Final = 16 << 20
 """Limit of a widened matrix in bytes; a larger one is widened and multiplied by parts of this size."""
 
 CHUNK: Final = 1 << 18

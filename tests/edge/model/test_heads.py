@@ -10,7 +10,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge.data.tokens import IGNORED, Batch
-from edge.model import heads
+from edge.model import frozen_weights, heads
+from edge.model.four_bit import WideningBuffer
+from edge.model.frozen_weights import CompactMatrix, FrozenMatrix, RowScaled, round_to_int8
 from edge.model.heads import CausalLanguageModel, HeadCounts, token_loss
 from edge.model.prediction_heads import Head
 from ringtune.costs.memory_sizes import MAX_LOGIT_BYTES
@@ -152,13 +154,22 @@ def test_chunks_without_targets_or_graph_move_nothing() -> None:
     assert not found.loss_sum.requires_grad
 
 
-def test_logits_of_a_large_vocabulary_are_never_there_at_once() -> None:
-    """Of 4 x 128 tokens over 32,000 words (65 MB) no more lives at any moment than the bound says."""
+@pytest.mark.parametrize("native", [None, False, True], ids=["plain", "widened", "native"])
+def test_logits_of_a_large_vocabulary_are_never_there_at_once(
+    monkeypatch: pytest.MonkeyPatch, native: bool | None
+) -> None:
+    """Of 4 x 128 tokens over 32,000 words (65 MB) no more lives at any moment than the bound says, and scales."""
     vocabulary, batch = 32_000, a_batch(4, 128, 32_000)
     hidden, weight = torch.randn(4, 128, WIDTH), torch.randn(vocabulary, WIDTH)
+    if native is not None:
+        numbers, scales = torch.empty(vocabulary, WIDTH, dtype=torch.int8), torch.empty(vocabulary, 1)
+        round_to_int8(weight, numbers, scales)
+        held = CompactMatrix(RowScaled(numbers=numbers, scales=scales), native=native, room=WideningBuffer())
+        weight = FrozenMatrix.of(held)
+        monkeypatch.setattr(frozen_weights, "MAX_WIDENED_BYTES", vocabulary * WIDTH // 8)
     with LogitBytes(vocabulary) as seen:
         computed(hidden, weight, batch)
-    assert MAX_LOGIT_BYTES // 2 < seen.peak_bytes <= MAX_LOGIT_BYTES
+    assert MAX_LOGIT_BYTES // 2 < seen.peak_bytes <= MAX_LOGIT_BYTES + 8 * vocabulary
 
 
 def test_logits_of_a_small_vocabulary_are_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
