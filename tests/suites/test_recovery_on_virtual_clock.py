@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ringtune.run_control import events as rd
-from ringtune.run_control.recovery import MOST_OPENINGS, LinkOpenings, RecoveryPolicy, loss_outcome
+from ringtune.run_control.recovery import MOST_OPENINGS, RESUME, LinkOpenings, RecoveryPolicy, loss_outcome
 from ringtune.schedule.course import Generation
 from ringtune.schedule.lowering import links
 from ringtune.schedule.migration import stay_reason
@@ -292,6 +292,51 @@ def test_hosts_stay_with_which_an_owner_loses_its_links_in_turn() -> None:
     result = ring.run()
     assert story(result) == story(wanted)
     assert [one.lost for one in recoveries(result)] == [()] * (2 * MOST_OPENINGS + 2)
+
+
+@pytest.mark.parametrize("lies", [4, 10_000])
+def test_owner_that_reports_links_twice_makes_one_host_leave(lies: int) -> None:
+    """A second host stays for fifty turns: its link is opened anew as long as a node is awaited, then the run ends.
+
+    So does a run whose owner stops in time, with all that it trains.
+    """
+    hosts = [("a", 0, 1), ("c", 1, 3), ("d", 3, 4), ("b", 4, 5)]
+    plan = make_plan(hosts, ["a", "b"], num_blocks=5, num_steps=24, local_iterations=2)
+    wanted = ring_of(plan, random.Random(0)).run()
+    ring, reports = ring_of(plan, random.Random(0), recovery=RecoveryPolicy(awaits_s=100.0)), list[int]()
+
+    def when(what: str, node: str) -> None:
+        kept = sum(isinstance(entry, rd.LogKept) for entry in ring.result.logged)
+        is_again = len(reports) != 2 and max(reports, default=0) == kept
+        if len(recoveries(ring.result)) == len(reports) < 2 + lies and (is_again or kept > max(reports, default=0)):
+            reports.append(kept)
+            ring.lose_link("a", "c" if len(reports) <= 2 else "d")
+
+    ring.when = when
+    result = ring.run()
+    assert [one.lost for one in recoveries(result)] == [
+        (),
+        ("c",),
+        *[()] * (len(reports) - 2 - bool(result.finish.error)),
+    ]
+    if lies > 4:
+        assert result.finish.message.endswith(
+            "; the link between a and d was opened anew for 100 s (recovery.wait_s); node a, for a link with which a "
+            f"node has left the run, owns rows, which no other node has; mend the network, {RESUME}"
+        )
+        return
+    assert story(result) == story(wanted) and len(reports) == 6
+
+
+def test_host_may_leave_for_a_link_with_an_owner_again_after_fifty_turns() -> None:
+    """Of the owner itself; other owners may lose one meanwhile."""
+    openings, found = LinkOpenings(), list[bool]()
+    openings.note_cost(("a",))
+    for _ in range(60):
+        found.append(openings.has_cost(("c", "a")))
+        assert not openings.has_cost(("c", "b"))
+        openings.commit()
+    assert found == [True] * 50 + [False] * 10
 
 
 def test_links_that_are_opened_anew_now_and_then_are_not_too_many() -> None:

@@ -283,6 +283,7 @@ class LinkOpenings:
     def __init__(self) -> None:
         self._num_turns = 0
         self._at: list[tuple[int, frozenset[str]]] = []
+        self._cost: dict[str, int] = {}
 
     def commit(self) -> None:
         """Note that a train turn is committed."""
@@ -295,6 +296,17 @@ class LinkOpenings:
     def lose(self, node: str, others: Collection[str]) -> None:
         """Note that the run does without a node: what was opened with it counts no more for these others."""
         self._at = [(at, ends.difference(others) if node in ends else ends) for at, ends in self._at]
+
+    def note_cost(self, nodes: Iterable[str]) -> None:
+        """Note that a host leaves the run for a link with one of these nodes, which the run needs."""
+        self._cost |= dict.fromkeys(nodes, self._num_turns)
+
+    def has_cost(self, ends: Iterable[str]) -> bool:
+        """Whether a host has left within the last turns for a link with one of these nodes.
+
+        So a needed owner that lies about its links makes one host leave in ``OPENINGS_TURNS`` turns at most.
+        """
+        return any(self._is_late(self._cost[node]) for node in ends if node in self._cost)
 
     def are_too_many(self, node: str, ends: Iterable[str]) -> bool:
         """Whether a node was an end of ``MOST_OPENINGS`` such links within the last turns, and no end of this one more.

@@ -464,7 +464,7 @@ class RunStateMachine:
             if not self._openings.are_too_many(node, event.ends):
                 continue
             why = f"{event.failed.message}; its links were opened anew {MOST_OPENINGS} times in {OPENINGS_TURNS} turns"
-            self._on_node_failed(rd.NodeFailed(node, event.failed.error, why), now_s, commands)
+            self._leave_out(node, event, why, now_s, commands)
             return
         self._openings.note(event.ends)
         self._opened_at, self._opened_s = step, now_s
@@ -479,17 +479,25 @@ class RunStateMachine:
         """Continue without one end of a link that stays broken: the suspect, or the other where only that can go.
 
         Both are there. So if the run needs the rows of both, all links are opened anew until the time is over that it
-        would wait for a node.
+        would wait for a node. So they are if it needs the other end, and has just lost a node for a link with that.
         """
-        link = event.failed
-        if lost := next(iter(self._dispensable(event.ends)), ""):
-            self._on_node_failed(rd.NodeFailed(lost, link.error, link.message), now_s, commands)
+        link, free = event.failed, self._dispensable(event.ends)
+        needed = [node for node in event.ends if node not in free]
+        if free and not self._openings.has_cost(needed):
+            self._leave_out(free[0], event, link.message, now_s, commands)
         elif now_s < self._opened_s + self._policy.awaits_s:
             self._open_links(event, now_s, commands)
         else:
             tried = f" for {self._policy.awaits_s:g} s (recovery.wait_s)" if self._policy.awaits_s else " in vain"
-            text = f"the link between {' and '.join(event.ends)} was opened anew{tried}; both own rows, which no other"
+            why = f"node {needed[0]}, for a link with which a node has left the run, owns" if free else "both own"
+            text = f"the link between {' and '.join(event.ends)} was opened anew{tried}; {why} rows, which no other"
             self._fail(link.error, f"{link.message}; {text} node has; mend the network, {RESUME}", commands)
+
+    def _leave_out(self, lost: str, event: rd.LinkFailed, why: str, now_s: float, commands: list[rd.Command]) -> None:
+        """Continue without an end of a broken link; note an end without which the run can't."""
+        free = self._dispensable(event.ends)
+        self._openings.note_cost(node for node in event.ends if node not in free)
+        self._on_node_failed(rd.NodeFailed(lost, event.failed.error, why), now_s, commands)
 
     def _dispensable(self, nodes: Iterable[str]) -> list[str]:
         """Return the nodes without whose rows the run can go on, those without rows first."""
