@@ -14,7 +14,7 @@ from safetensors.torch import load, load_file, save_file
 from ringtune.models.adapter_config import invertible_of
 from ringtune.models.families import FAMILIES
 from tests.features.feature import PRIVATE, SPLITS, Feature, Run, Tensors, inputs
-from tests.support.stock_plugged import SCORES_CAPPED, with_room
+from tests.support.stock_plugged import SCORES_CAPPED, STOCK_CLASSES, with_room
 from tests.support.tiny_families import DECODERS, MODEL_TYPES
 from tests.support.torch_ring import TASKS, Case
 
@@ -49,10 +49,12 @@ def loaded_with_interface(case: Case, folder: Path) -> Any:
     from adapters import AdapterModelInterface
 
     interface = AdapterModelInterface(**json.loads((folder / "adapter_interface.json").read_text())["interface"])
-    name, base = "AutoModelForCausalLM", str(case.folder / "model")
+    name, base = STOCK_CLASSES.get(case.task, "AutoModelForCausalLM"), str(case.folder / "model")
     choice: dict[str, Any] = {}
+    if case.task in ("sequence-classification", "regression"):
+        name = "AutoModelForSequenceClassification"
     if case.task != "causal-lm":
-        name, choice = "AutoModelForSequenceClassification", {"num_labels": len(case.labels) or 1}
+        choice = {"num_labels": len(case.labels) or (2 if case.task == "question-answering" else 1)}
     if json.loads((case.folder / "model" / "config.json").read_text())["model_type"] in SCORES_CAPPED:
         choice["attn_implementation"] = "eager"
     plain = getattr(transformers, name).from_pretrained(base, **choice)

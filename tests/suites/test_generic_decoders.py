@@ -22,7 +22,6 @@ from tests.support.reference import adapter_of
 from tests.support.tiny_families import GENERIC, IN_FLOAT32, LONGEST, sizes_of, write_family
 from tests.support.torch_ring import Case, distance
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # modules of gpt_bigcode and others
 ROUNDING = ("codegen", "gpt_neo", "gptj", "granitemoe", "granitemoeshared", "vaultgemma")
 """Families whose attention or experts have steps in float32 inside any type."""
 LORA_32 = {"adapter.config": "lora", "model.dtype": "float32"}

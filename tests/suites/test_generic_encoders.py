@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ringtune.costs.model_facts import computed_token_bytes, model_facts
+from ringtune.models.architecture_heads import architecture_head
 from ringtune.models.folder import base_tensors, read_config
 from tests.features.feature import ONE, THREE, Feature, carry_out, one_process
-from tests.features.models import of_family
+from tests.features.models import loaded_merged, loaded_plainly, of_family
+from tests.laws.test_result_folder import require_loads
 from tests.support.hand_ring import make_bench
 from tests.support.tiny_families import ENCODERS, HIDDEN, sizes_of, write_family
 from tests.support.torch_ring import Case, distance
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script")  # modules of DeBERTa, and what ModernBERT loads
 TASKS = ("sequence-classification", "regression", "token-classification", "question-answering")
 ROUNDING = ("deberta",)
 """Families whose norms have steps in float32 inside any type."""
@@ -82,3 +85,23 @@ def test_memory_of_a_generic_encoder_is_not_below_what_a_block_keeps(tmp_path: P
     job = job.with_overrides({"train.max_length": 50, "train.microbatches": 1})
     kept = make_bench(folder, job).activation_token_bytes()
     assert kept <= computed_token_bytes(model_facts(folder, job), job) <= 2.0 * kept
+
+
+@pytest.mark.parametrize("load", [loaded_plainly, loaded_merged])
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("model_type", ENCODERS)
+@pytest.mark.sampled(2)
+def test_result_of_a_generic_encoder_loads_with_nothing_of_ours(
+    tmp_path: Path, model_type: str, task: str, load: Callable[[Case, Path], Any]
+) -> None:
+    """By AdapterHub's lines into the class of the task, and merged as a model of that class alone."""
+    feature = dataclasses.replace(generic(model_type, task, owners=("a",)), load=load)
+    plain = require_loads(feature, tmp_path, load)
+    assert type(plain).__name__ == architecture_head(model_type, task).architecture
+
+
+@pytest.mark.parametrize("model_type", ENCODERS)
+@pytest.mark.sampled(2)
+def test_dropout_of_a_generic_encoder_draws_the_same_numbers(model_type: str) -> None:
+    """Before the blocks, in relative positions and in the head, which are called by the architecture's own forward."""
+    require_equal(generic(model_type, "token-classification", dropout=0.2), "three")

@@ -45,8 +45,8 @@ from ringtune.storage.tensor_files import DTYPE_BYTES, TensorFile, TensorPieces,
 PEFT_FILES: Final = ("adapter_model.safetensors", "adapter_model.bin")
 """Names of the file with the tensors; the second is pickled."""
 
-HEAD_MODULES: Final = ("classifier", "score", "qa_outputs")
-"""Heads of the classes of transformers; in BERT also the pooler."""
+HEAD_MODULES: Final = ("classifier", "score", "qa_outputs", "head")
+"""Heads of the classes of transformers, of ModernBERT in two modules; in BERT also the pooler."""
 
 _TASKS: Final[Mapping[str, tuple[str | None, str]]] = {
     CLASSIFICATION: ("SEQ_CLS", "AutoModelForSequenceClassification"),

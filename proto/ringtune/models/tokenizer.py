@@ -40,7 +40,7 @@ _NO_NUMBER: Final = """
     _commit_hash cache_dir chat_template do_pad errors fast full_tokenizer_file is_local local_files_only max_len
     max_length model_max_length name_or_path pad_to_multiple_of pad_token_type_id padding padding_side
     processor_class special_tokens_map_file stride transformers_version truncation_strategy
-    unsloth_fixed unsloth_version use_default_system_prompt use_fast verbose
+    unsloth_fixed unsloth_version use_default_system_prompt use_fast verbose vocab_type
 """
 NO_NUMBER: Final = frozenset(_NO_NUMBER.split())
 """Keys that change no token: rows are cut at ``train.max_length`` and padded on the right, and only the task chat has a

@@ -35,7 +35,7 @@ from tests.support.lora_runs import ALL_MATRICES, lora_run
 from tests.support.saved_runs import auxiliary_instead, users_instead, write_run
 from tests.support.stock_plugged import SCORES_CAPPED
 from tests.support.tiny_data import labels_of
-from tests.support.tiny_families import DECODERS, MODEL_TYPES
+from tests.support.tiny_families import DECODERS, ENCODERS, MODEL_TYPES
 
 SOME = "lora[r=3,alpha=3.5,attn_matrices=['k'],leave_out=[0,2],dropout=0.1]"
 FUSED = "lora[r=2,alpha=6,attn_matrices=['q','v']]"
@@ -47,6 +47,9 @@ CASES = [
     ("roberta", REGRESSION, FUSED),
     ("electra", QUESTION_ANSWERING, FUSED),
     ("gpt2", TAGGING, FUSED),
+    *((model_type, CLASSIFICATION, ALL_MATRICES) for model_type in ENCODERS),
+    ("deberta-v2", TAGGING, SOME),
+    ("modernbert", QUESTION_ANSWERING, ALL_MATRICES),
 ]
 
 
@@ -134,6 +137,8 @@ def test_folder_of_peft_is_the_model_of_the_run(tmp_path: Path, model_type: str,
         ("qwen2", SOME, SOME),
         ("llama", ALL_MATRICES, ALL_MATRICES),
         ("electra", SOME, SOME),
+        ("deberta-v2", ALL_MATRICES, ALL_MATRICES),
+        ("modernbert", "lora[r=4,alpha=8,attn_matrices=['v']]", "lora[r=4,alpha=8,attn_matrices=['v']]"),
         ("gpt2", FUSED, "lora[r=4,alpha=12,attn_matrices=['q','k','v']]"),
     ],
 )
