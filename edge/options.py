@@ -136,11 +136,7 @@ def all_states() -> list[Path]:
 
 
 def parse_share(text: str) -> tuple[int, int]:
-    """Read ``1/4`` as the two numbers 1 and 4.
-
-    Raises:
-        UsageError: not of that form.
-    """
+    """Read ``1/4`` as the two numbers 1 and 4; raises ``UsageError``."""
     index, slash, count = text.partition("/")
     if not slash or not index.isdigit() or not count.isdigit():
         raise UsageError(f"--share {text!r} is not I/N, e.g. 0/4 for the first of four parts")
@@ -226,11 +222,7 @@ def check_memory(limits: Iterable[MemoryLimit]) -> None:
 
 
 def check_rows(options: AgentOptions) -> None:
-    """Refuse files of rows that are missing.
-
-    Raises:
-        DataError: a file of rows is not there.
-    """
+    """Refuse files of rows that are missing; raises ``DataError``."""
     for option, rows in (("--data", options.data), ("--eval-data", options.eval_data)):
         if rows is not None and not rows.exists():
             raise DataError(f"{option} {rows} is not there; correct the path")
@@ -253,11 +245,7 @@ def check_model(folder: Path) -> None:
 
 
 def check_state(folder: Path) -> None:
-    """Make the folder for shards, and write something there.
-
-    Raises:
-        StorageError: it can't be made or written.
-    """
+    """Make the folder for shards, and write something there; raises ``StorageError``."""
     try:
         make_folder(folder)
         with tempfile.TemporaryFile(dir=folder) as probe:

@@ -61,7 +61,6 @@ class CandidateFailed(NamedTuple):
 
 
 JoinEvent = Joined | InitialNodesJoined | CandidateAnswered | CandidateFailed
-"""Events of nodes that join."""
 
 
 class JoinCandidate(NamedTuple):

@@ -203,23 +203,14 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self, *, reads_only: bool = False) -> Iterator[sql.Connection]:
-        """Yield a connection in a transaction: committed at the end, rolled back after an exception.
-
-        Raises:
-            StorageError: the database does not answer or refuses.
-        """
+        """Yield a connection in a transaction, rolled back after an exception; raises ``StorageError``."""
         engine = self._engine.execution_options(ringtune_reads=reads_only)
         with self._errors(), engine.begin() as connection:
             yield connection
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sql.Connection]:
-        """Yield a connection in a transaction of the holder of the lease, as ``transaction``.
-
-        Raises:
-            InterruptedRunError: this coordinator does not hold the lease.
-            StorageError: the database does not answer or refuses.
-        """
+        """Yield a connection as ``transaction``, to the holder of the lease; else raises ``InterruptedRunError``."""
         self.require_lease()
         with self.transaction() as connection:
             self._fence(connection)
@@ -277,11 +268,7 @@ class Database:
     # ---- lease ------------------------------------------------------------------------------------
 
     def take(self) -> str:
-        """Take the lease if it is free or over; return its holder, empty = this coordinator has it from now on.
-
-        Raises:
-            StorageError: the database does not answer.
-        """
+        """Take the lease if it is free or over; return its holder, empty = this one; raises ``StorageError``."""
         with self.transaction() as database:
             now_s = self._clock()
             row = self._lease_row(database)

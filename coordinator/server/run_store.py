@@ -471,11 +471,7 @@ class RunStore:
         self._run(run_id).interrupt(message)
 
     def disown(self, user: str) -> None:
-        """Leave the runs of a removed user to the administrators: a later user of this name has no part in them.
-
-        Raises:
-            StorageError: no room.
-        """
+        """Leave a removed user's runs to administrators, not a later user of this name; raises ``StorageError``."""
         with self._lock:
             own = [run for run in self._runs.values() if run.record.owner == user]
         for run in own:

@@ -90,11 +90,6 @@ class Membership:
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
-    @property
-    def lease_s(self) -> float:
-        """Seconds that the coordinator waits for a heartbeat before the node counts as lost."""
-        return self._lease_s
-
     def join(self, *, timeout_s: float, give_up: threading.Event | None = None) -> None:
         """Join the coordinator and start to renew the lease; wait for a name that a dead node still holds.
 

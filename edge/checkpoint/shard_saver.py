@@ -70,12 +70,7 @@ class Saver:
         self._best_lock, self._best_step, self._is_over = threading.Lock(), 0, False
 
     def open(self, *, timeout_s: float = LOCK_WAIT_S) -> RunShards:
-        """Lock the node's folder at the first call, and return the run's shards.
-
-        Raises:
-            BusyError: another process has the folder.
-            StorageError: the folder can't be used.
-        """
+        """Lock the node's folder at the first call, return the run's shards; raises ``BusyError``, ``StorageError``."""
         if self._state is None:
             self._state = StateFolder(self._folder, timeout_s=timeout_s)
             self._state.drop_moments()
@@ -84,11 +79,7 @@ class Saver:
         return self._state.run(self._run_id)
 
     def save(self, step: int, executor: ShardSource, *, with_head: bool) -> Shard:
-        """Write this node's shard of the checkpoint at ``step`` to the disk.
-
-        Raises:
-            StorageError: the disk is full; earlier shards are intact.
-        """
+        """Write this node's shard of the checkpoint at ``step``; after a ``StorageError`` earlier ones are intact."""
         content = executor.shard(self._metadata(step), with_head=with_head)
         shards = self.open()
         shards.keep_rows(self._rows)
@@ -97,11 +88,7 @@ class Saver:
         return shard
 
     def saved_blocks(self, step: int, attempt: str, start: int, stop: int) -> Pieces:
-        """Return the blocks ``[start, stop)`` of the shard that was saved at ``step`` as a file of run ``attempt``.
-
-        Raises:
-            IntegrityError: the shard is damaged since.
-        """
+        """Return blocks of the shard saved at ``step`` as a file of run ``attempt``; raises ``IntegrityError``."""
         return self.parts().part(step, attempt, start, stop, sha256=self._digests[step])
 
     def keep_best(
@@ -260,25 +247,10 @@ def open_saver(
 ) -> Saver | None:
     """Make the saver of a run; None if this node has no folder and needs none.
 
-    The folder is locked at once if the plan asks for checkpoints, the run is resumed, or optimizer state or the best
-    result is kept there.
+    The folder is locked at once if the plan asks for checkpoints, the run is resumed, or the optimizer state of
+    inactive units (``keeps_state``) or the best result is kept there. The other arguments are as for ``Saver``.
 
-    Args:
-        state: the node's folder; None = it has none.
-        plan: of the run.
-        node: this node.
-        run_id: names the folder of the shards.
-        is_resumed: whether a shard has to be loaded.
-        timeout_s: longest wait for the lock.
-        keeps_state: whether optimizer state of inactive units is kept on the disk.
-        keeps_best: whether the best result is.
-        kept: limits for finished runs in the folder.
-        rows: digest of the node's rows for this run; empty = it has none.
-
-    Raises:
-        UsageError: a folder is needed and there is none.
-        BusyError: another process has the folder.
-        StorageError: the folder can't be used.
+    Raises ``UsageError`` where a folder is needed and there is none, ``BusyError`` and ``StorageError``.
     """
     is_needed = is_resumed or plan.course.checkpoint_every > 0 or keeps_state or keeps_best
     if state is None:
@@ -295,12 +267,7 @@ def open_saver(
 def check_shards(
     state: Path | None, node: str, run_id: str, asked: Sequence[ShardRequest], *, timeout_s: float
 ) -> list[str]:
-    """Check shards on the disk; return a description of each one's damage, empty = intact.
-
-    Raises:
-        BusyError: another process has the folder.
-        StorageError: the folder can't be used.
-    """
+    """Describe the damage of each of these shards on the disk, empty = none; raises ``BusyError``, ``StorageError``."""
     if state is None:
         return [f"node {node} {_NO_FOLDER}"] * len(asked)
     with StateFolder(state, timeout_s=timeout_s) as folder:

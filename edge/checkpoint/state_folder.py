@@ -306,11 +306,7 @@ class RunShards:
         return FinishedRun(self.folder.name, ended_unix_s, self.size_bytes())
 
     def write(self, step: int, content: Pieces, *, node: str) -> Shard:
-        """Write a shard to the disk piece by piece; after the return the shard survives a power cut.
-
-        Raises:
-            StorageError: the disk is full; earlier shards are intact.
-        """
+        """Write a shard to the disk, safe from a power cut; after a ``StorageError`` earlier shards are intact."""
         try:
             sha256 = _write_with_digest(self.path(step), content)
         except StorageError as error:
@@ -431,9 +427,6 @@ class SavedParts:
             raise IntegrityError(f"node {self._node} has no best result of step {step} on its disk: {error}") from error
         return found
 
-    def _best_steps(self) -> list[int]:
-        return sorted({step for step, _ in self._best_files()})
-
     def _best_files(self) -> list[tuple[int, Path]]:
         folder = self._shards.folder
         if folder.is_symlink() or not folder.is_dir():
@@ -454,7 +447,8 @@ class SavedParts:
         files = list(self._files())
         newest = sorted({file.step for file in files})[-_MAX_STEPS:]
         parts = (self._checked(file) for file in files if file.step in newest)
-        return (*filter(None, parts), *filter(None, map(self._checked_best, self._best_steps())))
+        best_steps = sorted({step for step, _ in self._best_files()})
+        return (*filter(None, parts), *filter(None, map(self._checked_best, best_steps)))
 
     def _checked_best(self, step: int) -> SavedPart | None:
         try:

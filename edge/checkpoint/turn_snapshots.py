@@ -128,11 +128,7 @@ class CopySender:
 
 
 def _noting(copy: _Copy, problems: list[IntegrityError]) -> Pieces:
-    """Return the content of a copy; what is damaged on this node's disk is noted before the error is raised.
-
-    Raises:
-        IntegrityError: it is damaged, or can't be read.
-    """
+    """Return the content of a copy; what is damaged on this node's disk is noted before the error is raised."""
 
     @contextmanager
     def noted() -> Iterator[None]:

@@ -64,11 +64,7 @@ class PromptReader:
         account.check()
 
     def answered(self, path: Path, lines: Collection[int], count: int) -> list[Prompt]:
-        """Return the first prompts among some lines of a file that have an answer, ``count`` at most.
-
-        Raises:
-            DataError: there is none.
-        """
+        """Return the first ``count`` prompts, at most, of a file's lines that have an answer; raises ``DataError``."""
         found: list[Prompt] = []
         if not is_plain_text(path):
             account = account_of(path, self._job.data)

@@ -122,7 +122,6 @@ class NoTokenError(RowFaultError):
 
 
 Text = str | tuple[str, str]
-"""A text, or a pair of texts."""
 
 
 class Encoder:

@@ -107,11 +107,7 @@ class State(NamedTuple):
 
     @classmethod
     def of(cls, content: bytes, halves: Halves | None = None) -> State:
-        """Compute the digests of a file, whose tensors lie at ``halves`` if these are known.
-
-        Raises:
-            IntegrityError: the file is damaged.
-        """
+        """Compute the digests of a file, with tensors at ``halves`` if these are known; raises ``IntegrityError``."""
         view, found = memoryview(content), {}
         if halves is None:
             halves = halves_of(TensorFile(Pieces.of(content), where=_WHERE).infos)
@@ -311,11 +307,7 @@ class AuditRecorder:
         return _written({"tensor": tensor, "mask": None if mask is None else mask.to(torch.uint8)})
 
     def work_file(self, place: CellPlace) -> Pieces:
-        """Return the state and sums that go into a cell of this node, and those that came out of it, as one file.
-
-        Raises:
-            FrameError: they are not kept.
-        """
+        """Return the state and sums before and after a cell of this node as one file; raises ``FrameError``."""
         kept, seq = self._kept(place.turn), place.seq
         before = next((kept.after[one] for one in sorted(kept.after, reverse=True) if one < seq), kept.begin)
         if before is None:
@@ -551,11 +543,7 @@ def gradients(trained: Mapping[str, nn.Parameter]) -> dict[str, TensorPieces]:
 
 
 def set_gradients(executor: NodeExecutor, content: bytes) -> None:
-    """Set the gradients of a node's slice to those of a file; without content it has none.
-
-    Raises:
-        IntegrityError: the file is not of this slice.
-    """
+    """Set the gradients of a node's slice to those of a file, or without content to none; raises ``IntegrityError``."""
     trained = executor.part.trained
     given = _pieces(content) if content else {}
     if not given.keys() <= trained.keys():

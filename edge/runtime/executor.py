@@ -109,7 +109,7 @@ class NodeExecutor:
         self._forwards = ForwardRunner(plan, node, self._hosted, self._versions, self._scoring)
         self.part = CheckpointPart(plan, self._slice, self._hosted, self.offloading, self._forwards.vectors)
         self.inactive_state = InactiveState(self._course, self._hosted.all_optimizers())
-        self.device = torch.device(device)
+        self.dtype, self.device = self._hosted.dtype, torch.device(device)
         self._settle = settle_of(self.device)
         self._capacity_errors = functools.partial(capacity_errors, node, self.device.type)
         self._items: dict[int, OpenItem] = {}
@@ -154,11 +154,6 @@ class NodeExecutor:
             "peak_versions": self._versions.peak_versions,
             "peak_version_bytes": self._versions.peak_extra_bytes,
         }
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Element type of weights and hidden states."""
-        return self._hosted.dtype
 
     def live_bytes(self) -> int:
         """Bytes of the batches, hidden states, gradients and graphs in memory, without weights."""
@@ -362,11 +357,7 @@ class NodeExecutor:
             self._flows.put(key, tensor, mask)
 
     def take_tensor(self, key: TensorKey) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return a micro-batch's hidden state or gradient for sending, and drop it; see ``MicroBatches.take``.
-
-        Raises:
-            PlanError: there is none.
-        """
+        """Return a micro-batch's hidden state or gradient for sending, and drop it; see ``MicroBatches.take``."""
         return self._flows.take(key)
 
     def copy_tensor(self, key: TensorKey) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -13,6 +13,7 @@ B rows of a batch, T tokens, D model width, V vocabulary.
 
 from __future__ import annotations
 
+import abc
 import argparse
 import functools
 import itertools
@@ -20,7 +21,7 @@ import json
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -325,29 +326,36 @@ def shares_of(logits_V: torch.Tensor, temperature: float, top_k: int, top_p: flo
 Row = Mapping[str, Any]
 
 
-class Predictor(Protocol):
+class Predictor(abc.ABC):
     """Inference of one task, for rows without targets.
 
     Attributes:
         cut_rows: number of rows so far that were too long and cut.
     """
 
-    cut_rows: int
+    cut_rows = 0
+
+    def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
+        self._model, self._job, self._labels, self._sampling = model, job, job.data.labels, sampling
+        self._folder = Path(job.model.path)
 
     def rows(self, path: Path) -> Iterator[tuple[Row, Any]]:
-        """Yield each row of the file, with the model's input for it; raises ``DataError``."""
+        """Yield each row of the file, with the model's input for it; raises ``DataError``.
 
+        Rows without an input are skipped, or refused at the end.
+        """
+        account = account_of(path, self._job.data, is_own=True)
+        for row in task_rows(path, self._job.model.task, self._job.data, account, with_targets=False):
+            yield row.record[1], row.value
+        account.check()
+
+    @abc.abstractmethod
     def predict(self, inputs: Sequence[Any], first: int) -> list[Row]:
         """Return the prediction for each input; ``first`` is the index of the first row."""
 
 
-class _Classes:
+class _Classes(Predictor):
     """Names the class of a text or an image, with the probability of each class."""
-
-    cut_rows = 0
-
-    def __init__(self, model: WholeModel, labels: Sequence[str]) -> None:
-        self._model, self._labels = model, labels
 
     def named(self, logits_BC: torch.Tensor) -> list[Row]:
         """Turn logits (B, C) into names and probabilities."""
@@ -364,12 +372,8 @@ class TextClasses(_Classes):
     """The ``Predictor`` of sequence classification."""
 
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
-        super().__init__(model, job.data.labels)
-        self._source, self._job = LabelledTexts(job, Path(job.model.path)), job
-
-    def rows(self, path: Path) -> Iterator[tuple[Row, Text]]:
-        """Yield the rows of a table with their texts."""
-        return _inputs(path, self._job)
+        super().__init__(model, job, sampling)
+        self._source = LabelledTexts(job, self._folder)
 
     def predict(self, inputs: Sequence[Text], first: int) -> list[Row]:
         """Name the class of each text."""
@@ -379,18 +383,12 @@ class TextClasses(_Classes):
         return self.named(self._model.predict(batch))
 
 
-class Numbers:
+class Numbers(Predictor):
     """The ``Predictor`` of regression: a number for each text, or pair of texts."""
 
-    cut_rows = 0
-
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
-        self._model, self._job = model, job
-        self._source = NumberedTexts(job, Path(job.model.path))
-
-    def rows(self, path: Path) -> Iterator[tuple[Row, Text]]:
-        """Yield the rows of a table with their texts."""
-        return _inputs(path, self._job)
+        super().__init__(model, job, sampling)
+        self._source = NumberedTexts(job, self._folder)
 
     def predict(self, inputs: Sequence[Text], first: int) -> list[Row]:
         """Predict the number of each text."""
@@ -405,8 +403,8 @@ class ImageClasses(_Classes):
     """The ``Predictor`` of image classification: npz, Parquet, Arrow, or a folder with images at any depth."""
 
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
-        super().__init__(model, job.data.labels)
-        self._images = Images(job, Path(job.model.path))
+        super().__init__(model, job, sampling)
+        self._images = Images(job, self._folder)
 
     def rows(self, path: Path) -> Iterator[tuple[Row, Any]]:
         """Yield the images, with the name of the file or the index in the array or table."""
@@ -424,18 +422,12 @@ class ImageClasses(_Classes):
         return self.named(self._model.predict(examples.batch(range(len(inputs)), {})))
 
 
-class Tags:
+class Tags(Predictor):
     """The ``Predictor`` of token classification: a tag for each word, None for a cut word."""
 
-    cut_rows = 0
-
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
-        self._model, self._labels, self._job = model, job.data.labels, job
-        self._source = TaggedTexts(job, Path(job.model.path))
-
-    def rows(self, path: Path) -> Iterator[tuple[Row, tuple[str, ...]]]:
-        """Yield the rows of a jsonl or CoNLL file with their words."""
-        return _inputs(path, self._job)
+        super().__init__(model, job, sampling)
+        self._source = TaggedTexts(job, self._folder)
 
     def predict(self, inputs: Sequence[tuple[str, ...]], first: int) -> list[Row]:
         """Name the tag of each word."""
@@ -452,19 +444,14 @@ class Tags:
         return said
 
 
-class Answers:
+class Answers(Predictor):
     """The ``Predictor`` of question answering: the best span of all windows of a context."""
 
     _WINDOWS = 16
-    cut_rows = 0
 
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
-        self._model, self._job = model, job
-        self._source = Questions(job, Path(job.model.path))
-
-    def rows(self, path: Path) -> Iterator[tuple[Row, Question]]:
-        """Yield the rows of a table with question and context."""
-        return _inputs(path, self._job)
+        super().__init__(model, job, sampling)
+        self._source = Questions(job, self._folder)
 
     def predict(self, inputs: Sequence[Question], first: int) -> list[Row]:
         """Answer each question; the score is the sum of the logits of the first and the last token."""
@@ -480,22 +467,20 @@ class Answers:
         return [found[index] for index in range(len(inputs))]
 
 
-class Texts:
+class Texts(Predictor):
     """The ``Predictor`` of a language model: the continuation of each text."""
 
-    cut_rows = 0
-
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
-        self._model, self._job = model, job
-        limits = model_sampling(Path(job.model.path))
+        super().__init__(model, job, sampling)
+        limits = model_sampling(self._folder)
         self._sampling = sampling._replace(top_k=limits.top_k, top_p=limits.top_p)
-        self._tokenizer = load_tokenizer(Path(job.model.path))
-        self._ends = Ends(ends_of_text(Path(job.model.path), self._tokenizer))
+        self._tokenizer = load_tokenizer(self._folder)
+        self._ends = Ends(ends_of_text(self._folder, self._tokenizer))
 
-    def rows(self, path: Path) -> Iterator[tuple[Row, str]]:
+    def rows(self, path: Path) -> Iterator[tuple[Row, Any]]:
         """Yield the rows of a table with their texts, or the lines of a plain text that are not blank."""
         if not is_plain_text(path):
-            return _inputs(path, self._job)
+            return super().rows(path)
         lines = read_text(path, self._job.data.encoding)[0].splitlines()
         return (({self._job.data.text: line}, line) for line in lines if line.strip())
 
@@ -527,7 +512,7 @@ class ChatAnswers(Texts):
 
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
         super().__init__(model, job, sampling)
-        self._source = Conversations(job, Path(job.model.path))
+        self._source = Conversations(job, self._folder)
 
     def rows(self, path: Path) -> Iterator[tuple[Row, Any]]:
         """Yield the rows of a table with the tokens before the answer."""
@@ -552,14 +537,6 @@ class ChatAnswers(Texts):
     @functools.cached_property
     def _answer_ends(self) -> Ends:
         return ends_with(self._ends, self._tokenizer, self._source.answer_end())
-
-
-def _inputs(path: Path, job: Job) -> Iterator[tuple[Row, Any]]:
-    """Yield the rows of a table with their inputs; rows without one are skipped, or refused at the end."""
-    account = account_of(path, job.data, is_own=True)
-    for row in task_rows(path, job.model.task, job.data, account, with_targets=False):
-        yield row.record[1], row.value
-    account.check()
 
 
 _LIMITS = ("top_k", "top_p")
@@ -661,7 +638,6 @@ PREDICTORS: Mapping[str, type[Any]] = {
     CHAT: ChatAnswers,
     IMAGE_CLASSIFICATION: ImageClasses,
 }
-"""The ``Predictor`` of each task."""
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -78,11 +78,7 @@ class MicroBatch:
     def block_inputs(
         self, action: Action, blocks: BlockRunner, cache: Callable[[], KeyValueCache] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, Any]:
-        """Return hidden state, mask, and the context that all blocks of this node share; ``cache`` is of its text.
-
-        Raises:
-            PlanError: there is no hidden state or no mask.
-        """
+        """Return hidden state, mask, and the context that all blocks of this node share; ``cache`` is of its text."""
         hidden = self.head_input(action)
         if self.mask is None:
             raise PlanError(f"{action} has a hidden state without attention mask")

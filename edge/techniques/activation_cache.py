@@ -112,11 +112,7 @@ class ActivationCache:
         return ()
 
     def read(self, action: Action, entry: OpenItem) -> tuple[()]:
-        """Read the hidden state and mask of a micro-batch.
-
-        Raises:
-            IntegrityError: the file is missing or damaged, though it was intact when its turn was granted.
-        """
+        """Read the hidden state and mask of a micro-batch; raises ``IntegrityError``."""
         path = self._path(key_of(self._course, entry.item), action.start, action.micro)
         try:
             hidden, mask = read_hidden(path)

@@ -179,10 +179,7 @@ class FrameCheck:
 
     def _admit_parcel(self, header: ring_pb2.FrameHeader, kind: str) -> None:
         self._check_size(header)
-        known = self._turns.by_seq(header.seq)
-        if known is None:
-            raise self._far(header, "a turn")
-        item = item_of(known.plan.course, known.turn, header.seq - known.turn.first_seq)
+        known, item = self._item(header)
         if key_of(header) not in parcels(known.plan, item, self._source, self._expectation.node):
             raise FrameError(f"{as_text(header)} is not in the plan at node {self._expectation.node}; it is dropped")
         self._check_new(known.turn, header)  # a duplicate takes no credit
@@ -208,14 +205,14 @@ class FrameCheck:
     # ---- tensors ------------------------------------------------------------------------------------
 
     def _admit_tensor(self, header: ring_pb2.FrameHeader, kind: str) -> None:
-        known = self._turns.by_seq(header.seq)
-        if known is None:
-            raise self._far(header, "a turn")
-        item = item_of(known.plan.course, known.turn, header.seq - known.turn.first_seq)
-        rows = self._rows(header, item)
+        known, item = self._item(header)
+        sizes = microbatch_rows(self._course, item)
+        if header.micro >= len(sizes):
+            raise FrameError(f"{as_text(header)} arrived, but the item has {len(sizes)} micro-batches; it is dropped")
         if (header.boundary, kind) not in self._receives(known, item, header.micro):
             raise FrameError(f"{as_text(header)} is not in the plan at node {self._expectation.node}; it is dropped")
-        self._check_shape(header, rows, 1 if follows_token(self._course, item) else self._course.max_length, kind)
+        tokens = 1 if follows_token(self._course, item) else self._course.max_length
+        self._check_shape(header, sizes[header.micro], tokens, kind)
         self._check_new(known.turn, header)  # a duplicate takes no credit
         if kind == Payload.HIDDEN:
             self._take_credit(header, header.boundary, self._credits)
@@ -229,13 +226,6 @@ class FrameCheck:
         legs = way(known.plan, item, micro).get(self._expectation.node, ())
         receives = (leg for leg in legs if leg.op is Op.RECEIVE and leg.peer == self._source)
         return frozenset((leg.start, leg.payload) for leg in receives)
-
-    def _rows(self, header: ring_pb2.FrameHeader, item: Item) -> int:
-        """Return the number of rows of the header's micro-batch; refuse a micro-batch that the item does not have."""
-        sizes = microbatch_rows(self._course, item)
-        if header.micro >= len(sizes):
-            raise FrameError(f"{as_text(header)} arrived, but the item has {len(sizes)} micro-batches; it is dropped")
-        return sizes[header.micro]
 
     def _check_shape(self, header: ring_pb2.FrameHeader, rows: int, tokens: int, kind: str) -> None:
         course, shape = self._course, tuple(header.shape)
@@ -256,6 +246,12 @@ class FrameCheck:
             raise FrameError(f"{as_text(header)} claims {header.payload_bytes} bytes, its shape has {expected}")
 
     # ---- when ---------------------------------------------------------------------------------------
+
+    def _item(self, header: ring_pb2.FrameHeader) -> tuple[KnownTurn, Item]:
+        known = self._turns.by_seq(header.seq)
+        if known is None:
+            raise self._far(header, "a turn")
+        return known, item_of(known.plan.course, known.turn, header.seq - known.turn.first_seq)
 
     def _far(self, header: ring_pb2.FrameHeader, what: str) -> FrameError:
         first, last = self._turns.span()

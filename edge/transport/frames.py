@@ -71,7 +71,6 @@ DTYPES: Final[dict[str, ring_pb2.DType]] = {
 """``wire_dtype`` of a plan -> element type on the wire."""
 
 DTYPE_NAMES: Final = {number: name for name, number in DTYPES.items()}
-"""Inverse of ``DTYPES``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -373,10 +372,8 @@ KINDS: Final[dict[str, ring_pb2.FrameKind]] = {
     Payload.REPLICA_GRAD.value: ring_pb2.FRAME_KIND_REPLICA_GRAD,
     PROBE: ring_pb2.FRAME_KIND_PROBE,
 }
-"""Payload -> kind on the wire."""
 
 NAMES: Final = {number: name for name, number in KINDS.items()}
-"""Inverse of ``KINDS``."""
 
 BLOBS: Final = frozenset(KINDS[name] for name in (Payload.HEAD, PROBE, *PARCELS))
 """Kinds with a blob as payload."""

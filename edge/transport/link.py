@@ -45,7 +45,8 @@ from ringtune.errors import (
     error_from_name,
     internal_error,
 )
-from ringtune.schedule.actions import Action, Op, TensorKey, message
+from ringtune.schedule import actions
+from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.storage.pieces import Pieces
 from ringtune.transport.channels import open_channel
 from ringtune.transport.endpoints import WINDOW_BYTES, split_address
@@ -84,17 +85,11 @@ class _Tensor:
     mask: torch.Tensor | None
     sent_unix_s: float
 
-    def action(self, target: str) -> Action:
-        return message(Op.SEND, self.key, target)
-
 
 @dataclass(frozen=True, slots=True)
 class _Parcel:
     key: TensorKey
     data: Pieces
-
-    def action(self, target: str) -> Action:
-        return message(Op.SEND, self.key, target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +97,6 @@ class _Blob:
     kind: str
     seq: int
     data: Pieces
-
-    def action(self, target: str) -> Action:
-        """The send action; a head belongs to a turn instead of an item."""
-        return Action(Op.SEND, 0, -1, self.seq, 0, target, self.kind)
 
 
 _Entry = _Tensor | _Parcel | _Blob
@@ -304,7 +295,10 @@ class OutLink:
                         self._num_calls += 1
                         return self._hello.goodbye()
                     self._is_encoding = True
-                    encoding = self._encoding = self._encoding or self._begin(self._queue.popleft())
+                    if self._encoding is None:
+                        entry = self._queue.popleft()
+                        self._encoding = _Encoding(entry, self._encode(entry), time.monotonic())
+                    encoding = self._encoding
                 self._encode_next(encoding, asked_s)
         except Exception as error:
             _log.exception("encoding for node %s failed", self.target)
@@ -325,9 +319,6 @@ class OutLink:
         has_room = self._kept_bytes < KEPT_BYTES - frames.CHUNK_BYTES
         return (self._encoding is not None or bool(self._queue) or is_closed) and (has_room or is_closed)
 
-    def _begin(self, entry: _Entry) -> _Encoding:
-        return _Encoding(entry, self._encode(entry), time.monotonic())
-
     def _encode_next(self, encoding: _Encoding, asked_s: float) -> None:
         """Keep the next frame of an entry; or end the entry, whose last byte had left at ``asked_s``."""
         message = None
@@ -343,8 +334,12 @@ class OutLink:
                     self._kept_bytes += len(message)
                 self._changed.notify_all()
         if message is None:
-            span_end_s = max(asked_s, encoding.began_s)
-            self._on_sent(Span(encoding.entry.action(self.target), encoding.began_s, span_end_s))
+            entry = encoding.entry
+            if isinstance(entry, _Blob):  # a head belongs to a turn instead of an item
+                action = Action(Op.SEND, 0, -1, entry.seq, 0, self.target, entry.kind)
+            else:
+                action = actions.message(Op.SEND, entry.key, self.target)
+            self._on_sent(Span(action, encoding.began_s, max(asked_s, encoding.began_s)))
 
     def _forget_below(self, number: int) -> None:
         """Forget the frames before ``number``, which the peer has; the lock is held."""
@@ -354,11 +349,9 @@ class OutLink:
 
     def _encode(self, entry: _Entry) -> Iterator[bytes]:
         if isinstance(entry, _Blob):
-            header = frames.blob_header(self._hello, entry.kind, entry.seq, entry.data)
-            return frames.messages(header, entry.data)
+            return frames.messages(frames.blob_header(self._hello, entry.kind, entry.seq, entry.data), entry.data)
         if isinstance(entry, _Parcel):
-            header = frames.parcel_header(self._hello, entry.key, entry.data)
-            return frames.messages(header, entry.data)
+            return frames.messages(frames.parcel_header(self._hello, entry.key, entry.data), entry.data)
         encoded = tensors.encode(entry.tensor, entry.mask, self._hello.wire_dtype)
         header = frames.tensor_header(self._hello, entry.key, encoded)
         header.sent_unix_s = entry.sent_unix_s

@@ -155,13 +155,13 @@ def measure_link(
     ``message_bytes`` is the size of a hidden state; with ``brief`` fewer messages are sent.
     """
     deadline_s = time.monotonic() + timeout_s
-    effort, peer = thoroughness(brief=brief), node_party(target)
+    effort, peer = BRIEF if brief else THOROUGH, node_party(target)
 
     def opened(longest_bytes: int, *, busy_target: bool = False) -> contextlib.closing[Probe]:
         left_s = deadline_s - time.monotonic()
         return contextlib.closing(Probe(address, longest_bytes, left_s, effort, busy_target=busy_target, peer=peer))
 
-    try:
+    with _naming_both(source, target, address):
         with opened(message_bytes) as probe:
             latency_s = probe.ping()
             probe.look()
@@ -171,10 +171,6 @@ def measure_link(
             windows = probe.stream(latency_s)
         with opened(probe.message_bytes, busy_target=True) as other:
             busy_target_s = other.alone() - idle_s - (other.ping() - latency_s)
-    except grpc.RpcError as error:
-        raise of_both(error_of_call(error, peer=f"node {target} at {address}"), source, target) from error
-    except RingTuneError as error:
-        raise of_both(error, source, target) from error
     low, median, high = statistics.quantiles(windows, n=4, method="inclusive")
     return LinkRate(
         median,
@@ -190,15 +186,16 @@ def measure_link(
     )
 
 
-def thoroughness(*, brief: bool) -> ProbePlan:
-    """Return the amounts of messages of a measurement."""
-    return BRIEF if brief else THOROUGH
-
-
-def of_both(error: RingTuneError, source: str, target: str) -> RingTuneError:
-    """Return the error with both ends of the link."""
-    kind = type(error) if isinstance(error, ConnectionFailedError | PeerLostError) else ConnectionFailedError
-    return kind(f"the link {source} -> {target} can't be measured: {error}")
+@contextlib.contextmanager
+def _naming_both(source: str, target: str, address: str) -> Iterator[None]:
+    try:
+        yield
+    except (grpc.RpcError, RingTuneError) as raised:
+        error = raised
+        if isinstance(error, grpc.RpcError):
+            error = error_of_call(error, peer=f"node {target} at {address}")
+        kind = type(error) if isinstance(error, ConnectionFailedError | PeerLostError) else ConnectionFailedError
+        raise kind(f"the link {source} -> {target} can't be measured: {error}") from raised
 
 
 class Probe:
@@ -450,12 +447,9 @@ def computing_lost_s_per_byte(
     Raises:
         ConnectionFailedError: nothing answers there.
     """
-    try:
-        with contextlib.closing(
-            Probe(
-                address, message_bytes, timeout_s, thoroughness(brief=True), busy_target=False, peer=node_party(target)
-            )
-        ) as probe:
+    with _naming_both(source, target, address):
+        probe = Probe(address, message_bytes, timeout_s, BRIEF, busy_target=False, peer=node_party(target))
+        with contextlib.closing(probe):
             probe.ping()
             probe.look()
             with CpuLoad() as burner:
@@ -465,10 +459,6 @@ def computing_lost_s_per_byte(
                 beside = _rate(burner, lambda: probe.keep_sending((1 - _SHARE_ALONE) * computing_s))
                 taken_s = time.monotonic() - started_s
                 num_bytes = probe.sent_bytes + RECEIVED.num_bytes - before
-    except grpc.RpcError as error:
-        raise of_both(error_of_call(error, peer=f"node {target} at {address}"), source, target) from error
-    except RingTuneError as error:
-        raise of_both(error, source, target) from error
     return max(0.0, 1 - beside / alone) * taken_s / num_bytes if num_bytes and alone else 0.0
 
 

@@ -288,12 +288,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a small file atomically: under a temporary name, then renamed.
-
-    Raises:
-        CapacityError: the disk is full.
-        UsageError: the folder can't be written.
-    """
+    """Write a small file under a temporary name, then rename it; raises ``CapacityError`` or ``UsageError``."""
     with writing(path.parent):
         partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
         partial.write_bytes(content)

@@ -38,7 +38,7 @@ from ringtune.schedule.actions import Action, Graph, Op
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Extent
-from ringtune.schedule.saved_activations import ADAPTER_DOWN, Velora, in_ranges, within
+from ringtune.schedule.saved_activations import ADAPTER_DOWN, Velora, in_ranges, merged, within
 from ringtune.schedule.units import Range, Units
 from ringtune.schedule.versions import ever_trained
 from ringtune.techniques.activation_checkpointing import VeloraSettings
@@ -213,19 +213,8 @@ def _micros(count: int, graphs: SavedGraphs | None, blocks: Sequence[int]) -> in
 
 def _inputs(micro: int, graphs: SavedGraphs | None, blocks: Sequence[int]) -> int:
     """Number of inputs that graphs keep: one for each micro-batch of each range of consecutive blocks."""
-    runs = _runs(blocks)
+    runs = merged(Range(block, block + 1) for block in blocks)
     return sum(micro if graphs is None else graphs.inputs(first, last, micro) for first, last in runs)
-
-
-def _runs(blocks: Sequence[int]) -> tuple[Range, ...]:
-    """Group consecutive blocks to ranges: 0, 1 and 3 give [0, 2) and [3, 4)."""
-    found: list[Range] = []
-    for block in blocks:
-        if found and found[-1].stop == block:
-            found[-1] = Range(found[-1].start, block + 1)
-        else:
-            found.append(Range(block, block + 1))
-    return tuple(found)
 
 
 VELORA_EXTRA: Final = 0.01

@@ -126,7 +126,7 @@ def step_terms(course: Course, share: Share, sizes: Sizes) -> Iterator[Term]:
         yield Term("activations", what, 1, size)
     if share.is_owner and EMBEDDING in _reach(course):
         yield Term("activations", "graph of the embedding", micro * _EMBEDDING_TENSORS, tensor)
-        yield Term("activations", "rows of the embedding's gradient", 1, sizes.embedding_rows_bytes())
+        yield Term("activations", "rows of the embedding's gradient", 1, sizes.embedding_rows_bytes)
     yield Term("optimizer", "gradients while a block or the head runs", 1, gradients[fullest])
     yield Term("optimizer", "optimizer state that stays", 1, sum(map(sizes.state_bytes, staying_units(course, share))))
     early = [

@@ -440,7 +440,8 @@ class Sizes:
         self._token_table_bytes = model.token_table_bytes or model.embedding_train_bytes
         micro_tokens = course.microbatch_sizes()[0] * course.max_length
         max_rows = math.ceil(self._token_table_bytes / self.token_bytes) + micro_tokens
-        self._embedding_rows_bytes = min(batch_tokens, max_rows) * (self.token_bytes + ROW_NUMBER_BYTES)
+        # of a batch's rows in the embedding's gradient, at most: the table and one micro-batch
+        self.embedding_rows_bytes = min(batch_tokens, max_rows) * (self.token_bytes + ROW_NUMBER_BYTES)
         inputs = score_token_bytes(model, self._item_bytes)
         self._passing_token_bytes = max(0.0, activation_token_bytes - inputs)
         self._drawn_token_bytes = drawn_token_bytes(model, course.max_length) if has_dropout else 0.0
@@ -496,10 +497,6 @@ class Sizes:
     def decoder_bytes(self) -> int:
         """Bytes of the matrix that computes logits of every token, such as a language model's decoder."""
         return self._largest_params[1] * self._item_bytes
-
-    def embedding_rows_bytes(self) -> int:
-        """Upper bound of the bytes of a batch's rows in the embedding's gradient: the table and one micro-batch."""
-        return self._embedding_rows_bytes
 
     def widened_bytes(self, *, is_owner: bool) -> int:
         """Bytes of the buffer for a widened frozen matrix of a block, or of an owner's decoder."""

@@ -44,7 +44,6 @@ BLOCKS_FILES: Final = (BLOCKS_FILE, HEAD_CONFIG_FILE, HEAD_FILE)
 """Files of a result with the blocks' own weights."""
 
 RESULT_FILES: Final = (*ADAPTER_FILES, AUXILIARY_CONFIG_FILE, BLOCKS_FILE)
-"""Files of any result but a whole model."""
 
 MODEL_FILES: Final = (CONFIG_FILE, WEIGHTS_FILE)
 """Required files of a whole model, as nodes send it."""

@@ -40,7 +40,6 @@ from ringtune.techniques.operations import check_in_force
 
 SCHEMA: Final = 1
 KEPT: Final = 2
-"""Number of complete checkpoints to keep."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

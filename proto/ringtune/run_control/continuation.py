@@ -129,7 +129,6 @@ def equal_jobs(job: Job, plan: Plan) -> tuple[tuple[Job, Plan], ...]:
 
 
 LENGTH_KEYS: Final = tuple(f"train.{name}" for name in LENGTHS)
-"""Job keys for the length of a run."""
 
 _AGAIN = "so a longer run can't continue this one; train the longer one from its start"
 

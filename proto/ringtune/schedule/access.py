@@ -133,16 +133,13 @@ class AccessRight:
             return f"its part is in placement {self.placement_number}"
         if self.blocks is not None and (self.is_head != asked.is_head or not {*asked.blocks} <= {*self.blocks}):
             return f"its part is {'the head' if self.is_head else f'blocks {[*self.blocks]}'}"
-        if self.steps is not None and not self._has_end(self.steps, asked.step):
-            after = self.steps.start - self.steps.step
-            return f"its part is at ends of turns after step {after}, up to step {self.steps.stop - 1}"
+        if self.steps is not None and asked.step not in self.steps:
+            after, last = self.steps.start - self.steps.step, self.steps.stop - 1
+            if not after < asked.step == last:  # the last turn may be short
+                return f"its part is at ends of turns after step {after}, up to step {last}"
         if self.within and asked.step - granted_step > self.within:
             return f"the newest turn that was granted here ends with step {granted_step}"
         return ""
-
-    @staticmethod
-    def _has_end(steps: range, step: int) -> bool:
-        return step in steps or steps.start - steps.step < step == steps.stop - 1  # the last turn may be short
 
 
 def require_right(rights: Iterable[AccessRight], asked: Asked, *, node: str, granted_step: int = 0) -> AccessRight:

@@ -56,7 +56,7 @@ from typing import Final, NamedTuple
 
 from ringtune.schedule.actions import Action, Graph, Leg, Op, Payload, TensorKey, message
 from ringtune.schedule.course import Course
-from ringtune.schedule.operation_tables import FULL, SHORTCUT
+from ringtune.schedule.operation_tables import FULL, SHORTCUT, block_rows
 from ringtune.schedule.placement import WHOLE, Helper, Passage, check_passage, with_cache
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import (
@@ -461,7 +461,7 @@ def links(plan: Plan, start: StartPoint | None = None) -> frozenset[tuple[str, s
 
 def _rows(course: Course, owner: str) -> set[str]:
     """Return the rows of operations that micro-batches of ``owner`` may have, all full among them."""
-    rows = course.operations.block_rows() if course.operations else frozenset()
+    rows = block_rows(course.operations) if course.operations else frozenset()
     return {FULL * course.num_blocks, *(row for name, row in rows if name == owner)}
 
 

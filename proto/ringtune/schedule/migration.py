@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from ringtune.errors import PlanError
@@ -326,28 +326,23 @@ def sources(course: Course, before: Placement, after: Placement, node: str, step
 
     Blocks that were not trained yet are equal on all nodes, and are not sent.
     """
-    return tuple(joined(_single(course, before, after, node, step)))
-
-
-def _single(course: Course, before: Placement, after: Placement, node: str, step: int) -> Iterator[Source]:
     had = before.trained_at(node)
-    for block in after.held_at(node):
-        if was_trained(course, block, step):
-            yield Source(node if block in had else before.trainer_of(block), block, block + 1)
+    return joined(
+        Source(node if block in had else before.trainer_of(block), block, block + 1)
+        for block in after.held_at(node)
+        if was_trained(course, block, step)
+    )
 
 
-def joined(parts: Iterator[Source]) -> Iterator[Source]:
+def joined(parts: Iterable[Source]) -> tuple[Source, ...]:
     """Join adjacent blocks of one node into one range."""
-    last: Source | None = None
+    found: list[Source] = []
     for part in parts:
-        if last is not None and (last.node, last.stop) == (part.node, part.start):
-            last = Source(last.node, last.start, part.stop)
-            continue
-        if last is not None:
-            yield last
-        last = part
-    if last is not None:
-        yield last
+        if found and (found[-1].node, found[-1].stop) == (part.node, part.start):
+            found[-1] = found[-1]._replace(stop=part.stop)
+        else:
+            found.append(part)
+    return tuple(found)
 
 
 def trained_blocks(course: Course, placement: Placement, node: str, turn: Turn) -> tuple[int, ...]:
@@ -451,9 +446,8 @@ class CopyHolders:
 
     def sources(self, placement: Placement, node: str) -> tuple[Source, ...]:
         """Return the sources of a node's trained blocks in a placement, own and helped: itself if it keeps them."""
-        found = [
+        return joined(
             Source(node if node in self._nodes[block] else self._nodes[block][0], block, block + 1)
             for block in placement.held_at(node)
             if block in self._nodes
-        ]
-        return tuple(joined(iter(found)))
+        )

@@ -336,10 +336,6 @@ class Operations:
         """Return the rows of one batch in a pass over its owner's rows, counted from 0; empty = all full."""
         return self._rows.get((owner, batch_id, at_pass % self.passes), ())
 
-    def block_rows(self) -> frozenset[tuple[str, str]]:
-        """Return every (owner, row of whole blocks) of the table."""
-        return _block_rows(self)
-
     # ---- files ------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
@@ -384,7 +380,8 @@ class Operations:
 
 
 @functools.lru_cache(maxsize=64)
-def _block_rows(table: Operations) -> frozenset[tuple[str, str]]:
+def block_rows(table: Operations) -> frozenset[tuple[str, str]]:
+    """Return every (owner, row of whole blocks) of the table."""
     return frozenset((entry.owner, block_row(row, table.subnets)) for entry in table.batches for row in entry.rows)
 
 

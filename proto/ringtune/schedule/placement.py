@@ -87,11 +87,6 @@ class ActivationCacheSettings:
         check_fields(self, where="cache", error=PlanError)
 
 
-def passage_at(passages: Sequence[Passage], offset: int) -> Passage:
-    """Return the passage of the item at a position of its turn; ``WHOLE`` if the turn has none."""
-    return passages[offset] if passages else WHOLE
-
-
 def check_passage(passage: Passage, highest: int) -> None:
     """Refuse a passage that no coordinator decides; raises ``PlanError``.
 

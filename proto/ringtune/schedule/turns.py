@@ -74,7 +74,7 @@ from ringtune.schedule.batches import BatchStream
 from ringtune.schedule.course import Course
 from ringtune.schedule.methods.base import TURNS_AHEAD, Patience
 from ringtune.schedule.operation_tables import Operations
-from ringtune.schedule.placement import WHOLE, Passage, passage_at
+from ringtune.schedule.placement import WHOLE, Passage
 from ringtune.schedule.run_shape import (
     Owner,
     latest_owners,
@@ -194,7 +194,8 @@ class Unfreezing:
             return found
         waited = self.waited_steps + _counted_steps(course, min(length, course.num_steps - turn * length), [*last][-1])
         step = (turn + TURNS_AHEAD) * length
-        if waited < patience.patience_steps or len(self.unfreeze_at) >= _most(course) or step >= course.num_steps:
+        most = course.num_blocks - course.frozen_blocks - 1  # the top block trains from the start
+        if waited < patience.patience_steps or len(self.unfreeze_at) >= most or step >= course.num_steps:
             return dataclasses.replace(found, waited_steps=waited)
         return dataclasses.replace(found, waited_steps=0, unfreeze_at=(*self.unfreeze_at, step))
 
@@ -254,11 +255,6 @@ def _counted_steps(course: Course, steps: int, owner: int) -> int:
     """Number of an owner's steps that count against the patience: fewer if its weight is below the mean."""
     own = weights(course.owners, course.turns)
     return min(steps, steps * own[owner] * len(own) // sum(own))
-
-
-def _most(course: Course) -> int:
-    """Number of blocks that can be unfrozen besides the top block, which trains from the start."""
-    return course.num_blocks - course.frozen_blocks - 1
 
 
 _MAX_FOLLOWED = 20_000
@@ -442,7 +438,7 @@ def item_of(course: Course, turn: Turn, offset: int) -> Item:
         batch=batch,
         rows=rows,
         turn=turn.index,
-        passage=passage_at(turn.passages, offset),
+        passage=turn.passages[offset] if turn.passages else WHOLE,
     )
 
 

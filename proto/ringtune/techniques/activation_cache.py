@@ -130,23 +130,17 @@ def prefix_after(course: Course, turn: Turn) -> int:
     return frozen_prefix(decided, turn.kind, max(turn.first_step, turn.end_step - 1))
 
 
-def boundary_to_keep(prefixes: Sequence[int]) -> int:
+@functools.lru_cache(maxsize=1024)
+def boundary_to_keep(prefixes: tuple[int, ...]) -> int:
     """The boundary at which to keep a batch that is embedded now; 0 if that saves nothing.
 
     It is the boundary with which all visits save the most blocks together. A batch that enters at a boundary can't be
     kept below it: a later visit that trains a lower block begins at the embedding again, and is kept anew. ``prefixes``
     are the frozen prefixes of this visit and of later ones; they never grow.
     """
-    found, _ = _best(tuple(prefixes))
-    return found
-
-
-@functools.lru_cache(maxsize=1024)
-def _best(prefixes: tuple[int, ...]) -> tuple[int, int]:
-    """The boundary for the first visit, and the blocks that all visits save with the best boundaries."""
     count = len(prefixes)
     ends = [at for at in range(count) if at + 1 == count or prefixes[at + 1] < prefixes[at]]
-    saved = [0] * (count + 1)
+    saved = [0] * (count + 1)  # blocks that the visits from each on save with the best boundaries
     boundary = 0
     for first in reversed(range(count)):
         last, most = first, saved[first + 1]
@@ -155,7 +149,7 @@ def _best(prefixes: tuple[int, ...]) -> tuple[int, int]:
                 last, most = end, value
         saved[first] = most
         boundary = prefixes[last] if last > first else 0
-    return boundary, saved[0]
+    return boundary
 
 
 def entry_bytes(course: Course, placement: Placement, host: str, rows: int) -> int:
@@ -327,7 +321,7 @@ class CachedBatches:
         """Keep a batch that begins at the embedding, if it has later visits and its hosts have room."""
         if prefix <= 0:
             return WHOLE
-        boundary = boundary_to_keep([prefix, *itertools.islice(self._later(course, turn, item), VISITS_AHEAD)])
+        boundary = boundary_to_keep((prefix, *itertools.islice(self._later(course, turn, item), VISITS_AHEAD)))
         placement = self._plan.placement
         hosts = hosts_at(placement, boundary) if boundary else ()
         size_bytes = {host: entry_bytes(course, placement, host, item.rows) for host in hosts}
@@ -441,17 +435,15 @@ def _text(cache: ActivationCacheSettings) -> str:
 
 def cache_lines(plan: Plan) -> list[str]:
     """Describe the kept hidden states and the savings; empty without a cache."""
-    return [] if plan.placement.cache is None else [_saving(plan, expected_cache_use(plan))]
-
-
-def _saving(plan: Plan, expected: ExpectedCacheUse) -> str:
-    course = plan.course
-    share = expected.blocks / max(1, expected.items * course.num_blocks)
+    if plan.placement.cache is None:
+        return []
+    expected = expected_cache_use(plan)
+    share = expected.blocks / max(1, expected.items * plan.course.num_blocks)
     hosts = ", ".join(sorted(expected.kept)) or "no host"
-    return (
+    return [
         f"hidden states of rows that come again are kept at {hosts}: {expected.entering:,} of {expected.items:,} "
         f"batches enter where they were kept, which spares {share:.0%} of the forwards of blocks"
-    )
+    ]
 
 
 def cache_price(plan: Plan, _: Sequence[object]) -> list[str]:

@@ -424,13 +424,9 @@ def statement(run_id: str, plan: Plan, turn: Turn, node: str, trail: Trail) -> s
         "peers": sorted({*work_of(plan, turn, node).peers.values()} - {node}),
         "begin": {str(block): trail[begin_name(block)] for block in blocks},
         "end": {str(block): [trail[name] for name in end_names(block)] for block in blocks},
-        "trail": _digest(json.dumps([*trail.items()])),
+        "trail": hashlib.sha256(json.dumps([*trail.items()]).encode()).hexdigest(),
     }
     return json.dumps(table, sort_keys=True, separators=(",", ":"))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 # ---- comparison ------------------------------------------------------------------------------------

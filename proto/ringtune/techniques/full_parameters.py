@@ -146,7 +146,9 @@ def lone_groups(course: Course) -> dict[str, tuple[int, ...]]:
         return {}
     period = course.method.period(course)
     places: dict[str, set[int]] = {owner.node: set() for owner in course.owners}
-    for step, owner in enumerate(itertools.islice(_owners(course), _horizon(course, period))):
+    turns = turns_until_repeat(weights(course.owners, course.turns))
+    steps = min(_MAX_FOLLOWED, turns * course.local_iterations * period)  # until owners and groups are as at the start
+    for step, owner in enumerate(itertools.islice(_owners(course), steps)):
         places[owner].add(step % period)
     return {owner: tuple(sorted(found)) for owner, found in places.items() if len(found) < period}
 
@@ -158,12 +160,6 @@ def mixing_iterations(course: Course) -> int | None:
         if not lone_groups(dataclasses.replace(course, local_iterations=steps)):
             return steps
     return None
-
-
-def _horizon(course: Course, period: int) -> int:
-    """Number of steps until owners and groups coincide as at the beginning, at most ``_MAX_FOLLOWED``."""
-    turns = turns_until_repeat(weights(course.owners, course.turns))
-    return min(_MAX_FOLLOWED, turns * course.local_iterations * period)
 
 
 def _owners(course: Course) -> Iterator[str]:

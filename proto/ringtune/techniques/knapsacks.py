@@ -382,9 +382,8 @@ def choose_table(course: Course, scores: Sequence[BlockScores], step: int = 0) -
     ``scores`` are of every micro-batch of each scored batch (``Course.num_scored``) and every block that may train;
     empty where the policy needs none. ``step`` is that of the decision; the policy random draws another table at each.
     """
-    if course.choice is None:
-        raise PlanError("this run chooses no operations; give its job [operations] with a policy")
-    choice, choosers, passes = course.choice, choosers_of(course), course.choice.passes(course.microbatches)
+    choice, choosers = _choice(course), choosers_of(course)
+    passes = choice.passes(course.microbatches)
     if choice.policy == Policy.STANDARD or not choosers:
         return Operations(subnets=choice.subnets)
     given = scores_by_owner(course, choosers, scores) if choice.scores else {}

@@ -137,14 +137,12 @@ class Connections:
         self._size.value = len(self._address)
         if getattr(self._c, name)(number, self._address, ctypes.byref(self._size)):
             return "", -1
-        family, port = (
-            int.from_bytes(self._address.raw[:2], sys.byteorder),
-            int.from_bytes(self._address.raw[2:4], "big"),
-        )
+        raw = self._address.raw
+        family, port = int.from_bytes(raw[:2], sys.byteorder), int.from_bytes(raw[2:4], "big")
         if family == socket.AF_INET:
-            return numeric_host(socket.inet_ntop(family, self._address.raw[4:8])), port
+            return numeric_host(socket.inet_ntop(family, raw[4:8])), port
         if family == socket.AF_INET6:
-            return numeric_host(socket.inet_ntop(family, self._address.raw[8:24])), port
+            return numeric_host(socket.inet_ntop(family, raw[8:24])), port
         return "", -1
 
 

@@ -147,7 +147,6 @@ def numbers_from_proto(messages: Iterable[control_pb2.Number]) -> tuple[tuple[st
 
 
 KEPT_TABLES: Final = TABLES_AT_ONCE
-"""Tables that a node keeps."""
 
 
 class GrantWriter:
@@ -271,14 +270,12 @@ def scores_from_proto(message: control_pb2.SubnetScores) -> tuple[BlockScores, .
             batch_id=message.batch_id,
             micro=micro,
             block=message.block,
-            values=_rows(numbers[micro * each : (micro + 1) * each], message.subnets),
+            values=tuple(
+                numbers[at : at + message.subnets] for at in range(micro * each, (micro + 1) * each, message.subnets)
+            ),
         )
         for micro in range(len(numbers) // each)
     )
-
-
-def _rows(numbers: Sequence[float], subnets: int) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(numbers[at : at + subnets]) for at in range(0, len(numbers), subnets))
 
 
 MAX_SKIPPED: Final = 1000

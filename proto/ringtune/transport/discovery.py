@@ -18,6 +18,7 @@ from typing import Final
 
 from ringtune.errors import ConnectionFailedError, TrustError, UsageError
 from ringtune.texts import shown
+from ringtune.transport.endpoints import join_address
 
 SERVICE: Final = "_ringtune._tcp.local."
 LOOK_S: Final = 3.0
@@ -67,7 +68,7 @@ def read_announcement(
         return None
     if authority and _AUTHORITY.fullmatch(authority) is None:
         return None
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = join_address(host, port)
     return Announcement(name=name[:_LONGEST_NAME], address=address, version=version, authority=authority)
 
 

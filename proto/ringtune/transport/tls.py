@@ -7,6 +7,7 @@ channel for each identity that the process had, of which calls use the newest.
 from __future__ import annotations
 
 import contextlib
+import functools
 import ssl
 import threading
 import time
@@ -87,21 +88,13 @@ class RenewedChannel(grpc.Channel):
         for channel in self._channels:
             channel.unsubscribe(callback)
 
-    def unary_unary(self, *arguments: Any, **named: Any) -> Any:
-        """Make the callable of a method."""
-        return _Method(self, "unary_unary", arguments, named)
+    def _method(self, kind: str, *arguments: Any, **named: Any) -> Any:
+        return _Method(self, kind, arguments, named)
 
-    def unary_stream(self, *arguments: Any, **named: Any) -> Any:
-        """Make the callable of a method."""
-        return _Method(self, "unary_stream", arguments, named)
-
-    def stream_unary(self, *arguments: Any, **named: Any) -> Any:
-        """Make the callable of a method."""
-        return _Method(self, "stream_unary", arguments, named)
-
-    def stream_stream(self, *arguments: Any, **named: Any) -> Any:
-        """Make the callable of a method."""
-        return _Method(self, "stream_stream", arguments, named)
+    unary_unary: Any = functools.partialmethod(_method, "unary_unary")
+    unary_stream: Any = functools.partialmethod(_method, "unary_stream")
+    stream_unary: Any = functools.partialmethod(_method, "stream_unary")
+    stream_stream: Any = functools.partialmethod(_method, "stream_stream")
 
 
 class _Method:

@@ -63,7 +63,7 @@ def test_frozen_prefix_is_what_no_unit_below_was_trained_before_or_now() -> None
 )
 def test_batch_is_kept_where_all_visits_save_most(prefixes: list[int], boundary: int) -> None:
     """A later visit that trains below begins at the embedding again."""
-    assert boundary_to_keep(prefixes) == boundary
+    assert boundary_to_keep(tuple(prefixes)) == boundary
 
 
 def best_saving(prefixes: tuple[int, ...]) -> int:
