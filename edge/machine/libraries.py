@@ -41,6 +41,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, spec_from_loader
 from typing import Any, Final, TypeVar
 
+from ringtune.costs.memory_sizes import KEPT_KERNELS
 from ringtune.errors import DeadlineError, InterruptedRunError, UsageError
 from ringtune.hints import hint_to_install
 
@@ -212,21 +213,16 @@ _LOG = logging.getLogger(__name__)
 _CLOSE = object()
 
 
-KEPT_KERNELS: Final = 16
-"""Compiled kernels of matrix products that oneDNN keeps for their shapes, 0.3 to 0.6 MiB each.
-
-By default it keeps 1,024, and torch's own cache beside it as many again: batches of unlike lengths with products in
-bfloat16 grow a process by hundreds of MiB. A block needs some ten for a number of tokens, and all blocks the same ones.
-Measured on a core with AVX512-BF16, six blocks of width 384 and 40 numbers of tokens (240 shapes), in turn: 6 instead
-of 158 MiB, and 4 % more time; without any cache 25 % more.
-"""
-
-
 def limit_libraries(threads: int) -> None:
     """Set threads and caches of numeric libraries that are not loaded yet; settings of the user take precedence.
 
-    Waiting workers sleep instead of spinning, which would take cores from other processes. torch's cache holds one
-    kernel, as 0 ends the process.
+    Waiting workers sleep instead of spinning, which would take cores from other processes.
+
+    By default oneDNN keeps 1,024 compiled kernels, and torch's own cache as many again: batches of unlike lengths with
+    products in bfloat16 grow a process by hundreds of MiB. A block needs some ten for a number of tokens, and all
+    blocks the same ones. Measured on a core with AVX512-BF16, six blocks of width 384 and 40 numbers of tokens (240
+    shapes) in turn: with 16 kernels 6 instead of 158 MiB in the same time, without any 25 % more time. torch's cache
+    holds one, as 0 ends the process.
     """
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, str(threads))

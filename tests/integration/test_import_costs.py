@@ -13,6 +13,8 @@ import pytest
 
 from edge.machine.libraries import NEEDLESS
 from tests.support.processes import REPOSITORY, source_environment
+from tests.support.tiny import write_rows
+from tests.support.tiny_families import write_family
 
 TIMEOUT_S = 60.0
 HEAVY = {"numpy", "safetensors", "tokenizers", "torch", "transformers"}
@@ -39,12 +41,15 @@ from pathlib import Path
 from edge.agent import torch_backend
 torch_backend.preload()
 import torch
+from edge.data.dataset import OwnerDataset
 from edge.runtime.node_model import host
 from ringtune.job.job import Job, Model
 from tests.support.plans import make_plan
 folder = Path(sys.argv[1])
-plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["c"])
-hosted = host(plan, "b", Job(model=Model(path=str(folder))), folder, None, device=torch.device("cpu"))
+plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["b"], eval_rows=0, labels=())
+job = Job(model=Model(path=str(folder), task="causal-lm"))
+dataset = OwnerDataset.load(job, folder / "rows.csv", None, tokenizer_folder=folder)
+hosted = host(plan, "b", job, folder, dataset, device=torch.device("cpu"))
 hidden, mask = torch.randn(2, 5, 32), torch.ones(2, 5, dtype=torch.int64)
 output = hosted.blocks.run(hidden, mask, hosted.blocks.context(hidden, mask), 2, 4, train_at=(0, 0))
 output.sum().backward()
@@ -70,7 +75,7 @@ print(json.dumps({"before": before, "sums": sums.tolist(), "equal": sym_eq((2, 3
 """
 OTHER_TORCH = """
 import json, sys
-from edge.machine import deferred
+from edge.machine import libraries as deferred
 deferred._AT_ONCE = ("torch._dynamo.part_of_another_version",)
 deferred.defer_compiler()
 print(json.dumps({"left": [name for name in deferred.DEFERRED if name in sys.modules]}))
@@ -101,10 +106,9 @@ def python(code: str, *arguments: str, env: Mapping[str, str] | None = None) -> 
 
 @pytest.mark.thorough
 def test_hosting_a_slice_loads_nothing_needless_even_if_it_is_installed(tmp_path: Path) -> None:
-    """Packages beside transformers stay unloaded through a forward, a backward and an update."""
-    from tests.support import tiny
-
-    folder = tiny.write_model(tmp_path / "model")
+    """Packages beside transformers stay unloaded at an owner of texts through a forward, a backward and an update."""
+    folder = write_family(tmp_path / "model", "llama", with_decoder=True)
+    write_rows(folder / "rows.csv", 10)
     site = tmp_path / "site"
     for name, module in {**INSTALLED, "torchvision": "torchvision"}.items():
         package, facts = site / module, site / f"{name.replace('-', '_')}-9.9.dist-info"
@@ -114,7 +118,7 @@ def test_hosting_a_slice_loads_nothing_needless_even_if_it_is_installed(tmp_path
         (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.9\n")
     path = source_environment()["PYTHONPATH"]
     loaded = set(python(HOST, str(folder), env=source_environment(PYTHONPATH=f"{path}:{site}"))["modules"])
-    assert "transformers.models.bert.modeling_bert" in loaded, "it has hosted"
+    assert "transformers.models.llama.modeling_llama" in loaded, "it has hosted"
     assert NEVER & loaded == set()
 
 

@@ -237,6 +237,7 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
         yield Term("data", "rows and tokenizer", 1, sizes.data_bytes)
     yield Term("data", "operation tables", 1, sizes.tables_bytes)
     yield Term("device", "context, kernels and work space of the accelerator", 1, sizes.context_bytes)
+    yield Term("buffers", "compiled products in bfloat16", 1, sizes.kernels_bytes)
     yield Term("buffers", "tensor on its way or waiting", _waiting(course, share, reach.lowest, flying), tensor)
 
 

@@ -27,7 +27,7 @@ from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.errors import DataError
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.schedule.batches import num_batches
-from ringtune.schedule.course import COLLABORATION, EXACT, NF4, TABLES_AT_ONCE, Course, dtype_of
+from ringtune.schedule.course import BFLOAT16, COLLABORATION, EXACT, NF4, TABLES_AT_ONCE, Course, dtype_of
 from ringtune.schedule.operation_tables import FULL, Operations, Policy, ScoredWeights, block_row, pattern_of, share
 from ringtune.schedule.units import EMBEDDING
 from ringtune.storage.arrow_files import arrow_files, is_arrow
@@ -343,6 +343,13 @@ transformer are loaded, and 64 MiB for cuBLAS. A smaller device may load less; n
 """
 
 
+KEPT_KERNELS: Final = 16
+"""Kernels of matrix products in bfloat16 that oneDNN keeps compiled for their shapes, on a processor."""
+
+KERNEL_BYTES: Final = 640 << 10
+"""Upper bound of the bytes of such a kernel: measured 0.3 MiB for matrices of width 2,048, 0.6 for width 384."""
+
+
 class Sizes:
     """Bytes of the things that a run holds: units, their state, tensors and activations.
 
@@ -358,6 +365,7 @@ class Sizes:
 
     Attributes:
         context_bytes: of the device without tensors; 0 on a processor, where libraries are not in the budget.
+        kernels_bytes: of compiled products in bfloat16 on a processor; 0 where products are in another type.
         helped: bytes of a block's adapters that a helper trains.
         snapshot_bytes: of a trained block in a snapshot or copy: its weights, optimizer state, gradients that are
             added up over an interval, the sum of users in collaboration, and VeLoRA's vectors.
@@ -381,6 +389,8 @@ class Sizes:
         device: str = "cpu",
     ) -> None:
         self.context_bytes = CONTEXT_BYTES if device == "cuda" else 0
+        is_native = course.compute == BFLOAT16 or (course.frozen is not None and course.frozen.native)
+        self.kernels_bytes = KEPT_KERNELS * KERNEL_BYTES if is_native and device == "cpu" else 0
         if course.user_sets:
             activation_token_bytes += max((kind.more_activation_token_bytes for kind in model.kinds), default=0.0)
         self._item_bytes = DTYPE_BYTES[dtype]

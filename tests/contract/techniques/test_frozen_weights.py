@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ringtune.costs.memory_estimate import memory_estimate
-from ringtune.costs.memory_sizes import Sizes
+from ringtune.costs.memory_sizes import KEPT_KERNELS, KERNEL_BYTES, Sizes
 from ringtune.costs.memory_terms import Share
 from ringtune.errors import JobError
 from ringtune.job.job import Job, parse_job
@@ -181,3 +181,20 @@ def test_frozen_weights_are_terms_of_a_node(is_owner: bool) -> None:
         "room for a widened matrix": 4 * (3_200 if is_owner else 600),
         **({"embedding": 8_000 + 400 + 120} if is_owner else {}),
     }
+
+
+@pytest.mark.parametrize(
+    ("values", "device", "kernels"),
+    [
+        ({"frozen": INT8}, "cpu", 0),
+        ({"frozen": dataclasses.replace(INT8, native=True)}, "cpu", KEPT_KERNELS),
+        ({"compute": "bfloat16"}, "cpu", KEPT_KERNELS),
+        ({"compute": "bfloat16"}, "cuda", 0),
+    ],
+)
+def test_products_in_bfloat16_have_room_for_their_kernels(values: dict[str, Any], device: str, kernels: int) -> None:
+    """A processor compiles one for each shape; an accelerator's are in the bytes of its context."""
+    course, facts = dataclasses.replace(PLAN.course, **values), dataclasses.replace(node(PLAN, "a"), device=device)
+    sizes = Sizes.at(course, facts, optimizer="sgd", dtype="float32")
+    found = memory_estimate(course, Share(is_owner=False, start=0, stop=3, above=1), sizes)
+    assert sum(term.total_bytes for term in found.terms if "compiled" in term.what) == kernels * KERNEL_BYTES

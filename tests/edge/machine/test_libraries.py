@@ -1,12 +1,16 @@
-"""The one thread that computes."""
+"""The one thread that computes, and what libraries keep."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from edge.machine.libraries import ComputeThread
+from ringtune.costs.memory_sizes import KEPT_KERNELS, KERNEL_BYTES
 from ringtune.errors import InterruptedRunError
 
 WAIT_S = 20.0
@@ -37,3 +41,27 @@ def test_compute_thread_refuses_what_was_queued_behind_its_end() -> None:
     go_on.set()
     with pytest.raises(InterruptedRunError):
         late.result(WAIT_S)
+
+
+_SHAPES = """
+from edge.machine.libraries import limit_libraries
+limit_libraries(1)
+import torch
+torch.set_num_threads(1)
+def own_bytes():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon")).split()[1]) << 10
+def multiply(lengths):
+    for length in lengths:
+        torch.mm(torch.zeros(length, 256, dtype=torch.bfloat16), torch.zeros(256, 256, dtype=torch.bfloat16))
+multiply(range(1, 5))
+before = own_bytes()
+multiply(range(8, 88))
+print(own_bytes() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resident memory is read on Linux only")
+def test_batches_of_unlike_lengths_compile_no_more_than_the_plan_counts() -> None:
+    """Products in bfloat16 of 80 lengths: each length has a kernel of its own, and 80 of them take 50 MiB."""
+    done = subprocess.run([sys.executable, "-c", _SHAPES], check=True, capture_output=True, timeout=120)  # noqa: S603
+    assert int(done.stdout) <= 1.2 * KEPT_KERNELS * KERNEL_BYTES
