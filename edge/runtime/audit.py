@@ -49,6 +49,7 @@ from ringtune.techniques.audit import (
     item_of,
     own_tensors,
     own_updates,
+    smallest_norm,
     state_digest,
     state_name,
     statement,
@@ -458,7 +459,7 @@ class WorkRepeater:
         """Compare the sum of gradients, then update with that of the last micro-batch and compare the state."""
         executor, seq = self._executor, place.seq
         own, told = bytes(write_tensors(gradients(executor.part.trained))), _file(files, "sum")
-        far = 0.0 if own == told else distance(_tensors(own), _tensors(told), least=_SMALL)
+        far = 0.0 if own == told else distance(_tensors(own), _tensors(told), least=smallest_norm(self._plan.course))
         found = {sum_name(seq, place.micro): Compared(hashlib.sha256(own).hexdigest(), far)}
         updates = own_updates(now, item, self._alias)
         if not updates:
@@ -602,14 +603,10 @@ def _filled(source: TensorPieces, parameter: nn.Parameter) -> torch.Tensor:
     return target
 
 
-_SMALL: Final = 1e-2
-
-
 def distance(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor], *, least: float = 0.0) -> float:
     """Return the largest relative distance of two sets of tensors, at most 1; 1 for other names or shapes.
 
-    Relative to the norm of a tensor, or to ``least`` times that of all of them: the gradient of a key's bias is zero,
-    and what is computed for it is rounding alone.
+    Relative to the norm of a tensor, or to ``least`` times that of all of them.
     """
     if ours.keys() != theirs.keys() or any(ours[name].shape != theirs[name].shape for name in ours):
         return 1.0

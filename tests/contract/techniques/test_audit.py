@@ -13,6 +13,7 @@ import pytest
 from ringtune.errors import IntegrityError, JobError, PlanError
 from ringtune.job.job import Job, Model
 from ringtune.schedule.actions import Payload, TensorKey, format_action
+from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.placement import ActivationCacheSettings
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn, turn_sequence
@@ -292,12 +293,19 @@ def test_third_decides(first: Finding, second: Finding | None, nodes: tuple[str,
 
 def test_tolerance_is_zero_within_a_class() -> None:
     """Equal bits on nodes of one class with equally many threads."""
-    assert tolerance("float32", "bfloat16", ("cpu", 2), ("cpu", 2)) == EQUAL_BITS
-    plain = tolerance("float32", "float32", ("cpu", 2), ("cpu", 1))
+    course = make_plan([("a", 0, 4)], ["a"]).course
+    on_wire = dataclasses.replace(course, wire_dtype="bfloat16")
+    assert tolerance("float32", on_wire, ("cpu", 2), ("cpu", 2)) == EQUAL_BITS
+    plain = tolerance("float32", course, ("cpu", 2), ("cpu", 1))
     assert min(plain) > 0 and max(plain) < 1e-3  # a scale of 1.001
-    rounded = tolerance("float32", "bfloat16", ("cpu", 2), ("cpu", 1))
+    rounded = tolerance("float32", on_wire, ("cpu", 2), ("cpu", 1))
     assert plain.tensors < rounded.tensors < 1e-3 and rounded[1:] == plain[1:]
-    assert max(tolerance("float64", "float64", ("cpu", 2), ("cuda", 2))) < 1e-9
+    assert max(tolerance("float64", course, ("cpu", 2), ("cuda", 2))) < 1e-9
+    for rounding in ({"compute": "bfloat16"}, {"frozen": FrozenWeights(dtype="int8", native=True)}):
+        products = dataclasses.replace(course, **rounding)
+        assert tolerance("float32", products, ("cpu", 2), ("cpu", 2)) == EQUAL_BITS
+        across = tolerance("float32", products, ("cpu", 2), ("cpu", 1))
+        assert across.states == plain.states and 1e-2 < across.tensors < across.sums < 0.2  # 1.2 times as much
 
 
 def test_trail_is_read_strictly() -> None:

@@ -208,6 +208,9 @@ def audited(
     return carrier
 
 
+ROUNDED = {"dtype": "float32", "compute": "bfloat16"}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -215,7 +218,7 @@ def audited(
         {"method": "all", "dropout": 0.2, "dtype": "float32", "wire": "bfloat16", "recompute": (Range(1, 4),)},
         {"method": "all", "optimizer": "sgd", "adapter": "lora", "eval_every": 2, "checkpoint_every": 2},
         {"method": "all", "microbatches": 4, "adapter": "lora", "operations": TABLE},
-        {"method": "all", "owners": ("c", "b"), "num_steps": 4, "dtype": "float32", "wire": "bfloat16"},
+        {"method": "all", "owners": ("c", "b"), "num_steps": 4, **ROUNDED, "wire": "bfloat16", "adapter": "lora"},
         {"owners": ("c", "a"), "num_steps": 4, "private_blocks": 1, "slices": (("a", 1, 2), ("b", 2, 3), ("c", 3, 4))},
         {"method": "all", "num_steps": 2, "adapter": "lora[leave_out=[0]]|seq_bn[leave_out=[0,2]]"},
         {
@@ -226,7 +229,7 @@ def audited(
             "dtype": "float32",
             "wire": "int8",
         },
-        {"microbatches": 4, "num_steps": 4, "choice": make_choice(subnets=2, refresh_steps=2), "dtype": "float32"},
+        {"microbatches": 4, "num_steps": 4, "choice": make_choice(subnets=2, refresh_steps=2), **ROUNDED},
     ],
 )
 def test_repeated_work_of_honest_hosts_has_equal_bits(changes: dict[str, Any]) -> None:
