@@ -16,7 +16,9 @@ from ringtune.schedule.actions import Payload, TensorKey, format_action
 from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.placement import ActivationCacheSettings
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.turns import Turn, turn_sequence
+from ringtune.schedule.units import Range
 from ringtune.techniques.audit import (
     EQUAL_BITS,
     TAG_KEY,
@@ -49,6 +51,7 @@ from ringtune.techniques.audit import (
     tensor_name,
     tolerance,
     trail_problem,
+    vectors_around,
     work_of,
 )
 from tests.support import audit_trails
@@ -217,6 +220,21 @@ def test_question_names_all_that_goes_in_and_comes_out() -> None:
     assert asked.peers == {"h 1.0 2": "a", "h 1.0 4": "o", "g 1.0 4": "o", "g 1.0 2": "a"}
 
 
+def test_cell_begins_with_the_vectors_before_it_and_its_update_has_the_last_ones() -> None:
+    """Forwards are in ascending order, whatever that of the backwards; the first begins with those of the state."""
+    projecting = dataclasses.replace(SMALL.course, velora=Velora(blocks=(Range(0, 4),), layers=("down",), parts=8))
+    plan = Plan(projecting, SMALL.placements)
+    work = work_of(plan, TURN, "b")
+    trails = {node: audit_trails.trail_of(plan, TURN, node) for node in plan.nodes}
+    assert not trail_problem(plan, work, trails["b"], "b", adapter="lora")
+    assert trail_problem(SMALL, WORKS["b"], trails["b"], "b", adapter="lora")
+    for micro, given in ((0, {"vectors 1.0", "vectors 1.1"}), (1, {"vectors 1.0", "vectors 1.1"})):
+        asked = question(plan, TURN, Cell("b", 1, micro), work, trails)
+        assert {name for name in asked.given if name.startswith("vectors ")} == given
+        assert {name for name in asked.told if name.startswith("vectors ")} == {f"vectors 1.{micro}"}
+    assert [vectors_around((0, 3, 2), micro) for micro in (0, 2, 3)] == [(-1, 3), (0, 3), (2, 3)]
+
+
 def test_tag_that_does_not_fit_names_both_ends_of_the_link() -> None:
     """Received or sent: the digest is that of the neighbour; the checker gets the secret of the host, not the tag."""
     tag = tag_text(b"\7" * 16)
@@ -333,7 +351,6 @@ def job(**keys: object) -> Job:
     [
         ({"recovery__copies": "none"}, "recovery.copies"),  # copies
         ({"offload__mode": "auto"}, "offload.mode = 'off'"),  # helpers
-        ({"memory__activations": "velora"}, "memory.activations"),  # velora
         ({"audit__share": 0.0}, "audit.share"),
     ],
 )
@@ -350,7 +367,7 @@ def test_job_without_audit_has_no_section() -> None:
 
 
 def test_plan_with_what_an_audit_does_not_have_is_refused_and_none_is_made() -> None:
-    """Sums of several hosts are no work of one; a cache is left out, as is VeLoRA where the planner chooses."""
+    """Sums of several hosts are no work of one; a cache is left out."""
     plan = make_plan([("a", 0, 2), ("b", 0, 2), ("c", 2, 4)], ["a"], method="all")
     with pytest.raises(PlanError, match="replicas"):
         check_plan(job(), plan)
