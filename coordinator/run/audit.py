@@ -29,6 +29,7 @@ from ringtune.errors import IntegrityError, PeerLostError, RingTuneError
 from ringtune.job.job import Job
 from ringtune.run_control import events as rd
 from ringtune.schedule.actions import TensorKey
+from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
 from ringtune.schedule.units import unit_name
@@ -233,7 +234,7 @@ class RunAudit:
         first = self._against.pop(cell, None)
         checker, *third = checkers_of(part.placement, cell.node)
         try:
-            finding = self._compared(self._waiting[cell], answer)
+            finding = self._compared(part.course, self._waiting[cell], answer)
         except RingTuneError as error:
             text = f"node {answer.checker} can't repeat work of node {cell.node}: {error}"
             if first is not None and answer.reply is None:  # a third that lacks memory is not to blame
@@ -263,7 +264,7 @@ class RunAudit:
         """Return the nodes that hand something in for a cell."""
         return (cell.node, *self._waiting[cell].peers.values())
 
-    def _compared(self, asked: Question, answer: CellRepeated) -> Finding | None:
+    def _compared(self, course: Course, asked: Question, answer: CellRepeated) -> Finding | None:
         """Judge an answer; raises ``RingTuneError`` where it is none, which speaks against who gives it."""
         node, host = answer.checker, asked.cell.node
         if answer.reply is None:
@@ -277,7 +278,7 @@ class RunAudit:
         results = read_results(answer.reply.results_json, node, asked)
         facts = self._facts()
         classes = [(numeric_class(facts[one]), facts[one].threads) for one in (host, node)]
-        return judge(asked, results, tolerance(self._job.model.dtype, self._job.wire.dtype, *classes))
+        return judge(asked, results, tolerance(self._job.model.dtype, course, *classes))
 
     def _end(self, finding: Finding | None) -> None:
         """Say what was found."""

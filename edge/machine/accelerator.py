@@ -80,15 +80,16 @@ def device_memory(device: str) -> DeviceMemory | None:
 def numerics_of(device: str) -> str:
     """Return what the last bits of results depend on here; see ``ringtune.costs.measurement``.
 
-    Examples: ``cpu x86_64 AVX2, torch 2.11.0`` and ``cuda NVIDIA H200 sm_90, torch 2.11.0+cu130``. The build tag counts
-    only on an accelerator, where it names the version of the kernels.
+    Examples: ``cpu x86_64 AVX2, torch 2.11.0``, ``cpu x86_64 AVX512 avx512_bf16, torch 2.11.0`` and ``cuda NVIDIA H200
+    sm_90, torch 2.11.0+cu130``. Instructions that multiply bfloat16 count, as each sums in another order. The build tag
+    counts only on an accelerator, where it names the version of the kernels.
     """
     version = str(torch.__version__)
     if device == "cuda":
         major, minor = torch.cuda.get_device_capability()
         return f"cuda {device_name(device)} sm_{major}{minor}, torch {version}"
-    instructions = torch.backends.cpu.get_cpu_capability()
-    return f"cpu {platform.machine()} {instructions}, torch {version.partition('+')[0]}"
+    words = [torch.backends.cpu.get_cpu_capability(), *_bfloat16_instructions()]
+    return f"cpu {platform.machine()} {' '.join(words)}, torch {version.partition('+')[0]}"
 
 
 def device_budget(memory_bytes: int, device: str, *, sharing: int = 1) -> int:
@@ -136,7 +137,11 @@ def multiplies_bfloat16_fast(device: str) -> bool:
     """Whether ``device`` (``cpu`` or ``cuda``) has instructions for bfloat16 products that torch uses."""
     if device == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    has_kernels = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return bool(has_kernels) and bool(_bfloat16_instructions())
+
+
+def _bfloat16_instructions() -> list[str]:
     say = getattr(torch.cpu, "get_capabilities", dict)
     found: Mapping[str, Any] = say()
-    has_kernels = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return bool(has_kernels) and any(bool(found.get(name)) for name in INSTRUCTIONS)
+    return [name for name in INSTRUCTIONS if found.get(name)]

@@ -49,6 +49,7 @@ from ringtune.techniques.audit import (
     item_of,
     own_tensors,
     own_updates,
+    smallest_norm,
     state_digest,
     state_name,
     statement,
@@ -58,6 +59,8 @@ from ringtune.techniques.audit import (
     tag_nonce,
     tag_text,
     tensor_name,
+    vectors_around,
+    vectors_name,
 )
 
 Exchanged = tuple[torch.Tensor, torch.Tensor | None]
@@ -150,6 +153,7 @@ class _Kept:
     secret: str = field(default_factory=lambda: secrets.token_hex(32))
     tagger: Tagger | None = None
     sums: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    vectors: dict[int, dict[int, bytes]] = field(default_factory=dict)
     begin: State | None = None
     after: dict[int, State] = field(default_factory=dict)
 
@@ -216,7 +220,10 @@ class AuditRecorder:
             self._after_head(kept, action, kept.head_update)
         if not self._piece.start <= action.start < self._piece.stop:
             return
-        if action.op is Op.BACKWARD:
+        if action.op is Op.FORWARD and self._plan.course.velora is not None:
+            kept.vectors.setdefault(action.seq, {})[action.micro] = content = vectors_file(self._executor)
+            kept.trail[vectors_name(action.seq, action.micro)] = hashlib.sha256(content).hexdigest()
+        elif action.op is Op.BACKWARD:
             content = self._sums.write(gradients(self._trained))
             kept.sums[action.seq, action.micro] = content
             kept.trail[sum_name(action.seq, action.micro)] = hashlib.sha256(content).hexdigest()
@@ -309,15 +316,20 @@ class AuditRecorder:
     def work_file(self, place: CellPlace) -> Pieces:
         """Return the state and sums before and after a cell of this node as one file; raises ``FrameError``."""
         kept, seq = self._kept(place.turn), place.seq
-        before = next((kept.after[one] for one in sorted(kept.after, reverse=True) if one < seq), kept.begin)
-        if before is None:
+        state = next((kept.after[one] for one in sorted(kept.after, reverse=True) if one < seq), kept.begin)
+        if state is None:
             raise FrameError(f"node {self._node} hosts nothing, so it has nothing to be repeated")
-        found = {"before": before.content}
+        found = {"before": state.content}
         for name, micro in (("added", place.before), ("total", place.last)):
             if micro >= 0:
                 found[name] = self._sum(kept, seq, micro)
         if place.last >= 0:
             found |= {"sum": self._sum(kept, seq, place.micro)}
+        known = kept.vectors.get(seq, {})
+        if place.micro in known:
+            before, last = vectors_around(known, place.micro)
+            found |= {"vectors": known[place.micro], "vectors last": known[last]}
+            found |= {"vectors before": known[before]} if before >= 0 else {}
         if place.last >= 0 and seq in kept.after:
             found["after"] = kept.after[seq].content
         return _written(found)
@@ -393,6 +405,8 @@ class WorkRepeater:
         try:
             pieces = _pieces(_file(files, "before"))
             executor.part.load_migrated(pieces, blocks={block_of(name) for name in pieces})
+            if "vectors before" in files:
+                set_vectors(executor, files["vectors before"])
             set_gradients(executor, b"")
             for leg in way:
                 action = leg.bind(seq, micro)
@@ -413,6 +427,8 @@ class WorkRepeater:
                     if leg.op is Op.BACKWARD and place.before >= 0:
                         set_gradients(executor, _file(files, "added"))
                     executor.run(action)
+                    if leg.op is Op.FORWARD and now.course.velora is not None:
+                        found.results |= self._with_vectors(vectors_name(seq, micro), files)
             if any(leg.op is Op.BACKWARD for leg in way):
                 found.results.update(self._updated(now, item, place, files))
         except DivergedError as error:  # the host itself would not have gone on
@@ -422,16 +438,23 @@ class WorkRepeater:
             executor.forget_turn(turn.index)
         return found
 
+    def _with_vectors(self, name: str, files: Mapping[str, bytes]) -> dict[str, Compared]:
+        """Compare VeLoRA's vectors after the forward."""
+        own, told = vectors_file(self._executor), _file(files, "vectors")
+        return {name: Compared(hashlib.sha256(own).hexdigest(), distance(_tensors(own), _tensors(told)))}
+
     def _updated(self, now: Plan, item: Item, place: CellPlace, files: Mapping[str, bytes]) -> dict[str, Compared]:
         """Compare the sum of gradients, then update with that of the last micro-batch and compare the state."""
         executor, seq = self._executor, place.seq
         own, told = bytes(write_tensors(gradients(executor.part.trained))), _file(files, "sum")
-        far = 0.0 if own == told else distance(_tensors(own), _tensors(told), least=_SMALL)
+        far = 0.0 if own == told else distance(_tensors(own), _tensors(told), least=smallest_norm(self._plan.course))
         found = {sum_name(seq, place.micro): Compared(hashlib.sha256(own).hexdigest(), far)}
         updates = own_updates(now, item, self._alias)
         if not updates:
             return found
         set_gradients(executor, _file(files, "total"))
+        if now.course.velora is not None:
+            set_vectors(executor, _file(files, "vectors last"))
         for action in updates:
             executor.run(action)
         own, told = bytes(write_tensors(executor.part.tensors())), _file(files, "after")
@@ -483,13 +506,21 @@ class NodeAudit:
         before = "begin"  # or the state after the last item before
         for name, digest in given.items():
             kind = name.partition(" ")[0]
-            if kind in ("begin", "state", "sum"):
+            if kind in ("begin", "state", "sum", "vectors"):
                 wanted[name] = digest
             if kind == "state" and not name.startswith(f"{after} "):
                 before = name.rpartition(" ")[0]
         digests = [
             (sum_name(place.seq, micro), hashlib.sha256(found[name]).hexdigest())
             for name, micro in (("added", place.before), ("sum", place.micro), ("total", place.last))
+            if name in found
+        ]
+        begin = vectors_name(place.seq, 0)[:-1]
+        known = [int(name.removeprefix(begin)) for name in given if name.startswith(begin)]
+        first, last = vectors_around(known, place.micro)
+        digests += [
+            (vectors_name(place.seq, micro), hashlib.sha256(found[name]).hexdigest())
+            for name, micro in (("vectors before", first), ("vectors", place.micro), ("vectors last", last))
             if name in found
         ]
         for name, prefix in (("before", before), ("after", after)):
@@ -542,6 +573,16 @@ def gradients(trained: Mapping[str, nn.Parameter]) -> dict[str, TensorPieces]:
     return {name: pieces_of(value.grad) for name, value in trained.items() if value.grad is not None}
 
 
+def vectors_file(executor: NodeExecutor) -> bytes:
+    """Return a file of VeLoRA's vectors of a node's slice."""
+    return bytes(write_tensors({name: pieces_of(value) for name, value in executor.part.vectors.items()}))
+
+
+def set_vectors(executor: NodeExecutor, content: bytes) -> None:
+    """Set VeLoRA's vectors to those of a file; raises ``IntegrityError`` where it is not of this slice."""
+    executor.part.load_vectors(_tensors(content), where=_WHERE)
+
+
 def set_gradients(executor: NodeExecutor, content: bytes) -> None:
     """Set the gradients of a node's slice to those of a file, or without content to none; raises ``IntegrityError``."""
     trained = executor.part.trained
@@ -560,14 +601,10 @@ def _filled(source: TensorPieces, parameter: nn.Parameter) -> torch.Tensor:
     return target
 
 
-_SMALL: Final = 1e-2
-
-
 def distance(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor], *, least: float = 0.0) -> float:
     """Return the largest relative distance of two sets of tensors, at most 1; 1 for other names or shapes.
 
-    Relative to the norm of a tensor, or to ``least`` times that of all of them: the gradient of a key's bias is zero,
-    and what is computed for it is rounding alone.
+    Relative to the norm of a tensor, or to ``least`` times that of all of them.
     """
     if ours.keys() != theirs.keys() or any(ours[name].shape != theirs[name].shape for name in ours):
         return 1.0

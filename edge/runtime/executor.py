@@ -571,6 +571,17 @@ class CheckpointPart:
         own = self._hosted.blocks.parameters(self._piece.start, self._piece.stop)
         return own | self._hosted.fitted()
 
+    @property
+    def vectors(self) -> dict[str, torch.Tensor]:
+        """VeLoRA's vectors of the slice."""
+        return {} if self._vectors is None else self._vectors.tensors()
+
+    def load_vectors(self, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
+        """Replace VeLoRA's vectors; raises ``IntegrityError`` where they are of other layers or sizes."""
+        if self._vectors is not None:
+            self._vectors.check(tensors, where=where)
+            self._vectors.load(tensors)
+
     def write(self, head: Pieces | None, metadata: Mapping[str, str]) -> Pieces:
         """Return the shard, read when the pieces are iterated; see ``edge.checkpoint.shard_file.to_shard``.
 

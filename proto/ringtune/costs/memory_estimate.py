@@ -108,6 +108,8 @@ def audit_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
         "buffers", "states of a block after the items of two turns", (_OPEN * items + 1) * hosted, sizes.snapshot_bytes
     )
     yield Term("buffers", "sums of gradients of a block", _OPEN * items * len(micro) * own, sizes.adapter_bytes)
+    if course.velora is not None:
+        yield Term("buffers", "VeLoRA's vectors of a block", _OPEN * items * len(micro) * hosted, sizes.vectors_bytes)
     drawn = math.ceil(share.audit * items * len(micro))
     ends = 2 * (bool(hosted) + share.is_owner)
     yield Term("buffers", "tensors of drawn micro-batches", _OPEN * drawn * ends, round(sizes.tensor_bytes(tokens)))

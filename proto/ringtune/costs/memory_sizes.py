@@ -369,6 +369,7 @@ class Sizes:
         helped: bytes of a block's adapters that a helper trains.
         snapshot_bytes: of a trained block in a snapshot or copy: its weights, optimizer state, gradients that are
             added up over an interval, the sum of users in collaboration, and VeLoRA's vectors.
+        vectors_bytes: of VeLoRA's vectors of a block.
         sequence_bytes: of the keys and values of a block for a text that is written; 0 without ``Course.generation``.
         handed_over_bytes: of the head with its optimizer state, and with adapters of an invertible one.
     """
@@ -435,8 +436,9 @@ class Sizes:
             + self.sets_state_bytes
             + (self.helped.gradients if course.helper_settings.interval > 1 else 0)
             + (self.helped.sent if course.helper_settings.users == COLLABORATION else 0)
-            + self._item_bytes * _vector_values(course, model)
+            + (vectors_bytes := self._item_bytes * _vector_values(course, model))
         )
+        self.vectors_bytes = vectors_bytes
         self.token_bytes, self._hidden_size = course.hidden_size * self._item_bytes, course.hidden_size
         self.data_bytes = data_bytes
         self._embedding_train_bytes = model.embedding_train_bytes

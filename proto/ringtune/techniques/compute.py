@@ -5,8 +5,8 @@ trained matrices, adapters and attention, forward and backward. Weights that tra
 moments, norms and the hidden state between blocks stay float32. Frozen matrices are held in bfloat16, unless
 ``runtime.frozen`` says a smaller type, and multiplied natively.
 
-Results are equal for any split, as every node rounds alike, but differ from float32's by rounding: what compares
-numbers of two ways of computing, as an audit does, is refused beside it.
+Results are equal for any split, as every node rounds alike, but differ from float32's by rounding. So do products of
+subnets, of VeLoRA, whose projections are in bfloat16, too, its vectors in float32, and those of helpers.
 """
 
 from __future__ import annotations
@@ -27,17 +27,11 @@ def is_rounded(job: Any) -> bool:
 
 
 def check_compute(job: Any) -> None:
-    """Refuse products in bfloat16 beside what needs exact ones, or has products of its own; raises ``JobError``."""
-    if not is_rounded(job):
-        return
-    beside = {
-        f"model.dtype = {job.model.dtype!r}": job.model.dtype != AS_COMPUTED,
-        "[audit]": job.audit is not None,
-    }
-    if found := next((name for name, is_set in beside.items() if is_set), ""):
+    """Refuse products in bfloat16 of a model in float64; raises ``JobError``."""
+    if is_rounded(job) and job.model.dtype != AS_COMPUTED:
         raise JobError(
-            f"train.compute = 'bfloat16' rounds products, which {found} does not permit: it computes or compares "
-            "products of its own in float32; remove one of them"
+            f"train.compute = 'bfloat16' rounds products, which model.dtype = {job.model.dtype!r} wants exact; remove "
+            "one of them"
         )
 
 

@@ -198,7 +198,7 @@ def unhelped_reason(job: Any) -> str:
             "or give operations.table"
         )
     has_velora = job.memory.activations in (VELORA, BOTH) or job.velora is not None
-    if has_velora and (settings.mode == AUTO or settings.helper_settings.has_users):
+    if has_velora and settings.mode == AUTO:
         return (
             "VeLoRA (memory.activations, [velora]), which is for weights that their host trains; name the hosts that "
             "shall have helpers in offload.mode, or keep one of them: offload.pairs = 'velora' projects what is sent"

@@ -228,7 +228,7 @@ SERVER_OPTIONS: Final[Options] = (
 """For ``grpc.server(pool, options=SERVER_OPTIONS)``; a busy port then raises at bind."""
 
 
-WIRE: Final = 6
+WIRE: Final = 7
 """Number of the messages that this build knows: one more with each field that an older one would pass over in silence.
 
 1: ``adapter.from``; checkpoints' copies, best results on disks, and heads from other disks, where all parameters train;
@@ -238,6 +238,7 @@ copies of what helpers fit.
 4: what an audited owner tells of the blocks and the head in its own turns.
 5: tags of tensors that an audited node receives.
 6: ``[generation]``.
+7: VeLoRA's vectors in the trail of an audited node.
 """
 
 

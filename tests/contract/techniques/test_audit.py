@@ -13,9 +13,12 @@ import pytest
 from ringtune.errors import IntegrityError, JobError, PlanError
 from ringtune.job.job import Job, Model
 from ringtune.schedule.actions import Payload, TensorKey, format_action
+from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.placement import ActivationCacheSettings
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.turns import Turn, turn_sequence
+from ringtune.schedule.units import Range
 from ringtune.techniques.audit import (
     EQUAL_BITS,
     TAG_KEY,
@@ -48,6 +51,7 @@ from ringtune.techniques.audit import (
     tensor_name,
     tolerance,
     trail_problem,
+    vectors_around,
     work_of,
 )
 from tests.support import audit_trails
@@ -216,6 +220,21 @@ def test_question_names_all_that_goes_in_and_comes_out() -> None:
     assert asked.peers == {"h 1.0 2": "a", "h 1.0 4": "o", "g 1.0 4": "o", "g 1.0 2": "a"}
 
 
+def test_cell_begins_with_the_vectors_before_it_and_its_update_has_the_last_ones() -> None:
+    """Forwards are in ascending order, whatever that of the backwards; the first begins with those of the state."""
+    projecting = dataclasses.replace(SMALL.course, velora=Velora(blocks=(Range(0, 4),), layers=("down",), parts=8))
+    plan = Plan(projecting, SMALL.placements)
+    work = work_of(plan, TURN, "b")
+    trails = {node: audit_trails.trail_of(plan, TURN, node) for node in plan.nodes}
+    assert not trail_problem(plan, work, trails["b"], "b", adapter="lora")
+    assert trail_problem(SMALL, WORKS["b"], trails["b"], "b", adapter="lora")
+    for micro, given in ((0, {"vectors 1.0", "vectors 1.1"}), (1, {"vectors 1.0", "vectors 1.1"})):
+        asked = question(plan, TURN, Cell("b", 1, micro), work, trails)
+        assert {name for name in asked.given if name.startswith("vectors ")} == given
+        assert {name for name in asked.told if name.startswith("vectors ")} == {f"vectors 1.{micro}"}
+    assert [vectors_around((0, 3, 2), micro) for micro in (0, 2, 3)] == [(-1, 3), (0, 3), (2, 3)]
+
+
 def test_tag_that_does_not_fit_names_both_ends_of_the_link() -> None:
     """Received or sent: the digest is that of the neighbour; the checker gets the secret of the host, not the tag."""
     tag = tag_text(b"\7" * 16)
@@ -292,12 +311,19 @@ def test_third_decides(first: Finding, second: Finding | None, nodes: tuple[str,
 
 def test_tolerance_is_zero_within_a_class() -> None:
     """Equal bits on nodes of one class with equally many threads."""
-    assert tolerance("float32", "bfloat16", ("cpu", 2), ("cpu", 2)) == EQUAL_BITS
-    plain = tolerance("float32", "float32", ("cpu", 2), ("cpu", 1))
+    course = make_plan([("a", 0, 4)], ["a"]).course
+    on_wire = dataclasses.replace(course, wire_dtype="bfloat16")
+    assert tolerance("float32", on_wire, ("cpu", 2), ("cpu", 2)) == EQUAL_BITS
+    plain = tolerance("float32", course, ("cpu", 2), ("cpu", 1))
     assert min(plain) > 0 and max(plain) < 1e-3  # a scale of 1.001
-    rounded = tolerance("float32", "bfloat16", ("cpu", 2), ("cpu", 1))
+    rounded = tolerance("float32", on_wire, ("cpu", 2), ("cpu", 1))
     assert plain.tensors < rounded.tensors < 1e-3 and rounded[1:] == plain[1:]
-    assert max(tolerance("float64", "float64", ("cpu", 2), ("cuda", 2))) < 1e-9
+    assert max(tolerance("float64", course, ("cpu", 2), ("cuda", 2))) < 1e-9
+    for rounding in ({"compute": "bfloat16"}, {"frozen": FrozenWeights(dtype="int8", native=True)}):
+        products = dataclasses.replace(course, **rounding)
+        assert tolerance("float32", products, ("cpu", 2), ("cpu", 2)) == EQUAL_BITS
+        across = tolerance("float32", products, ("cpu", 2), ("cpu", 1))
+        assert across.states == plain.states and 1e-2 < across.tensors < across.sums < 0.2  # 1.2 times as much
 
 
 def test_trail_is_read_strictly() -> None:
@@ -325,7 +351,6 @@ def job(**keys: object) -> Job:
     [
         ({"recovery__copies": "none"}, "recovery.copies"),  # copies
         ({"offload__mode": "auto"}, "offload.mode = 'off'"),  # helpers
-        ({"memory__activations": "velora"}, "memory.activations"),  # velora
         ({"audit__share": 0.0}, "audit.share"),
     ],
 )
@@ -342,7 +367,7 @@ def test_job_without_audit_has_no_section() -> None:
 
 
 def test_plan_with_what_an_audit_does_not_have_is_refused_and_none_is_made() -> None:
-    """Sums of several hosts are no work of one; a cache is left out, as is VeLoRA where the planner chooses."""
+    """Sums of several hosts are no work of one; a cache is left out."""
     plan = make_plan([("a", 0, 2), ("b", 0, 2), ("c", 2, 4)], ["a"], method="all")
     with pytest.raises(PlanError, match="replicas"):
         check_plan(job(), plan)

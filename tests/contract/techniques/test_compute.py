@@ -55,18 +55,12 @@ def test_course_has_it_and_frozen_matrices_are_native() -> None:
     assert TECHNIQUE.course_lines(course) == ["products of blocks in bfloat16, sums in float32"]
 
 
-BESIDE: dict[str, dict[str, Any]] = {
-    "model.dtype = 'float64'": {"model": {"path": "m", "dtype": "float64"}},
-    r"\[audit\]": {"audit": {}},
-}
-
-
-@pytest.mark.parametrize("name", BESIDE)
-def test_what_needs_exact_products_is_refused_beside_it(name: str) -> None:
-    """By its key; without products in bfloat16 each is a job."""
-    job(**BESIDE[name], train={})
-    with pytest.raises(JobError, match=rf"train.compute = 'bfloat16' rounds products, which {name} does not permit"):
-        job(**BESIDE[name])
+def test_model_in_float64_is_refused_beside_it() -> None:
+    """It wants exact products; in float32 each is a job."""
+    model = {"path": "m", "dtype": "float64"}
+    job(model=model, train={})
+    with pytest.raises(JobError, match=r"rounds products, which model.dtype = 'float64' wants exact; remove one"):
+        job(model=model)
 
 
 def test_nodes_are_timed_with_it_and_slow_ones_are_named() -> None:

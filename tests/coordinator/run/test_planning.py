@@ -24,6 +24,8 @@ from ringtune.job.job import Job
 from ringtune.schedule.course import Generation
 from ringtune.schedule.methods.pipeadapter import PipeAdapter
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.saved_activations import Velora
+from ringtune.schedule.units import Range
 from tests.coordinator.planner.test_replicas import boards, job_of
 from tests.support.fake_agents import CALL_S, NO_TIMES, FakeCluster, Notes, facts, job
 from tests.support.plans import changed
@@ -212,6 +214,10 @@ def test_node_of_an_older_build_takes_no_part_where_state_moves() -> None:
     problem = wire_problem(audited, both, {"a": 5, "b": 4})
     assert "node b has an older build" in problem and "does not know [audit];" in problem
     assert wire_problem(audited, both, {"a": 5, "b": 5}) == ""
+    velora = Velora(blocks=(Range(0, 1),), layers=("down",), parts=8)
+    projecting = Plan.of(dataclasses.replace(both.course, velora=velora), both.placement)
+    assert wire_problem(job(), projecting, {"a": 2, "b": 2}) == "" == wire_problem(audited, projecting, {"a": 7})
+    assert "does not know [audit] with VeLoRA;" in wire_problem(audited, projecting, {"a": 7, "b": 6})
     writing = changed(both, generation=Generation(rows=1, max_new_tokens=1, at_once=1))
     assert "does not know [generation];" in wire_problem(job(), writing, {"a": 5, "b": 6})
     assert wire_problem(job(), writing, {"a": 6, "b": 6}) == ""

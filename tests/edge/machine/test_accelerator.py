@@ -129,6 +129,8 @@ def test_numeric_class_names_device_instructions_and_version(monkeypatch: pytest
     assert cpu.startswith(f"cpu {platform.machine()} ") and cpu.endswith(", torch 2.11.0")
     monkeypatch.setattr(torch, "__version__", "2.11.0+cpu")
     assert numerics_of("cpu") == cpu
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True, "avx512_bf16": True, "bf16": False})
+    assert numerics_of("cpu").endswith(" amx_bf16 avx512_bf16, torch 2.11.0") and numerics_of("cpu") != cpu
     memory = device_memory("cuda")
     assert memory is not None and (memory.total, memory.peak) == (8 * GIB, 3 * GIB)
     assert device_memory("cpu") is None

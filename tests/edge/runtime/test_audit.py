@@ -21,6 +21,7 @@ from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.operation_tables import Choice
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.turns import Turn, turn_sequence
 from ringtune.schedule.units import Range
 from ringtune.storage.pieces import Pieces
@@ -192,6 +193,7 @@ def audited(
     share: float = 1.0,
     in_transit: float = 1.0,
     choice: Choice | None = None,
+    velora: Velora | None = None,
     recompute: tuple[Range, ...] = (),
     slices: tuple[tuple[str, int, int], ...] = SLICES,
     **changes: Any,
@@ -200,12 +202,20 @@ def audited(
     case = case_of(**changes)
     plan = case.plan(slices)
     placement = dataclasses.replace(plan.placement, recompute=recompute)
-    plan = Plan(dataclasses.replace(plan.course, choice=choice), (placement,))
+    plan = Plan(dataclasses.replace(plan.course, choice=choice, velora=velora), (placement,))
     carrier = AuditedCarrier(case, plan, cheat)
     carrier.with_third, carrier.share, carrier.in_transit = with_third, share, in_transit
     ring = ring_of(plan, random.Random(1), carrier=carrier)
     assert ring.run().finish == rd.Finish("", "")
     return carrier
+
+
+def projected(init: str) -> Velora:
+    """VeLoRA in LoRA of all blocks."""
+    return Velora(blocks=(Range(0, 4),), layers=("adapter_down",), parts=8, init=init)
+
+
+ROUNDED = {"dtype": "float32", "compute": "bfloat16"}
 
 
 @pytest.mark.parametrize(
@@ -215,7 +225,7 @@ def audited(
         {"method": "all", "dropout": 0.2, "dtype": "float32", "wire": "bfloat16", "recompute": (Range(1, 4),)},
         {"method": "all", "optimizer": "sgd", "adapter": "lora", "eval_every": 2, "checkpoint_every": 2},
         {"method": "all", "microbatches": 4, "adapter": "lora", "operations": TABLE},
-        {"method": "all", "owners": ("c", "b"), "num_steps": 4, "dtype": "float32", "wire": "bfloat16"},
+        {"method": "all", "owners": ("c", "b"), "num_steps": 4, **ROUNDED, "wire": "bfloat16", "adapter": "lora"},
         {"owners": ("c", "a"), "num_steps": 4, "private_blocks": 1, "slices": (("a", 1, 2), ("b", 2, 3), ("c", 3, 4))},
         {"method": "all", "num_steps": 2, "adapter": "lora[leave_out=[0]]|seq_bn[leave_out=[0,2]]"},
         {
@@ -226,7 +236,9 @@ def audited(
             "dtype": "float32",
             "wire": "int8",
         },
-        {"microbatches": 4, "num_steps": 4, "choice": make_choice(subnets=2, refresh_steps=2), "dtype": "float32"},
+        {"microbatches": 4, "num_steps": 4, "choice": make_choice(subnets=2, refresh_steps=2), **ROUNDED},
+        {"adapter": "lora", "velora": projected("average"), "microbatches": 3, "num_steps": 4, **ROUNDED},
+        {"adapter": "lora", "velora": projected("running"), "microbatches": 4, "method": "all", "operations": TABLE},
     ],
 )
 def test_repeated_work_of_honest_hosts_has_equal_bits(changes: dict[str, Any]) -> None:
@@ -239,7 +251,7 @@ def test_repeated_work_of_honest_hosts_has_equal_bits(changes: dict[str, Any]) -
     assert not carrier.findings
     assert {asked.cell.node for asked, _ in carrier.repeated} == {"a", "b", "c"}
     kinds = {name.split()[0] for _, results in carrier.repeated for name in results}
-    assert kinds - {"tag"} == {"h", "g", "sum", "state"}
+    assert kinds - {"tag"} == {"h", "g", "sum", "state", *(["vectors"] if "velora" in changes else [])}
     own = {asked.cell.node for asked, _ in carrier.repeated if asked.cell.node in asked.peers.values()}
     assert own >= {*"ac"} & {one.node for one in carrier.part.course.owners}
     for asked, results in carrier.repeated:
@@ -274,6 +286,12 @@ def shifted(name: str, action: Action, executor: NodeExecutor) -> None:
                 parameter.mul_(1.0001)
 
 
+def projects_otherwise(name: str, action: Action, executor: NodeExecutor) -> None:
+    """A host that goes on with other vectors than its forward gives."""
+    if name == "b" and action.op is Op.FORWARD:
+        executor.part.load_vectors({one: value * 1.001 for one, value in executor.part.vectors.items()}, where="b")
+
+
 def sends_otherwise(name: str, action: Action, executor: NodeExecutor) -> None:
     """A host that sends another hidden state than it should."""
     if name == "b" and action.op is Op.FORWARD and action.stop == 3:
@@ -282,10 +300,10 @@ def sends_otherwise(name: str, action: Action, executor: NodeExecutor) -> None:
         flow.hidden = flow.hidden * 1.001
 
 
-@pytest.mark.parametrize("cheat", [scaled, shifted, sends_otherwise])
+@pytest.mark.parametrize("cheat", [scaled, shifted, projects_otherwise, sends_otherwise])
 def test_host_that_computes_otherwise_is_named(cheat: Cheat) -> None:
-    """A gradient, an update, or what it sends; no other node is, by the checker and by the third."""
-    carrier = audited(cheat, method="all", with_third=True)
+    """A gradient, an update, vectors, or what it sends; no other node is, by the checker and by the third."""
+    carrier = audited(cheat, method="all", with_third=True, adapter="lora", velora=projected("average"))
     assert {finding.nodes for finding in carrier.findings} == {("b",)}
     assert len(carrier.findings) == sum(asked.cell.node == "b" for asked, _ in carrier.repeated)
 
