@@ -12,6 +12,7 @@ import pytest
 
 from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.models.architecture_heads import architecture_head
+from ringtune.models.families import FAMILIES
 from ringtune.models.folder import base_tensors, read_config
 from tests.features.feature import ONE, THREE, Feature, carry_out, one_process
 from tests.features.models import loaded_merged, loaded_plainly, of_family
@@ -98,6 +99,13 @@ def test_result_of_a_generic_encoder_loads_with_nothing_of_ours(
     feature = dataclasses.replace(generic(model_type, task, owners=("a",)), load=load)
     plain = require_loads(feature, tmp_path, load)
     assert type(plain).__name__ == architecture_head(model_type, task).architecture
+
+
+@pytest.mark.parametrize("model_type", [name for name in ENCODERS if "bottleneck" in FAMILIES[name].methods])
+@pytest.mark.sampled(1)
+def test_bottlenecks_of_a_generic_encoder_equal_one_process(model_type: str) -> None:
+    """Beside LoRA on all matrices, where norms come first."""
+    require_equal(generic(model_type, "sequence-classification", f"double_seq_bn|{ALL}"), "three")
 
 
 @pytest.mark.parametrize("model_type", ENCODERS)

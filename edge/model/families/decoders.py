@@ -230,13 +230,12 @@ class LayeredFamily:
     def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
         """Run one layer; in a tuple the hidden state is first."""
         own = context.of(block.self_attn)
-        is_of_library = type(block).__name__.endswith("WithAdapters")  # a Llama or Mistral with adapters 1.3's adapters
         found = block(
             hidden_BTD,
             attention_mask=own.mask,
             position_ids=own.positions,
             cache_position=own.row_positions,
-            **{"past_key_value" if is_of_library else "past_key_values": own.cache},
+            past_key_values=own.cache,
             **self.positions(context),
         )
         hidden: torch.Tensor = found[0] if isinstance(found, tuple) else found

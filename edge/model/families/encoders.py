@@ -93,12 +93,8 @@ class DistilBertFamily(BertFamily):
         first_BtD = hidden_BTD[:, :count]
         mask = context if context is None or context.dim() == 2 else context[:, :, :count]
         found = block.attention(query=first_BtD, key=hidden_BTD, value=hidden_BTD, mask=mask)[0]
-        if not hasattr(block, "attention_adapters"):
-            found = block.sa_layer_norm(found + first_BtD)
-            last: torch.Tensor = block.output_layer_norm(block.ffn(found) + found)
-            return last
-        found = block.attention_adapters(found, first_BtD, block.sa_layer_norm)
-        hidden: torch.Tensor = block.output_adapters(block.ffn(found), found, block.output_layer_norm)
+        found = block.sa_layer_norm(found + first_BtD)
+        hidden: torch.Tensor = block.output_layer_norm(block.ffn(found) + found)
         return hidden
 
 

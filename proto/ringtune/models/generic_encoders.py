@@ -2,7 +2,9 @@
 
 Their configs are strict as those of the described families: a key that is not known is refused. Shapes of blocks are
 those in the weights. Relative positions of DeBERTa and MPNet are tables outside the blocks, which every host reads
-(``Family.shared_paths``). A classification head is the architecture's (``models.architecture_heads``).
+(``Family.shared_paths``). A classification head is the architecture's (``models.architecture_heads``). Bottlenecks are
+where norms are before attention and feed-forward part, as in Llama: behind them AdapterHub's plug-in interface would
+use the last block's norm in every block.
 
 Source: the configurations and classes of transformers 4.57.
 """
@@ -127,8 +129,18 @@ def _modernbert_dimensions(config: Config) -> Dimensions:
 
 def generic_encoders(bert: Family) -> tuple[Family, ...]:
     """Return the rows in the order of their ``model_type``, each by what differs from BERT."""
-    layout = dataclasses.replace(bert.layout, adds_residual=True, attention="attention")
-    norm_first = dataclasses.replace(layout, norm_first=True)
+    layout = dataclasses.replace(
+        bert.layout,
+        adds_residual=True,
+        attention="attention",
+        attention_adapter="",
+        feed_forward_adapter="",
+        attention_dropout="",
+        feed_forward_dropout="",
+    )
+    norm_first = dataclasses.replace(
+        layout, norm_first=True, attention_adapter="attention_adapters", feed_forward_adapter="output_adapters"
+    )
 
     def row(
         model_type: str,
@@ -158,7 +170,7 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
             generic=True,
             plugged=True,
             packs=False,
-            methods=("lora",),
+            methods=("bottleneck", "lora") if layout.norm_first else ("lora",),
             layout=layout,
             owner_shapes=lambda config: {table: (config["vocab_size"], config["hidden_size"])},
             **own,
@@ -202,8 +214,6 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
         down="mlp.Wo",
         attention_norm="attn_norm",
         feed_forward_norm="mlp_norm",
-        attention_dropout="attn.out_drop",
-        feed_forward_dropout="mlp.drop",
     )
     without_types = without("type_vocab_size", "position_embedding_type")
     of_deberta = {**without("position_embedding_type"), **_DEBERTA_KEYS}
