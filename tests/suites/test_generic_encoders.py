@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
-from ringtune.costs.model_facts import computed_token_bytes, model_facts
+from ringtune.costs.model_facts import check_job, computed_token_bytes, model_facts
+from ringtune.errors import JobError, ModelError
 from ringtune.models.architecture_heads import architecture_head
 from ringtune.models.families import FAMILIES
 from ringtune.models.folder import base_tensors, read_config
-from tests.features.feature import ONE, THREE, Feature, carry_out, one_process
+from tests.features.feature import ONE, THREE, Feature, carry_out, one_process, run_of
 from tests.features.models import loaded_merged, loaded_plainly, of_family
 from tests.laws.test_result_folder import require_loads
 from tests.support.hand_ring import make_bench
@@ -113,3 +117,102 @@ def test_bottlenecks_of_a_generic_encoder_equal_one_process(model_type: str) -> 
 def test_dropout_of_a_generic_encoder_draws_the_same_numbers(model_type: str) -> None:
     """Before the blocks, in relative positions and in the head, which are called by the architecture's own forward."""
     require_equal(generic(model_type, "token-classification", dropout=0.2), "three")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config"),
+    [
+        ("deberta", {"pos_att_type": "p2c", "max_relative_positions": 7, "position_biased_input": False}),
+        ("deberta", {"relative_attention": False, "pos_att_type": None}),
+        ("deberta-v2", {"share_att_key": False, "norm_rel_ebd": "none", "position_buckets": -1, "type_vocab_size": 2}),
+        ("deberta-v2", {"relative_attention": False, "pos_att_type": None, "position_biased_input": True}),
+        ("ernie", {"use_task_id": True}),
+        ("modernbert", {"classifier_pooling": "cls", "local_rope_theta": None, "global_rope_theta": 90.0}),
+        ("modernbert", dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True)),
+        ("mpnet", {"hidden_act": "relu", "relative_attention_num_buckets": 40}),
+    ],
+)
+@pytest.mark.sampled(2)
+def test_option_of_an_encoder_is_carried_out(model_type: str, config: dict[str, Any]) -> None:
+    """Another computation than the usual one equals that of one process, and the head's bytes are those of the plan."""
+    feature = generic(model_type, "sequence-classification", config=config)
+    require_equal(feature, "three")
+    facts, labels = model_facts(feature.case.folder / "model", feature.case.job), len(feature.case.labels)
+    head = {name: value for name, value in run_of(feature, "three").tensors.items() if ".ringtune." not in name}
+    assert facts.head_bytes + facts.head_class_bytes * labels == 8 * sum(value.numel() for value in head.values())
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values", "message"),
+    [
+        ("albert", {}, "its blocks share one set of weights"),
+        ("deberta-v2", {"conv_kernel_size": 3}, "conv_kernel_size is refused: a convolution beside block 0"),
+        ("deberta-v2", {"pos_att_type": ["c2p", "p2p"]}, "pos_att_type = 'c2p|p2p' is not supported"),
+        ("deberta-v2", {"embedding_size": 16}, "embedding_size: not known for model_type 'deberta-v2'"),
+        ("deberta-v2", {"relative_attention": False}, "pos_att_type without relative_attention"),
+        ("deberta-v2", {"norm_rel_ebd": 1}, "norm_rel_ebd has to be str"),
+        ("deberta", {"talking_head": True}, "talking_head: not known for model_type 'deberta'"),
+        ("deberta", {"max_relative_positions": -2}, "max_relative_positions is -2"),
+        ("mpnet", {"relative_attention_num_buckets": 16}, "it has to be at least 32"),
+        ("mpnet", {"is_decoder": True}, "a decoder attends only backwards"),
+        ("camembert", {"position_embedding_type": "relative_key"}, "'relative_key' is not supported"),
+        ("ernie", {"hidden_size": 30}, "hidden_size 30 can't be shared by 4 heads"),
+        ("modernbert", {"num_hidden_layers": "4"}, "num_hidden_layers has to be int"),
+        ("modernbert", {"layer_types": ["full_attention"] * 4}, "layer_types: not known"),
+        ("modernbert", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling: not known"),
+        ("modernbert", {"auto_map": {"AutoModel": "code.Model"}}, "names code to run"),
+        ("modernbert", {"classifier_pooling": "max"}, "classifier_pooling = 'max' is not supported"),
+    ],
+)
+def test_config_of_a_generic_encoder_is_not_trusted(
+    tmp_path: Path, model_type: str, values: dict[str, Any], message: str
+) -> None:
+    """What would change the computation, or has no size to plan with, is refused by name."""
+    config = {"model_type": model_type, **(sizes_of(model_type) if model_type in ENCODERS else {}), **values}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=re.escape(message)):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", ENCODERS)
+def test_config_that_names_every_key_is_read_as_the_class_has_it(tmp_path: Path, model_type: str) -> None:
+    """All keys of the class are known, and those that are left out have its values."""
+    config = transformers.CONFIG_MAPPING[model_type]()
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    found = read_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    assert found == read_config(tmp_path)
+    of_checkpoints = {"position_buckets", "norm_rel_ebd", "share_att_key"}  # the class has no attribute for them
+    assert {key: getattr(config, key) for key in found.keys() - of_checkpoints} == {
+        key: value for key, value in found.items() if key not in of_checkpoints
+    }
+
+
+def test_config_of_transformers_5_is_that_of_4(tmp_path: Path) -> None:
+    """Kinds of layers and rotary parameters by kind become a period and two bases."""
+    theta = {"full_attention": {"rope_theta": 9e4}, "sliding_attention": {"rope_theta": 5e3, "rope_type": "default"}}
+    kinds = ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]
+    values = {"model_type": "modernbert", "num_hidden_layers": 4, "layer_types": kinds, "rope_parameters": theta}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    found = read_config(tmp_path)
+    assert (found["global_attn_every_n_layers"], found["global_rope_theta"], found["local_rope_theta"]) == (2, 9e4, 5e3)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "message"),
+    [
+        ("deberta-v2", {"adapter.config": "seq_bn"}, "a deberta-v2 takes lora only"),
+        ("deberta", {"adapter.config": "lora[attn_matrices=['q']]"}, "one matrix, attention.self.in_proj, which 'v'"),
+        ("deberta", {"adapter.config": "lora", "model.dtype": "float32", "train.compute": "bfloat16"}, "two types"),
+        ("modernbert", {"adapter.config": "full"}, "own weights of a modernbert can't train"),
+        ("mpnet", {"adapter.config": "lora", "train.max_length": 63}, "the model takes 62 tokens at most"),
+    ],
+)
+def test_what_a_generic_encoder_has_not_is_refused(
+    tmp_path: Path, model_type: str, changes: dict[str, Any], message: str
+) -> None:
+    """By name, before anything is planned."""
+    write_family(tmp_path / "model", model_type, num_blocks=1)
+    job = Case(folder=tmp_path, task="sequence-classification", adapter="lora").job.with_overrides(changes)
+    with pytest.raises(JobError, match=re.escape(message)):
+        check_job(job, read_config(tmp_path / "model"))

@@ -438,8 +438,8 @@ def _check_generic(job: Job, family: Family, where: str) -> None:
         )
     if is_rounded(job) and family.model_type in NOT_ROUNDED:
         raise JobError(
-            f"{where}: train.compute = 'bfloat16' is refused: experts of a {family.model_type} add up numbers of two "
-            "types, which torch can't; remove train.compute"
+            f"{where}: train.compute = 'bfloat16' is refused: a {family.model_type} joins numbers of two types, which "
+            "torch can't; remove train.compute"
         )
     if job.generation is not None and not family.takes_cache:
         raise JobError(

@@ -256,6 +256,7 @@ class Family:
         biased: config -> those of ``MATRICES`` that have a bias.
         owner_shapes: config -> name -> shape, of every required tensor outside the blocks.
         unused_paths: modules of the base model that a file may have and no node hosts.
+        as_read: values of ``config.json`` -> the same with one form of each.
         shared_paths: dotted paths of modules outside the blocks that every host reads, as far as a model has them:
             tables from which the other inputs of its blocks are computed.
         problem: config -> reason why its values are inconsistent; empty if they are not.
@@ -289,6 +290,7 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict)
     head_paths: tuple[str, ...] = ()
     unused_paths: tuple[str, ...] = ()
+    as_read: Callable[[Config], dict[str, Any]] = dict
     shared_paths: tuple[str, ...] = ()
     problem: Callable[[Config], str] = lambda config: ""
     first_token: tuple[str, ...] = ()

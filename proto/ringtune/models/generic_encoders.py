@@ -115,6 +115,29 @@ def _deberta_v2_dimensions(config: Config) -> Dimensions:
     return dataclasses.replace(found, more_kept=more, row_kept=rows * found.hidden)
 
 
+def _with_joined_kinds(values: Config) -> dict[str, Any]:
+    """Write DeBERTa's kinds of positions as one text. Example: ``["p2c", "c2p"]`` becomes ``p2c|c2p``."""
+    kinds = values.get("pos_att_type")
+    return {**values, "pos_att_type": "|".join(map(str, kinds)) or None} if isinstance(kinds, list) else dict(values)
+
+
+def _with_period(values: Config) -> dict[str, Any]:
+    """Replace ModernBERT's kinds of layers, as transformers 5 names them, by the period of those with full attention.
+
+    Other kinds stay, and are refused as an unknown key.
+    """
+    kinds, key = values.get("layer_types"), "global_attn_every_n_layers"
+    count = values.get("num_hidden_layers", _MODERNBERT_KEYS["num_hidden_layers"].default)
+    if not isinstance(kinds, list) or not kinds or len(kinds) != count:
+        return dict(values)
+    full = [index for index, kind in enumerate(kinds) if kind == "full_attention"]
+    period = full[1] if len(full) > 1 else count
+    regular = ["sliding_attention" if index % period else "full_attention" for index in range(count)]
+    if kinds != regular or values.get(key, period) != period:
+        return dict(values)
+    return {**{name: value for name, value in values.items() if name != "layer_types"}, key: period}
+
+
 def _deberta_problem(config: Config) -> str:
     if config.get("pos_att_type") and not config["relative_attention"]:
         return "pos_att_type without relative_attention has no table of positions; set relative_attention = true"
@@ -231,6 +254,7 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
             deberta,
             config_keys={**of_deberta, "vocab_size": ConfigKey(default=50265, at_least=1)},
             no_number=bert.no_number | _DEBERTA_UNREAD,
+            as_read=_with_joined_kinds,
             shared_paths=("encoder.rel_embeddings",),
             dimensions=functools.partial(_dimensions, scores=5, more=5.5),
             problem=_deberta_problem,
@@ -250,6 +274,7 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
             },
             refused={**bert.refused, **_CONVOLUTION},
             no_number=bert.no_number | _DEBERTA_UNREAD | {"conv_act", "conv_groups"},
+            as_read=_with_joined_kinds,
             shared_paths=("encoder.rel_embeddings", "encoder.LayerNorm"),
             dimensions=_deberta_v2_dimensions,
             problem=_deberta_problem,
@@ -280,6 +305,7 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
             modernbert,
             config_keys=_MODERNBERT_KEYS,
             no_number=frozenset(_MODERNBERT_UNREAD.split()),
+            as_read=_with_period,
             aliases={"rope_theta": "global_rope_theta", "rope_local_base_freq": "local_rope_theta"},
             blocks_path="layers",
             embeddings_path="embeddings.tok_embeddings",
