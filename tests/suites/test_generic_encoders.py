@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import transformers
 
+from edge.model.slice import module_bytes
+from ringtune.costs.memory_estimate import node_memory
 from ringtune.costs.model_facts import check_job, computed_token_bytes, model_facts
 from ringtune.errors import JobError, ModelError
 from ringtune.models.architecture_heads import architecture_head
@@ -23,7 +25,7 @@ from tests.features.models import loaded_merged, loaded_plainly, of_family
 from tests.laws.test_result_folder import require_loads
 from tests.support.hand_ring import make_bench
 from tests.support.tiny_families import ENCODERS, HIDDEN, sizes_of, write_family
-from tests.support.torch_ring import Case, distance
+from tests.support.torch_ring import Case, distance, make_executor
 
 TASKS = ("sequence-classification", "regression", "token-classification", "question-answering")
 ROUNDING = ("deberta",)
@@ -216,3 +218,18 @@ def test_what_a_generic_encoder_has_not_is_refused(
     job = Case(folder=tmp_path, task="sequence-classification", adapter="lora").job.with_overrides(changes)
     with pytest.raises(JobError, match=re.escape(message)):
         check_job(job, read_config(tmp_path / "model"))
+
+
+@pytest.mark.parametrize("model_type", ["deberta", "deberta-v2", "mpnet"])
+@pytest.mark.sampled(1)
+def test_every_host_holds_relative_positions_as_the_plan_says(model_type: str) -> None:
+    """A host that owns no rows has them once beside its blocks, and its estimate counts them."""
+    feature = generic(model_type, "sequence-classification")
+    plan = feature.plan_on("three").parts[0]
+    piece, facts = plan.slice_of("c"), model_facts(feature.case.folder / "model", feature.case.job)
+    held = module_bytes(make_executor(feature.case, plan, "c")._hosted.skeleton.base)
+    blocks = piece.stop - piece.start
+    assert held == blocks * (facts.block_bytes + facts.adapter_block_bytes) + facts.shared_bytes
+    needs = node_memory(plan, "c", facts, optimizer="adamw", dtype="float64", activation_token_bytes=1.0)
+    weights = sum(term.number * term.each_bytes for term in needs.terms if term.part == "weights")
+    assert weights == blocks * facts.block_bytes + facts.shared_bytes
