@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
-from edge.model.slice import module_bytes
+from edge.model.skeleton import build_skeleton
+from edge.model.slice import materialise, module_bytes
+from edge.model.tensor_files import SafetensorsFiles
 from ringtune.costs.memory_estimate import node_memory
+from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.model_facts import check_job, computed_token_bytes, model_facts
 from ringtune.errors import JobError, ModelError
 from ringtune.models.architecture_heads import architecture_head
@@ -24,6 +28,7 @@ from tests.features.feature import ONE, THREE, Feature, carry_out, one_process, 
 from tests.features.models import loaded_merged, loaded_plainly, of_family
 from tests.laws.test_result_folder import require_loads
 from tests.support.hand_ring import make_bench
+from tests.support.plans import make_plan
 from tests.support.tiny_families import ENCODERS, HIDDEN, sizes_of, write_family
 from tests.support.torch_ring import Case, distance, make_executor
 
@@ -233,3 +238,26 @@ def test_every_host_holds_relative_positions_as_the_plan_says(model_type: str) -
     needs = node_memory(plan, "c", facts, optimizer="adamw", dtype="float64", activation_token_bytes=1.0)
     weights = sum(term.number * term.each_bytes for term in needs.terms if term.part == "weights")
     assert weights == blocks * facts.block_bytes + facts.shared_bytes
+
+
+@pytest.mark.parametrize("model_type", ENCODERS)
+@pytest.mark.sampled(2)
+def test_inputs_that_all_blocks_read_are_in_the_plan(tmp_path: Path, model_type: str) -> None:
+    """Masks, biases of heads and relative positions of a padded micro-batch take no more than its masks do."""
+    folder = write_family(tmp_path / "model", model_type)
+    job = Case(folder=tmp_path, task="sequence-classification", adapter="lora", dtype="float32").job
+    facts, rows, tokens = model_facts(folder, job), 3, 40
+    skeleton = build_skeleton(folder, job)
+    with SafetensorsFiles(folder) as weights:
+        cpu = torch.device("cpu")
+        materialise(skeleton, weights, blocks=range(4), with_embedding=False, dtype=torch.float32, device=cpu)
+    own = {value.untyped_storage().data_ptr() for value in skeleton.base.parameters()}
+    mask = torch.ones(rows, tokens, dtype=torch.int64)
+    mask[1, 30:] = 0
+    context = skeleton.family.context(skeleton.base, torch.randn(rows, tokens, HIDDEN), mask)
+    values = [value for each in context.values() for value in (*each.args, *each.kwargs.values())]
+    storages = {s.data_ptr(): s.nbytes() for v in values if isinstance(v, torch.Tensor) for s in [v.untyped_storage()]}
+    found = sum(size for pointer, size in storages.items() if pointer not in own)
+    course = make_plan([("a", 0, 4)], ["a"]).course
+    sizes = Sizes(course, facts, optimizer="sgd", dtype="float32", activation_token_bytes=1.0)
+    assert found - 8 * tokens <= sizes.mask_bytes(rows, tokens) <= max(4 * found, rows * tokens**2 * 4)  # positions

@@ -252,6 +252,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         gguf_embedding_bytes=gguf_outside,
         shared_bytes=sum(weights[name] for name in weights if name.startswith(shared)) * item_bytes if shared else 0,
         row_kept_values=dimensions.row_kept,
+        more_masks=dimensions.more_masks,
     )
     facts = _with_kinds(_with_pairs(facts, job, family.widths(config)), folder, job, family.widths(config))
     facts = _with_invertible(facts, job, config, item_bytes=item_bytes)

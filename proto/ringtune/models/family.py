@@ -103,6 +103,7 @@ class Dimensions:
         more_kept: values per token that norms of a block keep for backward, besides those of the usual two norms.
         kept_scores: number of score tensors (value per head and token pair) that attention keeps without dropout.
         row_kept: values that a block keeps for each row, whatever its length, such as projected relative positions.
+        more_masks: numbers for every two tokens of a row that all blocks read, besides those of the mask.
     """
 
     num_blocks: int
@@ -119,6 +120,7 @@ class Dimensions:
     more_kept: int = 0
     kept_scores: int = 0
     row_kept: int = 0
+    more_masks: int = 0
 
     @property
     def head_width(self) -> int:

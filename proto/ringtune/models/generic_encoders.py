@@ -97,6 +97,17 @@ def _dimensions(
     return dataclasses.replace(found, longest=found.longest - before, more_kept=kept, kept_scores=scores)
 
 
+def _mpnet_dimensions(config: Config) -> Dimensions:
+    """Dimensions of an MPNet, whose blocks read a bias of each head; its positions begin at 2."""
+    found = _dimensions(config, before=2, scores=1, more=0.0)
+    return dataclasses.replace(found, more_masks=found.num_heads - 1)
+
+
+def _deberta_dimensions(config: Config) -> Dimensions:
+    """Dimensions of a DeBERTa, whose mask and relative positions have eight bytes each."""
+    return dataclasses.replace(_dimensions(config, scores=5, more=5.5), more_masks=3)
+
+
 def _relative_span(config: Config) -> int:
     """Rows of DeBERTa's table of relative positions; 0 without one."""
     if not config["relative_attention"]:
@@ -112,7 +123,7 @@ def _deberta_v2_dimensions(config: Config) -> Dimensions:
     kinds = len(config["pos_att_type"].split("|")) if config.get("pos_att_type") else 0
     rows, found = _relative_span(config) * kinds, _dimensions(config, scores=1)
     more = found.more_kept + found.num_heads * rows
-    return dataclasses.replace(found, more_kept=more, row_kept=rows * found.hidden)
+    return dataclasses.replace(found, more_kept=more, row_kept=rows * found.hidden, more_masks=3)
 
 
 def _with_joined_kinds(values: Config) -> dict[str, Any]:
@@ -147,7 +158,9 @@ def _deberta_problem(config: Config) -> str:
 def _modernbert_dimensions(config: Config) -> Dimensions:
     found = plain_dimensions(config, activation="hidden_activation")
     kept = 2 + kept_by(config["hidden_activation"])
-    return dataclasses.replace(found, inner_kept=kept, keeps_down_input=False, more_kept=5 * found.hidden // 2)
+    return dataclasses.replace(
+        found, inner_kept=kept, keeps_down_input=False, more_kept=5 * found.hidden // 2, more_masks=1
+    )
 
 
 def generic_encoders(bert: Family) -> tuple[Family, ...]:
@@ -256,7 +269,7 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
             no_number=bert.no_number | _DEBERTA_UNREAD,
             as_read=_with_joined_kinds,
             shared_paths=("encoder.rel_embeddings",),
-            dimensions=functools.partial(_dimensions, scores=5, more=5.5),
+            dimensions=_deberta_dimensions,
             problem=_deberta_problem,
         ),
         row(
@@ -325,7 +338,7 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
                 "relative_attention_num_buckets": ConfigKey(default=32, at_least=32),
             },
             shared_paths=("encoder.relative_attention_bias",),
-            dimensions=functools.partial(written_out, before=2),
+            dimensions=_mpnet_dimensions,
         ),
         row(
             "xlm-roberta-xl",
