@@ -182,7 +182,7 @@ def test_result_of_a_generic_family_loads_by_its_interface(tmp_path: Path, model
         ("mixtral", {"adapter.config": "lora[output_lora=True]"}, "experts of a mixtral stay frozen"),
         ("gptj", {"adapter.config": "lora", "train.packing": True}, "a row of a gptj attend to others"),
         ("gptj", {"adapter.config": "lora", "generation.rows": 1}, "behind which a gptj can't compute a token"),
-        ("dots1", {**LORA_32, "train.compute": "bfloat16"}, "experts of a dots1 add up numbers of two"),
+        ("dots1", {**LORA_32, "train.compute": "bfloat16"}, "a dots1 joins numbers of two types"),
         ("olmo", {"adapter.config": "lora", "offload.mode": "auto"}, "offload needs to know the matrices of a olmo"),
     ],
 )

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
-from ringtune.costs.model_facts import computed_token_bytes, model_facts
+from edge.model.skeleton import build_skeleton
+from edge.model.slice import materialise, module_bytes
+from edge.model.tensor_files import SafetensorsFiles
+from ringtune.costs.memory_estimate import node_memory
+from ringtune.costs.memory_sizes import Sizes
+from ringtune.costs.model_facts import check_job, computed_token_bytes, model_facts
+from ringtune.errors import JobError, ModelError
 from ringtune.models.architecture_heads import architecture_head
+from ringtune.models.families import FAMILIES
 from ringtune.models.folder import base_tensors, read_config
-from tests.features.feature import ONE, THREE, Feature, carry_out, one_process
+from tests.features.feature import ONE, THREE, Feature, carry_out, one_process, run_of
 from tests.features.models import loaded_merged, loaded_plainly, of_family
 from tests.laws.test_result_folder import require_loads
 from tests.support.hand_ring import make_bench
+from tests.support.plans import make_plan
 from tests.support.tiny_families import ENCODERS, HIDDEN, sizes_of, write_family
-from tests.support.torch_ring import Case, distance
+from tests.support.torch_ring import Case, distance, make_executor
 
 TASKS = ("sequence-classification", "regression", "token-classification", "question-answering")
 ROUNDING = ("deberta",)
@@ -100,8 +112,152 @@ def test_result_of_a_generic_encoder_loads_with_nothing_of_ours(
     assert type(plain).__name__ == architecture_head(model_type, task).architecture
 
 
+@pytest.mark.parametrize("model_type", [name for name in ENCODERS if "bottleneck" in FAMILIES[name].methods])
+@pytest.mark.sampled(1)
+def test_bottlenecks_of_a_generic_encoder_equal_one_process(model_type: str) -> None:
+    """Beside LoRA on all matrices, where norms come first."""
+    require_equal(generic(model_type, "sequence-classification", f"double_seq_bn|{ALL}"), "three")
+
+
 @pytest.mark.parametrize("model_type", ENCODERS)
 @pytest.mark.sampled(2)
 def test_dropout_of_a_generic_encoder_draws_the_same_numbers(model_type: str) -> None:
     """Before the blocks, in relative positions and in the head, which are called by the architecture's own forward."""
     require_equal(generic(model_type, "token-classification", dropout=0.2), "three")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config"),
+    [
+        ("deberta", {"pos_att_type": "p2c", "max_relative_positions": 7, "position_biased_input": False}),
+        ("deberta", {"relative_attention": False, "pos_att_type": None}),
+        ("deberta-v2", {"share_att_key": False, "norm_rel_ebd": "none", "position_buckets": -1, "type_vocab_size": 2}),
+        ("deberta-v2", {"relative_attention": False, "pos_att_type": None, "position_biased_input": True}),
+        ("ernie", {"use_task_id": True}),
+        ("modernbert", {"classifier_pooling": "cls", "local_rope_theta": None, "global_rope_theta": 90.0}),
+        ("modernbert", dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True)),
+        ("mpnet", {"hidden_act": "relu", "relative_attention_num_buckets": 40}),
+    ],
+)
+@pytest.mark.sampled(2)
+def test_option_of_an_encoder_is_carried_out(model_type: str, config: dict[str, Any]) -> None:
+    """Another computation than the usual one equals that of one process, and the head's bytes are those of the plan."""
+    feature = generic(model_type, "sequence-classification", config=config)
+    require_equal(feature, "three")
+    facts, labels = model_facts(feature.case.folder / "model", feature.case.job), len(feature.case.labels)
+    head = {name: value for name, value in run_of(feature, "three").tensors.items() if ".ringtune." not in name}
+    assert facts.head_bytes + facts.head_class_bytes * labels == 8 * sum(value.numel() for value in head.values())
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values", "message"),
+    [
+        ("albert", {}, "its blocks share one set of weights"),
+        ("deberta-v2", {"conv_kernel_size": 3}, "conv_kernel_size is refused: a convolution beside block 0"),
+        ("deberta-v2", {"pos_att_type": ["c2p", "p2p"]}, "pos_att_type = 'c2p|p2p' is not supported"),
+        ("deberta-v2", {"embedding_size": 16}, "embedding_size: not known for model_type 'deberta-v2'"),
+        ("deberta-v2", {"relative_attention": False}, "pos_att_type without relative_attention"),
+        ("deberta-v2", {"norm_rel_ebd": 1}, "norm_rel_ebd has to be str"),
+        ("deberta", {"talking_head": True}, "talking_head: not known for model_type 'deberta'"),
+        ("deberta", {"max_relative_positions": -2}, "max_relative_positions is -2"),
+        ("mpnet", {"relative_attention_num_buckets": 16}, "it has to be at least 32"),
+        ("mpnet", {"is_decoder": True}, "a decoder attends only backwards"),
+        ("camembert", {"position_embedding_type": "relative_key"}, "'relative_key' is not supported"),
+        ("ernie", {"hidden_size": 30}, "hidden_size 30 can't be shared by 4 heads"),
+        ("modernbert", {"num_hidden_layers": "4"}, "num_hidden_layers has to be int"),
+        ("modernbert", {"layer_types": ["full_attention"] * 4}, "layer_types: not known"),
+        ("modernbert", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling: not known"),
+        ("modernbert", {"auto_map": {"AutoModel": "code.Model"}}, "names code to run"),
+        ("modernbert", {"classifier_pooling": "max"}, "classifier_pooling = 'max' is not supported"),
+    ],
+)
+def test_config_of_a_generic_encoder_is_not_trusted(
+    tmp_path: Path, model_type: str, values: dict[str, Any], message: str
+) -> None:
+    """What would change the computation, or has no size to plan with, is refused by name."""
+    config = {"model_type": model_type, **(sizes_of(model_type) if model_type in ENCODERS else {}), **values}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=re.escape(message)):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", ENCODERS)
+def test_config_that_names_every_key_is_read_as_the_class_has_it(tmp_path: Path, model_type: str) -> None:
+    """All keys of the class are known, and those that are left out have its values."""
+    config = transformers.CONFIG_MAPPING[model_type]()
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    found = read_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    assert found == read_config(tmp_path)
+    of_checkpoints = {"position_buckets", "norm_rel_ebd", "share_att_key"}  # the class has no attribute for them
+    assert {key: getattr(config, key) for key in found.keys() - of_checkpoints} == {
+        key: value for key, value in found.items() if key not in of_checkpoints
+    }
+
+
+def test_config_of_transformers_5_is_that_of_4(tmp_path: Path) -> None:
+    """Kinds of layers and rotary parameters by kind become a period and two bases."""
+    theta = {"full_attention": {"rope_theta": 9e4}, "sliding_attention": {"rope_theta": 5e3, "rope_type": "default"}}
+    kinds = ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]
+    values = {"model_type": "modernbert", "num_hidden_layers": 4, "layer_types": kinds, "rope_parameters": theta}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    found = read_config(tmp_path)
+    assert (found["global_attn_every_n_layers"], found["global_rope_theta"], found["local_rope_theta"]) == (2, 9e4, 5e3)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "message"),
+    [
+        ("deberta-v2", {"adapter.config": "seq_bn"}, "a deberta-v2 takes lora only"),
+        ("deberta", {"adapter.config": "lora[attn_matrices=['q']]"}, "one matrix, attention.self.in_proj, which 'v'"),
+        ("deberta", {"adapter.config": "lora", "model.dtype": "float32", "train.compute": "bfloat16"}, "two types"),
+        ("modernbert", {"adapter.config": "full"}, "own weights of a modernbert can't train"),
+        ("mpnet", {"adapter.config": "lora", "train.max_length": 63}, "the model takes 62 tokens at most"),
+    ],
+)
+def test_what_a_generic_encoder_has_not_is_refused(
+    tmp_path: Path, model_type: str, changes: dict[str, Any], message: str
+) -> None:
+    """By name, before anything is planned."""
+    write_family(tmp_path / "model", model_type, num_blocks=1)
+    job = Case(folder=tmp_path, task="sequence-classification", adapter="lora").job.with_overrides(changes)
+    with pytest.raises(JobError, match=re.escape(message)):
+        check_job(job, read_config(tmp_path / "model"))
+
+
+@pytest.mark.parametrize("model_type", ["deberta", "deberta-v2", "mpnet"])
+@pytest.mark.sampled(1)
+def test_every_host_holds_relative_positions_as_the_plan_says(model_type: str) -> None:
+    """A host that owns no rows has them once beside its blocks, and its estimate counts them."""
+    feature = generic(model_type, "sequence-classification")
+    plan = feature.plan_on("three").parts[0]
+    piece, facts = plan.slice_of("c"), model_facts(feature.case.folder / "model", feature.case.job)
+    held = module_bytes(make_executor(feature.case, plan, "c")._hosted.skeleton.base)
+    blocks = piece.stop - piece.start
+    assert held == blocks * (facts.block_bytes + facts.adapter_block_bytes) + facts.shared_bytes
+    needs = node_memory(plan, "c", facts, optimizer="adamw", dtype="float64", activation_token_bytes=1.0)
+    weights = sum(term.number * term.each_bytes for term in needs.terms if term.part == "weights")
+    assert weights == blocks * facts.block_bytes + facts.shared_bytes
+
+
+@pytest.mark.parametrize("model_type", ENCODERS)
+@pytest.mark.sampled(2)
+def test_inputs_that_all_blocks_read_are_in_the_plan(tmp_path: Path, model_type: str) -> None:
+    """Masks, biases of heads and relative positions of a padded micro-batch take no more than its masks do."""
+    folder = write_family(tmp_path / "model", model_type)
+    job = Case(folder=tmp_path, task="sequence-classification", adapter="lora", dtype="float32").job
+    facts, rows, tokens = model_facts(folder, job), 3, 40
+    skeleton = build_skeleton(folder, job)
+    with SafetensorsFiles(folder) as weights:
+        cpu = torch.device("cpu")
+        materialise(skeleton, weights, blocks=range(4), with_embedding=False, dtype=torch.float32, device=cpu)
+    own = {value.untyped_storage().data_ptr() for value in skeleton.base.parameters()}
+    mask = torch.ones(rows, tokens, dtype=torch.int64)
+    mask[1, 30:] = 0
+    context = skeleton.family.context(skeleton.base, torch.randn(rows, tokens, HIDDEN), mask)
+    values = [value for each in context.values() for value in (*each.args, *each.kwargs.values())]
+    storages = {s.data_ptr(): s.nbytes() for v in values if isinstance(v, torch.Tensor) for s in [v.untyped_storage()]}
+    found = sum(size for pointer, size in storages.items() if pointer not in own)
+    course = make_plan([("a", 0, 4)], ["a"]).course
+    sizes = Sizes(course, facts, optimizer="sgd", dtype="float32", activation_token_bytes=1.0)
+    assert found - 8 * tokens <= sizes.mask_bytes(rows, tokens) <= max(4 * found, rows * tokens**2 * 4)  # positions

@@ -459,7 +459,7 @@ class Sizes:
         self._drawn_token_bytes = drawn_token_bytes(model, course.max_length) if has_dropout else 0.0
         self._pair_token_bytes = sent_pair_token_bytes(model, EXACT)
         self._sent_pair_token_bytes = sent_pair_token_bytes(model, course.helper_settings.pairs)
-        self._has_mask = not model.fixed_tokens
+        self._has_mask, self._more_masks = not model.fixed_tokens, model.more_masks
         self._head = course.head
         in_subnets = subnet_token_bytes(model, self._item_bytes, trains_own_weights=trains_own_weights)
         self._subnet_token_bytes = min(in_subnets, activation_token_bytes)
@@ -570,8 +570,12 @@ class Sizes:
         return tokens * self._sent_pair_token_bytes
 
     def mask_bytes(self, rows: int, max_length: int) -> int:
-        """Bytes of the attention mask of a micro-batch: a number for every two tokens of a row; 0 for images."""
-        return rows * max_length**2 * self._item_bytes if self._has_mask else 0
+        """Bytes of the attention mask of a micro-batch: a number for every two tokens of a row; 0 for images.
+
+        An encoder may have further ones, such as a bias for each head, and the normalised table of its positions.
+        """
+        numbers = rows * max_length**2 * (1 + self._more_masks)
+        return numbers * self._item_bytes + self.shared_bytes if self._has_mask else 0
 
     def head_work_bytes(self, tokens: float) -> float:
         """Bytes of work space of the head: the hidden state with its gradient, and the logits."""

@@ -238,6 +238,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         gguf_embedding_bytes=gguf_outside,
         shared_bytes=sum(weights[name] for name in weights if name.startswith(shared)) * item_bytes if shared else 0,
         row_kept_values=dimensions.row_kept,
+        more_masks=dimensions.more_masks,
     )
     facts = _with_kinds(_with_pairs(facts, job, family.widths(config)), folder, job, family.widths(config))
     facts = _with_invertible(facts, job, config, item_bytes=item_bytes)
@@ -419,8 +420,8 @@ def _check_generic(job: Job, family: Family, where: str) -> None:
         )
     if is_rounded(job) and family.model_type in NOT_ROUNDED:
         raise JobError(
-            f"{where}: train.compute = 'bfloat16' is refused: experts of a {family.model_type} add up numbers of two "
-            "types, which torch can't; remove train.compute"
+            f"{where}: train.compute = 'bfloat16' is refused: a {family.model_type} joins numbers of two types, which "
+            "torch can't; remove train.compute"
         )
     if job.generation is not None and not family.takes_cache:
         raise JobError(

@@ -249,6 +249,7 @@ class ModelFacts:
         gguf_embedding_bytes: the same of the matrices that only an owner holds.
         shared_bytes: frozen weights outside the blocks that every host holds, such as relative positions.
         row_kept_values: values that a block keeps for each row, whatever its length.
+        more_masks: numbers for every two tokens of a row that all blocks read, besides those of the mask.
     """
 
     model_type: str
@@ -295,6 +296,7 @@ class ModelFacts:
     gguf_embedding_bytes: Annotated[Amount, LATER] = 0
     shared_bytes: Annotated[Amount, LATER] = 0
     row_kept_values: Annotated[Amount, LATER] = 0
+    more_masks: Annotated[Amount, LATER] = 0
 
     def __post_init__(self) -> None:
         """Refuse a size below 1, and negative bytes and counts."""

@@ -103,6 +103,7 @@ class Dimensions:
         more_kept: values per token that norms of a block keep for backward, besides those of the usual two norms.
         kept_scores: number of score tensors (value per head and token pair) that attention keeps without dropout.
         row_kept: values that a block keeps for each row, whatever its length, such as projected relative positions.
+        more_masks: numbers for every two tokens of a row that all blocks read, besides those of the mask.
     """
 
     num_blocks: int
@@ -119,6 +120,7 @@ class Dimensions:
     more_kept: int = 0
     kept_scores: int = 0
     row_kept: int = 0
+    more_masks: int = 0
 
     @property
     def head_width(self) -> int:
@@ -250,6 +252,7 @@ class Family:
         biased: config -> those of ``MATRICES`` that have a bias.
         owner_shapes: config -> name -> shape, of every required tensor outside the blocks.
         unused_paths: modules of the base model that a file may have and no node hosts.
+        as_read: values of ``config.json`` -> the same with one form of each.
         shared_paths: dotted paths of modules outside the blocks that every host reads, as far as a model has them:
             tables from which the other inputs of its blocks are computed.
         problem: config -> reason why its values are inconsistent; empty if they are not.
@@ -281,6 +284,7 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict)
     head_paths: tuple[str, ...] = ()
     unused_paths: tuple[str, ...] = ()
+    as_read: Callable[[Config], dict[str, Any]] = dict
     shared_paths: tuple[str, ...] = ()
     problem: Callable[[Config], str] = lambda config: ""
     first_token: tuple[str, ...] = ()

@@ -327,7 +327,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     path = Path(folder) / CONFIG_FILE
     values = _read_json(path)
     family = family_named(values.get("model_type"), where=str(path))
-    values = _by_own_names(path, family, with_old_rope(values, where=path))
+    values = _by_own_names(path, family, family.as_read(with_old_rope(values, where=path)))
     if settings := values.get(_QUANTIZATION):
         check_quantization(settings, where=str(path), inputs_first=family.layout.inputs_first)
     for key, reason in {**_RUNS_CODE, **family.refused}.items():
@@ -489,8 +489,6 @@ def _config_value(path: Path, key: str, spec: ConfigKey, values: Mapping[str, An
     if value is None:
         return None if spec.nullable and key in values else spec.default
     kind = spec.nullable or type(spec.default)
-    if kind is str and spec.choices and isinstance(value, list):
-        value = "|".join(map(str, value))  # as some configs have what others have as a list
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:

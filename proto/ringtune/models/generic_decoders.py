@@ -254,8 +254,8 @@ _SCORES: Final = {
     **dict.fromkeys(("vaultgemma", "xglm"), 2),
 }
 """``model_type`` -> score tensors that attention keeps where it is not fused; measured."""
-NOT_ROUNDED: Final = ("dots1", "glm4_moe")
-"""``model_type`` whose experts fail where products are rounded to bfloat16."""
+NOT_ROUNDED: Final = ("deberta", "dots1", "glm4_moe")
+"""``model_type`` whose attention or experts fail where products are rounded to bfloat16."""
 GENERIC: Final = (
     _row("apertus", "Apertus", _PLAIN, kept=3),
     _row("arcee", "Arcee", _PLAIN, methods=_BOTH),

@@ -2,7 +2,9 @@
 
 Their configs are strict as those of the described families: a key that is not known is refused. Shapes of blocks are
 those in the weights. Relative positions of DeBERTa and MPNet are tables outside the blocks, which every host reads
-(``Family.shared_paths``). A classification head is the architecture's (``models.architecture_heads``).
+(``Family.shared_paths``). A classification head is the architecture's (``models.architecture_heads``). Bottlenecks are
+where norms are before attention and feed-forward part, as in Llama: behind them AdapterHub's plug-in interface would
+use the last block's norm in every block.
 
 Source: the configurations and classes of transformers 4.57.
 """
@@ -95,6 +97,17 @@ def _dimensions(
     return dataclasses.replace(found, longest=found.longest - before, more_kept=kept, kept_scores=scores)
 
 
+def _mpnet_dimensions(config: Config) -> Dimensions:
+    """Dimensions of an MPNet, whose blocks read a bias of each head; its positions begin at 2."""
+    found = _dimensions(config, before=2, scores=1, more=0.0)
+    return dataclasses.replace(found, more_masks=found.num_heads - 1)
+
+
+def _deberta_dimensions(config: Config) -> Dimensions:
+    """Dimensions of a DeBERTa, whose mask and relative positions have eight bytes each."""
+    return dataclasses.replace(_dimensions(config, scores=5, more=5.5), more_masks=3)
+
+
 def _relative_span(config: Config) -> int:
     """Rows of DeBERTa's table of relative positions; 0 without one."""
     if not config["relative_attention"]:
@@ -110,7 +123,30 @@ def _deberta_v2_dimensions(config: Config) -> Dimensions:
     kinds = len(config["pos_att_type"].split("|")) if config.get("pos_att_type") else 0
     rows, found = _relative_span(config) * kinds, _dimensions(config, scores=1)
     more = found.more_kept + found.num_heads * rows
-    return dataclasses.replace(found, more_kept=more, row_kept=rows * found.hidden)
+    return dataclasses.replace(found, more_kept=more, row_kept=rows * found.hidden, more_masks=3)
+
+
+def _with_joined_kinds(values: Config) -> dict[str, Any]:
+    """Write DeBERTa's kinds of positions as one text. Example: ``["p2c", "c2p"]`` becomes ``p2c|c2p``."""
+    kinds = values.get("pos_att_type")
+    return {**values, "pos_att_type": "|".join(map(str, kinds)) or None} if isinstance(kinds, list) else dict(values)
+
+
+def _with_period(values: Config) -> dict[str, Any]:
+    """Replace ModernBERT's kinds of layers, as transformers 5 names them, by the period of those with full attention.
+
+    Other kinds stay, and are refused as an unknown key.
+    """
+    kinds, key = values.get("layer_types"), "global_attn_every_n_layers"
+    count = values.get("num_hidden_layers", _MODERNBERT_KEYS["num_hidden_layers"].default)
+    if not isinstance(kinds, list) or not kinds or len(kinds) != count:
+        return dict(values)
+    full = [index for index, kind in enumerate(kinds) if kind == "full_attention"]
+    period = full[1] if len(full) > 1 else count
+    regular = ["sliding_attention" if index % period else "full_attention" for index in range(count)]
+    if kinds != regular or values.get(key, period) != period:
+        return dict(values)
+    return {**{name: value for name, value in values.items() if name != "layer_types"}, key: period}
 
 
 def _deberta_problem(config: Config) -> str:
@@ -122,13 +158,25 @@ def _deberta_problem(config: Config) -> str:
 def _modernbert_dimensions(config: Config) -> Dimensions:
     found = plain_dimensions(config, activation="hidden_activation")
     kept = 2 + kept_by(config["hidden_activation"])
-    return dataclasses.replace(found, inner_kept=kept, keeps_down_input=False, more_kept=5 * found.hidden // 2)
+    return dataclasses.replace(
+        found, inner_kept=kept, keeps_down_input=False, more_kept=5 * found.hidden // 2, more_masks=1
+    )
 
 
 def generic_encoders(bert: Family) -> tuple[Family, ...]:
     """Return the rows in the order of their ``model_type``, each by what differs from BERT."""
-    layout = dataclasses.replace(bert.layout, adds_residual=True, attention="attention")
-    norm_first = dataclasses.replace(layout, norm_first=True)
+    layout = dataclasses.replace(
+        bert.layout,
+        adds_residual=True,
+        attention="attention",
+        attention_adapter="",
+        feed_forward_adapter="",
+        attention_dropout="",
+        feed_forward_dropout="",
+    )
+    norm_first = dataclasses.replace(
+        layout, norm_first=True, attention_adapter="attention_adapters", feed_forward_adapter="output_adapters"
+    )
 
     def row(
         model_type: str,
@@ -158,7 +206,7 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
             generic=True,
             plugged=True,
             packs=False,
-            methods=("lora",),
+            methods=("bottleneck", "lora") if layout.norm_first else ("lora",),
             layout=layout,
             owner_shapes=lambda config: {table: (config["vocab_size"], config["hidden_size"])},
             **own,
@@ -202,8 +250,6 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
         down="mlp.Wo",
         attention_norm="attn_norm",
         feed_forward_norm="mlp_norm",
-        attention_dropout="attn.out_drop",
-        feed_forward_dropout="mlp.drop",
     )
     without_types = without("type_vocab_size", "position_embedding_type")
     of_deberta = {**without("position_embedding_type"), **_DEBERTA_KEYS}
@@ -221,8 +267,9 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
             deberta,
             config_keys={**of_deberta, "vocab_size": ConfigKey(default=50265, at_least=1)},
             no_number=bert.no_number | _DEBERTA_UNREAD,
+            as_read=_with_joined_kinds,
             shared_paths=("encoder.rel_embeddings",),
-            dimensions=functools.partial(_dimensions, scores=5, more=5.5),
+            dimensions=_deberta_dimensions,
             problem=_deberta_problem,
         ),
         row(
@@ -240,6 +287,7 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
             },
             refused={**bert.refused, **_CONVOLUTION},
             no_number=bert.no_number | _DEBERTA_UNREAD | {"conv_act", "conv_groups"},
+            as_read=_with_joined_kinds,
             shared_paths=("encoder.rel_embeddings", "encoder.LayerNorm"),
             dimensions=_deberta_v2_dimensions,
             problem=_deberta_problem,
@@ -270,6 +318,7 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
             modernbert,
             config_keys=_MODERNBERT_KEYS,
             no_number=frozenset(_MODERNBERT_UNREAD.split()),
+            as_read=_with_period,
             aliases={"rope_theta": "global_rope_theta", "rope_local_base_freq": "local_rope_theta"},
             blocks_path="layers",
             embeddings_path="embeddings.tok_embeddings",
@@ -289,7 +338,7 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
                 "relative_attention_num_buckets": ConfigKey(default=32, at_least=32),
             },
             shared_paths=("encoder.relative_attention_bias",),
-            dimensions=functools.partial(written_out, before=2),
+            dimensions=_mpnet_dimensions,
         ),
         row(
             "xlm-roberta-xl",

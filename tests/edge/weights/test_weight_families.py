@@ -25,7 +25,7 @@ from tests.support.tiny_families import DECODERS, IMAGE_TOKENS, MODEL_TYPES, wri
 from tests.support.weights_parts import RUN, TIMEOUT_S, digest_at, serving
 
 CASES: list[tuple[str, dict[str, Any]]] = [(model_type, {}) for model_type in MODEL_TYPES]
-CASES += [("llama", {"tie_word_embeddings": False}), ("gpt2", {"tie_word_embeddings": False})]
+CASES += [("llama", {"tie_word_embeddings": False}), ("gpt2", {"tie_word_embeddings": False}), ("deberta-v2", {})]
 
 
 def job_of(model_type: str) -> Job:
@@ -33,6 +33,7 @@ def job_of(model_type: str) -> Job:
     task = {"vit": "image-classification"}.get(model_type, "sequence-classification")
     task = "causal-lm" if model_type in DECODERS else task
     job = Job(model=Model(path="nowhere/tiny", task=task))
+    job = job.with_overrides({"adapter.config": "lora"}) if model_type == "deberta-v2" else job
     return job.with_overrides({"train.max_length": IMAGE_TOKENS if model_type == "vit" else 16})
 
 
