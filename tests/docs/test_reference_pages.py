@@ -31,21 +31,6 @@ def keys() -> dict[str, KeyFacts]:
     return {key.name: key for section in describe_job() for key in section.keys}
 
 
-def test_job_page_is_current() -> None:
-    """If this fails, a key has changed: run ``python -m docs.make_job``."""
-    assert make_job.PAGE.read_text(encoding="utf-8") == make_job.page()
-
-
-def test_page_of_combinations_is_current() -> None:
-    """If this fails, a refusal has changed: run ``python -m docs.make_combinations``."""
-    assert make_combinations.PAGE.read_text(encoding="utf-8") == make_combinations.page()
-
-
-def test_table_of_calls_is_current() -> None:
-    """If this fails, a call or who may make it has changed: run ``python -m docs.make_trust``."""
-    assert make_trust.PAGE.read_text(encoding="utf-8") == make_trust.page()
-
-
 @pytest.mark.parametrize(
     ("roles", "error"), [({}, TrustError), ({"Steal": Permission(frozenset({"node"}))}, ValueError)]
 )
@@ -132,11 +117,6 @@ def test_job_page_has_every_adapter() -> None:
         assert f"| `{name}` |" in page
         with pytest.raises(JobError):
             parse_adapter_config(name)
-
-
-def test_option_page_is_current() -> None:
-    """If this fails, an option has changed: run ``python -m docs.make_options``."""
-    assert make_options.PAGE.read_text(encoding="utf-8") == make_options.page()
 
 
 def test_option_page_marks_defaults_that_are_values() -> None:

@@ -19,7 +19,6 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.table import build_table, format_table
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
 from ringtune.schedule.units import EMBEDDING
-from ringtune.schedule.versions import trained
 from sim.ring import RingResult
 from tests.features.plans import KINDS, AnyRun, start_of
 from tests.support.model_facts import WEIGHTLESS
@@ -103,20 +102,6 @@ def decisions(result: RingResult) -> list[list[rd.Command]]:
     """What was decided, evaluated and saved, each in order."""
     kinds = (rd.LogUnfreeze, rd.LogOperations, rd.LogEvaluation, rd.LogCheckpoint)
     return [[entry for entry in result.logged if isinstance(entry, kind)] for kind in kinds]
-
-
-@pytest.mark.promise("3 frozen means free")
-@of_all_kinds
-def test_nothing_below_what_trains_keeps_a_graph_or_gets_a_gradient(runs: list[AnyRun]) -> None:
-    """As the rule of the method says it of each step, whoever hosts the blocks."""
-    for one in runs:
-        lowest = {item.seq: trained(decided.course, item.kind, item.step).lowest for item, decided in item_of(one)}
-        for message in one.result.messages:
-            assert message.payload != Payload.GRAD or message.key.boundary > lowest[message.key.seq], one
-        for order in one.result.order.values():
-            for action in order:
-                if action.op in (Op.FORWARD, Op.BACKWARD):
-                    assert action.start >= lowest[action.seq], (one, action)
 
 
 @in_one_placement

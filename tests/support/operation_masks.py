@@ -243,8 +243,3 @@ def run(case: Case, plan: Plan, seed: int = 0, carrier: TorchCarrier | None = No
     ).run()
     assert result.finish == rd.Finish("", ""), result.finish
     return result, carrier
-
-
-def collected(plan: Plan, carrier: TorchCarrier) -> dict[str, torch.Tensor]:
-    """What trained, at the end."""
-    return carrier.collected(plan, list(turn_sequence(plan.course))[-1].owner)

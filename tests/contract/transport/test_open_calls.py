@@ -336,7 +336,7 @@ def test_calls_far_beyond_the_rate_close_their_connection(monkeypatch: pytest.Mo
 
 
 def test_queue_of_calls_is_longer_than_a_member_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """1,920 heartbeats of one wait while no thread looks at callers; by its default gRPC cancels some beyond 1,000."""
+    """1,088 heartbeats of one wait while no thread looks at callers; by its default gRPC cancels some beyond 1,000."""
     looked, find = threading.Event(), find_permission
 
     def found(method: str) -> Permission | None:
@@ -348,14 +348,14 @@ def test_queue_of_calls_is_longer_than_a_member_makes_it(monkeypatch: pytest.Mon
         monkeypatch.setitem(limit, "node", 4096)  # so that only gRPC can cancel one
     with serving(max_calls=4096) as (server, *_), contextlib.ExitStack() as stack:
         calls: list[Any] = []
-        for number in range(31):
-            with speaking_as(speaker_of("a" if number == 30 else "evil")):
+        for number in range(18):
+            with speaking_as(speaker_of("a" if number == 17 else "evil")):
                 options = (("grpc.use_local_subchannel_pool", 1),)
                 channel = stack.enter_context(open_channel(server.address, options, peer=COORDINATOR.identity.party))
             grpc.channel_ready_future(channel).result(WAIT_S)
             stub = control_pb2_grpc.CoordinatorStub(channel)
-            beat = control_pb2.HeartbeatRequest(node="a" if number == 30 else "evil")
-            calls += [stub.Heartbeat.future(beat, timeout=WAIT_S) for _ in range(1 if number == 30 else MAX_STREAMS)]
+            beat = control_pb2.HeartbeatRequest(node="a" if number == 17 else "evil")
+            calls += [stub.Heartbeat.future(beat, timeout=WAIT_S) for _ in range(1 if number == 17 else MAX_STREAMS)]
         looked.set()
         assert calls[-1].result().known
         codes = {call.code() for call in calls}
