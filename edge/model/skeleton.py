@@ -35,6 +35,7 @@ from torch import nn
 from edge.model.auxiliary import add_auxiliary
 from edge.model.families import FamilyForward, family_of
 from edge.model.families.plugged import plugged_model
+from edge.model.families.stored_names import use_stored_names
 from ringtune.errors import JobError, ModelError
 from ringtune.job.job import Job
 from ringtune.models.adapter_config import INVERTIBLE, auxiliary_of, library_config, trains_own_weights
@@ -100,16 +101,15 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
         ModelError: no such folder, or a family that is not supported.
         JobError: the library refuses the adapter configuration, or it has parts outside the blocks.
     """
-    from transformers.modeling_utils import no_init_weights
-
     values = read_config(folder)
     layout, config = family_named(values["model_type"]), library_config_of(values)
     if layout.generic and (problem := generic_refusal(layout, job.adapter.config)):
         raise JobError(f"adapter.config = {job.adapter.config!r}: {problem}")
     config.name_or_path = name_of_folder(folder.resolve())  # written to adapter_config.json: no local path
     set_dropout(config, job.train.dropout)
-    with without_weights(), no_init_weights():  # no initial values for base weights: half the time
+    with without_weights(), no_initial_values():  # of base weights: half the time
         model = _model(config, layout)
+        use_stored_names(model.base_model, layout.model_type, layout.blocks_path)
     _fill_with_zeros(model)
     full = job.method.full_parameters
     skeleton = Skeleton(model=model, family=family_of(layout.model_type), layout=layout, full_parameters=full)
@@ -164,6 +164,16 @@ def owner_modules(skeleton: Skeleton) -> Iterator[tuple[str, nn.Module]]:
     """Yield path and module of each owner's part of the base model that this model has."""
     found = dict(skeleton.base.named_modules())
     return ((path, found[path]) for path in skeleton.layout.owner_paths if path in found)
+
+
+def no_initial_values() -> contextlib.AbstractContextManager[None]:
+    """Return transformers' context in which new modules draw no values; version 5 has it in another module."""
+    try:
+        from transformers.initialization import no_init_weights
+    except ImportError:
+        from transformers.modeling_utils import no_init_weights
+    found: contextlib.AbstractContextManager[None] = no_init_weights()
+    return found
 
 
 @contextlib.contextmanager
