@@ -295,11 +295,9 @@ class PartialBlock:
         self._block, self._dropout = block, dropout
         self._masks = DropoutMasks(0.0)
         self._matrices = matrices(block, model_type, subnets)
-        self._modules: dict[str, Any] = {
-            name: block.get_submodule(path)
-            for name in self._layout.__dataclass_fields__
-            if isinstance(path := getattr(self._layout, name), str) and path
-        }
+        inside = {path: module for path, module in block.named_modules() if path}
+        paths = {name: getattr(self._layout, name) for name in self._layout.__dataclass_fields__}
+        self._modules: dict[str, Any] = {name: inside[path] for name, path in paths.items() if path in inside}
 
     def run(self, hidden_BTD: torch.Tensor, context: Any, pattern: str) -> torch.Tensor:
         """Run the block; torch's grad mode decides whether a graph is kept.
@@ -325,7 +323,7 @@ class PartialBlock:
         free: Active,
     ) -> torch.Tensor:
         """Sum the outputs of full and forward-only subnets, and apply bottleneck and norm."""
-        norm, bottleneck = self._modules[f"{name}_norm"], self._modules[f"{name}_adapter"]
+        norm, bottleneck = self._modules[f"{name}_norm"], self._modules.get(f"{name}_adapter", nn.Module())
         x_BTD = norm(hidden_BTD) if self._layout.norm_first else hidden_BTD
         total = compute(x_BTD, full, True)
         if free:
@@ -335,7 +333,12 @@ class PartialBlock:
         if dropout := self._modules.get(f"{name}_dropout"):
             total = dropout(total)
         after = None if self._layout.norm_first else norm
-        found: torch.Tensor = bottleneck.bottleneck_layer_forward(total, hidden_BTD, after)
+        found: torch.Tensor
+        if hasattr(bottleneck, "bottleneck_layer_forward"):  # of the library; it adds the residual
+            found = bottleneck.bottleneck_layer_forward(total, hidden_BTD, after)
+        else:
+            found = total if self._layout.adds_residual else total + hidden_BTD
+            found = found if after is None else after(found)
         if last := self._modules.get(f"{name}_last_norm"):
             found = last(found)
         return hidden_BTD + found if self._layout.adds_residual else found

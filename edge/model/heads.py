@@ -26,6 +26,7 @@ from torch import nn
 
 from edge.data.tokens import IGNORED, Batch
 from edge.model.frozen_weights import mm_into
+from edge.model.prediction_heads import Head, ModelWithHead
 from edge.model.skeleton import Skeleton, without_weights
 from edge.model.tensor_files import SafetensorsFiles, first_not_finite
 from ringtune.costs.memory_sizes import MAX_LOGIT_BYTES, logits_fit
@@ -138,7 +139,6 @@ class _Chunked(torch.autograd.Function):
         return (*(grad if grad is None else grad.mul_(grads[0]) for grad in ready), *(None,) * 7)
 
 
-HEAD = "ringtune"
 _NO_SHARE = -1e4
 """Logit of padding: its exponential is 0, and a target there, as in measured batches, has a finite loss."""
 NUMBER = "number"
@@ -163,10 +163,10 @@ class HeadCounts(NamedTuple):
 class Task(Protocol):
     """Head of one task: construction, loss and counts."""
 
-    def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
-        """Add the head to an ``AutoAdapterModel`` and return it; draws from torch's generator as the library does."""
+    def add(self, model: ModelWithHead, labels: Sequence[str]) -> Head:
+        """Add the head to a model and return it; a new one draws from torch's generator."""
 
-    def connect(self, skeleton: Skeleton, head: nn.Module, weights: SafetensorsFiles) -> None:
+    def connect(self, skeleton: Skeleton, head: Head, weights: SafetensorsFiles) -> None:
         """Set the head's pretrained tensors, after the embedding is real."""
 
     def num_targets(self, batch: Batch) -> int:
@@ -176,21 +176,9 @@ class Task(Protocol):
         """Compute loss and hits of a micro-batch; ``more`` are the keyword arguments of ``FamilyForward.finish``."""
 
 
-def head_output(head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> Any:
-    """Call a head as AdapterHub calls it; arguments as ``Task.run``."""
-    from transformers.modeling_outputs import BaseModelOutput
-
-    outputs = BaseModelOutput(last_hidden_state=last_BTD)
-    return head(outputs, attention_mask=batch.mask, return_dict=True, **more)
-
-
-def text_logits(head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> torch.Tensor:
-    """Compute the logits (T, V) of the token after each of a text with a language model's head, float32 on the CPU.
-
-    Arguments as ``Task.run``, of one row.
-    """
-    logits_BTV = head_output(head, last_BTD, batch, more).logits
-    cap = getattr(head, "logit_cap", 0.0)
+def text_logits(head: Head, last_BTD: torch.Tensor) -> torch.Tensor:
+    """Compute the logits (T, V) of the token after each of a text of one row, float32 on the CPU."""
+    logits_BTV, cap = head(last_BTD), head.logit_cap
     capped_BTV = cap * torch.tanh(logits_BTV / cap) if cap else logits_BTV
     found: torch.Tensor = capped_BTV[0].float().cpu()
     return found
@@ -199,44 +187,42 @@ def text_logits(head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[s
 class _OneOutput(abc.ABC):
     """A task with a new head, and with all outputs of a micro-batch at once."""
 
-    def connect(self, skeleton: Skeleton, head: nn.Module, weights: SafetensorsFiles) -> None:  # noqa: B027
+    def connect(self, skeleton: Skeleton, head: Head, weights: SafetensorsFiles) -> None:  # noqa: B027
         """Do nothing: the head is new."""
 
     def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:
-        """Run the head; its output has no name here, so that logits are freed before backward."""
-        return self.evaluate(head_output(head, last_BTD, batch, more), batch)
+        """Run the head; its logits have no name here, so that they are freed before backward."""
+        return self.evaluate(head(last_BTD, **more), batch)
 
     @abc.abstractmethod
-    def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
-        """Compute loss and hits of a micro-batch from the head's output."""
+    def evaluate(self, logits: torch.Tensor, batch: Batch) -> HeadCounts:
+        """Compute loss and hits of a micro-batch from the head's logits."""
 
 
 class Classes(_OneOutput):
     """Predicts one class per row of text or image, or the tag of each word at its first token.
 
     Args:
-        adder: method of an ``AutoAdapterModel`` that adds AdapterHub's default head with the class names.
+        head_type: AdapterHub's name of the head.
         counted: name of the number of targets in the counts; empty where it is the number of rows.
     """
 
-    def __init__(self, adder: str, counted: str = "") -> None:
-        self._adder, self._counted = adder, counted
+    def __init__(self, head_type: str, counted: str = "") -> None:
+        self._head_type, self._counted = head_type, counted
 
-    def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
+    def add(self, model: ModelWithHead, labels: Sequence[str]) -> Head:
         """Add the head."""
-        names = dict(enumerate(labels))
-        getattr(model, self._adder)(HEAD, num_labels=len(names), id2label=names)
-        return _head(model)
+        return model.add_classes(self._head_type, labels)
 
     def num_targets(self, batch: Batch) -> int:
         """Number of rows with a label, or words with a tag."""
         return int((batch.labels != IGNORED).sum())
 
-    def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
+    def evaluate(self, logits: torch.Tensor, batch: Batch) -> HeadCounts:
         """Sum the cross entropy over the targets, and count those with the largest logit at the label."""
-        logits_NC, labels_N = output.logits.flatten(0, -2), batch.labels.flatten()  # N rows or tokens, C classes
+        logits_NC, labels_N = logits.flatten(0, -2), batch.labels.flatten()  # N rows or tokens, C classes
         loss = nn.functional.cross_entropy(logits_NC, labels_N, ignore_index=IGNORED, reduction="sum")
-        predicted = output.logits.detach().argmax(dim=-1)
+        predicted = logits.detach().argmax(dim=-1)
         count, correct = self.num_targets(batch), int((predicted == batch.labels).sum())
         counted = ((self._counted, float(count)),) if self._counted else ()
         return HeadCounts(loss, count, (("correct", float(correct)), *counted), predicted)
@@ -245,18 +231,17 @@ class Classes(_OneOutput):
 class Regression(_OneOutput):
     """Predicts one number per row of text, or pair of texts."""
 
-    def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
-        """Add AdapterHub's default classification head with one output, its regression head."""
-        model.add_classification_head(HEAD, num_labels=1, id2label={0: NUMBER})
-        return _head(model)
+    def add(self, model: ModelWithHead, labels: Sequence[str]) -> Head:
+        """Add a classification head with one output, AdapterHub's regression head."""
+        return model.add_classes("classification", (NUMBER,))
 
     def num_targets(self, batch: Batch) -> int:
         """Number of rows."""
         return len(batch.labels)
 
-    def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
+    def evaluate(self, logits: torch.Tensor, batch: Batch) -> HeadCounts:
         """Sum the squared and the absolute errors over rows."""
-        said_B = output.logits.squeeze(-1)  # B rows
+        said_B = logits.squeeze(-1)  # B rows
         errors_B = said_B - batch.labels.to(said_B.dtype)
         absolute = float(errors_B.detach().abs().sum())
         return HeadCounts(
@@ -267,54 +252,51 @@ class Regression(_OneOutput):
 class QuestionAnswering(_OneOutput):
     """Predicts the first and last token of an answer in each window; without an answer both are token 0."""
 
-    def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
-        """Add AdapterHub's default head for spans."""
-        model.add_qa_head(HEAD)
-        return _head(model)
+    def add(self, model: ModelWithHead, labels: Sequence[str]) -> Head:
+        """Add a head for spans; its two outputs have AdapterHub's default names."""
+        return model.add_classes("question_answering", ("LABEL_0", "LABEL_1"))
 
     def num_targets(self, batch: Batch) -> int:
         """Number of windows."""
         return int((batch.labels[:, 0] != IGNORED).sum())
 
-    def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
+    def evaluate(self, logits: torch.Tensor, batch: Batch) -> HeadCounts:
         """Sum half the cross entropies of start and end; return the logits, to be scored against the answers' texts.
 
         Padding gets no probability, because its amount depends on the neighbours of a row.
         """
-        both = ((output.start_logits, batch.labels[:, 0]), (output.end_logits, batch.labels[:, 1]))
         losses = [
             nn.functional.cross_entropy(
-                logits.masked_fill(batch.mask == 0, _NO_SHARE), labels, ignore_index=IGNORED, reduction="sum"
+                logits_BT1.squeeze(-1).masked_fill(batch.mask == 0, _NO_SHARE),
+                batch.labels[:, which],
+                ignore_index=IGNORED,
+                reduction="sum",
             )
-            for logits, labels in both
+            for which, logits_BT1 in enumerate(torch.split(logits, 1, dim=-1))
         ]
         return HeadCounts(
             loss_sum=(losses[0] + losses[1]) / 2,
             num_targets=self.num_targets(batch),
-            predictions=torch.stack([output.start_logits.detach(), output.end_logits.detach()], dim=-1),
+            predictions=logits.detach(),
         )
 
 
 class CausalLanguageModel(_OneOutput):
     """Predicts the next token with the pretrained decoder, which is frozen unless all parameters train."""
 
-    def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
-        """Add the decoder as AdapterHub does for a loaded language model, without weights until ``connect``."""
-        from adapters.heads import CausalLMHead
-
+    def add(self, model: ModelWithHead, labels: Sequence[str]) -> Head:
+        """Add the decoder, without weights until ``connect``."""
         bias = has_head_bias(family_named(model.config.model_type), model.config.to_dict())
         with without_weights():
-            head = CausalLMHead(model, HEAD, layers=1, activation_function=None, layer_norm=False, bias=bias)
-        head.logit_cap = getattr(model.config, "final_logit_softcapping", None) or 0.0
-        model.add_prediction_head(head)
-        return _head(model)
+            return model.add_decoder(bias=bias)
 
-    def connect(self, skeleton: Skeleton, head: nn.Module, weights: SafetensorsFiles) -> None:
+    def connect(self, skeleton: Skeleton, head: Head, weights: SafetensorsFiles) -> None:
         """Use the token table as the decoder's weight, or read the decoder from the files if they are not tied.
 
         A tied decoder that trains is a parameter of its own on the table's memory, with a gradient of its own.
         """
-        decoder, table = head.get_output_embeddings(), skeleton.model.get_input_embeddings().weight  # type: ignore[operator]
+        decoder: Any = head.get_output_embeddings()
+        table = skeleton.model.get_input_embeddings().weight
         weight, name = table, "of the token table"
         if not skeleton.model.config.tie_word_embeddings:
             name = f"{skeleton.layout.head}.weight"
@@ -354,10 +336,10 @@ class CausalLanguageModel(_OneOutput):
 
         Capped logits are always computed by chunks, of half the size, because each needs a second number.
         """
-        decoder = head.get_output_embeddings()
+        decoder: Any = head.get_output_embeddings()
         table_VD = decoder.weight  # V vocabulary
         vocabulary, item_bytes = table_VD.shape[0], last_BTD.element_size()
-        cap = getattr(head, "logit_cap", 0.0)
+        cap = head.logit_cap
         if not cap and logits_fit(last_BTD.shape[:2].numel(), vocabulary, item_bytes):
             return super().run(head, last_BTD, batch, more)
         chunk = max(1, MAX_LOGIT_BYTES // (vocabulary * item_bytes) // (2 if cap else 1))
@@ -365,13 +347,13 @@ class CausalLanguageModel(_OneOutput):
         found = token_loss(hidden_ND, table_VD, labels_N, chunk=chunk, ignored=IGNORED, cap=cap, bias_V=decoder.bias)
         return self._counts(found.loss_sum, found.num_correct, batch)
 
-    def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
+    def evaluate(self, logits: torch.Tensor, batch: Batch) -> HeadCounts:
         """Sum the cross entropy of the next tokens.
 
         The labels are shifted, not the logits: to cut off the last token would copy all logits, and again their
         gradient.
         """
-        logits_NV = output.logits.flatten(0, 1)  # N tokens, V vocabulary
+        logits_NV = logits.flatten(0, 1)  # N tokens, V vocabulary
         labels_N = _next_tokens(batch)
         loss = nn.functional.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED, reduction="sum")
         return self._counts(loss, int((logits_NV.detach().argmax(dim=-1) == labels_N).sum()), batch)
@@ -389,13 +371,13 @@ def _next_tokens(batch: Batch) -> torch.Tensor:
 
 
 TASKS: Mapping[str, Task] = {
-    CLASSIFICATION: Classes("add_classification_head"),
+    CLASSIFICATION: Classes("classification"),
     REGRESSION: Regression(),
-    TAGGING: Classes("add_tagging_head", "words"),
+    TAGGING: Classes("tagging", "words"),
     QUESTION_ANSWERING: QuestionAnswering(),
     CAUSAL_LM: CausalLanguageModel(),
     CHAT: CausalLanguageModel(),
-    IMAGE_CLASSIFICATION: Classes("add_image_classification_head"),
+    IMAGE_CLASSIFICATION: Classes("image_classification"),
 }
 
 
@@ -408,8 +390,3 @@ def task_of(name: str) -> Task:
     if name not in TASKS:
         raise JobError(f"model.task = {name!r} is not supported yet; use one of {', '.join(sorted(TASKS))}")
     return TASKS[name]
-
-
-def _head(model: Any) -> nn.Module:
-    head: nn.Module = model.heads[HEAD]
-    return head

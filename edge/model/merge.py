@@ -154,7 +154,7 @@ def merged_files(job: Job, model: Path, adapter: Path, labels: Sequence[str]) ->
 def merge(skeleton: Skeleton) -> None:
     """Add the adapter of every hosted block to the matrices; the adapter modules stay, unused."""
     if skeleton.has_library:
-        skeleton.model.merge_adapter(ADAPTER)
+        skeleton.base.merge_adapter(ADAPTER)
     inputs_first = LAYOUTS[skeleton.layout.model_type].inputs_first
     for matrix in list(skeleton.blocks.modules()):
         delta = dict(matrix.named_children()).get(ADAPTER)

@@ -28,8 +28,9 @@ import torch
 from torch import nn
 
 from edge.data.tokens import Batch, check_ids
-from edge.model.heads import HEAD, Task, text_logits
+from edge.model.heads import Task, text_logits
 from edge.model.optimizers import NamePrefixes, TrainingState, UnitOptimizers
+from edge.model.prediction_heads import HEAD, Head
 from edge.model.skeleton import ADAPTER, EMBEDDING_UNIT, HEAD_UNIT, Skeleton, owner_modules, seed_unit
 from edge.model.slice import set_mode
 from edge.model.tensor_files import digest_of, first_not_finite, is_finite, require_finite_values
@@ -73,7 +74,7 @@ class OwnerParts:
         parameters: of both units, by name.
     """
 
-    def __init__(self, skeleton: Skeleton, head: torch.nn.Module, task: Task, train: Train) -> None:
+    def __init__(self, skeleton: Skeleton, head: Head, task: Task, train: Train) -> None:
         self._skeleton = skeleton
         self.head = head
         self._task = task
@@ -106,12 +107,9 @@ class OwnerParts:
             return self._embed(batch)
 
     def _embed(self, batch: Batch) -> torch.Tensor:
-        from adapters.context import ForwardContext
-
         base = self._skeleton.base
         check_ids(batch.ids, base)
-        with ForwardContext(base, input_ids=batch.ids, attention_mask=batch.mask):
-            hidden_BTD = self._skeleton.family.embed(base, batch)
+        hidden_BTD = self._skeleton.family.embed(base, batch)
         self._require_finite(hidden_BTD)
         return hidden_BTD
 
@@ -141,8 +139,8 @@ class OwnerParts:
         ids_BT = torch.zeros((1, 1), dtype=torch.int64, device=hidden_BTD.device)
         batch = Batch(ids=ids_BT, mask=torch.ones_like(ids_BT), token_type_ids=ids_BT, labels=ids_BT)
         with torch.no_grad():
-            last_BTD, more = head_input(self._skeleton, self._inverse, hidden_BTD[:, -1:], batch)
-            return text_logits(self.head, last_BTD, batch, more)[-1]
+            last_BTD, _ = head_input(self._skeleton, self._inverse, hidden_BTD[:, -1:], batch)
+            return text_logits(self.head, last_BTD)[-1]
 
     def evaluate(self, hidden_BTD: torch.Tensor, batch: Batch) -> HeadResult:
         """Compute loss and hits without graph and dropout."""
@@ -292,7 +290,7 @@ Pair = tuple[nn.Parameter, nn.Parameter]
 """A trained parameter of the embedding, and its stand-in at the head."""
 
 
-def owner_units(skeleton: Skeleton, head: nn.Module) -> dict[int, Parameters]:
+def owner_units(skeleton: Skeleton, head: Head) -> dict[int, Parameters]:
     """Return the trained parameters of the embedding and of the head, each by name.
 
     Names are those in the base model, of a decoder ``lm_head.weight``, of a new head ``heads.ringtune.<name>``. Where
@@ -317,7 +315,7 @@ def embedding_modules(skeleton: Skeleton) -> tuple[nn.Module, ...]:
     return tuple(child for name, child in skeleton.base.named_children() if name != top)
 
 
-def tied_table(skeleton: Skeleton, head: nn.Module) -> tuple[Pair, ...]:
+def tied_table(skeleton: Skeleton, head: Head) -> tuple[Pair, ...]:
     """Return the token table that is also the decoder, with the head's stand-in; none unless a tied table trains."""
     table = skeleton.model.get_input_embeddings() if skeleton.full_parameters else None
     if not isinstance(table, nn.Embedding):
@@ -326,14 +324,12 @@ def tied_table(skeleton: Skeleton, head: nn.Module) -> tuple[Pair, ...]:
     return tuple((weight, value) for value in head.parameters() if value.data_ptr() == weight.data_ptr())
 
 
-def inverse_of(skeleton: Skeleton, head: nn.Module) -> nn.Module | None:
+def inverse_of(skeleton: Skeleton, head: Head) -> nn.Module | None:
     """Copy the invertible adapter, on the same memory, for its inverse before a decoder; None before other heads.
 
     Source: adapters 1.3.0, ``CausalLMHead.forward``.
     """
-    from adapters.heads import CausalLMHead
-
-    if skeleton.invertible is None or not isinstance(head, CausalLMHead):
+    if skeleton.invertible is None or head.get_output_embeddings() is None:
         return None
     shared = {id(value): nn.Parameter(value.detach()) for value in skeleton.invertible.parameters()}
     return copy.deepcopy(skeleton.invertible, shared)
@@ -352,10 +348,10 @@ def head_input(
     return (last_BTD if inverse is None else inverse(last_BTD, rev=True)), more
 
 
-def _head(skeleton: Skeleton, head: nn.Module, own: Mapping[str, nn.Parameter]) -> Parameters:
+def _head(skeleton: Skeleton, head: Head, own: Mapping[str, nn.Parameter]) -> Parameters:
     """Return the head's parameters without a tied one, by their names in the whole model."""
     tied = [stand_in for _, stand_in in tied_table(skeleton, head)]
-    decoder = getattr(head, "get_output_embeddings", lambda: None)()
+    decoder = head.get_output_embeddings()
     found: Parameters = {}
     for name, value in own.items():
         if any(value is stand_in for stand_in in tied):

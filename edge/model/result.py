@@ -48,8 +48,7 @@ from typing import Any, Final
 import torch
 
 from edge.model.auxiliary import deltas_of
-from edge.model.families.plugged import adapter_interface
-from edge.model.heads import HEAD
+from edge.model.prediction_heads import HEAD, LIBRARY_VERSION, head_config
 from edge.model.skeleton import ADAPTER, Skeleton
 from edge.model.tensor_files import SafetensorsFiles, fill, is_finite, pieces_of
 from ringtune.engine.failure_texts import LOWER_THE_RATE
@@ -57,9 +56,8 @@ from ringtune.errors import DivergedError, IntegrityError
 from ringtune.models.adapter_config import INVERTIBLE
 from ringtune.models.architecture_heads import HEAD_PREFIX, ArchitectureHead, architecture_head
 from ringtune.models.auxiliary_models import describe
-from ringtune.models.family import (
-    CLASSIFICATION,
-)
+from ringtune.models.decoders import interface_of
+from ringtune.models.family import CLASSIFICATION
 from ringtune.models.folder import (
     CONFIG_FILE,
     MODEL_SIDE_FILES,
@@ -245,9 +243,20 @@ def _interface(skeleton: Skeleton) -> dict[str, Pieces]:
     """Write the plug-in interface of the library's adapters, for a family without a class in AdapterHub."""
     if not skeleton.layout.plugged or skeleton.auxiliary or skeleton.own_weights:
         return {}
-    with tempfile.TemporaryDirectory(prefix="ringtune-") as folder:
-        adapter_interface(skeleton.layout)._save(folder, skeleton.model.config)
-        return {INTERFACE_FILE: Pieces.of((Path(folder) / INTERFACE_FILE).read_bytes())}
+    described = {
+        "interface": {**dict.fromkeys(_INTERFACE), **interface_of(skeleton.layout)},
+        "model_type": skeleton.layout.model_type,
+        "version": LIBRARY_VERSION,
+    }
+    return {INTERFACE_FILE: Pieces.of(json.dumps(described, indent=2, sort_keys=True).encode())}
+
+
+_INTERFACE: Final = (
+    *("adapter_methods", "model_embeddings", "model_layers", "layer_self_attn", "layer_cross_attn", "attn_o_proj"),
+    *("layer_intermediate_proj", "layer_output_proj", "attn_k_proj", "attn_q_proj", "attn_v_proj", "attn_qkv_proj"),
+    *("layer_pre_self_attn", "layer_pre_cross_attn", "layer_pre_ffn", "layer_ln_1", "layer_ln_2", "base_model"),
+)
+"""All fields of AdapterHub's interface, in adapters 1.3.0."""
 
 
 def saved_tensors(skeleton: Skeleton, *, without_blocks: Collection[int], with_head: bool) -> dict[str, Tensors]:
@@ -296,21 +305,24 @@ def _description(skeleton: Skeleton) -> bytes:
 
 
 def _trained_head(skeleton: Skeleton) -> Tensors:
-    frozen = {value.data_ptr() for value in skeleton.model.heads[HEAD].parameters() if not value.requires_grad}
+    frozen = {value.data_ptr() for value in skeleton.model.head.parameters() if not value.requires_grad}
     return {name: value for name, value in _head(skeleton)[0].items() if value.data_ptr() not in frozen}
 
 
 def _adapter(skeleton: Skeleton) -> tuple[Tensors, bytes]:
     from adapters.loading import AdapterLoader
 
-    return _saved(AdapterLoader(skeleton.model, use_safetensors=True), ADAPTER, ADAPTER_CONFIG_FILE)
+    saved, config = _saved(AdapterLoader(skeleton.base, use_safetensors=True), ADAPTER, ADAPTER_CONFIG_FILE)
+    described = json.loads(config) | {"model_class": skeleton.model.library_class}
+    prefix = f"{skeleton.model.base_model_prefix}."
+    named = {prefix + name: value for name, value in saved.items()}
+    return named, json.dumps(described, indent=2, sort_keys=True).encode()
 
 
 def _head(skeleton: Skeleton) -> tuple[Tensors, bytes]:
-    from adapters.loading import PredictionHeadLoader
-
-    found = _saved(PredictionHeadLoader(skeleton.model, use_safetensors=True), HEAD, HEAD_CONFIG_FILE)
+    tensors = {HEAD_PREFIX + name: value for name, value in skeleton.model.head.state_dict().items()}
     form = architecture_head(skeleton.layout.model_type, CLASSIFICATION) if skeleton.layout.plugged else None
+    found = tensors, head_config(skeleton.model)
     return found if form is None else as_static(*found, form)
 
 
@@ -387,7 +399,7 @@ def _around_blocks(skeleton: Skeleton) -> Tensors:
 def _head_tensors(skeleton: Skeleton, task: str) -> Tensors:
     """Return the head's parameters by their names in the file, without a tied decoder."""
     form = architecture_head(skeleton.layout.model_type, task)
-    head = skeleton.model.heads[HEAD]
+    head = skeleton.model.head
     decoder = head.get_output_embeddings()
     if decoder is not None:
         tied = decoder.weight.data_ptr() == skeleton.model.get_input_embeddings().weight.data_ptr()
@@ -451,7 +463,7 @@ def _config(skeleton: Skeleton, task: str, base: Mapping[str, Any]) -> dict[str,
     """Return the base model's config with the head and dtype of the result."""
     config = {key: value for key, value in _without_local(base).items() if key not in _REPLACED_KEYS}
     form = architecture_head(skeleton.layout.model_type, task)
-    head = dict(skeleton.model.heads[HEAD].config)
+    head = dict(skeleton.model.head.config)
     labels = head.get("label2id")
     if labels:
         config |= {"id2label": {str(index): label for label, index in labels.items()}, "label2id": dict(labels)}

@@ -34,8 +34,9 @@ from torch import nn
 
 from edge.model.auxiliary import add_auxiliary
 from edge.model.families import FamilyForward, family_of
-from edge.model.families.plugged import plugged_model
+from edge.model.families.plugged import plug_in
 from edge.model.families.stored_names import use_stored_names
+from edge.model.prediction_heads import ModelWithHead
 from ringtune.errors import JobError, ModelError
 from ringtune.job.job import Job
 from ringtune.models.adapter_config import INVERTIBLE, auxiliary_of, library_config, trains_own_weights
@@ -53,8 +54,7 @@ class Skeleton(NamedTuple):
     """A model with adapters and head, but without base weights.
 
     Attributes:
-        model: an ``AutoAdapterModel``, or a model of ``edge.model.families.plugged``; adapters and head are real
-            float32 tensors, frozen weights stride-0 zeros.
+        model: the base model with a head; adapters and head are real float32 tensors, frozen weights stride-0 zeros.
         layout: paths of its blocks and of an owner's parts.
         own_weights: names, inside a block, of its trained base weights; empty with an adapter.
         full_parameters: whether all parameters train: of blocks, embedding and head.
@@ -62,7 +62,7 @@ class Skeleton(NamedTuple):
         seed: of the run, for initial values of hosted blocks.
     """
 
-    model: Any
+    model: ModelWithHead
     family: FamilyForward
     layout: Family
     own_weights: tuple[str, ...] = ()
@@ -107,16 +107,20 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
         raise JobError(f"adapter.config = {job.adapter.config!r}: {problem}")
     config.name_or_path = name_of_folder(folder.resolve())  # written to adapter_config.json: no local path
     set_dropout(config, job.train.dropout)
+    has_own_weights = trains_own_weights(job.adapter.config)
+    library = "" if has_own_weights else library_config(job.adapter.config)
     with without_weights(), no_initial_values():  # of base weights: half the time
-        model = _model(config, layout)
-        use_stored_names(model.base_model, layout.model_type, layout.blocks_path)
-    _fill_with_zeros(model)
-    full = job.method.full_parameters
+        base = _base_model(config)
+        use_stored_names(base, layout.model_type, layout.blocks_path)
+        if library:
+            plug_in(base, layout)
+    _fill_with_zeros(base)
+    model, full = ModelWithHead(base, layout), job.method.full_parameters
     skeleton = Skeleton(model=model, family=family_of(layout.model_type), layout=layout, full_parameters=full)
-    if trains_own_weights(job.adapter.config):
+    if has_own_weights:
         torch.manual_seed(job.train.seed)
         return _training_own_weights(skeleton)
-    auxiliary, library = auxiliary_of(job.adapter.config), library_config(job.adapter.config)
+    auxiliary = auxiliary_of(job.adapter.config)
     torch.manual_seed(job.train.seed)
     if library:
         _add_adapter(skeleton, job, library)
@@ -139,12 +143,13 @@ def library_config_of(values: Mapping[str, Any]) -> Any:
         ) from error
 
 
-def _model(config: Any, layout: Family) -> Any:
-    if layout.plugged:
-        return plugged_model(config, layout)
-    from adapters import AutoAdapterModel
+def _base_model(config: Any) -> Any:
+    """Make the base model; fused attention ignores a cap on the scores, so a model with a cap gets eager attention."""
+    from transformers import AutoModel
 
-    return AutoAdapterModel.from_config(config)
+    if getattr(config, "attn_logit_softcapping", None):
+        config._attn_implementation = "eager"
+    return AutoModel.from_config(config)
 
 
 def _training_own_weights(skeleton: Skeleton) -> Skeleton:
@@ -203,19 +208,19 @@ def _fill_with_zeros(model: nn.Module) -> None:
 
 
 def _add_adapter(skeleton: Skeleton, job: Job, text: str) -> None:
-    model = skeleton.model
+    base = skeleton.base
     config = _adapter_config(job, text)
-    before = set(_tensors(model))
+    before = set(_tensors(skeleton.model))
     try:
-        model.add_adapter(ADAPTER, config=config)
+        base.add_adapter(ADAPTER, config=config)
     except (ValueError, AssertionError, KeyError, NotImplementedError, RuntimeError) as error:
-        kind = type(skeleton.base).__name__
+        kind = type(base).__name__
         raise JobError(f"adapter.config = {text!r} is refused by the library for {kind}: {error}") from error
     _check_inside_blocks(skeleton, before, text)
     _check_that_it_runs(skeleton, text)
     with _quiet():
-        model.train_adapter(ADAPTER)
-    model.eval()
+        base.train_adapter(ADAPTER)
+    skeleton.model.eval()
 
 
 @contextlib.contextmanager

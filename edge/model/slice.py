@@ -246,10 +246,8 @@ class BlockRunner:
         without. ``patterns``: block -> operations of its subnets; a missing block is full. ``around`` makes a
         context around each block.
         """
-        from adapters.context import ForwardContext
-
         skeleton, given = self.skeleton, patterns or {}
-        with ForwardContext(skeleton.base, inputs_embeds=hidden_BTD, attention_mask=mask_BT):
+        with _library_context(skeleton, mask_BT):
             for index in range(start, stop):
                 with contextlib.nullcontext() if around is None else around(index):
                     set_mode(skeleton.blocks[index], train=train_at is not None)
@@ -272,6 +270,19 @@ class BlockRunner:
         if self._top_tokens and index == len(self.skeleton.blocks) - 1:
             return self.skeleton.family.first_tokens(block, hidden_BTD, context, self._top_tokens)
         return self.skeleton.family.block(block, hidden_BTD, context)
+
+
+def _library_context(skeleton: Skeleton, mask_BT: torch.Tensor) -> AbstractContextManager[Any]:
+    """Make what the library's adapters share in a pass of the blocks; nothing without such adapters.
+
+    ReFT reads each row's first and last token there, a hooked bottleneck the residual, a gate whether to keep scores.
+    """
+    if not skeleton.has_library:
+        return contextlib.nullcontext()
+    from adapters.context import ForwardContext
+
+    found: AbstractContextManager[Any] = ForwardContext(skeleton.base, attention_mask=mask_BT)
+    return found
 
 
 def set_mode(module: nn.Module, *, train: bool) -> None:

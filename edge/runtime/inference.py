@@ -33,7 +33,7 @@ from edge.data.texts import LabelledTexts, NumberedTexts
 from edge.data.tokens import Batch, RowFaultError, Text, check_ids, load_tokenizer, prompt_ids
 from edge.machine.libraries import load_libraries
 from edge.model.frozen_weights import FrozenFiles
-from edge.model.heads import head_output, task_of, text_logits
+from edge.model.heads import task_of, text_logits
 from edge.model.key_values import KeyValueCache, most_bytes
 from edge.model.owner import head_input, inverse_of
 from edge.model.result import load_saved
@@ -171,13 +171,15 @@ class WholeModel:
         return int(torch.cuda.mem_get_info()[0]) if self._device.type == "cuda" else free_bytes()
 
     @torch.no_grad()
-    def predict(self, batch: Batch) -> Any:
-        """Compute the head's output for a batch, on the CPU: with ``logits``, or for questions two of them.
+    def predict(self, batch: Batch) -> torch.Tensor:
+        """Compute the head's logits for a batch.
 
         The numbers are those of an evaluation, which computes the same blocks in the same order.
         """
         batch = batch.to(self._device)
-        return head_output(self._head, *self._last(batch))
+        last_BTD, more = self._last(batch)
+        logits: torch.Tensor = self._head(last_BTD, **more)
+        return logits
 
     def check_ids(self, ids: Sequence[int]) -> None:
         """Refuse tokens beyond the embedding; raises ``ModelError``."""
@@ -205,9 +207,9 @@ class WholeModel:
             labels=nothing,
             positions=positions_BT,
         )
-        last_BTD, _, more = self._last(batch, self._cache)
+        last_BTD, _ = self._last(batch, self._cache)
         self._cached = list(ids) if self._cache is not None else []
-        return text_logits(self._head, last_BTD[:, -count:], batch, more)
+        return text_logits(self._head, last_BTD[:, -count:])
 
     def forget(self) -> None:
         """Compute the next text from its first token on, so that its logits have the same bits after any other text."""
@@ -235,18 +237,14 @@ class WholeModel:
         self._cached = []  # until the blocks have run: they may fail in between
         return self._cache.keep(common)
 
-    def _last(self, batch: Batch, cache: KeyValueCache | None = None) -> tuple[torch.Tensor, Batch, dict[str, Any]]:
-        """Run embedding and blocks; return the last hidden state, the batch and keyword arguments of the head."""
-        from adapters.context import ForwardContext
-
+    def _last(self, batch: Batch, cache: KeyValueCache | None = None) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Run embedding and blocks; return the last hidden state and keyword arguments of the head."""
         base, family = self._skeleton.base, self._skeleton.family
         check_ids(batch.ids, base)
-        with ForwardContext(base, input_ids=batch.ids, attention_mask=batch.mask):
-            hidden_BTD = family.embed(base, batch)
+        hidden_BTD = family.embed(base, batch)
         context = self._blocks.context(hidden_BTD, batch.mask, cache)
         hidden_BTD = self._blocks.run(hidden_BTD, batch.mask, context, 0, len(self._skeleton.blocks))
-        last_BTD, more = head_input(self._skeleton, self._inverse, hidden_BTD, batch)
-        return last_BTD, batch, more
+        return head_input(self._skeleton, self._inverse, hidden_BTD, batch)
 
 
 NextLogits = Callable[[Sequence[int]], torch.Tensor]
@@ -388,7 +386,7 @@ class TextClasses(_Classes):
         examples = self._source.examples(inputs, [""] * len(inputs))
         batch = examples.batch(range(len(inputs)), {})
         self.cut_rows += examples.cut_rows
-        return self.named(self._model.predict(batch).logits)
+        return self.named(self._model.predict(batch))
 
 
 class Numbers:
@@ -409,7 +407,7 @@ class Numbers:
         examples = self._source.examples(inputs, [0.0] * len(inputs))
         batch = examples.batch(range(len(inputs)), {})
         self.cut_rows += examples.cut_rows
-        logits_B1 = self._model.predict(batch).logits
+        logits_B1 = self._model.predict(batch)
         return [{"predicted": value} for value in logits_B1.squeeze(-1).tolist()]
 
 
@@ -433,7 +431,7 @@ class ImageClasses(_Classes):
     def predict(self, inputs: Sequence[Any], first: int) -> list[Row]:
         """Name the class of each image."""
         examples = ImageExamples(inputs, [""] * len(inputs), self._images)
-        return self.named(self._model.predict(examples.batch(range(len(inputs)), {})).logits)
+        return self.named(self._model.predict(examples.batch(range(len(inputs)), {})))
 
 
 class Tags:
@@ -454,7 +452,7 @@ class Tags:
         rows = [self._source.encode(words) for words in inputs]
         self.cut_rows += sum(len(row.words) < row.num_words for row in rows)
         batch = self._source.made(rows, [("",) * len(words) for words in inputs]).batch(range(len(rows)), {"": 0})
-        found_BT = self._model.predict(batch).logits.argmax(dim=-1)
+        found_BT = self._model.predict(batch).argmax(dim=-1)
         said: list[Row] = []
         for words, row, labels_T, found_T in zip(inputs, rows, batch.labels, found_BT, strict=True):
             tags: list[str | None] = [None] * len(words)
@@ -485,9 +483,7 @@ class Answers:
         found: dict[int, Row] = {}
         for start in range(0, len(examples), self._WINDOWS):
             batch = examples.batch(range(start, min(start + self._WINDOWS, len(examples))), {})
-            output = self._model.predict(batch)
-            logits = torch.stack([output.start_logits, output.end_logits], dim=-1)
-            for answer in examples.close(batch, logits, first):
+            for answer in examples.close(batch, self._model.predict(batch), first):
                 begins, ends = answer.place
                 score = round(answer.best[0], 4)
                 found[answer.question] = {"predicted": answer.text, "score": score, "start": begins, "stop": ends}

@@ -60,16 +60,16 @@ def test_adapter_names_are_refused_exactly_if_their_parts_are_outside_the_blocks
 
 def test_adapter_of_a_shared_tensor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """One tensor that two blocks reach has no single owner, wherever it is registered."""
-    from adapters import BertAdapterModel
+    from adapters.model_mixin import ModelAdaptersMixin
 
-    original = BertAdapterModel.add_adapter
+    original = ModelAdaptersMixin.add_adapter
 
     def add_adapter(self: Any, *args: Any, **more: Any) -> None:
         original(self, *args, **more)
-        blocks = self.bert.encoder.layer
+        blocks = self.encoder.layer
         blocks[2].output.adapters["ringtune"] = blocks[1].output.adapters["ringtune"]
 
-    monkeypatch.setattr(BertAdapterModel, "add_adapter", add_adapter)
+    monkeypatch.setattr(ModelAdaptersMixin, "add_adapter", add_adapter)
     case = adapter("refused", "bert", "seq_bn").case
     with pytest.raises(JobError, match="shares a tensor between blocks"):
         build_skeleton(case.folder / "model", case.job)

@@ -11,26 +11,11 @@ from edge.data.tokens import Batch
 from edge.machine.resources import peak_rss_bytes, release_memory, reset_peak, rss_bytes
 from edge.model.heads import CausalLanguageModel
 from edge.model.owner import OwnerParts
+from edge.model.prediction_heads import Head
 from ringtune.job.job import Train
 from ringtune.schedule.units import Units
 
 ROWS, TOKENS, WIDTH, VOCAB = 4, 128, 16, 32_000
-
-
-class Decoder(torch.nn.Module):
-    """Logits of every token from a frozen table."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = torch.nn.Linear(WIDTH, VOCAB, bias=False).requires_grad_(False)
-
-    def get_output_embeddings(self) -> torch.nn.Linear:
-        """The table, as AdapterHub's heads give it."""
-        return self.table
-
-    def forward(self, outputs: Any, **_: Any) -> types.SimpleNamespace:
-        """As AdapterHub's heads answer."""
-        return types.SimpleNamespace(logits=self.table(outputs.last_hidden_state))
 
 
 def make_parts() -> OwnerParts:
@@ -40,7 +25,9 @@ def make_parts() -> OwnerParts:
     skeleton: Any = types.SimpleNamespace(
         base=torch.nn.Module(), family=family, layout=layout, blocks=[], full_parameters=False, invertible=None
     )
-    return OwnerParts(skeleton, Decoder(), CausalLanguageModel(), Train())
+    table = torch.nn.Linear(WIDTH, VOCAB, bias=False).requires_grad_(False)
+    head = Head([table], {"head_type": "causal_lm"})
+    return OwnerParts(skeleton, head, CausalLanguageModel(), Train())
 
 
 def make_batch() -> Batch:

@@ -17,7 +17,7 @@ import transformers
 from torch.overrides import TorchFunctionMode
 
 from edge.data.tokens import IGNORED, Batch, Padder, TokenRow
-from edge.model.heads import HeadCounts, head_output, task_of
+from edge.model.heads import HeadCounts, task_of
 from edge.model.skeleton import build_skeleton, no_initial_values
 from edge.model.slice import BlockRunner, materialise
 from edge.model.tensor_files import SafetensorsFiles
@@ -102,22 +102,16 @@ class Ours:
     @_exact
     def last(self, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
         """What the head is called with."""
-        from adapters.context import ForwardContext
-
         base, family = self._skeleton.base, self._skeleton.family
-        with ForwardContext(base, input_ids=batch.ids, attention_mask=batch.mask):
-            hidden = family.embed(base, batch)
+        hidden = family.embed(base, batch)
         context = self._blocks.context(hidden, batch.mask)
         hidden = self._blocks.run(hidden, batch.mask, context, 0, len(self._skeleton.blocks))
         return family.finish(base, hidden, batch)
 
     @_exact
-    def logits(self, batch: Batch, last: torch.Tensor, more: Mapping[str, Any]) -> torch.Tensor:
+    def logits(self, last: torch.Tensor, more: Mapping[str, Any]) -> torch.Tensor:
         """What the head gives: (B, C), (B, T, C), or of spans (B, T, 2)."""
-        output = head_output(self.head, last, batch, more)
-        if hasattr(output, "start_logits"):
-            return torch.stack([output.start_logits, output.end_logits], dim=-1)
-        logits: torch.Tensor = output.logits
+        logits: torch.Tensor = self.head(last, **more)
         return logits
 
     @_exact

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.modeling_outputs import BaseModelOutput
 
 from coordinator.run.result_files import result_folder
 from edge.data.tokens import Batch
-from edge.model.heads import HEAD, task_of
+from edge.model.heads import task_of
 from edge.model.result import result_files
 from edge.model.skeleton import Skeleton, build_skeleton
 from edge.model.slice import BlockRunner, materialise
@@ -76,7 +75,7 @@ class OfBlocks:
     """
 
     def __init__(self, skeleton: Skeleton) -> None:
-        self._skeleton, self._head = skeleton, skeleton.model.heads[HEAD]
+        self._skeleton, self._head = skeleton, skeleton.model.head
 
     def eval(self) -> OfBlocks:
         """Return the model: it never trains."""
@@ -86,16 +85,24 @@ class OfBlocks:
         """The names of the head's classes; None without."""
         return list(self._head.config.get("label2id") or ()) or None
 
-    def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    def __call__(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        pixel_values: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
         """Run embedding, blocks and head."""
-        batch = Batch(ids=input_ids, mask=attention_mask, labels=input_ids, token_type_ids=torch.zeros_like(input_ids))
+        ids = torch.zeros(0) if input_ids is None else input_ids
+        mask = torch.ones(0) if attention_mask is None else attention_mask
+        batch = Batch(ids=ids, mask=mask, labels=ids, token_type_ids=torch.zeros_like(ids), pixels=pixel_values)
         runner = BlockRunner(self._skeleton, dropout=0.0, seed=0)
         hidden = self._skeleton.family.embed(self._skeleton.base, batch)
-        context = runner.context(hidden, attention_mask)
-        hidden = runner.run(hidden, attention_mask, context, 0, NUM_BLOCKS)
+        context = runner.context(hidden, mask)
+        hidden = runner.run(hidden, mask, context, 0, NUM_BLOCKS)
         last, more = self._skeleton.family.finish(self._skeleton.base, hidden, batch)
-        logits = self._head(BaseModelOutput(last_hidden_state=last), return_dict=True, **more).logits
-        cap = getattr(self._head, "logit_cap", 0.0)
+        logits, cap = self._head(last, **more), self._head.logit_cap
+        if self._head.config["head_type"] == "question_answering":
+            return dict(zip(("start_logits", "end_logits"), logits.unbind(-1), strict=True))
         return {"logits": cap * torch.tanh(logits / cap) if cap else logits}
 
 
@@ -106,12 +113,7 @@ def whole(folder: Path, task: str, *, trained: bool = True) -> Any:
 
 def as_model(skeleton: Skeleton) -> Any:
     """The model of a skeleton with all parts, with the head active."""
-    if skeleton.layout.plugged:
-        return OfBlocks(skeleton)
-    if hasattr(skeleton.base, "pooler"):
-        skeleton.base.pooler = Unhosted()
-    skeleton.model.active_head = "ringtune"
-    return skeleton.model
+    return OfBlocks(skeleton)
 
 
 def parts(folder: Path, task: str, *, dtype: str = "float32") -> dict[str, dict[str, Pieces]]:

@@ -101,6 +101,10 @@ class DistilBertFamily(BertFamily):
         first_BtD, own = hidden_BTD[:, :count], block.attention
         found = self.attend(own.dropout, (own.q_lin, own.k_lin, own.v_lin), own.n_heads, hidden_BTD, context, count)
         found = own.out_lin(found)
+        if not hasattr(block, "attention_adapters"):
+            found = block.sa_layer_norm(found + first_BtD)
+            last: torch.Tensor = block.output_layer_norm(block.ffn(found) + found)
+            return last
         found = block.attention_adapters(found, first_BtD, block.sa_layer_norm)
         hidden: torch.Tensor = block.output_adapters(block.ffn(found), found, block.output_layer_norm)
         return hidden

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from edge.model.heads import HEAD, task_of
+from edge.model.heads import task_of
 from edge.model.owner import OwnerParts
 from ringtune.job.job import Train
 from ringtune.models.family import CAUSAL_LM, CLASSIFICATION
@@ -22,7 +22,7 @@ UNITS = (EMBEDDING, whole.NUM_BLOCKS)
 def owner_of(folder: Path, task: str) -> OwnerParts:
     """An owner without a slice, as a run begins."""
     skeleton = whole.hosted(folder, task, (), is_owner=True, trained=False)
-    return OwnerParts(skeleton, skeleton.model.heads[HEAD], task_of(task), Train(method="hift"))
+    return OwnerParts(skeleton, skeleton.model.head, task_of(task), Train(method="hift"))
 
 
 @pytest.mark.parametrize(("model_type", "task"), [("bert", CLASSIFICATION), ("llama", CAUSAL_LM)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 import weakref
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from edge.data.tokens import IGNORED, Batch
 from edge.model import heads
 from edge.model.heads import CausalLanguageModel, HeadCounts, token_loss
+from edge.model.prediction_heads import Head
 from ringtune.costs.memory_sizes import MAX_LOGIT_BYTES
 
 ROWS, TOKENS, WIDTH, VOCAB = 3, 40, 8, 97
@@ -44,16 +44,11 @@ class LogitBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             weakref.finalize(storage, self.live.pop, address, None)
 
 
-def head_of(weight_VD: torch.Tensor) -> Any:
-    """A frozen decoder, as AdapterHub's heads answer."""
+def head_of(weight_VD: torch.Tensor) -> Head:
+    """A frozen decoder."""
     decoder = torch.nn.Linear(weight_VD.shape[1], weight_VD.shape[0], bias=False)
     decoder.weight = torch.nn.Parameter(weight_VD, requires_grad=False)
-
-    def call(outputs: Any, **_: Any) -> types.SimpleNamespace:
-        return types.SimpleNamespace(logits=decoder(outputs.last_hidden_state))
-
-    call.get_output_embeddings = lambda: decoder  # type: ignore[attr-defined]
-    return call
+    return Head([decoder], {"head_type": "causal_lm"})
 
 
 def a_batch(rows: int = ROWS, tokens: int = TOKENS, vocabulary: int = VOCAB) -> Batch:

@@ -59,7 +59,7 @@ def _alone(ours: Ours, plain: Plain, task: str, model_type: str, row: tuple[int,
     batch = ours.batch([row])
     hidden, lm_loss = plain.row(batch, 0)
     reads_last = model_type in DECODERS and task in (CLASSIFICATION, REGRESSION)
-    logits = ours.logits(batch, hidden[None], {"cls_output": hidden[None, -1]} if reads_last else {})[0]
+    logits = ours.logits(hidden[None], {"cls_output": hidden[None, -1]} if reads_last else {})[0]
     places = torch.arange(len(row))
     cross_entropy = functools.partial(torch.nn.functional.cross_entropy, reduction="sum")
     if task == REGRESSION:
@@ -110,7 +110,7 @@ def test_a_row_in_any_batch_is_the_row_alone(tmp_path: Path, model_type: str, ta
             continue
         batch = ours.batch([_ROWS[index] for index in chosen], tokenizer=tokenizer)
         last, more = ours.last(batch)
-        found = ours.logits(batch, last, more)
+        found = ours.logits(last, more)
         assert bool(torch.isfinite(found).all())
         alone = [wanted[index] for index in chosen]
         for place, row in enumerate(alone):

@@ -1,0 +1,164 @@
+"""A base model of transformers with a prediction head, whose layers, initial values and names are AdapterHub's.
+
+=====================  ====================  =================================================  ======================
+``head_type``          reads                 layers, with a dropout before each matrix          tensors
+=====================  ====================  =================================================  ======================
+classification         token 0, or the       two with tanh between; of a model without a        1.weight, 1.bias,
+                       last of a decoder     class in AdapterHub one without bias               4.weight, 4.bias
+image_classification   token 0               one                                                1.weight, 1.bias
+tagging                each token            one                                                1.weight, 1.bias
+question_answering     each token            one with two outputs: start and end                1.weight, 1.bias
+causal_lm              each token            the decoder alone, without dropout                 0.weight
+=====================  ====================  =================================================  ======================
+
+B batch rows, T tokens, D model width.
+
+Source: adapters 1.3.0, ``heads/base.py``, ``heads/language_modeling.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, cast
+
+import torch
+from torch import nn
+
+from ringtune.models.family import Family
+
+HEAD: Final = "ringtune"
+LIBRARY_VERSION: Final = "adapters.1.3.0"
+"""The version of AdapterHub's library whose folders are written."""
+_DROPOUT_KEYS: Final = ("classifier_dropout", "seq_classif_dropout", "hidden_dropout_prob", "resid_pdrop")
+_OF_TOKEN: Final = ("classification", "image_classification")
+
+
+class Head(nn.Sequential):
+    """A prediction head.
+
+    Attributes:
+        config: what AdapterHub writes of it to ``head_config.json``.
+        logit_cap: limit of a decoder's logits, which the loss applies; 0 = none.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module], config: dict[str, Any], logit_cap: float = 0.0) -> None:
+        super().__init__(*layers)
+        self.config, self.logit_cap = config, logit_cap
+
+    def get_output_embeddings(self) -> nn.Linear | None:
+        """Return the decoder of a language model; None of another head."""
+        first = self[0]
+        return first if isinstance(first, nn.Linear) else None
+
+    def forward(self, last_BTD: torch.Tensor, cls_output: torch.Tensor | None = None) -> torch.Tensor:
+        """Compute the logits of each row or token; ``cls_output`` (B, D) takes the place of token 0."""
+        if self.config["head_type"] in _OF_TOKEN:
+            last_BTD = last_BTD[:, 0] if cls_output is None else cls_output
+        logits: torch.Tensor = super().forward(last_BTD)  # type: ignore[no-untyped-call]
+        return logits
+
+
+class ModelWithHead(nn.Module):
+    """A base model and its head, with the names of AdapterHub's model of the family.
+
+    Args:
+        base: of transformers.
+        family: of the base model.
+
+    Attributes:
+        heads: empty, or the head under the name ``HEAD``.
+    """
+
+    def __init__(self, base: Any, family: Family) -> None:
+        super().__init__()
+        self.config, self.base_model_prefix = base.config, family.prefix.rstrip(".")
+        setattr(self, self.base_model_prefix, base)
+        self.heads = nn.ModuleDict()
+        self._is_plugged = family.plugged
+
+    @property
+    def base_model(self) -> Any:
+        """The base model."""
+        return getattr(self, self.base_model_prefix)
+
+    @property
+    def library_class(self) -> str:
+        """Name of AdapterHub's class of this model; of the base model where it has none."""
+        name = type(self.base_model).__name__
+        return name if self._is_plugged else f"{name.removesuffix('Model')}AdapterModel"
+
+    @property
+    def head(self) -> Head:
+        """The head; there is none before one is added."""
+        found: Any = self.heads[HEAD]
+        return cast(Head, found)
+
+    def get_input_embeddings(self) -> Any:
+        """Return the token table."""
+        return self.base_model.get_input_embeddings()
+
+    def add_classes(self, head_type: str, labels: Sequence[str]) -> Head:
+        """Add a new head with an output for each label.
+
+        It draws from torch's generator as AdapterHub does: all matrices as torch makes them, then as the base model.
+        """
+        is_row, is_short = head_type == "classification", self._is_plugged or head_type != "classification"
+        config: dict[str, Any] = {
+            "head_type": head_type,
+            "num_labels": len(labels),
+            "layers": 1 if is_short else 2,
+            "activation_function": "tanh",
+            "label2id": {label: index for index, label in enumerate(labels)},
+            "dropout_prob": None,
+        }
+        if head_type in _OF_TOKEN:
+            config |= {"use_pooler": False, "bias": not (is_row and self._is_plugged)}
+        if head_type == "image_classification":
+            config["multilabel"] = False
+        head = Head([*self._layers(config)], config)
+        head.apply(self.base_model._init_weights)
+        return self._with(head)
+
+    def _layers(self, config: dict[str, Any]) -> Iterator[nn.Module]:
+        width = self.config.hidden_size
+        dropout = next((found for key in _DROPOUT_KEYS if (found := getattr(self.config, key, None)) is not None), 0.0)
+        for _ in range(config["layers"] - 1):
+            yield from (nn.Dropout(dropout), nn.Linear(width, width), nn.Tanh())
+        yield from (nn.Dropout(dropout), nn.Linear(width, config["num_labels"], bias=config.get("bias", True)))
+
+    def add_decoder(self, *, bias: bool) -> Head:
+        """Add a language model's decoder; its values are to be set."""
+        width, words = self.config.hidden_size, self.config.vocab_size
+        config = {
+            "head_type": "causal_lm",
+            "vocab_size": words,
+            "embedding_size": width,
+            "layers": 1,
+            "activation_function": None,
+            "layer_norm": False,
+            "bias": bias,
+            "shift_labels": True,
+            "label2id": None,
+            "dropout_prob": None,
+        }
+        cap = getattr(self.config, "final_logit_softcapping", None) or 0.0
+        return self._with(Head([nn.Linear(width, words, bias=bias)], config, cap))
+
+    def _with(self, head: Head) -> Head:
+        self.heads[HEAD] = head.train(self.training)
+        return head
+
+
+def head_config(model: ModelWithHead) -> bytes:
+    """Return ``head_config.json`` of a model's head, byte for byte as AdapterHub writes it."""
+    described = {
+        "config": model.head.config,
+        "hidden_size": model.config.hidden_size,
+        "model_class": model.library_class,
+        "model_name": model.config.name_or_path,
+        "model_type": model.config.model_type,
+        "name": HEAD,
+        "version": LIBRARY_VERSION,
+    }
+    return json.dumps(described, indent=2, sort_keys=True).encode()
