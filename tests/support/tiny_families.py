@@ -245,8 +245,8 @@ def write_tokenizer(folder: Path, *, padding_side: str, with_types: bool) -> Non
     library: Any = importlib.import_module("transformers")
     names = ["input_ids", *(["token_type_ids"] if with_types else []), "attention_mask"]
     (folder / "vocab.txt").write_text("\n".join(tiny.vocabulary()) + "\n", encoding="utf-8")
-    library.BertTokenizerFast(
-        vocab_file=str(folder / "vocab.txt"),
+    library.BertTokenizerFast.from_pretrained(
+        str(folder),
         model_max_length=LONGEST,
         padding_side=padding_side,
         model_input_names=names,
