@@ -267,7 +267,8 @@ tokenizer = AutoTokenizer.from_pretrained(f"{RUN}/model")
 architecture's own (classification with BERT, RoBERTa and XLM-R, whose first layer is BERT's pooler; images; questions
 but for Llama and Mistral; every language model), that is the class of transformers, such as
 `BertForSequenceClassification`. The other heads are AdapterHub's: `AutoModel` loads the model without it,
-`adapters.AutoAdapterModel.from_pretrained(f"{RUN}/model")` with it, as it does for all of them.
+`adapters.AutoAdapterModel.from_pretrained(f"{RUN}/model")` with it, as it does for all of them. `ringtune predict` and
+`ringtune eval` take every result without AdapterHub's library.
 
 At the end every node sends its part of the model, which may take as long as its bytes come: `runtime.wait_s` is how
 long they may stand still. The coordinator's disk holds the parts and the merged model for a while, so it needs room for

@@ -41,6 +41,7 @@ model.load_adapter("PATH_OF_THIS_FOLDER", use_safetensors=True, set_active=True)
 ```
 
 The head is the base model's own: it did not train, so it is not in this folder."""
+_NEEDS = "The lines need AdapterHub's library: `pip install 'adapters==1.3.*'`."
 _INVERSE = (
     "The last hidden state goes to the head through the inverse of the invertible adapter, which "
     "`AutoModelForCausalLM` leaves out."
@@ -156,7 +157,12 @@ def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], 
         library=library,
         title="Adapter for",
         what=f"adapter configuration `{config}`",
-        loading=[loading, *([_INVERSE] if has_inverse else []), *_of_transformers_5(run)],
+        loading=[
+            loading,
+            *_of_library(loading),
+            *([_INVERSE] if has_inverse else []),
+            *_of_transformers_5(run),
+        ],
         fact=("library", adapter.get("version", "") if library == "adapters" else ""),
     )
 
@@ -205,7 +211,8 @@ def whole_model_card(
     ``config`` is the content of ``config.json``, ``digests`` the SHA-256 of the other files, ``what`` names the trained
     part.
     """
-    loader = model_loader(config)
+    library, loader = model_loader(config)
+    loading = _MODEL_LOADING.format(library=library, loader=loader)
     return _card(
         run,
         digests,
@@ -214,7 +221,7 @@ def whole_model_card(
         library="transformers",
         title="Model trained from",
         what=what,
-        loading=[_MODEL_LOADING.format(library=loader[0], loader=loader[1])],
+        loading=[loading, *_of_library(loading)],
         fact=("architecture", _architecture(config)),
     )
 
@@ -276,6 +283,11 @@ def _card(
         _table(("file", "SHA-256"), [(f"`{name}`", f"`{digest}`") for name, digest in sorted(digests.items())]),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _of_library(loading: str) -> list[str]:
+    """Return what lines for loading need besides; empty where AdapterHub's library is not in them."""
+    return [_NEEDS] if "import adapters" in loading or "from adapters" in loading else []
 
 
 def _of_transformers_5(run: SavedRun) -> list[str]:

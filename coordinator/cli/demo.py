@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -52,17 +53,19 @@ def demo(
     train(workspace.job, local=local, out=workspace.run, replace=True, web=web, web_token=web_token, json=json)
     report = json_module.loads((workspace.run / "report.json").read_text(encoding="utf-8"))
     adapter = workspace.run / "adapter"
-    lines = [closing_lines(report, model=workspace.model, adapter=adapter)]
+    lines = [closing_lines(report, model=workspace.model, run=workspace.run)]
     options.show({"event": "demo", "adapter": str(adapter), "eval": report["eval"]}, lines, as_json=json)
 
 
-def closing_lines(report: Mapping[str, object], *, model: Path, adapter: Path) -> str:
-    """Return the demo's last lines: the accuracy, and AdapterHub code that loads the result."""
+def closing_lines(report: Mapping[str, object], *, model: Path, run: Path) -> str:
+    """Return the demo's last lines: the accuracy, a command that uses the result, and AdapterHub code that loads it."""
     evaluation = report["eval"]
     if not isinstance(evaluation, dict):
         raise TypeError(f"report.json has no evaluation: {evaluation!r}")
-    code = LOAD_LINES.format(model=json_module.dumps(str(model)), adapter=json_module.dumps(str(adapter)))
+    code = LOAD_LINES.format(model=json_module.dumps(str(model)), adapter=json_module.dumps(str(run / "adapter")))
     return (
         f"\naccuracy {evaluation['accuracy']:.4f} on {evaluation['count']} held-out sentences\n"
-        f"the result is a normal AdapterHub adapter; this loads it, without ringtune:\n\n{code}\n"
+        f"ringtune predict {shlex.quote(str(run))} --data FILE names the class of each row of a file\n"
+        "the result is a normal AdapterHub adapter; the library adapters loads it (pip install 'adapters==1.3.*'), "
+        f"without ringtune:\n\n{code}\n"
     )

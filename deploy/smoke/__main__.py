@@ -157,6 +157,8 @@ def node(folder: Path, work: Path, wheel: Path, torch: str) -> Environment:
     made.python("-c", _LOAD)  # for the first time from the disk, which takes long beside other work
     made.ringtune("doctor", "--model", "model", "--disk", str(work))
     made.ringtune("train", "job.toml", "--local", "2", "--out", "run")
+    made.ringtune("predict", "run", "--data", "train.csv")
+    made.install("adapters==1.3.*")  # no node needs it; it loads the result
     made.python("-c", _LOADS)
     return made
 

@@ -124,10 +124,6 @@ class _WholePackages(MetaPathFinder, Loader):
 
 
 NEEDED: Final = (
-    "adapters.context",
-    "adapters.heads",
-    "adapters.loading",
-    "adapters.wrappers.model",
     "safetensors.torch",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
@@ -148,7 +144,7 @@ def require_libraries() -> None:
     Raises:
         UsageError: names the missing packages and how to install them.
     """
-    wanted = [module for module in ("torch", "transformers", "adapters") if module not in sys.modules]
+    wanted = [module for module in ("torch", "transformers") if module not in sys.modules]
     missing = [module for module in wanted if find_spec(module) is None]
     if missing:
         raise UsageError(f"a node needs {', '.join(missing)}, not installed here: {hint_to_install('node')}")
@@ -161,7 +157,6 @@ def load_libraries() -> None:
         _hide_needless()
         for module in NEEDED:
             importlib.import_module(module)
-        from adapters import AutoAdapterModel  # noqa: F401 - a lazy module, loaded by this access
 
 
 @contextlib.contextmanager

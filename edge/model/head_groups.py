@@ -44,6 +44,8 @@ import torch
 from torch import nn
 from torch.overrides import handle_torch_function, has_torch_function
 
+from edge.model.adapters.bottleneck import Bottleneck, joined
+from edge.model.adapters.lora import beside
 from edge.model.frozen_weights import FrozenMatrix, mm_into
 from edge.model.skeleton import ADAPTER, Skeleton
 from ringtune.models.families import LAYOUTS
@@ -162,7 +164,7 @@ def _lora_matrices(block: nn.Module, shared: Mapping[str, Matrix]) -> Iterator[t
     """Yield the factor of each LoRA that is divided as its matrix: name, dimension and units."""
     for field, matrix in shared.items():
         module: Any = block.get_submodule(matrix.module)
-        lora = lora_of(module, ADAPTER)
+        lora = beside(module, ADAPTER)
         if lora is None:
             continue
         if enabled := getattr(
@@ -171,7 +173,7 @@ def _lora_matrices(block: nn.Module, shared: Mapping[str, Matrix]) -> Iterator[t
             at = _ATTENTION.index(field)
             if not enabled[at]:
                 continue
-            matrix = matrix._replace(offset=sum(enabled[:at]) * (module.out_features // 3))
+            matrix = matrix._replace(offset=sum(enabled[:at]) * (len(lora.lora_ind) // 3))
         factor, dimension = ("lora_B", 0) if matrix.has_own_rows else ("lora_A", 1)
         yield f"{matrix.module}.loras.{ADAPTER}.{factor}", dimension, matrix
 
@@ -323,25 +325,28 @@ class PartialBlock:
         free: Active,
     ) -> torch.Tensor:
         """Sum the outputs of full and forward-only subnets, and apply bottleneck and norm."""
-        norm, bottleneck = self._modules[f"{name}_norm"], self._modules.get(f"{name}_adapter", nn.Module())
-        x_BTD = norm(hidden_BTD) if self._layout.norm_first else hidden_BTD
+        norm, adapter = self._modules[f"{name}_norm"], self._bottleneck(name)
+        # without the hooks of the bottleneck, which is applied here
+        x_BTD = norm.forward(hidden_BTD) if self._layout.norm_first else hidden_BTD
         total = compute(x_BTD, full, True)
         if free:
             with torch.no_grad():
                 rest = compute(x_BTD.detach(), free, False)
             total = total + rest
         if dropout := self._modules.get(f"{name}_dropout"):
-            total = dropout(total)
-        after = None if self._layout.norm_first else norm
-        found: torch.Tensor
-        if hasattr(bottleneck, "bottleneck_layer_forward"):  # of the library; it adds the residual
-            found = bottleneck.bottleneck_layer_forward(total, hidden_BTD, after)
-        else:
-            found = total if self._layout.adds_residual else total + hidden_BTD
-            found = found if after is None else after(found)
+            total = dropout.forward(total)
+        if not self._layout.adds_residual:
+            after = None if self._layout.norm_first else norm
+            return joined(total, hidden_BTD, after) if adapter is None else adapter.result(total, hidden_BTD, after)
+        found = total if adapter is None else adapter.change(total, hidden_BTD, None)
         if last := self._modules.get(f"{name}_last_norm"):
             found = last(found)
-        return hidden_BTD + found if self._layout.adds_residual else found
+        return hidden_BTD + found
+
+    def _bottleneck(self, name: str) -> Bottleneck | None:
+        home = self._modules.get(f"{name}_adapter")
+        found: Bottleneck | None = dict(getattr(home, "adapters", {})).get(self._adapter)
+        return found
 
     def _attention(self, x_BTD: torch.Tensor, active: Active, with_bias: bool, context: Any) -> torch.Tensor:
         heads = self._merged(x_BTD, active) if self._layout.is_merged else self._separate(x_BTD, active)
@@ -372,7 +377,7 @@ class PartialBlock:
             dropped = self._masks.drop("query", x_BTD)
             inners = torch.nn.functional.linear(dropped, lora.lora_A).chunk(len(wrapped), -1)
             for before, (at, inner) in enumerate(zip(wrapped, inners, strict=True)):
-                rows = self._matrices[_ATTENTION[at]]._replace(offset=before * (module.out_features // 3))
+                rows = self._matrices[_ATTENTION[at]]._replace(offset=before * (len(lora.lora_ind) // 3))
                 change = active_outputs(inner, lora.lora_B, None, _ranges(rows, self._subnets, active))
                 parts[at] = torch.add(parts[at], change, alpha=lora.scaling)
             # so that no view keeps the fused output
@@ -416,12 +421,7 @@ class PartialBlock:
         return weight.t() if self._layout.inputs_first else weight
 
     def _lora(self, module: Any) -> Any:
-        return lora_of(module, self._adapter)
-
-
-def lora_of(module: Any, adapter: str) -> Any:
-    """Return the LoRA of this name beside a matrix; None without one."""
-    return dict(getattr(module, "loras", {})).get(adapter)
+        return beside(module, self._adapter)
 
 
 def _with_code(pattern: str, code: str) -> Active:

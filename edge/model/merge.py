@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from edge.model.adapters.lora import merge as merge_lora
 from edge.model.auxiliary import FUSED_PARTS, FusedDelta, LinearDelta, alpha_beside, matrix_of, places_by_module
 from edge.model.heads import task_of
 from edge.model.result import load_saved, model_files, model_tensors
@@ -152,10 +153,9 @@ def merged_files(job: Job, model: Path, adapter: Path, labels: Sequence[str]) ->
 
 
 def merge(skeleton: Skeleton) -> None:
-    """Add the adapter of every hosted block to the matrices; the adapter modules stay, unused."""
-    if skeleton.has_library:
-        skeleton.base.merge_adapter(ADAPTER)
+    """Add the adapter of every hosted block to the matrices; modules of auxiliary models stay, unused."""
     inputs_first = LAYOUTS[skeleton.layout.model_type].inputs_first
+    merge_lora(skeleton.blocks, name=ADAPTER, inputs_first=inputs_first)
     for matrix in list(skeleton.blocks.modules()):
         delta = dict(matrix.named_children()).get(ADAPTER)
         if isinstance(delta, LinearDelta | FusedDelta):

@@ -38,7 +38,7 @@ class Head(nn.Sequential):
     """A prediction head.
 
     Attributes:
-        config: what AdapterHub writes of it to ``head_config.json``.
+        config: what AdapterHub writes of it to ``head_config.json``; of a decoder, which no file has, only its type.
         logit_cap: limit of a decoder's logits, which the loss applies; 0 = none.
     """
 
@@ -129,21 +129,9 @@ class ModelWithHead(nn.Module):
 
     def add_decoder(self, *, bias: bool) -> Head:
         """Add a language model's decoder; its values are to be set."""
-        width, words = self.config.hidden_size, self.config.vocab_size
-        config = {
-            "head_type": "causal_lm",
-            "vocab_size": words,
-            "embedding_size": width,
-            "layers": 1,
-            "activation_function": None,
-            "layer_norm": False,
-            "bias": bias,
-            "shift_labels": True,
-            "label2id": None,
-            "dropout_prob": None,
-        }
+        decoder = nn.Linear(self.config.hidden_size, self.config.vocab_size, bias=bias)
         cap = getattr(self.config, "final_logit_softcapping", None) or 0.0
-        return self._with(Head([nn.Linear(width, words, bias=bias)], config, cap))
+        return self._with(Head([decoder], {"head_type": "causal_lm"}, cap))
 
     def _with(self, head: Head) -> Head:
         self.heads[HEAD] = head.train(self.training)

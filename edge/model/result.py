@@ -17,9 +17,6 @@ weights            adapter                                       head with ``loa
 all parameters     transformers', with config and tokenizer      ``from_pretrained``
 =================  ============================================  ======================================================
 
-The library's writer is not used for tensors: it refuses adapters that have one tensor under two names (``ln_before``),
-writes a pretrained head, and copies everything.
-
 Some heads of AdapterHub equal the head of a transformers architecture. Such a head is saved under the architecture's
 names, so that ``AutoModelForSequenceClassification`` and its like load the whole result, and so does
 ``AutoAdapterModel``, which converts the names. Any other head keeps AdapterHub's names, which only ``AutoAdapterModel``
@@ -39,7 +36,6 @@ Source: transformers 4.57, the ``For...`` classes; adapters 1.3.0, ``head_utils.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -47,16 +43,16 @@ from typing import Any, Final
 
 import torch
 
+from edge.model.adapters.config import description, interface
 from edge.model.auxiliary import deltas_of
-from edge.model.prediction_heads import HEAD, LIBRARY_VERSION, head_config
+from edge.model.prediction_heads import HEAD, head_config
 from edge.model.skeleton import ADAPTER, Skeleton
 from edge.model.tensor_files import SafetensorsFiles, fill, is_finite, pieces_of
 from ringtune.engine.failure_texts import LOWER_THE_RATE
 from ringtune.errors import DivergedError, IntegrityError
 from ringtune.models.adapter_config import INVERTIBLE
 from ringtune.models.architecture_heads import HEAD_PREFIX, ArchitectureHead, architecture_head
-from ringtune.models.auxiliary_models import describe
-from ringtune.models.decoders import interface_of
+from ringtune.models.auxiliary_models import describe, is_of_library
 from ringtune.models.family import CLASSIFICATION
 from ringtune.models.folder import (
     CONFIG_FILE,
@@ -236,27 +232,14 @@ def _descriptions(skeleton: Skeleton) -> dict[str, Pieces]:
     """Write the description of the adapter; nothing where the blocks' own weights train."""
     if skeleton.auxiliary:
         return {AUXILIARY_CONFIG_FILE: Pieces.of(_description(skeleton))}
-    return {} if skeleton.own_weights else {ADAPTER_CONFIG_FILE: Pieces.of(_adapter(skeleton)[1])}
+    return {} if skeleton.own_weights else {ADAPTER_CONFIG_FILE: Pieces.of(_adapter_config(skeleton))}
 
 
 def _interface(skeleton: Skeleton) -> dict[str, Pieces]:
     """Write the plug-in interface of the library's adapters, for a family without a class in AdapterHub."""
     if not skeleton.layout.plugged or skeleton.auxiliary or skeleton.own_weights:
         return {}
-    described = {
-        "interface": {**dict.fromkeys(_INTERFACE), **interface_of(skeleton.layout)},
-        "model_type": skeleton.layout.model_type,
-        "version": LIBRARY_VERSION,
-    }
-    return {INTERFACE_FILE: Pieces.of(json.dumps(described, indent=2, sort_keys=True).encode())}
-
-
-_INTERFACE: Final = (
-    *("adapter_methods", "model_embeddings", "model_layers", "layer_self_attn", "layer_cross_attn", "attn_o_proj"),
-    *("layer_intermediate_proj", "layer_output_proj", "attn_k_proj", "attn_q_proj", "attn_v_proj", "attn_qkv_proj"),
-    *("layer_pre_self_attn", "layer_pre_cross_attn", "layer_pre_ffn", "layer_ln_1", "layer_ln_2", "base_model"),
-)
-"""All fields of AdapterHub's interface, in adapters 1.3.0."""
+    return {INTERFACE_FILE: Pieces.of(interface(skeleton.layout))}
 
 
 def saved_tensors(skeleton: Skeleton, *, without_blocks: Collection[int], with_head: bool) -> dict[str, Tensors]:
@@ -264,7 +247,7 @@ def saved_tensors(skeleton: Skeleton, *, without_blocks: Collection[int], with_h
     prefix = _blocks_prefix(skeleton)
     unwanted = tuple(f"{prefix}{block}." for block in without_blocks)
     whole = _own_tensors(skeleton, prefix, _trained_names(skeleton))
-    whole |= _adapter(skeleton)[0] if skeleton.has_library else {}
+    whole |= _adapter(skeleton)
     unwanted += () if with_head else (_invertible_prefix(skeleton),)
     own = {name: value for name, value in whole.items() if not name.startswith(unwanted)}
     files = {
@@ -299,7 +282,7 @@ def _description(skeleton: Skeleton) -> bytes:
         name=ADAPTER,
         model_type=skeleton.layout.model_type,
         model_name=skeleton.model.config.name_or_path,
-        library=json.loads(_adapter(skeleton)[1]) if skeleton.has_library else None,
+        library=json.loads(_adapter_config(skeleton)) if skeleton.parts else None,
     )
     return (json.dumps(described, indent=2) + "\n").encode()
 
@@ -309,14 +292,15 @@ def _trained_head(skeleton: Skeleton) -> Tensors:
     return {name: value for name, value in _head(skeleton)[0].items() if value.data_ptr() not in frozen}
 
 
-def _adapter(skeleton: Skeleton) -> tuple[Tensors, bytes]:
-    from adapters.loading import AdapterLoader
-
-    saved, config = _saved(AdapterLoader(skeleton.base, use_safetensors=True), ADAPTER, ADAPTER_CONFIG_FILE)
-    described = json.loads(config) | {"model_class": skeleton.model.library_class}
+def _adapter(skeleton: Skeleton) -> Tensors:
+    """Return the tensors of AdapterHub's adapters here; those of a norm before a bottleneck have two names."""
     prefix = f"{skeleton.model.base_model_prefix}."
-    named = {prefix + name: value for name, value in saved.items()}
-    return named, json.dumps(described, indent=2, sort_keys=True).encode()
+    named = {prefix + name: value for name, value in skeleton.base.state_dict().items()} if skeleton.parts else {}
+    return {name: value for name, value in named.items() if is_of_library(name, ADAPTER)}
+
+
+def _adapter_config(skeleton: Skeleton) -> bytes:
+    return description(skeleton.parts, skeleton.base, skeleton.layout, name=ADAPTER)
 
 
 def _head(skeleton: Skeleton) -> tuple[Tensors, bytes]:
@@ -324,19 +308,6 @@ def _head(skeleton: Skeleton) -> tuple[Tensors, bytes]:
     form = architecture_head(skeleton.layout.model_type, CLASSIFICATION) if skeleton.layout.plugged else None
     found = tensors, head_config(skeleton.model)
     return found if form is None else as_static(*found, form)
-
-
-def _saved(loader: Any, name: str, config_file: str) -> tuple[Tensors, bytes]:
-    """Return the tensors that a loader of the library would save as ``name``, and the bytes of its config."""
-    tensors: Tensors = {}
-
-    def take(folder: str, wanted: Callable[[str], bool]) -> None:
-        tensors.update(loader.weights_helper.state_dict(wanted))
-
-    loader.weights_helper.save_weights = take
-    with tempfile.TemporaryDirectory(prefix="ringtune-") as folder:
-        loader.save(folder, name)
-        return tensors, (Path(folder) / config_file).read_bytes()
 
 
 def as_static(

@@ -4,8 +4,8 @@ Every node builds the skeleton of the *whole* model with the same seed, so the i
 one process, and none is sent. ``edge.model.slice`` then makes the hosted modules real, auxiliary models
 (``edge.model.auxiliary``) included, and drops the rest. A skeleton takes a few megabytes.
 
-An invertible adapter is a module of the base model, which an owner has with the embedding: a hook of the library
-computes it after the embedding.
+An invertible adapter is a module of the base model, which an owner has with the embedding: a hook computes it after the
+embedding.
 
 With ``adapter.config = "full"`` there is no adapter: the blocks' own weights are marked to train. Under a method that
 trains all parameters, those of the embedding and of the head are marked too.
@@ -22,8 +22,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
-import logging
-import re
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -32,9 +30,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from edge.model.adapters import add_adapters
+from edge.model.adapters.config import Options
 from edge.model.auxiliary import add_auxiliary
 from edge.model.families import FamilyForward, family_of
-from edge.model.families.plugged import plug_in
 from edge.model.families.stored_names import use_stored_names
 from edge.model.prediction_heads import ModelWithHead
 from ringtune.errors import JobError, ModelError
@@ -58,7 +57,8 @@ class Skeleton(NamedTuple):
         layout: paths of its blocks and of an owner's parts.
         own_weights: names, inside a block, of its trained base weights; empty with an adapter.
         full_parameters: whether all parameters train: of blocks, embedding and head.
-        auxiliary: auxiliary models in the blocks, alone or beside adapters of the library.
+        auxiliary: auxiliary models in the blocks, alone or beside AdapterHub's adapters.
+        parts: all options of AdapterHub's adapters (``edge.model.adapters.config``).
         seed: of the run, for initial values of hosted blocks.
     """
 
@@ -68,7 +68,7 @@ class Skeleton(NamedTuple):
     own_weights: tuple[str, ...] = ()
     full_parameters: bool = False
     auxiliary: tuple[AuxiliaryConfig, ...] = ()
-    has_library: bool = False
+    parts: tuple[Options, ...] = ()
     seed: int = 0
 
     @property
@@ -94,12 +94,12 @@ class Skeleton(NamedTuple):
 def build_skeleton(folder: Path, job: Job) -> Skeleton:
     """Build the architecture of ``folder`` and add the job's adapter, if it has one, seeded with ``train.seed``.
 
-    The generator stays as ``add_adapter`` left it, so that a head added next gets the values of one process; call this
+    The generator stays as ``add_adapters`` left it, so that a head added next gets the values of one process; call this
     and ``Task.add`` inside ``torch.random.fork_rng``.
 
     Raises:
         ModelError: no such folder, or a family that is not supported.
-        JobError: the library refuses the adapter configuration, or it has parts outside the blocks.
+        JobError: an adapter that this family can't have.
     """
     values = read_config(folder)
     layout, config = family_named(values["model_type"]), library_config_of(values)
@@ -107,27 +107,20 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
         raise JobError(f"adapter.config = {job.adapter.config!r}: {problem}")
     config.name_or_path = name_of_folder(folder.resolve())  # written to adapter_config.json: no local path
     set_dropout(config, job.train.dropout)
-    has_own_weights = trains_own_weights(job.adapter.config)
-    library = "" if has_own_weights else library_config(job.adapter.config)
     with without_weights(), no_initial_values():  # of base weights: half the time
         base = _base_model(config)
         use_stored_names(base, layout.model_type, layout.blocks_path)
-        if library:
-            plug_in(base, layout)
     _fill_with_zeros(base)
     model, full = ModelWithHead(base, layout), job.method.full_parameters
     skeleton = Skeleton(model=model, family=family_of(layout.model_type), layout=layout, full_parameters=full)
-    if has_own_weights:
-        torch.manual_seed(job.train.seed)
-        return _training_own_weights(skeleton)
-    auxiliary = auxiliary_of(job.adapter.config)
     torch.manual_seed(job.train.seed)
-    if library:
-        _add_adapter(skeleton, job, library)
-    else:
-        skeleton.model.eval()
+    if trains_own_weights(job.adapter.config):
+        return _training_own_weights(skeleton)
+    auxiliary, text = auxiliary_of(job.adapter.config), library_config(job.adapter.config)
+    parts = add_adapters(base, layout, text, dropout=job.train.dropout, name=ADAPTER) if text else ()
     add_auxiliary(skeleton.blocks, LAYOUTS[layout.model_type], auxiliary, name=ADAPTER)
-    return skeleton._replace(auxiliary=auxiliary, has_library=bool(library), seed=job.train.seed)
+    model.eval()
+    return skeleton._replace(auxiliary=auxiliary, parts=parts, seed=job.train.seed)
 
 
 def library_config_of(values: Mapping[str, Any]) -> Any:
@@ -205,126 +198,6 @@ def _fill_with_zeros(model: nn.Module) -> None:
             if parameter is not None and parameter.is_meta:
                 zeros = torch.zeros((), dtype=torch.float32).expand(parameter.shape)
                 module._parameters[name] = nn.Parameter(zeros, requires_grad=False)
-
-
-def _add_adapter(skeleton: Skeleton, job: Job, text: str) -> None:
-    base = skeleton.base
-    config = _adapter_config(job, text)
-    before = set(_tensors(skeleton.model))
-    try:
-        base.add_adapter(ADAPTER, config=config)
-    except (ValueError, AssertionError, KeyError, NotImplementedError, RuntimeError) as error:
-        kind = type(base).__name__
-        raise JobError(f"adapter.config = {text!r} is refused by the library for {kind}: {error}") from error
-    _check_inside_blocks(skeleton, before, text)
-    _check_that_it_runs(skeleton, text)
-    with _quiet():
-        base.train_adapter(ADAPTER)
-    skeleton.model.eval()
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the library's warning that no adapter is active, which ``train_adapter`` gives needlessly."""
-    logger = logging.getLogger("adapters.model_mixin")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-def _adapter_config(job: Job, text: str) -> Any:
-    """Make the library's configuration object of ``adapter.config``, with ``train.dropout`` in each part.
-
-    Only names that the library ships: a path or a hub name could differ on each node.
-    """
-    from adapters import AdapterConfig
-    from adapters.configuration import ADAPTER_CONFIG_MAP
-
-    names = [re.split(r"[\[\s]", part.strip(), maxsplit=1)[0] for part in text.split("|")]
-    for name in names:
-        if name not in ADAPTER_CONFIG_MAP:
-            known = ", ".join(sorted(ADAPTER_CONFIG_MAP))
-            raise JobError(
-                f"adapter.config = {text!r}: {name!r} is not a configuration of AdapterHub; use one of {known}"
-            )
-    try:
-        config = AdapterConfig.load(text)
-    except (ValueError, TypeError) as error:
-        raise JobError(f"adapter.config = {text!r} is not readable: {error}") from error
-    for part in getattr(config, "configs", [config]):
-        if part.get("architecture") == "reft" and job.model.dtype == "float64":
-            raise JobError(
-                f"adapter.config = {text!r}: the library can't run it in float64; set model.dtype = 'float32'"
-            )
-        lost = ", ".join(_lost_when_saved(part))
-        if lost:
-            raise JobError(
-                f"adapter.config = {text!r}: the library does not write {lost} down, so that a saved adapter loads as "
-                "another method; use loreft or noreft"
-            )
-        if part.get("stochastic_depth", 0.0):
-            raise JobError(f"adapter.config = {text!r}: stochastic_depth is not supported; use train.dropout")
-    return _with_dropout(config, job.train.dropout)
-
-
-def _with_dropout(config: Any, probability: float) -> Any:
-    """Set the dropout probability of every part of a configuration that has one."""
-    from adapters import ConfigUnion
-
-    if isinstance(config, ConfigUnion):
-        return ConfigUnion(*[_with_dropout(part, probability) for part in config.configs])
-    return config.replace(dropout=probability) if hasattr(config, "dropout") else config
-
-
-def _lost_when_saved(part: Any) -> list[str]:
-    """List the options of a configuration that change when it is written and read again."""
-    from adapters import AdapterConfig
-
-    again = AdapterConfig.load(part.to_dict())
-    names = [name for name in dir(type(part)) if not name.startswith("_") and not callable(getattr(part, name))]
-    return [name for name in names if getattr(part, name) != getattr(again, name, None)]
-
-
-def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
-
-
-def _check_inside_blocks(skeleton: Skeleton, before: set[str], text: str) -> None:
-    """Refuse adapters with tensors outside the blocks, but for an invertible one, or shared by two blocks."""
-    prefix = f"{skeleton.model.base_model_prefix}.{skeleton.layout.blocks_path}."
-    invertible = f"{skeleton.model.base_model_prefix}.{INVERTIBLE}."
-    homes: dict[int, set[str]] = {}
-    for name, tensor in _tensors(skeleton.model).items():
-        if name in before or name.startswith(invertible):
-            continue
-        if not name.startswith(prefix):
-            raise JobError(f"adapter.config = {text!r} has {name} outside the blocks, which can't be split; use seq_bn")
-        homes.setdefault(id(tensor), set()).add(name[len(prefix) :].split(".")[0])
-    if any(len(blocks) > 1 for blocks in homes.values()):
-        raise JobError(f"adapter.config = {text!r} shares a tensor between blocks, which can't be split; use seq_bn")
-
-
-def _check_that_it_runs(skeleton: Skeleton, text: str) -> None:
-    """Refuse MTL-LoRA on a fused matrix for query, key and value, which the library adds but can't run.
-
-    Source: adapters 1.3.0, ``LoRAMergedLinear.forward`` (it takes its input for a picture there).
-    """
-    from adapters.methods.lora import LoRAMergedLinear, MTLLoRA
-
-    for module in skeleton.blocks.modules():
-        if isinstance(module, LoRAMergedLinear) and isinstance(_lora(module), MTLLoRA):
-            raise JobError(
-                f"adapter.config = {text!r}: the library can't run MTL-LoRA on a {type(skeleton.base).__name__}, whose "
-                "query, key and value are one matrix; use lora"
-            )
-
-
-def _lora(module: Any) -> Any:
-    loras: nn.ModuleDict = module.loras
-    return dict(loras.items()).get(ADAPTER)
 
 
 EMBEDDING_UNIT = "embedding"

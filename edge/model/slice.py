@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from edge.model.adapters.reft import rows_of
 from edge.model.auxiliary import start_auxiliary
 from edge.model.frozen_weights import FrozenMatrix
 from edge.model.head_groups import HeadGroups
@@ -247,7 +248,7 @@ class BlockRunner:
         context around each block.
         """
         skeleton, given = self.skeleton, patterns or {}
-        with _library_context(skeleton, mask_BT):
+        with rows_of(mask_BT):
             for index in range(start, stop):
                 with contextlib.nullcontext() if around is None else around(index):
                     set_mode(skeleton.blocks[index], train=train_at is not None)
@@ -270,19 +271,6 @@ class BlockRunner:
         if self._top_tokens and index == len(self.skeleton.blocks) - 1:
             return self.skeleton.family.first_tokens(block, hidden_BTD, context, self._top_tokens)
         return self.skeleton.family.block(block, hidden_BTD, context)
-
-
-def _library_context(skeleton: Skeleton, mask_BT: torch.Tensor) -> AbstractContextManager[Any]:
-    """Make what the library's adapters share in a pass of the blocks; nothing without such adapters.
-
-    ReFT reads each row's first and last token there, a hooked bottleneck the residual, a gate whether to keep scores.
-    """
-    if not skeleton.has_library:
-        return contextlib.nullcontext()
-    from adapters.context import ForwardContext
-
-    found: AbstractContextManager[Any] = ForwardContext(skeleton.base, attention_mask=mask_BT)
-    return found
 
 
 def set_mode(module: nn.Module, *, train: bool) -> None:

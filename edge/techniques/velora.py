@@ -187,7 +187,7 @@ def _is_beside(path: str, module: nn.Module, layout: BlockLayout, matrix: str) -
     """Whether a LoRA or auxiliary model is beside a matrix; a part of a fused one only beside its own."""
     if hasattr(module, "adapter_down") or not path.startswith(f"{getattr(layout, matrix)}."):
         return False
-    if enabled := getattr(module, "enable_lora", None):  # one LoRA of the library beside some parts of a fused matrix
+    if enabled := getattr(module, "enable_lora", None):  # one LoRA beside some parts of a fused matrix
         return bool(enabled[FUSED_PARTS.index(matrix)])
     end = path.rpartition(".")[2]
     return not (layout.is_merged and end in FUSED_PARTS and end != matrix)
@@ -217,12 +217,10 @@ def _check_alone(layer: ChosenLayer, word: str, adapter: Any, *, norm_first: boo
     Raises:
         JobError: it has a gate, or is a parallel bottleneck with the input of a norm.
     """
-    from adapters.methods.modeling import ParallelAdapter
-
     keeper, remedy = "", ""
     if getattr(adapter, "use_gating", False):
         keeper, remedy = "its gate", "use an adapter without use_gating"
-    elif norm_first and isinstance(adapter, ParallelAdapter):
+    elif norm_first and getattr(adapter, "is_parallel", False):
         keeper, remedy = "the norm before the feed-forward part", "use seq_bn"
     if keeper:
         raise JobError(

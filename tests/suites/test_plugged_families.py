@@ -112,7 +112,11 @@ def test_smollm_is_a_llama(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("adapter", "word"),
-    [("mtl_lora", "not supported by this model"), ("prefix_tuning", "prefix_tuning"), ("seq_bn_inv", "seq_bn_inv")],
+    [
+        ("mtl_lora", "Qwen3Model: its adapters"),
+        ("prefix_tuning", "prefix_tuning"),
+        ("seq_bn_inv", "seq_bn_inv"),
+    ],
 )
 def test_adapters_that_the_interface_has_not_are_refused(tmp_path: Path, adapter: str, word: str) -> None:
     """By name, before anything is planned or built."""

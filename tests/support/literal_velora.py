@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ringtune.models.families import LAYOUTS
+from ringtune.models.families import FAMILIES, LAYOUTS
 from ringtune.models.family import BlockLayout
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
@@ -89,7 +89,7 @@ class Layer:
 def make_literal(model: Any, velora: Velora, seed: int) -> None:
     """Let the chosen layers of a whole model compute this way."""
     layout = LAYOUTS[model.config.model_type]
-    for index, block in model.iter_layers():
+    for index, block in enumerate(model.base_model.get_submodule(FAMILIES[model.config.model_type].blocks_path)):
         if not velora.has_block(index):
             continue
         adapters = [layer.split(":") for layer in velora.layers if layer.startswith("adapter_down")]
@@ -129,22 +129,26 @@ def _replace(module: Any, name: str, velora: Velora, seed: int, inputs_first: bo
 
 
 def _replace_lora(wrapped: Any, module: Any, layer: Layer) -> None:
+    """Of our modules, which are called with x, and of the library's, which a fused matrix does not call."""
+
     def low_rank(x: torch.Tensor) -> Any:
         x = module.lora_dropout(x)
         if torch.is_grad_enabled() and module.lora_A.requires_grad:
             return Literal.apply(x, module.lora_A, None, layer)  # type: ignore[no-untyped-call]
         return functional.linear(x, module.lora_A)
 
-    def forward(hidden: torch.Tensor | None, x: torch.Tensor) -> Any:
-        return low_rank(x if hidden is None else hidden) @ module.lora_B.t() * module.scaling, None
-
-    def merged_forward(x: torch.Tensor) -> Any:
+    def change(x: torch.Tensor) -> Any:
+        if not getattr(module, "enable_lora", None):
+            return low_rank(x) @ module.lora_B.t() * module.scaling
         low, groups = low_rank(x).transpose(-2, -1), sum(module.enable_lora)
-        change = functional.conv1d(low, module.lora_B.unsqueeze(-1), groups=groups).transpose(-2, -1)
-        result = functional.linear(x, wrapped.weight.t(), wrapped.bias)
-        return result + wrapped.pad(change, module) * module.scaling
+        found = functional.conv1d(low, module.lora_B.unsqueeze(-1), groups=groups).transpose(-2, -1)
+        padded = x.new_zeros(*x.shape[:-1], len(module.lora_ind))
+        padded[..., module.lora_ind] = found * module.scaling
+        return padded
 
-    if hasattr(module, "enable_lora"):
-        wrapped.forward = merged_forward
+    if not hasattr(wrapped, "merged"):
+        module.forward = change
+    elif hasattr(module, "enable_lora"):
+        wrapped.forward = lambda x: functional.linear(x, wrapped.weight.t(), wrapped.bias) + change(x)
     else:
-        module.forward = forward
+        module.forward = lambda hidden, x: (change(x if hidden is None else hidden), None)

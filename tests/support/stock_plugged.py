@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from edge.model.families.plugged import adapter_interface
+from ringtune.models import decoders
 from ringtune.models.families import FAMILIES
 from tests.support.tiny_families import GENERIC, PLUGGED
 
@@ -29,7 +29,7 @@ def interface_of(model_type: str) -> Any:
     from adapters import AdapterModelInterface
 
     if model_type in GENERIC:
-        return adapter_interface(FAMILIES[model_type])
+        return AdapterModelInterface(**decoders.interface_of(FAMILIES[model_type]))
     has_own_norm = model_type in ("gemma2", "gemma3_text")
     return AdapterModelInterface(
         adapter_methods=["bottleneck", "lora", "reft"],

@@ -24,14 +24,6 @@ from tests.support.tiny_data import labels_of
 NUM_BLOCKS = 4
 
 
-class Unhosted(torch.nn.Module):
-    """Stands for a pooler that no head uses, so that the whole model runs without it."""
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the first token."""
-        return hidden[:, 0]
-
-
 def hosted(
     folder: Path, task: str, blocks: Iterable[int], *, is_owner: bool, trained: bool = True, dtype: str = "float32"
 ) -> Skeleton:
@@ -93,7 +85,7 @@ class OfBlocks:
     ) -> dict[str, torch.Tensor]:
         """Run embedding, blocks and head."""
         ids = torch.zeros(0) if input_ids is None else input_ids
-        mask = torch.ones(0) if attention_mask is None else attention_mask
+        mask = torch.ones(2, 1) if attention_mask is None else attention_mask
         batch = Batch(ids=ids, mask=mask, labels=ids, token_type_ids=torch.zeros_like(ids), pixels=pixel_values)
         runner = BlockRunner(self._skeleton, dropout=0.0, seed=0)
         hidden = self._skeleton.family.embed(self._skeleton.base, batch)

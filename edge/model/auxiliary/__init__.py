@@ -1,7 +1,7 @@
 """Auxiliary models, our adapters ``linear`` and ``mlp``: modules beside a matrix of a block or of a plain model.
 
 An auxiliary model is a child of the matrix's module, under the adapter's name; a forward hook of that module adds its
-output. So the modules of transformers and AdapterHub are unchanged::
+output. So the modules of transformers are unchanged::
 
     query (Linear)           h + alpha * g(x)
       |- weight, bias          h
@@ -12,7 +12,7 @@ B batch rows, T tokens, I inputs, O outputs.
 The skeleton holds no values of them, because a ``linear`` is as large as its matrix. A hosted block draws its initial
 values from a generator seeded by run, block and tensor, so they are equal on every node.
 
-A result is loaded from the folder ``adapter`` of a run, with the library's adapters beside it::
+A result is loaded from the folder ``adapter`` of a run, with AdapterHub's adapters beside it::
 
     from edge.model.auxiliary import load_auxiliary
     from transformers import AutoModelForCausalLM
@@ -24,9 +24,7 @@ A result is loaded from the folder ``adapter`` of a run, with the library's adap
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -35,8 +33,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from edge.model.families.plugged import plug_in
+from edge.model.adapters import add_adapters
+from edge.model.adapters.reft import read_mask
 from ringtune.errors import IntegrityError, UsageError
+from ringtune.models.adapter_config import config_of_library
 from ringtune.models.auxiliary_models import (
     INTERMEDIATE,
     KEY,
@@ -54,7 +54,7 @@ from ringtune.models.auxiliary_models import (
 )
 from ringtune.models.families import FAMILIES, LAYOUTS
 from ringtune.models.family import BlockLayout
-from ringtune.models.result_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, AUXILIARY_CONFIG_FILE
+from ringtune.models.result_files import ADAPTER_FILE, AUXILIARY_CONFIG_FILE
 from ringtune.storage.strict import parse_json
 
 FUSED_PARTS = (QUERY, KEY, VALUE)
@@ -141,11 +141,6 @@ def attach_delta(matrix: nn.Module, delta: nn.Module, *, name: str, alpha: float
     """Let the module of a matrix, called with its input first, add ``alpha * delta(x)``; ``delta`` is its child."""
     matrix.add_module(name, delta)
     matrix.register_forward_hook(_Addition(name, alpha), prepend=True)  # before the hook of a plugged-in bottleneck
-
-
-def is_addition(hook: object) -> bool:
-    """Whether a hook adds the output of an auxiliary model."""
-    return isinstance(hook, _Addition)
 
 
 def alpha_beside(matrix: nn.Module) -> float:
@@ -282,7 +277,7 @@ class _Beside(NamedTuple):
 
 
 def load_auxiliary(model: nn.Module, folder: str | Path) -> nn.Module:
-    """Load the auxiliary models of a run into a model, and its adapters of the library; they do not train.
+    """Load the auxiliary models of a run into a model, and AdapterHub's adapters beside them; they do not train.
 
     Args:
         model: of transformers, or an ``AutoAdapterModel``, with or without a head.
@@ -298,8 +293,8 @@ def load_auxiliary(model: nn.Module, folder: str | Path) -> nn.Module:
         if hasattr(beside.matrix, facts.name):
             raise UsageError(f"{beside.path} has an adapter {facts.name!r} already; load into a fresh model")
     if facts.library is not None:
-        _load_library(model, facts, tensors)
-    for beside in _matrices(model, Path(folder), facts, tensors):  # the library has replaced modules
+        _load_library(model, Path(folder), facts, tensors)
+    for beside in _matrices(model, Path(folder), facts, tensors):
         delta, weight = _delta(beside), beside.matrix.get_parameter("weight")
         delta.to(device=weight.device, dtype=weight.dtype).requires_grad_(False)
         attach_delta(beside.matrix, delta, name=facts.name, alpha=beside.config.alpha)
@@ -361,23 +356,23 @@ def _tensors(path: Path) -> dict[str, torch.Tensor]:
         raise IntegrityError(f"{path} can't be read ({error}); copy the run's folder again") from error
 
 
-def _load_library(model: Any, facts: AdapterDescription, tensors: Tensors) -> None:
-    """Load the library's adapters with the library, from a temporary folder in its format."""
-    from adapters.model_mixin import ModelAdaptersMixin
-    from safetensors.torch import save_file
-
-    if not isinstance(model, ModelAdaptersMixin):
-        plug_in(model, FAMILIES[facts.model_type])
-    with tempfile.TemporaryDirectory(prefix="ringtune-") as folder:
-        (Path(folder) / ADAPTER_CONFIG_FILE).write_text(json.dumps(facts.library), encoding="utf-8")
-        own = {name: tensor for name, tensor in tensors.items() if is_of_library(name, facts.name)}
-        save_file(own, Path(folder) / ADAPTER_FILE, metadata={"format": "pt"})
-        loaded = model.load_adapter(folder, use_safetensors=True, set_active=True)
+def _load_library(model: Any, folder: Path, facts: AdapterDescription, tensors: Tensors) -> None:
+    """Load AdapterHub's adapters of a run; they do not train."""
+    base, family, where = model.base_model, FAMILIES[facts.model_type], folder / ADAPTER_FILE
+    config = config_of_library((facts.library or {})["config"])
+    with torch.random.fork_rng(devices=[]):
+        add_adapters(base, family, config, dropout=0.0, name=facts.name)
+    read_mask(base)
+    own = {name.removeprefix(family.prefix): value for name, value in tensors.items()}
+    own = {name: value for name, value in own.items() if is_of_library(f".{name}", facts.name)}
+    targets = {name: value for name, value in base.state_dict().items() if is_of_library(f".{name}", facts.name)}
+    if odd := sorted(own.keys() ^ targets.keys() | {name for name in own if own[name].shape != targets[name].shape}):
+        raise IntegrityError(f"{where} and this model differ in {odd[0]}; take the base model, a {facts.model_type}")
+    base.load_state_dict(own, strict=False)
     like = next(model.parameters())
-    model.adapter_to(loaded, device=like.device, dtype=like.dtype)
-    for name, parameter in model.named_parameters():
-        if is_of_library(name, loaded):
-            parameter.requires_grad_(False)
+    for path, module in base.named_modules():
+        if is_of_library(f".{path}.", facts.name):
+            module.to(device=like.device, dtype=like.dtype).eval().requires_grad_(False)
 
 
 def _matrices(model: nn.Module, folder: Path, facts: AdapterDescription, tensors: Tensors) -> list[_Beside]:

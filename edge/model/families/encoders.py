@@ -8,9 +8,11 @@ a vision transformer patches are tokens; the travelling mask is all ones and not
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from edge.data.tokens import Batch
@@ -45,22 +47,31 @@ class BertFamily:
     def first_tokens(self, block: Any, hidden_BTD: torch.Tensor, context: Any, count: int) -> torch.Tensor:
         """Run one layer for the first tokens, as queries of an attention over all tokens."""
         first_BtD, own = hidden_BTD[:, :count], block.attention.self
-        found = self.attend(
-            own.dropout, (own.query, own.key, own.value), own.num_attention_heads, hidden_BTD, context, count
-        )
+
+        def compute(first_BtD: torch.Tensor) -> torch.Tensor:
+            matrices = (own.query, own.key, own.value)
+            return self.attend(own.dropout, matrices, own.num_attention_heads, first_BtD, hidden_BTD, context)
+
+        found = called(own, compute, first_BtD)
         hidden: torch.Tensor = block.feed_forward_chunk(block.attention.output(found, first_BtD))
         return hidden
 
     def attend(
-        self, dropout: Any, matrices: tuple[Any, ...], heads: int, hidden_BTD: torch.Tensor, mask: Any, count: int
+        self,
+        dropout: Any,
+        matrices: tuple[Any, ...],
+        heads: int,
+        first_BtD: torch.Tensor,
+        hidden_BTD: torch.Tensor,
+        mask: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Attend from the first ``count`` tokens to all; (B, count, D).
+        """Attend from the first tokens to all; (B, t, D).
 
         ``matrices`` are those of queries, keys and values; the mask is that of all tokens.
         """
         if mask is not None and mask.shape[2] > 1:
-            mask = mask[:, :, :count]
-        inputs = (hidden_BTD[:, :count], hidden_BTD, hidden_BTD)
+            mask = mask[:, :, : first_BtD.shape[1]]
+        inputs = (first_BtD, hidden_BTD, hidden_BTD)
         each = (matrix(x).unflatten(-1, (heads, -1)) for matrix, x in zip(matrices, inputs, strict=True))
         q_BHtW, k_BHTW, v_BHTW = (parts.transpose(1, 2) for parts in each)
         if self.is_fused:
@@ -74,6 +85,16 @@ class BertFamily:
     def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
         """Return the last hidden state unchanged."""
         return hidden_BTD, {}
+
+
+def called(module: nn.Module, compute: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """Call a module with ``compute`` in place of its forward, so that the hooks of adapters on it run."""
+    module.forward = compute
+    try:
+        found: torch.Tensor = module(x)
+        return found
+    finally:
+        del module.forward
 
 
 def sdpa_mask(hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor | None:
@@ -99,14 +120,14 @@ class DistilBertFamily(BertFamily):
     def first_tokens(self, block: Any, hidden_BTD: torch.Tensor, context: Any, count: int) -> torch.Tensor:
         """Run one layer for the first tokens, as queries of an attention over all tokens."""
         first_BtD, own = hidden_BTD[:, :count], block.attention
-        found = self.attend(own.dropout, (own.q_lin, own.k_lin, own.v_lin), own.n_heads, hidden_BTD, context, count)
-        found = own.out_lin(found)
-        if not hasattr(block, "attention_adapters"):
-            found = block.sa_layer_norm(found + first_BtD)
-            last: torch.Tensor = block.output_layer_norm(block.ffn(found) + found)
-            return last
-        found = block.attention_adapters(found, first_BtD, block.sa_layer_norm)
-        hidden: torch.Tensor = block.output_adapters(block.ffn(found), found, block.output_layer_norm)
+
+        def compute(first_BtD: torch.Tensor) -> Any:
+            matrices = (own.q_lin, own.k_lin, own.v_lin)
+            return own.out_lin(self.attend(own.dropout, matrices, own.n_heads, first_BtD, hidden_BTD, context))
+
+        found = called(own, compute, first_BtD)
+        found = block.sa_layer_norm(found + first_BtD)
+        hidden: torch.Tensor = block.output_layer_norm(block.ffn(found) + found)
         return hidden
 
 

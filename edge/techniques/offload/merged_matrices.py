@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch import nn
 
+from edge.model.adapters.lora import detach
 from edge.model.auxiliary import FUSED_PARTS, FusedDelta, LinearDelta, detach_delta
 from edge.model.frozen_weights import FrozenMatrix, RowScaled
 from edge.model.skeleton import ADAPTER, Skeleton
@@ -219,9 +219,7 @@ def _drop(site: Site) -> None:
     if isinstance(site, AuxiliarySite):
         detach_delta(layer, name=ADAPTER)
         return
-    layer.merged = ADAPTER  # the library then multiplies by the matrix alone
-    loras: nn.ModuleDict = layer.loras
-    del loras[ADAPTER]
+    detach(layer, name=ADAPTER)
 
 
 CHANGE: Final = "change"

@@ -50,7 +50,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from edge.model.auxiliary import is_addition
+from edge.model.adapters.bottleneck import Seat
 from edge.model.skeleton import Skeleton
 from edge.model.tensor_files import fill, pieces_of, torch_dtype
 from edge.techniques.offload.sites import Passage, Site, pack, sites_of
@@ -281,12 +281,12 @@ class Capture:
         self._hook(site.taps, functools.partial(self._tap, facts))
 
     def _hook(self, passage: Passage, seen: Any) -> None:
-        """Hook a tensor; the output of a module before any later hook, such as a bottleneck's."""
+        """Hook a tensor; the output of a module before the bottleneck behind it."""
         module = passage.module
         if passage.is_output:
             self._handles.append(module.register_forward_hook(lambda _, args, output: _replaced(seen, output)))
-            hooks, own = module._forward_hooks, {handle.id for handle in self._handles}
-            for key in [key for key, hook in hooks.items() if key not in own and not is_addition(hook)]:
+            hooks = module._forward_hooks
+            for key in [key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), Seat)]:
                 hooks[key] = hooks.pop(key)
         else:
             self._handles.append(module.register_forward_pre_hook(lambda _, args: _replaced(seen, args)))

@@ -24,7 +24,7 @@ New weights are installed after all of them were checked.
 
 B batch rows, T tokens, H units.
 
-Source: ColA, section 3 (the auxiliary model g_w); adapters 1.3.0, ``LoRALinear``, ``LoRAMergedLinear``, ``Adapter``.
+Source: ColA, section 3 (the auxiliary model g_w); ``edge.model.adapters``.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from edge.model.adapters.bottleneck import Bottleneck
+from edge.model.adapters.lora import LoRA
 from edge.model.auxiliary import FUSED_PARTS, FusedDelta, LinearDelta, MlpDelta, alpha_beside
 from edge.model.skeleton import ADAPTER, Skeleton
 from ringtune.errors import DivergedError, IntegrityError, JobError
@@ -126,7 +128,7 @@ class LoraSite(Site):
     def delta(self, x: torch.Tensor, is_on: torch.Tensor | None = None) -> torch.Tensor:
         """Multiply by both matrices; see ``Site.delta``."""
         if self._lora.use_gating:
-            gated: torch.Tensor = self._lora(None, x)[0]
+            gated: torch.Tensor = self._lora(x)
             return gated
         found: torch.Tensor = x @ self._lora.lora_A.t() @ self._lora.lora_B.t()
         return found
@@ -165,10 +167,10 @@ class BottleneckSite(Site):
             self.signs, self.units = (Passage(adapter.adapter_up, False),), int(adapter.adapter_up.in_features)
 
     def delta(self, x: torch.Tensor, is_on: torch.Tensor | None = None) -> torch.Tensor:
-        """Run the bottleneck with a residual of zero; see ``Site.delta``."""
+        """Run the bottleneck without residual; see ``Site.delta``."""
         activation: Any = self.adapter.non_linearity
         with given(activation, is_on):
-            found: torch.Tensor = self.adapter(x, 0.0)[0]
+            found: torch.Tensor = self.adapter(x)
         return found
 
 
@@ -230,32 +232,30 @@ def sites_of(skeleton: Skeleton, index: int) -> list[Site]:
         for path, module in block.named_modules()
         if path.split(".")[-1] == ADAPTER
     ]
+    layout = skeleton.layout.layout
+    attention = [block.get_submodule(path) for path in (layout.query, layout.key, layout.value) if path]
     for at, site in enumerate(found):
-        site.source = next((other.name for other in found[:at] if _share(other, site)), site.name)
+        site.source = next((other.name for other in found[:at] if _share(other, site, attention)), site.name)
     return found
 
 
-def _share(first: Site, second: Site) -> bool:
+def _share(first: Site, second: Site, attention: list[nn.Module]) -> bool:
     """Whether two sites read one tensor without dropout: of one matrix, or of query, key and value."""
     if first.reads.is_output or second.reads.is_output:
         return False
-    if first.reads.module is second.reads.module:
-        return True
-    return all(getattr(site.reads.module, "attn_key", None) for site in (first, second))
+    own, other = first.reads.module, second.reads.module
+    return own is other or all(any(module is one for one in attention) for module in (own, other))
 
 
 def _site(name: str, adapter: Any, path: str, block: nn.Module) -> Site:
-    from adapters.methods.lora import LoRA, LoRAMergedLinear
-    from adapters.methods.modeling import Adapter
-
-    if isinstance(adapter, Adapter):
+    if isinstance(adapter, Bottleneck):
         return BottleneckSite(name, adapter)
     if isinstance(adapter, LinearDelta | MlpDelta | FusedDelta):
         matrix = block.get_submodule(path.removesuffix(f".{ADAPTER}"))
         return AuxiliarySite(name, matrix, adapter, alpha_beside(matrix))
     if type(adapter) is LoRA and not adapter.use_dora:
         layer = block.get_submodule(path.removesuffix(f".loras.{ADAPTER}"))
-        kind = FusedLoraSite if isinstance(layer, LoRAMergedLinear) else LoraSite
+        kind = FusedLoraSite if adapter.enable_lora else LoraSite
         return kind(name, layer, adapter)
     raise JobError(
         f"{name} is a {type(adapter).__name__}, which no helper can fit; use lora, seq_bn or double_seq_bn, or leave "
@@ -269,10 +269,7 @@ def check_config(config: str, skeleton: Skeleton, *, dropout: float) -> None:
     Raises:
         JobError: names reason and remedy.
     """
-    from adapters.methods.lora import LoRAMergedLinear
-
-    fused = any(isinstance(module, LoRAMergedLinear) for module in skeleton.blocks.modules())
-    if problem := offload_refusal(config, dropout=dropout, fused=fused):
+    if problem := offload_refusal(config, dropout=dropout, fused=skeleton.layout.layout.is_merged):
         raise JobError(problem)
 
 

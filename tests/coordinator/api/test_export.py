@@ -67,6 +67,7 @@ def test_export_card_says_what_it_is_and_not_who(run: Path, tmp_path: Path) -> N
     digests = export_run(run, tmp_path / "out", base_model="acme/tiny")
     card = (tmp_path / "out/README.md").read_text()
     assert "last token" not in card  # an encoder reads the first one
+    assert "```\n\nThe lines need AdapterHub's library: `pip install 'adapters==1.3.*'`.\n" in card
     for line in (
         'base_model: "acme/tiny"',
         "| task | sequence-classification |",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import csv
 import hashlib
+import shlex
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -174,13 +175,15 @@ def test_job_and_closing_lines_of_the_demo_are_valid(tmp_path: Path) -> None:
     assert (job.model.path, job.data.train) == (str(tmp_path / "model"), str(folder / "train.csv"))
     assert (job.train.method, job.train.max_steps, job.unfreeze.every_steps) == ("ringada", 320, 20)
     # The last lines are Python that loads this very adapter, whatever the paths
-    adapter = tmp_path / "it's \\ here"
+    run = tmp_path / "it's \\ here"
     report = {"eval": {"accuracy": 0.80123, "count": 1066, "loss": 0.4}}
-    text = closing_lines(report, model=tmp_path / "model", adapter=adapter)
+    text = closing_lines(report, model=tmp_path / "model", run=run)
     assert "accuracy 0.8012 on 1066 held-out sentences" in text
+    command = next(line for line in text.splitlines() if line.startswith("ringtune predict "))
+    assert shlex.split(command)[2:5] == [str(run), "--data", "FILE"]
     code = text[text.index("from adapters") :]
     constants = {node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)}
-    assert {str(tmp_path / "model"), str(adapter), True} <= constants
+    assert {str(tmp_path / "model"), str(run / "adapter"), True} <= constants
 
 
 def test_prepare_without_anything_names_the_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

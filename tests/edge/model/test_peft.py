@@ -104,8 +104,8 @@ def outputs(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def model_of(skeleton: Skeleton, task: str) -> Any:
     """The run's model; without its head where no class of transformers has it."""
-    model = whole.as_model(skeleton)
-    return model if peft_class(skeleton.layout.model_type, task)[1] != "AutoModel" else model.base_model
+    has_class = peft_class(skeleton.layout.model_type, task)[1] != "AutoModel"
+    return whole.as_model(skeleton) if has_class else skeleton.base
 
 
 @pytest.mark.parametrize(("model_type", "task", "config"), CASES)

@@ -227,7 +227,7 @@ def kept_inputs(skeleton: Skeleton, velora: Velora, dropout: float, *, is_projec
 
 def _note(inputs: dict[str, torch.Tensor], name: str) -> Any:
     def note(module: Any, args: Any) -> None:
-        inputs[name] = args[-1].detach()  # LoRA's module gets (None, x)
+        inputs[name] = args[-1].detach()
 
     return note
 

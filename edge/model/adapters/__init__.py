@@ -1,0 +1,201 @@
+"""AdapterHub's adapters in the modules of transformers: where each has its place, and in which order they are drawn.
+
+========================  ==========================================================  ==============================
+kind                      place                                                       tensors
+========================  ==========================================================  ==============================
+bottleneck                after the attention or feed-forward part (``Seat``)         ``output.adapters.NAME.*``
+LoRA, DoRA, MTL-LoRA,     beside a matrix                                             ``query.loras.NAME.*``
+(IA)3
+ReFT                      behind a block                                              ``reft_layer.refts.NAME.*``
+invertible                behind the embedding                                        ``invertible_adapters.NAME.*``
+========================  ==========================================================  ==============================
+
+A block is not changed: hooks on its modules run the adapters. All places follow from ``BlockLayout``. The order of the
+draws of initial values is that of the library, so that a seed gives the same adapter.
+
+Source: adapters 1.3.0, ``ModelAdaptersMixin._add_adapter_weights``, the mixins of its models, ``init_bottleneck``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from torch import nn
+
+from edge.model.adapters.bottleneck import Bottleneck, Invertible, Seat
+from edge.model.adapters.config import Options, options_of
+from edge.model.adapters.lora import IA3, Beside, LoRA, MtlLoRA, attach
+from edge.model.adapters.reft import Reft
+from ringtune.errors import JobError
+from ringtune.models.adapter_config import INVERTIBLE, bottleneck_width
+from ringtune.models.family import BlockLayout, Family
+
+_REFT: Final = "reft_layer"
+_BOTTLENECKS: Final = ("mh_adapter", "output_adapter")
+_EMBEDDING: Final = {"gpt2": "drop", "llama": "embed_tokens", "mistral": "embed_tokens"}
+"""``model_type`` -> module behind which an invertible adapter is; ``embeddings`` for all others."""
+
+
+class _Matrix(NamedTuple):
+    """A matrix beside which LoRA may be.
+
+    Attributes:
+        option: of LoRA, that puts it there.
+        letters: of ``attn_matrices``, for which the matrix stands.
+    """
+
+    option: str
+    letters: str = ""
+
+
+def add_adapters(base: Any, family: Family, config: str, *, dropout: float, name: str) -> tuple[Options, ...]:
+    """Add adapters to all blocks of a base model of transformers, with initial values by torch's generator.
+
+    Weights of ``base`` may be placeholders; DoRA's magnitudes are then to be set.
+
+    Args:
+        base: model without head.
+        family: of the model.
+        config: an ``adapter.config`` without auxiliary models.
+        dropout: probability in the adapters.
+        name: of the adapter.
+
+    Returns:
+        All options of each part of ``config``.
+
+    Raises:
+        JobError: see ``options_of``; or the family has no place for a part, or two parts are at one place.
+    """
+    parts = options_of(config, dropout=dropout)
+    for part in parts:
+        if problem := _no_place(family, part):
+            raise JobError(f"adapter.config = {config!r} can't be used with a {type(base).__name__}: {problem}")
+    width = base.config.hidden_size
+    for index, block in enumerate(base.get_submodule(family.blocks_path)):
+        _Block(block, index, width, family.layout, parts, name).add(reft_first=not family.plugged)
+    for part in parts:
+        if part.get("inv_adapter"):
+            adapter = Invertible(
+                getattr(base.config, "embedding_size", width),
+                part["inv_adapter_reduction_factor"],
+                part["non_linearity"],
+            )
+            setattr(base, INVERTIBLE, nn.ModuleDict({name: adapter}))
+            embedding = base.get_submodule(_EMBEDDING.get(family.model_type, "embeddings"))
+            embedding.register_forward_hook(adapter.changed)
+    return parts
+
+
+def _no_place(family: Family, part: Options) -> str:
+    """Say why a family can't have a part; empty if it can."""
+    kind, layout = part.get("architecture", "bottleneck"), family.layout
+    if family.plugged and kind not in family.methods:
+        return f"its adapters are {' and '.join(family.methods)}; use lora"
+    if part.get("inv_adapter") and (family.plugged or family.model_type == "vit"):
+        return "it has no place for an invertible adapter; use seq_bn"
+    if family.plugged and not part.get("original_ln_after", True):
+        return "its blocks always add the residual; leave original_ln_after out"
+    if layout.is_merged and kind == "mtl_lora":
+        return "queries, keys and values are one matrix, and MTL-LoRA has no form for it; use lora"
+    if layout.inputs_first and part.get("use_dora"):
+        return "its matrices have a row for each input, and DoRA needs one for each output; use lora"
+    return ""
+
+
+class _Block:
+    """Adds adapters to one block."""
+
+    def __init__(
+        self, block: nn.Module, index: int, width: int, layout: BlockLayout, parts: Sequence[Options], name: str
+    ) -> None:
+        self._block, self._index, self._width, self._layout, self._name = block, index, width, layout, name
+        self._parts = [part for part in parts if index not in part.get("leave_out", ())]
+        self._homes = dict(zip((layout.attention_adapter, layout.feed_forward_adapter), _BOTTLENECKS, strict=True))
+        self._homes.pop("", None)
+
+    def add(self, *, reft_first: bool) -> None:
+        """Add all adapters in the order of the library's modules; ReFT's is made before or after the bottlenecks'."""
+        paths = [_REFT, *self._homes] if reft_first else [*self._homes, _REFT]
+        made = [path for path in paths if self._make(path)]
+        matrices = _matrices(self._layout)
+        for path, module in list(self._block.named_modules()):
+            if path in matrices:
+                self._add_beside(module, matrices[path])
+            elif path in self._homes:
+                self._add_bottleneck(module, path)
+            elif path == _REFT:
+                self._add_reft(module)
+        for path in made:
+            parent, _, last = path.rpartition(".")
+            if not list(self._block.get_submodule(path).children()):
+                del self._block.get_submodule(parent)._modules[last]
+
+    def _make(self, path: str) -> bool:
+        """Make an empty module at a path where there is none."""
+        parent, _, last = path.rpartition(".")
+        home = self._block.get_submodule(parent)
+        if hasattr(home, last):
+            return False
+        home.add_module(last, nn.Module())
+        return True
+
+    def _part(self, kinds: tuple[str | None, ...], option: str) -> Options | None:
+        """Return the part of these architectures at a place."""
+        found = [part for part in self._parts if part.get("architecture") in kinds and part[option]]
+        if len(found) > 1:
+            raise JobError(f"adapter.config has two parts at {option} of block {self._index}; leave one out")
+        return found[0] if found else None
+
+    def _add_beside(self, matrix: nn.Module, place: _Matrix) -> None:
+        options = self._part(("lora", "mtl_lora"), place.option)
+        letters = () if options is None else options["attn_matrices"]
+        enabled = tuple(letter in letters for letter in place.letters)
+        if options is None or (place.letters and not any(enabled)):
+            return
+        weight = matrix.get_parameter("weight")
+        outputs, inputs = reversed(weight.shape) if self._layout.inputs_first else weight.shape
+        enabled = enabled if len(enabled) > 1 else ()
+        adapter: Beside
+        if options["composition_mode"] == "scale":
+            adapter = IA3(inputs, outputs, options, enabled)
+        elif options["architecture"] == "mtl_lora":
+            adapter = MtlLoRA(inputs, outputs, options)
+        else:
+            adapter = LoRA(inputs, outputs, options, enabled, weight.detach())
+        attach(matrix, adapter, name=self._name)
+
+    def _add_bottleneck(self, home: nn.Module, path: str) -> None:
+        options, layout = self._part((None,), self._homes[path]), self._layout
+        if options is None:
+            return
+        adapter = Bottleneck(self._width, bottleneck_width(options, self._index, self._width), options)
+        home.add_module("adapters", nn.ModuleDict({self._name: adapter}))
+        if path == layout.attention_adapter:
+            norm, first, last = layout.attention_norm, layout.attention, layout.attention_dropout
+            last = last or layout.attention_out
+        else:
+            norm, first, last = layout.feed_forward_norm, layout.up, layout.feed_forward_dropout or layout.down
+        of = self._block.get_submodule
+        seat = Seat(adapter, None if layout.norm_first else of(norm))
+        seat.install(of(norm if layout.norm_first else first), of(last))
+
+    def _add_reft(self, home: nn.Module) -> None:
+        options = self._part(("reft",), "output_reft")
+        if options is None or (options["layers"] != "all" and self._index not in options["layers"]):
+            return
+        reft = Reft(self._width, options)
+        home.add_module("refts", nn.ModuleDict({self._name: reft}))
+        self._block.register_forward_hook(reft.changed)
+
+
+def _matrices(layout: BlockLayout) -> Mapping[str, _Matrix]:
+    """Return path -> matrix; of a fused one that has a single name, that of the values."""
+    if layout.is_merged:
+        found = {layout.query: _Matrix("selfattn_lora", "qkv")}
+    else:
+        pairs = zip((layout.query, layout.key, layout.value), "qkv", strict=True)
+        found = {path: _Matrix("selfattn_lora", letter) for path, letter in pairs}
+    found |= {layout.lora_intermediate: _Matrix("intermediate_lora"), layout.lora_output: _Matrix("output_lora")}
+    found.pop("", None)
+    return found
