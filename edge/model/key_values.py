@@ -81,7 +81,9 @@ class KeyValueCache:
         if count == 0 or any(layer.get_seq_length() >= layer.sliding_window for layer in forgetful):
             self.of_library = _empty(self._config)
             return 0
-        self.of_library.crop(count)
+        for layer in self.of_library.layers:
+            if kept := layer.get_seq_length():
+                layer.crop(count - kept)  # transformers 5 takes the number to remove alone
         return count
 
 

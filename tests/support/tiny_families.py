@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
+from edge.model.families.stored_names import use_stored_names
 from ringtune.models import generic_decoders
+from ringtune.models.families import FAMILIES
 from tests.support import tiny
 
 HIDDEN = 32
@@ -237,7 +239,9 @@ def base_model(model_type: str, *, num_blocks: int = 4, seed: int = 0, **config:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made = getattr(library, f"{_SPECS[model_type][0]}Model")
-        return made(config_of(model_type, num_blocks=num_blocks, **config))
+        model = made(config_of(model_type, num_blocks=num_blocks, **config))
+        use_stored_names(model, model_type, FAMILIES[model_type].blocks_path)
+        return model
 
 
 def write_tokenizer(folder: Path, *, padding_side: str, with_types: bool) -> None:

@@ -204,9 +204,11 @@ class LayeredFamily:
     ) -> LayeredContext:
         """Build the masks of both types as the library does, and the rotary tables."""
         config = base.config
+        types = getattr(config, "layer_types", None) or (_FULL,)
         full = causal_context(config, hidden_BTD, mask_BT, cache, window=False)
-        full = full._replace(rotary=self.rotary(base, hidden_BTD, full.positions, _FULL))
-        if _SLIDING not in (getattr(config, "layer_types", None) or ()):
+        if _FULL in types:
+            full = full._replace(rotary=self.rotary(base, hidden_BTD, full.positions, _FULL))
+        if _SLIDING not in types:
             return LayeredContext(full, full)
         sliding = causal_context(config, hidden_BTD, mask_BT, cache, window=True)
         rotary = self.rotary(base, hidden_BTD, full.positions, _SLIDING)
