@@ -23,6 +23,7 @@ from ringtune.errors import ModelError
 from ringtune.job.job import Job
 from ringtune.job.rows import Rows, read_rows
 from ringtune.models.family import TAGGING
+from ringtune.models.tokenizer import read_tokenizer_settings
 from ringtune.run_control.evaluation import PREDICTED, RIGHT, TRUE, count_name, entities_of, entity_types
 
 _LOG = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class TaggedTexts:
         self._tokenizer = load_tokenizer(folder)
         if not self._tokenizer.is_fast:
             raise ModelError(f"the tokenizer in {folder} does not say of which word a token is; add its tokenizer.json")
-        if _divides_by_blanks(self._tokenizer):
+        if _divides_by_blanks(self._tokenizer, folder):
             self._tokenizer = load_tokenizer(folder, add_prefix_space=True)
         self._padder = Padder(self._tokenizer)
 
@@ -170,8 +171,8 @@ class _TagCounts:
         return (*self._tags.values(are_few=are_few), *entities, (CUT_WORDS, float(self._num_cut)))
 
 
-def _divides_by_blanks(tokenizer: Any) -> bool:
+def _divides_by_blanks(tokenizer: Any, folder: Path) -> bool:
     """Whether a blank belongs to a word's first token, and so has to be put before each of separate words."""
-    return getattr(tokenizer, "add_prefix_space", None) is False and type(tokenizer).__name__.startswith(
-        ("GPT2", "Roberta")
-    )
+    names = (type(tokenizer).__name__, str(read_tokenizer_settings(folder).get("tokenizer_class")))
+    is_one = any(name.startswith(("GPT2", "Roberta")) for name in names)
+    return is_one and getattr(tokenizer, "add_prefix_space", None) is False

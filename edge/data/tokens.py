@@ -184,33 +184,52 @@ def load_tokenizer(folder: Path, **settings: Any) -> Any:
     """Load the tokenizer of a model folder, from local files only; ``settings`` replace those in its files.
 
     A tokenizer saved by transformers 5 is read from ``tokenizer.json`` alone, which is complete: the classes of
-    transformers 4 would change its first and last tokens, because their settings are not written any more.
+    transformers 4 would change its first and last tokens, because their settings are not written any more. Transformers
+    5 divides any text as that file says, so there a key that says otherwise is refused, not carried out.
 
     Raises:
         ModelError: there is none, it needs a missing package, or its settings have a key that is unknown or dropped.
     """
+    import transformers
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder; set model.path, or fetch the model")
     saved = read_tokenizer_settings(folder)
     loader: Any = AutoTokenizer
-    if is_of_transformers_5(saved):
+    is_made_anew = hasattr(transformers, "TokenizersBackend")  # by the classes of transformers 5, from the vocabulary
+    if is_of_transformers_5(saved) and not is_made_anew:
         loader = PreTrainedTokenizerFast
         extra = saved.get("extra_special_tokens") or []
         if isinstance(extra, list):
             settings = {"extra_special_tokens": {}, "additional_special_tokens": extra, **settings}
     try:
         found = loader.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **settings)
+        if is_made_anew and found.is_fast and (folder / WHOLE_FILE).is_file():
+            _divide_as_in_file(found, folder / WHOLE_FILE, **settings)
     except ImportError as error:
         what = f"{folder}: its tokenizer needs a package that is missing ({_reason(error)})"
         raise ModelError(f"{what}; install it") from error
     except Exception as error:  # the library of the tokenizers raises bare Exception for a damaged file
         what = f"{folder} has no tokenizer that can be read ({_reason(error)})"
         raise ModelError(f"{what}; {_remedy(folder)}") from error
-    if loader is AutoTokenizer:
-        check_done(folder / SETTINGS_FILE, {**saved, **settings}, found)
+    check_done(folder / SETTINGS_FILE, {**saved, **settings}, found)
     return found
+
+
+def _divide_as_in_file(tokenizer: Any, path: Path, *, add_prefix_space: bool = False) -> None:
+    """Let a tokenizer of transformers 5 divide texts as ``tokenizer.json`` says, with the tokens that it has added."""
+    from tokenizers import Tokenizer
+
+    whole = Tokenizer.from_file(str(path))
+    if add_prefix_space:
+        whole.pre_tokenizer.add_prefix_space = True
+    known = whole.get_added_tokens_decoder()
+    whole.add_tokens([token for number, token in sorted(tokenizer.added_tokens_decoder.items()) if number not in known])
+    whole.no_padding()
+    whole.no_truncation()
+    whole.encode_special_tokens = tokenizer.split_special_tokens
+    tokenizer._tokenizer = whole
 
 
 def _reason(error: Exception) -> str:

@@ -12,12 +12,14 @@ With a cache the tokens of a forward follow those that are in it. Rows are neith
 An adapter that changes a token by its place in the text, as ReFT does with the first ones, or by the tokens beside it,
 as a gate does, can not be computed for a later token alone: ``ringtune.models.adapter_support.mixed_tokens``.
 
-Source: transformers 4.57, ``cache_utils.DynamicCache``.
+Source: transformers 4.57 and 5.24, ``cache_utils.DynamicCache``.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,8 +81,17 @@ class KeyValueCache:
         if count == 0 or any(layer.get_seq_length() >= layer.sliding_window for layer in forgetful):
             self.of_library = _empty(self._config)
             return 0
-        self.of_library.crop(count)
+        for layer in self.of_library.layers:
+            if kept := layer.get_seq_length():
+                layer.crop(count - kept)  # transformers 5 takes the number to remove alone
         return count
+
+
+@functools.cache
+def cache_argument(kind: Any) -> str:
+    """Name of the argument for a cache in the forward of a class of transformers, which has renamed it twice."""
+    names = inspect.signature(kind.forward).parameters
+    return next(name for name in ("cache", "past_key_values", "past_key_value") if name in names)
 
 
 def _empty(config: Any) -> Any:

@@ -34,6 +34,7 @@ from edge.model.adapters import add_adapters
 from edge.model.adapters.config import Options
 from edge.model.auxiliary import add_auxiliary
 from edge.model.families import FamilyForward, family_of
+from edge.model.families.stored_names import use_stored_names
 from edge.model.prediction_heads import ModelWithHead
 from ringtune.errors import JobError, ModelError
 from ringtune.job.job import Job
@@ -100,16 +101,15 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
         ModelError: no such folder, or a family that is not supported.
         JobError: an adapter that this family can't have.
     """
-    from transformers.modeling_utils import no_init_weights
-
     values = read_config(folder)
     layout, config = family_named(values["model_type"]), library_config_of(values)
     if layout.generic and (problem := generic_refusal(layout, job.adapter.config)):
         raise JobError(f"adapter.config = {job.adapter.config!r}: {problem}")
     config.name_or_path = name_of_folder(folder.resolve())  # written to adapter_config.json: no local path
     set_dropout(config, job.train.dropout)
-    with without_weights(), no_init_weights():  # no initial values for base weights: half the time
+    with without_weights(), no_initial_values():  # of base weights: half the time
         base = _base_model(config)
+        use_stored_names(base, layout.model_type, layout.blocks_path)
     _fill_with_zeros(base)
     model, full = ModelWithHead(base, layout), job.method.full_parameters
     skeleton = Skeleton(model=model, family=family_of(layout.model_type), layout=layout, full_parameters=full)
@@ -169,6 +169,16 @@ def base_modules(skeleton: Skeleton, paths: Iterable[str]) -> Iterator[tuple[str
     """Yield path and module of each of these parts of the base model that this model has."""
     found = dict(skeleton.base.named_modules())
     return ((path, found[path]) for path in paths if path in found)
+
+
+def no_initial_values() -> contextlib.AbstractContextManager[None]:
+    """Return transformers' context in which new modules draw no values; version 5 has it in another module."""
+    try:
+        from transformers.initialization import no_init_weights
+    except ImportError:
+        from transformers.modeling_utils import no_init_weights
+    found: contextlib.AbstractContextManager[None] = no_init_weights()
+    return found
 
 
 @contextlib.contextmanager

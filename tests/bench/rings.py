@@ -97,7 +97,7 @@ def write_model(folder: Path, *, vocabulary: int = _VOCABULARY) -> Path:
     model = BertModel(config)
     words = [*_SPECIAL, *(f"w{index}" for index in range(vocabulary - len(_SPECIAL)))]
     (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
-    BertTokenizerFast(vocab_file=str(folder / "vocab.txt"), model_max_length=512).save_pretrained(folder)
+    BertTokenizerFast.from_pretrained(str(folder), model_max_length=512).save_pretrained(folder)
     config.save_pretrained(folder)
     state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})

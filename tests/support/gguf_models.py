@@ -18,6 +18,8 @@ from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
 from safetensors.torch import load_file, save_file
 
+from ringtune.models.folder import with_old_rope
+
 Array = np.ndarray[Any, Any]
 ARCHITECTURES = {"gemma3_text": "gemma3", "mistral": "llama"}
 K_TYPES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
@@ -51,6 +53,7 @@ def turned_back(values: Array, heads: int) -> Array:
 
 def facts_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Keys of the metadata that llama.cpp needs."""
+    config = with_old_rope(config)
     heads = config["num_attention_heads"]
     width = config.get("head_dim") or config["hidden_size"] // heads
     found: dict[str, Any] = {

@@ -15,11 +15,10 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 import transformers
 from torch.overrides import TorchFunctionMode
-from transformers.modeling_utils import no_init_weights
 
 from edge.data.tokens import IGNORED, Batch, Padder, TokenRow
 from edge.model.heads import HeadCounts, task_of
-from edge.model.skeleton import build_skeleton
+from edge.model.skeleton import build_skeleton, no_initial_values
 from edge.model.slice import BlockRunner, materialise
 from edge.model.tensor_files import SafetensorsFiles
 from ringtune.job.job import Adapter, Job, Model
@@ -143,7 +142,7 @@ class Plain:
         """Build the model anew from ``config.json``, with the weights that it has."""
         weights = self._model.state_dict()
         config = transformers.AutoConfig.from_pretrained(str(folder), attn_implementation="eager")
-        with no_init_weights():
+        with no_initial_values():
             self._model = type(self._model)(config).double().eval()
         self._model.load_state_dict(weights)
 

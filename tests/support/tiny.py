@@ -66,7 +66,7 @@ def write_model(
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     config.save_pretrained(folder)
     (folder / "vocab.txt").write_text("\n".join(vocabulary()) + "\n", encoding="utf-8")
-    BertTokenizerFast(vocab_file=str(folder / "vocab.txt"), model_max_length=64).save_pretrained(folder)
+    BertTokenizerFast.from_pretrained(str(folder), model_max_length=64).save_pretrained(folder)
     return folder
 
 

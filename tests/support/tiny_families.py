@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from edge.model.families.stored_names import use_stored_names
 from ringtune.models import generic_decoders
-from ringtune.models.families import GENERIC_ENCODERS
+from ringtune.models.families import FAMILIES, GENERIC_ENCODERS
 from tests.support import tiny
 
 HIDDEN = 32
@@ -254,7 +255,9 @@ def base_model(model_type: str, *, num_blocks: int = 4, seed: int = 0, **config:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made = getattr(library, f"{_SPECS[model_type][0]}Model")
-        return made(config_of(model_type, num_blocks=num_blocks, **config))
+        model = made(config_of(model_type, num_blocks=num_blocks, **config))
+        use_stored_names(model, model_type, FAMILIES[model_type].blocks_path)
+        return model
 
 
 def write_tokenizer(folder: Path, *, padding_side: str, with_types: bool) -> None:
@@ -262,8 +265,8 @@ def write_tokenizer(folder: Path, *, padding_side: str, with_types: bool) -> Non
     library: Any = importlib.import_module("transformers")
     names = ["input_ids", *(["token_type_ids"] if with_types else []), "attention_mask"]
     (folder / "vocab.txt").write_text("\n".join(tiny.vocabulary()) + "\n", encoding="utf-8")
-    library.BertTokenizerFast(
-        vocab_file=str(folder / "vocab.txt"),
+    library.BertTokenizerFast.from_pretrained(
+        str(folder),
         model_max_length=LONGEST,
         padding_side=padding_side,
         model_input_names=names,

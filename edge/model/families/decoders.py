@@ -11,12 +11,13 @@ attends to tokens of its own row only. Padding is a row of its own, so that each
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, NamedTuple
 
 import torch
 
 from edge.data.tokens import Batch
-from edge.model.key_values import KeyValueCache
+from edge.model.key_values import KeyValueCache, cache_argument
 
 
 class CausalContext(NamedTuple):
@@ -57,8 +58,10 @@ class Gpt2Family:
         return causal_context(base.config, hidden_BTD, mask_BT, cache, window=False)
 
     def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
-        """Run one layer; only the hidden state of its tuple is used."""
-        hidden: torch.Tensor = block(hidden_BTD, context.cache, context.row_positions, context.mask, None, None)[0]
+        """Run one layer; in a tuple the hidden state is first."""
+        cache = {cache_argument(block.__class__): context.cache, "cache_position": context.row_positions}
+        found = block(hidden_BTD, attention_mask=context.mask, **cache)
+        hidden: torch.Tensor = found[0] if isinstance(found, tuple) else found
         return hidden
 
     def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -80,11 +83,10 @@ def causal_context(
     if is_packed(mask_BT):
         return _packed_context(config, hidden_BTD, mask_BT, positions_T, window=window)
     positions_BT = positions_T.expand(rows, tokens)
-    make = _causal_mask if config._attn_implementation == "sdpa" else _causal_mask_of_library
     if before:
         mask = _mask_behind(config, hidden_BTD, positions_T, window=window)
     else:
-        mask = make(config, hidden_BTD, mask_BT, positions_BT, window=window)
+        mask = _causal_mask(config, hidden_BTD, mask_BT, positions_T, window=window)
     of_library = cache.of_library if cache is not None else None
     return CausalContext(mask, positions=positions_BT, row_positions=positions_T, rotary=None, cache=of_library)
 
@@ -92,10 +94,7 @@ def causal_context(
 def _mask_behind(
     config: Any, hidden_BTD: torch.Tensor, positions_T: torch.Tensor, *, window: bool
 ) -> torch.Tensor | None:
-    """Build the mask of tokens that follow others in a cache, of which a window keeps one less than it has.
-
-    Truth values, or for eager attention numbers that are added to the scores.
-    """
+    """Build the mask of tokens that follow others in a cache, of which a window keeps one less than it has."""
     if len(positions_T) == 1:
         return None
     first, last = int(positions_T[0]), int(positions_T[-1])
@@ -104,10 +103,20 @@ def _mask_behind(
     )
     ahead_TK = positions_T[:, None] - keys_K
     seen_TK = (ahead_TK >= 0) & (ahead_TK < config.sliding_window) if window else ahead_TK >= 0
-    if config._attn_implementation != "sdpa":
-        zeros_TK = torch.zeros_like(seen_TK, dtype=hidden_BTD.dtype)
-        seen_TK = zeros_TK.masked_fill_(~seen_TK, torch.finfo(hidden_BTD.dtype).min)
+    seen_TK = _mask_of(config, seen_TK, hidden_BTD.dtype)
     return seen_TK.expand(hidden_BTD.shape[0], 1, *seen_TK.shape)
+
+
+def _mask_of(config: Any, seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return truth values as they are for fused attention, for another one as numbers that are added to the scores.
+
+    Eager attention computes its softmax in float32, where the smallest float64 overflows and a row of padding would
+    spoil all others. So no number is below that of float32.
+    """
+    if config._attn_implementation == "sdpa":
+        return seen
+    lowest = max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
+    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, lowest)
 
 
 def is_packed(mask_BT: torch.Tensor) -> bool:
@@ -129,48 +138,27 @@ def row_places(mask_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _packed_context(
     config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, positions_T: torch.Tensor, *, window: bool
 ) -> CausalContext:
-    """Build a block-diagonal mask: truth values, or for eager attention numbers that are added to the scores."""
+    """Build a block-diagonal mask."""
     rows_BT, positions_BT = row_places(mask_BT.to(hidden_BTD.device))
     ahead_TT = positions_T[:, None] - positions_T
     seen_TT = (ahead_TT >= 0) & (ahead_TT < config.sliding_window) if window else ahead_TT >= 0
     mask_B1TT = (seen_TT & (rows_BT[:, :, None] == rows_BT[:, None, :]))[:, None]
-    if config._attn_implementation != "sdpa":
-        lowest = torch.finfo(hidden_BTD.dtype).min
-        mask_B1TT = torch.zeros_like(mask_B1TT, dtype=hidden_BTD.dtype).masked_fill_(~mask_B1TT, lowest)
+    mask_B1TT = _mask_of(config, mask_B1TT, hidden_BTD.dtype)
     return CausalContext(mask=mask_B1TT, positions=positions_BT, row_positions=positions_T, rotary=None)
 
 
 def _causal_mask(
-    config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, positions_BT: torch.Tensor, *, window: bool
+    config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, positions_T: torch.Tensor, *, window: bool
 ) -> torch.Tensor | None:
-    """Build the library's mask for sdpa attention in a hundredth of its time.
-
-    Source: transformers 4.57, ``masking_utils.sdpa_mask_recent_torch``, which computes each cell with ``vmap``.
-    """
+    """Build the mask of the library's ``masking_utils`` in a hundredth of its time; None: fused attention makes it."""
     tokens = hidden_BTD.shape[1]
     keep_BT = mask_BT.to(dtype=torch.bool, device=hidden_BTD.device)
-    if (not window or tokens < config.sliding_window) and bool(keep_BT.all()):
+    is_plain = (not window or tokens < config.sliding_window) and bool(keep_BT.all())
+    if is_plain and config._attn_implementation == "sdpa":
         return None
-    ahead_TT = positions_BT[0][:, None] - positions_BT[0][None]
+    ahead_TT = positions_T[:, None] - positions_T[None]
     seen_TT = (ahead_TT >= 0) & (ahead_TT < config.sliding_window) if window else ahead_TT >= 0
-    return seen_TT & keep_BT[:, None, None, :]
-
-
-def _causal_mask_of_library(
-    config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, positions_BT: torch.Tensor, *, window: bool
-) -> torch.Tensor | None:
-    from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
-
-    make = create_sliding_window_causal_mask if window else create_causal_mask
-    mask: torch.Tensor | None = make(
-        config=config,
-        input_embeds=hidden_BTD,
-        attention_mask=mask_BT,
-        cache_position=positions_BT[0],
-        past_key_values=None,
-        position_ids=positions_BT,
-    )
-    return mask
+    return _mask_of(config, seen_TT & keep_BT[:, None, None, :], hidden_BTD.dtype)
 
 
 def last_token(hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
@@ -183,7 +171,7 @@ def last_token(hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
     return hidden_BTD[rows_B, (places_T * mask_BT.to(hidden_BTD.device)).argmax(-1)]
 
 
-_SLIDING = "sliding_attention"
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 class LayeredContext(NamedTuple):
@@ -216,16 +204,19 @@ class LayeredFamily:
     ) -> LayeredContext:
         """Build the masks of both types as the library does, and the rotary tables."""
         config = base.config
-        full = _context(config, hidden_BTD, mask_BT, cache, window=False)
-        full = full._replace(rotary=base.rotary_emb(hidden_BTD, full.positions))
-        if _SLIDING not in (getattr(config, "layer_types", None) or ()):
+        types = getattr(config, "layer_types", None) or (_FULL,)
+        full = causal_context(config, hidden_BTD, mask_BT, cache, window=False)
+        if _FULL in types:
+            full = full._replace(rotary=self.rotary(base, hidden_BTD, full.positions, _FULL))
+        if _SLIDING not in types:
             return LayeredContext(full, full)
-        sliding = _context(config, hidden_BTD, mask_BT, cache, window=True)
-        return LayeredContext(full, sliding._replace(rotary=self.sliding_rotary(base, hidden_BTD, full)))
+        sliding = causal_context(config, hidden_BTD, mask_BT, cache, window=True)
+        rotary = self.rotary(base, hidden_BTD, full.positions, _SLIDING)
+        return LayeredContext(full, sliding._replace(rotary=rotary))
 
-    def sliding_rotary(self, base: Any, hidden_BTD: torch.Tensor, full: CausalContext) -> Any:
-        """Return the rotary tables of blocks with a window: those of all blocks."""
-        return full.rotary
+    def rotary(self, base: Any, hidden_BTD: torch.Tensor, positions_BT: torch.Tensor, layer_type: str) -> Any:
+        """Return the rotary tables of blocks of a type: the same for all."""
+        return base.rotary_emb(hidden_BTD, positions_BT)
 
     def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
         """Run one layer; in a tuple the hidden state is first."""
@@ -235,34 +226,20 @@ class LayeredFamily:
             attention_mask=own.mask,
             position_ids=own.positions,
             cache_position=own.row_positions,
-            past_key_values=own.cache,
-            **self.positions(context),
+            **{cache_argument(block.__class__): own.cache},
+            **self.positions(block, context),
         )
         hidden: torch.Tensor = found[0] if isinstance(found, tuple) else found
         return hidden
 
-    def positions(self, context: LayeredContext) -> dict[str, Any]:
+    def positions(self, block: Any, context: LayeredContext) -> dict[str, Any]:
         """Return the rotary tables as arguments of a block."""
-        return {"position_embeddings": context.full.rotary}
+        return {"position_embeddings": context.of(block.self_attn).rotary}
 
     def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
         """Normalise the hidden state, and pick each row's last token for classification."""
         last = base.norm(hidden_BTD)
         return last, {"cls_output": last_token(last, batch.mask)}
-
-
-def _context(
-    config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: KeyValueCache | None, *, window: bool
-) -> CausalContext:
-    """Build the mask of one type as the library does.
-
-    Eager attention computes its softmax in float32, where the smallest float64 overflows and a row of padding would
-    spoil all others. So numeric masks are clamped to float32.
-    """
-    context = causal_context(config, hidden_BTD, mask_BT, cache, window=window)
-    if context.mask is None or not context.mask.is_floating_point():
-        return context
-    return context._replace(mask=context.mask.clamp(min=torch.finfo(torch.float32).min))
 
 
 class LlamaFamily(LayeredFamily):
@@ -283,18 +260,31 @@ class GemmaFamily(LayeredFamily):
     """The ``FamilyForward`` of Gemma and Gemma 2."""
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
-        """Look up the word embeddings and scale them in their own dtype, as the library does."""
+        """Look up the word embeddings and scale them in their own dtype, as the library does.
+
+        In transformers 5 the token table scales its output.
+        """
         hidden = super().embed(base, batch)
+        if hasattr(base.embed_tokens, "embed_scale"):
+            return hidden
         return hidden * torch.tensor(base.config.hidden_size**0.5, dtype=hidden.dtype)
 
 
 class Gemma3Family(LayeredFamily):
-    """The ``FamilyForward`` of Gemma 3."""
+    """The ``FamilyForward`` of Gemma 3.
 
-    def sliding_rotary(self, base: Any, hidden_BTD: torch.Tensor, full: CausalContext) -> Any:
-        """Build the rotary tables of blocks with a window."""
-        return base.rotary_emb_local(hidden_BTD, full.positions)
+    In transformers 5 one module makes the rotary tables of both types of blocks, and a block gets its own.
+    """
 
-    def positions(self, context: LayeredContext) -> dict[str, Any]:
-        """Return both rotary tables; each block uses its own."""
+    def rotary(self, base: Any, hidden_BTD: torch.Tensor, positions_BT: torch.Tensor, layer_type: str) -> Any:
+        """Build the rotary tables of blocks of a type."""
+        if not hasattr(base, "rotary_emb_local"):
+            return base.rotary_emb(hidden_BTD, positions_BT, layer_type)
+        make = base.rotary_emb_local if layer_type == _SLIDING else base.rotary_emb
+        return make(hidden_BTD, positions_BT)
+
+    def positions(self, block: Any, context: LayeredContext) -> dict[str, Any]:
+        """Return the block's rotary tables, or both where it chooses."""
+        if "position_embeddings" in inspect.signature(type(block).forward).parameters:
+            return super().positions(block, context)
         return {"position_embeddings_global": context.full.rotary, "position_embeddings_local": context.sliding.rotary}

@@ -1,23 +1,32 @@
 """BERT, RoBERTa, XLM-RoBERTa, ELECTRA, DistilBERT and vision transformers.
 
 A block of a BERT needs the hidden state and an additive 4-D mask (or None without padding). ELECTRA has BERT's blocks
-after narrower, projected embeddings, and always plain (eager) attention. DistilBERT has no token types; its plain
-attention takes the 2-D mask as it is. Of a vision transformer patches are tokens; the travelling mask is all ones and
-not used.
+after narrower, projected embeddings; in transformers 4.57 its attention is not fused. DistilBERT has no token types. Of
+a vision transformer patches are tokens; the travelling mask is all ones and not used.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn import functional
 
 from edge.data.tokens import Batch
 from ringtune.errors import DataError
 
 
 class BertFamily:
-    """The ``FamilyForward`` of BERT; the pooler is not used, because the classification head reads the first token."""
+    """The ``FamilyForward`` of BERT; the pooler is not used, because the classification head reads the first token.
+
+    Attributes:
+        is_fused: whether the attention of ``first_tokens`` is torch's fused one.
+    """
+
+    is_fused = True
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Sum word, position and token-type embeddings, and normalise the sum."""
@@ -26,38 +35,73 @@ class BertFamily:
 
     def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor | None:
         """Build the mask as the model's ``forward`` does: None selects another attention kernel."""
-        config = base.config
-        if config._attn_implementation == "sdpa" and config.position_embedding_type == "absolute":
-            return sdpa_mask(hidden_BTD, mask_BT)
-        return additive_mask(hidden_BTD, mask_BT)
+        make = sdpa_mask if base.config._attn_implementation == "sdpa" else additive_mask
+        return make(hidden_BTD, mask_BT)
 
     def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
-        """Run one layer; only the hidden state of its tuple is used."""
-        hidden: torch.Tensor = block(hidden_BTD, context, None, None)[0]
+        """Run one layer; in a tuple the hidden state is first."""
+        found = block(hidden_BTD, context)
+        hidden: torch.Tensor = found[0] if isinstance(found, tuple) else found
         return hidden
 
     def first_tokens(self, block: Any, hidden_BTD: torch.Tensor, context: Any, count: int) -> torch.Tensor:
-        """Run one layer for the first tokens, as queries of a cross attention over all tokens."""
-        first_BtD = hidden_BTD[:, :count]
-        mask = context if context is None or context.shape[2] == 1 else context[:, :, :count]
-        attention = block.attention
-        found = attention.self(first_BtD, attention_mask=mask, encoder_hidden_states=hidden_BTD)[0]
-        hidden: torch.Tensor = block.feed_forward_chunk(attention.output(found, first_BtD))
+        """Run one layer for the first tokens, as queries of an attention over all tokens."""
+        first_BtD, own = hidden_BTD[:, :count], block.attention.self
+
+        def compute(first_BtD: torch.Tensor) -> torch.Tensor:
+            matrices = (own.query, own.key, own.value)
+            return self.attend(own.dropout, matrices, own.num_attention_heads, first_BtD, hidden_BTD, context)
+
+        found = called(own, compute, first_BtD)
+        hidden: torch.Tensor = block.feed_forward_chunk(block.attention.output(found, first_BtD))
         return hidden
+
+    def attend(
+        self,
+        dropout: Any,
+        matrices: tuple[Any, ...],
+        heads: int,
+        first_BtD: torch.Tensor,
+        hidden_BTD: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Attend from the first tokens to all; (B, t, D).
+
+        ``matrices`` are those of queries, keys and values; the mask is that of all tokens.
+        """
+        if mask is not None and mask.shape[2] > 1:
+            mask = mask[:, :, : first_BtD.shape[1]]
+        inputs = (first_BtD, hidden_BTD, hidden_BTD)
+        each = (matrix(x).unflatten(-1, (heads, -1)) for matrix, x in zip(matrices, inputs, strict=True))
+        q_BHtW, k_BHTW, v_BHTW = (parts.transpose(1, 2) for parts in each)
+        if self.is_fused:
+            rate = dropout.p if dropout.training else 0.0
+            found = functional.scaled_dot_product_attention(q_BHtW, k_BHTW, v_BHTW, attn_mask=mask, dropout_p=rate)
+        else:
+            scores_BHtT = q_BHtW @ k_BHTW.transpose(2, 3) / math.sqrt(q_BHtW.shape[-1]) + mask
+            found = dropout(scores_BHtT.softmax(-1)) @ v_BHTW
+        return found.transpose(1, 2).flatten(2)
 
     def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
         """Return the last hidden state unchanged."""
         return hidden_BTD, {}
 
 
+def called(module: nn.Module, compute: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """Call a module with ``compute`` in place of its forward, so that the hooks of adapters on it run."""
+    module.forward = compute
+    try:
+        found: torch.Tensor = module(x)
+        return found
+    finally:
+        del module.forward
+
+
 def sdpa_mask(hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor | None:
     """Build the mask (B, 1, T, T) for the fused attention kernel; None without padding."""
-    from transformers.modeling_attn_mask_utils import _prepare_4d_attention_mask_for_sdpa
-
-    mask: torch.Tensor | None = _prepare_4d_attention_mask_for_sdpa(
-        mask_BT, hidden_BTD.dtype, tgt_len=hidden_BTD.shape[1]
-    )
-    return mask
+    if bool((mask_BT == 1).all()):
+        return None
+    return additive_mask(hidden_BTD, mask_BT).expand(-1, -1, hidden_BTD.shape[1], -1)
 
 
 def additive_mask(hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
@@ -73,20 +117,15 @@ class DistilBertFamily(BertFamily):
         hidden: torch.Tensor = base.embeddings(batch.ids, None)
         return hidden
 
-    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor | None:
-        """Build a 4-D mask for the fused attention kernel; otherwise return the 2-D mask."""
-        return sdpa_mask(hidden_BTD, mask_BT) if base.config._attn_implementation == "sdpa" else mask_BT
-
-    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
-        """Run one layer; the hidden state is last in its tuple."""
-        hidden: torch.Tensor = block(hidden_BTD, context, None, False)[-1]
-        return hidden
-
     def first_tokens(self, block: Any, hidden_BTD: torch.Tensor, context: Any, count: int) -> torch.Tensor:
         """Run one layer for the first tokens, as queries of an attention over all tokens."""
-        first_BtD = hidden_BTD[:, :count]
-        mask = context if context is None or context.dim() == 2 else context[:, :, :count]
-        found = block.attention(query=first_BtD, key=hidden_BTD, value=hidden_BTD, mask=mask)[0]
+        first_BtD, own = hidden_BTD[:, :count], block.attention
+
+        def compute(first_BtD: torch.Tensor) -> Any:
+            matrices = (own.q_lin, own.k_lin, own.v_lin)
+            return own.out_lin(self.attend(own.dropout, matrices, own.n_heads, first_BtD, hidden_BTD, context))
+
+        found = called(own, compute, first_BtD)
         found = block.sa_layer_norm(found + first_BtD)
         hidden: torch.Tensor = block.output_layer_norm(block.ffn(found) + found)
         return hidden
@@ -94,6 +133,8 @@ class DistilBertFamily(BertFamily):
 
 class ElectraFamily(BertFamily):
     """The ``FamilyForward`` of ELECTRA."""
+
+    is_fused = False
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Embed as BERT, then project to the model's width if it differs."""
@@ -121,7 +162,7 @@ class VitFamily:
 
     def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
         """Run one layer."""
-        hidden: torch.Tensor = block(hidden_BTD, None)
+        hidden: torch.Tensor = block(hidden_BTD)
         return hidden
 
     def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:

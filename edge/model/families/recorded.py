@@ -26,7 +26,7 @@ from torch import nn
 
 from edge.data.tokens import Batch
 from edge.model.families.decoders import is_packed, last_token, row_places
-from edge.model.key_values import KeyValueCache
+from edge.model.key_values import KeyValueCache, cache_argument
 from ringtune.models.family import CAUSAL_LM, Family
 
 _BEFORE_BLOCKS = ("embeddings", "project_in")
@@ -138,7 +138,7 @@ class RecordedFamily:
             behind = {
                 "position_ids": places_T.expand(hidden_BTD.shape[:2]),
                 "cache_position": places_T,
-                "past_key_values": cache.of_hosted(hosted),
+                cache_argument(base.__class__): cache.of_hosted(hosted),
                 "use_cache": True,
             }
         with torch.no_grad():

@@ -64,7 +64,7 @@ def by_prefixes(tokenizer: Any, messages: list[Any], learned_from: int = 0) -> l
     def ids_of(count: int, *, prompt: bool) -> list[int]:
         if not count:
             return []
-        return list(tokenizer.apply_chat_template(messages[:count], add_generation_prompt=prompt))
+        return list(tokenizer.apply_chat_template(messages[:count], add_generation_prompt=prompt, return_dict=False))
 
     whole = ids_of(len(messages), prompt=False)
     labels, alone = [IGNORED] * len(whole), []
@@ -116,7 +116,7 @@ def test_loss_on_all_learns_every_token_but_the_first(tmp_path: Path) -> None:
     job = job_of(folder).with_overrides({"train.loss_on": "all"})
     source = Conversations(job, folder)
     found = source.examples(source.read(write_conversations(tmp_path / "rows.jsonl", ROWS)).rows, ())
-    wanted = [source.tokenizer.apply_chat_template(messages) for messages in ROWS]
+    wanted = [source.tokenizer.apply_chat_template(messages, return_dict=False) for messages in ROWS]
     assert learned(found) == [(ids, [IGNORED, *ids[1:]]) for ids in wanted]
 
 

@@ -143,8 +143,9 @@ def test_words_of_a_tokenizer_that_joins_blanks_have_one_before_each(tmp_path: P
     trained.train_from_iterator([" ".join(tiny.words())] * 3, vocab_size=400, special_tokens=specials)
     (tmp_path / "vocab.txt").unlink()
     trained.save_model(str(tmp_path))
-    files = {"vocab_file": str(tmp_path / "vocab.json"), "merges_file": str(tmp_path / "merges.txt")}
-    tokenizer = getattr(transformers, kind)(**files, model_max_length=64)
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        (tmp_path / name).unlink(missing_ok=True)  # of the other tokenizer
+    tokenizer = getattr(transformers, kind).from_pretrained(str(tmp_path), model_max_length=64)
     tokenizer.add_special_tokens({"pad_token": "<pad>"})
     tokenizer.save_pretrained(tmp_path)
     row = source_of(tmp_path, 64).encode(["w11", "w12"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -76,6 +77,7 @@ def test_dropout_sets_every_probability(model_folder: Path, tmp_path: Path) -> N
     plan = ring.make_plan(job, datasets, {"a": (0, 4)})
     model = NodeExecutor(plan, "a", job, model_folder, datasets["a"])._hosted.skeleton.model
     rates = [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
-    attention = [module.dropout_prob for module in model.modules() if hasattr(module, "dropout_prob")]
+    parts: list[Any] = [module for name, module in model.named_modules() if name.endswith("attention.self")]
+    attention = [getattr(part, "dropout_prob", part.dropout.p) for part in parts]
     assert len(attention) == 4
     assert set(rates) | set(attention) == {0.25}

@@ -28,7 +28,7 @@ from ringtune.errors import UsageError
 from ringtune.job.job import load_job
 from ringtune.models.conversations import TEMPLATES
 from ringtune.models.family import CAUSAL_LM, CHAT
-from ringtune.models.folder import read_config
+from ringtune.models.folder import read_config, with_old_rope
 from tests.support import whole_models as whole
 from tests.support.chat_models import write_tokenizer
 from tests.support.lora_runs import ALL_MATRICES, lora_run
@@ -80,9 +80,9 @@ def test_reader_of_transformers_finds_the_model_of_the_run(
         missing = base.load_state_dict(read["tensors"], strict=False)
         assert set(missing.missing_keys) <= {"lm_head.weight"} and not missing.unexpected_keys
         assert float((base(input_ids=IDS).logits - wanted).abs().max()) <= 1e-5 * max(1.0, float(wanted.abs().max()))
-    config = base.config.to_dict()
+    config = with_old_rope(base.config.to_dict())
     for key in ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "rope_theta"):
-        assert read["config"].get(key, config.get(key)) == config.get(key)
+        assert with_old_rope(read["config"]).get(key, config.get(key)) == config.get(key)
 
 
 def read_by_hand(path: Path, heads: int, kv_heads: int, *, is_interleaved: bool, added: float) -> dict[str, np.ndarray]:

@@ -149,7 +149,7 @@ def test_answers_end_where_the_template_ends_them(tmp_path: Path, capsys: pytest
         return [line["predicted"]["predicted"] for line in lines]
 
     tokenizer, whole = load_tokenizer(folder), WholeModel(load_job(tmp_path / "job.toml"), folder, ())
-    prompts = [tokenizer.apply_chat_template(row["messages"][:-1]) for row in rows]
+    prompts = [tokenizer.apply_chat_template(row["messages"][:-1], return_dict=False) for row in rows]
     greedy = Sampling(max_new_tokens=6)
     added = [generate_tokens(ids, whole.next_logits, greedy, ends=(3,), longest=64) for ids in prompts]
     texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in added]

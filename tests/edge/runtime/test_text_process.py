@@ -66,7 +66,7 @@ def test_answers_are_those_of_a_prediction(tmp_path: Path, capsys: pytest.Captur
     assert [text for text, _ in found] == [one["predicted"].lstrip() for one in wanted]
     assert [counts["tokens"] for _, counts in found] == [one["tokens"] for one in wanted]
     tokenizer = load_tokenizer(tmp_path / "base")
-    lengths = [len(tokenizer.apply_chat_template(row["messages"])) for row in rows]
+    lengths = [len(tokenizer.apply_chat_template(row["messages"], return_dict=False)) for row in rows]
     assert [counts["prompt_tokens"] for _, counts in found] == lengths
 
 
