@@ -20,7 +20,7 @@ import io
 import warnings
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -325,7 +325,7 @@ def read_rows(path: Path, task: str, data: Data, *, is_own: bool = False) -> Row
         DataError: the file can't be read, has no usable row, or has bad rows; all bad rows are in one message.
     """
     account = account_of(path, data, is_own=is_own)
-    rows = list(task_rows(path, task, data, account))
+    rows = list(task_rows(path, task, data, account, is_whole=False))
     account.check()
     if not rows:
         left_out = "; ".join(account.lines_left_out())
@@ -369,7 +369,9 @@ def check_rows(task: str, data: Data) -> list[str]:
     return list(notes)
 
 
-def task_rows(path: Path, task: str, data: Data, account: RowAccount, *, with_targets: bool = True) -> Iterator[Row]:
+def task_rows(
+    path: Path, task: str, data: Data, account: RowAccount, *, with_targets: bool = True, is_whole: bool = True
+) -> Iterator[Row]:
     """Yield the usable rows of a file; the others are recorded in the account.
 
     Args:
@@ -378,6 +380,7 @@ def task_rows(path: Path, task: str, data: Data, account: RowAccount, *, with_ta
         data: columns.
         account: of the file.
         with_targets: whether classes, numbers, tags, answers and users are read.
+        is_whole: whether records need columns that the job does not name.
 
     Raises:
         DataError: the whole file can't be used.
@@ -387,14 +390,22 @@ def task_rows(path: Path, task: str, data: Data, account: RowAccount, *, with_ta
         yield from read(path, data, account, with_targets=with_targets)
         return
     columns = input_columns(task, data) | (target_columns(task, data) if with_targets else {})
-    records = table_rows(path, columns, account, encoding=data.encoding, may_be_empty=("data.answer",))
+    records = table_rows(
+        path,
+        columns,
+        account,
+        encoding=data.encoding,
+        may_be_empty=("data.answer",),
+        only_needed=not is_whole,
+    )
     for record in records:
         try:
             if task == IMAGE_CLASSIFICATION:
                 _check_picture(record, data.image, account)
             value, target = _value_and_target(record, task, data, with_targets=with_targets)
             if task == CAUSAL_LM and with_targets:
-                _refuse_half_a_conversation(path, record, data)
+                names = account.columns if is_arrow(path) else record[1].keys()
+                _refuse_half_a_conversation(path, names, data)
             user = user_of(record, data.user) if with_targets and data.user else ""
         except RowError as error:
             if error.problem.what in (NO_ANSWER, NOT_IN_CONTEXT):
@@ -457,11 +468,11 @@ def _check_picture(record: Record, column: str, account: RowAccount) -> None:
         raise RowError(Problem(f"column {column!r} {what}", "remove the row")) from error
 
 
-def _refuse_half_a_conversation(path: Path, record: Record, data: Data) -> None:
-    """Refuse a table of conversations if ``data.text`` is only one side of them."""
-    form = form_of(record[1])
-    if (form or has_preferences(record[1])) and data.text.strip().lower() in (*_HALVES, *PREFERENCES):
-        remedy = CONVERSATION_REMEDY if form and not has_preferences(record[1]) else PREFERENCES_REMEDY
+def _refuse_half_a_conversation(path: Path, names: Collection[str], data: Data) -> None:
+    """Refuse a table of conversations, by the names of its columns, if ``data.text`` is only one side of them."""
+    form = form_of(names)
+    if (form or has_preferences(names)) and data.text.strip().lower() in (*_HALVES, *PREFERENCES):
+        remedy = CONVERSATION_REMEDY if form and not has_preferences(names) else PREFERENCES_REMEDY
         raise DataError(
             f"{path} has {form or 'preferences'}, and data.text = {data.text!r} is a part of it: the model would learn "
             f"that part alone; {remedy}"
