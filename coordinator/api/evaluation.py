@@ -12,9 +12,9 @@ import json
 import secrets
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from coordinator.client.follow import Outcome
 from coordinator.client.local_nodes import OWN_COORDINATOR, LocalNodes, LocalSetup
@@ -112,12 +112,12 @@ def texts_on_ring(
     join_s: float,
     model: Path | None,
     insecure: bool,
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Continue the rows of a file with a run's language model on the nodes of a running coordinator.
 
     Arguments as ``evaluate_on_ring``; the texts come to this machine only.
 
-    Returns:
+    Yields:
         For each row of the file ``row``, ``predicted`` (with ``predicted`` and ``tokens``), and whether it ``is_cut``.
 
     Raises:
@@ -127,18 +127,32 @@ def texts_on_ring(
     options += ["--model", str(model.resolve())] if model is not None else []
     job = dataclasses.replace(evaluation_job(run, data), generation=dataclasses.replace(settings, loss=False))
     try:
-        return _evaluate(run, job, address, join_s=join_s, insecure=insecure, options=options, take=_texts)
+        texts = _evaluate(run, job, address, join_s=join_s, insecure=insecure, options=options, take=_texts)
     except PeerLostError as error:
         again = "texts that were begun are kept nowhere: type the command again, it takes the nodes that are there"
         raise type(error)(f"{error}; {again}") from error
+    yield from in_order(texts)
 
 
-def _texts(_: Outcome, states: Path) -> list[dict[str, Any]]:
-    """Read the texts that the agent has left; one that a lost host made it write again stands there twice."""
+def _texts(_: Outcome, states: Path) -> BinaryIO:
+    """Open the file of texts that the agent has left, which outlives its folder."""
     (file,) = states.glob(f"*/*/{TEXTS}")
-    lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
-    found = {line["number"]: line for line in lines}
-    return [found[number] for number in sorted(found)]
+    return file.open("rb")
+
+
+def in_order(texts: BinaryIO) -> Iterator[dict[str, Any]]:
+    """Yield texts by the numbers of their rows, one in memory at a time.
+
+    One that a lost host made its owner write again stands in the file twice; the later one counts.
+    """
+    places, place = dict[int, int](), 0
+    with texts:
+        for line in texts:
+            places[json.loads(line)["number"]] = place
+            place += len(line)
+        for number in sorted(places):
+            texts.seek(places[number])
+            yield json.loads(texts.readline())
 
 
 Taken = TypeVar("Taken")

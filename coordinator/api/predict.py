@@ -266,10 +266,12 @@ def _texts_of(
     lines = texts_on_ring(
         run, data, settings, ring.coordinator, join_s=ring.join_s, model=model, insecure=ring.insecure
     )
+    num_lines = num_cut = 0
     for line in lines:
+        num_lines, num_cut = num_lines + 1, num_cut + line["is_cut"]
         yield RowPrediction(row=line["row"], said=line["predicted"])
-    if num_cut := sum(line["is_cut"] for line in lines):
-        tell(f"{num_cut:,} of {len(lines):,} prompts are longer than train.max_length and were cut at their beginning")
+    if num_cut:
+        tell(f"{num_cut:,} of {num_lines:,} prompts are longer than train.max_length and were cut at their beginning")
 
 
 HOW: Final = Sampling(max_new_tokens=40)

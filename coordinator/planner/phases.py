@@ -118,7 +118,7 @@ def choose_phases(
     """
     if why_not := _refusal_reason(plan, job.memory.activations):
         return None, PhasesReason(why_not=why_not)
-    draft = dataclasses.replace(drafts_of(plan, job)[0], helper_of=helper_of, audit=0.0)  # the whole plan is checked
+    draft = dataclasses.replace(drafts_of(plan, job)[0], helper_of=helper_of)
     costs = ring_costs(dataclasses.replace(draft, course=plan.course), profile)
     caps = MemoryCaps(draft, profile.by_name)
     with_replicas = job.may_have_replicas and not plan.placement.helpers

@@ -245,6 +245,8 @@ class ActiveRun:
         self.executor = self.run = self.reporter = self.saver = self.inactive_state = self.keeper = None
         self.audit = None
         self.links.clear()
+        for channel in self._channels.values():
+            channel.close()
         self._channels.clear()
         release_memory()
 

@@ -277,5 +277,5 @@ def count_rows(path: Path | None, share: tuple[int, int]) -> int | None:
     """
     if path is None or not (is_arrow(path) or form_suffix(path) in TABLE_SUFFIXES):
         return None
-    count, (index, parts) = sum(1 for _ in table_rows(path, {})), share
+    count, (index, parts) = sum(1 for _ in table_rows(path, {}, only_needed=True)), share
     return len(even_share(count, num_owners=parts, share=index))

@@ -20,7 +20,7 @@ import io
 import warnings
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -303,7 +303,7 @@ def read_rows(path: Path, task: str, data: Data, *, is_own: bool = False) -> Row
         is_own: whether messages stay with the owner of the file.
     """
     account = account_of(path, data, is_own=is_own)
-    rows = list(task_rows(path, task, data, account))
+    rows = list(task_rows(path, task, data, account, is_whole=False))
     account.check()
     if not rows:
         left_out = "; ".join(account.lines_left_out())
@@ -340,21 +340,34 @@ def check_rows(task: str, data: Data) -> list[str]:
     return list(notes)
 
 
-def task_rows(path: Path, task: str, data: Data, account: RowAccount, *, with_targets: bool = True) -> Iterator[Row]:
-    """Yield the usable rows of a file; the others are recorded in the account; raises ``DataError``."""
+def task_rows(
+    path: Path, task: str, data: Data, account: RowAccount, *, with_targets: bool = True, is_whole: bool = True
+) -> Iterator[Row]:
+    """Yield the usable rows of a file; the others are recorded in the account; raises ``DataError``.
+
+    ``is_whole``: records have also columns that the job does not name.
+    """
     if task in (TAGGING, CHAT):
         read = _tagged if task == TAGGING else _conversations
         yield from read(path, data, account, with_targets=with_targets)
         return
     columns = input_columns(task, data) | (target_columns(task, data) if with_targets else {})
-    records = table_rows(path, columns, account, encoding=data.encoding, may_be_empty=("data.answer",))
+    records = table_rows(
+        path,
+        columns,
+        account,
+        encoding=data.encoding,
+        may_be_empty=("data.answer",),
+        only_needed=not is_whole,
+    )
     for record in records:
         try:
             if task == IMAGE_CLASSIFICATION:
                 _check_picture(record, data.image, account)
             value, target = _value_and_target(record, task, data, with_targets=with_targets)
             if task == CAUSAL_LM and with_targets:
-                _refuse_half_a_conversation(path, record, data)
+                names = account.columns if is_arrow(path) else record[1].keys()
+                _refuse_half_a_conversation(path, names, data)
             user = user_of(record, data.user) if with_targets and data.user else ""
         except RowError as error:
             if error.problem.what in (NO_ANSWER, NOT_IN_CONTEXT):
@@ -417,11 +430,11 @@ def _check_picture(record: Record, column: str, account: RowAccount) -> None:
         raise RowError(Problem(f"column {column!r} {what}", "remove the row")) from error
 
 
-def _refuse_half_a_conversation(path: Path, record: Record, data: Data) -> None:
-    """Refuse a table of conversations if ``data.text`` is only one side of them."""
-    form = form_of(record[1])
-    if (form or has_preferences(record[1])) and data.text.strip().lower() in (*_HALVES, *PREFERENCES):
-        remedy = CONVERSATION_REMEDY if form and not has_preferences(record[1]) else PREFERENCES_REMEDY
+def _refuse_half_a_conversation(path: Path, names: Collection[str], data: Data) -> None:
+    """Refuse a table of conversations, by the names of its columns, if ``data.text`` is only one side of them."""
+    form = form_of(names)
+    if (form or has_preferences(names)) and data.text.strip().lower() in (*_HALVES, *PREFERENCES):
+        remedy = CONVERSATION_REMEDY if form and not has_preferences(names) else PREFERENCES_REMEDY
         raise DataError(
             f"{path} has {form or 'preferences'}, and data.text = {data.text!r} is a part of it: the model would learn "
             f"that part alone; {remedy}"

@@ -37,7 +37,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -209,22 +209,30 @@ def _check_shards(files: Sequence[Path]) -> None:
 
 def arrow_header(path: Path) -> ArrowHeader:
     """Read the names of the columns; raises ``DataError`` as ``arrow_rows``."""
-    with contextlib.closing(_lines(path, "")) as lines:
+    with contextlib.closing(_lines(path, "", None)) as lines:
         return _header(next(lines))
 
 
-def arrow_rows(path: Path, picture: str = "") -> Generator[ArrowHeader | Mapping[str, Any] | str, None, None]:
+def arrow_rows(
+    path: Path, picture: str = "", only: Collection[str] | None = None
+) -> Generator[ArrowHeader | Mapping[str, Any] | str, None, None]:
     """Yield the header, then for each row its columns, or what is wrong with it; raises ``DataError``.
 
     Args:
         path: as ``is_arrow`` knows it.
         picture: column of pictures, whose values are bytes; a struct with ``bytes`` counts as them.
+        only: columns that rows have, as far as they are in the header; None = all. Others are not decoded.
     """
-    with contextlib.closing(_lines(path, picture)) as lines:
+    with contextlib.closing(_lines(path, picture, only)) as lines:
         header = _header(next(lines))
         yield header
+        names = _chosen(header.columns, only)
         for found in lines:
-            yield found if isinstance(found, str) else dict(zip(header.columns, found, strict=True))
+            yield found if isinstance(found, str) else dict(zip(names, found, strict=True))
+
+
+def _chosen(columns: Sequence[str], only: Collection[str] | None) -> list[str]:
+    return [name for name in columns if only is None or name in only]
 
 
 def _header(found: Any) -> ArrowHeader:
@@ -232,12 +240,13 @@ def _header(found: Any) -> ArrowHeader:
     return ArrowHeader(tuple(columns), left_out, tuple(pictures), classes)
 
 
-def _lines(path: Path, picture: str) -> Generator[Any, None, None]:
+def _lines(path: Path, picture: str, only: Collection[str] | None) -> Generator[Any, None, None]:
     """Yield what the process writes, decoded; it is ended with the iterator."""
     files = arrow_files(path)
     if importlib.util.find_spec("pyarrow") is None:
         raise DataError(f"{path} {PYARROW_REMEDY}; or save its rows as .jsonl")
-    head = {"files": list(map(str, files)), "picture": picture, "memory": _MEMORY_BYTES, "parent": os.getpid()}
+    columns = {"picture": picture, "only": None if only is None else sorted(only)}
+    head = {"files": list(map(str, files)), **columns, "memory": _MEMORY_BYTES, "parent": os.getpid()}
     command = [sys.executable, "-P", "-m", "ringtune.storage.arrow_files"]
     try:
         process = subprocess.Popen(  # noqa: S603 - our own module
@@ -306,7 +315,7 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     files, end = [Path(file) for file in head["files"]], {}
     try:
-        for line in encoded_rows(files, head["picture"], begin_batch=_limit_time):
+        for line in encoded_rows(files, head["picture"], head["only"], begin_batch=_limit_time):
             sys.stdout.buffer.write(line + b"\n")
     except BrokenPipeError:
         return 0
@@ -318,9 +327,14 @@ def main() -> int:
 
 
 def encoded_rows(
-    files: Sequence[Path], picture: str = "", *, most_bytes: int = MAX_BYTES, begin_batch: Callable[[], object] = int
+    files: Sequence[Path],
+    picture: str = "",
+    only: Collection[str] | None = None,
+    *,
+    most_bytes: int = MAX_BYTES,
+    begin_batch: Callable[[], object] = int,
 ) -> Iterator[bytes]:
-    """Yield the header and rows of files as JSON; see the docstring of the module; raises ``DataError``.
+    """Yield the header and rows of files as JSON; see the docstring of the module, and ``arrow_rows``.
 
     ``begin_batch`` is called before each batch of rows.
     """
@@ -328,7 +342,7 @@ def encoded_rows(
     left = max(most_bytes, MAX_FACTOR * sum(file.stat().st_size for file in files))
     for file in files:
         try:
-            for columns, batch in _batches(file, picture):
+            for columns, batch in _batches(file, picture, only):
                 begin_batch()
                 if first is None:
                     first = columns
@@ -357,7 +371,7 @@ def encoded_rows(
 _TOO_LONG: Final = json.dumps(f"it has more than {MAX_ROW_BYTES >> 20} MiB").encode()
 
 
-def _batches(file: Path, picture: str) -> Iterator[tuple[_Columns, Any]]:
+def _batches(file: Path, picture: str, only: Collection[str] | None) -> Iterator[tuple[_Columns, Any]]:
     """Yield the columns of a file without a batch, then with each batch of its rows."""
     arrow: Any = importlib.import_module("pyarrow")
     with file.open("rb") as opened:
@@ -367,7 +381,7 @@ def _batches(file: Path, picture: str) -> Iterator[tuple[_Columns, Any]]:
         with parquet.ParquetFile(
             file, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True
         ) as source:
-            columns = _Columns.of(source.schema_arrow, file, picture)
+            columns = _Columns.of(source.schema_arrow, file, picture, only)
             yield columns, None
             for group in range(source.num_row_groups):
                 facts = source.metadata.row_group(group)
@@ -387,7 +401,7 @@ def _batches(file: Path, picture: str) -> Iterator[tuple[_Columns, Any]]:
                 raise DataError(f"{file} is no Arrow file, or cut off; write or copy it again")
             opened.seek(0)
             source = batches = arrow.ipc.open_stream(opened)
-        columns = _Columns.of(source.schema, file, picture)
+        columns = _Columns.of(source.schema, file, picture, only)
         yield columns, None
         for batch in batches:
             batch.validate(full=True)
@@ -407,7 +421,7 @@ def _limit(kind: int, most: int) -> None:
 
 
 class _Columns(NamedTuple):
-    """Columns of one file: ``header`` has the fields of ``ArrowHeader``, the others are of those that are read."""
+    """Columns of one file: ``header`` is for ``ArrowHeader``, ``types`` of all its columns, ``names`` those read."""
 
     header: tuple[list[str], dict[str, str], list[str], dict[str, list[str]]]
     names: list[str]
@@ -415,7 +429,7 @@ class _Columns(NamedTuple):
     picture: str
 
     @staticmethod
-    def of(schema: Any, file: Path, picture: str) -> _Columns:
+    def of(schema: Any, file: Path, picture: str, only: Collection[str] | None) -> _Columns:
         kinds: Any = importlib.import_module("pyarrow.types")
         names = list(map(str, schema.names))
         if twice := next((name for at, name in enumerate(names) if name in names[:at]), None):
@@ -431,9 +445,8 @@ class _Columns(NamedTuple):
             del left_out[picture]
         read = [name for name in names if name not in left_out]
         classes = {name: found for name, found in _class_names(schema.metadata).items() if name in read}
-        return _Columns(
-            (read, left_out, pictures, classes), read, [str(schema.field(name).type) for name in read], picture
-        )
+        types = [str(schema.field(name).type) for name in read]
+        return _Columns((read, left_out, pictures, classes), _chosen(read, only), types, picture)
 
     def rows(self, batch: Any) -> Iterator[Any]:
         """Yield the values of each row, or a sentence on what is wrong with it; raises ``_UnusableError``."""

@@ -195,6 +195,7 @@ def table_rows(
     *,
     encoding: str = AUTO,
     may_be_empty: Collection[str] = (),
+    only_needed: bool = False,
 ) -> Iterator[Record]:
     """Yield line number and columns of the rows of a table that have a value in each needed column.
 
@@ -205,10 +206,11 @@ def table_rows(
         account: for bad rows, columns and notes; None = bad rows raise ``DataError`` at the end.
         encoding: of a text file; ``auto`` = detected.
         may_be_empty: keys of columns that may be empty.
+        only_needed: leave out other columns of Parquet and Arrow, which then need not be decoded.
     """
     book = account or RowAccount(path)
     if is_arrow(path):
-        records = _read_arrow(path, columns, book)
+        records = _read_arrow(path, columns, book, only_needed=only_needed)
     else:
         check_rows_file(path)
         is_sheet = path.suffix.lower() == ".xlsx"
@@ -518,8 +520,9 @@ def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
 # ---- parquet and arrow -----------------------------------------------------------------------------
 
 
-def _read_arrow(path: Path, columns: Mapping[str, str], account: RowAccount) -> Iterator[Record]:
-    with closing(arrow_rows(path, columns.get("data.image", ""))) as rows:
+def _read_arrow(path: Path, columns: Mapping[str, str], account: RowAccount, *, only_needed: bool) -> Iterator[Record]:
+    only = columns.values() if only_needed else None
+    with closing(arrow_rows(path, columns.get("data.image", ""), only)) as rows:
         header: Any = next(rows)
         account.columns = header.columns
         for name, kind in header.left_out.items():

@@ -98,7 +98,12 @@ def test_rows_are_those_of_json_lines(tmp_path: Path, suffix: str, write: Callab
     path = tmp_path / f"rows.{suffix}"
     write(path, pa.Table.from_pylist(rows), size)
     (columns, *_), *found = decoded(path)
-    assert [dict(zip(columns, values, strict=True)) for values in found] == [row for _, row in table_rows(lines, {})]
+    wanted = [row for _, row in table_rows(lines, {})]
+    assert [dict(zip(columns, values, strict=True)) for values in found] == wanted
+    for names in ([], columns[:1], columns[1:], ["none"]):
+        header, *some = [json.loads(line) for line in encoded_rows([path], only=names)]
+        known = [name for name in columns if name in names]
+        assert header[0] == columns and some == [[row.get(name) for name in known] for row in wanted]
 
 
 def test_process_reads_shards_counts_nulls_and_names_rows(tmp_path: Path) -> None:
@@ -258,6 +263,9 @@ def test_column_that_can_not_be_read_is_named_without_its_values(tmp_path: Path)
         said = r"odd.parquet: column 'x' of type .* has a value that can't be read \(\w+Error\); write it as texts"
         with pytest.raises(DataError, match=said):
             decoded(tmp_path / "odd.parquet")
+        write_parquet(tmp_path / "odd.parquet", pa.table({"x": values, "text": ["a"]}))
+        (found,) = table_rows(tmp_path / "odd.parquet", {"data.text": "text"}, only_needed=True)
+        assert found == (1, {"text": "a"}), "a column that nobody reads is not decoded"
 
 
 def test_cut_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +93,25 @@ def test_texts_end_with_a_remedy_where_a_node_is_lost(tmp_path: Path, monkeypatc
     chat = run.job.with_overrides({"model.task": "chat", "data.labels": []})
     run = dataclasses.replace(run, job=chat, plan=changed(run.plan, labels=()))
     with pytest.raises(PeerLostError, match="node b is gone; texts that were begun are kept nowhere: type the command"):
-        evaluation.texts_on_ring(
-            run, tmp_path / "rows.jsonl", GenerationSettings(rows=7), "h:1", join_s=1.0, model=None, insecure=False
+        next(
+            evaluation.texts_on_ring(
+                run, tmp_path / "rows.jsonl", GenerationSettings(rows=7), "h:1", join_s=1.0, model=None, insecure=False
+            )
         )
     assert [job.generation for job in jobs] == [GenerationSettings(rows=7, loss=False)]
+
+
+def test_texts_are_read_one_by_one_in_the_order_of_their_rows(tmp_path: Path) -> None:
+    """A row that was written again counts once, as it was written last; the agent's folder may be gone by then."""
+    file, owner = tmp_path / "texts.jsonl", random.Random(0)
+    lines = [{"number": number, "said": "ä" * owner.randrange(9)} for number in (*range(20), *range(5, 25))]
+    owner.shuffle(lines)
+    file.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    texts = file.open("rb")
+    file.unlink()
+    last = {line["number"]: line for line in lines}
+    assert list(evaluation.in_order(texts)) == [last[number] for number in range(25)]
+    assert texts.closed
 
 
 def test_evaluation_rows_are_given_or_those_of_the_job(tmp_path: Path) -> None:

@@ -489,6 +489,15 @@ def test_slices_follow_the_schedule_where_boards_differ() -> None:
     assert stays.phases is None and not stays.plan.moves, "by default a plan has one placement"
 
 
+def test_slices_that_follow_the_schedule_leave_room_for_an_audit() -> None:
+    """The fastest placements need 403 MiB with the work that is repeated; with less, others are taken that fit."""
+    job = job_of(**LONG, placement__follow="auto", audit__share=0.1)
+    roomy, tight = (planned.__wrapped__(job, UNEVEN, memory_bytes=size << 20) for size in (4096, 380))
+    needs = [max(one.total_bytes for one in found.memory.values()) >> 20 for found in (roomy, tight)]
+    assert roomy.plan.moves and tight.plan.moves
+    assert needs[1] < 380 < needs[0]
+
+
 def test_slices_that_follow_the_schedule_take_their_helpers_along() -> None:
     """Each host that the job names has its helper in each placement; an interval fixes the blocks that helpers fit."""
     job = job_of(**LONG, placement__follow="auto", offload__mode={"n1": "n0", "n2": "n0"})
