@@ -26,12 +26,12 @@ from typing import Any, Final
 
 import torch
 
-from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import turn_sequence
 from ringtune.storage.pieces import Pieces
 from ringtune.techniques.audit import Compared, checkers_of
 from tests.edge.runtime.test_audit import AuditedCarrier, honest
+from tests.features.memory import NATIVELY
 from tests.suites.test_recovery_on_virtual_clock import ring_of
 from tests.support import torch_ring
 from tests.support.plans import changed
@@ -54,9 +54,10 @@ RUNS: Final[tuple[dict[str, Any], ...]] = (
     {"dtype": "float32", "adapter": "lora"},
     {"dtype": "float32", "adapter": "full"},
     {"dtype": "float32", "optimizer": "sgd"},
+    {"dtype": "float32", "frozen": NATIVELY},
     *({**ROUNDED, "adapter": adapter} for adapter in ("seq_bn", "lora", "full")),
     {**ROUNDED, "wire": "bfloat16"},
-    {**ROUNDED, "frozen": FrozenWeights(dtype="bfloat16", native=True)},
+    {**ROUNDED, "frozen": NATIVELY},
 )
 
 
