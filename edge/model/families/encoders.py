@@ -17,13 +17,7 @@ from ringtune.errors import DataError
 
 
 class BertFamily:
-    """The ``FamilyForward`` of BERT; the pooler is not used, because the classification head reads the first token.
-
-    Attributes:
-        mask_name: name of the attention's argument for the keys' mask, in ``first_tokens``.
-    """
-
-    mask_name = "attention_mask"
+    """The ``FamilyForward`` of BERT; the pooler is not used, because the classification head reads the first token."""
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Sum word, position and token-type embeddings, and normalise the sum."""
@@ -47,7 +41,7 @@ class BertFamily:
         first_BtD = hidden_BTD[:, :count]
         mask = context if context is None or context.shape[2] == 1 else context[:, :, :count]
         attention = block.attention
-        found = attention.self(first_BtD, encoder_hidden_states=hidden_BTD, **{self.mask_name: mask})[0]
+        found = attention.self(first_BtD, attention_mask=mask, encoder_hidden_states=hidden_BTD)[0]
         hidden: torch.Tensor = block.feed_forward_chunk(attention.output(found, first_BtD))
         return hidden
 
@@ -100,8 +94,6 @@ class DistilBertFamily(BertFamily):
 
 class ElectraFamily(BertFamily):
     """The ``FamilyForward`` of ELECTRA."""
-
-    mask_name = "encoder_attention_mask"
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Embed as BERT, then project to the model's width if it differs."""
