@@ -115,7 +115,9 @@ def test_tokenizer_whose_package_is_missing_says_so(tmp_path: Path, monkeypatch:
         load_tokenizer(tmp_path)
     (tmp_path / "spm.model").write_bytes(b"pieces")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "DebertaV2Tokenizer", "vocab_type": "spm"}')
-    with pytest.raises(ModelError, match=r"it has spm\.model without tokenizer\.json, .*; save that file too, with Auto"):
+    with pytest.raises(
+        ModelError, match=r"it has spm\.model without tokenizer\.json, .*; save that file too, with Auto"
+    ):
         load_tokenizer(tmp_path)
 
 
