@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ringtune.job.job_reference import KeyFacts, SectionFacts, describe_job
 from ringtune.models.adapter_config import known_configurations, option_rules, other_names, refused_configurations
 from ringtune.models.decoders import METHODS
-from ringtune.models.families import DESCRIBED
+from ringtune.models.families import DESCRIBED, GENERIC_ENCODERS
+from ringtune.models.family import Family
 from ringtune.models.generic_decoders import GENERIC
 
 PAGE = Path(__file__).parent / "job.md"
@@ -205,6 +206,17 @@ of the result has `adapter_interface.json` besides; README.md has the lines that
 `sequence-classification` and `regression` (by one matrix without bias, the architecture's own head), `causal-lm` and
 `chat`.
 """
+_ENCODERS = """\
+### Generic encoders
+
+These models run by their architecture's own forward, whose blocks are spread over the nodes, and have the tasks
+`sequence-classification`, `regression`, `token-classification` and `question-answering` with the architecture's own
+heads. A key of `config.json` that is not known is refused. Relative positions are on every host. LoRA with `v` is
+beside the whole matrix where queries, keys and values are one. Own weights, `[operations]`, `[velora]`, `[offload]` and
+`hift` are refused by name, and so is ALBERT, whose blocks share one set of weights. Each one equals plain transformers
+with `adapters` on one and on three hosts (`tests/suites/test_generic_encoders.py`).
+
+{table}"""
 _GENERIC = """\
 ### Generic decoders
 
@@ -291,6 +303,7 @@ def page() -> str:
         _refused(),
         _INVERTIBLE,
         _plugged(),
+        _generic_encoders(),
         _generic(),
         _AUXILIARY,
         _USERS,
@@ -345,10 +358,21 @@ def _plugged() -> str:
     return _PLUGGED.format(families=", ".join(names), kinds=kinds)
 
 
+def _generic_encoders() -> str:
+    """List the encoders that run by their architecture's own forward."""
+    titles = ("`model_type`", "query, key, value", "first and last matrix", "adapters")
+    return _ENCODERS.format(table=_table(titles, [row[:4] for row in _rows_of(GENERIC_ENCODERS)]))
+
+
 def _generic() -> str:
     """List the decoders that run by their architecture's own forward."""
-    rows = []
-    for family in GENERIC:
+    titles = ("`model_type`", "query, key, value", "first and last matrix", "adapters", "`train.packing`")
+    return _GENERIC.format(table=_table(titles, _rows_of(GENERIC)))
+
+
+def _rows_of(families: Iterable[Family]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for family in families:
         layout = family.layout
         attention = dict.fromkeys(name for name in (layout.query, layout.key, layout.value) if name)
         rest = [_code(name) for name in (layout.up, layout.down) if name]
@@ -361,8 +385,7 @@ def _generic() -> str:
                 "yes" if family.packs else "",
             )
         )
-    titles = ("`model_type`", "query, key, value", "first and last matrix", "adapters", "`train.packing`")
-    return _GENERIC.format(table=_table(titles, rows))
+    return rows
 
 
 def _refused() -> str:

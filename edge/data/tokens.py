@@ -20,6 +20,7 @@ import torch
 from ringtune.errors import ModelError
 from ringtune.models.tokenizer import (
     ONLY_SLOW,
+    OTHER_PIECES,
     PIECES_FILE,
     SETTINGS_FILE,
     WHOLE_FILE,
@@ -238,7 +239,12 @@ def _reason(error: Exception) -> str:
 
 def _remedy(folder: Path) -> str:
     """Return the remedy; the library reports only a failure where a package for the conversion of a file is missing."""
-    needs_package = (folder / PIECES_FILE).is_file() and not (folder / WHOLE_FILE).is_file()
+    if (folder / WHOLE_FILE).is_file():
+        return "fetch the model again"
+    if pieces := next((name for name in OTHER_PIECES if (folder / name).is_file()), ""):
+        what = f"it has {pieces} without {WHOLE_FILE}, which is what is read"
+        return f"{what}; save that file too, with AutoTokenizer where the package sentencepiece is installed"
+    needs_package = (folder / PIECES_FILE).is_file()
     if needs_package and find_spec("sentencepiece") is None:
         return f"it has {PIECES_FILE} without {WHOLE_FILE}, which needs the package sentencepiece; install it"
     return "fetch the model again"

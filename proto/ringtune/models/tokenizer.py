@@ -19,6 +19,9 @@ from ringtune.storage.strict import is_lfs_pointer, pointer_advice, read_json
 SETTINGS_FILE: Final = "tokenizer_config.json"
 WHOLE_FILE: Final = "tokenizer.json"
 PIECES_FILE: Final = "tokenizer.model"
+OTHER_PIECES: Final = ("spm.model", "sentencepiece.bpe.model")
+"""Files of DeBERTa's and XLM-RoBERTa's tokenizers, which nobody fetches or exports: ``WHOLE_FILE`` has all of them."""
+
 TEMPLATE_FILE: Final = "chat_template.jinja"
 TEMPLATE_FOLDER: Final = "additional_chat_templates"
 MAX_TEMPLATES: Final = 32

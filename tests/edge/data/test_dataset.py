@@ -113,6 +113,12 @@ def test_tokenizer_whose_package_is_missing_says_so(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("edge.data.tokens.find_spec", lambda name: None)
     with pytest.raises(ModelError, match=r"needs the package sentencepiece; install it$"):
         load_tokenizer(tmp_path)
+    (tmp_path / "spm.model").write_bytes(b"pieces")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "DebertaV2Tokenizer", "vocab_type": "spm"}')
+    with pytest.raises(
+        ModelError, match=r"it has spm\.model without tokenizer\.json, .*; save that file too, with Auto"
+    ):
+        load_tokenizer(tmp_path)
 
 
 def test_data_batch_is_what_the_tokenizer_pads(model_folder: Path, tmp_path: Path) -> None:
