@@ -390,7 +390,6 @@ In a temporary folder that this process has made
     coordinator/api/evaluation.py: _invitation
     edge/profiler/works.py: folder_in
     edge/model/merge.py: merge_run, sum_run
-    edge/model/auxiliary/__init__.py: _load_library
     proto/generate.py: generate
 The file that the user has named for this; rows, or a job that is there, are refused before
     coordinator/cli/init.py: init

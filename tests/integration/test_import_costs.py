@@ -15,11 +15,11 @@ from edge.machine.libraries import NEEDLESS
 from tests.support.processes import REPOSITORY, source_environment
 
 TIMEOUT_S = 60.0
-HEAVY = {"adapters", "numpy", "safetensors", "tokenizers", "torch", "transformers"}
+HEAVY = {"numpy", "safetensors", "tokenizers", "torch", "transformers"}
 # not Pillow: transformers asks for it at each of its places anew, and those who plot or own pictures have it
 NEVER = {
     "accelerate",
-    "adapters.trainer",
+    "adapters",
     "datasets",
     "librosa",
     "pandas",
