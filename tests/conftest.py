@@ -45,7 +45,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 class _WithoutOracle(MetaPathFinder):
-    """Skips tests against AdapterHub's library, which runs with transformers 4 alone; production never loads it."""
+    """Skips what AdapterHub's library is needed for, which runs with transformers 4 alone."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         """Skip the test, or the module of tests, that imports the library."""

@@ -135,7 +135,8 @@ NEEDED: Final = (
 NEEDLESS: Final = ("accelerate", "flax", "librosa", "scipy", "sklearn", "soundfile", "tf", "torchvision")
 """Packages that ``transformers`` imports if installed, although embedding, blocks and head do not need them."""
 
-_FLAGS = "transformers.utils.import_utils"
+_CHECKS: Final = ("transformers.utils.import_utils", "transformers.utils")
+"""Modules that have ``is_NAME_available``; transformers 5 knows neither flax nor tf."""
 _SIZE = 64
 
 
@@ -172,14 +173,16 @@ def _no_process_groups() -> Iterator[None]:
 
 
 def _hide_needless() -> None:
-    """Make ``transformers`` believe that the packages ``NEEDLESS`` are not installed, before a module checks.
+    """Make ``transformers`` believe that the packages ``NEEDLESS`` are not installed, before a module checks."""
+    for home in _CHECKS:
+        checks = importlib.import_module(home)
+        for name in NEEDLESS:
+            if hasattr(checks, f"is_{name}_available"):
+                setattr(checks, f"is_{name}_available", _not_installed)
 
-    Source: transformers 4.57, ``utils/import_utils.py``: ``is_NAME_available`` returns ``_NAME_available``.
-    """
-    found = importlib.import_module(_FLAGS)
-    for name in NEEDLESS:
-        if getattr(found, f"_{name}_available", False):
-            setattr(found, f"_{name}_available", False)
+
+def _not_installed(*_: Any, **__: Any) -> bool:
+    return False
 
 
 def touch_kernels() -> None:

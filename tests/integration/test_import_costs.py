@@ -137,7 +137,8 @@ def test_torch_without_the_parts_that_are_known_is_loaded_as_it_is() -> None:
 
 
 def test_needless_libraries_have_the_names_that_transformers_knows() -> None:
-    """A flag that a later version renames would be set in vain."""
+    """A check that a later version renames would be replaced in vain; transformers 5 knows two of them no more."""
     from transformers.utils import import_utils
 
-    assert [name for name in NEEDLESS if not isinstance(getattr(import_utils, f"_{name}_available", None), bool)] == []
+    unknown = {name for name in NEEDLESS if not callable(getattr(import_utils, f"is_{name}_available", None))}
+    assert unknown in (set(), {"flax", "tf"})

@@ -11,6 +11,7 @@ import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -46,7 +47,7 @@ def write_model(
         The folder.
     """
     from safetensors.torch import save_file
-    from transformers import BertConfig, BertModel, BertTokenizerFast
+    from transformers import BertConfig, BertModel
 
     folder.mkdir(parents=True, exist_ok=True)
     config = BertConfig(
@@ -65,9 +66,18 @@ def write_model(
     state = {("bert." if prefix else "") + name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     config.save_pretrained(folder)
-    (folder / "vocab.txt").write_text("\n".join(vocabulary()) + "\n", encoding="utf-8")
-    BertTokenizerFast.from_pretrained(str(folder), model_max_length=64).save_pretrained(folder)
+    write_tokenizer(folder, model_max_length=64)
     return folder
+
+
+def write_tokenizer(folder: Path, **settings: Any) -> None:
+    """Write the word-piece tokenizer of ``vocabulary`` in place of that of the folder; ``settings`` of its class."""
+    from transformers import BertTokenizerFast
+
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        (folder / name).unlink(missing_ok=True)
+    (folder / "vocab.txt").write_text("\n".join(vocabulary()) + "\n", encoding="utf-8")
+    BertTokenizerFast.from_pretrained(str(folder), **settings).save_pretrained(folder)
 
 
 def write_bert(

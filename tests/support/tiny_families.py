@@ -262,12 +262,5 @@ def base_model(model_type: str, *, num_blocks: int = 4, seed: int = 0, **config:
 
 def write_tokenizer(folder: Path, *, padding_side: str, with_types: bool) -> None:
     """Write the word-piece tokenizer of ``tiny``."""
-    library: Any = importlib.import_module("transformers")
     names = ["input_ids", *(["token_type_ids"] if with_types else []), "attention_mask"]
-    (folder / "vocab.txt").write_text("\n".join(tiny.vocabulary()) + "\n", encoding="utf-8")
-    library.BertTokenizerFast.from_pretrained(
-        str(folder),
-        model_max_length=LONGEST,
-        padding_side=padding_side,
-        model_input_names=names,
-    ).save_pretrained(folder)
+    tiny.write_tokenizer(folder, model_max_length=LONGEST, padding_side=padding_side, model_input_names=names)
