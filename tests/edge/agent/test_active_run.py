@@ -63,7 +63,7 @@ def test_many_refused_frames_of_a_peer_are_few_lines_with_a_count(caplog: pytest
 def test_channels_of_an_audit_are_closed_with_the_run() -> None:
     """A fetch that is still waiting for a host ends then, and a later one is refused."""
     active = ActiveRun("r", "b", 0, make_plan([("a", 0, 2), ("b", 2, 4)], ["a"]))
-    call = active.audit_channel("a", "127.0.0.1:1").unary_unary("/none")
+    call: Any = active.audit_channel("a", "127.0.0.1:1").unary_unary("/none")
     waiting = call.future(b"", wait_for_ready=True, timeout=20.0)
     active.drop()
     assert waiting.code() is grpc.StatusCode.CANCELLED
