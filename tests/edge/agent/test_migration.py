@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import pytest
@@ -72,7 +72,7 @@ class Host:
 
 def ask(host: Host, plan: Plan, *, run_id: str = RUN) -> int:
     """Let node b fetch ahead for a part of the plan."""
-    return fetch_ahead(cast(Any, host), "b", run_id, json.dumps(plan.to_json()), "", timeout_s=TIMEOUT_S)
+    return fetch_ahead(host, "b", run_id, json.dumps(plan.to_json()), "", timeout_s=TIMEOUT_S)
 
 
 def test_node_fetches_the_tensors_of_its_next_slice_and_no_others(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_node_fetches_nothing_for_another_run(tmp_path: Path) -> None:
     with pytest.raises(FrameError, match="prepare it first"):
         ask(host, PLAN.at(1), run_id="r20260101-000000-11111111")
     with pytest.raises(PlanError):
-        fetch_ahead(cast(Any, host), "b", RUN, "{}", "", timeout_s=TIMEOUT_S)
+        fetch_ahead(host, "b", RUN, "{}", "", timeout_s=TIMEOUT_S)
 
 
 def test_node_that_nobody_gives_weights_says_so(tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ class Keepers:
         self.plan = moving(TWO_AGENTS_PLAN, (1, (("b", 0, 4),))).at(1)
         self.far, access = TurnSnapshots("a"), RunAccess("a", wait_s=0.0)
         self.host = SimpleNamespace(options=AgentOptions(coordinator="127.0.0.1:1", name="b"), access=RunAccess("b"))
-        self.near = AgentMigration(cast(Any, self.host), "b")
+        self.near = AgentMigration(self.host, "b")
         for kept, file in ((self.near.kept, own), (self.far, copy)):
             kept.begin(TWO_AGENTS_RUN)
             if file:
