@@ -18,7 +18,7 @@ import grpc
 
 from edge.checkpoint.shard_saver import Saver
 from edge.checkpoint.snapshots import MigratedState, SnapshotLike
-from edge.machine.resources import peak_rss_bytes, release_memory
+from edge.machine.resources import keep_freed_memory, peak_rss_bytes, release_memory
 from edge.options import AgentOptions
 from edge.profiler.timing import TimingRequest
 from edge.runtime.loop import AgentRun, TurnSnapshotSink
@@ -248,6 +248,7 @@ class ActiveRun:
         for channel in self._channels.values():
             channel.close()
         self._channels.clear()
+        keep_freed_memory()  # the next run is measured as in a new process
         release_memory()
 
 

@@ -251,7 +251,7 @@ threads = 1
 lease_s = 60
 wait_s = 900
 """
-    train_rows, held_out = (write_rows(folder / f"{count}.csv", count, seed=count) for count in (64, 8))
+    train_rows, held_out = (write_rows(folder / f"{count}.csv", count, seed=count, longest=60) for count in (64, 8))
     return Case(_written(folder, text), train_rows, held_out, one_owner=True)
 
 

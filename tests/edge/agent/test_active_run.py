@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
+from edge.agent import active_run
 from edge.agent.active_run import ActiveRun
 from edge.runtime.reporter import Arrived, SharedClock
 from ringtune.errors import DivergedError, FrameError
@@ -69,3 +70,12 @@ def test_channels_of_an_audit_are_closed_with_the_run() -> None:
     assert waiting.code() is grpc.StatusCode.CANCELLED
     with pytest.raises(ValueError, match="closed channel"):
         call(b"")
+
+
+def test_next_run_is_measured_with_the_heap_of_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run without room for a heap has changed it; once it is over the heap keeps freed memory again."""
+    calls: list[str] = []
+    for name in ("keep_freed_memory", "release_memory"):
+        monkeypatch.setattr(active_run, name, lambda name=name: calls.append(name))
+    ActiveRun("r", "b", 0, make_plan([("a", 0, 2), ("b", 2, 4)], ["a"])).drop()
+    assert calls == ["keep_freed_memory", "release_memory"]
