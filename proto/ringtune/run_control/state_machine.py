@@ -58,7 +58,7 @@ from ringtune.run_control.recovery import (
     end_reason,
     is_bad_step,
 )
-from ringtune.run_control.turns import EvaluationSums, OpenTurn, TurnGrants
+from ringtune.run_control.turns import EvaluationSums, Judge, OpenTurn, TurnGrants
 from ringtune.schedule.course import Course
 from ringtune.schedule.migration import (
     CopyHolders,
@@ -121,6 +121,7 @@ class RunStateMachine:
         start: where the run continues; by default at the plan's beginning.
         patience_evals: as for ``TurnGrants``.
         keeps_best: as for ``TurnGrants``.
+        judge: as for ``TurnGrants``.
         items_ahead: as for ``TurnGrants``. Where the run can go back, at most two turns are granted instead.
         recovery: settings for losses, bad steps and nodes that join, where nodes keep copies; None = the run ends with
             the loss of a node that it needs, and no node can join.
@@ -144,6 +145,7 @@ class RunStateMachine:
         start: StartPoint | None = None,
         patience_evals: int = 0,
         keeps_best: bool = False,
+        judge: Judge | None = None,
         recovery: RecoveryPolicy | None = None,
         audits: bool = False,
     ) -> None:
@@ -153,6 +155,7 @@ class RunStateMachine:
         self._wait_s, self._plan_s = wait_s, plan_s
         self._items_ahead = items_ahead
         self._start_point, self._patience_evals, self._keeps_best = start, patience_evals, keeps_best
+        self._judge = judge
         self._drain_reason = ""
         self._nodes: tuple[str, ...] = ()
         self._facts: dict[str, Any] = {}
@@ -319,6 +322,7 @@ class RunStateMachine:
             start=self._start_point,
             patience_evals=self._patience_evals,
             keeps_best=self._keeps_best,
+            judge=self._judge,
             moving=self._required_migration,
         )
 
