@@ -124,7 +124,7 @@ def audit_run(folder: Path) -> CheckedLedger:
     weights = next((path for name in (ADAPTER_FILE, BLOCKS_FILE) if (path := run.saved / name).is_file()), None)
     if weights is not None:  # whatever the ledger is called, which who changes a result may rename or leave out
         private = run.plan.placements[-1].private_blocks
-        steps, keeps_best = _last_step(folder / METRICS), run.job.train.keep_best
+        steps, keeps_best = _last_step(folder / METRICS), bool(run.job.train.keep_best)
         check.compare(
             weights, steps=steps, keeps_best=keeps_best, num_blocks=run.plan.course.head, private_blocks=private
         )

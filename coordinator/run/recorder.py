@@ -253,7 +253,7 @@ class RunRecorder:
                 self._emit(control_pb2.RunEvent(note=problem))
             case rd.LogStop(step, evaluations):
                 self._emit(
-                    control_pb2.RunEvent(note=stop_text(step, evaluations, keeps_best=self._job.train.keep_best))
+                    control_pb2.RunEvent(note=stop_text(step, evaluations, keeps_best=bool(self._job.train.keep_best)))
                 )
                 self._emit(control_pb2.RunEvent(metrics_json=json.dumps(self.ledger.stopped(step, evaluations))))
             case rd.LogEvaluation(step, values, is_best):

@@ -13,6 +13,7 @@ from typing import Final
 from coordinator.run.checkpoint import CheckpointManager
 from coordinator.run.driver import StatusBoard
 from coordinator.run.recorder import RunRecorder
+from coordinator.run.report import judge_of
 from coordinator.run.requests import RunRequest
 from ringtune.config.sections import SKIP_OWNER
 from ringtune.errors import IntegrityError, PeerLostError
@@ -205,7 +206,8 @@ def state_machine_of(request: RunRequest, *, awaits_nodes: bool = True) -> RunSt
         plan_s=runtime.plan_s,
         wait_s=runtime.wait_s,
         patience_evals=request.job.train.patience_evals,
-        keeps_best=request.job.train.keep_best,
+        keeps_best=bool(request.job.train.keep_best),
+        judge=judge_of(request.job.train.keep_best),
         recovery=recovery_policy(request, awaits_nodes=awaits_nodes),
         audits=request.job.audit is not None and request.is_training,
     )

@@ -28,6 +28,7 @@ from ringtune.job.job import Job
 from ringtune.machine.resources import busy_text
 from ringtune.run_control.evaluation import class_figures, entity_figures, number_figures, table_of
 from ringtune.run_control.events import LogMove
+from ringtune.run_control.turns import Judge
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.operation_tables import FORWARD_ONLY, FULL, SHORTCUT, Operations, pattern_of
 from ringtune.schedule.plan import Plan
@@ -80,6 +81,18 @@ def figures(values: Mapping[str, float], labels: Sequence[str] = (), max_length:
         found |= {"f1": mean(judged, "f1_sum"), "exact_match": mean(judged, "exact_sum")}
         found["questions"] = int(values["questions"])
     return found | generation_figures(values)
+
+
+def judge_of(keep_best: bool | str) -> Judge | None:
+    """Return what compares evaluations by the figure that ``train.keep_best`` names; None for the loss."""
+    if isinstance(keep_best, bool):
+        return None
+
+    def value(values: Mapping[str, float], labels: Sequence[str]) -> float:
+        found = figures(values, labels).get(keep_best)
+        return math.nan if found is None else float(found)
+
+    return Judge(keep_best, value)
 
 
 REPORT_SCHEMA = 1
@@ -396,7 +409,8 @@ class RunLedger:
 
     def stopped(self, step: int, evaluations: Evaluations) -> dict[str, Any]:
         """Note an early end; return its line, which without ``kind`` is in the report."""
-        self._stop = {"step": step, **dataclasses.asdict(evaluations)}
+        found = dataclasses.asdict(evaluations)
+        self._stop = {"step": step, **{name: value for name, value in found.items() if name != "by" or value}}
         return {"kind": "stop", **self._stop}
 
     # ---- the end ----------------------------------------------------------------------------------
@@ -461,7 +475,7 @@ class RunLedger:
                 "mean_steps": len(self._losses),
             },
             "eval": {key: value for key, value in judged.items() if key not in left_out},
-            **({"best": {"step": best.best_step, "loss": best.best}} if best is not None else {}),
+            **({"best": {"step": best.best_step, best.by or "loss": best.best}} if best is not None else {}),
             **({"audit": dict(audit)} if audit is not None else {}),
             **({"risen": self._final["risen"]} if self._final.get("risen") else {}),
             "evaluations": self._evaluations,

@@ -141,7 +141,7 @@ def owners_text(job: Job, before: Course, after: Course) -> str:
     text = f"; the rows of {', '.join(out)} are left out" if out else ""
     text += f"; the rows of {', '.join(back)} are trained again ({missed})" if back else ""
     text += f", so that the run ends with step {after.num_steps}"
-    anew = job.train.keep_best and not evaluates_as(before, after)
+    anew = bool(job.train.keep_best) and not evaluates_as(before, after)
     whom = "without" if out else "with"
     return text + f"; the best of the evaluations from here on, which are {whom} them, is kept" * anew
 
@@ -236,11 +236,12 @@ def rise_text(job: Job, known: Evaluations, loss: float | None, *, is_last: bool
     """Say that the evaluation loss rises, and how to keep the best result; empty where it does not rise.
 
     It rises if it is 5 % above the best one after two evaluations that were not better, or after one if that is the
-    last. Empty also where ``train.patience_evals`` ends the run. ``known`` includes this evaluation.
+    last. Empty also where ``train.patience_evals`` ends the run, or another figure than the loss is judged. ``known``
+    includes this evaluation.
 
     Example: ``evaluation loss has risen since step 30 (0.6780 -> 1.826): ...``.
     """
-    if known.best is None or loss is None or loss <= known.best * _RISES_BY:
+    if isinstance(job.train.keep_best, str) or known.best is None or loss is None or loss <= known.best * _RISES_BY:
         return ""
     if known.waited < (1 if is_last else _EVALUATIONS_OF_A_RISE) or known.stops_run(job.train.patience_evals):
         return ""
@@ -257,8 +258,10 @@ def stop_text(step: int, evaluations: Evaluations, *, keeps_best: bool = False) 
     where = f"that after step {evaluations.best_step}"
     best = "that of any" if evaluations.best is None else f"{evaluations.best:.4f}, {where}"
     count = "1 evaluation" if evaluations.waited == 1 else f"{evaluations.waited} evaluations"
+    what, side = evaluations.by or "loss", "above" if evaluations.is_rising else "below"
     of = evaluations.best_step if keeps_best and evaluations.best is not None else step
-    return f"the run ends with step {step}: the loss of {count} was not below {best}; the result is that of step {of}"
+    ended = f"the run ends with step {step}: the {what} of {count} was not {side} {best}"
+    return f"{ended}; the result is that of step {of}"
 
 
 _FAR_APART = 1.5

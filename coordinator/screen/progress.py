@@ -206,13 +206,18 @@ def _result_lines(report: Mapping[str, Any]) -> list[str]:
     if best and found.get("step") == best["step"]:
         lines[:1] = [f"the result is that of step {best['step']}, the best evaluation: {lines[0]}"]
     elif best:  # its figures are known to an earlier part of the run, which this one resumes
-        lines.append(f"the result is that of step {best['step']}, the best evaluation: loss {figure(best['loss'])}")
+        lines.append(f"the result is that of step {best['step']}, the best evaluation: {best_text(best)}")
     last = (report.get("evaluations") or [found])[-1]
     if "macro_f1" in last and "macro_f1" not in found:
         lines.append("classes were counted after the last step only, not for this result; ringtune eval counts them")
     if report.get("risen"):
         lines.append(report["risen"])
     return lines
+
+
+def best_text(best: Mapping[str, Any]) -> str:
+    """Name the figure of the best evaluation with its value: ``loss 0.5000``."""
+    return ", ".join(f"{name} {figure(value)}" for name, value in best.items() if name != "step")
 
 
 _PLAIN_INTERVAL_S = 2.0

@@ -246,7 +246,7 @@ def metrics_event(line: Mapping[str, Any]) -> EventLine | None:
             told = figures_text(line) if line.get("count") else "no rows"
             return EventLine("evaluation", f"evaluated after step {line['step']}: {told}{best}")
         case "stop":
-            told = f"ends early after step {line['step']}: no better loss since step {line.get('best_step')}"
+            told = f"ends early after step {line['step']}: no better evaluation since step {line.get('best_step')}"
             return EventLine("note", told)
         case "move":
             return EventLine("move", _move(line))

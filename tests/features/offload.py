@@ -498,5 +498,5 @@ COMPUTE_HELPERS = [
     for adapter, frozen in (("seq_bn", None), ("lora[r=4]", NATIVELY), ("linear", NATIVELY), ("mlp[hidden=8]", None))
 ]
 COMPUTE_HELPERS += in_bfloat16("helpers", [*MERGED_HELPERS[::2], *INTERVALS[::3], *OVERLAP[::2], *USERS[::5]])
-COMPUTE_IN_ANY_TIMING = in_bfloat16("timing", USERS_IN_ANY_TIMING[2:4])
+COMPUTE_IN_ANY_TIMING = in_bfloat16("helpers", USERS_IN_ANY_TIMING[2:4])
 WITH_HELPERS = [*HELPED, *OVERLAP_AND_INTERVAL, *USERS, *USERS_IN_ANY_TIMING]

@@ -294,7 +294,9 @@ PRIVATE_TABLES = [
 SPLIT_SUBNETS = [dataclasses.replace(one, splits=SPLITS) for one in SUBNETS]
 COMPUTE_OPERATIONS = [
     *in_bfloat16("operations", [*TABLES[::3], *SPLIT_SUBNETS[4::9], *CHOICES[::2]]),
-    *in_bfloat16("natively", [one for one in SPLIT_SUBNETS[6::9] if one.changes["adapter"] != "full"], frozen=NATIVELY),
+    *in_bfloat16(
+        "operations", [one for one in SPLIT_SUBNETS[6::9] if one.changes["adapter"] != "full"], frozen=NATIVELY
+    ),
 ]
 
 # ---- stages of several hosts --------------------------------------------------------------------------

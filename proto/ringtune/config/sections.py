@@ -22,6 +22,7 @@ from ringtune.schedule.methods import method_names
 from ringtune.schedule.methods.base import MIN_IMPROVEMENT, PATIENCE_STEPS
 from ringtune.schedule.methods.ringada import EVERY_STEPS
 from ringtune.schedule.run_shape import EQUAL, TURNS
+from ringtune.schedule.turns import BEST_BY
 from ringtune.storage.strict import Bounds, InWords, OneOf, check_fields
 from ringtune.storage.text_files import AUTO as AUTO_ENCODING
 from ringtune.storage.text_files import is_encoding
@@ -277,8 +278,10 @@ class Train:
         patience_evals: the run ends after this many evaluations in a row without a loss below the best one; 0 = the run
             has all its steps. Without evaluation rows it never ends early, and with ``offload.interval`` only with an
             evaluation before which helpers have applied all gradients, unless ``keep_best`` is set.
-        keep_best: whether the result is that of the evaluation with the lowest loss instead of the last step. Training
-            waits until each evaluation is judged and, if it is the best, its result is stored.
+        keep_best: whether the result is that of the evaluation with the lowest loss instead of the last step; the
+            name of another figure, such as ``"accuracy"``, takes the place of the loss, for ``patience_evals`` too.
+            Training waits until each evaluation is judged and, if it is the best, its result is stored. Figures that
+            need counts of classes or entities are known after the last step only.
         sample_prompt: prompt that the trained language model completes after the run, by at most 40 tokens, greedily.
         checkpoint_every: steps between checkpoints (at turn boundaries, and at the end); 0 = only when interrupted.
         seed: seed of all random choices: division among owners, order of rows, initial values, dropout.
@@ -306,7 +309,7 @@ class Train:
     max_steps: GivenCount = None
     eval_every: Steps = 0
     patience_evals: Steps = 0
-    keep_best: bool = False
+    keep_best: Annotated[bool | str, InWords(f"true, false, loss, {', '.join(BEST_BY)}")] = False
     sample_prompt: str = ""
     checkpoint_every: Steps = 100
     seed: Annotated[int, Bounds(ge=0, le=MAX_SEED)] = 0
@@ -339,10 +342,17 @@ class Train:
                 f"train.patience_evals = {self.patience_evals} waits for evaluations, and train.eval_every = 0 has one "
                 "at the end only; set eval_every"
             )
+        if self.keep_best == "loss":
+            object.__setattr__(self, "keep_best", True)
+        if isinstance(self.keep_best, str) and self.keep_best not in BEST_BY:
+            raise JobError(
+                f"train.keep_best = {self.keep_best!r} is no figure of every evaluation, such as loss, "
+                f"{', '.join(BEST_BY)}"
+            )
         if self.keep_best and not self.eval_every:
             raise JobError(
-                "train.keep_best = true keeps the best of several evaluations, and train.eval_every = 0 has one at the "
-                "end only; set eval_every"
+                f"train.keep_best = {str(self.keep_best).lower()} keeps the best of several evaluations, and "
+                "train.eval_every = 0 has one at the end only; set eval_every"
             )
         if self.microbatches > self.batch_size:
             raise JobError(

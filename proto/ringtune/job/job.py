@@ -49,7 +49,16 @@ from ringtune.config.sections import (
 from ringtune.errors import ContradictionError, JobError
 from ringtune.models.adapter_config import parse_adapter_config
 from ringtune.models.adapter_support import mixed_tokens, sum_of_kinds
-from ringtune.models.family import CAUSAL_LM, CHAT, CLASS_TASKS, LANGUAGE_TASKS, NAMED_TASKS, PAIR_TASKS
+from ringtune.models.family import (
+    CAUSAL_LM,
+    CHAT,
+    CLASS_TASKS,
+    LANGUAGE_TASKS,
+    NAMED_TASKS,
+    PAIR_TASKS,
+    QUESTION_ANSWERING,
+    REGRESSION,
+)
 from ringtune.models.folder import hub_id
 from ringtune.models.result_files import Result, adapter_result, model_result
 from ringtune.schedule.course import JOINT
@@ -242,6 +251,7 @@ class Job:
                 f"{self.model.task!r}; remove it"
             )
         self._check_language_keys()
+        self._check_best()
         if self.train.packing:
             self._check_packing()
         if self.data.labels and self.model.task not in NAMED_TASKS:
@@ -263,6 +273,19 @@ class Job:
             for name, value in keys.items():
                 if value is not None and self.model.task != task:
                     raise JobError(f"{name} is for model.task = {task!r}, this job has {self.model.task!r}; remove it")
+
+    def _check_best(self) -> None:
+        """Refuse a figure by which the best result is kept and that the evaluations do not have."""
+        name, task = self.train.keep_best, self.model.task
+        known = {
+            "accuracy": task not in (REGRESSION, QUESTION_ANSWERING),
+            **dict.fromkeys(("f1", "exact_match"), task == QUESTION_ANSWERING),
+            "rouge_l": self.generation is not None,
+            "mae": task == REGRESSION,
+        }
+        if isinstance(name, str) and not known[name]:
+            has = ", ".join(["loss", *(each for each, is_known in known.items() if is_known)])
+            raise JobError(f"train.keep_best = {name!r} is no figure of this job's evaluations, which have {has}")
 
     def _check_packing(self) -> None:
         """Refuse packed rows of other tasks, of several users, and with adapters that mix the tokens of a sequence."""
@@ -326,7 +349,7 @@ class Job:
     @property
     def keeps_best_on_disk(self) -> bool:
         """Whether nodes keep the best result on their disks until the run ends, instead of sending models."""
-        return self.train.keep_best and method_class(self.train.method).full_parameters
+        return bool(self.train.keep_best) and method_class(self.train.method).full_parameters
 
     def to_tables(self) -> dict[str, dict[str, object]]:
         """Return sections with their keys, defaults included, ``None`` values left out."""

@@ -58,7 +58,7 @@ from ringtune.run_control.recovery import (
     end_reason,
     is_bad_step,
 )
-from ringtune.run_control.turns import EvaluationSums, TurnGrants
+from ringtune.run_control.turns import EvaluationSums, Judge, TurnGrants
 from ringtune.schedule.course import Course
 from ringtune.schedule.migration import (
     CopyHolders,
@@ -90,7 +90,8 @@ class RunStateMachine:
             ``ringtune.errors``. None = the driver plans, as ``MakePlan`` asks.
         plan_s: planning time of the driver beyond ``wait_s``, in seconds.
         wait_s: time limit without progress in a phase, in seconds; in training ``TRAINING_PATIENCE`` times as long.
-        items_ahead: as for ``OpenTurns``. Where the run can go back, at most two turns are granted instead.
+        judge: as for ``TurnGrants``.
+        items_ahead: as for ``TurnGrants``. Where the run can go back, at most two turns are granted instead.
         recovery: settings for losses, bad steps and nodes that join, where nodes keep copies; None = the run ends with
             the loss of a node that it needs, and no node can join.
         audits: whether each train turn is checked before it is closed, so that the run goes back to the end of the last
@@ -111,6 +112,7 @@ class RunStateMachine:
         start: StartPoint | None = None,
         patience_evals: int = 0,
         keeps_best: bool = False,
+        judge: Judge | None = None,
         recovery: RecoveryPolicy | None = None,
         audits: bool = False,
     ) -> None:
@@ -120,6 +122,7 @@ class RunStateMachine:
         self._wait_s, self._plan_s = wait_s, plan_s
         self._items_ahead = items_ahead
         self._start_point, self._patience_evals, self._keeps_best = start, patience_evals, keeps_best
+        self._judge = judge
         self._drain_reason = ""
         self._nodes: tuple[str, ...] = ()
         self._facts: dict[str, Any] = {}
@@ -287,6 +290,7 @@ class RunStateMachine:
             start=self._start_point,
             patience_evals=self._patience_evals,
             keeps_best=self._keeps_best,
+            judge=self._judge,
             moving=self._required_migration,
         )
 

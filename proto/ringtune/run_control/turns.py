@@ -22,7 +22,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ringtune.errors import IntegrityError
@@ -218,20 +218,32 @@ class TurnDepths:
         self._losses.clear()
 
 
+class Judge(NamedTuple):
+    """A figure by which evaluations are compared: name, and value of sums and names of classes; NaN = none."""
+
+    by: str
+    value: Callable[[Mapping[str, float], Sequence[str]], float]
+
+
 class EarlyStopping:
     """Decisions of one run by its evaluations: its end, and its best result.
 
+    ``judge`` is the figure that is compared; None = the loss.
+
     Attributes:
-        evaluations: losses so far.
+        evaluations: best one so far.
         settled: the state for a resumed run: ``evaluations``, or, while a best result is being sent, the state before
             that evaluation, which a resumed run repeats.
         wanted: the step of the evaluation whose result the nodes send; None = none is to be sent.
         asked: nodes that have not answered the last request for it.
     """
 
-    def __init__(self, patience_evals: int, start: StartPoint | None, *, keeps_best: bool = False) -> None:
-        self._patience, self._keeps_best = patience_evals, keeps_best
-        self.evaluations = self.settled = start.evaluations if start else NONE_DONE
+    def __init__(
+        self, patience_evals: int, start: StartPoint | None, *, keeps_best: bool = False, judge: Judge | None = None
+    ) -> None:
+        self._patience, self._keeps_best, self._judge = patience_evals, keeps_best, judge
+        known = start.evaluations if start else NONE_DONE
+        self.evaluations = self.settled = known.compared_by(judge.by if judge else "")
         self.wanted: int | None = None
         self.asked: set[str] = set()
         self._num_asks = 0
@@ -262,15 +274,18 @@ class EarlyStopping:
         """Note that a turn is granted."""
         self._waits = self._is_watching and (self._waits or turn.kind.evaluates)
 
-    def judge(self, step: int, values: tuple[tuple[str, float], ...]) -> None:
-        """Take a complete evaluation."""
+    def judge(self, step: int, values: tuple[tuple[str, float], ...], labels: Sequence[str] = ()) -> None:
+        """Take a complete evaluation; ``labels`` are the names of classes."""
         if not self._is_watching:
             return
         sums = dict(values)
-        count = sums.get("count", 0.0)
-        loss = sums.get("loss_sum", math.nan) / count if count else math.nan
+        if self._judge is None:
+            count = sums.get("count", 0.0)
+            value = sums.get("loss_sum", math.nan) / count if count else math.nan
+        else:
+            value = self._judge.value(sums, labels)
         is_news = step > self.evaluations.step
-        self.evaluations, self._waits = self.evaluations.after(step, loss), False
+        self.evaluations, self._waits = self.evaluations.after(step, value), False
         if self._keeps_best and is_news and self.is_best(step):
             self.wanted = step
         else:
@@ -327,6 +342,7 @@ class TurnGrants:
         start: StartPoint | None,
         patience_evals: int = 0,
         keeps_best: bool = False,
+        judge: Judge | None = None,
         moving: Migration | None = None,
     ) -> None:
         self._migration = moving
@@ -334,7 +350,7 @@ class TurnGrants:
         self.depths = TurnDepths(plan.course, start)
         part = moving.part if moving else plan
         self.tables = TurnOperations(part, start)
-        self.stopping = EarlyStopping(patience_evals, start, keeps_best=keeps_best)
+        self.stopping = EarlyStopping(patience_evals, start, keeps_best=keeps_best, judge=judge)
         self._rules_ahead = max(1, items_ahead)
         self.rules = turn_rules(part, self._rules_ahead)
         self.copies = CopyComparison(part)
@@ -491,7 +507,7 @@ class TurnGrants:
 
     def judge(self, step: int, values: Values) -> list[Command]:
         """Take a complete evaluation; grant nothing more if the run ends with it."""
-        self.stopping.judge(step, values)
+        self.stopping.judge(step, values, self._plan.course.labels)
         ends = self._ends_early and step < self._plan.course.num_steps and not self.is_exhausted
         self.is_exhausted = self.is_exhausted or ends
         told = LogEvaluation(step, values, self.stopping.is_best(step))

@@ -67,7 +67,7 @@ import sys
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol, Self, TypeVar
+from typing import Annotated, Final, Protocol, Self, TypeVar
 
 from ringtune.errors import PlanError
 from ringtune.schedule.batches import BatchStream
@@ -85,6 +85,13 @@ from ringtune.schedule.run_shape import (
     turns_until_repeat,
     weights,
 )
+from ringtune.storage.strict import LATER
+
+BEST_BY: Final[Mapping[str, bool]] = {
+    **dict.fromkeys(("accuracy", "f1", "exact_match", "rouge_l"), True),
+    "mae": False,
+}
+"""Figures that every evaluation may have, besides the loss -> whether a higher one is better."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,26 +100,38 @@ class Evaluations:
 
     Attributes:
         step: of the last evaluation; -1 before the first. A repeated evaluation counts once.
-        best: the lowest finite loss; None before the first.
+        best: the best finite value: the lowest loss, or that of the figure ``by``; None before the first.
         waited: evaluations since then.
+        by: figure that is compared, one of ``BEST_BY``; empty = the loss.
     """
 
     step: int = -1
     best: float | None = None
     best_step: int = 0
     waited: int = 0
+    by: Annotated[str, LATER] = ""
 
-    def after(self, step: int, loss: float) -> Evaluations:
-        """Return the state after one more evaluation; a loss that is not finite is never better."""
+    def after(self, step: int, value: float) -> Evaluations:
+        """Return the state after one more evaluation; a value that is not finite is never better."""
         if step <= self.step:
             return self
-        if math.isfinite(loss) and (self.best is None or loss < self.best):
-            return Evaluations(step=step, best=loss, best_step=step)
+        is_first = math.isfinite(value) and self.best is None
+        if is_first or (self.best is not None and (value > self.best if self.is_rising else value < self.best)):
+            return Evaluations(step=step, best=value, best_step=step, by=self.by)
         return dataclasses.replace(self, step=step, waited=self.waited + 1)
 
     def without(self, before: Course, after: Course) -> Evaluations:
         """Return the state with other owners: as before the first where evaluations have other rows then."""
-        return self if evaluates_as(before, after) else NONE_DONE
+        return self if evaluates_as(before, after) else Evaluations(by=self.by)
+
+    @property
+    def is_rising(self) -> bool:
+        """Whether a higher value is better."""
+        return BEST_BY.get(self.by, False)
+
+    def compared_by(self, name: str) -> Evaluations:
+        """Return the state of a run that compares this figure: no evaluation was judged by another one."""
+        return self if self.by == name else Evaluations(step=self.step, by=name)
 
     def stops_run(self, patience_evals: int) -> bool:
         """Whether a run with this patience ends now; 0 = never."""

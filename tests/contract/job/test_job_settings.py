@@ -126,6 +126,20 @@ def test_best_result_is_refused_by_name_where_there_is_none() -> None:
         JOB.with_overrides({"train.eval_every": 0, "train.keep_best": True})
 
 
+def test_best_result_is_by_a_figure_that_the_evaluations_have() -> None:
+    """The loss is the default; a job by it is the one of before."""
+    keys: dict[str, object] = {"train.eval_every": 5}
+    plain = JOB.with_overrides(keys | {"train.keep_best": True})
+    assert JOB.with_overrides(keys | {"train.keep_best": "loss"}).to_toml() == plain.to_toml()
+    named = JOB.with_overrides(keys | {"train.keep_best": "accuracy"})
+    assert parse_job(named.to_toml(), source="job.toml") == named != plain
+    for name, said in (("mae", "have loss, accuracy"), ("macro_f1", "is no figure of every evaluation, such as loss")):
+        with pytest.raises(JobError, match=f"{name}.*{said}"):
+            JOB.with_overrides(keys | {"train.keep_best": name})
+    numbers = JOB.with_overrides(keys | {"model.task": "regression", "train.keep_best": "mae"})
+    assert numbers.train.keep_best == "mae"
+
+
 def test_prompt_of_a_sample_is_for_language_models() -> None:
     """It is the user's own text, and not too long."""
     with pytest.raises(JobError, match=r"sample_prompt is for a language model .*, this job has 'sequence-"):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from coordinator.run.recorder import RunRecorder
-from coordinator.run.report import OperationsLedger, RunLedger, figures, mean
+from coordinator.run.report import OperationsLedger, RunLedger, figures, judge_of, mean
 from coordinator.run.run_text import all_figures, figures_text, owners_text, recovery_line, stop_text, training_facts
 from coordinator.run.trace import MAX_SPANS, Activity, TraceText, step_begin, step_waits
 from coordinator.screen.progress import PlainProgress
@@ -26,13 +26,14 @@ from ringtune.job.job import Job
 from ringtune.quantities import format_seconds
 from ringtune.run_control import events as rd
 from ringtune.run_control.evaluation import name_of
+from ringtune.run_control.turns import EarlyStopping
 from ringtune.schedule.actions import Action, Op, Payload, parse_action
 from ringtune.schedule.methods import Hift
 from ringtune.schedule.migration import with_owner, without_owner
 from ringtune.schedule.operation_tables import BatchOperations, Operations
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import NONE_DONE, Evaluations, StepKind, Turn, turn_sequence
+from ringtune.schedule.turns import NONE_DONE, Evaluations, StartPoint, StepKind, Turn, turn_sequence
 from ringtune.schedule.versions import depth, ever_trained
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import facts, job
@@ -555,6 +556,17 @@ def test_stopped_run_names_the_best_evaluation_and_has_the_decision() -> None:
         "the run ends with step 40: the loss of 2 evaluations was not below 0.5000, that after step 20; the result is "
         "that of step 40"
     )
+    judge = judge_of("accuracy")
+    assert judge is not None and judge_of(True) is None and judge_of(False) is None
+    stopping = EarlyStopping(2, None, keeps_best=True, judge=judge)
+    for step, correct in ((10, 2.0), (20, 3.0), (30, 3.0), (40, 1.0)):
+        stopping.judge(step, (("loss_sum", float(step)), ("correct", correct), ("count", 4.0)))
+    assert stopping.evaluations == Evaluations(step=40, best=0.75, best_step=20, waited=2, by="accuracy")
+    assert "the accuracy of 2 evaluations was not above 0.7500" in stop_text(40, stopping.evaluations)
+    assert ledger().stopped(40, stopping.evaluations)["by"] == "accuracy"
+    assert math.isnan(judge.value({"loss_sum": 1.0, "count": 0.0}, ()))
+    resumed = StartPoint.of(make_plan([("a", 0, 4)], ["a"]).course, evaluations=Evaluations(step=8, best=0.5))
+    assert EarlyStopping(0, resumed, judge=judge).evaluations == Evaluations(step=8, by="accuracy")
     assert "1 evaluation was not below that of any" in stop_text(10, NONE_DONE.after(10, float("nan")))
     # One line, and the same in the report; a run with all its steps has none
     books = ledger()

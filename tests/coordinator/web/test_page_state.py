@@ -213,7 +213,7 @@ def test_page_state_says_why_a_run_ends() -> None:
     state.take(metrics({"kind": "evaluation", "step": 40, "count": 9, "loss": 0.5, "is_best": True}), 5.0)
     state.take(metrics({"kind": "stop", "step": 80, "best": 0.5, "best_step": 40}), 6.0)
     assert "evaluated after step 40: loss 0.5000 on 9 rows (the best so far)" in texts(state)
-    assert "ends early after step 80: no better loss since step 40" in texts(state)
+    assert "ends early after step 80: no better evaluation since step 40" in texts(state)
     # A run that fails because a node is lost shows which one
     state = state_of(beginning())
     failure = control_pb2.RunFailure(error="PeerLostError", message="node b is lost: last contact 10 s ago")
