@@ -22,7 +22,8 @@ from ringtune.models.auxiliary_models import AUXILIARY_KINDS, INTERMEDIATE, OUTP
 from ringtune.models.family import Config, Family, Widths
 from ringtune.schedule.saved_activations import ADAPTER_DOWN, LAYERS, RANDOM, SITES, Velora, has_layer, is_adapter
 
-_ATTENTION_KEEPS: Final = ("gpt2",)
+_WRITTEN_OUT: Final = ("electra",)
+"""``model_type`` of families with attention that is not fused."""
 _NORM_FIRST: Final = ("gpt2", "llama", "mistral", "vit")
 _PARALLEL: Final = ("par_bn", "scaled_par_bn")
 
@@ -37,7 +38,7 @@ class KeptInput:
         readers: number of trained matrices that read it; if each has its own VeLoRA vector, each keeps a projection.
         lora: how many of the readers are LoRA's, each with its own dropout; the first ones.
         merged: how many of the layers, the first ones, are one matrix; 0 = each is one.
-        kept_anyway: whether the fused attention kernel keeps it too without dropout, as in GPT-2 and plugged families.
+        kept_anyway: whether the fused attention kernel keeps it too without dropout.
         always_kept: whether the activation function before it keeps it too, as ReLU does; VeLoRA then does not compress
             it.
     """
@@ -97,7 +98,7 @@ def kept_inputs(family: Family, config: Config, adapter: str) -> tuple[KeptInput
             KeptInput(
                 layers=("attention_out",),
                 width=dimensions.attention or dimensions.hidden,
-                kept_anyway=family.model_type in _ATTENTION_KEEPS or (family.plugged and not dimensions.kept_scores),
+                kept_anyway=family.model_type not in _WRITTEN_OUT and not dimensions.kept_scores,
             ),
             KeptInput(
                 layers=("up", "gate") if has_gate else ("up",), width=dimensions.hidden, readers=2 if has_gate else 1

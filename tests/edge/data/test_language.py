@@ -131,7 +131,7 @@ def test_language_decoder_is_no_part_of_what_trains(tmp_path: Path, tied: bool) 
     assert sorted(owner.adapter_files(with_head=True)) == ["adapter.safetensors", "adapter_config.json"]
     assert load(bytes(owner.shard({}, with_head=True))).keys() >= {"head"}
     stored = ("model.embed_tokens.weight", "lm_head.weight")[not tied]
-    decoder = owner._hosted.skeleton.model.heads["ringtune"].get_output_embeddings().weight
+    decoder = owner._hosted.skeleton.model.head.get_output_embeddings().weight
     want = load((folder / "model.safetensors").read_bytes())[stored]
     assert torch.equal(decoder.float().cpu(), want)
     assert not decoder.requires_grad

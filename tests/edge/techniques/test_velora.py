@@ -25,7 +25,7 @@ from ringtune.schedule.saved_activations import INITS, Velora, subtoken_size
 from ringtune.schedule.units import Range
 from tests.support.cases import cases
 from tests.support.literal_velora import every_layer, make_literal
-from tests.support.tiny_families import MODEL_TYPES, PLUGGED, write_family
+from tests.support.tiny_families import MODEL_TYPES, write_family
 
 
 def tensors(inputs: int, outputs: int = 5) -> tuple[torch.Tensor, ...]:
@@ -261,12 +261,12 @@ def paths(model_type: str, velora: Velora) -> list[str]:
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 @pytest.mark.sampled(2)
 def test_velora_can_not_free_what_some_attention_keeps(build: Any, model_type: str) -> None:
-    """Without dropout the kernel keeps the very tensor that enters ``attention_out``; AdapterHub's classes copy it."""
+    """Without dropout the fused kernel keeps the very tensor that enters ``attention_out``."""
     kept = kept_inputs(build(model_type, "full"), every_layer(model_type, blocks=BLOCKS), 0.0, is_projected=True)
-    way_out = {"gpt2": "attn.c_proj.weight"} | dict.fromkeys(PLUGGED, "self_attn.o_proj.weight")
     found = [name for name, is_kept in kept.items() if is_kept]
-    name = "" if model_type == "gemma2" else way_out.get(model_type, "")  # written-out attention keeps its scores
-    assert found == ([f"0.{name}", f"1.{name}"] if name else [])
+    name = f"{LAYOUTS[model_type].attention_out}.weight"
+    is_fused = model_type not in ("electra", "gemma2")  # written-out attention keeps its scores
+    assert found == [f"0.{name}", f"1.{name}"] * is_fused
 
 
 @pytest.mark.parametrize(
