@@ -146,7 +146,7 @@ def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], 
     source = "adapters" if has_inverse else "transformers"
     if INTERFACE_FILE in digests:
         loading, what = _LOADING_PLUGGED, "" if has_head else _OWN_HEAD
-        loader = "AutoModelForSequenceClassification" if has_head else loader
+        loader = peft_class(model_type, run.job.model.task)[1] if has_head else loader
         choices = _choices(run, model_type)
     loading = loading.format(base=json.dumps(base_model), what=what, loader=loader, choices=choices, source=source)
     return _card(
@@ -296,7 +296,9 @@ def _of_transformers_5(run: SavedRun) -> list[str]:
     values = read_json(config) if config.is_file() else {}
     if not isinstance(values, dict) or not values.get("rope_parameters"):
         return []
-    moved = {key: value for key, value in with_old_rope(values, where=config).items() if values.get(key) != value}
+    names = family.aliases if (family := FAMILIES.get(str(values.get("model_type")))) else {}
+    old = with_old_rope(values, where=config)
+    moved = {names.get(key, key): value for key, value in old.items() if values.get(key) != value}
     return [_SINCE_5.format(arguments=", ".join(f"{key}={value!r}" for key, value in moved.items()))]
 
 

@@ -147,9 +147,23 @@ def _base_model(config: Any) -> Any:
         config._experts_implementation = "eager"
     if getattr(config, "attn_logit_softcapping", None):
         config._attn_implementation = "eager"
-    if config.model_type == "modernbert":  # a compiled part, or a kernel that takes no padding, computes the same
-        config.reference_compile, config._attn_implementation = False, "sdpa"
-    return AutoModel.from_config(config)
+    if config.model_type != "modernbert":
+        return AutoModel.from_config(config)
+    # a compiled part, or a kernel that takes no padding, computes the same
+    config.reference_compile, config._attn_implementation = False, "sdpa"
+    with _without_compiler():
+        return AutoModel.from_config(config)
+
+
+@contextlib.contextmanager
+def _without_compiler() -> Iterator[None]:
+    """Let ``torch.compile`` return a function as it is: the compiler, which nothing here uses, takes 110 MiB."""
+    original = torch.compile
+    torch.compile = lambda *_, **__: lambda function: function  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.compile = original
 
 
 def _training_own_weights(skeleton: Skeleton) -> Skeleton:

@@ -144,13 +144,16 @@ def of_family(name: str, model_type: str, task: str = "", config: Any = (), **ch
     return found if model_type == "bert" else found | {"splits": {split: SPLITS[split]}}
 
 
-def family(model_type: str, task: str) -> Feature:
+def family(model_type: str, task: str, **changes: Any) -> Feature:
     """A family with a bottleneck, three micro-batches of unequal size."""
-    arguments = of_family(f"family/{model_type}-{task}", model_type, task, microbatches=3, owners=("a", "b"))
-    return Feature(**arguments, load=loaded_plainly)
+    values = {"microbatches": 3, "owners": ("a", "b"), **changes}
+    return Feature(**of_family(f"family/{model_type}-{task}", model_type, task, **values), load=loaded_plainly)
 
 
-FAMILY = [family(*pair) for pair in PAIRS]
+FAMILY = [
+    *(family(*pair) for pair in PAIRS),
+    *(family(name, "sequence-classification", adapter="lora") for name in ("deberta-v2", "modernbert")),
+]
 FAMILY_DROPOUT = [
     Feature(
         **of_family(

@@ -23,7 +23,7 @@ from ringtune.costs.model_facts import check_job, computed_token_bytes, model_fa
 from ringtune.errors import JobError, ModelError
 from ringtune.models.architecture_heads import architecture_head
 from ringtune.models.families import FAMILIES
-from ringtune.models.folder import base_tensors, read_config
+from ringtune.models.folder import base_tensors, read_config, select_tensors
 from tests.features.feature import ONE, THREE, Feature, carry_out, one_process, run_of
 from tests.features.models import loaded_merged, loaded_plainly, of_family
 from tests.laws.test_result_folder import require_loads
@@ -234,6 +234,12 @@ def test_every_host_holds_relative_positions_as_the_plan_says(model_type: str) -
     piece, facts = plan.slice_of("c"), model_facts(feature.case.folder / "model", feature.case.job)
     held = module_bytes(make_executor(feature.case, plan, "c")._hosted.skeleton.base)
     blocks = piece.stop - piece.start
+    config, known = read_config(feature.case.folder / "model"), FAMILIES[model_type]
+    shapes = {name: stored.shape for name, stored in base_tensors(feature.case.folder / "model", config).items()}
+    absent = next(name for name in shapes if name.startswith(known.shared_paths))
+    left = {name: shape for name, shape in shapes.items() if name != absent}
+    with pytest.raises(ModelError, match=f"has no tensor '{absent}'"):
+        select_tensors(left, config, where="m", blocks=range(4), is_owner=True, with_decoder=False)
     assert held == blocks * (facts.block_bytes + facts.adapter_block_bytes) + facts.shared_bytes
     needs = node_memory(plan, "c", facts, optimizer="adamw", dtype="float64", activation_token_bytes=1.0)
     weights = sum(term.number * term.each_bytes for term in needs.terms if term.part == "weights")

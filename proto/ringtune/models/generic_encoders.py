@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ringtune.models.family import (
@@ -23,8 +23,10 @@ from ringtune.models.family import (
     ConfigKey,
     Dimensions,
     Family,
+    Shapes,
     indivisible,
     kept_by,
+    layer_norm,
     plain_dimensions,
 )
 
@@ -108,6 +110,18 @@ def _deberta_dimensions(config: Config) -> Dimensions:
     return dataclasses.replace(_dimensions(config, scores=5, more=5.5), more_masks=3)
 
 
+def _mpnet_shared(config: Config) -> Shapes:
+    rows = config["relative_attention_num_buckets"]
+    return {"encoder.relative_attention_bias.weight": (rows, config["num_attention_heads"])}
+
+
+def _deberta_shared(config: Config) -> Shapes:
+    rows = _relative_span(config)
+    found: Shapes = {"encoder.rel_embeddings.weight": (rows, config["hidden_size"])} if rows else {}
+    has_norm = config.get("norm_rel_ebd") == "layer_norm"
+    return found | (layer_norm("encoder.LayerNorm", config["hidden_size"]) if has_norm else {})
+
+
 def _relative_span(config: Config) -> int:
     """Rows of DeBERTa's table of relative positions; 0 without one."""
     if not config["relative_attention"]:
@@ -142,9 +156,10 @@ def _with_period(values: Config) -> dict[str, Any]:
     if not isinstance(kinds, list) or not kinds or len(kinds) != count:
         return dict(values)
     full = [index for index, kind in enumerate(kinds) if kind == "full_attention"]
-    period = full[1] if len(full) > 1 else count
-    regular = ["sliding_attention" if index % period else "full_attention" for index in range(count)]
-    if kinds != regular or values.get(key, period) != period:
+    period = values.get(key, full[1] if len(full) > 1 else count)
+    if type(period) is not int or period < 1:
+        return dict(values)
+    if kinds != ["sliding_attention" if index % period else "full_attention" for index in range(count)]:
         return dict(values)
     return {**{name: value for name, value in values.items() if name != "layer_types"}, key: period}
 
@@ -185,9 +200,14 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
         *,
         keys: Mapping[str, ConfigKey] = {},
         norm: str = "",
+        shared: Callable[[Config], Shapes] = lambda config: {},
         **changes: Any,
     ) -> Family:
-        """Describe an encoder; ``keys`` are those that BERT has not or otherwise, ``norm`` is behind the blocks."""
+        """Describe an encoder by what differs from BERT.
+
+        ``keys`` are those that BERT has not or otherwise, ``norm`` is behind the blocks, ``shared`` are the shapes of
+        what all hosts read.
+        """
         last = (norm,) if norm else ()
         own: dict[str, Any] = {
             "config_keys": {**bert.config_keys, **keys},
@@ -197,6 +217,10 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
             **changes,
         }
         table = f"{own['embeddings_path']}.weight"
+
+        def owner_shapes(config: Config) -> Shapes:
+            return {table: (config["vocab_size"], config["hidden_size"]), **shared(config)}
+
         return dataclasses.replace(
             bert,
             model_type=model_type,
@@ -208,7 +232,7 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
             packs=False,
             methods=("bottleneck", "lora") if layout.norm_first else ("lora",),
             layout=layout,
-            owner_shapes=lambda config: {table: (config["vocab_size"], config["hidden_size"])},
+            owner_shapes=owner_shapes,
             **own,
         )
 
@@ -270,6 +294,7 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
             as_read=_with_joined_kinds,
             shared_paths=("encoder.rel_embeddings",),
             dimensions=_deberta_dimensions,
+            shared=_deberta_shared,
             problem=_deberta_problem,
         ),
         row(
@@ -290,6 +315,7 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
             as_read=_with_joined_kinds,
             shared_paths=("encoder.rel_embeddings", "encoder.LayerNorm"),
             dimensions=_deberta_v2_dimensions,
+            shared=_deberta_shared,
             problem=_deberta_problem,
         ),
         row(
@@ -338,6 +364,7 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
                 "relative_attention_num_buckets": ConfigKey(default=32, at_least=32),
             },
             shared_paths=("encoder.relative_attention_bias",),
+            shared=_mpnet_shared,
             dimensions=_mpnet_dimensions,
         ),
         row(

@@ -437,17 +437,36 @@ def test_export_of_a_plugged_model_says_how_it_loads(tmp_path: Path) -> None:
     assert (
         "The head reads the last token of a text, whatever that token is. transformers finds it by the padding" in card
     )
+    (run / "adapter/adapter_config.json").write_text(json.dumps({**config, "model_type": "modernbert"}))
+    job = (run / "job.toml").read_text()
+    (run / "job.toml").write_text(job.replace('"sequence-classification"', '"token-classification"'))
+    export_run(run, tmp_path / "tags", base_model="acme/tiny")
+    card = (tmp_path / "tags/README.md").read_text()
+    assert 'AutoModelForTokenClassification.from_pretrained("acme/tiny", num_labels=2)\nadapters.init(model, i' in card
+    assert "reads the last token" not in card
 
 
-def test_card_says_how_transformers_4_loads_a_base_model_of_5(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("config", "arguments"),
+    [
+        ({"model_type": "llama", "rope_parameters": {"rope_theta": 5e5}}, "rope_theta=500000.0"),
+        (
+            {"model_type": "modernbert", "rope_parameters": {"full_attention": {"rope_theta": 9e4}}},
+            "global_rope_theta=90000.0",
+        ),
+    ],
+)
+def test_card_says_how_transformers_4_loads_a_base_model_of_5(
+    tmp_path: Path, config: dict[str, object], arguments: str
+) -> None:
     """It would take the default base of rotary positions without a word."""
     run, base = write_run(tmp_path / "run"), tmp_path / "base"
     job = (run / "job.toml").read_text()
     (run / "job.toml").write_text(job.replace("/srv/carol/models/tiny", str(base)))
     base.mkdir()
-    (base / "config.json").write_text(json.dumps({"model_type": "llama", "rope_parameters": {"rope_theta": 5e5}}))
+    (base / "config.json").write_text(json.dumps(config))
     export_run(run, tmp_path / "out", base_model="acme/tiny")
-    assert "Load the base model with `rope_theta=500000.0` there." in (tmp_path / "out/README.md").read_text()
+    assert f"Load the base model with `{arguments}` there." in (tmp_path / "out/README.md").read_text()
 
 
 NAMES = ["README.md", "adapter.safetensors", "adapter_config.json", "head_config.json", "model_head.safetensors"]
