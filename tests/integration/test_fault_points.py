@@ -39,22 +39,6 @@ def test_run_goes_on_without_a_host_that_ends_at_once(faulty: FaultyRing, order:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("faults", "moves"),
-    [
-        ((Fault("c", "answer Move 1 kill"),), True),
-        ((Fault("d", "answer Collect 1 kill"),), False),
-        ((Fault("c", "backward 4 kill"), Fault("e", "answer Move 1 kill")), False),
-    ],
-    ids=["while it moves", "while results are collected", "two of which each keeps what the other one does not"],
-)
-def test_run_goes_on_without_hosts_that_end(faulty: FaultyRing, faults: tuple[Fault, ...], moves: bool) -> None:
-    """It goes back to the last turn, and has a new placement; what was collected before is forgotten."""
-    trial = faulty.trial(*faults, moves=moves)
-    assert trial.is_good and not trial.ended and trial.recoveries >= 1, trial
-
-
-@pytest.mark.thorough
 def test_run_that_loses_two_neighbours_at_once_is_resumed_and_says_what_is_missing(faulty: FaultyRing) -> None:
     """Nobody else has what they trained."""
     trial = faulty.trial(Fault("c", "backward 6 kill"), Fault("d", "answer Rest 1 kill"))

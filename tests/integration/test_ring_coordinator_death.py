@@ -64,25 +64,18 @@ def test_run_is_fetched_whose_submitter_was_killed(dying: DyingRing, event: str,
     [
         (SHORT | {"train__checkpoint_every": 0}, {"order": LATE, "node": "c"}, {6, 8}),
         (SHORT | {"recovery__copies": "none"}, {"order": "backward 8", "node": "c"}, {4}),
-        (SHORT | {"moves": True}, {"order": "call Move 3"}, {6}),
-        ({"recovery__copies": "next"}, {"order": "call Move 1", "loses": "c"}, {8, 12, 16}),
         (SHORT | CHOICE | {"train__checkpoint_every": 0}, {"order": "update 6", "node": "c"}, {6, 8}),
     ],
     ids=[
         "no checkpoints",
         "no ends of turns",
-        "in a move, which is done again",
-        "in the recovery of a lost host",
         "with a table that was chosen at a refresh",
     ],
 )
 def test_run_of_another_kind_goes_on_after_the_death_of_its_coordinator(
     tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any], moment: dict[str, str], from_steps: set[int]
 ) -> None:
-    """From its last turn, or from the checkpoint where nodes keep no ends of turns; it does not begin anew.
-
-    A host that was lost, and comes back, takes its blocks from the copies of the next one.
-    """
+    """From its last turn, or from the checkpoint where nodes keep no ends of turns; it does not begin anew."""
     with dying_ring(tmp_path_factory.mktemp("death"), **changes) as ring:
         trial = ring.trial(**moment)
     assert trial.deaths == 1 and trial.from_step in from_steps and trial.is_good, trial

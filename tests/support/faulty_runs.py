@@ -17,13 +17,14 @@ from ringtune.errors import PeerLostError
 from ringtune.job.job import Job
 from ringtune.run_control.checkpoint import Resume
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StepKind, turn_sequence
 from ringtune.transport.speaker import speaking_as
 from ringtune.v1 import control_pb2
-from tests.support import failpoints
+from tests.support import failpoints, reference
 from tests.support.cluster import RUN_S, START_S, Cluster, Follower, Hold, Outcome
 from tests.support.failpoints import DONE_SUFFIX, Failure, Order
 from tests.support.moves import Slices, moving
-from tests.support.results import largest_difference, reference_of, trained, turns_of
+from tests.support.results import datasets_of, largest_difference, reference_of, trained, turns_of
 from tests.support.trust_parts import token_option, trusted, write_tokens
 
 OWNERS, HOSTS = ("a", "b"), ("c", "d", "e")
@@ -121,10 +122,8 @@ class FaultyRing:
         self._with_two = still.with_copies(True, 2)
         self._long: Job = self.job.with_overrides({"recovery.owners": "skip", "train.max_steps": 3 * STEPS})
         self._long_plan = cluster.plan_on(self._long, RING).with_copies(True)
-        whole = cluster.run(self.job, plan=self._plans[False])
-        self._wanted, self._books = trained(whole), _books(whole)
-        reference = reference_of(cluster, self.job, whole)
-        assert largest_difference(self._wanted, reference.adapter() | reference.head()) < 1e-9
+        one = reference.train(self.job, still, cluster.model, datasets_of(cluster, self.job))
+        self._wanted, self._books = one.adapter() | one.head(), _books_of(still)
 
     def _follow(self, job: Job, *, moves: bool, has_two: bool) -> Follower:
         is_long = job is self._long
@@ -247,6 +246,13 @@ def _books(outcome: Outcome) -> list[tuple[str, int]]:
     steps = [("step", line["step"]) for line in outcome.metrics if is_step(line)]
     evaluations = [("evaluation", line["step"]) for line in outcome.of_kind("evaluation")]
     return sorted(steps + evaluations)
+
+
+def _books_of(plan: Plan) -> list[tuple[str, int]]:
+    """What they are of an undisturbed run."""
+    turns = list(turn_sequence(plan.course))
+    evaluations = {("evaluation", turn.first_step) for turn in turns if turn.kind is StepKind.EVALUATE}
+    return sorted([*evaluations, *(("step", step) for step in range(1, plan.course.num_steps + 1))])
 
 
 class Rotate:

@@ -15,7 +15,6 @@ from ringtune.schedule.lowering import (
     lower,
     lowest_and_pattern,
     lowest_units,
-    num_microbatches,
     route,
     takes_part,
     way,
@@ -243,24 +242,6 @@ def test_item_updates_are_bound_to_the_item() -> None:
     plan = make_plan(AB, ["b"])
     item = Item(seq=5, kind=StepKind.TRAIN, step=2, owner="b", batch=0, rows=4, turn=0)
     assert item_updates(plan, item, "b") == (Action(Op.UPDATE, 5, -1, 2, 4), Action(Op.UPDATE, 5, -1, 4, 5))
-
-
-def test_leg_bind_keeps_everything_and_adds_item_and_microbatch() -> None:
-    """A bound leg is the action of one micro-batch."""
-    leg = Leg(Op.SEND, 2, 0, "b", Payload.HIDDEN)
-    assert leg.bind(7, 1) == Action(Op.SEND, 7, 1, 2, 0, "b", Payload.HIDDEN)
-
-
-def test_num_microbatches_of_a_short_evaluation_batch() -> None:
-    """A batch with fewer rows than micro-batches has as many as rows."""
-    plan = make_plan(AB, ["a"], batch_size=8, microbatches=4)
-    counts = [
-        num_microbatches(
-            plan.course, Item(seq=0, kind=StepKind.EVALUATE, step=0, owner="a", batch=0, rows=rows, turn=0)
-        )
-        for rows in (8, 5, 3, 1)
-    ]
-    assert counts == [4, 4, 3, 1]
 
 
 def test_links_join_neighbours_owners_and_ends() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,6 +112,6 @@ def set_case(key: str, value: str, *says: str, code: int = 5) -> Case:
     )
 
 
-def command_case(name: str, *arguments: str, code: int, says: tuple[str, ...] = ()) -> Case:
-    """A command line."""
-    return Case(name=name, arguments=arguments, code=code, says=says)
+def command_case(name: str, line: str, code: int, *says: str) -> Case:
+    """A command line, as it is typed after ``ringtune``."""
+    return Case(name=name, arguments=tuple(shlex.split(line)), code=code, says=says)
