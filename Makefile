@@ -3,6 +3,7 @@
 #   make demo        train the demo on four local nodes (fetches model and data once)
 #   make test        the tests, on as many processes as WORKERS says: of those with many long cases a sample
 #   make test-all    all tests with all their cases
+#   make test-transformers-5  the tests on transformers 5, in build/transformers-5; those that need AdapterHub's library are skipped
 #   make page-test   the page in a real browser, with pictures: build/page (Chromium; as root it is installed)
 #   make faults      any faults on a virtual clock, each node at each place of a real run, links, disks, clocks, half an hour of random ones, in two and a half hours: build/bench/trust.json
 #   make cuda        what a GPU has to hold, with executors' and integration tests on it; 77 where torch sees none
@@ -26,12 +27,14 @@
 #   PYTHON   the interpreter that .venv is made with (3.11 or newer)
 #   PIP_ARGS passed on to pip install, e.g. --no-compile: only what is imported is compiled, then
 #   WORKERS  processes that run tests; each runs whole files. Three fill two cores: tests wait for processes of their own
+#   TRANSFORMERS_5  folder of transformers 5 with its hub library and tokenizers, made if it is missing
 #   ARGS     passed on to pytest, to `ringtune demo` and to the benchmark
 
 TORCH  ?= torch==2.13.0
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 ARGS   ?=
 WORKERS ?= 3
+TRANSFORMERS_5 ?= build/transformers-5
 
 VENV  := .venv
 BIN   := $(VENV)/bin
@@ -43,7 +46,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check --no-input
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all page-test cuda faults promises lint proto docs wheel smoke arm64 bench-ring bench-sim bench-memory bench-predictions bench-d2ft bench-d2ft-accuracy bench-cola bench-llm clean
+.PHONY: help setup demo test test-all test-transformers-5 page-test cuda faults promises lint proto docs wheel smoke arm64 bench-ring bench-sim bench-memory bench-predictions bench-d2ft bench-d2ft-accuracy bench-cola bench-llm clean
 
 help:
 	@sed -n 's/^#   make /make /p' Makefile
@@ -74,6 +77,13 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(NODE_STAMP))
 # A process of the tests that dies ends them: what it had is given to no other, and all would wait for it for ever.
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --max-worker-restart 0 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# The three packages lie in a folder before those of .venv, which keeps transformers 4 and AdapterHub's library.
+test-transformers-5: $(STAMP) $(TRANSFORMERS_5)
+	PYTHONPATH=$(abspath $(TRANSFORMERS_5)) $(BIN)/python -m pytest -n $(WORKERS) --max-worker-restart 0 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+$(TRANSFORMERS_5):
+	$(PIP) install $(PIP_ARGS) --quiet --no-deps --target $@ 'transformers==5.24.*' 'huggingface_hub==2.4.*' 'tokenizers==0.23.*'
 
 test-all:
 	$(MAKE) test ARGS="--all $(ARGS)"

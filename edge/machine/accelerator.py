@@ -18,6 +18,7 @@ import platform
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import metadata
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -82,14 +83,17 @@ def numerics_of(device: str) -> str:
 
     Examples: ``cpu x86_64 AVX2, torch 2.11.0``, ``cpu x86_64 AVX512 avx512_bf16, torch 2.11.0`` and ``cuda NVIDIA H200
     sm_90, torch 2.11.0+cu130``. Instructions that multiply bfloat16 count, as each sums in another order. The build tag
-    counts only on an accelerator, where it names the version of the kernels.
+    counts only on an accelerator, where it names the version of the kernels. Transformers 4 is not named, as it was the
+    only one for long: ``cpu x86_64 AVX2, torch 2.13.0, transformers 5``.
     """
-    version = str(torch.__version__)
+    found = str(torch.__version__)
+    library = metadata.version("transformers").partition(".")[0]
+    last = "" if library == "4" else f", transformers {library}"
     if device == "cuda":
         major, minor = torch.cuda.get_device_capability()
-        return f"cuda {device_name(device)} sm_{major}{minor}, torch {version}"
+        return f"cuda {device_name(device)} sm_{major}{minor}, torch {found}{last}"
     words = [torch.backends.cpu.get_cpu_capability(), *_bfloat16_instructions()]
-    return f"cpu {platform.machine()} {' '.join(words)}, torch {version.partition('+')[0]}"
+    return f"cpu {platform.machine()} {' '.join(words)}, torch {found.partition('+')[0]}{last}"
 
 
 def device_budget(memory_bytes: int, device: str, *, sharing: int = 1) -> int:

@@ -139,13 +139,14 @@ def library_config_of(values: Mapping[str, Any]) -> Any:
 def _base_model(config: Any) -> Any:
     """Make the base model; fused attention ignores a cap on the scores, so a model with a cap gets eager attention.
 
-    Experts of transformers 5 are computed one after the other too: its grouped products know no float64.
+    ELECTRA's attention is fused in transformers 5 alone, and plans know one kind. Experts of transformers 5 are
+    computed one after the other: its grouped products know no float64.
     """
     from transformers import AutoModel
 
     if hasattr(config, "_experts_implementation"):
         config._experts_implementation = "eager"
-    if getattr(config, "attn_logit_softcapping", None):
+    if getattr(config, "attn_logit_softcapping", None) or config.model_type == "electra":
         config._attn_implementation = "eager"
     if config.model_type != "modernbert":
         return AutoModel.from_config(config)

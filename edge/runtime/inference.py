@@ -593,7 +593,7 @@ def unused_settings(folder: Path, *, remedy: str = _OPTIONS, used: Collection[st
     from transformers import GenerationConfig
 
     path = folder / _GENERATION_FILE
-    values, defaults = _settings(path), GenerationConfig().to_dict()
+    values, defaults = _settings(path), {**GenerationConfig().to_dict(), **_DEFAULTS}
     if not path.is_file():
         path, used = folder / CONFIG_FILE, ()
         values = {key: value for key, value in _settings(path).items() if key in defaults}
@@ -622,10 +622,18 @@ _NO_CHOICE_NAMES = """
     prompt_lookup_num_tokens return_dict_in_generate return_legacy_cache target_lookbehind transformers_version
     use_cache
 """
+_DEFAULTS: Mapping[str, float] = {
+    **dict.fromkeys(("encoder_repetition_penalty", "length_penalty", "repetition_penalty"), 1.0),
+    **dict.fromkeys(("temperature", "top_p", "typical_p"), 1.0),
+    **dict.fromkeys(("num_beam_groups", "num_beams", "num_return_sequences"), 1),
+    "max_length": 20,
+    "top_k": 50,
+}
+"""Settings of transformers that change nothing; version 5 does not write them into a new ``GenerationConfig``."""
 _NO_CHOICE = frozenset(_NO_CHOICE_NAMES.split())
 """Keys of ``generation_config.json`` that do not change the choice of the next token.
 
-Source: ``GenerationConfig`` of transformers 4.57.
+Source: ``GenerationConfig`` of transformers 4.57 and 5.24.
 """
 
 

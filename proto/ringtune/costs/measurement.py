@@ -272,6 +272,7 @@ def refuse_differing_copies(plan: Plan, facts: Mapping[str, NodeFacts]) -> None:
             if classes[0] != classes[1]:
                 raise PlanError(
                     f"nodes {first} ({classes[0]}) and {other} ({classes[1]}) would hold copies of {copies.what}, "
-                    "which have to be equal in every bit, and they round differently; use one kind of device and one "
-                    f"version of torch for both (such as ringtune node --device cpu), or {copies.remedy}"
+                    "which have to be equal in every bit, and they round differently; use one kind of device and equal "
+                    "versions of torch and transformers for both (such as ringtune node --device cpu), or "
+                    f"{copies.remedy}"
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,11 @@ def test_memory_is_given_back_and_peaks_begin_anew_where_the_card_was_used(card:
 
 @pytest.mark.usefixtures("card")
 def test_numeric_class_names_device_instructions_and_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A build's tag is of kernels for the card; the same processor with two builds is one class."""
+    """A build's tag is of kernels for the card; the same processor with two builds is one class.
+
+    Transformers 4 is not named, as in older profiles.
+    """
+    monkeypatch.setattr(metadata, "version", {"transformers": "4.57.6"}.__getitem__)
     monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
     assert numerics_of("cuda") == "cuda NVIDIA T4 sm_75, torch 2.11.0+cu130"
     cpu = numerics_of("cpu")
@@ -131,6 +136,8 @@ def test_numeric_class_names_device_instructions_and_version(monkeypatch: pytest
     assert numerics_of("cpu") == cpu
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True, "avx512_bf16": True, "bf16": False})
     assert numerics_of("cpu").endswith(" amx_bf16 avx512_bf16, torch 2.11.0") and numerics_of("cpu") != cpu
+    monkeypatch.setattr(metadata, "version", {"transformers": "5.24.0"}.__getitem__)
+    assert numerics_of("cpu").endswith(" amx_bf16 avx512_bf16, torch 2.11.0, transformers 5")
     memory = device_memory("cuda")
     assert memory is not None and (memory.total, memory.peak) == (8 * GIB, 3 * GIB)
     assert device_memory("cpu") is None
