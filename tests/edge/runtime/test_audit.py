@@ -260,7 +260,7 @@ def test_repeated_work_of_honest_hosts_has_equal_bits(changes: dict[str, Any]) -
 
 def test_host_has_a_tag_of_what_it_exchanged_and_does_not_keep() -> None:
     """It fits what the neighbour hands in, or what was computed; a link that changes it names both ends."""
-    values: dict[str, Any] = {"method": "all", "share": 0.01, "num_steps": 16, "local_iterations": 8}
+    values: dict[str, Any] = {"method": "all", "share": 0.01, "num_steps": 8, "local_iterations": 4}
     carrier = audited(**values)
     tags = [name for _, results in carrier.repeated for name in results if name.startswith("tag ")]
     assert not carrier.findings and tags and len(carrier.repeated) == 6
