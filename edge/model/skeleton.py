@@ -129,11 +129,22 @@ def library_config_of(values: Mapping[str, Any]) -> Any:
 
     own = {key: copy.deepcopy(value) for key, value in values.items() if key != "model_type"}
     try:
-        return CONFIG_MAPPING[values["model_type"]](**own)
+        return _with_one_base(CONFIG_MAPPING[values["model_type"]](**own), own)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelError(
             f"{CONFIG_FILE}: transformers refuses it for a {values['model_type']}: {error}; fetch the model again"
         ) from error
+
+
+def _with_one_base(config: Any, own: Mapping[str, Any]) -> Any:
+    """Use the base of rotary positions in blocks with a window too, where a config of transformers 4 names no other.
+
+    Transformers 5 takes its default for them; of the decoders that have both kinds only Gemma 3 names two bases.
+    """
+    windowed = (getattr(config, "rope_parameters", None) or {}).get("sliding_attention")
+    if windowed and own.get("rope_theta") is not None and "rope_local_base_freq" not in own:
+        windowed["rope_theta"] = own["rope_theta"]
+    return config
 
 
 def _base_model(config: Any) -> Any:
