@@ -56,7 +56,7 @@ def test_slice_of_two_blocks_adds_at_most_30_mb_and_loads_nothing_needless(minil
     assert found["hosted_bytes"] > 14_000_000, "two real blocks"
     assert found["hosted_bytes"] < found["added_bytes"] <= MAX_ADDED_BYTES, found
     assert found["added_bytes"] < found["added_with_kernels_bytes"] <= MAX_ADDED_WITH_KERNELS_BYTES, found
-    assert {"torch", "adapters.heads", "transformers.modeling_utils"} <= loaded
+    assert {"torch", "edge.model.prediction_heads", "transformers.modeling_utils"} <= loaded
     assert NEVER & loaded == set()
 
 

@@ -70,10 +70,10 @@ print(json.dumps({"before": before, "sums": sums.tolist(), "equal": sym_eq((2, 3
 """
 OTHER_TORCH = """
 import json, sys
-from edge.machine import deferred
-deferred._AT_ONCE = ("torch._dynamo.part_of_another_version",)
-deferred.defer_compiler()
-print(json.dumps({"left": [name for name in deferred.DEFERRED if name in sys.modules]}))
+from edge.machine import libraries
+libraries._AT_ONCE = ("torch._dynamo.part_of_another_version",)
+libraries.defer_compiler()
+print(json.dumps({"left": [name for name in libraries.DEFERRED if name in sys.modules]}))
 """
 # More than names: `transformers` asks for the version of what it finds before it believes it.
 INSTALLED = {"scikit-learn": "sklearn"} | {name: name for name in ("accelerate", "librosa", "scipy", "soundfile")}

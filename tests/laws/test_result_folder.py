@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from edge.model.auxiliary import load_auxiliary
+from ringtune.errors import IntegrityError
 from ringtune.schedule.turns import StepKind, items, turn_sequence
 from tests.features.catalog import COUNTS
 from tests.features.feature import Feature, each, each_technique, run_of
@@ -79,6 +81,12 @@ def test_library_alone_does_not_load_a_mixture(feature: Feature, tmp_path: Path)
     own = {name: value for name, value in plain.named_parameters() if ".ringtune." in name}
     assert {value.dtype for value in own.values()} == {torch.float64}
     assert not any(value.requires_grad for value in own.values())
+    tensors = load_file(folder / "adapter.safetensors")
+    for lost in [name for name in sorted(tensors) if ".adapters." in name or ".loras." in name][:1]:
+        tensors[f"{lost}x"] = tensors.pop(lost)
+        save_file(tensors, folder / "adapter.safetensors")
+        with pytest.raises(IntegrityError, match=f"differ in {lost.partition('.')[2]}"):
+            load_auxiliary(AutoAdapterModel.from_pretrained(str(feature.case.folder / "model")), folder)
 
 
 @each(WHOLE)

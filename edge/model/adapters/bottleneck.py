@@ -255,3 +255,7 @@ class Invertible(nn.Module):
         """Transform the output of the embedding's module; a forward hook."""
         found: torch.Tensor = self(output)
         return found
+
+    def inverted(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+        """Compute the inverse of the input of a language model's decoder; a forward pre-hook."""
+        return (self(args[0], rev=True), *args[1:])

@@ -36,7 +36,7 @@ from torch.nn import functional
 from edge.model.adapters import add_adapters
 from edge.model.adapters.reft import read_mask
 from ringtune.errors import IntegrityError, UsageError
-from ringtune.models.adapter_config import config_of_library
+from ringtune.models.adapter_config import INVERTIBLE, config_of_library
 from ringtune.models.auxiliary_models import (
     INTERMEDIATE,
     KEY,
@@ -363,10 +363,14 @@ def _load_library(model: Any, folder: Path, facts: AdapterDescription, tensors: 
     with torch.random.fork_rng(devices=[]):
         add_adapters(base, family, config, dropout=0.0, name=facts.name)
     read_mask(base)
+    invertible: Any = dict(getattr(base, INVERTIBLE, {})).get(facts.name)
+    if invertible is not None and (decoder := model.get_output_embeddings()) is not None:
+        decoder.register_forward_pre_hook(invertible.inverted)
     own = {name.removeprefix(family.prefix): value for name, value in tensors.items()}
     own = {name: value for name, value in own.items() if is_of_library(f".{name}", facts.name)}
     targets = {name: value for name, value in base.state_dict().items() if is_of_library(f".{name}", facts.name)}
-    if odd := sorted(own.keys() ^ targets.keys() | {name for name in own if own[name].shape != targets[name].shape}):
+    came, wanted = ({name: value.shape for name, value in tensors.items()} for tensors in (own, targets))
+    if odd := sorted(dict(came.items() ^ wanted.items())):
         raise IntegrityError(f"{where} and this model differ in {odd[0]}; take the base model, a {facts.model_type}")
     base.load_state_dict(own, strict=False)
     like = next(model.parameters())
