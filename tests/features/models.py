@@ -100,7 +100,10 @@ def loaded_own_weights(case: Case, folder: Path) -> Any:
         from transformers import AutoModelForCausalLM
 
         assert [path.name for path in folder.iterdir()] == ["blocks.safetensors"]
-        plain = AutoModelForCausalLM.from_pretrained(str(case.folder / "model"))
+        is_capped = json.loads((case.folder / "model/config.json").read_text())["model_type"] in SCORES_CAPPED
+        choice = {"attn_implementation": "eager"} if is_capped else {}
+        plain = AutoModelForCausalLM.from_pretrained(str(case.folder / "model"), **choice)
+        plain = with_room(plain) if is_capped else plain
     else:
         from adapters import AutoAdapterModel
 
