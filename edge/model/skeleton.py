@@ -125,12 +125,13 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
 
 def library_config_of(values: Mapping[str, Any]) -> Any:
     """Make transformers' configuration object of ``read_config`` alone, without other keys of the file."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING
 
     own = {key: copy.deepcopy(value) for key, value in values.items() if key != "model_type"}
     try:
         return _with_one_base(CONFIG_MAPPING[values["model_type"]](**own), own)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
         raise ModelError(
             f"{CONFIG_FILE}: transformers refuses it for a {values['model_type']}: {error}; fetch the model again"
         ) from error
