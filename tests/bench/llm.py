@@ -9,6 +9,9 @@ plain   the same job in a ring of one node over plain transformers and adapters 
         difference of a step's loss, seconds of a step (median of interleaved pairs)
 boards  a random Llama of 1.1 billion parameters with ``frozen = "nf4"``: on two boards of 768 MiB, and on
         one of 1,280 MiB; no board is killed (as root, where a testbed can be made)
+eight   a random Llama of 8 billion parameters, every block of which trains: two steps on four boards of
+        4 GiB; what the plan says and what boards need, seconds of quantising and of a step (as root; some
+        six minutes, and 16 GB of the disk meanwhile)
 ======  ==================================================================================================
 
 Source of model and texts: ``docs/examples/shakespeare``.
@@ -29,14 +32,14 @@ from deploy.testbed.capabilities import MissingCapability
 from docs.examples.shakespeare.prepare import prepare
 from ringtune.job.job import load_job
 from ringtune.storage.durable import write_durably
-from tests.bench.memory_boards import Case, boards, compared_boards, llama, train
+from tests.bench.memory_boards import EIGHT_BILLION, MAX_ERROR, Case, boards, compared_boards, llama, report_of, train
 from tests.bench.rings import Figures, machine, missed, run_plain, run_ring, say, write_job
 
 OUT: Final = Path("build/bench")
 FROZEN: Final = ("float32", "bfloat16", "int8", "nf4")
 """Values of ``runtime.frozen``; float32 is the base of comparison."""
 
-STEPS, FIRST_STEP = 60, 10
+STEPS, FIRST_STEP, EIGHT_STEPS = 60, 10, 2
 REPEATS: Final = 3
 BOARDS: Final = {"two": (2, 768 << 20), "one": (1, 1280 << 20)}
 TARGETS: Final[dict[str, tuple[str, float]]] = {
@@ -47,6 +50,9 @@ TARGETS: Final[dict[str, tuple[str, float]]] = {
     "two_kills": ("<=", 0),
     "one_exit_code": ("<=", 0),
     "one_kills": ("<=", 0),
+    "eight_exit_code": ("<=", 0),
+    "eight_kills": ("<=", 0),
+    "eight_error": ("<=", MAX_ERROR),
 }
 
 
@@ -126,6 +132,25 @@ def measure_boards() -> Figures:
     return figures
 
 
+def measure_eight() -> Figures:
+    """The shape of Llama 3 8B on four boards; ``preparing`` is reading and quantising, all boards at once."""
+    with tempfile.TemporaryDirectory(prefix="eight-", dir=OUT) as made:
+        folder = Path(made).resolve()
+        case = llama(folder, EIGHT_BILLION)
+        method = {"train.method": "all", "train.max_steps": EIGHT_STEPS}
+        job = load_job(case.job).with_overrides(
+            {**method, "runtime.frozen": "nf4", "placement.replicas": "never"}  # with them a board may be left out
+        )
+        write_durably(case.job, job.to_toml().encode())
+        figures = _on_boards(case, folder / "eight", "eight", 4, 4 << 30)
+        if report := report_of(folder / "eight" / "run"):
+            figures["eight_error"] = max(abs(one["error"]) for one in figures["eight_boards"].values())
+            figures["eight_quantising_s"] = report["phases_s"]["preparing"]
+            figures["eight_step_s"] = report["steps_s"] / EIGHT_STEPS
+            say(f"eight: {figures['eight_quantising_s']:.1f} s of quantising, {figures['eight_step_s']:.1f} s a step")
+    return figures
+
+
 def _on_boards(case: Case, folder: Path, name: str, count: int, size: int) -> Figures:
     sizes = {f"board-{index}": size for index in range(count)}
     with boards(case, folder / "bed", sizes, count=count) as (bed, watch):
@@ -141,6 +166,7 @@ PARTS: Final[dict[str, Callable[[], Figures]]] = {
     "bits": measure_bits,
     "plain": measure_plain,
     "boards": measure_boards,
+    "eight": measure_eight,
 }
 
 

@@ -124,7 +124,19 @@ def _first(bed: Testbed, name: str) -> BoardMemory:
     )
 
 
-BLOCKS, WIDTH, INNER, WORDS, HEADS, KEY_HEADS = 22, 2048, 5632, 32_000, 32, 4
+class LlamaShape(NamedTuple):
+    """Sizes of a Llama."""
+
+    blocks: int
+    width: int
+    inner: int
+    words: int
+    heads: int
+    key_heads: int
+
+
+ONE_BILLION = LlamaShape(blocks=22, width=2048, inner=5632, words=32_000, heads=32, key_heads=4)
+EIGHT_BILLION = LlamaShape(blocks=32, width=4096, inner=14_336, words=128_256, heads=32, key_heads=8)
 
 
 def write_vit(folder: Path) -> Path:
@@ -144,36 +156,39 @@ def write_images(path: Path, num_rows: int) -> Path:
     return path
 
 
-def _llama_shapes() -> dict[str, tuple[int, ...]]:
+def _llama_tensors(shape: LlamaShape) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors of a Llama with a decoder of its own."""
-    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (WORDS, WIDTH)}
-    keys = WIDTH // HEADS * KEY_HEADS
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.words, shape.width)}
+    keys = shape.width // shape.heads * shape.key_heads
     inside = {
-        **{f"self_attn.{name}_proj.weight": (WIDTH, WIDTH) for name in "qo"},
-        **{f"self_attn.{name}_proj.weight": (keys, WIDTH) for name in "kv"},
-        **{f"mlp.{name}_proj.weight": (INNER, WIDTH) for name in ("gate", "up")},
-        "mlp.down_proj.weight": (WIDTH, INNER),
-        "input_layernorm.weight": (WIDTH,),
-        "post_attention_layernorm.weight": (WIDTH,),
+        **{f"self_attn.{name}_proj.weight": (shape.width, shape.width) for name in "qo"},
+        **{f"self_attn.{name}_proj.weight": (keys, shape.width) for name in "kv"},
+        **{f"mlp.{name}_proj.weight": (shape.inner, shape.width) for name in ("gate", "up")},
+        "mlp.down_proj.weight": (shape.width, shape.inner),
+        "input_layernorm.weight": (shape.width,),
+        "post_attention_layernorm.weight": (shape.width,),
     }
-    for block in range(BLOCKS):
-        found |= {f"model.layers.{block}.{name}": shape for name, shape in inside.items()}
-    return found | {"model.norm.weight": (WIDTH,), "lm_head.weight": (WORDS, WIDTH)}
+    for block in range(shape.blocks):
+        found |= {f"model.layers.{block}.{name}": size for name, size in inside.items()}
+    return found | {"model.norm.weight": (shape.width,), "lm_head.weight": (shape.words, shape.width)}
 
 
-def write_llama(folder: Path, *, shard_bytes: int = 400 << 20) -> Path:
-    """Write a random Llama of 1.1 billion parameters (bfloat16) in several files, one shard in memory at a time."""
+def write_llama(folder: Path, shape: LlamaShape = ONE_BILLION, *, shard_bytes: int = 400 << 20) -> Path:
+    """Write a random Llama (bfloat16) in several files, one shard in memory at a time.
+
+    Tensors of one shape have the same numbers: to draw eight billion would take longer than to train.
+    """
     from safetensors.torch import save_file
     from transformers import LlamaConfig
 
     folder.mkdir(parents=True, exist_ok=True)
     LlamaConfig(
-        vocab_size=WORDS,
-        hidden_size=WIDTH,
-        intermediate_size=INNER,
-        num_hidden_layers=BLOCKS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KEY_HEADS,
+        vocab_size=shape.words,
+        hidden_size=shape.width,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.blocks,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.key_heads,
         max_position_embeddings=64,
         tie_word_embeddings=False,
         bos_token_id=2,
@@ -183,15 +198,18 @@ def write_llama(folder: Path, *, shard_bytes: int = 400 << 20) -> Path:
         architectures=["LlamaForCausalLM"],
     ).save_pretrained(folder)
     generator = torch.Generator().manual_seed(0)
+    drawn: dict[tuple[int, ...], torch.Tensor] = {}
     files: list[dict[str, torch.Tensor]] = [{}]
     places: dict[str, str] = {}
-    for name, shape in _llama_shapes().items():
+    for name, size in _llama_tensors(shape).items():
         if sum(tensor.nbytes for tensor in files[-1].values()) > shard_bytes:
             save_file(files[-1], folder / f"model-{len(files):05}.safetensors", metadata={"format": "pt"})
             files[-1].clear()
             files.append({})
-        drawn = torch.randn(shape, generator=generator, dtype=torch.float32)
-        files[-1][name] = (1 + 0.1 * drawn if len(shape) == 1 else drawn * 0.02).to(torch.bfloat16)
+        if size not in drawn:
+            numbers = torch.randn(size, generator=generator, dtype=torch.float32)
+            drawn[size] = (1 + 0.1 * numbers if len(size) == 1 else numbers * 0.02).to(torch.bfloat16)
+        files[-1][name] = drawn[size].clone()  # a file holds no tensor twice
         places[name] = f"model-{len(files):05}.safetensors"
     save_file(files[-1], folder / f"model-{len(files):05}.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
@@ -228,9 +246,9 @@ def minilm(folder: Path) -> Case:
     return Case(_written(folder, job.to_toml()), train_rows, held_out)
 
 
-def llama(folder: Path) -> Case:
-    """LoRA of a random Llama of 1.1 billion parameters, stored in bfloat16; one owner."""
-    model = write_llama(folder / "model")
+def llama(folder: Path, shape: LlamaShape = ONE_BILLION) -> Case:
+    """LoRA of a random Llama, stored in bfloat16; one owner."""
+    model = write_llama(folder / "model", shape)
     text = f"""
 [model]
 path = "{model.resolve()}"
