@@ -150,7 +150,7 @@ _M_TRIM_THRESHOLD: Final = -1  # of glibc's malloc.h
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 _LARGEST_HOLE: Final = 1 << 30
-_GLIBC: Final = "libc.so.6"  # its own functions, also where another allocator is preloaded, whose blocks begin otherwise
+_GLIBC: Final = "libc.so.6"  # its own functions: blocks of a preloaded allocator begin otherwise
 _WORD, _IS_MAPPED = ctypes.sizeof(ctypes.c_size_t), 2  # the word before a block has its size, and this bit
 
 
