@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -182,9 +183,8 @@ def test_allocator_keeps_blocks_in_one_heap_or_gives_pieces_back() -> None:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
 def test_holes_of_the_heap_are_not_looked_for_in_a_preloaded_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its blocks do not begin as glibc's, so it would be asked for GiB after GiB until no address is left."""
-    plain = ctypes.CDLL
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: plain(name) if name else object())
-    monkeypatch.setattr(resources, "_set", lambda settings: True)
+    plain, preloaded = ctypes.CDLL, SimpleNamespace(mallopt=ctypes.CDLL(None).mallopt)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: plain(name) if name else preloaded)
     assert resources.return_freed_memory()
     assert resources.keep_freed_memory() and not resources._holes
 
