@@ -245,9 +245,8 @@ class ActiveRun:
         self.executor = self.run = self.reporter = self.saver = self.inactive_state = self.keeper = None
         self.audit = None
         self.links.clear()
-        for channel in self._channels.values():
-            channel.close()
-        self._channels.clear()
+        while self._channels:  # a call that repeats work may open another one meanwhile
+            self._channels.popitem()[1].close()
         keep_freed_memory()  # the next run is measured as in a new process
         release_memory()
 

@@ -150,6 +150,7 @@ _M_TRIM_THRESHOLD: Final = -1  # of glibc's malloc.h
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 _LARGEST_HOLE: Final = 1 << 30
+_GLIBC: Final = "libc.so.6"  # its own functions: blocks of a preloaded allocator begin otherwise
 _WORD, _IS_MAPPED = ctypes.sizeof(ctypes.c_size_t), 2  # the word before a block has its size, and this bit
 
 
@@ -161,7 +162,7 @@ def keep_freed_memory() -> bool:
     """Set glibc to keep up to ``KEPT_BYTES`` of freed memory, in one heap; False with another C library."""
     took = _set({_M_MMAP_THRESHOLD: KEPT_BYTES, _M_TRIM_THRESHOLD: KEPT_BYTES, _M_ARENA_MAX: 1})
     while _holes:
-        ctypes.CDLL(None).free(ctypes.c_void_p(_holes.pop()))
+        ctypes.CDLL(_GLIBC).free(ctypes.c_void_p(_holes.pop()))
     return took
 
 
@@ -175,7 +176,7 @@ def return_freed_memory() -> bool:
     trim_heap()
     if not _set({_M_MMAP_THRESHOLD: RETURNED_BYTES}):
         return False
-    library, size = ctypes.CDLL(None), _LARGEST_HOLE
+    library, size = ctypes.CDLL(_GLIBC), _LARGEST_HOLE
     library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
     while size >= RETURNED_BYTES:
         address = library.malloc(size)

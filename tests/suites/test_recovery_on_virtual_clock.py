@@ -328,6 +328,28 @@ def test_owner_that_reports_links_twice_makes_one_host_leave(lies: int) -> None:
     assert story(result) == story(wanted) and len(reports) == 6
 
 
+@pytest.mark.parametrize("times", [2, MOST_OPENINGS + 1])
+def test_owner_whose_rows_may_be_left_out_makes_one_host_leave(times: int) -> None:
+    """For the second host it leaves itself; with a link that it loses twice in a turn, or once in each of six turns."""
+    hosts = [("a", 0, 1), ("c", 1, 2), ("d", 2, 3), ("e", 3, 4), ("b", 4, 5)]
+    plan = make_plan(hosts, ["a", "b"], num_blocks=5, num_steps=48, local_iterations=2)
+    ring = ring_of(plan, random.Random(0), recovery=RecoveryPolicy(leaves_out=True))
+    reports = list[int]()
+
+    def when(what: str, node: str) -> None:
+        kept = sum(isinstance(entry, rd.LogKept) for entry in ring.result.logged)
+        is_again = times == 2 and len(reports) % 2 == 1 and reports[-1] == kept
+        is_due = what.startswith("forward") and (is_again or kept > max(reports, default=0))
+        if len(recoveries(ring.result)) == len(reports) < 2 * times and is_due:
+            reports.append(kept)
+            ring.lose_link("a", "d" if len(reports) <= times else "e")
+
+    ring.when = when
+    result = ring.run()
+    assert not result.finish.error
+    assert [one.lost for one in recoveries(result)] == [*[()] * (times - 1), ("d",), *[()] * (times - 1), ("a",)]
+
+
 def test_host_may_leave_for_a_link_with_an_owner_again_after_fifty_turns() -> None:
     """Of the owner itself; other owners may lose one meanwhile."""
     openings, found = LinkOpenings(), list[bool]()

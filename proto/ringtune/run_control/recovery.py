@@ -298,13 +298,13 @@ class LinkOpenings:
         self._at = [(at, ends.difference(others) if node in ends else ends) for at, ends in self._at]
 
     def note_cost(self, nodes: Iterable[str]) -> None:
-        """Note that a host leaves the run for a link with one of these nodes, which the run needs."""
+        """Note that a node leaves the run for a link with one of these owners, which stay."""
         self._cost |= dict.fromkeys(nodes, self._num_turns)
 
     def has_cost(self, ends: Iterable[str]) -> bool:
-        """Whether a host has left within the last turns for a link with one of these nodes.
+        """Whether a node has left within the last turns for a link with one of these nodes.
 
-        So a needed owner that lies about its links makes one host leave in ``OPENINGS_TURNS`` turns at most.
+        So an owner that lies about its links makes one host leave in ``OPENINGS_TURNS`` turns at most.
         """
         return any(self._is_late(self._cost[node]) for node in ends if node in self._cost)
 

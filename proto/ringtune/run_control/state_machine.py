@@ -465,7 +465,8 @@ class RunStateMachine:
             self._lose_an_end(event, now_s, commands)
             return
         for node in self._dispensable(event.ends):
-            if not self._openings.are_too_many(node, event.ends):
+            stays = [end for end in event.ends if end != node]
+            if not self._openings.are_too_many(node, event.ends) or self._openings.has_cost(stays):
                 continue
             why = f"{event.failed.message}; its links were opened anew {MOST_OPENINGS} times in {OPENINGS_TURNS} turns"
             self._leave_out(node, event, why, now_s, commands)
@@ -483,14 +484,17 @@ class RunStateMachine:
         """Continue without one end of a link that stays broken: the suspect, or the other where only that can go.
 
         Both are there. So if the run needs the rows of both, all links are opened anew until the time is over that it
-        would wait for a node. So they are if it needs the other end, and has just lost a node for a link with that.
+        would wait for a node. So they are if the other end is an owner for whose link it has just lost a node; then it
+        continues without that owner, or ends if it needs its rows.
         """
         link, free = event.failed, self._dispensable(event.ends)
         needed = [node for node in event.ends if node not in free]
-        if free and not self._openings.has_cost(needed):
+        if free and not self._openings.has_cost(needed or free[1:]):
             self._leave_out(free[0], event, link.message, now_s, commands)
         elif now_s < self._opened_s + self._policy.awaits_s:
             self._open_links(event, now_s, commands)
+        elif free and not needed:
+            self._leave_out(free[1], event, link.message, now_s, commands)
         else:
             tried = f" for {self._policy.awaits_s:g} s (recovery.wait_s)" if self._policy.awaits_s else " in vain"
             why = f"node {needed[0]}, for a link with which a node has left the run, owns" if free else "both own"
@@ -498,9 +502,8 @@ class RunStateMachine:
             self._fail(link.error, f"{link.message}; {text} node has; mend the network, {RESUME}", commands)
 
     def _leave_out(self, lost: str, event: rd.LinkFailed, why: str, now_s: float, commands: list[rd.Command]) -> None:
-        """Continue without an end of a broken link; note an end without which the run can't."""
-        free = self._dispensable(event.ends)
-        self._openings.note_cost(node for node in event.ends if node not in free)
+        """Continue without an end of a broken link; note an owner that stays."""
+        self._openings.note_cost(node for node in event.ends if node != lost and self._course.owner(node) is not None)
         self._on_node_failed(rd.NodeFailed(lost, event.failed.error, why), now_s, commands)
 
     def _dispensable(self, nodes: Iterable[str]) -> list[str]:

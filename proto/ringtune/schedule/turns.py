@@ -115,8 +115,8 @@ class Evaluations:
         """Return the state after one more evaluation; a value that is not finite is never better."""
         if step <= self.step:
             return self
-        is_first = math.isfinite(value) and self.best is None
-        if is_first or (self.best is not None and (value > self.best if self.is_rising else value < self.best)):
+        is_better = self.best is None or (value > self.best if self.is_rising else value < self.best)
+        if math.isfinite(value) and is_better:
             return Evaluations(step=step, best=value, best_step=step, by=self.by)
         return dataclasses.replace(self, step=step, waited=self.waited + 1)
 

@@ -568,6 +568,8 @@ def test_stopped_run_names_the_best_evaluation_and_has_the_decision() -> None:
     resumed = StartPoint.of(make_plan([("a", 0, 4)], ["a"]).course, evaluations=Evaluations(step=8, best=0.5))
     assert EarlyStopping(0, resumed, judge=judge).evaluations == Evaluations(step=8, by="accuracy")
     assert "1 evaluation was not below that of any" in stop_text(10, NONE_DONE.after(10, float("nan")))
+    for value in (math.nan, math.inf, -math.inf):
+        assert (stopping.evaluations.after(50, value).best, NONE_DONE.after(5, 0.5).after(9, value).best) == (0.75, 0.5)
     # One line, and the same in the report; a run with all its steps has none
     books = ledger()
     assert "stopped" not in books.report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import platform
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -176,6 +178,15 @@ def test_allocator_keeps_blocks_in_one_heap_or_gives_pieces_back() -> None:
     assert heaps <= 2 < plain_heaps
     assert returned_mib < 140 < 200 < kept_mib
     assert left_mib < 10
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
+def test_holes_of_the_heap_are_not_looked_for_in_a_preloaded_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blocks do not begin as glibc's, so it would be asked for GiB after GiB until no address is left."""
+    plain, preloaded = ctypes.CDLL, SimpleNamespace(mallopt=ctypes.CDLL(None).mallopt)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: plain(name) if name else preloaded)
+    assert resources.return_freed_memory()
+    assert resources.keep_freed_memory() and not resources._holes
 
 
 PLAN = make_plan([("a", 0, 2)], ["a"], num_blocks=2)
