@@ -52,6 +52,8 @@ _REST: Final[Mapping[str, Mapping[str, Any]]] = {
     "reft": {"architecture": "reft", "init_weights_seed": None, "dtype": None},
 }
 """Kind -> options besides those of ``known_configurations``, with their defaults."""
+_BESIDE: Final = ("lora", "mtl_lora")
+"""Architectures of which the library loads one in a union, whatever blocks they leave out."""
 _START: Final = {"par_bn": "mam_adapter", "scaled_par_bn": "mam_adapter", "ia3": "ia3"}
 
 
@@ -84,6 +86,8 @@ def _problem(name: str, options: Options) -> str:
         return "stochastic_depth is not supported; use train.dropout"
     if type(options.get("scaling")) is int:
         return f"scaling is the whole number {options['scaling']}; write {float(options['scaling'])}"
+    if options.get("task_specific_matrix_type") == "linear":
+        return "AdapterHub's library can't load task_specific_matrix_type = 'linear'; leave it out"
     if options.get("composition_mode") != "scale":
         if name == "mtl_lora" and options["use_dora"]:
             return "use_dora goes with LoRA only; leave it out, or use dora"
@@ -100,6 +104,8 @@ def _problem(name: str, options: Options) -> str:
 
 def _go_together(first: Options, second: Options) -> bool:
     """Whether a union may have both parts, as the library checks it."""
+    if first.get("architecture") in _BESIDE and second.get("architecture") in _BESIDE:
+        return False
     if first.get("architecture") != second.get("architecture") or first.get("leave_out") or second.get("leave_out"):
         return True
     places = ("mh_adapter", "output_adapter")

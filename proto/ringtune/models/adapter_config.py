@@ -652,7 +652,8 @@ def _reft_params(options: Mapping[str, Any], block: int, hidden: int) -> int:
 
     Tied weights count once.
     """
-    if not options["output_reft"] or (options["layers"] != "all" and block not in options["layers"]):
+    has_tokens = options["prefix_positions"] or options["suffix_positions"]
+    if not options["output_reft"] or not has_tokens or (options["layers"] != "all" and block not in options["layers"]):
         return 0
     rank = int(options["r"])
     return (2 * hidden * rank + rank) * (1 if options["tied_weights"] else 2)
