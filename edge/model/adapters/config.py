@@ -86,8 +86,6 @@ def _problem(name: str, options: Options) -> str:
         return "stochastic_depth is not supported; use train.dropout"
     if type(options.get("scaling")) is int:
         return f"scaling is the whole number {options['scaling']}; write {float(options['scaling'])}"
-    if options.get("task_specific_matrix_type") == "linear":
-        return "AdapterHub's library can't load task_specific_matrix_type = 'linear'; leave it out"
     if options.get("composition_mode") != "scale":
         if name == "mtl_lora" and options["use_dora"]:
             return "use_dora goes with LoRA only; leave it out, or use dora"

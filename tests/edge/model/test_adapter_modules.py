@@ -137,7 +137,6 @@ def check_files(ours: Any, library: Any, family: Family, config: str, folder: Pa
     [
         ("gpt2", "seq_bn[residual_before_ln='post_add']", "a sum before a norm"),
         ("bert", "seq_bn[residual_before_ln='post_add',original_ln_before=False]", "a sum before a norm"),
-        ("bert", "mtl_lora[task_specific_matrix_type='linear']", "can't load"),
         ("bert", "lora[leave_out=[0]]|ia3[leave_out=[1,2]]", "two parts of one kind"),
     ],
 )
