@@ -119,7 +119,8 @@ class Reft(nn.Module):
             parts = [torch.cat(parts, dim=1)]
         changed = [unit(part) for unit, part in zip(self.units, parts, strict=True)]
         changed_BPD = torch.cat(changed, dim=1).to(hidden_BTD.dtype)
-        for at_BPD, new_BPD in zip(places, changed_BPD.split([at.shape[1] for at in places], dim=1), strict=True):
+        each = torch.split(changed_BPD, [at_BPD.shape[1] for at_BPD in places], dim=1)
+        for at_BPD, new_BPD in zip(places, each, strict=True):
             if at_BPD.shape[1]:
                 hidden_BTD = torch.scatter(hidden_BTD, 1, at_BPD, new_BPD)
         return hidden_BTD
