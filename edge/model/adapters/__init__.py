@@ -96,7 +96,10 @@ def _no_place(family: Family, part: Options) -> str:
         return "it has no place for an invertible adapter; use seq_bn"
     if family.plugged and not part.get("original_ln_after", True):
         return "its blocks always add the residual; leave original_ln_after out"
-    if layout.is_merged and kind == "mtl_lora":
+    is_sum_kept = part.get("residual_before_ln") == "post_add" and not part["is_parallel"]
+    if is_sum_kept and (layout.norm_first or not part["original_ln_before"]):
+        return "residual_before_ln = 'post_add' takes a sum before a norm, and there is none; leave it out"
+    if layout.is_merged and kind == "mtl_lora" and part["selfattn_lora"] and part["attn_matrices"]:
         return "queries, keys and values are one matrix, and MTL-LoRA has no form for it; use lora"
     if layout.inputs_first and part.get("use_dora"):
         return "its matrices have a row for each input, and DoRA needs one for each output; use lora"

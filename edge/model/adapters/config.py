@@ -52,6 +52,8 @@ _REST: Final[Mapping[str, Mapping[str, Any]]] = {
     "reft": {"architecture": "reft", "init_weights_seed": None, "dtype": None},
 }
 """Kind -> options besides those of ``known_configurations``, with their defaults."""
+_BESIDE: Final = ("lora", "mtl_lora")
+"""Architectures of which the library loads one in a union, whatever blocks they leave out."""
 _START: Final = {"par_bn": "mam_adapter", "scaled_par_bn": "mam_adapter", "ia3": "ia3"}
 
 
@@ -100,6 +102,8 @@ def _problem(name: str, options: Options) -> str:
 
 def _go_together(first: Options, second: Options) -> bool:
     """Whether a union may have both parts, as the library checks it."""
+    if first.get("architecture") in _BESIDE and second.get("architecture") in _BESIDE:
+        return False
     if first.get("architecture") != second.get("architecture") or first.get("leave_out") or second.get("leave_out"):
         return True
     places = ("mh_adapter", "output_adapter")

@@ -58,7 +58,10 @@ class _Rows:
         self._places: dict[tuple[Any, ...], torch.Tensor] = {}
 
     def places(self, hidden_BTD: torch.Tensor, count: int, *, is_suffix: bool) -> torch.Tensor:
-        """Return the places (B, P, D) of the first or last tokens, at most ``count``, for ``gather``."""
+        """Return the places (B, P, D) of the first or last tokens, at most ``count``, for ``gather``.
+
+        A row with fewer tokens has its other places in the padding, which nothing reads.
+        """
         key = (count, is_suffix, hidden_BTD.shape)
         if key not in self._places:
             rows, tokens, width = hidden_BTD.shape
@@ -72,7 +75,7 @@ class _Rows:
             steps = torch.arange(-count, 0) if is_suffix else torch.arange(count)
             steps_P1 = steps.unsqueeze(-1).to(hidden_BTD.device)
             edge_B11 = (last if is_suffix else first).view(-1, 1, 1)
-            self._places[key] = edge_B11 + steps_P1.expand(rows, count, width)
+            self._places[key] = (edge_B11 + steps_P1.expand(rows, count, width)) % tokens
         return self._places[key]
 
 
@@ -116,10 +119,10 @@ class Reft(nn.Module):
             parts = [torch.cat(parts, dim=1)]
         changed = [unit(part) for unit, part in zip(self.units, parts, strict=True)]
         changed_BPD = torch.cat(changed, dim=1).to(hidden_BTD.dtype)
-        if self._prefix:
-            hidden_BTD = torch.scatter(hidden_BTD, 1, places[0], changed_BPD[:, : self._prefix])
-        if self._suffix:
-            hidden_BTD = torch.scatter(hidden_BTD, 1, places[1], changed_BPD[:, -self._suffix :])
+        each = torch.split(changed_BPD, [at_BPD.shape[1] for at_BPD in places], dim=1)
+        for at_BPD, new_BPD in zip(places, each, strict=True):
+            if at_BPD.shape[1]:
+                hidden_BTD = torch.scatter(hidden_BTD, 1, at_BPD, new_BPD)
         return hidden_BTD
 
     def changed(self, _: nn.Module, args: tuple[Any, ...], output: Any) -> Any:

@@ -641,9 +641,9 @@ def _lora_params(options: Mapping[str, Any], widths: Widths, kind: str) -> int:
     size = rank * targets + (rank * sources if options["composition_mode"] != "scale" else 0)
     size += targets if options["use_dora"] else 0
     size += sum(len(module) * (module[0][0] + 1) for module in modules) if options["use_gating"] else 0
-    if kind == "mtl_lora":  # more copies of B with a weight each, and one number per rank
-        copies = int(options["n_up_projection"])
-        size += (copies - 1) * rank * targets + len(modules) * (copies + rank)
+    if kind == "mtl_lora":  # more copies of B with a weight each, and a diagonal or a matrix of the rank
+        copies, is_diagonal = int(options["n_up_projection"]), options["task_specific_matrix_type"] != "linear"
+        size += (copies - 1) * rank * targets + len(modules) * (copies + (rank if is_diagonal else rank**2))
     return size
 
 
@@ -652,7 +652,8 @@ def _reft_params(options: Mapping[str, Any], block: int, hidden: int) -> int:
 
     Tied weights count once.
     """
-    if not options["output_reft"] or (options["layers"] != "all" and block not in options["layers"]):
+    has_tokens = options["prefix_positions"] or options["suffix_positions"]
+    if not options["output_reft"] or not has_tokens or (options["layers"] != "all" and block not in options["layers"]):
         return 0
     rank = int(options["r"])
     return (2 * hidden * rank + rank) * (1 if options["tied_weights"] else 2)

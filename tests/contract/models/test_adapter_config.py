@@ -44,6 +44,7 @@ BUILT = {
     "lora[intermediate_lora=True,output_lora=True]": 7168,
     "lora[use_gating=True]": 2178,
     "mtl_lora": 2066,
+    "mtl_lora[r=4,n_up_projection=2,task_specific_matrix_type='linear']": 1572,
 }
 # Of our own kinds, counted by hand: a matrix of 64 x 64 each; 64 * 128 + 128 + 128 * 64 + 64 each.
 OWN = {

@@ -14,6 +14,7 @@ import transformers
 from edge.model.adapters import add_adapters
 from edge.model.adapters.config import description, interface, options_of
 from edge.model.adapters.reft import rows_of
+from ringtune.errors import JobError
 from ringtune.models.decoders import interface_of
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import Family
@@ -44,7 +45,7 @@ REFT = ("loreft[layers=[0,2],r=2,non_linearity='relu']", "noreft[tied_weights=Tr
 WHOLE = (*BOTTLENECKS, *NATIVE, *LORA, *REFT)
 CASES = [
     *(("bert", config) for config in (*WHOLE, *POST_ADD, *SEPARATE)),
-    *(("gpt2", config) for config in WHOLE),
+    *(("gpt2", config) for config in (*WHOLE, "mtl_lora[selfattn_lora=False,output_lora=True,init_weights='bert']")),
     *(("llama", config) for config in (*WHOLE, *SEPARATE)),
     *(("distilbert", config) for config in (*BOTTLENECKS, *NATIVE, *POST_ADD, LORA[0])),
     *(("vit", config) for config in (*BOTTLENECKS, NATIVE[0], LORA[0], *SEPARATE)),
@@ -129,3 +130,34 @@ def check_files(ours: Any, library: Any, family: Family, config: str, folder: Pa
     if family.plugged:
         library.adapter_interface._save(str(folder), library.config)
         assert interface(family) == (folder / "adapter_interface.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "reason"),
+    [
+        ("gpt2", "seq_bn[residual_before_ln='post_add']", "a sum before a norm"),
+        ("bert", "seq_bn[residual_before_ln='post_add',original_ln_before=False]", "a sum before a norm"),
+        ("bert", "lora[leave_out=[0]]|ia3[leave_out=[1,2]]", "two parts of one kind"),
+    ],
+)
+def test_what_the_library_fails_on_is_refused(model_type: str, config: str, reason: str) -> None:
+    """Its users could not run the result."""
+    with pytest.raises(JobError, match=reason):
+        add_adapters(base_model(model_type, num_blocks=BLOCKS), FAMILIES[model_type], config, dropout=0.0, name=NAME)
+
+
+def test_reft_takes_rows_shorter_than_its_prefix_and_suffix() -> None:
+    """A row's tokens have the same numbers alone as beside longer rows, where the library fails or mixes up tokens."""
+    base: Any = base_model("bert", num_blocks=BLOCKS).double().requires_grad_(False)
+    add_adapters(base, FAMILIES["bert"], "loreft[prefix_positions=3,suffix_positions=2,r=2]", dropout=0.0, name=NAME)
+    base.double().eval()
+    lengths = torch.tensor([7, 2, 1])
+    ids, mask = (torch.arange(21) * 5 % 40).view(3, 7), (torch.arange(7) < lengths[:, None]).long()
+    with rows_of(mask):
+        together = base(input_ids=ids, attention_mask=mask).last_hidden_state
+    for row, length in enumerate(lengths):
+        one = slice(row, row + 1), slice(length)
+        with rows_of(mask[one]):
+            alone = base(input_ids=ids[one], attention_mask=mask[one]).last_hidden_state
+        alone.sum().backward()
+        torch.testing.assert_close(alone[0], together[row, :length])

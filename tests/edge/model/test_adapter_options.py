@@ -40,6 +40,7 @@ def test_every_activation_that_is_allowed_is_built() -> None:
 
 def test_configuration_that_trains_nothing_is_refused() -> None:
     """At least one place of a block gets an adapter."""
-    for config in ("seq_bn[output_adapter=False]", "lora[selfattn_lora=False]", "loreft[output_reft=False]"):
+    reft = ("loreft[output_reft=False]", "noreft[prefix_positions=0]")
+    for config in ("seq_bn[output_adapter=False]", "lora[selfattn_lora=False]", *reft):
         with pytest.raises(JobError, match="nothing would train"):
             parse_adapter_config(config)
