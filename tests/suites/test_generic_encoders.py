@@ -203,6 +203,8 @@ def test_config_of_transformers_5_is_that_of_4(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(values))
     found = read_config(tmp_path)
     assert (found["global_attn_every_n_layers"], found["global_rope_theta"], found["local_rope_theta"]) == (2, 9e4, 5e3)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "modernbert", "local_rope_theta": None}))
+    assert read_config(tmp_path)["local_rope_theta"] == 160000.0  # null is no base in 5
 
 
 @pytest.mark.parametrize(
