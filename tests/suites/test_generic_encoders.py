@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 
+from edge.model.heads import task_of
 from edge.model.skeleton import build_skeleton
 from edge.model.slice import materialise, module_bytes
 from edge.model.tensor_files import SafetensorsFiles
@@ -193,6 +194,20 @@ def test_config_that_names_every_key_is_read_as_the_class_has_it(tmp_path: Path,
     assert {key: getattr(config, key) for key in found.keys() - of_checkpoints} == {
         key: value for key, value in found.items() if key not in of_checkpoints
     }
+
+
+def test_head_of_a_modernbert_begins_as_torch_makes_it(tmp_path: Path) -> None:
+    """With either version of transformers, of which 5 would draw matrices of its own."""
+    folder = write_family(tmp_path / "model", "modernbert", num_blocks=1)
+    job = Case(folder=tmp_path, task="token-classification", adapter="lora", dtype="float32").job
+    with torch.random.fork_rng(devices=[]):
+        model = build_skeleton(folder, job).model
+        torch.manual_seed(5)
+        head = task_of(job.model.task).add(model, ("a", "b", "c"))
+        torch.manual_seed(5)
+        wanted = (torch.nn.Linear(HIDDEN, HIDDEN, bias=False), torch.nn.Linear(HIDDEN, 3))
+    values = head.state_dict()
+    assert torch.equal(values["0.weight"], wanted[0].weight) and torch.equal(values["4.weight"], wanted[1].weight)
 
 
 def test_config_of_transformers_5_is_that_of_4(tmp_path: Path) -> None:
