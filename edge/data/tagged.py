@@ -173,6 +173,9 @@ class _TagCounts:
 
 def _divides_by_blanks(tokenizer: Any, folder: Path) -> bool:
     """Whether a blank belongs to a word's first token, and so has to be put before each of separate words."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
     names = (type(tokenizer).__name__, str(read_tokenizer_settings(folder).get("tokenizer_class")))
     is_one = any(name.startswith(("GPT2", "Roberta")) for name in names)
+    is_one = is_one or isinstance(tokenizer.backend_tokenizer.pre_tokenizer, ByteLevel)  # DeBERTa, ModernBERT
     return is_one and getattr(tokenizer, "add_prefix_space", None) is False

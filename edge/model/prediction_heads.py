@@ -124,7 +124,9 @@ class ModelWithHead(nn.Module):
         if head_type == "image_classification":
             config["multilabel"] = False
         head = Head([*self._layers(config)], config)
-        head.apply(self.base_model._init_weights)
+        form = self.form_of(head_type)
+        if form is None or not form.has_norm:  # ModernBERT's stay as torch makes them: transformers 5 draws others
+            head.apply(self.base_model._init_weights)
         return self._with(head)
 
     def _layers(self, config: dict[str, Any]) -> Iterator[nn.Module]:

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 
+from edge.model.heads import task_of
 from edge.model.skeleton import build_skeleton
 from edge.model.slice import materialise, module_bytes
 from edge.model.tensor_files import SafetensorsFiles
@@ -195,6 +196,20 @@ def test_config_that_names_every_key_is_read_as_the_class_has_it(tmp_path: Path,
     }
 
 
+def test_head_of_a_modernbert_begins_as_torch_makes_it(tmp_path: Path) -> None:
+    """With either version of transformers, of which 5 would draw matrices of its own."""
+    folder = write_family(tmp_path / "model", "modernbert", num_blocks=1)
+    job = Case(folder=tmp_path, task="token-classification", adapter="lora", dtype="float32").job
+    with torch.random.fork_rng(devices=[]):
+        model = build_skeleton(folder, job).model
+        torch.manual_seed(5)
+        head = task_of(job.model.task).add(model, ("a", "b", "c"))
+        torch.manual_seed(5)
+        wanted = (torch.nn.Linear(HIDDEN, HIDDEN, bias=False), torch.nn.Linear(HIDDEN, 3))
+    values = head.state_dict()
+    assert torch.equal(values["0.weight"], wanted[0].weight) and torch.equal(values["4.weight"], wanted[1].weight)
+
+
 def test_config_of_transformers_5_is_that_of_4(tmp_path: Path) -> None:
     """Kinds of layers and rotary parameters by kind become a period and two bases."""
     theta = {"full_attention": {"rope_theta": 9e4}, "sliding_attention": {"rope_theta": 5e3, "rope_type": "default"}}
@@ -203,6 +218,8 @@ def test_config_of_transformers_5_is_that_of_4(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(values))
     found = read_config(tmp_path)
     assert (found["global_attn_every_n_layers"], found["global_rope_theta"], found["local_rope_theta"]) == (2, 9e4, 5e3)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "modernbert", "local_rope_theta": None}))
+    assert read_config(tmp_path)["local_rope_theta"] == 160000.0  # null is no base in 5
 
 
 @pytest.mark.parametrize(

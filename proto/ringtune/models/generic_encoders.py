@@ -67,7 +67,7 @@ _MODERNBERT_KEYS: Final[Mapping[str, ConfigKey]] = {
     "norm_bias": ConfigKey(default=False),
     "pad_token_id": ConfigKey(default=50283),
     "global_rope_theta": ConfigKey(default=160000.0),
-    "local_rope_theta": ConfigKey(default=10000.0, nullable=float),
+    "local_rope_theta": ConfigKey(default=10000.0),
     "attention_bias": ConfigKey(default=False),
     "attention_dropout": ConfigKey(default=0.0),
     "global_attn_every_n_layers": ConfigKey(default=3, at_least=1),
@@ -149,18 +149,21 @@ def _with_joined_kinds(values: Config) -> dict[str, Any]:
 def _with_period(values: Config) -> dict[str, Any]:
     """Replace ModernBERT's kinds of layers, as transformers 5 names them, by the period of those with full attention.
 
-    Other kinds stay, and are refused as an unknown key.
+    Other kinds stay, and are refused as an unknown key. The rotary base of windows that is null is that of the others,
+    which transformers 5 does not know.
     """
+    base = values.get("global_rope_theta") or _MODERNBERT_KEYS["global_rope_theta"].default
+    values = {key: base if key == "local_rope_theta" and value is None else value for key, value in values.items()}
     kinds, key = values.get("layer_types"), "global_attn_every_n_layers"
     count = values.get("num_hidden_layers", _MODERNBERT_KEYS["num_hidden_layers"].default)
     if not isinstance(kinds, list) or not kinds or len(kinds) != count:
-        return dict(values)
+        return values
     full = [index for index, kind in enumerate(kinds) if kind == "full_attention"]
     period = values.get(key, full[1] if len(full) > 1 else count)
     if type(period) is not int or period < 1:
-        return dict(values)
+        return values
     if kinds != ["sliding_attention" if index % period else "full_attention" for index in range(count)]:
-        return dict(values)
+        return values
     return {**{name: value for name, value in values.items() if name != "layer_types"}, key: period}
 
 
