@@ -39,7 +39,8 @@ def check_can_merge(run: SavedRun) -> None:
         raise UsageError(f"{run.folder} has a whole model, there is nothing to merge; leave --merge out")
     if problem := merge_refusal(adapter):
         raise UsageError(
-            f"adapter.config = {adapter!r} can't be merged: {problem}; leave --merge out, or train linear or lora"
+            f"adapter.config = {adapter!r} can't be merged: {problem}; leave --merge or --format gguf out, "
+            "or train linear or lora"
         )
 
 

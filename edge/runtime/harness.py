@@ -37,6 +37,8 @@ from ringtune.machine.resources import usable_cores
 
 _MOST_TOKENS: Final = 256
 """Of an answer whose task says nothing."""
+_COUNTS: Final = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""Names for the most tokens of an answer; the first that a task has counts."""
 
 
 class Likelihood(NamedTuple):
@@ -70,7 +72,7 @@ class HarnessModel:
         """Score each text (text,) as a whole; a long one in windows, as lm-eval does."""
         found = []
         for request in requests:
-            ids = self._encode(request.args[0], special=False)
+            ids = self._encode(request.args[0])  # as lm-eval: a begin token that the tokenizer adds is scored, too
             found.append(sum(self._scored(*pair).log for pair in _windows(ids, self._begin(), self._model.longest)))
             self._tell()
         return found
@@ -86,11 +88,17 @@ class HarnessModel:
 
     def _continued(self, context: str, settings: dict[str, Any], number: int) -> str:
         until, longest = settings.get("until") or [], self._model.longest
-        count = min(int(settings.get("max_gen_toks", _MOST_TOKENS)), longest - 1)
-        temperature = float(settings.get("temperature") or 0.0) if settings.get("do_sample") else 0.0
-        how = Sampling(max_new_tokens=count, temperature=temperature)
+        most = next((settings[name] for name in _COUNTS if settings.get(name) is not None), _MOST_TOKENS)
+        count = min(int(most), longest - 1)
+        how = Sampling(
+            max_new_tokens=count,
+            temperature=0.0 if settings.get("do_sample") is False else float(settings.get("temperature") or 0.0),
+            top_k=int(settings.get("top_k") or 0),
+            top_p=float(settings.get("top_p") or 1.0),
+        )
         ids = (self._encode(context) or [self._begin()])[count - longest :]
-        pieces, text = TextPieces(self._tokenizer, ids, [until] if isinstance(until, str) else until), ""
+        # lm-eval decodes an answer alone: some tokenizers drop the blank at its front
+        pieces, text = TextPieces(self._tokenizer, (), [until] if isinstance(until, str) else until), ""
         for token in next_tokens(ids, self._model.next_logits, how, ends=self._ends, longest=longest, row=number):
             text += pieces.add(token)
             if pieces.is_ended:

@@ -178,7 +178,7 @@ def test_export_of_a_mixture_has_both_halves_or_none(run: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("adapter", "options", "message"),
     [
-        ("seq_bn", ["--merge"], "can't be merged: it is no change of matrices; leave --merge out, or train linear"),
+        ("seq_bn", ["--merge"], "it is no change of matrices; leave --merge or --format gguf out, or train linear"),
         ("mlp[hidden=4]", ["--merge"], "can't be merged: it is no change of matrices"),
         (AUXILIARY, ["--model", "x"], "--model is the base model to merge into; give --merge too"),
         (AUXILIARY, ["--merge"], "the base model /srv/carol/models/tiny is not there; name its folder with --model"),

@@ -6,6 +6,7 @@ lm-eval itself is a stand-in: a module that asks a model as its ``simple_evaluat
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -77,7 +78,10 @@ def test_continuations_have_the_likelihood_of_the_library(model: HarnessModel, f
 
 
 def test_long_texts_are_scored_in_windows(model: HarnessModel, folder: Path, plain: Any) -> None:
-    """Each token once, the last ones with as much before them as fits; long contexts are cut at their beginning."""
+    """Each token once, the begin token too, as lm-eval does; a piece has as much before it as fits.
+
+    Long contexts are cut at their beginning.
+    """
     ids = list(range(10))
     assert [(list(a), list(b)) for a, b in _windows(ids, 99, 4)] == [
         ([99], [0, 1, 2, 3]),
@@ -85,8 +89,8 @@ def test_long_texts_are_scored_in_windows(model: HarnessModel, folder: Path, pla
         ([5, 6, 7], [8, 9]),
     ]
     text = "yes no abc " * 6
-    ids = AutoTokenizer.from_pretrained(folder / "base")(text, add_special_tokens=False)["input_ids"]
-    assert LONGEST < len(ids) < 3 * LONGEST
+    ids = AutoTokenizer.from_pretrained(folder / "base")(text)["input_ids"]
+    assert ids[0] == 1 and LONGEST < len(ids) < 3 * LONGEST
     wanted = sum(plain(list(before), list(piece)).log for before, piece in _windows(ids, 1, LONGEST))
     (found,) = model.loglikelihood_rolling([ask(text)])
     assert found == pytest.approx(wanted, rel=1e-5)
@@ -98,13 +102,32 @@ def test_long_texts_are_scored_in_windows(model: HarnessModel, folder: Path, pla
 
 
 def test_answers_end_at_the_texts_of_a_task(model: HarnessModel) -> None:
-    """Greedy unless a task draws; a context that leaves no room is cut."""
+    """Greedy unless a task draws, by each of lm-eval's names for their length; a context that leaves no room is cut."""
     (text,) = model.generate_until([ask("yes", {"until": [], "max_gen_toks": 12})])
-    (again,) = model.generate_until([ask("yes", {"until": text[3:5], "max_gen_toks": 12, "temperature": 2.0})])
+    (again,) = model.generate_until([ask("yes", {"until": text[3:5], "max_gen_toks": 12})])
     assert again == text.partition(text[3:5])[0] and len(text) >= 5
-    drawn = model.generate_until([ask("yes", {"do_sample": True, "temperature": 3.0, "max_gen_toks": 12})] * 2)
+    plain = {"do_sample": False, "temperature": 3.0, "max_gen_toks": None}
+    alike = [{**plain, name: 12} for name in ("max_new_tokens", "max_tokens", "max_completion_tokens")]
+    alike.append({"temperature": 3.0, "top_k": 1, "max_gen_toks": 12, "max_tokens": 1})
+    assert model.generate_until([ask("yes", settings) for settings in alike]) == [text] * len(alike)
+    drawn = model.generate_until([ask("yes", {"temperature": 3.0, "max_gen_toks": 12})] * 2)
     assert drawn[0] != drawn[1]
     assert model.generate_until([ask("yes no " * 30, {"max_gen_toks": 500})])
+
+
+def test_answer_is_decoded_alone(folder: Path, tmp_path: Path) -> None:
+    """As lm-eval does: where the tokenizer drops the blank at the front of a text, an answer has none there."""
+    base = shutil.copytree(folder / "base", tmp_path / "base")
+    tokens = json.loads((base / "tokenizer.json").read_text(encoding="utf-8"))
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    tokens["decoder"] = {"type": "Sequence", "decoders": [tokens["decoder"], {"type": "Fuse"}, strip]}
+    (base / "tokenizer.json").write_text(json.dumps(tokens), encoding="utf-8")
+    (tmp_path / "job.toml").write_text(JOB.format(model=base), encoding="utf-8")
+    model = HarnessModel(load_job(tmp_path / "job.toml"), base, lambda: None)
+    answer = [AutoTokenizer.from_pretrained(base).convert_tokens_to_ids("\u0120w1")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edge.runtime.harness.next_tokens", lambda *_, **__: iter(answer))
+        assert model.generate_until([ask("yes", {})]) == ["w1"]
 
 
 class _Base:
