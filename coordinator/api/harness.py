@@ -113,17 +113,20 @@ def _until_end(lines: queue.Queue[str | None]) -> Iterator[Mapping[str, Any]]:
 
 
 def lines_of(figures: Figures) -> Iterator[str]:
-    """Write the figures, those of a task in one line; an error beside its figure.
+    """Write the figures, those of a task in one line; an error beside its figure, and the number of rows at the end.
 
-    Example: ``{"piqa": {"acc,none": 0.5, "acc_stderr,none": 0.01}}`` gives "piqa: acc 0.5000 +- 0.0100".
+    Example: ``{"piqa": {"sample_len": 9, "acc,none": 0.5, "acc_stderr,none": 0.01}}`` gives "piqa: acc 0.5000 +- 0.0100
+    on 9 rows".
     """
     for task, values in figures.items():
         parts = []
         for key, value in values.items():
             name, _, kind = key.partition(",")
-            if name.endswith("_stderr") or not isinstance(value, int | float):
+            if name.endswith("_stderr") or name == "sample_len" or not isinstance(value, int | float):
                 continue
             error = values.get(f"{name}_stderr,{kind}")
             spread = f" +- {error:.4f}" if isinstance(error, float) else ""
             parts.append(f"{name}{f' ({kind})' if kind not in ('', 'none') else ''} {value:.4f}{spread}")
-        yield f"{task}: {', '.join(parts) or 'no figures'}"
+        count = values.get("sample_len")
+        rows = f" on {count:,} rows" if isinstance(count, int) else ""
+        yield f"{task}: {', '.join(parts) or 'no figures'}{rows}"

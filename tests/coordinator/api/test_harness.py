@@ -19,7 +19,7 @@ from tests.support.typed import run_alone
 
 FIGURES = {
     "piqa": {"acc,none": 0.5, "acc_stderr,none": 0.0123, "acc_norm,none": 1, "acc_norm_stderr,none": "N/A"},
-    "gsm8k": {"exact_match,strict-match": 0.25},
+    "gsm8k": {"sample_len": 1319, "exact_match,strict-match": 0.25},
     "group": {"sample_len": "none"},
 }
 
@@ -56,7 +56,7 @@ def test_figures_of_tasks_are_printed(run: Path, tmp_path: Path, monkeypatch: py
     assert done.returncode == 0 and got[0][2:] == ["piqa,gsm8k", str(tmp_path)]
     assert done.stdout.splitlines() == [
         "piqa: acc 0.5000 +- 0.0123, acc_norm 1.0000",
-        "gsm8k: exact_match (strict-match) 0.2500",
+        "gsm8k: exact_match (strict-match) 0.2500 on 1,319 rows",
         "group: no figures",
     ]
     assert done.stderr.splitlines() == [f"lm-eval: {count} requests" for count in (1, 10, 100)]
