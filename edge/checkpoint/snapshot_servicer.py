@@ -16,7 +16,7 @@ import grpc
 from edge.checkpoint.snapshots import FILE, HEAD_FILE, SnapshotShelf, TurnSnapshots, block_of, part_name
 from edge.checkpoint.state_folder import SavedParts
 from edge.transport.access import RunAccess
-from ringtune.errors import FrameError, IntegrityError, StorageError
+from ringtune.errors import FrameError, IntegrityError, InterruptedRunError, StorageError
 from ringtune.run_control.checkpoint import SavedSource
 from ringtune.schedule.access import MAX_COPY_BYTES, NOT_PLANNED, Asked, CopyBytes, NodeCall, State, copy_limit
 from ringtune.schedule.migration import Source
@@ -161,6 +161,8 @@ def _received(
             return state.repeat(attempt, peer=peer)
         except grpc.RpcError as error:
             raise error_of_call(error, peer=peer) from error
+        except ValueError as error:  # of gRPC, on a channel that was closed with the run
+            raise InterruptedRunError(f"{peer} was not asked further: the run was released here") from error
 
 
 def _joined(
