@@ -49,6 +49,7 @@ from ringtune.transport.endpoints import is_allowed
 from ringtune.transport.parties import node_party
 from ringtune.transport.speaker import is_encrypted
 from ringtune.transport.tls import handshake_problem
+from ringtune.v1.control_pb2_grpc import SnapshotsStub
 
 if TYPE_CHECKING:
     from edge.transport.frames import Ack
@@ -89,7 +90,7 @@ class ActiveRun:
     audit: Any = None
     addresses: Mapping[str, str] = field(default_factory=dict)
     grants: GrantReader = field(init=False)
-    _channels: dict[str, grpc.Channel] = field(default_factory=dict)
+    _channels: dict[str, tuple[grpc.Channel, SnapshotsStub]] = field(default_factory=dict)
     _num_loads: int = 0
     _received_s: dict[str, float] = field(default_factory=dict)
     _refused: RepeatCounter = field(default_factory=RepeatCounter)
@@ -113,11 +114,16 @@ class ActiveRun:
         if number != self._num_loads:
             raise InterruptedRunError(f"node {self.node} got the saved result again")
 
-    def audit_channel(self, node: str, address: str) -> grpc.Channel:
-        """Return the channel on which this node fetches what another one keeps for the audit, until the run ends."""
-        if node not in self._channels:
-            self._channels[node] = open_channel(address, peer=node_party(node))
-        return self._channels[node]
+    def audit_stub(self, node: str, address: str) -> SnapshotsStub:
+        """Return what fetches from another node what it keeps for the audit, on one channel until the run ends.
+
+        Not the channel: to make a stub of a closed one ends the process.
+        """
+        held = self._channels.get(node)
+        if held is None:
+            channel = open_channel(address, peer=node_party(node))
+            held = self._channels[node] = channel, SnapshotsStub(channel)
+        return held[1]
 
     def figures(self) -> dict[str, Any]:
         """Return this node's figures of the current run, for JSON."""
@@ -246,7 +252,7 @@ class ActiveRun:
         self.audit = None
         self.links.clear()
         while self._channels:  # a call that repeats work may open another one meanwhile
-            self._channels.popitem()[1].close()
+            self._channels.popitem()[1][0].close()
         keep_freed_memory()  # the next run is measured as in a new process
         release_memory()
 

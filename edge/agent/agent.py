@@ -322,8 +322,8 @@ class Agent:
                 return self.audited(wanted)
             address = active.addresses.get(source, "")
             check_private(self.options, source, address)
-            channel = active.audit_channel(source, address)
-            return fetch_audited(wanted, source, address, handed_s, lease_s=active.lease_s, channel=channel)
+            stub = active.audit_stub(source, address)
+            return fetch_audited(wanted, source, address, handed_s, lease_s=active.lease_s, stub=stub)
 
         def handed_in(one: Exchange) -> Any:
             tensor = control_pb2.AuditedTensor(

@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -16,7 +16,7 @@ import grpc
 from edge.checkpoint.snapshots import FILE, HEAD_FILE, SnapshotShelf, TurnSnapshots, block_of, part_name
 from edge.checkpoint.state_folder import SavedParts
 from edge.transport.access import RunAccess
-from ringtune.errors import FrameError, IntegrityError, StorageError
+from ringtune.errors import FrameError, IntegrityError, InterruptedRunError, StorageError
 from ringtune.run_control.checkpoint import SavedSource
 from ringtune.schedule.access import MAX_COPY_BYTES, NOT_PLANNED, Asked, CopyBytes, NodeCall, State, copy_limit
 from ringtune.schedule.migration import Source
@@ -139,17 +139,18 @@ def _received(
     lease_s: float,
     folder: Path | None,
     most_bytes: int,
-    held: grpc.Channel | None = None,
+    held: control_pb2_grpc.SnapshotsStub | None = None,
 ) -> Pieces:
-    """Receive the file ``name`` from another node, from its disk to this one's; ``held`` is a channel to it."""
+    """Receive the file ``name`` from another node, from its disk to this one's; ``held`` is a stub of it."""
     peer = f"node {node} at {address}"
-    with open_channel(address, peer=node_party(node)) if held is None else nullcontext(held) as channel:
-        stub = control_pb2_grpc.SnapshotsStub(channel)
-
+    with ExitStack() as end:
+        if held is None:
+            held = control_pb2_grpc.SnapshotsStub(end.enter_context(open_channel(address, peer=node_party(node))))
+        fetch = held.Fetch
         state = RetryState(lease_s=lease_s, timeout_s=deadline_s - time.monotonic())
 
         def attempt() -> Pieces:
-            chunks = stub.Fetch(request, timeout=max(0.1, state.left_s()))
+            chunks = fetch(request, timeout=max(0.1, state.left_s()))
             file = temporary_file(folder) if request.is_saved else io.BytesIO()
             try:
                 return _joined(chunks, file, name, peer, state.hear, most_bytes)
@@ -161,6 +162,8 @@ def _received(
             return state.repeat(attempt, peer=peer)
         except grpc.RpcError as error:
             raise error_of_call(error, peer=peer) from error
+        except ValueError as error:  # of gRPC, as the channel was closed with the run
+            raise InterruptedRunError(f"{peer} was not asked further: the run was released here") from error
 
 
 def _joined(
@@ -198,11 +201,11 @@ def fetch_audited(
     deadline_s: float,
     *,
     lease_s: float,
-    channel: grpc.Channel,
+    stub: control_pb2_grpc.SnapshotsStub,
 ) -> Pieces:
-    """Fetch what another node keeps of a turn for the audit on a channel to it; the rest as for ``fetch``."""
+    """Fetch what another node keeps of a turn for the audit with a stub of it; the rest as for ``fetch``."""
     request.is_audit = True
-    return _received(request, AUDIT_FILE, source, address, deadline_s, lease_s, None, MAX_COPY_BYTES, channel)
+    return _received(request, AUDIT_FILE, source, address, deadline_s, lease_s, None, MAX_COPY_BYTES, stub)
 
 
 def push(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import grpc
@@ -9,8 +10,10 @@ import pytest
 
 from edge.agent import active_run
 from edge.agent.active_run import ActiveRun
+from edge.checkpoint.snapshot_servicer import fetch_audited
 from edge.runtime.reporter import Arrived, SharedClock
-from ringtune.errors import DivergedError, FrameError
+from ringtune.errors import DivergedError, FrameError, InterruptedRunError
+from ringtune.v1 import control_pb2
 from tests.support.plans import make_plan
 
 
@@ -62,14 +65,15 @@ def test_many_refused_frames_of_a_peer_are_few_lines_with_a_count(caplog: pytest
 
 
 def test_channels_of_an_audit_are_closed_with_the_run() -> None:
-    """A fetch that is still waiting for a host ends then, and a later one is refused."""
+    """A fetch that is still waiting for a host ends then, and a later one says why; neither is a bug."""
     active = ActiveRun("r", "b", 0, make_plan([("a", 0, 2), ("b", 2, 4)], ["a"]))
-    call: Any = active.audit_channel("a", "127.0.0.1:1").unary_unary("/none")
-    waiting = call.future(b"", wait_for_ready=True, timeout=20.0)
+    asked, until_s = control_pb2.SnapshotRequest(), time.monotonic() + 20.0
+    stub = active.audit_stub("a", "127.0.0.1:1")
+    waiting: Any = stub.Fetch(asked, wait_for_ready=True, timeout=20.0)
     active.drop()
     assert waiting.code() is grpc.StatusCode.CANCELLED
-    with pytest.raises(ValueError, match="closed channel"):
-        call(b"")
+    with pytest.raises(InterruptedRunError, match="the run was released here"):
+        fetch_audited(asked, "a", "127.0.0.1:1", until_s, lease_s=20.0, stub=stub)
 
 
 def test_next_run_is_measured_with_the_heap_of_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
