@@ -38,10 +38,10 @@ def rows_of(mask_BT: torch.Tensor) -> Iterator[None]:
 
 
 def read_mask(base: nn.Module) -> None:
-    """Let ReFT in a base model take the mask of each call of the model, its argument ``attention_mask``."""
+    """Let ReFT in a base model take the mask of each call of the model: ``attention_mask``, or the second argument."""
 
     def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        _run.rows = _Rows(kwargs["attention_mask"]) if kwargs.get("attention_mask") is not None else None
+        _run.rows = _Rows(kwargs.get("attention_mask", args[1] if len(args) > 1 else None))
 
     def end(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         _run.rows = None

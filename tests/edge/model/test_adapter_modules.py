@@ -13,7 +13,7 @@ import transformers
 
 from edge.model.adapters import add_adapters
 from edge.model.adapters.config import description, interface, options_of
-from edge.model.adapters.reft import rows_of
+from edge.model.adapters.reft import read_mask, rows_of
 from ringtune.errors import JobError
 from ringtune.models.decoders import interface_of
 from ringtune.models.families import FAMILIES
@@ -161,3 +161,18 @@ def test_reft_takes_rows_shorter_than_its_prefix_and_suffix() -> None:
             alone = base(input_ids=ids[one], attention_mask=mask[one]).last_hidden_state
         alone.sum().backward()
         torch.testing.assert_close(alone[0], together[row, :length])
+
+
+def test_reft_reads_the_mask_of_a_call() -> None:
+    """By name or place; the last tokens are otherwise those of the padding."""
+    base: Any = base_model("bert", num_blocks=BLOCKS).eval()
+    add_adapters(base, FAMILIES["bert"], "noreft[suffix_positions=1]", dropout=0.0, name=NAME)
+    inputs = inputs_of("bert")
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    with rows_of(mask):
+        wanted = base(ids, mask).last_hidden_state
+    read_mask(base)
+    for found in (base(ids, mask), base(**inputs)):
+        assert torch.equal(found.last_hidden_state, wanted)
+    without = base(ids, token_type_ids=torch.zeros_like(ids)).last_hidden_state
+    assert torch.equal(without[0], wanted[0]) and not torch.allclose(without[1], wanted[1])
