@@ -65,8 +65,11 @@ class TokenRow(NamedTuple):
     types: array[int]
 
 
-def check_ids(ids: torch.Tensor, base: Any) -> None:
-    """Refuse token ids beyond the embedding of the Hugging Face base model; images have none; raises ``ModelError``."""
+def check_ids(ids: torch.Tensor, base: Any, types: torch.Tensor | None = None) -> None:
+    """Refuse token ids and types beyond the tables of the Hugging Face base model; raises ``ModelError``.
+
+    Images have no tokens, and some models no types.
+    """
     if not ids.numel():
         return
     largest, rows = int(ids.max()), int(base.config.vocab_size)
@@ -74,6 +77,12 @@ def check_ids(ids: torch.Tensor, base: Any) -> None:
         raise ModelError(
             f"a text has token {largest:,}, counted from 0, and the embedding of the model has {rows:,} rows; take the "
             "tokenizer that belongs to the model, or leave such texts out"
+        )
+    kinds = getattr(base.config, "type_vocab_size", 0)
+    if kinds and types is not None and int(types.max()) >= kinds:
+        raise ModelError(
+            f"the tokenizer gives a token type {int(types.max())}, counted from 0, as of the second of two texts, and "
+            f"config.json of the model says type_vocab_size = {kinds}; take the tokenizer that belongs to the model"
         )
 
 

@@ -108,7 +108,7 @@ class OwnerParts:
 
     def _embed(self, batch: Batch) -> torch.Tensor:
         base = self._skeleton.base
-        check_ids(batch.ids, base)
+        check_ids(batch.ids, base, batch.token_type_ids)
         hidden_BTD = self._skeleton.family.embed(base, batch)
         self._require_finite(hidden_BTD)
         return hidden_BTD

@@ -237,7 +237,7 @@ class WholeModel:
     def _last(self, batch: Batch, cache: KeyValueCache | None = None) -> tuple[torch.Tensor, dict[str, Any]]:
         """Run embedding and blocks; return the last hidden state and keyword arguments of the head."""
         base, family = self._skeleton.base, self._skeleton.family
-        check_ids(batch.ids, base)
+        check_ids(batch.ids, base, batch.token_type_ids)
         hidden_BTD = family.embed(base, batch)
         context = self._blocks.context(hidden_BTD, batch.mask, cache)
         hidden_BTD = self._blocks.run(hidden_BTD, batch.mask, context, 0, len(self._skeleton.blocks))

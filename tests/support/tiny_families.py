@@ -217,8 +217,9 @@ def sizes_of(model_type: str) -> dict[str, Any]:
     sizes = {key: value for key, value in _SIZES.items() if hasattr(defaults, key)}
     if getattr(defaults, "sliding_window", None) is None:
         sizes.pop("sliding_window", None)
-    if isinstance(getattr(type(defaults), "head_dim", None), property):
-        sizes.pop("head_dim", None)  # computed by the class
+    for key in ("head_dim", "sliding_window"):
+        if isinstance(getattr(type(defaults), key, None), property):
+            sizes.pop(key, None)  # computed by the class
     return {**sizes, **(GENERIC | ENCODERS)[model_type]}
 
 

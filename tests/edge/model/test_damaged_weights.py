@@ -67,3 +67,12 @@ def test_token_without_a_row_is_refused_with_both_numbers(tmp_path: Path) -> Non
     check_ids(ours.batch([[5, rows - 1]]).ids, base)
     with pytest.raises(ModelError, match=f"token {rows}, counted from 0, and the embedding of the model has {rows} r"):
         check_ids(ours.batch([[5, rows]]).ids, base)
+
+
+def test_token_type_without_a_row_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    """A tokenizer may tell the texts of a pair apart where the model does not."""
+    ours = Ours(write_family(tmp_path, "bert", num_blocks=1, type_vocab_size=1), "sequence-classification")
+    ids = torch.tensor([[5, 6]])
+    check_ids(ids, ours.base, torch.tensor([[0, 0]]))
+    with pytest.raises(ModelError, match=r"token type 1, counted from 0.*type_vocab_size = 1; take the tokenizer"):
+        check_ids(ids, ours.base, torch.tensor([[0, 1]]))
