@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import grpc
 
 from edge.checkpoint.shard_saver import Saver
+from edge.checkpoint.snapshot_servicer import open_stub
 from edge.checkpoint.snapshots import MigratedState, SnapshotLike
 from edge.machine.resources import keep_freed_memory, peak_rss_bytes, release_memory
 from edge.options import AgentOptions
@@ -43,13 +44,12 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
 from ringtune.storage.pieces import Pieces
 from ringtune.texts import RepeatCounter, times
-from ringtune.transport.channels import MAX_WORKERS, open_channel
+from ringtune.transport.channels import MAX_WORKERS
 from ringtune.transport.codecs import GrantReader
 from ringtune.transport.endpoints import is_allowed
 from ringtune.transport.parties import node_party
 from ringtune.transport.speaker import is_encrypted
 from ringtune.transport.tls import handshake_problem
-from ringtune.v1.control_pb2_grpc import SnapshotsStub
 
 if TYPE_CHECKING:
     from edge.transport.frames import Ack
@@ -90,7 +90,7 @@ class ActiveRun:
     audit: Any = None
     addresses: Mapping[str, str] = field(default_factory=dict)
     grants: GrantReader = field(init=False)
-    _channels: dict[str, tuple[grpc.Channel, SnapshotsStub]] = field(default_factory=dict)
+    _channels: dict[str, tuple[grpc.Channel, Any]] = field(default_factory=dict)
     _num_loads: int = 0
     _received_s: dict[str, float] = field(default_factory=dict)
     _refused: RepeatCounter = field(default_factory=RepeatCounter)
@@ -114,15 +114,11 @@ class ActiveRun:
         if number != self._num_loads:
             raise InterruptedRunError(f"node {self.node} got the saved result again")
 
-    def audit_stub(self, node: str, address: str) -> SnapshotsStub:
-        """Return what fetches from another node what it keeps for the audit, on one channel until the run ends.
-
-        Not the channel: to make a stub of a closed one ends the process.
-        """
+    def audit_stub(self, node: str, address: str) -> Any:
+        """Return what fetches from another node what it keeps for the audit, on one channel until the run ends."""
         held = self._channels.get(node)
         if held is None:
-            channel = open_channel(address, peer=node_party(node))
-            held = self._channels[node] = channel, SnapshotsStub(channel)
+            held = self._channels[node] = open_stub(node, address)
         return held[1]
 
     def figures(self) -> dict[str, Any]:

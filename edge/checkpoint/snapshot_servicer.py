@@ -194,6 +194,12 @@ def _joined(
 AUDIT_FILE: Final = "audit.safetensors"
 
 
+def open_stub(node: str, address: str) -> tuple[grpc.Channel, control_pb2_grpc.SnapshotsStub]:
+    """Open a channel to another node, with its stub: to make one of a closed channel ends the process."""
+    channel = open_channel(address, peer=node_party(node))
+    return channel, control_pb2_grpc.SnapshotsStub(channel)
+
+
 def fetch_audited(
     request: control_pb2.SnapshotRequest,
     source: str,
