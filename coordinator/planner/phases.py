@@ -256,7 +256,7 @@ def candidates(
 ) -> Iterator[Plan]:
     """Yield the best placements for stretches of depths that fit the nodes' memory."""
     rooms = [caps.max_blocks(name) for name in costs.names] if with_replicas else ()
-    classes = [numeric_class(caps.facts[name]) for name in costs.names]
+    classes = [numeric_class(caps.facts[name], draft.course) for name in costs.names]
     for masked in _masked(costs):
         if clock.is_over():
             return

@@ -330,7 +330,7 @@ def _options(drafts: Sequence[Draft], profile: Profile, is_over: Callable[[], bo
             return max(sum(link.seconds(blocks * block_bytes) for link in row if link) for row in sent)  # noqa: B023
 
         rooms = [tables.caps.max_blocks(name) for name in costs.names]
-        classes = [numeric_class(profile.by_name[name]) for name in costs.names]
+        classes = [numeric_class(profile.by_name[name], draft.course) for name in costs.names]
         ranked = ranked_layouts(costs, exchange_s, rooms, classes) if costs.num_micro > 1 else []
         fitting = (
             _Option(rough_s, layout, found, tables)
@@ -377,7 +377,7 @@ def _refusal_reason(plan: Plan, drafts: Sequence[Draft], profile: Profile) -> st
         return "there is one node"
     if all(len(draft.course.microbatch_sizes()) < 2 for draft in drafts):
         return "a step has one micro-batch"
-    classes = {node.node: numeric_class(node) for node in profile.nodes}
+    classes = {node.node: numeric_class(node, plan.course) for node in profile.nodes}
     if len(set(classes.values())) == len(classes):
         told = "; ".join(f"{name}: {found}" for name, found in classes.items())
         return f"copies have to be equal in every bit, and no two nodes compute alike ({told})"

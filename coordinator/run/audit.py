@@ -277,7 +277,7 @@ class RunAudit:
             )
         results = read_results(answer.reply.results_json, node, asked)
         facts = self._facts()
-        classes = [(numeric_class(facts[one]), facts[one].threads) for one in (host, node)]
+        classes = [(numeric_class(facts[one], course), facts[one].threads) for one in (host, node)]
         return judge(asked, results, tolerance(self._job.model.dtype, course, *classes))
 
     def _end(self, finding: Finding | None) -> None:

@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from ringtune.costs.measurement import BFLOAT16_INSTRUCTIONS
 from ringtune.costs.memory_sizes import CONTEXT_BYTES
 from ringtune.errors import CapacityError
 from ringtune.quantities import format_bytes
@@ -82,7 +83,7 @@ def numerics_of(device: str) -> str:
     """Return what the last bits of results depend on here; see ``ringtune.costs.measurement``.
 
     Examples: ``cpu x86_64 AVX2, torch 2.11.0``, ``cpu x86_64 AVX512 avx512_bf16, torch 2.11.0`` and ``cuda NVIDIA H200
-    sm_90, torch 2.11.0+cu130``. Instructions that multiply bfloat16 count, as each sums in another order. The build tag
+    sm_90, torch 2.11.0+cu130``. Instructions that multiply bfloat16 count where products are rounded. The build tag
     counts only on an accelerator, where it names the version of the kernels. Transformers 4 is not named, as it was the
     only one for long: ``cpu x86_64 AVX2, torch 2.13.0, transformers 5``.
     """
@@ -133,10 +134,6 @@ def capacity_errors(node: str, device: str, what: object) -> Iterator[None]:
         ) from error
 
 
-INSTRUCTIONS: Final = ("amx_bf16", "avx512_bf16", "bf16", "sve_bf16")
-"""Names of instructions that multiply bfloat16, on x86-64 and on ARM."""
-
-
 def multiplies_bfloat16_fast(device: str) -> bool:
     """Whether ``device`` (``cpu`` or ``cuda``) has instructions for bfloat16 products that torch uses."""
     if device == "cuda":
@@ -148,4 +145,4 @@ def multiplies_bfloat16_fast(device: str) -> bool:
 def _bfloat16_instructions() -> list[str]:
     say = getattr(torch.cpu, "get_capabilities", dict)
     found: Mapping[str, Any] = say()
-    return [name for name in INSTRUCTIONS if found.get(name)]
+    return [name for name in BFLOAT16_INSTRUCTIONS if found.get(name)]

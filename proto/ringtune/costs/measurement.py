@@ -255,12 +255,21 @@ def check_profile(profile: Profile, course: Course, *, model_digest: str = "", s
                     )
 
 
-def numeric_class(facts: NodeFacts) -> str:
-    """Name the hardware and software that determine the last bits of results: ``cpu x86_64 AVX2, torch 2.11.0``.
+BFLOAT16_INSTRUCTIONS: Final = ("amx_bf16", "avx512_bf16", "bf16", "sve_bf16")
+"""Names of instructions that multiply bfloat16, on x86-64 and on ARM; each sums in another order."""
 
-    It is the device alone if the profile does not have more.
+
+def numeric_class(facts: NodeFacts, course: Course) -> str:
+    """Name the hardware and software that determine the last bits of a run: ``cpu x86_64 AVX2, torch 2.11.0``.
+
+    It is the device alone if the profile does not have more. Instructions for bfloat16 count where the course rounds
+    its products.
     """
-    return facts.numerics or facts.device
+    found = facts.numerics or facts.device
+    if not course.rounds_products:
+        for name in BFLOAT16_INSTRUCTIONS:
+            found = found.replace(f" {name},", ",").replace(f" {name} ", " ")
+    return found
 
 
 def refuse_differing_copies(plan: Plan, facts: Mapping[str, NodeFacts]) -> None:
@@ -268,7 +277,7 @@ def refuse_differing_copies(plan: Plan, facts: Mapping[str, NodeFacts]) -> None:
     for copies in (each for technique in TECHNIQUES for each in technique.copies(plan)):
         first = copies.nodes[0]
         for other in copies.nodes[1:]:
-            classes = numeric_class(facts[first]), numeric_class(facts[other])
+            classes = numeric_class(facts[first], plan.course), numeric_class(facts[other], plan.course)
             if classes[0] != classes[1]:
                 raise PlanError(
                     f"nodes {first} ({classes[0]}) and {other} ({classes[1]}) would hold copies of {copies.what}, "

@@ -316,6 +316,11 @@ class Course(Extent):
         return self.offload.helper_settings if self.offload is not None else IN_STEP
 
     @property
+    def rounds_products(self) -> bool:
+        """Whether products of blocks are rounded to bfloat16, as a processor's own instructions for it sum."""
+        return self.compute == BFLOAT16 or (self.frozen is not None and self.frozen.native)
+
+    @property
     def projected(self) -> tuple[Range, ...]:
         """Blocks whose linear layers keep projections of their input."""
         return self.velora.blocks if self.velora is not None else ()

@@ -47,7 +47,7 @@ from typing import Annotated, Any, Final, NamedTuple
 from ringtune.errors import IntegrityError, JobError, PlanError
 from ringtune.models.adapter_config import has_adapter
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
-from ringtune.schedule.course import BFLOAT16, Course
+from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import Legs, item_updates, legs
 from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.placement import Placement
@@ -555,24 +555,19 @@ _PRODUCTS: Final = Tolerance(tensors=3e-2, sums=0.15, states=2e-5)
 """Where products are rounded to bfloat16, which each block does again; measured: record 0137."""
 
 
-def rounds_products(course: Course) -> bool:
-    """Whether results of two numeric classes differ by the rounding of products to bfloat16."""
-    return course.compute == BFLOAT16 or (course.frozen is not None and course.frozen.native)
-
-
 def smallest_norm(course: Course) -> float:
     """Return the least norm by which a difference of gradients is divided, as a share of that of all of them.
 
     The gradient of a key's bias is zero, and what is computed for it is rounding alone.
     """
-    return 1.0 if rounds_products(course) else 1e-2
+    return 1.0 if course.rounds_products else 1e-2
 
 
 def tolerance(dtype: str, course: Course, first: tuple[str, int], second: tuple[str, int]) -> Tolerance:
     """Return the permitted distances of two hosts' results, each (numeric class, threads)."""
     if first == second:
         return EQUAL_BITS
-    if rounds_products(course):
+    if course.rounds_products:
         return _PRODUCTS
     across = _ACROSS[dtype]
     return across._replace(tensors=max(across.tensors, _ROUNDED.get(course.wire_dtype, 0.0)))

@@ -13,7 +13,6 @@ import torch
 from edge.doctor import Level, check_device
 from edge.machine import resources
 from edge.machine.accelerator import (
-    INSTRUCTIONS,
     capacity_errors,
     device_budget,
     device_memory,
@@ -21,6 +20,7 @@ from edge.machine.accelerator import (
     numerics_of,
     settle_of,
 )
+from ringtune.costs.measurement import BFLOAT16_INSTRUCTIONS
 from ringtune.costs.memory_sizes import CONTEXT_BYTES
 from ringtune.errors import CapacityError
 
@@ -28,7 +28,7 @@ from ringtune.errors import CapacityError
 def test_processor_with_instructions_for_bfloat16_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """AVX512 alone computes them by other means, and slowly; the instructions are used by oneDNN."""
     for says, is_fast in (
-        *(({name: True}, True) for name in INSTRUCTIONS),
+        *(({name: True}, True) for name in BFLOAT16_INSTRUCTIONS),
         ({"avx512_f": True, "amx_int8": True}, False),
         ({"avx512_bf16": False, "amx_bf16": False}, False),
         ({}, False),
