@@ -109,12 +109,12 @@ def test_tensors_and_config_are_those_of_the_model(tmp_path: Path, model_type: s
 def test_rope_factors_become_their_settings(tmp_path: Path) -> None:
     """Of Llama 3; factors that no settings give are refused."""
     scaling = {**LLAMA_3, "original_max_position_embeddings": 8192}
-    folder = small(tmp_path / "model", "llama", rope_scaling=scaling, max_position_embeddings=32768)
+    folder = small(tmp_path / "model", "llama", rope_scaling=dict(scaling), max_position_embeddings=32768)
     write_tokenizer(folder)
     write_model(folder, tmp_path / "model.gguf", name="tiny")
     assert gguf_config(tmp_path / "model.gguf")["rope_scaling"] == scaling
     content = (tmp_path / "model.gguf").read_bytes()
-    small(tmp_path / "model", "llama", rope_scaling=LLAMA_3, max_position_embeddings=32768)
+    small(tmp_path / "model", "llama", rope_scaling=dict(LLAMA_3), max_position_embeddings=32768)
     write_tokenizer(folder)
     write_model(folder, tmp_path / "other.gguf", name="tiny")
     assert (tmp_path / "other.gguf").read_bytes() != content

@@ -40,7 +40,7 @@ def outputs(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def problems(info: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Tensors that a model lacks in the file, and those of another shape."""
-    return info["missing_keys"], info["mismatched_keys"]
+    return list(info["missing_keys"]), list(info["mismatched_keys"])
 
 
 @pytest.mark.promise("8 adapterhub folder")
