@@ -168,8 +168,8 @@ class StateFolder:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether an entry of a node's folder has a name that nodes write."""
-    return name in (_LOCK, marker(KIND)) or is_run_id(name) or name.startswith((CACHE_FILE, ".measure-"))
+    """Whether an entry of a node's folder has a name that nodes write, whole or in part."""
+    return name == _LOCK or is_run_id(name) or name.startswith((CACHE_FILE, marker(KIND), ".measure-"))
 
 
 def require_state_folder(folder: Path) -> None:

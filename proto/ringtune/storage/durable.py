@@ -254,9 +254,13 @@ def is_claimed(folder: Path, kind: str) -> bool:
 
 
 def require_free(folder: Path, kind: str) -> None:
-    """Refuse a folder with entries but without the marker; writes nothing."""
+    """Refuse a folder with entries but without the marker; writes nothing.
+
+    A marker that was not written to its end counts as none.
+    """
     with storage_errors(folder):
-        others = sorted(entry.name for entry in folder.iterdir() if entry.name != LOCK) if folder.exists() else []
+        names = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
+    others = [name for name in names if name != LOCK and not name.startswith(f"{marker(kind)}.")]
     if not others or is_claimed(folder, kind):
         return
     raise UsageError(

@@ -109,7 +109,8 @@ def test_state_folder_of_an_earlier_version_is_recognised(tmp_path: Path) -> Non
     for number, files in enumerate(
         (
             [],
-            ["lock", "profile.json", "profile.json.0a1b2c3d.tmp", "trust/identity.pem"],
+            [".ringtune-node.0a1b2c3d.tmp"],
+            ["lock", "profile.json", "profile.json.0a1b2c3d.tmp", ".ringtune-node.9ef17562.tmp", "trust/identity.pem"],
             [f"{RUN}/rows", f"{RUN}/moments/1", f"{RUN}/finished"],
             [f"{RUN}/step-2.safetensors", "notes.txt"],
         )
