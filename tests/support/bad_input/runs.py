@@ -34,7 +34,7 @@ def cases() -> list[Case]:
         command_case("what-if of a negative latency", "what-if {run} --change link.*.*.latency=-1", 5, "latency"),
         command_case("what-if --drop of an unknown node", "what-if {run} --drop pi", 5, "pi"),
         command_case(
-            "what-if --drop of the only node", "what-if {run} --drop node-0 --drop node-1", 5, "--drop", "node-1"
+            "what-if --drop of the only node", "what-if {run} --drop node-0 --drop node-1", 5, "--drop", "node-"
         ),
         command_case("what-if --add without --like", "what-if {run} --add pi", 2, "--like"),
         command_case(
