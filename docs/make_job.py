@@ -12,6 +12,7 @@ from ringtune.models.decoders import METHODS
 from ringtune.models.families import DESCRIBED, GENERIC_ENCODERS
 from ringtune.models.family import Family
 from ringtune.models.generic_decoders import GENERIC
+from ringtune.models.text_towers import TOWERS
 
 PAGE = Path(__file__).parent / "job.md"
 EXAMPLES = {
@@ -228,6 +229,15 @@ transformers with `adapters` on one and on three hosts, and packed where it says
 (`tests/suites/test_generic_decoders.py`).
 
 {table}"""
+_TOWERS = """\
+### Models of texts and pictures
+
+Of a model with one of these `model_type`s the text part trains, as the text model that it is; tensors of pictures are
+not read, which `ringtune init` and the nodes' log say. `ringtune export --merge` writes a text model, `--format peft`
+a LoRA for the whole model. Each one computes of a text what the whole model does, with its LoRA too, and equals plain
+transformers with `adapters` on one and on three hosts (`tests/suites/test_text_towers.py`).
+
+{table}"""
 _INVERTIBLE = """\
 ### Invertible adapters
 
@@ -305,6 +315,7 @@ def page() -> str:
         _plugged(),
         _generic_encoders(),
         _generic(),
+        _towers(),
         _AUXILIARY,
         _USERS,
         _FULL,
@@ -368,6 +379,12 @@ def _generic() -> str:
     """List the decoders that run by their architecture's own forward."""
     titles = ("`model_type`", "query, key, value", "first and last matrix", "adapters", "`train.packing`")
     return _GENERIC.format(table=_table(titles, _rows_of(GENERIC)))
+
+
+def _towers() -> str:
+    """List the models of texts and pictures whose text part trains."""
+    rows = [(_code(name), _code(tower.family)) for name, tower in TOWERS.items()]
+    return _TOWERS.format(table=_table(("`model_type`", "trains as"), rows))
 
 
 def _rows_of(families: Iterable[Family]) -> list[tuple[str, ...]]:

@@ -24,7 +24,7 @@ from coordinator.api.gguf import (
     write_lora,
     write_model,
 )
-from coordinator.api.model_card import adapter_card, gguf_card, peft_card, whole_model_card
+from coordinator.api.model_card import adapter_card, base_is_tower, gguf_card, peft_card, whole_model_card
 from coordinator.api.user_adapters import adapter_of, as_of, check_can_merge, merge_into, require_user
 from coordinator.client.saved_run import SavedRun, read_run, read_run_file
 from ringtune.errors import IntegrityError, StorageError, UsageError
@@ -321,6 +321,7 @@ def export_run(
     if not merge and form != GGUF:
         if form == PEFT:
             _check_peft(run)
+            _check_tower(run)
         make = model_contents if run.result.is_model else _peft_contents if form == PEFT else _adapter_contents
         with adapter_of(run, user) as chosen:
             return _write(chosen, *make(chosen, base_model), target, is_model=run.result.is_model)
@@ -369,7 +370,7 @@ def _export_lora(run: SavedRun, target: Path, base_model: str, model: Path | Non
     if not base.is_dir():
         raise UsageError(f"the base model {base} is not there; name its folder with --model")
     with _working_folder(target) as folder:
-        found, _ = _peft_contents(run, base_model)
+        found, _ = _peft_contents(run, base_model, in_tower=False)
         described, path = json.loads(bytes(found[ADAPTER_CONFIG_FILE])), folder / LORA_NAME
         write_lora(TensorFile(found[PEFT_FILES[0]], where=PEFT_FILES[0]), described, read_config(base), path)
         text = modelfile("./base.gguf", adapter=f"./{LORA_NAME}", stop=end_token(base))
@@ -433,8 +434,21 @@ def _digests(contents: Mapping[str, Pieces]) -> dict[str, str]:
     return {name: content.sha256() for name, content in contents.items()}
 
 
-def _peft_contents(run: SavedRun, base_model: str) -> tuple[dict[str, Pieces], str]:
-    """Check the adapter; return the content of a PEFT folder by file name, and its card."""
+def _check_tower(run: SavedRun) -> None:
+    """Refuse a folder of PEFT for a model of texts and pictures that has no such head."""
+    if base_is_tower(run) and run.job.model.task not in FROZEN_HEAD_TASKS:
+        raise UsageError(
+            f"the base {Path(run.job.model.path).name} is a model of texts and pictures, which has no head for "
+            f"{run.job.model.task}; write a text model with --merge"
+        )
+
+
+def _peft_contents(run: SavedRun, base_model: str, *, in_tower: bool | None = None) -> tuple[dict[str, Pieces], str]:
+    """Check the adapter; return the content of a PEFT folder by file name, and its card.
+
+    ``in_tower``: whether it is for the whole model of texts and pictures; None = if the base is one.
+    """
+    in_tower = base_is_tower(run) if in_tower is None else in_tower
     contents, _ = _adapter_contents(run, base_model)
     config, task = json.loads(bytes(contents[ADAPTER_CONFIG_FILE])), run.job.model.task
     model_type, name = family_named(config["model_type"], where=ADAPTER_CONFIG_FILE).model_type, config["model_name"]
@@ -447,6 +461,7 @@ def _peft_contents(run: SavedRun, base_model: str) -> tuple[dict[str, Pieces], s
         task=task,
         num_blocks=run.plan.course.num_blocks,
         base_model=name,
+        in_tower=in_tower,
     )
     beside = (HEAD_CONFIG_FILE, *(() if architecture_head(model_type, task) else (HEAD_FILE,)))
     found |= {key: contents[key] for key in beside if key in contents}

@@ -19,9 +19,10 @@ from ringtune.models.adapter_config import auxiliary_of, invertible_of, library_
 from ringtune.models.decoders import WRITTEN_OUT
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM, PAIR_TASKS, REGRESSION
-from ringtune.models.folder import CONFIG_FILE, with_old_rope
+from ringtune.models.folder import CONFIG_FILE, has_tower, with_old_rope
 from ringtune.models.peft import peft_class
 from ringtune.models.result_files import HEAD_FILE, INTERFACE_FILE, has_trained_head
+from ringtune.models.text_towers import LOADER
 from ringtune.quantities import format_seconds
 from ringtune.storage.strict import read_json
 
@@ -60,6 +61,10 @@ model.load_adapter("PATH_OF_THIS_FOLDER", use_safetensors=True, set_active=True)
 ```
 
 AdapterHub has no class for this model: the plug-in interface that this folder describes puts its adapters in.{what}"""
+_OF_TOWER = (
+    "The adapter is of the text part of {base}, a model of texts and pictures. `ringtune export --merge` writes that "
+    "part with the adapter as a text model, `--format peft` a folder of PEFT for the whole model."
+)
 _OWN_HEAD = " The head is the base model's own: it did not train, so it is not in this folder."
 
 _LOADING_AUXILIARY = """```python
@@ -148,6 +153,7 @@ def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], 
         loading, what = _LOADING_PLUGGED, "" if has_head else _OWN_HEAD
         loader = peft_class(model_type, run.job.model.task)[1] if has_head else loader
         choices = _choices(run, model_type)
+        loading = _OF_TOWER if base_is_tower(run) else loading
     loading = loading.format(base=json.dumps(base_model), what=what, loader=loader, choices=choices, source=source)
     return _card(
         run,
@@ -171,7 +177,7 @@ def peft_card(run: SavedRun, *, base_model: str, model_type: str, digests: Mappi
     """Return the text of ``README.md`` for a folder of PEFT; arguments as ``adapter_card``."""
     what = "" if has_trained_head(run.job.model.task) else f"\n\n{_OWN_HEAD.strip()}"
     loading = _LOADING_PEFT.format(
-        loader=peft_class(model_type, run.job.model.task)[1],
+        loader=LOADER if base_is_tower(run) else peft_class(model_type, run.job.model.task)[1],
         base=json.dumps(base_model),
         choices="" if HEAD_FILE in digests else _choices(run, model_type),
         what=_HEAD_BESIDE if HEAD_FILE in digests else what,
@@ -288,6 +294,11 @@ def _card(
 def _of_library(loading: str) -> list[str]:
     """Return what lines for loading need besides; empty where AdapterHub's library is not in them."""
     return [_NEEDS] if "import adapters" in loading or "from adapters" in loading else []
+
+
+def base_is_tower(run: SavedRun) -> bool:
+    """Whether a run's base model is the text part of one of texts and pictures; not if its folder is not here."""
+    return has_tower(run.job.model.path)
 
 
 def _of_transformers_5(run: SavedRun) -> list[str]:

@@ -23,7 +23,8 @@ from ringtune.models.family import (
     Dimensions,
     head_task,
 )
-from ringtune.models.folder import CONFIG_FILE, base_tensors, check_files, model_dimensions, read_config
+from ringtune.models.folder import CONFIG_FILE, base_tensors, check_files, has_tower, model_dimensions, read_config
+from ringtune.models.text_towers import TEXT_ONLY
 from ringtune.storage.arrow_files import PICTURES, arrow_header, is_arrow, split_paths
 from ringtune.storage.strict import read_json
 from ringtune.storage.tables import CONLL_SUFFIXES, TABLE_SUFFIXES, RowAccount, is_conll, row_place, tagged_rows
@@ -122,6 +123,7 @@ class Model:
         tasks: for which the family has a head.
         made_for: task of the class that saved it; empty if unknown.
         dimensions: blocks, width, longest row.
+        is_tower: whether it is the text part of a model of texts and pictures.
     """
 
     path: str
@@ -130,11 +132,13 @@ class Model:
     made_for: str
     dimensions: Dimensions
     config: dict[str, Any]
+    is_tower: bool = False
 
     def as_text(self) -> str:
         """Describe the model."""
         found = self.dimensions
         made = f", made for {self.made_for}" if self.made_for else ""
+        made += TEXT_ONLY if self.is_tower else ""
         return f"{self.path}: {self.model_type}, {found.num_blocks} blocks of width {found.hidden}{made}"
 
 
@@ -160,6 +164,7 @@ def inspect_model(folder: Path, path: str) -> Model:
         made_for=next(made_for, ""),
         dimensions=model_dimensions(config),
         config=config,
+        is_tower=has_tower(folder),
     )
 
 

@@ -43,6 +43,8 @@ from ringtune.engine.failure_texts import LOWER_THE_RATE
 from ringtune.errors import DataError, DivergedError, FrameError, IntegrityError, UsageError
 from ringtune.job.job import Job
 from ringtune.machine.resources import cpu_cores, cpu_quota, machine_load, usable_cores
+from ringtune.models.folder import has_tower
+from ringtune.models.text_towers import TEXT_ONLY
 from ringtune.schedule.plan import Plan
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.strict import parse_json
@@ -81,6 +83,8 @@ def inspect(
     device, threads = set_up_torch(options, job)
     folder = Path(job.model.path)
     facts = model_facts(folder, job)
+    if has_tower(folder):
+        _LOG.info("model %s is a %s%s", folder.name, facts.model_type, TEXT_ONLY)
     if timing is not None and timing.frozen is None:
         timing = timing._replace(frozen=first_choice(job, facts))
     dataset = dataset or load_data(options, job, folder)

@@ -42,6 +42,7 @@ from ringtune.models.family import (
     TAGGING,
 )
 from ringtune.models.folder import has_head_bias
+from ringtune.models.text_towers import names_in_tower
 
 
 class TokenLoss(NamedTuple):
@@ -300,7 +301,7 @@ class CausalLanguageModel(_OneOutput):
         weight, name = table, "of the token table"
         if not skeleton.model.config.tie_word_embeddings:
             name = f"{skeleton.layout.head}.weight"
-            stored = weights.find(name)
+            stored = weights.find(name, *names_in_tower(name))
             if stored is None:
                 raise ModelError(
                     f"{weights.folder} has no tensor {name}: it was saved without its decoder; fetch the "

@@ -62,6 +62,7 @@ from ringtune.models.folder import (
     read_headers,
     with_old_rope,
 )
+from ringtune.models.preprocessor import PREPROCESSOR_FILE
 from ringtune.models.result_files import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
@@ -72,6 +73,7 @@ from ringtune.models.result_files import (
     INTERFACE_FILE,
     of_user,
 )
+from ringtune.models.text_towers import is_tower, text_values
 from ringtune.models.tokenizer import SETTINGS_FILE, TEMPLATE_FILE, chat_templates, template_files
 from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
@@ -412,10 +414,12 @@ def description_files(skeleton: Skeleton, task: str, folder: Path) -> dict[str, 
 
     Several chat templates stand in ``tokenizer_config.json``: a result has no folders.
     """
-    files = {CONFIG_FILE: _json(_config(skeleton, task, with_old_rope(_read(folder / CONFIG_FILE))))}
+    values = _read(folder / CONFIG_FILE)
+    text = with_old_rope(text_values(values, where=CONFIG_FILE))
+    files = {CONFIG_FILE: _json(_config(skeleton, task, text))}
     for name in MODEL_SIDE_FILES:
         path = folder / name
-        if path.is_file():
+        if path.is_file() and not (is_tower(values) and name == PREPROCESSOR_FILE):
             files[name] = _json(_without_local(_read(path))) if name in _WITH_PATHS else FilePieces(path)
     if template_files(folder):
         settings = folder / SETTINGS_FILE

@@ -26,6 +26,7 @@ from edge.model.skeleton import ADAPTER, Skeleton, base_modules, block_unit, own
 from edge.model.tensor_files import SafetensorsFiles
 from ringtune.errors import ModelError
 from ringtune.models.adapter_config import INVERTIBLE
+from ringtune.models.text_towers import names_in_tower
 from ringtune.schedule.course import AS_COMPUTED, BFLOAT16
 from ringtune.schedule.units import Units
 
@@ -155,6 +156,7 @@ def stored_names(prefix: str, name: str) -> Iterator[str]:
     for candidate in names:
         yield candidate
         yield f"{prefix}.{candidate}"
+        yield from names_in_tower(candidate)
 
 
 def _attribute(module: nn.Module, name: str) -> Any:

@@ -25,8 +25,13 @@ ALL_MATRICES = "lora[r=2,alpha=6,attn_matrices=['q','v'],intermediate_lora=True,
 
 
 def lora_run(folder: Path, model_type: str, task: str, config: str, **changes: Any) -> tuple[Path, Skeleton]:
-    """The folder of a run that left random values, and its model; ``changes`` are of the base model's config."""
-    base = write_family(folder / "base", model_type, with_decoder=task == CAUSAL_LM, **changes)
+    """The folder of a run that left random values, and its model; ``changes`` are of the base model's config.
+
+    Without a ``model_type`` the base model is there.
+    """
+    base = folder / "base"
+    if model_type:
+        write_family(base, model_type, with_decoder=task == CAUSAL_LM, **changes)
     text = f'[model]\npath = "{base}"\ntask = "{task}"\n[adapter]\nconfig = "{config}"\n[data]\ntrain = "x"\n'
     job, labels = parse_job(text, source="test"), labels_of(task)
     with torch.random.fork_rng(devices=[]), SafetensorsFiles(base) as weights, torch.no_grad():

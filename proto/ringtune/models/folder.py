@@ -33,6 +33,7 @@ from ringtune.models.family import MAX_BLOCKS, NO_NUMBER, ConfigKey, Dimensions,
 from ringtune.models.four_bit import FourBitTensor, check_quantization, four_bit_tensors
 from ringtune.models.gguf import gguf_tensors, only_gguf_file
 from ringtune.models.preprocessor import read_image_steps
+from ringtune.models.text_towers import is_tower, text_values, tower_name
 from ringtune.models.tokenizer import SETTINGS_FILE, WHOLE_FILE, read_tokenizer_settings
 from ringtune.storage.gguf import GgufType
 from ringtune.storage.strict import is_lfs_pointer, pointer_advice, read_given, read_json
@@ -144,7 +145,7 @@ def base_name(name: str, family: Family) -> str:
 
     Example: BERT's ``bert.embeddings.LayerNorm.gamma`` is ``embeddings.LayerNorm.weight``.
     """
-    name = name.removeprefix(family.prefix)
+    name = tower_name(name) or name.removeprefix(family.prefix)
     for old, new in _LEGACY_ENDS.items():
         if name.endswith(old):
             return name.removesuffix(old) + new
@@ -325,7 +326,7 @@ _THETA_OF_LAYERS = {"full_attention": "rope_theta", "sliding_attention": "rope_l
 def read_config(folder: str | Path) -> dict[str, Any]:
     """Read the keys of ``config.json`` that affect numbers, with defaults, as transformers 4 names them."""
     path = Path(folder) / CONFIG_FILE
-    values = _read_json(path)
+    values = text_values(_read_json(path), where=str(path))
     family = family_named(values.get("model_type"), where=str(path))
     values = _by_own_names(path, family, family.as_read(with_old_rope(values, where=path)))
     if settings := values.get(_QUANTIZATION):
@@ -353,6 +354,12 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if num_blocks > MAX_BLOCKS:
         raise ModelError(f"{path}: {num_blocks:,} blocks are more than {MAX_BLOCKS:,}, the most that can be planned")
     return {"model_type": family.model_type, **config}
+
+
+def has_tower(folder: str | Path) -> bool:
+    """Whether a folder has a model of texts and pictures, whose text tower trains; not if there is no config."""
+    path = Path(folder) / CONFIG_FILE
+    return path.is_file() and is_tower(_read_json(path))
 
 
 def _passed_on(family: Family, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from ringtune.models.family import (
     head_task,
 )
 from ringtune.models.result_files import ADAPTER_CONFIG_FILE
+from ringtune.models.text_towers import CLASS_PREFIX
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import DTYPE_BYTES, TensorFile, TensorPieces, write_tensors
 
@@ -79,6 +80,7 @@ def peft_files(
     task: str,
     num_blocks: int,
     base_model: str,
+    in_tower: bool = False,
 ) -> dict[str, Pieces]:
     """Make the files of a PEFT folder, by name; raises ``IntegrityError``.
 
@@ -90,11 +92,13 @@ def peft_files(
         task: ``model.task``.
         num_blocks: of the model.
         base_model: its id.
+        in_tower: whether the base is a text tower, and the folder for the whole model, whose pictures' matrices have
+            the same ends of names.
     """
     (part,) = parse_adapter_config(config)
     options = {**known_configurations()[part.name][1], **part.options}
     family, form = FAMILIES[model_type], architecture_head(model_type, task)
-    prefix = family.prefix if form else ""
+    prefix = CLASS_PREFIX if in_tower else family.prefix if form else ""
     parts = [letter for letter in _LETTERS if letter in options["attn_matrices"]]
     tensors, places = dict[str, TensorPieces](), list[_Place]()
     for name in adapter.infos:
@@ -122,7 +126,8 @@ def peft_files(
         "lora_dropout": options.get("dropout", 0.0),
         "use_rslora": False,
         **_ranks(family.layout, {place.path for place in places}, options, len(parts)),
-        **_targets(family, places, num_blocks),
+        **({"target_modules": sorted({place.module for place in places})} if in_tower else {}),
+        **({} if in_tower else _targets(family, places, num_blocks)),
         "modules_to_save": None,
     }
     if form and head:

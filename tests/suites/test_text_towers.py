@@ -1,0 +1,126 @@
+"""Models of texts and pictures train as the text model inside them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from coordinator.api.export import export_run
+from coordinator.cli.init_inspection import inspect_model
+from edge.model.merge import merged_files
+from ringtune.errors import ModelError, UsageError
+from ringtune.job.job import load_job
+from ringtune.models import text_towers
+from ringtune.models.family import CAUSAL_LM, CLASSIFICATION
+from ringtune.models.folder import read_config
+from tests.edge.model.test_peft import outputs, with_peft_by_hand
+from tests.features.feature import ONE, THREE, Feature, Run, Wanted, carry_out, new_folder, one_process
+from tests.support import whole_models as whole
+from tests.support.lora_runs import ALL_MATRICES, lora_run
+from tests.support.tiny_towers import LAYOUTS, TOWERS, write_tower
+from tests.support.torch_ring import Case, distance, write_family_inputs
+
+SPLITS = {"one": ONE, "three": THREE}
+
+
+def require_close(model: Any, wanted: torch.Tensor) -> None:
+    """The logits of all tokens of two texts, one of them padded, are these."""
+    inputs = whole.inputs_of("llama")
+    found, is_token = outputs(model.eval(), inputs), inputs["attention_mask"] == 1
+    assert float((found - wanted)[is_token].abs().max()) <= 1e-5 * float(wanted.abs().max())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("model_type", TOWERS)
+@pytest.mark.sampled(4)
+def test_tower_with_its_adapter_is_the_whole_model_with_it(tmp_path: Path, model_type: str, layout: str) -> None:
+    """Of a text: by a folder of PEFT for the whole model; the merged model is a text model of the library."""
+    plain = write_tower(tmp_path / "base", model_type, layout)
+    run, skeleton = lora_run(tmp_path, "", CAUSAL_LM, ALL_MATRICES)
+    wanted = outputs(whole.as_model(skeleton), whole.inputs_of("llama"))
+    assert float((outputs(plain, whole.inputs_of("llama")) - wanted).abs().max()) > 1e-2
+    export_run(run, tmp_path / "peft", base_model="acme/tiny", form="peft")
+    assert 'AutoModelForImageTextToText.from_pretrained("acme/tiny"' in (tmp_path / "peft/README.md").read_text()
+    require_close(with_peft_by_hand(plain, tmp_path / "peft"), wanted)
+    (tmp_path / "merged").mkdir()
+    for name, content in merged_files(load_job(run / "job.toml"), tmp_path / "base", run / "adapter", ()).items():
+        (tmp_path / "merged" / name).write_bytes(bytes(content))
+    merged = transformers.AutoModelForCausalLM.from_pretrained(str(tmp_path / "merged"))
+    assert merged.config.model_type == skeleton.layout.model_type
+    require_close(merged, wanted)
+
+
+def tower_and_text(model_type: str) -> tuple[Path, Path]:
+    """Folders with the same rows, of a model of texts and pictures and of the text model inside."""
+    folders = new_folder(), new_folder()
+    family = text_towers.TOWERS[model_type].family
+    for folder in folders:
+        write_family_inputs(folder, family, CAUSAL_LM)
+        shutil.rmtree(folder / "model")
+    whole_one = write_tower(folders[0] / "model", model_type, "since")
+    values = text_towers.text_values(json.loads((folders[0] / "model/config.json").read_text()), where="config.json")
+    text = transformers.AutoModelForCausalLM.from_config(transformers.CONFIG_MAPPING[family](**values))
+    inside = {name.replace("model.language_model", "model"): value for name, value in whole_one.state_dict().items()}
+    text.load_state_dict({name: value for name, value in inside.items() if name in text.state_dict()})
+    text.save_pretrained(folders[1] / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folders[0] / "model" / name, folders[1] / "model")
+    return folders
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("model_type", TOWERS)
+@pytest.mark.sampled(2)
+def test_lora_of_a_tower_equals_one_process(model_type: str, split: str) -> None:
+    """Plain transformers, adapters and autograd on the text model."""
+    folder, text = tower_and_text(model_type)
+
+    def of_text(case: Case, run: Run) -> Wanted:
+        return one_process(dataclasses.replace(case, folder=text), run)
+
+    changes = {"task": CAUSAL_LM, "adapter": "lora", "microbatches": 2, "owners": ("a", "b"), "num_steps": 4}
+    feature = Feature(name=f"towers/{model_type}", changes=changes, folder=lambda: folder, splits=SPLITS)
+    run = carry_out(feature, feature.plan_on(split))
+    wanted = of_text(feature.case, run)
+    assert distance(run.tensors, wanted.tensors) <= 1e-9
+    assert run.losses == pytest.approx(wanted.losses, rel=1e-6)
+
+
+def test_what_is_told_and_refused_of_a_tower(tmp_path: Path) -> None:
+    """``ringtune init`` names the text part; PEFT has no class with a head for classes."""
+    write_tower(tmp_path / "base", "gemma3")
+    found = inspect_model(tmp_path / "base", "base")
+    assert found.model_type == "gemma3_text" and CAUSAL_LM in found.tasks
+    assert "the text part of a model of texts and pictures: the rest is not read" in found.as_text()
+    run, _ = lora_run(tmp_path, "", CLASSIFICATION, ALL_MATRICES)
+    with pytest.raises(UsageError, match="base is a model of texts and pictures, which has no head for sequence"):
+        export_run(run, tmp_path / "peft", form="peft")
+    export_run(run, tmp_path / "out", base_model="acme/tiny")
+    assert 'is of the text part of "acme/tiny"' in (tmp_path / "out/README.md").read_text()
+
+
+@pytest.mark.parametrize("model_type", TOWERS)
+def test_defaults_of_a_tower_are_those_of_its_class(tmp_path: Path, model_type: str) -> None:
+    """A config that names nothing but its type."""
+    tower = text_towers.TOWERS[model_type]
+    values = {"model_type": next(iter(tower.aliases), tower.family)}
+    text: Any = transformers.CONFIG_MAPPING[model_type](text_config=dict(values)).get_text_config()
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "text_config": {}}))
+    found = read_config(tmp_path)
+    other = {key for key, value in found.items() if value is not None and getattr(text, key, value) != value}
+    assert other <= {"model_type", "sliding_window", "pad_token_id"}
+
+
+@pytest.mark.parametrize("values", [{}, {"text_config": "x"}, {"text_config": {"model_type": "t5"}}])
+def test_config_without_a_text_model_is_refused(tmp_path: Path, values: dict[str, Any]) -> None:
+    """By name."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", **values}))
+    with pytest.raises(ModelError, match=r"text_config has to be a table|'t5' is not supported"):
+        read_config(tmp_path)

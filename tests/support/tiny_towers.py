@@ -1,0 +1,128 @@
+"""Tiny models of texts and pictures, in the layouts of tensors that files have, and the text model inside."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from tests.support import tiny
+from tests.support.tiny_families import HIDDEN, LONGEST, write_tokenizer
+
+_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 8,
+    "patch_size": 4,
+    "num_channels": 3,
+}
+_QWEN_VISION = {"depth": 1, "hidden_size": 16, "num_heads": 2, "patch_size": 4, "intermediate_size": 24}
+_TEXT: dict[str, Any] = {
+    "vocab_size": len(tiny.vocabulary()),
+    "hidden_size": HIDDEN,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": LONGEST,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+    "tie_word_embeddings": True,
+}
+_MROPE = {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}, "rope_theta": 1e4}
+_PICTURE = {"image_token_id": 5, "image_token_index": 5, "video_token_id": 6, "vision_start_token_id": 7}
+TOWERS: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        "text_config": {
+            **_TEXT,
+            "model_type": "gemma3_text",
+            "head_dim": 12,
+            "sliding_window": 5,
+            "sliding_window_pattern": 2,
+            "query_pre_attn_scalar": 16,
+        },
+        "vision_config": {**_VISION, "model_type": "siglip_vision_model"},
+        "mm_tokens_per_image": 4,
+    },
+    "llava": {
+        "text_config": {**_TEXT, "model_type": "llama", "tie_word_embeddings": False},
+        "vision_config": {**_VISION, "model_type": "siglip_vision_model"},
+    },
+    "mistral3": {
+        "text_config": {**_TEXT, "model_type": "mistral", "head_dim": 8, "sliding_window": None},
+        "vision_config": {**_VISION, "model_type": "pixtral", "head_dim": 8},
+    },
+    **{
+        name: {
+            "text_config": {**_TEXT, "model_type": f"{name}_text", **_MROPE},
+            "vision_config": {**_QWEN_VISION, size: HIDDEN},
+        }
+        for name, size in (
+            ("qwen2_vl", "hidden_size"),
+            ("qwen2_5_vl", "out_hidden_size"),
+            ("qwen3_vl", "out_hidden_size"),
+        )
+    },
+}
+"""``model_type`` -> config of a tiny model."""
+LAYOUTS = ("before", "since")
+"""Names of tensors in files: of transformers before 4.52, and since."""
+
+
+def whole_model(model_type: str, **text: Any) -> Any:
+    """A random model of texts and pictures."""
+    library: Any = importlib.import_module("transformers")
+    given = TOWERS[model_type]
+    config = library.CONFIG_MAPPING[model_type](
+        **{**given, "text_config": {**given["text_config"], **text}},
+        tie_word_embeddings=given["text_config"]["tie_word_embeddings"],
+        **_PICTURE,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = library.AutoModelForImageTextToText.from_config(config)
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1 and "language_model" in name:
+                parameter.data += 0.1 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def write_tower(folder: Path, model_type: str, layout: str = "since", **text: Any) -> Any:
+    """Write a random model of texts and pictures, and return it."""
+    model = whole_model(model_type, **text)
+    folder.mkdir(parents=True)
+    model.config.save_pretrained(folder)
+    is_tied = model.config.get_text_config().tie_word_embeddings
+    tensors = {
+        stored_name(name, model_type, layout): value.contiguous()
+        for name, value in model.state_dict().items()
+        if not (is_tied and name == "lm_head.weight")
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    write_tokenizer(folder, padding_side="right", with_types=False)
+    if layout == "before" and model_type in ("qwen2_vl", "qwen2_5_vl"):
+        path = folder / "config.json"
+        values = json.loads(path.read_text())
+        text = values.pop("text_config")
+        path.write_text(json.dumps({**text, **values}))
+    return model
+
+
+def stored_name(name: str, model_type: str, layout: str) -> str:
+    """The name of a tensor of the class in a file of a layout."""
+    if layout == "since":
+        return name
+    inside = name.removeprefix("model.")
+    if model_type in ("qwen2_vl", "qwen2_5_vl"):
+        return inside.replace("language_model.", "model.", 1)
+    if name.startswith("lm_head."):
+        return f"language_model.{name}"
+    return inside.replace("language_model.", "language_model.model.", 1)
