@@ -456,7 +456,7 @@ class Repeated:
         """Set the distance of a tensor to what the host sent, and its tag."""
         name, ours, theirs = tensor_name(key), {"it": self.differing[key]}, {"it": sent[0]}
         if key.payload == Payload.PAIRS:
-            ours, theirs = (_tensors(bytes_of(one["it"])) for one in (ours, theirs))
+            ours, theirs = (_tensors(bytes(bytes_of(one["it"]))) for one in (ours, theirs))
         far = distance(ours, theirs)
         self.results[name] = self.results[name]._replace(distance=far)
         self.note(key, *sent)
@@ -492,9 +492,10 @@ class WorkRepeater:
         try:
             set_gradients(executor.part.trained, b"")
             load_state(executor, _file(files, "before"))
-            if held := {int(name.removeprefix("held ")): file for name, file in files.items() if name[:5] == "held "}:
-                tensors_held = {name: one for file in held.values() for name, one in weights_in(file).items()}
-                executor.offloading.load_held(tensors_held, held, where=_WHERE)
+            if lent := [one.start for one in self._plan.placement.helpers_of(self._alias)]:
+                weights = (weights_in(_file(files, f"held {block}")) for block in lent)
+                held = {name: tensor for one in weights for name, tensor in one.items()}
+                executor.offloading.load_held(held, lent, where=_WHERE)
             if "vectors before" in files:
                 set_vectors(executor, files["vectors before"])
             for leg in way:
@@ -599,6 +600,9 @@ class FitRepeater:
             )
             if "after" in files:
                 found.results |= self._updated(now, item, place, trained, files)
+                if (after := held_name(seq, block)) in given:  # of the state that was told, so in equal bits
+                    load_state(executor, files["after"])
+                    found.results[after] = self._held(block, "held after", files)
         except DivergedError as error:
             raise IntegrityError(f"{_WHERE} leads to numbers that are not finite") from error
         finally:
@@ -609,7 +613,7 @@ class FitRepeater:
     def _updated(
         self, now: Plan, item: Item, place: CellPlace, trained: Mapping[str, nn.Parameter], files: Mapping[str, bytes]
     ) -> dict[str, Compared]:
-        """Compare the state after the update with the sum of the last micro-batch, and what the host holds then."""
+        """Compare the state after the update with the sum of the last micro-batch."""
         executor, block = self._executor, place.block
         set_gradients(trained, _file(files, "total"))
         for action in item_updates(now, item, self._alias):
@@ -619,11 +623,7 @@ class FitRepeater:
         tensors = {name: value for name, value in executor.part.tensors().items() if block_of(name) == block}
         own, told = bytes(write_tensors(tensors)), _file(files, "after")
         far = 0.0 if own == told else distance(_tensors(own), _tensors(told))
-        found = {state_name(item.seq, one): Compared(digest, far) for one, digest in State.of(own).digests.items()}
-        if "held after" in files:  # of the state that was told, so that equal bits are asked for
-            load_state(executor, told)
-            found[held_name(item.seq, block)] = self._held(block, "held after", files)
-        return found
+        return {state_name(item.seq, one): Compared(digest, far) for one, digest in State.of(own).digests.items()}
 
     def _held(self, block: int, name: str, files: Mapping[str, bytes]) -> Compared:
         """Compare what the host holds of the loaded state with what was told."""
@@ -697,11 +697,11 @@ class NodeAudit:
         ]
         for name in (name for name in given if name.startswith("held ")):
             _, since, block = name.split()
-            file = f"held {block}"
+            kept = f"held {block}"
             if place.is_fit:
-                file = "held after" if since == str(place.seq) else "held before"
-            if file in found:
-                digests.append((name, weights_digest(State.of(found[file]), int(block))))
+                kept = "held after" if since == str(place.seq) else "held before"
+            if kept in found:
+                digests.append((name, weights_digest(State.of(found[kept]), int(block))))
         begin = vectors_name(place.seq, 0)[:-1]
         known = [int(name.removeprefix(begin)) for name in given if name.startswith(begin)]
         first, last = vectors_around(known, place.micro)
