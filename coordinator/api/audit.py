@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -30,13 +30,13 @@ from coordinator.client.run_folder import METRICS
 from coordinator.client.saved_run import read_run
 from coordinator.run.run_text import is_step
 from ringtune.errors import IntegrityError, RingTuneError, UsageError
-from ringtune.models.adapter_config import has_adapter
+from ringtune.job.job import kinds_of
 from ringtune.models.result_files import ADAPTER_FILE, BLOCKS_FILE, block_of
 from ringtune.schedule.plan import Plan
 from ringtune.storage.pieces import FilePieces
 from ringtune.storage.strict import read_given, read_object
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, tensors_digest
-from ringtune.techniques.audit import LEDGER, state_digest
+from ringtune.techniques.audit import LEDGER, blocks_with_state, state_digest
 from ringtune.texts import printable
 from ringtune.transport.parties import find_user_trust, node_party
 
@@ -120,9 +120,15 @@ def audit_run(folder: Path) -> CheckedLedger:
     check = LedgerCheck()
     for path in filter(None, ledgers):
         plan = run.plan if path.parent == folder else None
-        check.read(path, str(path.relative_to(folder)), plan=plan, adapter=run.job.adapter.config)
-    weights = next((path for name in (ADAPTER_FILE, BLOCKS_FILE) if (path := run.saved / name).is_file()), None)
-    if weights is not None:  # whatever the ledger is called, which who changes a result may rename or leave out
+        adapters = [kind.config for kind in kinds_of(run.job, run.plan.course.user_sets)]
+        check.read(path, str(path.relative_to(folder)), plan=plan, adapters=adapters)
+    weights = {
+        f"{user}/" if user else "": path
+        for user in run.plan.course.user_sets or ("",)
+        for name in (ADAPTER_FILE, BLOCKS_FILE)
+        if (path := run.saved / user / name).is_file()
+    }
+    if weights:  # whatever the ledger is called, which who changes a result may rename or leave out
         private = run.plan.placements[-1].private_blocks
         steps, keeps_best = _last_step(folder / METRICS), bool(run.job.train.keep_best)
         check.compare(
@@ -158,18 +164,18 @@ class LedgerCheck:
         self._certificates: dict[str, bytes] = {}
         self._run_id, self._is_first, self._is_done = "", True, False
         self._plan: Plan | None = None
-        self._adapter = ""
+        self._adapters: Collection[str] = ()
 
-    def read(self, path: Path, name: str, *, plan: Plan | None = None, adapter: str = "") -> None:
+    def read(self, path: Path, name: str, *, plan: Plan | None = None, adapters: Collection[str] = ()) -> None:
         """Check one file.
 
         Args:
             path: of the file, which may be cut off if its name ends with ``.part``.
             name: for messages.
             plan: of the run that wrote it; None = not known.
-            adapter: configuration of the adapter, which says what blocks have a state.
+            adapters: configurations of the adapters, which say what blocks have a state.
         """
-        self._plan, self._adapter = plan, adapter
+        self._plan, self._adapters = plan, adapters
         self._certificates, self._is_first, self._authorities = {}, True, ()
         most, line = len(self._problems) + _MAX_PROBLEMS, b""
         with path.open("rb") as file:
@@ -263,17 +269,18 @@ class LedgerCheck:
         if len(numbers) != 1 or not numbers <= known.keys():
             self._problems.append(f"{where}: the nodes speak of placements {sorted(numbers)}, plan.json has {[*known]}")
             return
-        hosts = {piece.node: range(piece.start, piece.stop) for piece in known[numbers.pop()].hosts}
+        placement = known[numbers.pop()]
+        members = {*placement.members}
         owners = {owner.node for owner in (*plan.course.owners, *(one.owner for one in plan.course.left_out))}
-        for node in found.keys() - hosts.keys() - owners:
+        for node in found.keys() - members - owners:
             self._problems.append(f"{where}: node {node} has no part in plan.json")
         for node, said in found.items():
-            wanted = [block for block in hosts.get(node, ()) if has_adapter(self._adapter, block)]
+            wanted = blocks_with_state(placement, node, self._adapters)
             ends = {plan.course.head} if node in owners else set()
-            if node in hosts.keys() | owners and sorted({*said.begin} - ends) != wanted:
+            if node in members | owners and sorted({*said.begin} - ends) != wanted:
                 self._problems.append(f"{where}: node {node} speaks of blocks {sorted(said.begin)}, not of {wanted}")
-        for node in hosts.keys() - found.keys():
-            self._problems.append(f"{where}: node {node}, which hosts blocks in plan.json, says nothing")
+        for node in members - found.keys():
+            self._problems.append(f"{where}: node {node}, which trains blocks in plan.json, says nothing")
 
     def _links(self, found: Mapping[str, Statement], where: str) -> None:
         for node, said in found.items():
@@ -303,11 +310,13 @@ class LedgerCheck:
         self._ends = {step: ends for step, ends in self._ends.items() if step <= first} | {stop: end}
         self._last, self._is_first = stop, False
 
-    def compare(self, weights: Path, *, steps: int, keeps_best: bool, num_blocks: int, private_blocks: int = 0) -> None:
+    def compare(
+        self, weights: Mapping[str, Path], *, steps: int, keeps_best: bool, num_blocks: int, private_blocks: int = 0
+    ) -> None:
         """Compare the weights of the run's result with the states at the end of a turn, which has to have all of them.
 
         Args:
-            weights: file of the result with the tensors of the blocks.
+            weights: files of the result with the tensors of the blocks, as for ``weights_of``.
             steps: of the run by its metrics.
             keeps_best: whether the result may be of an earlier step, of the best evaluation.
             num_blocks: of the model; the head's state is that of a block above them.
@@ -316,7 +325,7 @@ class LedgerCheck:
         self._is_done = True
         if steps != self._last:
             self._problems.append(f"the ledger ends at step {self._last}, and the run has {steps} steps")
-        found = weights_of(TensorFile(FilePieces(weights), where=str(weights)))
+        found = weights_of({user: TensorFile(FilePieces(path), where=str(path)) for user, path in weights.items()})
         digests = {block: digest for block, digest in found.items() if block >= private_blocks}
         wrong: dict[int, list[int]] = {}
         for step, ends in self._ends.items():
@@ -350,12 +359,16 @@ class LedgerCheck:
         return CheckedLedger(tuple(self._problems), tuple(dict.fromkeys(self._facts)), figures, self._is_done)
 
 
-def weights_of(file: TensorFile) -> dict[int, str]:
-    """Return by block the digest of its tensors in a result, which is that of its weights in the state of a node."""
+def weights_of(files: Mapping[str, TensorFile]) -> dict[int, str]:
+    """Return by block the digest of its tensors in a result, which is that of its weights in the state of a node.
+
+    ``files`` are by ``NAME/`` of users with adapters of their own; else there is one, named ``""``.
+    """
     blocks: dict[int, dict[str, TensorPieces]] = {}
-    for name in file.infos:
+    for user, name in ((user, name) for user, file in files.items() for name in file.infos):
         if (block := block_of(name)) is not None:
-            blocks.setdefault(block, {})[name[name.index(f".{block}.") + 1 :]] = file.tensor(name)
+            own = f"{user}{name[name.index(f'.{block}.') + 1 :]}"
+            blocks.setdefault(block, {})[own] = files[user].tensor(name)
     return {block: tensors_digest(_without_twins(tensors)) for block, tensors in blocks.items()}
 
 

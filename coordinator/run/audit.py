@@ -26,7 +26,7 @@ from coordinator.run.node_client import AgentCalls
 from ringtune.costs.measurement import numeric_class
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import IntegrityError, PeerLostError, RingTuneError
-from ringtune.job.job import Job
+from ringtune.job.job import Job, kinds_of
 from ringtune.run_control import events as rd
 from ringtune.schedule.actions import TensorKey
 from ringtune.schedule.course import Course
@@ -38,10 +38,11 @@ from ringtune.techniques.audit import (
     Finding,
     Question,
     Trail,
-    checkers_of,
+    checkers_of_cell,
     draw,
     ends,
     ends_differ,
+    held_differ,
     judge,
     keys_to_keep,
     question,
@@ -151,11 +152,12 @@ class RunAudit:
         self._turn, self._part, self._since_s = turn, part, time.monotonic()
         now = self._open.setdefault(turn.index, _Open(()))
         works = {node: work_of(part, turn, node) for node in part.nodes}
+        adapters = [kind.config for kind in kinds_of(self._job, part.course.user_sets)]
         for node, work in works.items():
             try:
                 now.trails[node] = read_trail(now.told[node].digests_json, node)
-                kept, adapter = {name for one, name in now.tickets if one == node}, self._job.adapter.config
-                problem = trail_problem(part, work, now.trails[node], node, adapter=adapter, kept=kept)
+                kept = {name for one, name in now.tickets if one == node}
+                problem = trail_problem(part, work, now.trails[node], node, adapters=adapters, kept=kept)
             except KeyError:
                 problem = f"node {node} does not tell what it did in turn {turn.index}"
             except IntegrityError as error:
@@ -164,7 +166,7 @@ class RunAudit:
                 return self._end(Finding((node,), problem))
             if finding := self._other_state(part, node, turn):
                 return self._end(finding)
-        if finding := ends_differ(works, now.trails):
+        if finding := ends_differ(works, now.trails) or held_differ(part.placement, now.trails):
             return self._end(finding)
         self.figures["drawn"] += len(now.drawn)
         asked = (question(part, turn, cell, works[cell.node], now.trails) for cell in now.drawn)
@@ -172,7 +174,7 @@ class RunAudit:
         if not self._waiting:
             return self._end(None)
         for cell in now.drawn:
-            self._ask(cell, checkers_of(part.placement, cell.node)[0])
+            self._ask(cell, checkers_of_cell(part.placement, cell)[0])
         return None
 
     def _other_state(self, part: Plan, node: str, turn: Turn) -> Finding | None:
@@ -181,8 +183,7 @@ class RunAudit:
         If another host had it then, that one may have handed on something else than it said.
         """
         began = {block: begin for block, begin, _ in ends(part, self._open[turn.index].trails[node], node)}
-        piece = part.slice_of(node)
-        for block in {*range(piece.start, piece.stop), *began}:
+        for block in {*part.placement.trained_at(node), *began}:
             before, digest = self._agreed.get(block, (node, began.get(block)))
             if digest != began.get(block):
                 told = "" if before == node else f" than node {before} ended with"
@@ -232,7 +233,7 @@ class RunAudit:
             self.forget()
             return rd.NodeFailed(answer.checker, PeerLostError.__name__, text, lost)
         first = self._against.pop(cell, None)
-        checker, *third = checkers_of(part.placement, cell.node)
+        checker, *third = checkers_of_cell(part.placement, cell)
         try:
             finding = self._compared(part.course, self._waiting[cell], answer)
         except RingTuneError as error:
@@ -321,7 +322,10 @@ class RunAudit:
             if told.signature and self._certificates.get(node) != told.certificate_pem:
                 self._certificates[node] = told.certificate_pem
                 nodes[node]["certificate"] = told.certificate_pem.decode()
-        drawn = [[*cell, *checkers_of(part.placement, cell.node)[:1]] for cell in now.drawn]
+        drawn = [
+            [*cell[:3], *checkers_of_cell(part.placement, cell)[:1], *([cell.block] if cell.is_fit else [])]
+            for cell in now.drawn
+        ]
         return {"line": "turn", "turn": turn.index, "drawn": drawn, "nodes": nodes}
 
 

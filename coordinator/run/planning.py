@@ -88,6 +88,7 @@ def wire_problem(
         ("recovery.copies as a number", 2): any(one.num_copies for one in plan.placements),
         ("[audit]", 5): bool(job.audit_share),
         ("[audit] with VeLoRA", 7): bool(job.audit_share) and plan.course.velora is not None,
+        ("[audit] with helpers", 8): bool(job.audit_share) and any(one.helpers for one in plan.placements),
         ("[generation]", 6): plan.course.generation is not None,
         ("owners that come back", 2): takes_back or any(one.back is not None for one in plan.course.left_out),
     }

@@ -338,7 +338,7 @@ class Agent:
             return control_pb2.RepeatReply(node=source, problem=str(error), is_lost=is_lost)
 
         audit, source = active.audit, request.node
-        cell = Cell(source, place.seq, place.micro)
+        cell = Cell(source, place.seq, place.micro, place.is_fit, place.block)
         try:
             files = audit.read_work(fetched(source, cell=request.cell), place, request.given)
             exchanges, tensors = audit.recorder.exchanges(cell, place.turn), {}
@@ -629,4 +629,6 @@ def _key_of(message: control_pb2.AuditedTensor) -> TensorKey:
 
 
 def _place_of(message: control_pb2.AuditedCell) -> CellPlace:
-    return CellPlace(message.turn, message.seq, message.micro, message.before, message.last)
+    return CellPlace(
+        message.turn, message.seq, message.micro, message.before, message.last, message.is_fit, message.block
+    )

@@ -49,7 +49,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.strict import parse_json
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
-from ringtune.techniques.audit import checked_by
+from ringtune.techniques.audit import checked_by, fits_checked_by
 from ringtune.techniques.frozen_weights import first_choice
 from ringtune.transport.speaker import speaker
 
@@ -217,6 +217,8 @@ def audit(options: AgentOptions, run_id: str, job: Job, plan: Plan, executor: No
     found = NodeAudit(recorder, plan, make)
     for other in checked_by(plan.placement, options.name)[:1]:
         found.repeater(other)
+    if fits_checked_by(plan.placement, options.name):
+        _ = found.fits
     return found
 
 

@@ -3,10 +3,10 @@
 The rule is in ``ringtune.techniques.audit``. At most two turns are open, and a turn is closed once it is checked, so
 what a turn needs is dropped when the second turn after it is granted. Of tensors between nodes only those are kept
 that the coordinator names, as another node's cell was drawn; of its own work a node keeps what it can't know to be
-drawn: the sum of gradients after each micro-batch, the trained state after each item, and in its own turns the tensors
-between its slice and its embedding and head. A tensor is handed in to who has its ticket only, which the coordinator
-gives to the checker after the turn: else a host could ask its neighbours what is drawn of it, and a checker an owner
-for more than that.
+drawn: the sum of gradients after each micro-batch, the trained state after each item, what it holds of its helpers, and
+in its own turns the tensors between its slice and its embedding and head. A tensor is handed in to who has its ticket
+only, which the coordinator gives to the checker after the turn: else a host could ask its neighbours what is drawn of
+it, and a checker an owner for more than that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
@@ -27,10 +27,11 @@ from edge.checkpoint.shard_file import PREFIXES
 from edge.checkpoint.snapshots import block_of
 from edge.model.tensor_files import fill, pieces_of, torch_dtype
 from edge.runtime.executor import NodeExecutor
+from edge.techniques.offload.users import block_of as block_of_weight
 from edge.transport.tensors import ROUNDS, WIRE_TYPES, as_received, bytes_of
 from ringtune.errors import DivergedError, FrameError, IntegrityError
-from ringtune.schedule.actions import Action, Op, TensorKey
-from ringtune.schedule.lowering import legs
+from ringtune.schedule.actions import Action, Op, Payload, TensorKey
+from ringtune.schedule.lowering import item_updates, legs, weights_key
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StepKind, Turn, items
 from ringtune.storage.pieces import Pieces
@@ -45,8 +46,15 @@ from ringtune.techniques.audit import (
     begin_name,
     cell_exchanges,
     end_names,
+    fit_name,
+    fits_noted_after,
+    fitting_apart,
     head_update,
+    held_name,
+    held_since,
+    installs,
     item_of,
+    noted_after,
     own_tensors,
     own_updates,
     smallest_norm,
@@ -137,6 +145,18 @@ class Commitment(NamedTuple):
     certificate_pem: bytes = b""
 
 
+class _Part(NamedTuple):
+    """Some state of a node that is noted as a whole: of its slice, of a block that it fits, or held of a helper."""
+
+    kind: str
+    block: int = -1
+
+
+_SLICE: Final = _Part("slice")
+_FIT, _HELD = "fit", "held"
+_NOTHING: Final = hashlib.sha256().hexdigest()
+
+
 Sign = Callable[[bytes], tuple[bytes, bytes]]
 """Signs some bytes; returns the signature, and the certificate of its key; both empty in plain text."""
 
@@ -147,15 +167,15 @@ class _Kept:
 
     turn: Turn
     trail: dict[str, str] = field(default_factory=dict)
-    last_updates: dict[int, Action] = field(default_factory=dict)
+    notes: dict[Action, list[_Part]] = field(default_factory=dict)
     head_update: Action | None = None
     own: dict[Action, list[TensorKey]] = field(default_factory=dict)
     secret: str = field(default_factory=lambda: secrets.token_hex(32))
     tagger: Tagger | None = None
-    sums: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    sums: dict[tuple[_Part, int, int], bytes] = field(default_factory=dict)
     vectors: dict[int, dict[int, bytes]] = field(default_factory=dict)
-    begin: State | None = None
-    after: dict[int, State] = field(default_factory=dict)
+    begin: dict[_Part, State] = field(default_factory=dict)
+    after: dict[tuple[_Part, int], State] = field(default_factory=dict)
 
 
 class AuditRecorder:
@@ -165,16 +185,23 @@ class AuditRecorder:
     """
 
     def __init__(self, plan: Plan, node: str, executor: NodeExecutor, *, run_id: str, sign: Sign) -> None:
-        self._plan, self._node, self._executor = plan, node, executor
+        self._plan, self.node, self._executor = plan, node, executor
         self._run_id, self._sign = run_id, sign
         self._piece, self._wire = plan.slice_of(node), plan.course.wire_dtype
         self._lock = threading.Lock()
         self._turns: dict[int, _Kept] = {}
         self._tickets: dict[TensorKey, str] = {}
         self._tensors: dict[TensorKey, Exchanged] = {}
-        self._state: State | None = None
-        self._states, self._sums = FileWriter(), FileWriter()
-        self._trained: Mapping[str, nn.Parameter] = {}
+        placement = plan.placement
+        self._fitted = {one.start: _Part(_FIT, one.start) for one in placement.helped_by(node)}
+        self._lent = {one.start: _Part(_HELD, one.start) for one in placement.helpers_of(node)}
+        self._own = {*range(self._piece.start, self._piece.stop)} - self._lent.keys()
+        self._parts = [_SLICE] if self._piece.num_blocks else []
+        self._parts += [*self._fitted.values(), *(_Part(_HELD, block) for block in (*self._fitted, *self._lent))]
+        self._now: dict[_Part, State] = {}
+        self._states = {part: FileWriter() for part in self._parts}
+        self._sums = {part: FileWriter() for part in self._parts}
+        self._trained: dict[_Part, Mapping[str, nn.Parameter]] = {}
 
     # ---- on the compute thread --------------------------------------------------------------------
 
@@ -187,22 +214,35 @@ class AuditRecorder:
             self._tickets = {key: ticket for key, ticket in self._tickets.items() if key.seq >= first}
         if turn.kind is not StepKind.TRAIN:
             return
-        if self._state is None and self._piece.num_blocks:
-            self._state = self._state_now()
-        self._trained = self._executor.part.trained
-        kept, now = _Kept(turn, head_update=head_update(self._plan, turn, self._node)), turn.settled(self._plan)
+        if not self._now:
+            self._now = {part: self._state_of(part) for part in self._parts}
+        trained = self._executor.part.trained
+        self._trained = dict.fromkeys(self._parts, trained)
+        if self._fitted:
+            self._trained = {
+                part: {name: value for name, value in trained.items() if self._has(part, block_of_weight(name))}
+                for part in self._parts
+            }
+        kept, now = _Kept(turn, head_update=head_update(self._plan, turn, self.node)), turn.settled(self._plan)
         for item in items(now.course, turn):
-            if own := own_updates(now, item, self._node):
-                kept.last_updates[item.seq] = own[-1]
-        for one in own_tensors(self._plan, turn, self._node):
+            if (last := noted_after(now, item, self.node)) is not None:
+                kept.notes[last] = [_SLICE]
+            for action, block in fits_noted_after(now, item, self.node).items():
+                held = [_Part(_HELD, block)] if action.op is Op.UPDATE else []
+                kept.notes[action] = [self._fitted[block], *held]
+            for action, block in installs(now, item, self.node).items():
+                kept.notes[action] = [self._lent[block]]
+        for one in own_tensors(self._plan, turn, self.node):
             kept.own.setdefault(one.after, []).append(one.key)
         with self._lock:
             self._turns[turn.index] = kept
 
-    def exchanged(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None, *, is_sent: bool) -> None:
-        """Note a tensor that this node sends or has received; its values must not change."""
-        if (kept := self._of(key.seq)) is not None:
-            if is_sent:
+    def exchanged(self, key: TensorKey, tensor: Any, mask: torch.Tensor | None, *, is_sent: bool) -> None:
+        """Note a tensor that this node sends or has received, whose values must not change, or a parcel of pairs."""
+        if (kept := self._of(key.seq)) is not None and key.payload in (Payload.HIDDEN, Payload.GRAD, Payload.PAIRS):
+            if key.payload == Payload.PAIRS:
+                same = parcel_tensor(bytes(tensor))
+            elif is_sent:
                 same = as_received(tensor, self._wire)
             else:
                 same = tensor.detach().to(device="cpu", dtype=self.dtype_of(is_own=False))
@@ -218,19 +258,37 @@ class AuditRecorder:
             self._note(kept, key, tensor, mask, is_own=True)
         if kept.head_update is not None:
             self._after_head(kept, action, kept.head_update)
-        if not self._piece.start <= action.start < self._piece.stop:
-            return
-        if action.op is Op.FORWARD and self._plan.course.velora is not None:
-            kept.vectors.setdefault(action.seq, {})[action.micro] = content = vectors_file(self._executor)
-            kept.trail[vectors_name(action.seq, action.micro)] = hashlib.sha256(content).hexdigest()
-        elif action.op is Op.BACKWARD:
-            content = self._sums.write(gradients(self._trained))
-            kept.sums[action.seq, action.micro] = content
-            kept.trail[sum_name(action.seq, action.micro)] = hashlib.sha256(content).hexdigest()
-        elif action.op is Op.UPDATE and action == kept.last_updates.get(action.seq) and self._state is not None:
-            self._begin(kept.turn.index)
-            self._state = kept.after[action.seq] = self._state_now()
-            kept.trail |= {state_name(action.seq, block): digest for block, digest in self._state.digests.items()}
+        if action.op is Op.FIT:
+            self._after_sum(kept, self._fitted[action.start], action)
+        elif self._piece.start <= action.start < self._piece.stop:
+            if action.op is Op.FORWARD and self._plan.course.velora is not None:
+                kept.vectors.setdefault(action.seq, {})[action.micro] = content = vectors_file(self._executor)
+                kept.trail[vectors_name(action.seq, action.micro)] = hashlib.sha256(content).hexdigest()
+            elif action.op is Op.BACKWARD and (
+                action.start in self._own or (_SLICE, action.seq, action.micro) not in kept.sums
+            ):
+                self._after_sum(kept, _SLICE, action)
+        for part in kept.notes.get(action, ()):
+            self._begin(kept.turn.index, part)
+            self._now[part] = state = kept.after[part, action.seq] = self._state_of(part)
+            kept.trail |= self._names(part, action.seq, state)
+
+    def _after_sum(self, kept: _Kept, part: _Part, action: Action) -> None:
+        """Note the sum of gradients of a part after a backward or a fit."""
+        content = self._sums[part].write(gradients(self._trained[part]))
+        kept.sums[part, action.seq, action.micro] = content
+        at = action.seq, action.micro
+        name = sum_name(*at) if part is _SLICE else fit_name(*at, part.block)
+        kept.trail[name] = hashlib.sha256(content).hexdigest()
+
+    def _names(self, part: _Part, seq: int, state: State) -> dict[str, str]:
+        """Return the entries of a trail with a state of a part; ``seq`` -1 = at the beginning of the turn."""
+        if part.kind == _HELD:
+            return {held_name(seq, part.block): weights_digest(state, part.block)}
+        return {
+            (begin_name(block) if seq < 0 else state_name(seq, block)): digest
+            for block, digest in state.digests.items()
+        }
 
     def _after_head(self, kept: _Kept, action: Action, last: Action) -> None:
         """Note the weights of the head before the first update of an own turn, and after the last one."""
@@ -245,11 +303,14 @@ class AuditRecorder:
         kept = self._turns.get(turn)
         if kept is None:
             return None
-        self._begin(turn)
-        end = kept.after[max(kept.after)] if kept.after else kept.begin
-        for block, both in end.parts.items() if end is not None else ():
-            kept.trail |= zip(end_names(block), both, strict=True)
-        signed = statement(self._run_id, self._plan, kept.turn, self._node, kept.trail)
+        for part in self._parts:
+            self._begin(turn, part)
+            if part.kind != _HELD:
+                last = max((seq for one, seq in kept.after if one == part), default=None)
+                end = kept.begin[part] if last is None else kept.after[part, last]
+                for block, both in end.parts.items():
+                    kept.trail |= zip(end_names(block), both, strict=True)
+        signed = statement(self._run_id, self._plan, kept.turn, self.node, kept.trail)
         return Commitment(json.dumps(kept.trail, separators=(",", ":")), *self._sign(signed.encode()))
 
     def _note(
@@ -268,23 +329,33 @@ class AuditRecorder:
             kept.tagger = kept.tagger or Tagger(kept.secret)
             kept.trail[name] = kept.tagger.tag(name, tensor, mask)
 
-    def _begin(self, index: int) -> None:
+    def _begin(self, index: int, part: _Part) -> None:
         """Note the state before the first update of a turn and of those before it, which may have none here."""
         for kept in self._turns.values():
-            if kept.begin is None and kept.turn.index <= index and self._state is not None:
-                kept.begin = self._state
-                kept.trail |= {begin_name(block): digest for block, digest in self._state.digests.items()}
+            if part not in kept.begin and kept.turn.index <= index:
+                kept.begin[part] = self._now[part]
+                kept.trail |= self._names(part, -1, self._now[part])
 
     def _of(self, seq: int) -> _Kept | None:
         return next((kept for kept in self._turns.values() if kept.turn.first_seq <= seq < kept.turn.end_seq), None)
 
-    def _state_now(self) -> State:
-        return State.of(self._states.write(self._executor.part.tensors()), self._states.halves)
+    def _state_of(self, part: _Part) -> State:
+        if part.kind == _HELD:
+            return State.of(held_file(self._executor, part.block))
+        tensors, writer = self._executor.part.tensors(), self._states[part]
+        if self._lent or self._fitted:
+            tensors = {name: value for name, value in tensors.items() if self._has(part, block_of(name))}
+        return State.of(writer.write(tensors), writer.halves)
+
+    def _has(self, part: _Part, block: int) -> bool:
+        return block in self._own if part is _SLICE else block == part.block
 
     # ---- on any thread ----------------------------------------------------------------------------
 
-    def dtype_of(self, *, is_own: bool) -> torch.dtype:
-        """Element type in which tensors are kept: those that pass no link, and those of a link."""
+    def dtype_of(self, *, is_own: bool, payload: str = Payload.HIDDEN) -> torch.dtype:
+        """Element type in which tensors are kept: those that pass no link, those of a link, and bytes of parcels."""
+        if payload == Payload.PAIRS:
+            return torch.uint8
         return self._executor.dtype if is_own or self._wire in ROUNDS else WIRE_TYPES[self._wire]
 
     def keep(self, tickets: Mapping[TensorKey, str]) -> None:
@@ -309,41 +380,55 @@ class AuditRecorder:
         with self._lock:
             found = self._tensors.get(key) if ticket and self._tickets.get(key) == ticket else None
         if found is None:
-            raise FrameError(f"node {self._node} keeps no {key} with this ticket for the audit")
+            raise FrameError(f"node {self.node} keeps no {key} with this ticket for the audit")
         tensor, mask = found
         return _written({"tensor": tensor, "mask": None if mask is None else mask.to(torch.uint8)})
 
     def work_file(self, place: CellPlace) -> Pieces:
         """Return the state and sums before and after a cell of this node as one file; raises ``FrameError``."""
         kept, seq = self._kept(place.turn), place.seq
-        state = next((kept.after[one] for one in sorted(kept.after, reverse=True) if one < seq), kept.begin)
-        if state is None:
-            raise FrameError(f"node {self._node} hosts nothing, so it has nothing to be repeated")
-        found = {"before": state.content}
+        part = _Part(_FIT, place.block) if place.is_fit else _SLICE
+        if part not in kept.begin:
+            raise FrameError(f"node {self.node} trains nothing of it, so it has nothing to be repeated")
+        found = {"before": self._before(kept, part, seq).content}
         for name, micro in (("added", place.before), ("total", place.last)):
             if micro >= 0:
-                found[name] = self._sum(kept, seq, micro)
+                found[name] = self._sum(kept, part, seq, micro)
         if place.last >= 0:
-            found |= {"sum": self._sum(kept, seq, place.micro)}
-        known = kept.vectors.get(seq, {})
+            found |= {"sum": self._sum(kept, part, seq, place.micro)}
+        if place.is_fit:
+            held = _Part(_HELD, place.block)
+            found |= {"held before": self._before(kept, held, seq).content}
+            found |= {"held after": kept.after[held, seq].content} if (held, seq) in kept.after else {}
+        elif self._lent:
+            now, item = item_of(self._plan, kept.turn, seq)
+            for block, held in self._lent.items():
+                since = held_since(now, kept.turn, item, block)
+                content = kept.begin[held] if since < 0 else kept.after[held, since]
+                found[f"held {block}"] = content.content
+        known = kept.vectors.get(seq, {}) if not place.is_fit else {}
         if place.micro in known:
             before, last = vectors_around(known, place.micro)
             found |= {"vectors": known[place.micro], "vectors last": known[last]}
             found |= {"vectors before": known[before]} if before >= 0 else {}
-        if place.last >= 0 and seq in kept.after:
-            found["after"] = kept.after[seq].content
+        if place.last >= 0 and (part, seq) in kept.after:
+            found["after"] = kept.after[part, seq].content
         return _written(found)
 
-    def _sum(self, kept: _Kept, seq: int, micro: int) -> bytes:
-        if (seq, micro) not in kept.sums:
-            raise FrameError(f"node {self._node} has no gradient of micro-batch {seq}.{micro}")
-        return kept.sums[seq, micro]
+    def _before(self, kept: _Kept, part: _Part, seq: int) -> State:
+        last = max((one for known, one in kept.after if known == part and one < seq), default=None)
+        return kept.begin[part] if last is None else kept.after[part, last]
+
+    def _sum(self, kept: _Kept, part: _Part, seq: int, micro: int) -> bytes:
+        if (part, seq, micro) not in kept.sums:
+            raise FrameError(f"node {self.node} has no gradient of micro-batch {seq}.{micro}")
+        return kept.sums[part, seq, micro]
 
     def _kept(self, index: int) -> _Kept:
         with self._lock:
             found = self._turns.get(index)
         if found is None:
-            raise FrameError(f"node {self._node} keeps nothing of turn {index} for the audit")
+            raise FrameError(f"node {self.node} keeps nothing of turn {index} for the audit")
         return found
 
 
@@ -369,8 +454,10 @@ class Repeated:
 
     def compare(self, key: TensorKey, sent: Exchanged) -> None:
         """Set the distance of a tensor to what the host sent, and its tag."""
-        name = tensor_name(key)
-        far = distance({"it": self.differing[key]}, {"it": sent[0]})
+        name, ours, theirs = tensor_name(key), {"it": self.differing[key]}, {"it": sent[0]}
+        if key.payload == Payload.PAIRS:
+            ours, theirs = (_tensors(bytes(bytes_of(one["it"]))) for one in (ours, theirs))
+        far = distance(ours, theirs)
         self.results[name] = self.results[name]._replace(distance=far)
         self.note(key, *sent)
 
@@ -400,14 +487,17 @@ class WorkRepeater:
         executor, seq, micro = self._executor, place.seq, place.micro
         now, item = item_of(self._plan, turn, seq)
         way = legs(now, item, self._alias)[micro]
-        found = Repeated(Tagger(given[TAG_KEY]) if TAG_KEY in given else None)
+        found, is_added = Repeated(Tagger(given[TAG_KEY]) if TAG_KEY in given else None), False
         executor.grant(turn)
         try:
-            pieces = _pieces(_file(files, "before"))
-            executor.part.load_migrated(pieces, blocks={block_of(name) for name in pieces})
+            set_gradients(executor.part.trained, b"")
+            load_state(executor, _file(files, "before"))
+            if lent := [one.start for one in self._plan.placement.helpers_of(self._alias)]:
+                weights = (weights_in(_file(files, f"held {block}")) for block in lent)
+                held = {name: tensor for one in weights for name, tensor in one.items()}
+                executor.offloading.load_held(held, lent, where=_WHERE)
             if "vectors before" in files:
                 set_vectors(executor, files["vectors before"])
-            set_gradients(executor, b"")
             for leg in way:
                 action = leg.bind(seq, micro)
                 if leg.op is Op.RECEIVE:
@@ -415,8 +505,13 @@ class WorkRepeater:
                     found.note(action.key, tensor, mask)
                     executor.put_tensor(action.key, tensor.to(self._dtype), mask)
                 elif leg.op is Op.SEND:
-                    name, (own, mask) = tensor_name(action.key), executor.take_tensor(action.key)
-                    own = own.detach() if leg.peer == self.node else as_received(own, self._plan.course.wire_dtype)
+                    name = tensor_name(action.key)
+                    if leg.payload == Payload.PAIRS:
+                        own, mask = parcel_tensor(bytes(executor.take_parcel(action.key))), None
+                    else:
+                        own, mask = executor.take_tensor(action.key)
+                        is_own = leg.peer == self.node
+                        own = own.detach() if is_own else as_received(own, self._plan.course.wire_dtype)
                     digest = tensor_digest(own, mask)
                     if digest == given[name]:
                         found.note(action.key, own, mask)
@@ -424,8 +519,9 @@ class WorkRepeater:
                         found.differing[action.key] = own
                     found.results[name] = Compared(digest, float(digest != given[name]))
                 else:
-                    if leg.op is Op.BACKWARD and place.before >= 0:
-                        set_gradients(executor, _file(files, "added"))
+                    if leg.op is Op.BACKWARD and place.before >= 0 and not is_added:
+                        is_added = True
+                        set_gradients(executor.part.trained, _file(files, "added"))
                     executor.run(action)
                     if leg.op is Op.FORWARD and now.course.velora is not None:
                         found.results |= self._with_vectors(vectors_name(seq, micro), files)
@@ -434,7 +530,7 @@ class WorkRepeater:
         except DivergedError as error:  # the host itself would not have gone on
             raise IntegrityError(f"{_WHERE} leads to numbers that are not finite") from error
         finally:
-            set_gradients(executor, b"")
+            set_gradients(executor.part.trained, b"")
             executor.forget_turn(turn.index)
         return found
 
@@ -449,13 +545,12 @@ class WorkRepeater:
         own, told = bytes(write_tensors(gradients(executor.part.trained))), _file(files, "sum")
         far = 0.0 if own == told else distance(_tensors(own), _tensors(told), least=smallest_norm(self._plan.course))
         found = {sum_name(seq, place.micro): Compared(hashlib.sha256(own).hexdigest(), far)}
-        updates = own_updates(now, item, self._alias)
-        if not updates:
+        if "after" not in files:
             return found
-        set_gradients(executor, _file(files, "total"))
+        set_gradients(executor.part.trained, _file(files, "total"))
         if now.course.velora is not None:
             set_vectors(executor, _file(files, "vectors last"))
-        for action in updates:
+        for action in own_updates(now, item, self._alias):
             executor.run(action)
         own, told = bytes(write_tensors(executor.part.tensors())), _file(files, "after")
         far = 0.0 if own == told else distance(_tensors(own), _tensors(told))
@@ -464,8 +559,81 @@ class WorkRepeater:
         }
 
 
+class FitRepeater:
+    """Repeats fits of helpers whose work a node checks, on adapters of its own; call it on the compute thread."""
+
+    def __init__(self, plan: Plan, node: str, make: Callable[[Plan, str], NodeExecutor]) -> None:
+        self._plan, self._alias = fitting_apart(plan, node)
+        self._executor = make(self._plan, self._alias)
+
+    def repeat(
+        self,
+        turn: Turn,
+        place: CellPlace,
+        files: Mapping[str, bytes],
+        tensors: Mapping[TensorKey, Exchanged],
+        given: Mapping[str, str],
+    ) -> Repeated:
+        """Repeat the fit of a micro-batch, and the update of its item; as ``WorkRepeater.repeat``."""
+        executor, seq, micro, block = self._executor, place.seq, place.micro, place.block
+        now, item = item_of(self._plan, turn, seq)
+        found = Repeated(Tagger(given[TAG_KEY]) if TAG_KEY in given else None)
+        trained = {name: value for name, value in executor.part.trained.items() if block_of_weight(name) == block}
+        executor.grant(turn)
+        try:
+            set_gradients(trained, b"")
+            load_state(executor, _file(files, "before"))
+            held = (name for name in given if name.startswith("held ") and name != held_name(seq, block))
+            for name in held:
+                found.results[name] = self._held(block, "held before", files)
+            for key, exchanged in tensors.items():
+                found.note(key, *exchanged)
+                executor.put_parcel(key, Pieces.of(bytes(bytes_of(exchanged[0]))))
+            if place.before >= 0:
+                set_gradients(trained, _file(files, "added"))
+            executor.run(Action(Op.FIT, seq, micro, block, block + 1))
+            own, told = bytes(write_tensors(gradients(trained))), _file(files, "sum")
+            name = fit_name(seq, micro, block)
+            found.results[name] = Compared(
+                hashlib.sha256(own).hexdigest(),
+                0.0 if own == told else distance(_tensors(own), _tensors(told), least=smallest_norm(now.course)),
+            )
+            if "after" in files:
+                found.results |= self._updated(now, item, place, trained, files)
+                if (after := held_name(seq, block)) in given:  # of the state that was told, so in equal bits
+                    load_state(executor, files["after"])
+                    found.results[after] = self._held(block, "held after", files)
+        except DivergedError as error:
+            raise IntegrityError(f"{_WHERE} leads to numbers that are not finite") from error
+        finally:
+            set_gradients(trained, b"")
+            executor.forget_turn(turn.index)
+        return found
+
+    def _updated(
+        self, now: Plan, item: Item, place: CellPlace, trained: Mapping[str, nn.Parameter], files: Mapping[str, bytes]
+    ) -> dict[str, Compared]:
+        """Compare the state after the update with the sum of the last micro-batch."""
+        executor, block = self._executor, place.block
+        set_gradients(trained, _file(files, "total"))
+        for action in item_updates(now, item, self._alias):
+            if action.start == block:
+                executor.run(action)
+                executor.take_parcel(weights_key(action))
+        tensors = {name: value for name, value in executor.part.tensors().items() if block_of(name) == block}
+        own, told = bytes(write_tensors(tensors)), _file(files, "after")
+        far = 0.0 if own == told else distance(_tensors(own), _tensors(told))
+        return {state_name(item.seq, one): Compared(digest, far) for one, digest in State.of(own).digests.items()}
+
+    def _held(self, block: int, name: str, files: Mapping[str, bytes]) -> Compared:
+        """Compare what the host holds of the loaded state with what was told."""
+        own, told = held_file(self._executor, block), _file(files, name)
+        far = 0.0 if own == told else distance(_tensors(own), _tensors(told))
+        return Compared(weights_digest(State.of(own), block), far)
+
+
 class NodeAudit:
-    """The audit at a node: its own trail, and the repeated work of other hosts, of one at a time.
+    """The audit at a node: its own trail, and the repeated work of other nodes, of one host at a time.
 
     Args:
         make: builds an executor of a node of a plan; a slice of another host is made when it is first asked for.
@@ -475,6 +643,14 @@ class NodeAudit:
         self.recorder = recorder
         self._plan, self._make = plan, make
         self._repeater: WorkRepeater | None = None
+        self._fits: FitRepeater | None = None
+
+    @property
+    def fits(self) -> FitRepeater:
+        """The adapters of all blocks whose helpers' work this node checks; errors as for ``repeater``."""
+        if self._fits is None:
+            self._fits = FitRepeater(self._plan, self.recorder.node, self._make)
+        return self._fits
 
     def repeater(self, node: str) -> WorkRepeater:
         """Return the slice of another host, in place of that of an earlier one; call it on the compute thread.
@@ -496,8 +672,9 @@ class NodeAudit:
         tensors: Mapping[TensorKey, Exchanged],
         given: Mapping[str, str],
     ) -> Repeated:
-        """Repeat a cell of another host; see ``WorkRepeater.repeat``, and ``repeater`` for further errors."""
-        return self.repeater(cell.node).repeat(self.recorder.turn(place.turn), place, files, tensors, given)
+        """Repeat a cell of another node; see ``WorkRepeater.repeat``, and ``repeater`` for further errors."""
+        repeater = self.fits if cell.is_fit else self.repeater(cell.node)
+        return repeater.repeat(self.recorder.turn(place.turn), place, files, tensors, given)
 
     def read_work(self, file: Pieces, place: CellPlace, given: Mapping[str, str]) -> dict[str, bytes]:
         """Read what a host hands in of its own work, with the digests that it told; raises ``IntegrityError``."""
@@ -506,15 +683,25 @@ class NodeAudit:
         before = "begin"  # or the state after the last item before
         for name, digest in given.items():
             kind = name.partition(" ")[0]
-            if kind in ("begin", "state", "sum", "vectors"):
+            if kind in ("begin", "state", "sum", "fit", "held", "vectors"):
                 wanted[name] = digest
             if kind == "state" and not name.startswith(f"{after} "):
                 before = name.rpartition(" ")[0]
         digests = [
-            (sum_name(place.seq, micro), hashlib.sha256(found[name]).hexdigest())
+            (
+                fit_name(place.seq, micro, place.block) if place.is_fit else sum_name(place.seq, micro),
+                hashlib.sha256(found[name]).hexdigest(),
+            )
             for name, micro in (("added", place.before), ("sum", place.micro), ("total", place.last))
             if name in found
         ]
+        for name in (name for name in given if name.startswith("held ")):
+            _, since, block = name.split()
+            kept = f"held {block}"
+            if place.is_fit:
+                kept = "held after" if since == str(place.seq) else "held before"
+            if kept in found:
+                digests.append((name, weights_digest(State.of(found[kept]), int(block))))
         begin = vectors_name(place.seq, 0)[:-1]
         known = [int(name.removeprefix(begin)) for name in given if name.startswith(begin)]
         first, last = vectors_around(known, place.micro)
@@ -537,7 +724,8 @@ class NodeAudit:
         if "tensor" not in found:
             raise IntegrityError(f"{_WHERE} has no tensor; use one version on all machines")
         tensor, mask, name = found["tensor"], found.get("mask"), tensor_name(key)
-        if tensor.dtype is not self.recorder.dtype_of(is_own=is_own) or tensor_digest(tensor, mask) != given.get(name):
+        dtype = self.recorder.dtype_of(is_own=is_own, payload=key.payload)
+        if tensor.dtype is not dtype or tensor_digest(tensor, mask) != given.get(name):
             raise IntegrityError(f"{_WHERE} is something else than was told of {name}")
         return tensor, mask
 
@@ -548,6 +736,33 @@ def tensor_digest(tensor: torch.Tensor, mask: torch.Tensor | None) -> str:
     if mask is not None:
         digest.update(_bytes_of_mask(mask))
     return digest.hexdigest()
+
+
+def weights_digest(state: State, block: int) -> str:
+    """Return the digest of the weights of a block in a state, which may have none."""
+    return state.parts[block][0] if block in state.parts else _NOTHING
+
+
+def held_file(executor: NodeExecutor, block: int) -> bytes:
+    """Return a file of what the host of a block holds of its helper, at either of both."""
+    held = executor.offloading.held(block)
+    return bytes(write_tensors({f"{PREFIXES.value}{name}": pieces_of(value) for name, value in held.items()}))
+
+
+def weights_in(content: bytes) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file of ``held_file`` by their names at a host; raises ``IntegrityError``."""
+    return {name.removeprefix(PREFIXES.value): tensor for name, tensor in _tensors(content).items()}
+
+
+def parcel_tensor(content: bytes) -> torch.Tensor:
+    """Return the bytes of a parcel as a tensor."""
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def load_state(executor: NodeExecutor, content: bytes) -> None:
+    """Load a state of some blocks, with the gradients that are added up in it; raises ``IntegrityError``."""
+    pieces = _pieces(content)
+    executor.part.load_migrated(pieces, blocks={block_of(name) for name in pieces})
 
 
 class Tagger:
@@ -583,9 +798,8 @@ def set_vectors(executor: NodeExecutor, content: bytes) -> None:
     executor.part.load_vectors(_tensors(content), where=_WHERE)
 
 
-def set_gradients(executor: NodeExecutor, content: bytes) -> None:
-    """Set the gradients of a node's slice to those of a file, or without content to none; raises ``IntegrityError``."""
-    trained = executor.part.trained
+def set_gradients(trained: Mapping[str, nn.Parameter], content: bytes) -> None:
+    """Set the gradients of some weights to those of a file, or without content to none; raises ``IntegrityError``."""
     given = _pieces(content) if content else {}
     if not given.keys() <= trained.keys():
         raise IntegrityError(f"{_WHERE} has gradients of other blocks; use one version on all machines")

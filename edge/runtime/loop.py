@@ -162,7 +162,7 @@ class TrailSink(Protocol):
         """Begin a turn."""
 
     def exchanged(self, key: TensorKey, tensor: Any, mask: Any, *, is_sent: bool) -> None:
-        """Note a tensor that is sent or was received."""
+        """Note a tensor, or a parcel, that is sent or was received."""
 
     def after(self, action: Action) -> None:
         """Note what an action has changed."""
@@ -515,10 +515,14 @@ class AgentRun:
                 self._head_went_for = None
                 self._executor.load_head_blob(self._inbox.heads.pop(turn))
             case ev.SendParcel(key, target):
-                sent = self._links[target].send_parcel(key, self._executor.take_parcel(key))
+                parcel = self._executor.take_parcel(key)
+                self._trail.exchanged(key, parcel, None, is_sent=True)
+                sent = self._links[target].send_parcel(key, parcel)
                 self._count(key.seq, target, key.payload, sent)
             case ev.AcceptParcel(key, source):
-                self._executor.put_parcel(key, self._inbox.parcels.pop(key))
+                parcel = self._inbox.parcels.pop(key)
+                self._trail.exchanged(key, parcel, None, is_sent=False)
+                self._executor.put_parcel(key, parcel)
                 self._ack(source, credit_boundary(self._plan.course, key.payload))
             case ev.SetTimer(timer, at_s):
                 self._timers[timer] = at_s

@@ -16,7 +16,8 @@ from edge.runtime.micro_batches import MicroBatches, OpenItem
 from edge.runtime.node_model import HostedModel
 from edge.techniques.offload.helper import AdapterModules, AuxiliaryModels, MergedSums
 from edge.techniques.offload.pairs import PairsByKind, PairVectors, PairWire, from_file, to_file
-from edge.techniques.offload.sites import adapter_weights, install
+from edge.techniques.offload.sites import adapter_weights, check_like, install
+from edge.techniques.offload.users import block_of
 from ringtune.costs.offload_costs import LOSSY
 from ringtune.engine.failure_texts import diverged
 from ringtune.errors import DivergedError, PlanError
@@ -77,6 +78,29 @@ class OffloadRunner:
             return dict(self._hosted.sets.parameters(range(self._course.num_blocks)))
         blocks = (block for helper in self._helpers for block in range(helper.start, helper.stop))
         return dict(adapter_weights(self._hosted.skeleton, blocks))
+
+    def held(self, block: int) -> dict[str, torch.Tensor]:
+        """Return the adapters of a block that its host holds of its helper, by name, at either of both."""
+        if not any(block in models.units for models, _ in self._fitted):
+            return {name: value for name, value in self.installed.items() if block_of(name) == block}
+        models, _ = self._models_of(block)
+        if self._is_collaboration:
+            return models.sums(block, block + 1)
+        return {name: value.detach() for name, value in models.parameters(block, block + 1).items()}
+
+    def load_held(self, tensors: Mapping[str, torch.Tensor], blocks: Collection[int], *, where: str) -> None:
+        """Replace what a host holds of the helpers of some blocks.
+
+        Raises:
+            IntegrityError: other names, shapes or types; nothing was replaced then.
+            DivergedError: numbers that are not finite; nothing was replaced then.
+        """
+        wanted = {name: value for name, value in self.installed.items() if block_of(name) in blocks}
+        check_like(tensors, wanted, where=where)
+        with torch.no_grad():
+            for name, value in wanted.items():
+                value.copy_(tensors[name])
+        self.loaded()
 
     def sets(self) -> dict[str, dict[str, torch.Tensor]]:
         """Return this node's part of each user's adapters in the result, by block and name; empty without users.

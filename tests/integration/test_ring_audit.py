@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringtune.job.job import Job
+from ringtune.techniques.offload import helped
 from tests.support.audit_trails import checked
 from tests.support.cluster import Cluster, Follower
 from tests.support.results import largest_difference, reference_of, trained
@@ -64,6 +65,30 @@ def test_host_that_scales_a_gradient_is_taken_out_and_the_run_goes_on(
     assert largest_difference(trained(outcome), wanted.adapter() | wanted.head()) < 1e-9
     found = checked(outcome, tmp_path / "recovered")
     assert not found.problems and found.figures["turns"] > 2 and outcome.report["audit"]["disagreed"] == 1
+
+
+def test_helper_that_scales_a_fit_is_taken_out_and_hosts_fit_themselves(
+    audited: Cluster, orders: Path, tmp_path: Path
+) -> None:
+    """C fits the adapters of a and of b; the turn before, which all did rightly, names nobody."""
+    (orders / "c").write_text("after fit adapters 30 scale")
+    helper_of = {"a": "c", "b": "c"}
+    job = audited.job(
+        train__method="all",
+        train__max_steps=12,
+        recovery__copies="next",
+        audit__share=1.0,
+        offload__mode=helper_of,
+    )
+    plan = helped(audited.plan_on(job, (("a", 0, 1), ("c", 1, 3), ("b", 3, 4))), helper_of)
+    outcome = audited.follow(job, plan=plan).wait()
+    assert outcome.is_done, outcome.message
+    (recovery,) = outcome.of_kind("recovery")
+    assert recovery["lost"] == ["c"] and recovery["step"] > 0
+    assert [note for note in outcome.notes if "node c computed another result" in note and "(fit " in note]
+    wanted = reference_of(audited, job, outcome)
+    assert largest_difference(trained(outcome), wanted.adapter() | wanted.head()) < 1e-9
+    assert not checked(outcome, tmp_path).problems
 
 
 def test_host_that_accuses_an_honest_one_is_taken_out(audited: Cluster, orders: Path) -> None:

@@ -40,9 +40,9 @@ def checked(outcome: Outcome, folder: Path) -> CheckedLedger:
         (folder / name).write_bytes(outcome.files[name])
     check = LedgerCheck()
     assert outcome.plan is not None
-    check.read(folder / LEDGER, LEDGER, plan=outcome.plan, adapter="seq_bn")
+    check.read(folder / LEDGER, LEDGER, plan=outcome.plan, adapters=["seq_bn"])
     check.compare(
-        folder / "adapter/adapter.safetensors",
+        {"": folder / "adapter/adapter.safetensors"},
         steps=outcome.plan.course.num_steps,
         keeps_best=False,
         num_blocks=outcome.plan.course.head,

@@ -58,7 +58,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import within
 from ringtune.schedule.units import EMBEDDING, Range
 from ringtune.schedule.versions import ever_trained, in_flight
-from ringtune.techniques.audit import checked_by
+from ringtune.techniques.audit import checked_by, fits_checked_by
 from ringtune.techniques.base import DiskTerm
 
 OWN_TURNS: Final = "trained block, as it was at the end of a turn"
@@ -101,13 +101,14 @@ def audit_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     """Yield the terms of an audit: a slice of another host, and what is kept of two turns until they are checked."""
     if not share.audit:
         return
+    yield from _audit_terms_of_helpers(course, share, sizes)
     micro, items = course.microbatch_sizes(), course.local_iterations
     tokens, reach = micro[0] * course.max_length, ever_trained(course)
     own, hosted = _overlap(reach.ranges, [(share.start, share.stop)]), share.stop - share.start
-    yield Term(
-        "buffers", "states of a block after the items of two turns", (_OPEN * items + 1) * hosted, sizes.snapshot_bytes
-    )
-    yield Term("buffers", "sums of gradients of a block", _OPEN * items * len(micro) * own, sizes.adapter_bytes)
+    noted = (_OPEN * items + 1) * (hosted - sum(stop - start for start, stop in share.helped))
+    yield Term("buffers", "states of a block after the items of two turns", noted, sizes.snapshot_bytes)
+    summed = _OPEN * items * len(micro) * (own - _overlap(reach.ranges, share.helped))
+    yield Term("buffers", "sums of gradients of a block", summed, sizes.adapter_bytes)
     if course.velora is not None:
         yield Term("buffers", "VeLoRA's vectors of a block", _OPEN * items * len(micro) * hosted, sizes.vectors_bytes)
     drawn = math.ceil(share.audit * items * len(micro))
@@ -132,6 +133,31 @@ def audit_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     yield Term("buffers", "states of such a block before and after", 2 * count, sizes.snapshot_bytes)
     yield Term("buffers", "sums of gradients of such a block", 3 * trained, sizes.adapter_bytes)
     yield Term("buffers", "tensors of a repeated micro-batch", 4, round(sizes.tensor_bytes(tokens)))
+
+
+def _audit_terms_of_helpers(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
+    """Yield the terms of an audit with helpers: what a host holds, a helper fits, and a host repeats of helpers."""
+    micro, items, reach = course.microbatch_sizes(), course.local_iterations, ever_trained(course)
+    pair, drawn = round(sizes.pair_bytes(micro[0] * course.max_length)), math.ceil(share.audit * items * len(micro))
+    lent, fitted = _overlap(reach.ranges, share.helped), _overlap(reach.ranges, itertools.chain(*share.helps))
+    noted = _OPEN * items + 1
+    yield Term("buffers", "adapter that is held of a helper in two turns", noted * (lent + fitted), sizes.helped.sent)
+    yield Term("buffers", "states of a block that is fitted in two turns", noted * fitted, sizes.snapshot_bytes)
+    sums = _OPEN * items * len(micro) * fitted
+    yield Term("buffers", "sums of gradients of a block that is fitted", sums, sizes.helped.gradients)
+    yield Term("buffers", "pairs of drawn micro-batches", _OPEN * drawn * (lent + fitted), pair)
+    again = 0 if share.again is None else _overlap(share.helped_again, [share.again])
+    yield Term("buffers", "pairs of a repeated micro-batch", 2 * again, pair)
+    yield Term("adapters", "adapter of a block of another host that a helper fits", again, sizes.helped.hosted)
+    if not share.fits_again:
+        return
+    of_fit = "adapter of a helper, whose work is repeated"
+    yield Term("adapters", of_fit, share.fits_again, sizes.helped.held)
+    both = sizes.helped.gradients + sizes.sets_state_bytes
+    yield Term("optimizer", of_fit, share.fits_again, both)
+    yield Term("buffers", "states of a repeated fit before and after", 3, sizes.snapshot_bytes)
+    yield Term("buffers", "sums of gradients of a repeated fit", 4, sizes.helped.gradients)
+    yield Term("buffers", "pairs of a repeated fit", 3, pair)
 
 
 _AT_WORK = 2
@@ -406,7 +432,13 @@ def audited(share: Share, plan: Plan, node: str, audit: float) -> Share:
         return share
     slices = (plan.slice_of(other) for other in checked_by(plan.placement, node))  # one of them at a time
     ranges = [Range(piece.start, piece.stop) for piece in slices]
-    return replace(share, audit=audit, again=max(ranges, key=lambda one: one.stop - one.start, default=None))
+    return replace(
+        share,
+        audit=audit,
+        again=max(ranges, key=lambda one: one.stop - one.start, default=None),
+        helped_again=tuple(Range(one.start, one.stop) for one in plan.placement.helpers),
+        fits_again=len(fits_checked_by(plan.placement, node)),
+    )
 
 
 def parts_memory(

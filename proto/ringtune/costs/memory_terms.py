@@ -140,6 +140,8 @@ class Share:
         keeps_heads: whether it keeps copies of owners' heads.
         audit: share of the cells that are drawn in an audit; 0 = none is.
         again: blocks of another host whose work it repeats in the audit.
+        helped_again: blocks of all hosts with adapters that helpers train, in an audit.
+        fits_again: number of blocks of which it repeats helpers' work.
     """
 
     is_owner: bool
@@ -158,6 +160,8 @@ class Share:
     keeps_heads: bool = False
     audit: float = 0.0
     again: Range | None = None
+    helped_again: tuple[Range, ...] = ()
+    fits_again: int = 0
 
     @staticmethod
     def of(plan: Plan, node: str) -> Share:

@@ -31,6 +31,15 @@ In the turns of an owner that hosts the first or the last blocks too, what its s
 passes no link. The owner commits itself to these tensors as well (``OwnTensor``), keeps all of them until the turn is
 checked, and hands in those of drawn cells: its cells are those of a host beside an owner without blocks (``apart``).
 
+Where helpers fit adapters, a host's cell takes their weights as given: host and helper both tell the digest of what the
+host *holds* after each of their updates, and before the first one. What a helper does with a micro-batch is a cell of
+its own (a *fit*, one for each block): pairs and sums before it, and the state of the block, to the sum after it and the
+state that its update gives, which has to be what the host holds. A host that hosts other blocks repeats it::
+
+    pairs 12.3 of block 2 ----.                    .--> sum of gradients of block 2
+    sum of gradients ---------+--> fit of helper z-+
+    state of block 2 before --'                    '--> state of block 2 after item 12 --> what its host holds
+
 With ``statement`` a node signs what it did in a turn: the ledger of a run (``ringtune audit``) has these statements.
 """
 
@@ -40,20 +49,22 @@ import functools
 import hashlib
 import json
 import random
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 from ringtune.errors import IntegrityError, JobError, PlanError
 from ringtune.models.adapter_config import has_adapter
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.course import Course
-from ringtune.schedule.lowering import Legs, item_updates, legs
+from ringtune.schedule.lowering import Legs, fit_legs, item_updates, legs
 from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StepKind, Turn, items
+from ringtune.schedule.versions import forward_version, updated, weight_version
 from ringtune.storage.strict import Bounds, check_fields, read_object
+from ringtune.techniques.activation_checkpointing import VELORA
 from ringtune.techniques.base import Technique
 
 
@@ -80,11 +91,13 @@ LEDGER: Final = "ledger.jsonl"
 
 
 class Cell(NamedTuple):
-    """The work of a host on one micro-batch of one item."""
+    """The work of a host on one micro-batch of one item, or with ``is_fit`` that of a helper for one block."""
 
     node: str
     seq: int
     micro: int
+    is_fit: bool = False
+    block: int = 0
 
 
 class CellPlace(NamedTuple):
@@ -95,12 +108,17 @@ class CellPlace(NamedTuple):
     micro: int
     before: int = -1
     last: int = -1
+    is_fit: bool = False
+    block: int = 0
+
+
+_Drawn = TypeVar("_Drawn")
 
 
 class Exchange(NamedTuple):
-    """A tensor that a host exchanges with ``peer`` in a cell; ``comes`` = the host receives it.
+    """A tensor, or a parcel of pairs, that a node exchanges with ``peer`` in a cell; ``comes`` = it receives it.
 
-    ``peer`` is the host itself where it is the owner of the rows, and its slice is next to embedding or head.
+    ``peer`` is the node itself where it is the owner of the rows, and its slice is next to embedding or head.
     """
 
     key: TensorKey
@@ -122,12 +140,33 @@ def checked_by(placement: Placement, node: str) -> tuple[str, ...]:
     return tuple(host for at in (0, 1) for host in hosts if checks[host][at : at + 1] == (node,))
 
 
+def fit_checkers_of(placement: Placement, block: int) -> tuple[str, ...]:
+    """Return the checker and the third of a helper's work for a block: the next hosts after that of the block.
+
+    The host itself is last, as it hands in the pairs; the helper is none of them.
+    """
+    host, helper = placement.host_of(block), placement.trainer_of(block)
+    hosts = [piece.node for piece in placement.hosts]
+    at = hosts.index(host) + 1
+    return tuple(node for node in (*hosts[at:], *hosts[:at]) if node != helper)[:2]
+
+
+def checkers_of_cell(placement: Placement, cell: Cell) -> tuple[str, ...]:
+    """Return the checker and the third of a cell; fewer if there are."""
+    return fit_checkers_of(placement, cell.block) if cell.is_fit else checkers_of(placement, cell.node)
+
+
+def fits_checked_by(placement: Placement, node: str) -> tuple[int, ...]:
+    """Return the blocks whose helper's work ``node`` repeats as the checker or as the third, ascending."""
+    return tuple(one.start for one in placement.helpers if node in fit_checkers_of(placement, one.start))
+
+
 def exchanges(way: Legs, seq: int, micro: int) -> tuple[Exchange, ...]:
-    """Return the tensors that a node exchanges with others for a micro-batch, from its legs."""
+    """Return what a node exchanges with others for a micro-batch, from its legs."""
     return tuple(
         Exchange(TensorKey(leg.payload, seq, micro, leg.start), leg.peer, leg.op is Op.RECEIVE)
         for leg in way
-        if leg.op in (Op.SEND, Op.RECEIVE) and leg.payload in (Payload.HIDDEN, Payload.GRAD)
+        if leg.op in (Op.SEND, Op.RECEIVE) and leg.payload in (Payload.HIDDEN, Payload.GRAD, Payload.PAIRS)
     )
 
 
@@ -137,6 +176,28 @@ def apart(plan: Plan, node: str) -> tuple[Plan, str]:
     alias = f"{node}.again"
     slices = (replace(piece, node=alias) if piece.node == node else piece for piece in plan.placement.slices)
     return Plan(plan.course, (replace(plan.placement, slices=tuple(slices)),)), alias
+
+
+@functools.lru_cache(maxsize=64)
+def fitting_apart(plan: Plan, node: str) -> tuple[Plan, str]:
+    """Return a plan of one placement in which another node fits what ``node`` checks of helpers, and its name."""
+    alias, blocks = f"{node}.fits", fits_checked_by(plan.placement, node)
+    helpers = tuple(replace(one, node=alias) if one.start in blocks else one for one in plan.placement.helpers)
+    return Plan(plan.course, (replace(plan.placement, helpers=helpers),)), alias
+
+
+def fit_cells(plan: Plan, turn: Turn, node: str) -> tuple[Cell, ...]:
+    """Return the cells of a helper in a train turn, in their order; ``plan`` is the part of one placement."""
+    if turn.kind is not StepKind.TRAIN or not plan.placement.helped_by(node):
+        return ()
+    now = turn.settled(plan)
+    return tuple(
+        Cell(node, item.seq, micro, True, leg.start)
+        for item in items(now.course, turn)
+        for micro, way in enumerate(fit_legs(now, item, node))
+        for leg in way
+        if leg.op is Op.FIT
+    )
 
 
 def cells(plan: Plan, turn: Turn, node: str) -> tuple[Cell, ...]:
@@ -192,17 +253,24 @@ def item_of(plan: Plan, turn: Turn, seq: int) -> tuple[Plan, Item]:
 def draw(plan: Plan, turn: Turn, share: float, source: random.Random) -> tuple[Cell, ...]:
     """Draw the cells of a turn: for each host ``share`` of its cells in the mean, at least one, ascending.
 
-    Example: of 40 cells with share 0.02 one, with 0.03 one with probability 0.8 and two with 0.2. ``source`` has to be
-    one that no node can predict.
+    And for each helper of its micro-batches, with all blocks of these. Example: of 40 cells with share 0.02 one, with
+    0.03 one with probability 0.8 and two with 0.2. ``source`` has to be one that no node can predict.
     """
     found: list[Cell] = []
-    for piece in plan.placement.hosts:
-        if not checkers_of(plan.placement, piece.node):
-            continue
-        own = cells(plan, turn, piece.node)
+
+    def drawn(own: Sequence[_Drawn]) -> list[_Drawn]:
         number, rest = divmod(share * len(own), 1.0)
         count = max(1, int(number) + (source.random() < rest))
-        found += sorted(source.sample(own, min(count, len(own))))
+        return source.sample(own, min(count, len(own)))
+
+    for piece in plan.placement.hosts:
+        if checkers_of(plan.placement, piece.node):
+            found += sorted(drawn(cells(plan, turn, piece.node)))
+    for node in dict.fromkeys(one.node for one in plan.placement.helpers):
+        fits = fit_cells(plan, turn, node)
+        micros = {*drawn([*dict.fromkeys((cell.seq, cell.micro) for cell in fits)])}
+        known = (cell for cell in fits if (cell.seq, cell.micro) in micros)
+        found += sorted(cell for cell in known if fit_checkers_of(plan.placement, cell.block))
     return tuple(found)
 
 
@@ -212,7 +280,7 @@ def keys_to_keep(plan: Plan, turn: Turn, drawn: tuple[Cell, ...]) -> dict[str, t
     And all tensors that such a host exchanges with itself: it must not know which of its cells are drawn.
     """
     found: dict[str, list[TensorKey]] = {}
-    for node in dict.fromkeys(cell.node for cell in drawn):
+    for node in dict.fromkeys(cell.node for cell in drawn if not cell.is_fit):
         if own := own_tensors(plan, turn, node):
             found[node] = [one.key for one in own]
     for cell in drawn:
@@ -223,16 +291,73 @@ def keys_to_keep(plan: Plan, turn: Turn, drawn: tuple[Cell, ...]) -> dict[str, t
 
 
 def cell_exchanges(plan: Plan, turn: Turn, cell: Cell) -> tuple[Exchange, ...]:
-    """Return the tensors that a host exchanges in a cell; raises ``IntegrityError`` as ``item_of``."""
+    """Return the tensors that a node exchanges in a cell; raises ``IntegrityError`` as ``item_of``."""
+    if cell.is_fit:
+        key = TensorKey(Payload.PAIRS, cell.seq, cell.micro, cell.block)
+        return (Exchange(key, plan.placement.host_of(cell.block), True),)
     again, alias = apart(plan, cell.node)
     now, item = item_of(again, turn, cell.seq)
     return exchanges(legs(now, item, alias)[cell.micro], cell.seq, cell.micro)
 
 
 def own_updates(now: Plan, item: Item, node: str) -> list[Action]:
-    """Return the updates of the node's own slice after an item."""
+    """Return the updates that a node computes of its own slice after an item."""
     piece = now.slice_of(node)
-    return [action for action in item_updates(now, item, node) if piece.start <= action.start < piece.stop]
+    own = {*range(piece.start, piece.stop)} & {*now.placement.trained_at(node)}
+    return [action for action in item_updates(now, item, node) if action.start in own]
+
+
+def noted_after(now: Plan, item: Item, node: str) -> Action | None:
+    """Return the action of an item after which a node notes the state of its slice; None if it does not.
+
+    It is the last update, or where gradients are added up over several items the last backward.
+    """
+    if updates := own_updates(now, item, node):
+        return updates[-1]
+    if now.course.helper_settings.interval == 1:
+        return None
+    own = {*now.placement.trained_at(node)}
+    found = None
+    for micro, way in enumerate(legs(now, item, node)):
+        for leg in way:
+            if leg.op is Op.BACKWARD and leg.start in own:
+                found = leg.bind(item.seq, micro)
+    return found
+
+
+def fits_noted_after(now: Plan, item: Item, node: str) -> dict[Action, int]:
+    """Return the actions of an item after which a helper notes the state of a block, with the block.
+
+    They are the updates, and where gradients are added up over several items the last fits of other blocks.
+    """
+    blocks = {one.start for one in now.placement.helped_by(node)}
+    found = {action.start: action for action in item_updates(now, item, node) if action.start in blocks}
+    if now.course.helper_settings.interval > 1:
+        for micro, way in enumerate(fit_legs(now, item, node)):
+            fits = [leg.bind(item.seq, micro) for leg in way if leg.op is Op.FIT]
+            found |= {fit.start: fit for fit in fits if found.get(fit.start, fit).op is Op.FIT}
+    return {action: block for block, action in found.items()}
+
+
+def installs(now: Plan, item: Item, node: str) -> dict[Action, int]:
+    """Return the actions of an item with which a host installs what a helper has updated, with the block."""
+    lent = {block for one in now.placement.helpers_of(node) for block in range(one.start, one.stop)}
+    return {action: action.start for action in item_updates(now, item, node) if action.start in lent}
+
+
+def held_since(now: Plan, turn: Turn, item: Item, block: int) -> int:
+    """Return the item after which a host holds the weights of a helper with which it computes ``item``.
+
+    -1 = those at the beginning of the turn. With overlap they are those of the item before the last.
+    """
+    wanted, found = forward_version(now.course, block, item), -1
+    for one in items(now.course, turn):
+        if (
+            block in updated(now.course, one.kind, one.step).blocks
+            and weight_version(now.course, block, one.step + 1) <= wanted
+        ):
+            found = one.seq
+    return found
 
 
 # ---- trails ----------------------------------------------------------------------------------------
@@ -263,6 +388,19 @@ def vectors_around(micros: Iterable[int], micro: int) -> tuple[int, int]:
     """
     known = sorted(micros)
     return max((one for one in known if one < micro), default=-1), max(known, default=-1)
+
+
+def fit_name(seq: int, micro: int, block: int) -> str:
+    """Name of the sum of gradients of a block at its helper after the fit of a micro-batch."""
+    return f"fit {seq}.{micro} {block}"
+
+
+def held_name(seq: int, block: int) -> str:
+    """Name of the weights of a block that its host holds after a helper's update of an item.
+
+    ``seq`` -1 = at the beginning of a turn.
+    """
+    return f"held {'begin' if seq < 0 else seq} {block}"
 
 
 def state_name(seq: int, block: int) -> str:
@@ -321,6 +459,12 @@ def micro_order(trail: Trail, seq: int) -> tuple[int, ...]:
     return tuple(int(name.removeprefix(prefix)) for name in trail if name.startswith(prefix))
 
 
+def fit_order(trail: Trail, seq: int, block: int) -> tuple[int, ...]:
+    """Return the micro-batches of an item in the order in which a helper added up their gradients of a block."""
+    words = (name.split() for name in trail if name.startswith(f"fit {seq}."))
+    return tuple(int(place.partition(".")[2]) for _, place, of in words if of == str(block))
+
+
 def read_trail(text: str, node: str) -> Trail:
     """Parse a node's trail; raises ``IntegrityError``."""
     found = read_object(text, f"what node {node} did in a turn")
@@ -335,14 +479,25 @@ class Work(NamedTuple):
     Attributes:
         peers: name of each tensor that it exchanges -> the other node, or itself (``own_tensors``).
         sums: names of its sums of gradients, and of VeLoRA's vectors.
-        updates: items after which blocks of its slice are updated, ascending.
+        updates: items after which the states of its slice are noted: those of which blocks are updated, ascending.
         has_head: whether it updates the head, as the owner of the turn.
+        fits: names of the sums of what it fits as a helper.
+        fitted: block that it fits -> items after which its state is noted, ascending.
+        held: block that it fits, or of which it holds what another node fits -> items after which it is updated.
     """
 
     peers: Mapping[str, str]
     sums: frozenset[str]
     updates: tuple[int, ...]
     has_head: bool
+    fits: frozenset[str] = frozenset()
+    fitted: Mapping[int, tuple[int, ...]] = {}
+    held: Mapping[int, tuple[int, ...]] = {}
+
+    @property
+    def held_names(self) -> set[str]:
+        """Names of the weights that a host holds of a helper."""
+        return {held_name(seq, block) for block, seqs in self.held.items() for seq in (-1, *seqs)}
 
 
 def work_of(plan: Plan, turn: Turn, node: str) -> Work:
@@ -354,10 +509,32 @@ def work_of(plan: Plan, turn: Turn, node: str) -> Work:
             peers |= {tensor_name(one.key): one.peer for one in exchanges(way, item.seq, micro)}
             if any(leg.op is Op.BACKWARD and piece.start <= leg.start < piece.stop for leg in way):
                 sums |= {name(item.seq, micro) for name in (sum_name, *([vectors_name] if has_vectors else []))}
-        if own_updates(now, item, node):
+        if noted_after(now, item, node) is not None:
             updates.append(item.seq)
     peers |= {tensor_name(one.key): node for one in own_tensors(plan, turn, node)}
-    return Work(peers, frozenset(sums), tuple(updates), head_update(plan, turn, node) is not None)
+    has_head = head_update(plan, turn, node) is not None
+    if not plan.placement.helpers:
+        return Work(peers, frozenset(sums), tuple(updates), has_head)
+    here = (*plan.placement.helped_by(node), *plan.placement.helpers_of(node))
+    fitted: dict[int, list[int]] = {one.start: [] for one in plan.placement.helped_by(node)}
+    held: dict[int, list[int]] = {one.start: [] for one in here}
+    for item in items(now.course, turn):
+        for micro, way in enumerate(fit_legs(now, item, node)):
+            peers |= {tensor_name(one.key): one.peer for one in exchanges(way, item.seq, micro)}
+        for block in fits_noted_after(now, item, node).values():
+            fitted[block].append(item.seq)
+        for block in updated(now.course, item.kind, item.step).blocks:
+            if block in held:
+                held[block].append(item.seq)
+    return Work(
+        peers,
+        frozenset(sums),
+        tuple(updates),
+        has_head,
+        frozenset(fit_name(cell.seq, cell.micro, cell.block) for cell in fit_cells(plan, turn, node)),
+        {block: tuple(seqs) for block, seqs in fitted.items()},
+        {block: tuple(seqs) for block, seqs in held.items()},
+    )
 
 
 def head_update(plan: Plan, turn: Turn, node: str) -> Action | None:
@@ -370,9 +547,13 @@ def head_update(plan: Plan, turn: Turn, node: str) -> Action | None:
 
 
 def blocks_of(plan: Plan, trail: Trail, node: str) -> tuple[int, ...]:
-    """Return the hosted blocks of which a trail has states."""
-    piece = plan.slice_of(node)
-    return tuple(block for block in range(piece.start, piece.stop) if begin_name(block) in trail)
+    """Return the blocks that a node trains of which a trail has states."""
+    return tuple(block for block in plan.placement.trained_at(node) if begin_name(block) in trail)
+
+
+def blocks_with_state(placement: Placement, node: str, adapters: Collection[str]) -> list[int]:
+    """Return the blocks that a node trains in which any of these configurations has weights."""
+    return [block for block in placement.trained_at(node) if any(has_adapter(one, block) for one in adapters)]
 
 
 def ends_of(plan: Plan, trail: Trail, node: str) -> tuple[int, ...]:
@@ -380,17 +561,19 @@ def ends_of(plan: Plan, trail: Trail, node: str) -> tuple[int, ...]:
     return (*blocks_of(plan, trail, node), *([plan.course.head] if begin_name(plan.course.head) in trail else []))
 
 
-def trail_problem(plan: Plan, work: Work, trail: Trail, node: str, *, adapter: str, kept: Collection[str] = ()) -> str:
+def trail_problem(
+    plan: Plan, work: Work, trail: Trail, node: str, *, adapters: Collection[str], kept: Collection[str] = ()
+) -> str:
     """Say what a node's trail lacks, has too much, or contradicts; empty if it is that of its work.
 
-    ``adapter`` is the configuration, which says what blocks have a state: each hosted one with weights to train.
+    ``adapters`` are the configurations, which say what blocks have a state: each that it trains with weights to train.
     ``kept`` are the names of the tensors that the node was told to keep, of which it knows the digests.
     """
-    piece = plan.slice_of(node)
-    blocks = [block for block in range(piece.start, piece.stop) if has_adapter(adapter, block)]
+    blocks = blocks_with_state(plan.placement, node, adapters)
+    noted = {block: work.fitted.get(block, work.updates) for block in blocks}
     names = {*work.peers, *work.sums, *map(begin_name, blocks), *([TAG_KEY] if {*work.peers.values()} - {node} else [])}
     names |= {name for block in blocks for name in end_names(block)}
-    names |= {state_name(seq, block) for seq in work.updates for block in blocks}
+    names |= {state_name(seq, block) for block, seqs in noted.items() for seq in seqs} | work.fits | work.held_names
     if work.has_head:
         names |= {begin_name(plan.course.head), *end_names(plan.course.head)}
     if odd := sorted(names ^ trail.keys()):
@@ -400,7 +583,7 @@ def trail_problem(plan: Plan, work: Work, trail: Trail, node: str, *, adapter: s
         return f"node {node} reports no digest of {odd[0]!r}"
     for block, begin, end in ends(plan, trail, node):
         is_head = block == plan.course.head
-        if not is_head and end != (trail[state_name(work.updates[-1], block)] if work.updates else begin):
+        if not is_head and end != (trail[state_name(noted[block][-1], block)] if noted[block] else begin):
             return f"node {node} reports two states of block {block} at the end of a turn"
     return ""
 
@@ -422,6 +605,16 @@ def ends_differ(works: Mapping[str, Work], trails: Mapping[str, Trail]) -> Findi
             told = trails[node][name], trails[peer].get(name, "")
             if told[0] != told[1] and not any(map(is_tag, told)):
                 return Finding((node, peer), f"nodes {node} and {peer} say different things of {name}")
+    return None
+
+
+def held_differ(placement: Placement, trails: Mapping[str, Trail]) -> Finding | None:
+    """Return the first weights of a helper of which it and their host say different things; None if there are none."""
+    for one in placement.helpers:
+        host, end = placement.host_of(one.start), f" {one.start}"
+        for name, digest in trails[one.node].items():
+            if name.startswith("held ") and name.endswith(end) and trails[host].get(name) != digest:
+                return Finding((one.node, host), f"nodes {one.node} and {host} say different things of {name}")
     return None
 
 
@@ -469,26 +662,35 @@ class Question(NamedTuple):
 def question(plan: Plan, turn: Turn, cell: Cell, work: Work, trails: Mapping[str, Trail]) -> Question:
     """Make the question for a cell from the trails of all nodes, which have no problem."""
     seq, tensors, trail = cell.seq, cell_exchanges(plan, turn, cell), trails[cell.node]
+    is_fit, block_of_fit = cell.is_fit, cell.block
     peers = {tensor_name(one.key): one.peer for one in tensors}
     kept = {name: trails[peer][name] for name, peer in peers.items()}
     tagged = [name for name in peers if is_tag(trail[name])]
-    blocks, earlier = blocks_of(plan, trail, cell.node), [one for one in work.updates if one < seq]
+    known, noted = blocks_of(plan, trail, cell.node), work.updates
+    name_of: Callable[[int, int], str] = sum_name
+    if is_fit:
+        blocks, noted = tuple(block for block in known if block == block_of_fit), work.fitted[block_of_fit]
+        name_of, order = functools.partial(fit_name, block=block_of_fit), fit_order(trail, seq, block_of_fit)
+    else:
+        blocks = tuple(block for block in known if block not in work.fitted)
+        order = micro_order(trail, seq)
+    earlier = [one for one in noted if one < seq]
     given = [state_name(earlier[-1], block) if earlier else begin_name(block) for block in blocks]
-    told = list[str]()
-    order, before, last = micro_order(trail, seq), -1, -1
+    given += (held := _held_names(plan, turn, cell, work))
+    told, before, last = held if is_fit else [], -1, -1
     if cell.micro in order:
         at, last = order.index(cell.micro), order[-1]
         before = order[at - 1] if at else -1
-        computed = [sum_name(seq, cell.micro), *(state_name(seq, block) for block in blocks if seq in work.updates)]
+        computed = [name_of(seq, cell.micro), *(state_name(seq, block) for block in blocks if seq in noted)]
         told += computed
-        given += [*computed, sum_name(seq, last), *([sum_name(seq, before)] if at else [])]
-        if plan.course.velora is not None:
+        given += [*computed, name_of(seq, last), *([name_of(seq, before)] if at else [])]
+        if plan.course.velora is not None and not is_fit:
             around = (*vectors_around(order, cell.micro), cell.micro)
             told.append(vectors_name(seq, cell.micro))
             given += [vectors_name(seq, micro) for micro in dict.fromkeys(around) if micro >= 0]
     return Question(
         cell,
-        CellPlace(turn.index, seq, cell.micro, before, last),
+        CellPlace(turn.index, seq, cell.micro, before, last, is_fit, block_of_fit),
         {name: trail[name] for name in [*given, *([TAG_KEY] if tagged else [])]} | kept,
         {
             **{name: trail[name] for name in told},
@@ -497,6 +699,17 @@ def question(plan: Plan, turn: Turn, cell: Cell, work: Work, trails: Mapping[str
         },
         peers,
     )
+
+
+def _held_names(plan: Plan, turn: Turn, cell: Cell, work: Work) -> list[str]:
+    """Return the names of the weights that a host holds for a cell; of a helper those before and after its update."""
+    if cell.is_fit:
+        seqs = [-1, *work.held[cell.block]]
+        before = max(seq for seq in seqs if seq < cell.seq)
+        return [held_name(seq, cell.block) for seq in (before, cell.seq) if seq in seqs]
+    now, item = item_of(plan, turn, cell.seq)
+    lent = (block for block in work.held if block not in work.fitted)
+    return [held_name(held_since(now, turn, item, block), block) for block in lent]
 
 
 class Compared(NamedTuple):
@@ -540,7 +753,8 @@ class Tolerance(NamedTuple):
 
     def of(self, name: str) -> float:
         """Return that of an entry of a trail."""
-        return self.sums if name.startswith("sum ") else self.states if name.startswith("state ") else self.tensors
+        kind = name.partition(" ")[0]
+        return self.sums if kind in ("sum", "fit") else self.states if kind in ("state", "held") else self.tensors
 
 
 EQUAL_BITS: Final = Tolerance(0.0, 0.0, 0.0)
@@ -624,8 +838,8 @@ def refusal(job: Any) -> str:
     """Say why a job can't be audited, with the remedy; empty if it can."""
     if job.recovery.copies == "none":
         return "goes back to the last turn that was agreed on; leave recovery.copies = 'none' out"
-    if job.offload.mode != "off":
-        return "has no digests of what helpers fit; set offload.mode = 'off'"
+    if job.offload.mode != "off" and job.offload.pairs == VELORA:
+        return f"has no digests of the vectors of pairs; leave offload.pairs = {VELORA!r} out"
     return ""
 
 
@@ -644,6 +858,8 @@ def check_plan(job: Any, plan: Plan) -> None:
         raise PlanError(f"[audit] compares the work of single hosts, and the plan has replicas; plan anew, or {_LEAVE}")
     if any(one.cache is not None for one in plan.placements):
         raise PlanError(f"[audit] repeats work from what a neighbour sent, and the plan has a cache; {_LEAVE}")
+    if any(one.stop - one.start > 1 for each in plan.placements for one in each.helpers):
+        raise PlanError(f"[audit] repeats a helper's work block by block; plan anew, or {_LEAVE}")
 
 
 TECHNIQUE: Final = Technique(name="audit", check_job=check_job, check_plan=check_plan)

@@ -228,7 +228,7 @@ SERVER_OPTIONS: Final[Options] = (
 """For ``grpc.server(pool, options=SERVER_OPTIONS)``; a busy port then raises at bind."""
 
 
-WIRE: Final = 7
+WIRE: Final = 8
 """Number of the messages that this build knows: one more with each field that an older one would pass over in silence.
 
 1: ``adapter.from``; checkpoints' copies, best results on disks, and heads from other disks, where all parameters train;
@@ -239,6 +239,7 @@ copies of what helpers fit.
 5: tags of tensors that an audited node receives.
 6: ``[generation]``.
 7: VeLoRA's vectors in the trail of an audited node.
+8: what a helper fits, and what its host holds of it, in the trails of an audited run.
 """
 
 

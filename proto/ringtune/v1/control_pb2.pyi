@@ -786,18 +786,22 @@ class SnapshotRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., placement_number: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., is_kept: _Optional[bool] = ..., step: _Optional[int] = ..., is_saved: _Optional[bool] = ..., attempt: _Optional[str] = ..., sha256: _Optional[str] = ..., is_head: _Optional[bool] = ..., node: _Optional[str] = ..., is_audit: _Optional[bool] = ..., audited: _Optional[_Union[AuditedTensor, _Mapping]] = ..., cell: _Optional[_Union[AuditedCell, _Mapping]] = ...) -> None: ...
 
 class AuditedCell(_message.Message):
-    __slots__ = ("turn", "seq", "micro", "before", "last")
+    __slots__ = ("turn", "seq", "micro", "before", "last", "is_fit", "block")
     TURN_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     MICRO_FIELD_NUMBER: _ClassVar[int]
     BEFORE_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    IS_FIT_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
     turn: int
     seq: int
     micro: int
     before: int
     last: int
-    def __init__(self, turn: _Optional[int] = ..., seq: _Optional[int] = ..., micro: _Optional[int] = ..., before: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
+    is_fit: bool
+    block: int
+    def __init__(self, turn: _Optional[int] = ..., seq: _Optional[int] = ..., micro: _Optional[int] = ..., before: _Optional[int] = ..., last: _Optional[int] = ..., is_fit: _Optional[bool] = ..., block: _Optional[int] = ...) -> None: ...
 
 class RepeatRequest(_message.Message):
     __slots__ = ("run_id", "placement_number", "node", "cell", "given", "tickets")

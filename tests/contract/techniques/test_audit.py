@@ -124,7 +124,7 @@ def test_owner_hands_in_what_passes_no_link_in_its_own_turns() -> None:
         assert [*asked.peers.values()].count(owner) == len(names)
         for one in own:
             less = {name: digest for name, digest in trail.items() if name != tensor_name(one.key)}
-            assert "against the plan" in trail_problem(PLAN, work_of(PLAN, turn, owner), less, owner, adapter="lora")
+            assert "against the plan" in trail_problem(PLAN, work_of(PLAN, turn, owner), less, owner, adapters=["lora"])
 
 
 def test_share_of_the_cells_is_drawn_in_the_mean_and_at_least_one() -> None:
@@ -172,7 +172,7 @@ def test_trail_has_to_have_what_the_plan_says() -> None:
     trails = {node: trail_of(node) for node in SMALL.nodes}
 
     def problem(trail: Trail, node: str = "b", adapter: str = "lora") -> str:
-        return trail_problem(SMALL, WORKS[node], trail, node, adapter=adapter)
+        return trail_problem(SMALL, WORKS[node], trail, node, adapters=[adapter])
 
     assert not any(problem(trail, node) for node, trail in trails.items())
     assert ends_differ(WORKS, trails) is None
@@ -191,7 +191,7 @@ def test_trail_has_to_have_what_the_plan_says() -> None:
     assert found is not None and {*found.nodes} == {"b", peer} and name in found.text
     tagged = {**trails["b"], name: "tag x"}
     assert not problem(tagged) and ends_differ(WORKS, {**trails, "b": tagged}) is None
-    kept = trail_problem(SMALL, WORKS["b"], tagged, "b", adapter="lora", kept=(name,))
+    kept = trail_problem(SMALL, WORKS["b"], tagged, "b", adapters=["lora"], kept=(name,))
     assert f"no digest of {name!r}" in kept  # which it knows, as it keeps the tensor
     assert "no digest of 'sum 1.0'" in problem({**trails["b"], "sum 1.0": "tag x"})
 
@@ -226,8 +226,8 @@ def test_cell_begins_with_the_vectors_before_it_and_its_update_has_the_last_ones
     plan = Plan(projecting, SMALL.placements)
     work = work_of(plan, TURN, "b")
     trails = {node: audit_trails.trail_of(plan, TURN, node) for node in plan.nodes}
-    assert not trail_problem(plan, work, trails["b"], "b", adapter="lora")
-    assert trail_problem(SMALL, WORKS["b"], trails["b"], "b", adapter="lora")
+    assert not trail_problem(plan, work, trails["b"], "b", adapters=["lora"])
+    assert trail_problem(SMALL, WORKS["b"], trails["b"], "b", adapters=["lora"])
     for micro, given in ((0, {"vectors 1.0", "vectors 1.1"}), (1, {"vectors 1.0", "vectors 1.1"})):
         asked = question(plan, TURN, Cell("b", 1, micro), work, trails)
         assert {name for name in asked.given if name.startswith("vectors ")} == given
@@ -350,7 +350,7 @@ def job(**keys: object) -> Job:
     ["keys", "remedy"],
     [
         ({"recovery__copies": "none"}, "recovery.copies"),  # copies
-        ({"offload__mode": "auto"}, "offload.mode = 'off'"),  # helpers
+        ({"offload__mode": "auto", "offload__pairs": "velora"}, "offload.pairs"),  # vectors of pairs
         ({"audit__share": 0.0}, "audit.share"),
     ],
 )

@@ -175,7 +175,7 @@ def in_another_placement(lines: Lines) -> None:
             (
                 "the result has other weights than at step 6, of block 0, 1, 2, 3",
                 "node m has no part in plan.json",
-                "node a, which hosts blocks in plan.json, says nothing",
+                "node a, which trains blocks in plan.json, says nothing",
             ),
         ),
         (takes_a_block_of_b, ("line 3: node a speaks of blocks [0, 1, 2], not of [0, 1]",)),

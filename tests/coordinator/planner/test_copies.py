@@ -69,6 +69,25 @@ def test_audited_plan_has_copies_and_room_for_the_work_that_is_repeated() -> Non
         planned("auto", few, audit__share=0.02)
 
 
+def test_audited_plan_has_room_for_the_work_of_helpers_that_is_repeated() -> None:
+    """Two hosts fit each other's six blocks: what they hold of one another, states and sums of two turns."""
+    values: dict[str, Any] = {"offload__mode": {"a": "b", "b": "a"}}
+    found, without = (planned("next", **values, **more) for more in ({"audit__share": 0.02}, {}))
+    assert found.plan.to_json() == without.plan.to_json() and len(found.plan.placement.helpers) == 12
+    for node in "ab":
+        more = {(term.part, term.what): term for term in found.memory[node].terms}
+        before = {(term.part, term.what): term.total_bytes for term in without.memory[node].terms}
+        assert {what: term.total_bytes for what, term in more.items()}.items() >= before.items()
+        for what, number in (
+            ("states of a block that is fitted in two turns", 21 * 6),
+            ("adapter that is held of a helper in two turns", 21 * 12),
+            ("sums of gradients of a block that is fitted", 2 * 10 * 4 * 6),  # turns, items, micro-batches
+        ):
+            assert more["buffers", what].number == number, what
+        assert more["adapters", "adapter of a helper, whose work is repeated"].number == 6
+        assert ("buffers", "sums of gradients of a block") not in more
+
+
 def test_numbered_copies_are_planned_on_other_racks_or_it_is_said() -> None:
     """Three boards: with two of them in one rack there is no place for two copies apart; memory counts both copies."""
     nodes = {**facts(), "c": device("c", num_blocks=12)}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load
 
 from coordinator.api.audit import weights_of
 from edge.model.tensor_files import pieces_of
@@ -17,10 +18,13 @@ from edge.runtime.audit import AuditRecorder, NodeAudit, State, Tagger, distance
 from edge.runtime.executor import NodeExecutor
 from edge.transport.tensors import as_received
 from ringtune.errors import FrameError, IntegrityError
+from ringtune.job.job import kinds_of
 from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Action, Op, TensorKey
+from ringtune.schedule.course import HelperSettings
 from ringtune.schedule.operation_tables import Choice
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.run_shape import UserRows
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.turns import Turn, turn_sequence
 from ringtune.schedule.units import Range
@@ -36,10 +40,11 @@ from ringtune.techniques.audit import (
     Question,
     Trail,
     cells,
-    checkers_of,
+    checkers_of_cell,
     draw,
     ends,
     ends_differ,
+    held_differ,
     judge,
     keys_to_keep,
     question,
@@ -48,6 +53,7 @@ from ringtune.techniques.audit import (
     trail_problem,
     work_of,
 )
+from ringtune.techniques.offload import helped
 from tests.features.feature import inputs
 from tests.features.operations import random_table, with_idle
 from tests.suites.test_recovery_on_virtual_clock import ring_of
@@ -86,7 +92,7 @@ class AuditedCarrier(TorchCarrier):
         self.repeated: list[tuple[Question, Mapping[str, Compared]]] = []
         self.handed_in: dict[str, tuple[Question, bytes, dict[TensorKey, bytes]]] = {}
         self.agreed: dict[int, str] = {}
-        self._adapter = case.adapter
+        self._adapters = [kind.config for kind in kinds_of(case.job, self.part.course.user_sets)]
         self.audits: dict[str, NodeAudit] = {}
         self._drawn: dict[int, tuple[Cell, ...]] = {}
         self._trails: dict[int, dict[str, Trail]] = {}
@@ -129,6 +135,17 @@ class AuditedCarrier(TorchCarrier):
         self.audits[node].recorder.exchanged(key, *content, is_sent=False)
         super().put(node, key, content)
 
+    def take_parcel(self, node: str, key: TensorKey) -> Any:
+        """Noted."""
+        content = super().take_parcel(node, key)
+        self.audits[node].recorder.exchanged(key, content, None, is_sent=True)
+        return content
+
+    def put_parcel(self, node: str, key: TensorKey, content: Any) -> None:
+        """Noted."""
+        self.audits[node].recorder.exchanged(key, content, None, is_sent=False)
+        super().put_parcel(node, key, content)
+
     def ended(self, node: str, turn: int) -> str:
         """Checked by the last node."""
         if told := self.audits[node].recorder.take(turn):
@@ -142,16 +159,16 @@ class AuditedCarrier(TorchCarrier):
         turn = self.audits["a"].recorder.turn(index)
         works = {node: work_of(self.part, turn, node) for node in trails}
         for node, trail in trails.items():
-            assert not trail_problem(self.part, works[node], trail, node, adapter=self._adapter)
+            assert not trail_problem(self.part, works[node], trail, node, adapters=self._adapters)
             for block, begin, end in ends(self.part, trail, node):
                 assert self.agreed.setdefault(block, begin) == begin
                 self.agreed[block] = end
-        if finding := ends_differ(works, trails):
+        if finding := ends_differ(works, trails) or held_differ(self.part.placement, trails):
             self.findings.append(finding)
             return
         for cell in self._drawn[index]:
             asked = question(self.part, turn, cell, works[cell.node], trails)
-            for checker in checkers_of(self.part.placement, cell.node)[: 1 + self.with_third]:
+            for checker in checkers_of_cell(self.part.placement, cell)[: 1 + self.with_third]:
                 results = self.repeat(asked, checker)
                 self.repeated.append((asked, results))
                 if finding := judge(asked, results, EQUAL_BITS):
@@ -195,6 +212,8 @@ def audited(
     choice: Choice | None = None,
     velora: Velora | None = None,
     recompute: tuple[Range, ...] = (),
+    helper_of: Mapping[str, str] = {},
+    manner: Mapping[str, Any] = {},
     slices: tuple[tuple[str, int, int], ...] = SLICES,
     **changes: Any,
 ) -> AuditedCarrier:
@@ -203,11 +222,28 @@ def audited(
     plan = case.plan(slices)
     placement = dataclasses.replace(plan.placement, recompute=recompute)
     plan = Plan(dataclasses.replace(plan.course, choice=choice, velora=velora), (placement,))
+    if helper_of:
+        if "users" in manner:
+            plan = with_users(plan)
+            case.datasets()["a"].users = plan.course.owners[0].users
+        plan = helped(plan, helper_of, HelperSettings(**manner))
     carrier = AuditedCarrier(case, plan, cheat)
     carrier.with_third, carrier.share, carrier.in_transit = with_third, share, in_transit
     ring = ring_of(plan, random.Random(1), carrier=carrier)
     assert ring.run().finish == rd.Finish("", "")
     return carrier
+
+
+def with_users(plan: Plan) -> Plan:
+    """Two users at the first owner, whose batches mix them."""
+    first, *others = plan.course.owners
+    third = first.train_rows // 3
+    users = (
+        UserRows(name="anna", train_rows=third, eval_rows=first.eval_rows),
+        UserRows(name="ben", train_rows=first.train_rows - third),
+    )
+    mixed = dataclasses.replace(first, users=users)
+    return Plan(dataclasses.replace(plan.course, owners=(mixed, *others)), plan.placements)
 
 
 def projected(init: str) -> Velora:
@@ -258,6 +294,42 @@ def test_repeated_work_of_honest_hosts_has_equal_bits(changes: dict[str, Any]) -
         assert asked.told.items() <= {name: found for name, (found, _) in results.items()}.items()
 
 
+HELPED: dict[str, Any] = {"method": "all", "helper_of": {"a": "z", "b": "z", "c": "o"}}
+LORA, LINEAR = "lora[r=4,alpha=16]", "linear[alpha=0.5]"
+KINDS = 'mode = "auto"\nusers = "alone"\nadapters = { ben = "linear" }'
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        HELPED,
+        {**HELPED, "helper_of": {"a": "c", "c": "b"}, "adapter": LORA, "dropout": 0.2, "checkpoint_every": 2},
+        {"helper_of": {"b": "z"}, "optimizer": "sgd", "owners": ("b", "o"), "microbatches": 3, **ROUNDED},
+        {**HELPED, "manner": {"interval": 3}, "microbatches": 3, "num_steps": 8, "local_iterations": 4},
+        {**HELPED, "manner": {"pairs": "bfloat16"}, "dtype": "float32", "wire": "bfloat16", "helper_of": {"b": "a"}},
+        {**HELPED, "manner": {"overlap": True, "interval": 2}, "num_steps": 12, "local_iterations": 6},
+        {**HELPED, "manner": {"overlap": True}, "num_steps": 8, "local_iterations": 4, "recompute": (Range(1, 4),)},
+        {**HELPED, "manner": {"merged": True}, "adapter": LINEAR},
+        {**HELPED, "microbatches": 4, "adapter": LINEAR, "operations": TABLE, "helper_of": {"b": "z", "c": "z"}},
+        {**HELPED, "adapter": "lora[leave_out=[0]]", "helper_of": {"a": "z", "c": "z"}, "microbatches": 1},
+        {**HELPED, "manner": {"users": "alone"}, "adapter": "double_seq_bn", "microbatches": 1},
+        {**HELPED, "manner": {"users": "alone"}, "adapter": LORA, "offload": KINDS, "num_steps": 2},
+        {**HELPED, "manner": {"users": "collaboration", "merged": True}, "adapter": LORA, "num_steps": 2},
+    ],
+)
+def test_repeated_work_of_honest_helpers_has_equal_bits(changes: dict[str, Any]) -> None:
+    """Every fit of every turn, and every cell of their hosts, whatever the helpers' manner."""
+    carrier = audited(**changes)
+    assert not carrier.findings
+    fits = [asked for asked, _ in carrier.repeated if asked.cell.is_fit]
+    assert {asked.cell.node for asked in fits} == {*changes["helper_of"].values()}
+    assert {asked.cell.node for asked, _ in carrier.repeated if not asked.cell.is_fit} == {"a", "b", "c"}
+    kinds = {name.split()[0] for _, results in carrier.repeated for name in results}
+    assert kinds - {"tag"} == {"h", "g", "c", "sum", "fit", "held", "state"}
+    for asked, results in carrier.repeated:
+        assert asked.told.items() <= {name: found for name, (found, _) in results.items()}.items()
+
+
 def test_host_has_a_tag_of_what_it_exchanged_and_does_not_keep() -> None:
     """It fits what the neighbour hands in, or what was computed; a link that changes it names both ends."""
     values: dict[str, Any] = {"method": "all", "share": 0.01, "num_steps": 8, "local_iterations": 4}
@@ -298,6 +370,59 @@ def sends_otherwise(name: str, action: Action, executor: NodeExecutor) -> None:
         flow = executor._flows.of(action)
         assert flow.hidden is not None
         flow.hidden = flow.hidden * 1.001
+
+
+def changes_parcels(op: Op, node: str, factor: float) -> Cheat:
+    """A node whose parcels have other numbers after an action."""
+
+    def cheat(name: str, action: Action, executor: NodeExecutor) -> None:
+        shipped = executor.offloading._shipped
+        for key in [*shipped] if name == node and action.op is op else ():
+            file = TensorFile(shipped[key], where="it")
+            tensors = {one: value * factor for one, value in load(bytes(shipped[key])).items()}
+            shipped[key] = write_tensors(
+                {one: pieces_of(value) for one, value in tensors.items()}, metadata=dict(file.metadata)
+            )
+
+    return cheat
+
+
+def fits_otherwise(op: Op, factor: float) -> Cheat:
+    """A helper whose gradients or weights are scaled after an action; of both of its blocks."""
+
+    def cheat(name: str, action: Action, executor: NodeExecutor) -> None:
+        if name == "z" and action.op is op:
+            for one in executor._hosted.fitted().values():
+                if op is Op.FIT and one.grad is not None:
+                    one.grad.mul_(factor)
+                elif op is Op.UPDATE:
+                    with torch.no_grad():
+                        one.mul_(factor)
+
+    return cheat
+
+
+@pytest.mark.parametrize(
+    ("cheat", "named", "manner"),
+    [
+        (changes_parcels(Op.SHIP, "b", 1.001), ("b",), {}),
+        (changes_parcels(Op.UPDATE, "z", 1.001), ("z", "b"), {}),
+        (fits_otherwise(Op.FIT, 1.001), ("z",), {"interval": 2}),
+        (fits_otherwise(Op.UPDATE, 1.0001), ("z",), {"pairs": "bfloat16"}),
+        (fits_otherwise(Op.FIT, 1.001), ("z",), {"users": "alone"}),
+        (fits_otherwise(Op.FIT, 1.001), ("z",), {"users": "collaboration", "merged": True}),
+    ],
+)
+def test_helper_that_fits_otherwise_and_host_that_sends_other_pairs_are_named(
+    cheat: Cheat, named: tuple[str, ...], manner: dict[str, Any]
+) -> None:
+    """In the turn in which it happens, where each micro-batch of the turn is wrong; what is between two names both."""
+    values: dict[str, Any] = {"method": "all", "adapter": LORA, "helper_of": {"b": "z"}, "manner": manner}
+    if "users" in manner:
+        values["helper_of"] = {"a": "z", "b": "z", "c": "z"}
+    carrier = audited(cheat, with_third=True, share=0.01, num_steps=2, **values)
+    assert {finding.nodes for finding in carrier.findings} == {named}
+    assert len(carrier.findings) > 1 or len(named) > 1
 
 
 @pytest.mark.parametrize("cheat", [scaled, shifted, projects_otherwise, sends_otherwise])
@@ -430,4 +555,4 @@ def test_weights_in_a_result_have_the_digest_that_a_node_signs(family: str, adap
     executor = make_executor(case, case.plan((("b", 0, 2), ("a", 2, 4))), "b")
     state = State.of(bytes(write_tensors(executor.part.tensors())))
     (file,) = (file for name, file in executor.adapter_files(with_head=False).items() if name.endswith(".safetensors"))
-    assert weights_of(TensorFile(file, where="it")) == {block: both[0] for block, both in state.parts.items()}
+    assert weights_of({"": TensorFile(file, where="it")}) == {block: both[0] for block, both in state.parts.items()}
