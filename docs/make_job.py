@@ -213,9 +213,10 @@ _ENCODERS = """\
 These models run by their architecture's own forward, whose blocks are spread over the nodes, and have the tasks
 `sequence-classification`, `regression`, `token-classification` and `question-answering` with the architecture's own
 heads. A key of `config.json` that is not known is refused. Relative positions are on every host. LoRA with `v` is
-beside the whole matrix where queries, keys and values are one. Own weights, `[operations]`, `[velora]`, `[offload]` and
-`hift` are refused by name, and so is ALBERT, whose blocks share one set of weights. Each one equals plain transformers
-with `adapters` on one and on three hosts (`tests/suites/test_generic_encoders.py`).
+beside the whole matrix where queries, keys and values are one. With `full` and `hift` the whole block trains, norms
+too; relative positions stay frozen. `[operations]`, `[velora]` and `[offload]` are refused by name, and so is ALBERT,
+whose blocks share one set of weights. Each one equals plain transformers with `adapters` on one and on three hosts
+(`tests/suites/test_generic_encoders.py`, `tests/suites/test_generic_techniques.py`).
 
 {table}"""
 _GENERIC = """\
@@ -223,10 +224,11 @@ _GENERIC = """\
 
 These models run by their architecture's own forward, whose blocks are spread over the nodes; all keys of `config.json`
 go to the library. They have the tasks `causal-lm` and `chat`. LoRA with `v` is beside the whole matrix where queries,
-keys and values are one. The experts of a mixture stay together in their block, frozen, without an auxiliary loss of
-their router. Own weights, `[operations]`, `[velora]`, `[offload]` and `hift` are refused by name. Each one equals plain
-transformers with `adapters` on one and on three hosts, and packed where it says so
-(`tests/suites/test_generic_decoders.py`).
+keys and values are one. The experts of a mixture stay together in their block, frozen beside adapters, and without an
+auxiliary loss of their router. With `full` and `hift` the whole block trains: norms, experts and routers too.
+`[operations]`, `[velora]` and `[offload]` are refused by name. Each one equals plain transformers with `adapters` on
+one and on three hosts, and packed where it says so (`tests/suites/test_generic_decoders.py`,
+`tests/suites/test_generic_techniques.py`).
 
 {table}"""
 _TOWERS = """\

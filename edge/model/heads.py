@@ -70,10 +70,13 @@ def token_loss(
     """Sum the cross entropy of ``hidden_ND @ table_VD.T`` over the tokens with a target, chunk by chunk.
 
     ``chunk`` tokens have logits in memory at once. ``ignored`` is the label of a token without a target. ``cap`` limits
-    the logits' magnitude; 0 = none. ``bias_V`` of the logits never trains.
+    the logits' magnitude; 0 = none. ``bias_V`` is added to them.
     """
     places = (labels_N != ignored).nonzero().squeeze(-1)
-    wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (hidden_ND, table_VD)]
+    wants = [
+        torch.is_grad_enabled() and tensor is not None and tensor.requires_grad
+        for tensor in (hidden_ND, table_VD, bias_V)
+    ]
     loss, correct = _Chunked.apply(hidden_ND, table_VD, labels_N, places, chunk, cap, bias_V, *wants)  # type: ignore[no-untyped-call]
     return TokenLoss(loss_sum=loss, num_correct=int(correct))
 
@@ -93,10 +96,12 @@ class _Chunked(torch.autograd.Function):
         bias_V: torch.Tensor | None,
         wants_hidden: bool,
         wants_table: bool,
+        wants_bias: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sum the losses and hits of all chunks, which share one buffer."""
         grad_ND = torch.zeros_like(hidden_ND) if wants_hidden else None
         grad_VD = torch.zeros_like(table_VD) if wants_table else None
+        grad_V = torch.zeros_like(bias_V) if wants_bias and bias_V is not None else None
         loss = hidden_ND.new_zeros(())
         correct = torch.zeros((), dtype=torch.int64, device=hidden_ND.device)
         work_CV = hidden_ND.new_empty(min(chunk, len(places)), table_VD.shape[0])  # C tokens of a chunk
@@ -118,7 +123,7 @@ class _Chunked(torch.autograd.Function):
             values_CV.exp_()
             sums_C1 = values_CV.sum(dim=-1, keepdim=True)
             loss += (sums_C1.log() - at_target_C1).sum()
-            if wants_hidden or wants_table:
+            if wants_hidden or wants_table or wants_bias:
                 values_CV /= sums_C1
                 values_CV.scatter_add_(-1, labels_C1, -torch.ones_like(at_target_C1))
                 if cap:
@@ -127,17 +132,20 @@ class _Chunked(torch.autograd.Function):
                 grad_ND[some] = values_CV @ table_VD  # a ``FrozenMatrix`` multiplies without a float32 copy
             if grad_VD is not None:
                 grad_VD.addmm_(values_CV.T, hidden_ND[some])
-        ctx.grads = (grad_ND, grad_VD)
+            if grad_V is not None:
+                grad_V += values_CV.sum(dim=0)
+        ctx.grads = (grad_ND, grad_VD, grad_V)
         ctx.mark_non_differentiable(correct)
         return loss, correct
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Scale the computed gradients by the loss's gradient; a second call is refused."""
-        ready, ctx.grads = ctx.grads, (None, None)
+        ready, ctx.grads = ctx.grads, (None, None, None)
         if all(grad is None for grad in ready):
             raise RuntimeError("the loss of these tokens was computed without a gradient, or went backward already")
-        return (*(grad if grad is None else grad.mul_(grads[0]) for grad in ready), *(None,) * 7)
+        hidden, table, bias = (grad if grad is None else grad.mul_(grads[0]) for grad in ready)
+        return (hidden, table, *(None,) * 4, bias, *(None,) * 3)
 
 
 _NO_SHARE = -1e4
@@ -326,7 +334,7 @@ class CausalLanguageModel(_OneOutput):
         decoder.weight.requires_grad_(trains)
         if decoder.bias is not None:
             bias = weights.read(f"{skeleton.layout.head}.bias", table.dtype, private=True)
-            decoder.bias = nn.Parameter(bias.to(table.device), requires_grad=False)
+            decoder.bias = nn.Parameter(bias.to(table.device), requires_grad=trains)
 
     def num_targets(self, batch: Batch) -> int:
         """Number of tokens with a token before them in their row."""

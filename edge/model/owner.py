@@ -39,7 +39,6 @@ from ringtune.engine.failure_texts import LOWER_THE_RATE
 from ringtune.errors import DivergedError, ModelError
 from ringtune.job.job import Train
 from ringtune.models.adapter_config import INVERTIBLE
-from ringtune.models.family import LM_HEAD
 from ringtune.schedule.units import EMBEDDING, Units, head_of
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import TensorFile, write_tensors
@@ -351,11 +350,9 @@ def head_input(
 def _head(skeleton: Skeleton, head: Head, own: Mapping[str, nn.Parameter]) -> Parameters:
     """Return the head's parameters without a tied one, by their names in the whole model."""
     tied = [stand_in for _, stand_in in tied_table(skeleton, head)]
-    decoder = head.get_output_embeddings()
-    found: Parameters = {}
-    for name, value in own.items():
-        if any(value is stand_in for stand_in in tied):
-            continue
-        is_decoder = decoder is not None and value is decoder.weight
-        found[LM_HEAD if is_decoder else f"heads.{HEAD}.{name}"] = value
-    return found
+    is_decoder = head.get_output_embeddings() is not None
+    return {
+        f"lm_head.{name.partition('.')[2]}" if is_decoder else f"heads.{HEAD}.{name}": value
+        for name, value in own.items()
+        if not any(value is stand_in for stand_in in tied)
+    }

@@ -266,7 +266,11 @@ def _trained_names(skeleton: Skeleton) -> dict[int, tuple[str, ...]]:
             index: tuple(f"{path}.{name}" for path, delta in deltas_of(block) for name, _ in delta.named_parameters())
             for index, block in hosted.items()
         }
-    return dict.fromkeys(hosted, skeleton.own_weights)
+    return {
+        index: tuple(name for name in skeleton.own_weights if name in present)
+        for index, block in hosted.items()
+        for present in [dict(block.named_parameters())]
+    }
 
 
 def _own_tensors(skeleton: Skeleton, prefix: str, names: Mapping[int, tuple[str, ...]]) -> Tensors:
@@ -346,7 +350,7 @@ def model_files(
 
 
 def model_tensors(skeleton: Skeleton, task: str, *, without_blocks: Collection[int], with_owner: bool) -> Tensors:
-    """Return every parameter of the model that this node saves, by its name in the file.
+    """Return every parameter and stored buffer of the model that this node saves, by its name in the file.
 
     With ``with_owner`` also the embedding, the modules after the last block, and the head.
     """
@@ -355,7 +359,7 @@ def model_tensors(skeleton: Skeleton, task: str, *, without_blocks: Collection[i
     for index, block in enumerate(skeleton.blocks):
         if index not in without_blocks:
             where = f"{prefix}{skeleton.layout.blocks_path}.{index}."
-            found |= {where + name: value.detach() for name, value in block.named_parameters()}
+            found |= {where + name: value for name, value in block.state_dict().items()}
     if with_owner:
         found |= {prefix + name: value for name, value in _around_blocks(skeleton).items()}
         found |= _head_tensors(skeleton, task)

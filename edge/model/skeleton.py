@@ -55,7 +55,7 @@ class Skeleton(NamedTuple):
     Attributes:
         model: the base model with a head; adapters and head are real float32 tensors, frozen weights stride-0 zeros.
         layout: paths of its blocks and of an owner's parts.
-        own_weights: names, inside a block, of its trained base weights; empty with an adapter.
+        own_weights: names, inside some block, of trained base weights; empty with an adapter.
         full_parameters: whether all parameters train: of blocks, embedding and head.
         auxiliary: auxiliary models in the blocks, alone or beside AdapterHub's adapters.
         parts: all options of AdapterHub's adapters (``edge.model.adapters.config``).
@@ -181,15 +181,16 @@ def _without_compiler() -> Iterator[None]:
 
 def _training_own_weights(skeleton: Skeleton) -> Skeleton:
     """Mark the trained base weights of every block, and with full parameters those of an owner's parts."""
+    names: dict[str, None] = {}  # blocks may be unlike
     for block in skeleton.blocks:
         for name, parameter in block.named_parameters():
-            parameter.requires_grad_(skeleton.full_parameters or name in skeleton.layout.subnet_weights)
+            parameter.requires_grad_(skeleton.layout.trains(name, all_parameters=skeleton.full_parameters))
+            names |= {name: None} if parameter.requires_grad else {}
     if skeleton.full_parameters:
         for _, part in owner_modules(skeleton):
             part.requires_grad_(True)
-    names = tuple(name for name, parameter in skeleton.blocks[0].named_parameters() if parameter.requires_grad)
     skeleton.model.eval()
-    return skeleton._replace(own_weights=names)
+    return skeleton._replace(own_weights=tuple(names))
 
 
 def owner_modules(skeleton: Skeleton) -> Iterator[tuple[str, nn.Module]]:

@@ -229,7 +229,6 @@ def test_config_of_transformers_5_is_that_of_4(tmp_path: Path) -> None:
         ("deberta-v2", {"adapter.config": "seq_bn"}, "a deberta-v2 takes lora only"),
         ("deberta", {"adapter.config": "lora[attn_matrices=['q']]"}, "one matrix, attention.self.in_proj, which 'v'"),
         ("deberta", {"adapter.config": "lora", "model.dtype": "float32", "train.compute": "bfloat16"}, "two types"),
-        ("modernbert", {"adapter.config": "full"}, "own weights of a modernbert can't train"),
         ("mpnet", {"adapter.config": "lora", "train.max_length": 63}, "the model takes 62 tokens at most"),
     ],
 )

@@ -18,11 +18,12 @@ import torch
 from edge.data.dataset import OwnerDataset
 from ringtune.config.sections import learning_rate
 from ringtune.job.job import Job
+from ringtune.models.families import FAMILIES
 from ringtune.schedule.methods.hift import Hift
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, items, turn_sequence
 from tests.support import reference
-from tests.support.tiny_families import PLUGGED
+from tests.support.tiny_families import ENCODERS, GENERIC, PLUGGED
 
 TOP = {"gpt2": ("ln_f.",), "llama": ("norm.",), "mistral": ("norm.",), "vit": ("layernorm.",)}
 TOP |= dict.fromkeys(PLUGGED, ("norm.",))
@@ -35,17 +36,21 @@ def units_of(model: Any) -> list[Tensors]:
     """Embedding, blocks and head of a model, each with its tensors; a tensor with two names is in the lowest unit."""
     blocks = [dict(block.named_parameters()) for _, block in model.iter_layers()]
     seen = {id(value) for block in blocks for value in block.values()}
-    top = TOP.get(model.config.model_type, ())
+    top: tuple[str, ...] = TOP.get(model.config.model_type, ())
+    frozen: tuple[str, ...] = ("pooler.",)
+    if model.config.model_type in (*GENERIC, *ENCODERS):
+        known = FAMILIES[model.config.model_type]
+        top, frozen = known.head_paths, (*frozen, *known.shared_paths)
     embedding: Tensors = {}
     head: Tensors = {}
     for name, value in model.base_model.named_parameters():
-        if id(value) not in seen and not name.startswith("pooler."):
+        if id(value) not in seen and not name.startswith(frozen):
             (head if name.startswith(top) and top else embedding)[f"{model.base_model_prefix}.{name}"] = value
             seen.add(id(value))
     for name, value in model.heads[model.active_head].named_parameters():
         if id(value) not in seen:
             prefix = getattr(model, "head_prefix", f"heads.{reference.NAME}.")
-            head["lm_head.weight" if model.active_head == "default" else f"{prefix}{name}"] = value
+            head[f"lm_head.{name.rpartition('.')[2]}" if model.active_head == "default" else f"{prefix}{name}"] = value
     named = [
         {f"{path}.{name}": value for name, value in block.items()}
         for path, block in zip(_block_paths(model), blocks, strict=True)

@@ -70,9 +70,14 @@ def adapter_of(model: Any) -> dict[str, torch.Tensor]:
 
 
 def own_weights_of(model: Any) -> set[str]:
-    """The names of the blocks' own weights that train without an adapter: no norms, no biases of the two ways out."""
+    """The names of the blocks' own weights that train without an adapter: no norms, no biases of the two ways out.
+
+    Of a generic family they are all; the bias that a router adds to choose is none of them.
+    """
     home = {id(parameter) for _, block in model.iter_layers() for parameter in block.parameters()}
     names = {name for name, parameter in model.named_parameters() if id(parameter) in home}
+    if model.config.model_type in (*GENERIC, *ENCODERS):
+        return {name for name in names if not name.endswith("e_score_correction_bias")}
     frozen = [name for name in names if any(part in name.lower() for part in ("norm", ".ln_"))]
     ways_out = ("output.dense", "out_lin", "lin2", "c_proj", "o_proj", "down_proj")
     frozen += [name for name in names if name.endswith(tuple(f"{way}.bias" for way in ways_out))]
@@ -147,6 +152,8 @@ def _new_model(job: Job, plan: Plan, model_folder: Path, *, attention: str | Non
         own = own_weights_of(model)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in own or name.startswith(_new_head(model)))
+        if model.config.model_type in ENCODERS:
+            model.heads[NAME].requires_grad_(True)
         return model.to(getattr(torch, job.model.dtype))
     if own_kind:
         if library:

@@ -28,7 +28,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ringtune.config.optimizers import STATE_GIVEN_BACK_BYTES, TABLE_GIVEN_BACK_BYTES, factor_numbers, update_work_bytes
@@ -36,7 +36,7 @@ from ringtune.costs.activation_costs import projected_blocks, recomputed_blocks
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.memory_terms import Share, Term, passing_bytes
 from ringtune.costs.profile import ModelFacts
-from ringtune.models.family import LANGUAGE_TASKS, LM_HEAD, Family
+from ringtune.models.family import LANGUAGE_TASKS, Family
 from ringtune.models.folder import StoredTensor
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
@@ -44,29 +44,36 @@ from ringtune.schedule.units import EMBEDDING, Units
 
 
 def with_full_parameters(
-    facts: ModelFacts, family: Family, tensors: Mapping[str, StoredTensor], *, task: str, item_bytes: int
+    facts: ModelFacts,
+    family: Family,
+    tensors: Mapping[str, StoredTensor],
+    *,
+    block: Collection[tuple[int, ...]],
+    task: str,
+    buffer_bytes: int,
+    item_bytes: int,
 ) -> ModelFacts:
     """Convert the facts of a model with adapters to those of a model in which all parameters train.
 
-    ``tensors`` are by name in the base model, with a decoder that is not tied to the token table.
+    ``tensors`` are by name in the base model, with a decoder that is not tied to the token table; those of ``block``
+    are the largest block's. What all hosts read, such as relative positions, stays frozen.
     """
     shapes = {name: stored.shape for name, stored in tensors.items()}
-    block = [shape for name, shape in shapes.items() if name.startswith(f"{family.block_prefix}0.")]
-    in_head = (*(f"{path}." for path in family.head_paths), LM_HEAD)
-    left_out = (family.block_prefix, *(f"{path}." for path in family.unused_paths))
+    in_head = (*(f"{path}." for path in family.head_paths), f"{family.head}.")
+    left_out = (family.block_prefix, *(f"{path}." for path in (*family.unused_paths, *family.shared_paths)))
     head = [shape for name, shape in shapes.items() if name.startswith(in_head)]
     embedding = [shape for name, shape in shapes.items() if not name.startswith((*left_out, *in_head))]
     table = next((shape for shape in embedding if facts.vocab_size and shape[0] == facts.vocab_size), (0,))
     return dataclasses.replace(
         facts,
-        block_bytes=0,
+        block_bytes=buffer_bytes,
         adapter_block_bytes=_bytes(block, item_bytes),
         adapter_block_factor_bytes=factor_numbers(block) * item_bytes,
         embedding_bytes=0,
         embedding_train_bytes=_bytes(embedding, item_bytes),
         embedding_factor_bytes=factor_numbers(embedding) * item_bytes,
         token_table_bytes=math.prod(table) * item_bytes,
-        is_tied=task in LANGUAGE_TASKS and LM_HEAD not in shapes,
+        is_tied=task in LANGUAGE_TASKS and f"{family.head}.weight" not in shapes,
         head_bytes=facts.head_bytes + _bytes(head, item_bytes),
         head_factor_bytes=facts.head_factor_bytes + factor_numbers(head) * item_bytes,
         block_matrix_params=0,
@@ -88,7 +95,8 @@ _EMBEDDING_TENSORS = 3
 def unit_terms(course: Course, share: Share, sizes: Sizes) -> Iterator[Term]:
     """Yield the terms of weights, of pieces that are saved or updated, and of gradients for other owners."""
     num_hosted = share.stop - share.start + (share.private_blocks if share.is_owner else 0)
-    yield Term("weights", "block", num_hosted, sizes.adapter_bytes)
+    yield Term("weights", "block", num_hosted, sizes.block_bytes + sizes.adapter_bytes)
+    yield Term("weights", "relative positions", 1, sizes.shared_bytes)
     if share.is_owner:
         yield Term("weights", "embedding", 1, sizes.trained_bytes(EMBEDDING))
         yield Term("head", "head", 1, sizes.trained_bytes(course.head))

@@ -2,7 +2,7 @@
 
 With ``adapter.config = "full"`` these weights of a block train, and are divided among its subnets: rows of query, key,
 value and the feed-forward part's first matrices, columns of both output matrices. Norms and the biases of both output
-matrices belong to no subnet and stay frozen.
+matrices belong to no subnet and stay frozen. Of a generic family the whole block trains.
 
 Source: D2FT, section III-A.
 """
@@ -44,7 +44,17 @@ from ringtune.models.family import (
     Widths,
     head_task,
 )
-from ringtune.models.folder import CONFIG_FILE, StoredTensor, base_tensors, check_files, model_dimensions, read_config
+from ringtune.models.folder import (
+    CONFIG_FILE,
+    NO_WEIGHTS,
+    StoredTensor,
+    base_name,
+    base_tensors,
+    check_files,
+    model_dimensions,
+    read_config,
+    read_headers,
+)
 from ringtune.models.generic_decoders import NOT_ROUNDED, buffer_bytes
 from ringtune.models.kept_inputs import has_other_adapters, kept_inputs, lora_values
 from ringtune.schedule.operation_tables import Subnets, subnets_of
@@ -60,7 +70,22 @@ def own_weights(family: Family, config: Config) -> Shapes:
 
     Example: ten tensors with 1,772,160 weights of a BERT of width 384 and inner width 1,536.
     """
-    return {name: shape for name, shape in family.block_shapes(config).items() if name in family.subnet_weights}
+    return {name: shape for name, shape in family.block_shapes(config).items() if family.trains(name)}
+
+
+_TRAINED_NORMS = 4
+"""Widths per token that norms of a generic family's block keep for their weights, at most; measured."""
+
+
+def _stored_weights(folder: str | Path, family: Family) -> Shapes:
+    """Shapes of the own weights of a generic family's largest block in a folder, which may lack blocks."""
+    blocks: dict[str, Shapes] = {"": {}}
+    for stored_name, stored in read_headers(Path(folder)).items():
+        name = base_name(stored_name, family)
+        block, _, inside = name.removeprefix(family.block_prefix).partition(".")
+        if name.startswith(family.block_prefix) and family.trains(inside) and not name.endswith(NO_WEIGHTS):
+            blocks.setdefault(block, {})[inside] = stored.shape
+    return max(blocks.values(), key=lambda shapes: sum(map(math.prod, shapes.values())))
 
 
 def estimate_activation_token_bytes(
@@ -188,7 +213,9 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
     weights = {name: math.prod(stored.shape) for name, stored in tensors.items()}
     largest = _largest_block(weights, family, dimensions.num_blocks)
     in_block = sum(count for name, count in weights.items() if name.startswith(largest))
-    own = own_weights(family, config) if trains_own_weights(job.adapter.config) else {}
+    own: Shapes = {}
+    if trains_own_weights(job.adapter.config):
+        own = _stored_weights(folder, family) if family.generic else own_weights(family, config)
     auxiliary = auxiliary_of(job.adapter.config)
     trained = [own, *(_shapes_in_block(auxiliary, at, family.widths(config)) for at in range(dimensions.num_blocks))]
     own_params = sum(math.prod(shape) for shape in own.values())
@@ -227,7 +254,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         embedding_matrix_rows=in_embedding.rows,
         largest_matrix_params=_largest_matrix(tensors, family.block_prefix) if family.generic else in_blocks.largest,
         attention_width=dimensions.attention or dimensions.hidden,
-        more_kept_values=dimensions.more_kept,
+        more_kept_values=dimensions.more_kept + (_TRAINED_NORMS * dimensions.hidden if own and family.generic else 0),
         kept_scores=dimensions.kept_scores,
         more_scale_bytes=sum(
             stored.four_bit.more_bytes
@@ -244,7 +271,15 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
     facts = _with_invertible(facts, job, config, item_bytes=item_bytes)
     if in_part or not job.method.full_parameters:
         return facts
-    return with_full_parameters(facts, family, tensors, task=job.model.task, item_bytes=item_bytes)
+    return with_full_parameters(
+        facts,
+        family,
+        tensors,
+        block=own.values() if family.generic else [tensors[name].shape for name in tensors if name.startswith(largest)],
+        task=job.model.task,
+        buffer_bytes=buffer_bytes(family.model_type, config),
+        item_bytes=item_bytes,
+    )
 
 
 def _largest_block(weights: Mapping[str, int], family: Family, num_blocks: int) -> str:
@@ -432,7 +467,6 @@ def _check_generic(job: Job, family: Family, where: str) -> None:
         "operations": job.operations.is_any,
         "velora": job.velora is not None,
         "offload": job.offload.is_on,
-        'train.method = "hift"': job.method.full_parameters,
     }
     if name := next((name for name, is_chosen in chosen.items() if is_chosen), ""):
         raise JobError(f"{where}: {name} needs to know the matrices of a {family.model_type} block; leave it out")

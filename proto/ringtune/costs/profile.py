@@ -301,7 +301,7 @@ class ModelFacts:
     def __post_init__(self) -> None:
         """Refuse a size below 1, and negative bytes and counts."""
         check_fields(self, where="model", error=InvalidInputError)
-        if not (self.block_bytes or self.embedding_train_bytes):
+        if not (self.block_bytes or self.adapter_block_bytes):
             raise InvalidInputError("model.block_bytes is 0, it has to be at least 1")
 
 

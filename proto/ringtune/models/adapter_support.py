@@ -47,8 +47,6 @@ from ringtune.models.family import Family
 
 def generic_refusal(family: Family, adapter_config: str) -> str:
     """Say why a generic family can't have these adapters; empty if it can."""
-    if trains_own_weights(adapter_config):
-        return f"the own weights of a {family.model_type} can't train; use lora"
     for part in parse_adapter_config(adapter_config):
         kind, defaults = known_configurations()[part.name]
         options = {**defaults, **part.options}

@@ -230,6 +230,11 @@ _INTO = ("query", "key", "value", "up", "gate")
 _OUT = ("attention_out", "down")
 MATRICES = (*_INTO, *_OUT)
 """Matrices of a block, by their field in ``BlockLayout``."""
+_BUFFERS = ("e_score_correction_bias", "act_fn.bias", "act_fn.eps")
+"""Ends of the names of what blocks have in files without a gradient: a router's choice, numbers of an activation.
+
+Apertus's ``act_fn.beta`` is ``act_fn.bias`` by ``models.folder.base_name``.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -324,6 +329,13 @@ class Family:
         return tuple(dict.fromkeys([f"{name}.{kind}" for name in into for kind in ("weight", "bias")])) + tuple(
             f"{name}.weight" for name in out
         )
+
+    def trains(self, name: str, *, all_parameters: bool = False) -> bool:
+        """Whether a tensor of a block trains with ``adapter.config = "full"``, or where all parameters train.
+
+        Of a generic family these are the same, as in plain fine-tuning: norms, experts and routers too.
+        """
+        return not name.endswith(_BUFFERS) if self.generic or all_parameters else name in self.subnet_weights
 
     def widths(self, config: Config) -> Widths:
         """Return the matrices that LoRA wraps."""

@@ -169,12 +169,12 @@ def test_record_names_the_place_of_what_is_wrong(value: object, message: str) ->
     assert str(caught.value) == message
 
 
-def test_model_without_bytes_in_its_blocks_trains_its_embedding() -> None:
-    """Both can't be zero."""
+def test_model_has_bytes_in_its_blocks() -> None:
+    """Frozen or trained ones."""
     sizes: ModelFacts = facts("a").model
-    assert dataclasses.replace(sizes, block_bytes=0, embedding_train_bytes=8).block_bytes == 0
+    assert dataclasses.replace(sizes, block_bytes=0, adapter_block_bytes=8).block_bytes == 0
     with pytest.raises(InvalidInputError, match=r"model\.block_bytes is 0, it has to be at least 1"):
-        dataclasses.replace(sizes, block_bytes=0, embedding_train_bytes=0)
+        dataclasses.replace(sizes, block_bytes=0, adapter_block_bytes=0)
 
 
 def test_facts_name_their_node_and_link() -> None:

@@ -89,16 +89,17 @@ def test_chunks_give_the_loss_and_gradient_of_all_logits(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("chunk", [1, 3, 64])
 def test_chunks_with_a_cap_give_the_loss_and_gradients_of_capped_logits(chunk: int) -> None:
-    """Of hidden state and table, in double precision; without the cap the loss is another."""
+    """Of hidden state, table and bias, in double precision; without the cap the loss is another."""
     generator = torch.Generator().manual_seed(2)
     hidden, table = (torch.randn(n, 4, dtype=torch.float64, generator=generator).mul_(3) for n in (9, 11))
+    bias = torch.randn(11, dtype=torch.float64, generator=generator).requires_grad_(True)
     labels = torch.tensor([0, 5, IGNORED, 10, 3, 3, IGNORED, 1, 2])
     hidden.requires_grad_(True)
     table.requires_grad_(True)
-    got = token_loss(hidden, table, labels, chunk=chunk, ignored=IGNORED, cap=2.5).loss_sum
-    logits = 2.5 * torch.tanh(hidden @ table.T / 2.5)
+    got = token_loss(hidden, table, labels, chunk=chunk, ignored=IGNORED, cap=2.5, bias_V=bias).loss_sum
+    logits = 2.5 * torch.tanh((hidden @ table.T + bias) / 2.5)
     want = torch.nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
-    found, wanted = (torch.autograd.grad(2 * loss, (hidden, table)) for loss in (got, want))
+    found, wanted = (torch.autograd.grad(2 * loss, (hidden, table, bias)) for loss in (got, want))
     assert float(got.detach()) == pytest.approx(float(want.detach()), abs=EXACT)
     assert all(torch.allclose(*pair, rtol=0.0, atol=EXACT) for pair in zip(found, wanted, strict=True))
     plain = token_loss(hidden.detach(), table, labels, chunk=chunk, ignored=IGNORED).loss_sum
