@@ -432,7 +432,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         what = "is a file, it has to be a folder" if path.parent.exists() else "does not exist"
         raise ModelError(
             f"model folder {path.parent} {what}; model.path is a folder on this machine with config.json and "
-            "model.safetensors, or OWNER/NAME of a model on a hub"
+            "model.safetensors, a GGUF file, or OWNER/NAME of a model on a hub"
         )
     if is_lfs_pointer(path):
         raise ModelError(pointer_advice(path))
@@ -441,7 +441,9 @@ def _read_json(path: Path) -> dict[str, Any]:
             raise ModelError(f"{path} has {path.stat().st_size:,} bytes, a config has {_MAX_CONFIG_BYTES:,} at most")
         values = json.loads(read_given(path), parse_int=_in_64_bits)
     except OSError as error:
-        raise ModelError(f"can't read {path}: {error.strerror}; give a folder with config.json") from error
+        raise ModelError(
+            f"can't read {path}: {error.strerror}; give a folder with config.json, or a GGUF file by its name"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not JSON: {error}; fetch the model again") from error
     if not isinstance(values, dict):
