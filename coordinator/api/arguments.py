@@ -58,13 +58,19 @@ def job_here(job: JobLike, keys: Mapping[str, object], run: Path | None = None) 
     ``data.append_eos``: where a run is resumed, with its folder ``run``, as that run has them.
 
     Raises:
-        JobError, UsageError: as ``read_job`` and ``with_initial_digest``.
+        JobError, UsageError: ``generation.loss`` is false; as ``read_job`` and ``with_initial_digest``.
         ConnectionFailedError: the model is not in the cache and can't be fetched.
     """
     from coordinator.client.hub import with_local_model
     from coordinator.client.initial_values import with_initial_digest
 
-    return with_initial_digest(with_local_model(_with_ends(read_job(job, keys), run)), run)
+    wanted = read_job(job, keys)
+    if wanted.generation is not None and not wanted.generation.loss:
+        raise JobError(
+            "generation.loss = false is what 'ringtune predict' sets: all rows are prompts then, and none is left to "
+            "train on; remove it"
+        )
+    return with_initial_digest(with_local_model(_with_ends(wanted, run)), run)
 
 
 def _with_ends(job: Job, run: Path | None) -> Job:

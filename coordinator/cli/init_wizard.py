@@ -39,7 +39,7 @@ from coordinator.client.hub import model_folder
 from coordinator.screen.progress import WaitNotice
 from ringtune.errors import DataError, InvalidInputError, UsageError
 from ringtune.job.job import Data, Job, parse_job
-from ringtune.job.job_reference import ChosenValue, job_template
+from ringtune.job.job_reference import LANGUAGE_ADAPTER, ChosenValue, job_template
 from ringtune.job.rows import account_of, is_plain_text, list_pictures, look_alike_lines, task_rows
 from ringtune.models.conversations import columns_of, fitting_template, has_chat_template
 from ringtune.models.families import FAMILIES
@@ -277,7 +277,9 @@ def begin(wizard_options: WizardOptions, ask: DefaultAnswers) -> WrittenJob:
         has_eval=evaluate is not None,
     )
     chosen = {f"data.{key}": found for key, found in chosen_columns.items()} | choose_settings(seen, length)
-    if "bottleneck" not in FAMILIES[model.model_type].methods:
+    if task in LANGUAGE_TASKS:
+        chosen |= LANGUAGE_ADAPTER
+    elif "bottleneck" not in FAMILIES[model.model_type].methods:
         chosen["adapter.config"] = ChosenValue("lora", f"a {model.model_type} has no bottlenecks")
     if task == CHAT and not has_chat_template(here):
         chosen["data.template"] = ChosenValue(fitting_template(here), "the model has no chat template of its own")

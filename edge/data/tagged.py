@@ -18,12 +18,11 @@ from typing import Any, NamedTuple
 import torch
 
 from edge.data.examples import ClassCounts, SummedExamples, Sums, Values
-from edge.data.tokens import IGNORED, Batch, NoTokenError, Padder, TokenRow, load_tokenizer
+from edge.data.tokens import IGNORED, Batch, NoTokenError, Padder, TokenRow, begins_with_blank, load_tokenizer
 from ringtune.errors import ModelError
 from ringtune.job.job import Job
 from ringtune.job.rows import Rows, read_rows
 from ringtune.models.family import TAGGING
-from ringtune.models.tokenizer import read_tokenizer_settings
 from ringtune.run_control.evaluation import PREDICTED, RIGHT, TRUE, count_name, entities_of, entity_types
 
 _LOG = logging.getLogger(__name__)
@@ -58,8 +57,9 @@ class TaggedTexts:
         self._tokenizer = load_tokenizer(folder)
         if not self._tokenizer.is_fast:
             raise ModelError(f"the tokenizer in {folder} does not say of which word a token is; add its tokenizer.json")
-        if _divides_by_blanks(self._tokenizer, folder):
-            self._tokenizer = load_tokenizer(folder, add_prefix_space=True)
+        self._blank = " " if _joins_blanks(self._tokenizer) else ""
+        if self._blank:
+            self._tokenizer.add_prefix_space = True  # else GPT-2's and RoBERTa's classes refuse separate words
         self._padder = Padder(self._tokenizer)
 
     def read(self, path: Path) -> Rows:
@@ -89,7 +89,8 @@ class TaggedTexts:
 
     def encode(self, words: Sequence[str]) -> TaggedRow:
         """Turn words into tokens, special ones included, cut at ``train.max_length``."""
-        found = self._tokenizer(list(words), is_split_into_words=True, truncation=True, max_length=self._max_length)
+        words = [word if word.startswith(" ") else self._blank + word for word in words]
+        found = self._tokenizer(words, is_split_into_words=True, truncation=True, max_length=self._max_length)
         ids = array("i", found["input_ids"])
         first: dict[int, int] = {}
         for token, word in enumerate(found.word_ids(0)):
@@ -171,11 +172,10 @@ class _TagCounts:
         return (*self._tags.values(are_few=are_few), *entities, (CUT_WORDS, float(self._num_cut)))
 
 
-def _divides_by_blanks(tokenizer: Any, folder: Path) -> bool:
-    """Whether a blank belongs to a word's first token, and so has to be put before each of separate words."""
-    from tokenizers.pre_tokenizers import ByteLevel
+def _joins_blanks(tokenizer: Any) -> bool:
+    """Whether a blank belongs to a word's first token, and so has to be put before each of separate words.
 
-    names = (type(tokenizer).__name__, str(read_tokenizer_settings(folder).get("tokenizer_class")))
-    is_one = any(name.startswith(("GPT2", "Roberta")) for name in names)
-    is_one = is_one or isinstance(tokenizer.backend_tokenizer.pre_tokenizer, ByteLevel)  # DeBERTa, ModernBERT
-    return is_one and getattr(tokenizer, "add_prefix_space", None) is False
+    So it is with a byte-level tokenizer, alone or in a sequence behind other dividers, that puts none there itself.
+    """
+    divider = tokenizer.backend_tokenizer.pre_tokenizer
+    return divider is not None and b'"ByteLevel"' in divider.__getstate__() and not begins_with_blank(tokenizer)

@@ -61,7 +61,9 @@ class TextPieces:
         before, text = self._decode(self._ids[self._start : self._told]), self._decode(self._ids[self._start :])
         if text.endswith(_INCOMPLETE) and not is_last:
             return ""
-        self._start, self._told = self._told, len(self._ids)
+        told, self._told = self._told, len(self._ids)
+        if len(text) > len(before):  # a special token has no text for the next one's blank to depend on
+            self._start = told
         return self._before_stops(text[len(before) :])
 
     def _decode(self, ids: Sequence[int]) -> str:

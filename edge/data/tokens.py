@@ -190,8 +190,8 @@ def prompt_ids(tokenizer: Any, text: str) -> list[int]:
     return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
 
 
-def load_tokenizer(folder: Path, **settings: Any) -> Any:
-    """Load the tokenizer of a model folder, from local files only; ``settings`` replace those in its files.
+def load_tokenizer(folder: Path) -> Any:
+    """Load the tokenizer of a model folder, from local files only.
 
     A tokenizer saved by transformers 5 is read from ``tokenizer.json`` alone, which is complete: the classes of
     transformers 4 would change its first and last tokens, because their settings are not written any more. Transformers
@@ -207,16 +207,17 @@ def load_tokenizer(folder: Path, **settings: Any) -> Any:
         raise ModelError(f"{folder} is not a folder; set model.path, or fetch the model")
     saved = read_tokenizer_settings(folder)
     loader: Any = AutoTokenizer
+    settings: dict[str, Any] = {}
     is_made_anew = hasattr(transformers, "TokenizersBackend")  # by the classes of transformers 5, from the vocabulary
     if is_of_transformers_5(saved) and not is_made_anew:
         loader = PreTrainedTokenizerFast
         extra = saved.get("extra_special_tokens") or []
         if isinstance(extra, list):
-            settings = {"extra_special_tokens": {}, "additional_special_tokens": extra, **settings}
+            settings = {"extra_special_tokens": {}, "additional_special_tokens": extra}
     try:
         found = loader.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **settings)
         if is_made_anew and found.is_fast and (folder / WHOLE_FILE).is_file():
-            _divide_as_in_file(found, folder / WHOLE_FILE, **settings)
+            _divide_as_in_file(found, folder / WHOLE_FILE)
     except ImportError as error:
         what = f"{folder}: its tokenizer needs a package that is missing ({_reason(error)})"
         raise ModelError(f"{what}; install it") from error
@@ -227,13 +228,11 @@ def load_tokenizer(folder: Path, **settings: Any) -> Any:
     return found
 
 
-def _divide_as_in_file(tokenizer: Any, path: Path, *, add_prefix_space: bool = False) -> None:
+def _divide_as_in_file(tokenizer: Any, path: Path) -> None:
     """Let a tokenizer of transformers 5 divide texts as ``tokenizer.json`` says, with the tokens that it has added."""
     from tokenizers import Tokenizer
 
     whole = Tokenizer.from_file(str(path))
-    if add_prefix_space:
-        whole.pre_tokenizer.add_prefix_space = True
     known = whole.get_added_tokens_decoder()
     whole.add_tokens([token for number, token in sorted(tokenizer.added_tokens_decoder.items()) if number not in known])
     whole.no_padding()
@@ -264,7 +263,8 @@ def _normal(tokenizer: Any, text: str) -> str:
     return text if normalizer is None else str(normalizer.normalize_str(text))
 
 
-def _begins_with_blank(tokenizer: Any) -> bool:
+def begins_with_blank(tokenizer: Any) -> bool:
+    """Whether a fast tokenizer puts a blank before a text that begins with a letter."""
     text, divider = _normal(tokenizer, "a"), tokenizer.backend_tokenizer.pre_tokenizer
     pieces = [text] if divider is None else [piece for piece, _ in divider.pre_tokenize_str(text)]
     return pieces[0].startswith((" ", "\u0120", "\u2581"))  # as byte-level and sentencepiece tokenizers write a blank
@@ -273,7 +273,7 @@ def _begins_with_blank(tokenizer: Any) -> bool:
 DOES: Final[Mapping[str, Callable[[Any], bool]]] = {
     "add_bos_token": lambda tokenizer: tokenizer.bos_token_id in tokenizer("a")["input_ids"][:1],
     "add_eos_token": lambda tokenizer: tokenizer.eos_token_id in tokenizer("a")["input_ids"][-1:],
-    "add_prefix_space": _begins_with_blank,
+    "add_prefix_space": begins_with_blank,
     "do_basic_tokenize": lambda tokenizer: True,
     "do_lower_case": lambda tokenizer: "a" in _normal(tokenizer, "A"),
     "strip_accents": lambda tokenizer: "e" in _normal(tokenizer, "\u00e9"),

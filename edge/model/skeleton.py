@@ -151,14 +151,15 @@ def _with_one_base(config: Any, own: Mapping[str, Any]) -> Any:
 def _base_model(config: Any) -> Any:
     """Make the base model; fused attention ignores a cap on the scores, so a model with a cap gets eager attention.
 
-    ELECTRA's attention is fused in transformers 5 alone, and plans know one kind. Experts of transformers 5 are
+    ELECTRA's attention is fused in transformers 5 alone, and plans know one kind. Doge's fused one sees the tokens
+    behind in transformers 4.57, which leaves the mask out where rows have no padding. Experts of transformers 5 are
     computed one after the other: its grouped products know no float64.
     """
     from transformers import AutoModel
 
     if hasattr(config, "_experts_implementation"):
         config._experts_implementation = "eager"
-    if getattr(config, "attn_logit_softcapping", None) or config.model_type == "electra":
+    if getattr(config, "attn_logit_softcapping", None) or config.model_type in ("doge", "electra"):
         config._attn_implementation = "eager"
     if config.model_type != "modernbert":
         return AutoModel.from_config(config)

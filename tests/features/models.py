@@ -14,7 +14,7 @@ from safetensors.torch import load, load_file, save_file
 from ringtune.models.adapter_config import invertible_of
 from ringtune.models.families import FAMILIES
 from tests.features.feature import PRIVATE, SPLITS, Feature, Run, Tensors, inputs
-from tests.support.stock_plugged import SCORES_CAPPED, STOCK_CLASSES, with_room
+from tests.support.stock_plugged import IN_EAGER, STOCK_CLASSES, with_room
 from tests.support.tiny_families import DECODERS, MODEL_TYPES
 from tests.support.torch_ring import TASKS, Case
 
@@ -55,7 +55,7 @@ def loaded_with_interface(case: Case, folder: Path) -> Any:
         name = "AutoModelForSequenceClassification"
     if case.task != "causal-lm":
         choice = {"num_labels": len(case.labels) or (2 if case.task == "question-answering" else 1)}
-    if json.loads((case.folder / "model" / "config.json").read_text())["model_type"] in SCORES_CAPPED:
+    if json.loads((case.folder / "model" / "config.json").read_text())["model_type"] in IN_EAGER:
         choice["attn_implementation"] = "eager"
     plain = getattr(transformers, name).from_pretrained(base, **choice)
     adapters.init(plain, interface=interface)
@@ -102,7 +102,7 @@ def loaded_own_weights(case: Case, folder: Path) -> Any:
         from transformers import AutoModelForCausalLM
 
         assert [path.name for path in folder.iterdir()] == ["blocks.safetensors"]
-        is_capped = json.loads((case.folder / "model/config.json").read_text())["model_type"] in SCORES_CAPPED
+        is_capped = json.loads((case.folder / "model/config.json").read_text())["model_type"] in IN_EAGER
         choice = {"attn_implementation": "eager"} if is_capped else {}
         plain = AutoModelForCausalLM.from_pretrained(str(case.folder / "model"), **choice)
         plain = with_room(plain) if is_capped else plain

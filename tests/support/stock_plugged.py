@@ -15,7 +15,7 @@ from ringtune.models import decoders
 from ringtune.models.families import FAMILIES
 from tests.support.tiny_families import ENCODERS, GENERIC, PLUGGED
 
-SCORES_CAPPED = ("gemma2", "vaultgemma")
+IN_EAGER = ("doge", "gemma2", "vaultgemma")
 """``model_type`` of models that have to be loaded with the written-out attention."""
 
 
@@ -63,7 +63,7 @@ def stock_model(folder: Path, task: str, labels: tuple[str, ...], *, config: Any
     import transformers
     from transformers import AutoModelForCausalLM
 
-    name = attention or ("eager" if config.model_type in SCORES_CAPPED else None)
+    name = attention or ("eager" if config.model_type in IN_EAGER else None)
     choice = {} if name is None else {"attn_implementation": name}
     if task == "causal-lm":
         model = AutoModelForCausalLM.from_pretrained(str(folder), config=config, **choice)

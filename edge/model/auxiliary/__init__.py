@@ -23,11 +23,12 @@ A result is loaded from the folder ``adapter`` of a run, with AdapterHub's adapt
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -35,7 +36,7 @@ from torch.nn import functional
 
 from edge.model.adapters import add_adapters
 from edge.model.adapters.reft import read_mask
-from ringtune.errors import IntegrityError, UsageError
+from ringtune.errors import IntegrityError, JobError, UsageError
 from ringtune.models.adapter_config import INVERTIBLE, config_of_library
 from ringtune.models.auxiliary_models import (
     INTERMEDIATE,
@@ -51,6 +52,7 @@ from ringtune.models.auxiliary_models import (
     described,
     in_block,
     is_of_library,
+    own_tensors,
 )
 from ringtune.models.families import FAMILIES, LAYOUTS
 from ringtune.models.family import BlockLayout
@@ -245,9 +247,6 @@ def _shape_of(matrix: nn.Module, layout: BlockLayout) -> tuple[int, int]:
 
 Tensors = Mapping[str, torch.Tensor]
 
-_NAMES: Final = {True: {"weight"}, False: {"down.weight", "down.bias", "up.weight", "up.bias"}}
-"""Names of the tensors of g: linear (True) or MLP (False)."""
-
 
 class _Beside(NamedTuple):
     """A matrix of a model, and its auxiliary model.
@@ -293,7 +292,8 @@ def load_auxiliary(model: nn.Module, folder: str | Path) -> nn.Module:
         if hasattr(beside.matrix, facts.name):
             raise UsageError(f"{beside.path} has an adapter {facts.name!r} already; load into a fresh model")
     if facts.library is not None:
-        _load_library(model, Path(folder), facts, tensors)
+        with _unchanged_on_error(model):
+            _load_library(model, Path(folder), facts, tensors)
     for beside in _matrices(model, Path(folder), facts, tensors):
         delta, weight = _delta(beside), beside.matrix.get_parameter("weight")
         delta.to(device=weight.device, dtype=weight.dtype).requires_grad_(False)
@@ -356,12 +356,28 @@ def _tensors(path: Path) -> dict[str, torch.Tensor]:
         raise IntegrityError(f"{path} can't be read ({error}); copy the run's folder again") from error
 
 
+@contextlib.contextmanager
+def _unchanged_on_error(model: nn.Module) -> Iterator[None]:
+    """Give every module its children and hooks back if an error ends the context."""
+    fields = ("_modules", "_forward_hooks", "_forward_pre_hooks")
+    before = [(module, {name: vars(module)[name].copy() for name in fields}) for module in model.modules()]
+    try:
+        yield
+    except BaseException:
+        for module, values in before:
+            vars(module).update(values)
+        raise
+
+
 def _load_library(model: Any, folder: Path, facts: AdapterDescription, tensors: Tensors) -> None:
     """Load AdapterHub's adapters of a run; they do not train."""
     base, family, where = model.base_model, FAMILIES[facts.model_type], folder / ADAPTER_FILE
-    config = config_of_library((facts.library or {})["config"])
-    with torch.random.fork_rng(devices=[]):
-        add_adapters(base, family, config, dropout=0.0, name=facts.name)
+    try:
+        config = config_of_library((facts.library or {})["config"])
+        with torch.random.fork_rng(devices=[]):
+            add_adapters(base, family, config, dropout=0.0, name=facts.name)
+    except JobError as error:
+        raise IntegrityError(f"{folder / AUXILIARY_CONFIG_FILE}: {error}") from error
     read_mask(base)
     invertible: Any = dict(getattr(base, INVERTIBLE, {})).get(facts.name)
     if invertible is not None and (decoder := model.get_output_embeddings()) is not None:
@@ -382,11 +398,19 @@ def _load_library(model: Any, folder: Path, facts: AdapterDescription, tensors: 
 def _matrices(model: nn.Module, folder: Path, facts: AdapterDescription, tensors: Tensors) -> list[_Beside]:
     """List every matrix with an auxiliary model, with a check of their shapes."""
     by_path: dict[str, dict[str, torch.Tensor]] = {}
+    family, base = FAMILIES[facts.model_type], cast(Any, model).base_model
     for key, tensor in tensors.items():
         if facts.library is None or not is_of_library(key, facts.name):
             matrix, _, end = key.partition(f".{facts.name}.")
             by_path.setdefault(matrix, {})[end] = tensor
-    return [_beside(model, folder, facts, path, found) for path, found in sorted(by_path.items())]
+    found = [_beside(model, folder, facts, path, own) for path, own in sorted(by_path.items())]
+    wanted = sum(own_tensors(facts.parts, block) for block in range(len(base.get_submodule(family.blocks_path))))
+    if (count := sum(map(len, by_path.values()))) != wanted:
+        raise IntegrityError(
+            f"{folder / ADAPTER_FILE} lacks tensors: it has {count} of {wanted} of this model's auxiliary models; copy "
+            f"the run's folder again, and take the base model, a {facts.model_type}"
+        )
+    return found
 
 
 def _beside(
@@ -428,15 +452,11 @@ def _fits(beside: _Beside, *, inputs_first: bool) -> bool:
     if sum(len(beside.of_place(place)) for place in beside.configs) != len(beside.tensors):
         return False
     width = outputs // len(FUSED_PARTS) if beside.is_fused else outputs
-    return all(_fits_at(beside.of_place(place), config, inputs, width) for place, config in beside.configs.items())
-
-
-def _fits_at(tensors: Tensors, config: AuxiliaryConfig, inputs: int, outputs: int) -> bool:
-    is_linear = config.kind == LINEAR
-    first, last = ("weight", "weight") if is_linear else ("down.weight", "up.weight")
-    if tensors.keys() != _NAMES[is_linear]:
-        return False
-    return tensors[last].shape[0] == outputs and tensors[first].shape[1] == inputs
+    came = {place: beside.of_place(place) for place in beside.configs}
+    return all(
+        {name: tuple(tensor.shape) for name, tensor in came[place].items()} == config.shapes_beside(inputs, width)
+        for place, config in beside.configs.items()
+    )
 
 
 def _delta(beside: _Beside) -> nn.Module:

@@ -13,7 +13,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import tomli_w
 
@@ -23,6 +23,7 @@ from ringtune.models.family import (
     CHAT,
     CLASSIFICATION,
     IMAGE_CLASSIFICATION,
+    LANGUAGE_TASKS,
     QUESTION_ANSWERING,
     REGRESSION,
     TAGGING,
@@ -149,6 +150,10 @@ class ChosenValue(NamedTuple):
     reason: str
 
 
+LANGUAGE_ADAPTER: Final = {"adapter.config": ChosenValue("lora", "usual for language models; PEFT and GGUF have it")}
+"""The adapter of a new job for one of ``LANGUAGE_TASKS``."""
+
+
 def job_template(
     task: str,
     *,
@@ -162,7 +167,7 @@ def job_template(
 
     ``chosen`` are further values by key, with their reasons; ``saw`` are the facts behind them, written at the top.
     """
-    chosen = chosen or {}
+    chosen = {**(LANGUAGE_ADAPTER if task in LANGUAGE_TASKS else {}), **(chosen or {})}
     given: dict[str, object] = {"model.path": model, "model.task": task, "data.train": train, "data.eval": evaluate}
     given |= {"train.rounds": 5, "unfreeze.every_steps": 40} | {name: found.value for name, found in chosen.items()}
     reasons = {name: found.reason for name, found in chosen.items() if found.reason}

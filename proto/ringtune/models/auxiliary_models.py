@@ -116,10 +116,11 @@ class AuxiliaryConfig:
         return {
             f"{place}.{name}": shape
             for place in self.places
-            for name, shape in self._shapes_of(*getattr(widths, place)).items()
+            for name, shape in self.shapes_beside(*getattr(widths, place)).items()
         }
 
-    def _shapes_of(self, inputs: int, outputs: int) -> Shapes:
+    def shapes_beside(self, inputs: int, outputs: int) -> Shapes:
+        """Shapes of the tensors of a g beside one matrix, by the last part of their names."""
         if self.kind == LINEAR:
             return {"weight": (outputs, inputs)}
         return {

@@ -255,8 +255,8 @@ SLIDING: Final = "sliding_attention"
 LAYER_TYPES: Final = (FULL, SLIDING)
 METHODS: Final = ("bottleneck", "lora", "reft")
 """Kinds of adapters of these families; the plug-in interface of each names no invertible ones."""
-WRITTEN_OUT: Final = ("gemma2",)
-"""``model_type`` of models with soft-capped scores, which need eager attention."""
+WRITTEN_OUT: Final = ("doge", "gemma2", "vaultgemma")
+"""``model_type`` of models that need eager attention: fused attention has no cap on scores, nor all masks of Doge."""
 
 _WINDOW: Final = ConfigKey(default=4096, nullable=int, at_least=1)
 _LIST: Final = ConfigKey(default=None, nullable=list)

@@ -21,6 +21,7 @@ Source: the layouts of ``save_pretrained``; the documentation of huggingface_hub
 from __future__ import annotations
 
 import functools
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -438,21 +439,30 @@ def _read_json(path: Path) -> dict[str, Any]:
         what = "is a file, it has to be a folder" if path.parent.exists() else "does not exist"
         raise ModelError(
             f"model folder {path.parent} {what}; model.path is a folder on this machine with config.json and "
-            "model.safetensors, or OWNER/NAME of a model on a hub"
+            "model.safetensors, a GGUF file, or OWNER/NAME of a model on a hub"
         )
     if is_lfs_pointer(path):
         raise ModelError(pointer_advice(path))
     try:
         if path.stat().st_size > _MAX_CONFIG_BYTES:
             raise ModelError(f"{path} has {path.stat().st_size:,} bytes, a config has {_MAX_CONFIG_BYTES:,} at most")
-        values = read_json(path)
+        values = json.loads(read_given(path), parse_int=_in_64_bits)
     except OSError as error:
-        raise ModelError(f"can't read {path}: {error.strerror}; give a folder with config.json") from error
+        raise ModelError(
+            f"can't read {path}: {error.strerror}; give a folder with config.json, or a GGUF file by its name"
+        ) from error
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not JSON: {error}") from error
+        raise ModelError(f"{path} is not JSON: {error}; fetch the model again") from error
     if not isinstance(values, dict):
         raise ModelError(f"{path} has to be a table")
     return values
+
+
+def _in_64_bits(text: str) -> int:
+    number = int(text)
+    if number.bit_length() > 63:
+        raise ValueError(f"{text[:20]}... is a number beyond 64 bits")
+    return number
 
 
 def _by_own_names(path: Path, family: Family, values: dict[str, Any]) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def _problem_of_kinds(config: Config) -> str:
     values = {**config, **({"kv_n_heads": own.get("kv_n_heads")} if isinstance(own, dict) else {})}
     for key in _WHOLE:
         if (value := values.get(key)) is not None and (type(value) is not int or not 0 < value < 1 << 31):
-            return f"{key} is {value!r}, it has to be a whole number above 0"
+            return f"{key} is {value!r}, it has to be a whole number above 0, below 2^31"
     for key in _FACTORS:
         value = values.get(key)
         is_factor = isinstance(value, int | float) and type(value) is not bool and 0 < value < math.inf
@@ -134,7 +134,7 @@ def _problem(config: Config) -> str:
             return f"it has none of {', '.join(_KEYS[size])}"
         if value is not None and (type(value) is not int or not 0 < value < 1 << 31):
             key = next(key for key in _KEYS[size] if config.get(key) is not None)
-            return f"{key} is {value!r}, it has to be a whole number above 0"
+            return f"{key} is {value!r}, it has to be a whole number above 0, below 2^31"
     if problem := _problem_of_kinds(config):
         return problem
     heads, hidden = _size(config, "heads"), _size(config, "hidden")

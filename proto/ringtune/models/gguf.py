@@ -29,7 +29,7 @@ from platformdirs import user_cache_path
 from ringtune.errors import ModelError
 from ringtune.models.tokenizer import SETTINGS_FILE, TEMPLATE_FILE, WHOLE_FILE
 from ringtune.storage.durable import make_folder, storage_errors, write_durably
-from ringtune.storage.gguf import SUFFIX, GgufHeader, GgufType, read_gguf_header
+from ringtune.storage.gguf import SUFFIX, GgufHeader, GgufType, is_gguf, read_gguf_header
 from ringtune.storage.strict import json_digest
 from ringtune.storage.tensor_files import TensorInfo
 from ringtune.texts import shown
@@ -124,6 +124,8 @@ def _name_of(path: Path, name: str, model_type: str) -> str:
 
 
 def _model_type(path: Path, header: GgufHeader) -> str:
+    if (count := header.values.get("split.count", 1)) not in (0, 1):
+        raise ModelError(f"{path} is one of {shown(str(count))} parts; make one file with llama-gguf-split --merge")
     name = header.values.get("general.architecture")
     if not isinstance(name, str) or name not in _MODEL_TYPES:
         what = shown(str(name))
@@ -482,7 +484,8 @@ def folder_of_gguf(path: Path, cache: Path | None = None) -> Path:
     is_folder = path.is_dir()
     if is_folder and (path / _CONFIG_FILE).exists():
         return path
-    file = only_gguf_file(path) if is_folder else path if path.suffix == SUFFIX and path.is_file() else None
+    is_file = path.is_file() and (path.suffix == SUFFIX or is_gguf(path))
+    file = only_gguf_file(path) if is_folder else path if is_file else None
     if file is None or any(path.glob("*.safetensors")):
         return path
     file = file.resolve()

@@ -157,6 +157,15 @@ _STRING, _LIST, _BOOL = 8, 9, 7
 _NUMBERS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether a file begins as a GGUF file, whatever its name; False if it can't be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
+
+
 def read_gguf_header(path: Path, *, lists: Collection[str] = ()) -> GgufHeader:
     """Read metadata and places of tensors; raises ``ModelError`` or ``IntegrityError``.
 

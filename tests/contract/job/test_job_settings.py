@@ -200,7 +200,8 @@ def test_template_has_the_settings_of_hift_to_be_uncommented(task: str) -> None:
     """With the method named, and without what the comment says to remove, they are read."""
     text = job_template(task, model="m", train="t", evaluate="e")
     assert parse_job(text, source="job").method.name == "ringada"
-    text = text.replace('method = "ringada"', 'method = "hift"').replace('config = "seq_bn"\n', "")
+    text = text.replace('method = "ringada"', 'method = "hift"')
+    text = re.sub('config = "(seq_bn|lora)"\n', "", text)
     text = re.sub(r"\[unfreeze\].*\n(#.*\n)*every_steps = 40\n", "", text)
     text = text.replace("#   ", "").replace("group_size = 1", "group_size = 3")
     job = parse_job(text, source="job")

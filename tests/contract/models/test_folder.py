@@ -98,6 +98,11 @@ def test_read_config_takes_a_whole_number_for_a_float(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{", "is not JSON"),
+        (
+            '{"model_type": "bert", "rope_scaling": {"factor": 1' + 400 * "0" + "}}",
+            "0... is a number beyond 64 bits; fetch",
+        ),
+        ('{"model_type": "phi", "hidden_size": -9223372036854775809}', "is a number beyond 64 bits; fetch"),
         ("[]", "has to be a table"),
         ("[" * 100_000, "is not JSON"),
         (" " * 1_000_001, "a config has 1,000,000 at most"),

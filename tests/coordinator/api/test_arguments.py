@@ -63,6 +63,8 @@ def test_rows_of_a_run_end_as_they_did_when_it_began(here: Path) -> None:
     assert new.data.append_eos is True
     assert job_here({"model": {"path": "tiny"}}, {}).data.append_eos is None
     assert job_here(job, {"data.append_eos": False}).data.append_eos is False
+    with pytest.raises(JobError, match=r"generation\.loss = false is what 'ringtune predict' sets.*; remove it"):
+        job_here(job, {"generation.loss": False})
     (here / "run").mkdir()
     assert job_here(job, {}, here / "run") == new
     for ends in (None, False, True):

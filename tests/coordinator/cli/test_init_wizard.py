@@ -146,7 +146,7 @@ def test_begin_learns_texts_alone_with_a_decoder_only(tmp_path: Path) -> None:
         made(tmp_path)
     write_gpt2(tmp_path / "gpt")
     found = begin(WizardOptions(folder=tmp_path, model=str(tmp_path / "gpt")), DefaultAnswers())
-    assert (found.task, job_of(found).train.batch_size) == ("causal-lm", 2)
+    assert (found.task, job_of(found).train.batch_size, job_of(found).adapter.config) == ("causal-lm", 2, "lora")
     phi = {"model_type": "phi3", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 20}
     tensors = {"model.embed_tokens.weight": (20, 8), "model.layers.0.self_attn.qkv_proj.weight": (24, 8)}
     (tmp_path / "phi").mkdir()
@@ -390,14 +390,16 @@ def test_begin_tells_what_is_not_used_odd_and_bad(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_init_writes_a_template_of_the_task(task: str, tmp_path: Path) -> None:
-    """Nothing is looked at; the file is read as it is, and what the user did not say has the defaults."""
+    """Nothing is looked at; what the user did not say has the defaults, but for the adapter of language models."""
     file = tmp_path / "mine.toml"
     options = ["--template", "--task", task, "--model", "m", "--data", "rows.csv", "--eval-data", "held.csv"]
     shown = CliRunner().invoke(cli.app, ["init", str(file), *options])
     assert shown.exit_code == 0, shown.output
     found = load_job(file)
     wanted = {"path": str(tmp_path / "m"), "task": task}, {"train": str(tmp_path / "rows.csv")}
-    assert found == Job.from_tables({"model": wanted[0], "data": {**wanted[1], "eval": str(tmp_path / "held.csv")}})
+    tables = {"model": wanted[0], "data": {**wanted[1], "eval": str(tmp_path / "held.csv")}}
+    adapter = {"adapter": {"config": "lora"}} if task in ("causal-lm", "chat") else {}
+    assert found == Job.from_tables({**tables, **adapter})
     lines = file.read_text(encoding="utf-8").splitlines()
     assert max(map(len, lines)) <= 120
     assert sum(line.startswith("#") for line in lines) > 10

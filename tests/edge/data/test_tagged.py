@@ -132,12 +132,22 @@ def test_users_of_tagged_texts_are_a_column(model_folder: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "kind", ["GPT2TokenizerFast", "RobertaTokenizerFast", "DebertaTokenizer", "PreTrainedTokenizerFast"]
+    ("kind", "in_sequence"),
+    [
+        ("GPT2TokenizerFast", False),
+        ("RobertaTokenizerFast", False),
+        ("DebertaTokenizer", False),
+        ("PreTrainedTokenizerFast", False),
+        ("GPT2TokenizerFast", True),
+        ("PreTrainedTokenizerFast", True),
+    ],
 )
-def test_words_of_a_tokenizer_that_joins_blanks_have_one_before_each(tmp_path: Path, kind: str) -> None:
+def test_words_of_a_tokenizer_that_joins_blanks_have_one_before_each(
+    tmp_path: Path, kind: str, in_sequence: bool
+) -> None:
     """GPT-2, RoBERTa, DeBERTa and ModernBERT write a word within a text with the blank before it.
 
-    So is each word that comes alone.
+    So is each word that comes alone; also where the text is divided in another way first.
     """
     import transformers
     from tokenizers import ByteLevelBPETokenizer
@@ -157,6 +167,13 @@ def test_words_of_a_tokenizer_that_joins_blanks_have_one_before_each(tmp_path: P
     if made_as != kind:
         settings = tmp_path / "tokenizer_config.json"
         settings.write_text(json.dumps({**json.loads(settings.read_text()), "tokenizer_class": kind}))
+    if in_sequence:
+        path = tmp_path / "tokenizer.json"
+        whole = json.loads(path.read_text())
+        first = {"type": "Digits", "individual_digits": True}
+        whole["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [first, whole["pre_tokenizer"]]}
+        path.write_text(json.dumps(whole))
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
     row = source_of(tmp_path, 64).encode(["w11", "w12"])
     plain = tokenizer(" w11 w12", add_special_tokens=False)["input_ids"]
     specials_before = 1 if kind.startswith("Roberta") else 0

@@ -66,6 +66,17 @@ def test_pieces_are_whole_characters_and_together_the_text(tokenizer: Any) -> No
     assert num_prompts > 10
 
 
+def test_a_special_token_within_a_text_takes_no_blank_from_the_next() -> None:
+    """It has no text itself, and the text of a token depends on the one before."""
+    tokenizer = of_blanks()
+    tokenizer.add_special_tokens({"eos_token": "</s>"})
+    (end,), (word,) = (tokenizer.convert_tokens_to_ids([token]) for token in ("</s>", "▁yes"))
+    for ends in ([end], [end, end]):
+        ids = [word, *ends, word, word, *ends, word]
+        pieces = TextPieces(tokenizer, [])
+        assert "".join(map(pieces.add, ids)) == tokenizer.decode(ids, skip_special_tokens=True) == "yes yes yes yes"
+
+
 @given(st.lists(st.integers(0, 255), max_size=40), st.lists(st.sampled_from(["ab", "b\n", "!"]), max_size=2))
 def test_any_tokens_give_their_text_up_to_the_first_stop(ids: list[int], stops: list[str]) -> None:
     """Also bytes that are no characters; nothing behind a stop is given, and nothing before it is lost."""

@@ -157,20 +157,47 @@ def _of_other_kind(folder: Path) -> None:
     (folder / "adapter.json").write_text(json.dumps(content))
 
 
+def _one_matrix(folder: Path) -> None:
+    save_file(dict([min(_all(folder).items())]), folder / FILE)
+
+
+def _other_bias(folder: Path) -> None:
+    odd = {
+        name: value[:3].clone() if name.endswith("value.ringtune.down.bias") else value
+        for name, value in _all(folder).items()
+    }
+    save_file(odd, folder / FILE)
+
+
+def _beside_library(config: dict[str, Any]) -> Callable[[Path], None]:
+    """Say that adapters of the library were trained beside, of which there are no tensors."""
+
+    def damage(folder: Path) -> None:
+        content = json.loads((folder / "adapter.json").read_text())
+        (folder / "adapter.json").write_text(json.dumps({**content, "library": {"config": config}}))
+
+    return damage
+
+
 def _all(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / FILE)
 
 
 def test_what_does_not_belong_to_the_model_is_refused(saved: Write, tmp_path: Path) -> None:
-    """Nothing is changed of the model then."""
+    """Nothing is changed of the model then, and no adapter is left in it."""
     model = plain(saved("bert", MLP).base)
-    before = outputs_of(model)
+    before, modules, hooks = outputs_of(model), _names(model), _hooks(model)
     foreign = "does not have in that shape"
     cases: list[tuple[Callable[[Path], object], str, str]] = [
         (_other_family, LINEAR, f"q_lin, which this model {foreign}; take the base model, a bert"),
         (_narrower, LINEAR, foreign),
         (_narrower, MLP, foreign),
         (_lacking, MLP, foreign),
+        (_other_bias, MLP, foreign),
+        (_one_matrix, LINEAR, "lacks tensors"),
+        (_beside_library({"architecture": "lora", "r": 4}), LINEAR, "differ in .*lora_A; take the base model, a bert"),
+        (_beside_library({"output_adapter": True, "reduction_factor": 2}), LINEAR, "differ in .*adapters"),
+        (_beside_library({"architecture": "other"}), LINEAR, "adapter.json: adapters of architecture 'other' are not"),
         (lambda folder: (folder / FILE).write_bytes(b"x"), MLP, "can't be read"),
         (lambda folder: (folder / FILE).unlink(), MLP, "can't be read"),
         (_of_other_kind, LINEAR, foreign),
@@ -183,3 +210,12 @@ def test_what_does_not_belong_to_the_model_is_refused(saved: Write, tmp_path: Pa
         with pytest.raises(IntegrityError, match=message):
             load_auxiliary(model, folder)
         assert torch.equal(outputs_of(model), before), message
+        assert (_names(model), _hooks(model)) == (modules, hooks), message
+
+
+def _names(model: Any) -> list[str]:
+    return [name for name, _ in model.named_modules()]
+
+
+def _hooks(model: Any) -> int:
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())

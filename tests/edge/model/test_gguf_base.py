@@ -178,6 +178,11 @@ def test_other_architectures_and_tensors_are_refused(tmp_path: Path) -> None:
     write_gguf(folder, path, lambda name: "Q8_0", more=lambda writer: writer.add_tensor("blk.0.x", odd))
     with pytest.raises(ModelError, match=r"tensor 'blk.0.x' has no place in a llama"):
         gguf_tensors(path)
+    write_gguf(
+        folder, tmp_path / "b.gguf", lambda name: "Q8_0", more=lambda writer: writer.add_uint16("split.count", 3)
+    )
+    with pytest.raises(ModelError, match=r"b.gguf is one of '3' parts; make one file with llama-gguf-split --merge"):
+        folder_of_gguf(tmp_path / "b.gguf", tmp_path / "cache")
     path.write_bytes(path.read_bytes().replace(b"llama", b"mamba"))
     with pytest.raises(ModelError, match="of the architecture 'mamba'; as GGUF files llama, qwen2"):
         folder_of_gguf(path, tmp_path / "cache")
@@ -257,7 +262,7 @@ def test_numbers_of_no_token_name_none(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_folder_of_a_model_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other paths stay; of several GGUF files one has to be named."""
+    """Other paths stay; a GGUF file may have any name, and of several one has to be named."""
     monkeypatch.setattr("ringtune.models.gguf.user_cache_path", lambda name: tmp_path / "cache")
     folder = small(tmp_path / "model", "llama")
     write_tokenizer(folder)
@@ -268,6 +273,9 @@ def test_folder_of_a_model_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert first == model_folder(str(tmp_path / "both")) and first.is_relative_to(tmp_path / "cache")
     assert first != model_folder(str(tmp_path / "both/a.gguf"))  # named after the file
     shutil.copy(tmp_path / "both/a.gguf", tmp_path / "both/b.gguf")
+    for name in (".gguf", "tinygguf", "tiny.GGUF", "sha256-0123"):
+        shutil.copy(tmp_path / "both/a.gguf", tmp_path / name)
+        assert read_config(model_folder(str(tmp_path / name)))["model_type"] == "llama"
     with pytest.raises(ModelError, match=r"both has 2 GGUF files \(a.gguf, b.gguf\); name one of them"):
         model_folder(str(tmp_path / "both"))
 

@@ -33,7 +33,7 @@ from ringtune.techniques.initial_adapter import initial_values
 from tests.support import whole_models as whole
 from tests.support.lora_runs import ALL_MATRICES, lora_run
 from tests.support.saved_runs import auxiliary_instead, users_instead, write_run
-from tests.support.stock_plugged import SCORES_CAPPED
+from tests.support.stock_plugged import IN_EAGER
 from tests.support.tiny_data import labels_of
 from tests.support.tiny_families import DECODERS, MODEL_TYPES
 
@@ -55,7 +55,7 @@ CASES = [
 
 def base_of(base: Path, model_type: str, task: str) -> Any:
     """The base model in the class that the card names."""
-    choices: dict[str, Any] = {"attn_implementation": "eager"} if model_type in SCORES_CAPPED else {}
+    choices: dict[str, Any] = {"attn_implementation": "eager"} if model_type in IN_EAGER else {}
     outputs = len(labels_of(task)) or (1 if task == REGRESSION else 0)
     if (loader := peft_class(model_type, task)[1]) != "AutoModel" and outputs:
         choices["num_labels"] = outputs

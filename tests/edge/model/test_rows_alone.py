@@ -127,6 +127,15 @@ def test_a_row_in_any_batch_is_the_row_alone(tmp_path: Path, model_type: str, ta
         assert [counts.num_targets - more_than_rows, *dict(counts.more).values()] == pytest.approx(sums, rel=1e-10)
 
 
+@pytest.mark.parametrize("model_type", ["doge", "olmo", "bloom"])
+def test_rows_of_one_length_are_those_beside_a_shorter_one(tmp_path: Path, model_type: str) -> None:
+    """Without padding the library may leave a decoder's mask out; Doge's fused attention would then see the future."""
+    ours = Ours(write_family(tmp_path, model_type, with_decoder=True), CAUSAL_LM)
+    equal = ours.batch([_ROWS[0], _ROWS[0][::-1]])
+    padded = ours.batch([_ROWS[0], _ROWS[0][::-1], _ROWS[1]])
+    assert float((ours.last(equal)[0] - ours.last(padded)[0][:2]).abs().max()) < 1e-12
+
+
 _PACKED = ((0, 2), (3, 1, 4), (5,))
 """Rows of each sequence; the last one is a row alone, with padding."""
 

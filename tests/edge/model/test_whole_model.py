@@ -17,7 +17,7 @@ from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM
 from ringtune.models.tokenizer import chat_templates
 from tests.support import whole_models as whole
-from tests.support.stock_plugged import SCORES_CAPPED, is_plugged
+from tests.support.stock_plugged import IN_EAGER, is_plugged
 from tests.support.tiny_families import MODEL_TYPES, write_family
 
 CASES = [(model_type, task, "tied") for model_type in MODEL_TYPES for task in FAMILIES[model_type].tasks]
@@ -65,7 +65,7 @@ def test_whole_model_loads_with_nothing_of_ours(tmp_path: Path, model_type: str,
         with_head = AutoAdapterModel.from_pretrained(str(folder))
         assert float((outputs(with_head, inputs) - wanted).abs().max()) <= 1e-5
     if form is not None:
-        choice = {"attn_implementation": "eager"} if model_type in SCORES_CAPPED else {}
+        choice = {"attn_implementation": "eager"} if model_type in IN_EAGER else {}
         load = getattr(transformers, form.architecture).from_pretrained
         plain, info = load(str(folder), output_loading_info=True, **choice)
         assert problems(info) == ([], [])
