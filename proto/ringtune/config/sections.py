@@ -297,9 +297,7 @@ class Train:
     weight_decay: Rate = 0.0
     dropout: Annotated[float, Bounds(ge=0, lt=1)] = 0.0
     batch_size: Annotated[int, Bounds(ge=1, le=MAX_ROWS)] = 16
-    microbatches: Annotated[
-        int, Bounds(ge=1, le=MAX_MICROBATCHES), InWords("1 to train.batch_size, at most 65,536, or 'auto'")
-    ] = 4
+    microbatches: Annotated[int, Bounds(ge=1, le=MAX_MICROBATCHES), InWords("1 to train.batch_size, or 'auto'")] = 4
     max_length: Annotated[int, Bounds(ge=MIN_TOKENS, le=MAX_TOKENS)] = 128
     packing: bool | None = None
     compute: Annotated[str | None, OneOf(COMPUTE)] = None
