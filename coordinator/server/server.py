@@ -210,7 +210,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
                 folder = functools.partial(self._upload_folder, stack, context)
                 request = answer(context, lambda: receive_run_request(request_iterator, folder))
             if request.resume is not None:
-                self._require_own(context, request.resume.run_id)
+                self._require_known(context, request.resume.run_id)
             driver = answer(context, lambda: self._coordinator.run(request, owner=_user(context)))
             self._owners = {driver.run_id: _user(context)}
             kept = self._coordinator.keeps(driver.run_id)
@@ -237,6 +237,12 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         if not self._is_own(context, run_id):
             owner = self._owner_of(run_id) or "another user"
             abort(context, TrustError(f"run {run_id} is of {owner}; ask them, or an administrator"))
+
+    def _require_known(self, context: grpc.ServicerContext, run_id: str) -> None:
+        """End the call also if nobody knows any more whose run it was: nodes keep trained state for longer."""
+        self._require_own(context, run_id)
+        if self._owner_of(run_id) is None and not _is_for(caller_of(context), ""):
+            abort(context, TrustError(f"run {run_id} is not stored here any more; ask an administrator to resume it"))
 
     def _is_own(self, context: grpc.ServicerContext, run_id: str) -> bool:
         """Whether a caller has a part in a run; also if the run is not known here."""

@@ -32,6 +32,7 @@ from edge.data.questions import Questions
 from edge.data.tagged import TaggedTexts
 from edge.data.texts import LabelledTexts, Language, LanguageExamples, NumberedTexts
 from edge.data.tokens import Batch, Padder, RowFaultError, TokenRow
+from ringtune.config.sections import Data
 from ringtune.costs.profile import PackedRows
 from ringtune.errors import DataError
 from ringtune.job.job import Job
@@ -45,6 +46,7 @@ from ringtune.models.family import (
     REGRESSION,
     TAGGING,
 )
+from ringtune.run_control.evaluation import MAX_CLASSES, MIN_ROWS
 from ringtune.schedule.batches import BatchStream, RandomStream, eval_rows, even_share, hold_out, split_rows
 from ringtune.schedule.course import Course
 from ringtune.schedule.run_shape import UserRows
@@ -170,10 +172,10 @@ class OwnerDataset:
             num_owners: number of shares; the split depends on (seed, number, rule) only.
             tokenizer_folder: the model's folder.
             hides_counts: whether counts by class are withheld for few rows, and before the evaluation after the last
-                step.
+                step, and columns refused whose values are no names.
 
         Raises:
-            DataError: no file, no such column, no rows, or a row that can't be used.
+            DataError: no file, no such column, no rows, a row that can't be used, or a column of names that are none.
             ModelError: the folder has no tokenizer.
         """
         generation = job.generation
@@ -181,6 +183,8 @@ class OwnerDataset:
             return _only_prompts(job, path, tokenizer_folder, share, num_owners)
         source = SOURCES[job.model.task](job, tokenizer_folder)
         found = source.read(path)
+        if hides_counts:
+            require_names(path, found, job.data)
         wanted = job.data.held_out if eval_path is None else 0.0
         kept, held_out_rows = hold_out(len(found.rows), share=wanted, seed=job.train.seed)
         mine = split_rows(
@@ -208,6 +212,8 @@ class OwnerDataset:
         judged = found
         if eval_path is not None:
             judged = source.read(eval_path)
+            if hides_counts:
+                require_names(eval_path, judged, job.data, known=found)
             left_out.update(judged.left_out)
             held_out_rows = tuple(range(len(judged.rows)))
         if held_out_rows:
@@ -329,6 +335,34 @@ class OwnerDataset:
         if isinstance(self._evaluation, SummedExamples) and self._hides_counts and item.step < course.num_steps:
             return ()
         return self._evaluation.score(batch, found.predictions, item.turn)
+
+
+def require_names(path: Path, rows: Rows, data: Data, *, known: Rows | None = None) -> None:
+    """Refuse a column of classes, tags or users of which most values differ, as those of a column of texts do.
+
+    Names of classes, tags and users leave the node, and whoever submits a job says which columns have them. Those in
+    ``data.labels`` the submitter knows already; those of ``known`` rows were permitted before. Few names always are.
+
+    Raises:
+        DataError: it has the column, and none of its values.
+    """
+    given = (data.labels, _tags_of(known), known.labels if known else ()), (known.users if known else (),)
+    for key, names, told, few, least in (
+        ("label", rows.labels, given[0], MIN_ROWS, 2),
+        ("tags", _tags_of(rows), given[0], MAX_CLASSES, 10),
+        ("user", rows.users, given[1], MIN_ROWS, 2),
+    ):
+        others = len(set(names).difference(*told))
+        if others > max(few, len(names) // least):
+            remedy = "name another column" + (", or list all classes in data.labels" if key != "user" else "")
+            raise DataError(
+                f"{path}: column {getattr(data, key)!r} (data.{key}) has {others:,} different names among "
+                f"{len(names):,}, as a column of texts has, and names leave this node; {remedy}"
+            )
+
+
+def _tags_of(rows: Rows | None) -> list[str]:
+    return [name for tags in rows.tags for name in tags] if rows else []
 
 
 def _only_prompts(job: Job, path: Path, folder: Path, share: int, num_owners: int) -> OwnerDataset:

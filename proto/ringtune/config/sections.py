@@ -17,7 +17,7 @@ from ringtune.models.conversations import TEMPLATES
 from ringtune.models.family import MAX_BLOCKS, TASKS
 from ringtune.models.tokenizer import TEMPLATE_NAME
 from ringtune.schedule.batches import SPLITS, num_batches, split_alpha
-from ringtune.schedule.course import AS_COMPUTED, COMPUTE, FROZEN_DTYPES, WIRE_DTYPES
+from ringtune.schedule.course import AS_COMPUTED, COMPUTE, FROZEN_DTYPES, MAX_MICROBATCHES, WIRE_DTYPES
 from ringtune.schedule.methods import method_names
 from ringtune.schedule.methods.base import MIN_IMPROVEMENT, PATIENCE_STEPS
 from ringtune.schedule.methods.ringada import EVERY_STEPS
@@ -297,7 +297,7 @@ class Train:
     weight_decay: Rate = 0.0
     dropout: Annotated[float, Bounds(ge=0, lt=1)] = 0.0
     batch_size: Annotated[int, Bounds(ge=1, le=MAX_ROWS)] = 16
-    microbatches: Annotated[int, Bounds(ge=1, le=MAX_ROWS), InWords("1 to train.batch_size, or 'auto'")] = 4
+    microbatches: Annotated[int, Bounds(ge=1, le=MAX_MICROBATCHES), InWords("1 to train.batch_size, or 'auto'")] = 4
     max_length: Annotated[int, Bounds(ge=MIN_TOKENS, le=MAX_TOKENS)] = 128
     packing: bool | None = None
     compute: Annotated[str | None, OneOf(COMPUTE)] = None

@@ -24,7 +24,7 @@ from ringtune.storage.strict import LATER, Bounds, check_fields, read_dataclass,
 
 Amount = Annotated[int, Bounds(ge=0)]
 Size = Annotated[int, Bounds(ge=1)]
-Measured = Annotated[float, Bounds(ge=0, lt=math.inf)]
+Measured = Annotated[float, Bounds(ge=0, lt=1e18)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

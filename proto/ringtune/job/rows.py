@@ -45,7 +45,7 @@ from ringtune.models.family import (
     REGRESSION,
     TAGGING,
 )
-from ringtune.schedule.run_shape import UserRows, check_user_name
+from ringtune.schedule.run_shape import USER_NAMES, UserRows, check_user_name
 from ringtune.storage.arrow_files import PICTURES, is_arrow
 from ringtune.storage.tables import (
     Problem,
@@ -180,8 +180,8 @@ def user_of(record: Record, column: str) -> str:
         raise RowError(Problem(f"{where} is not a user name but a {type(value).__name__}", "give a text"))
     try:
         return check_user_name(str(value).strip())
-    except PlanError as error:
-        raise RowError(Problem(f"{where} is no name of a user: {error}")) from error
+    except PlanError as error:  # which has the value; this text leaves the node
+        raise RowError(Problem(f"{where} is no name of a user", USER_NAMES)) from error
 
 
 def refuse_plain_text(path: Path, data: Data) -> None:

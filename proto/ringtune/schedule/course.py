@@ -245,6 +245,8 @@ TABLES_AT_ONCE: Final = 8
 WIRE_DTYPES: Final = ("float32", "bfloat16", "float16", "int8", "float64")
 
 Size = Annotated[int, Bounds(ge=1, le=MAX_COUNT)]
+MAX_MICROBATCHES: Final = 1 << 16
+"""Most parts of a batch; each is written out in lists of the planner and of nodes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -275,7 +277,7 @@ class Course(Extent):
 
     method: Method
     batch_size: Size
-    microbatches: Size
+    microbatches: Annotated[int, Bounds(ge=1, le=MAX_MICROBATCHES)]
     max_length: Size
     hidden_size: Size
     eval_every: Count = 0

@@ -28,15 +28,13 @@ from ringtune.schedule.units import Units, head_of
 from ringtune.storage.strict import LATER, Bounds
 
 _MAX_TOLD = 8
+USER_NAMES: Final = "use 1 to 63 small letters, digits, '.', '-' and '_', starting with a letter or digit, without '..'"
 
 
 def check_user_name(name: str) -> str:
     """Return ``name`` if it is a valid user name, by the rules for node names; else raise ``PlanError``."""
     if not NODE_NAME.fullmatch(name) or ".." in name:
-        raise PlanError(
-            f"user name {name!r} is not allowed; use 1 to 63 small letters, digits, '.', '-' and '_', starting with a "
-            "letter or digit, without '..'"
-        )
+        raise PlanError(f"user name {name!r} is not allowed; {USER_NAMES}")
     return name
 
 

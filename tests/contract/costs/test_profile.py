@@ -117,12 +117,13 @@ def test_node_facts_survive_json_text(facts: NodeFacts) -> None:
         ({"labels": "neg"}, "labels has to be a list"),
         ({"model": None}, "model has to be a table, but is nothing"),
         ({"block_forward_s": float("nan")}, "block_forward_s has to be a finite number"),
+        ({"activation_token_bytes": 1e308}, "activation_token_bytes is 1e+308, it has to be below 1e+18"),
         ({"model": {**dataclasses.asdict(MODEL), "num_heads": "12"}}, "model.num_heads has to be a whole number"),
     ],
 )
 def test_node_facts_refuse_what_another_version_wrote(change: dict[str, Any], message: str) -> None:
     """A peer's JSON is not trusted."""
-    with pytest.raises(PlanError) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         NodeFacts.from_message({**FACTS.to_message(), **change})
     assert message in str(caught.value)
 

@@ -150,6 +150,7 @@ BAD: list[tuple[type[Any], dict[str, Any], str]] = [
     (Train, {"optimizer": "momentum", "momentum": 0.0}, "without any use 'sgd'"),
     (Train, {"momentum": 0.9}, "train.momentum = 0.9 has no meaning for train.optimizer = 'adamw'; remove it"),
     (Train, {"microbatches": 17}, "train.microbatches = 17 is more than train.batch_size = 16; lower microbatches"),
+    (Train, {"batch_size": 1 << 31, "microbatches": 65_537}, "microbatches is 65537, it has to be at most 65,536"),
     (Train, {"epochs": 1.0, "max_steps": 3}, "train.epochs = 1.0 and train.max_steps = 3 both set the length"),
     (Unfreeze, {"at": (3, 2)}, "unfreeze.at is [3, 2], it has to be above 0 and strictly increasing"),
 ]

@@ -86,11 +86,12 @@ def test_rows_without_an_answer_may_be_left_out(tmp_path: Path) -> None:
 
 
 def test_users_of_conversations_are_read_from_their_column(tmp_path: Path) -> None:
-    """As of any rows."""
+    """As of any rows; a refused value is not told, as a job may name any column."""
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({**GOOD, "author": name}) + "\n" for name in ("anna", "ben")))
     assert read_rows(path, "chat", Data(user="author")).users == ("anna", "ben")
-    assert "no name of a user" in refused(tmp_path, [{**GOOD, "author": "No!"}], user="author")
+    told = refused(tmp_path, [{**GOOD, "author": "Not told!"}], user="author")
+    assert "no name of a user" in told and "Not told" not in told
 
 
 def test_messages_keep_what_a_template_may_read() -> None:

@@ -242,6 +242,7 @@ def test_coordinator_answers_while_initial_values_are_written() -> None:
 RUN = "r20260101-000000-00000000"
 OF_BOB = "r20260101-000000-00000001"
 PRUNED = "r20260101-000000-00000002"  # which that of bob resumes
+FORGOTTEN = "r20260101-000000-00000003"
 
 
 def refusals(stub: control_pb2_grpc.CoordinatorStub, run_id: str) -> list[str]:
@@ -310,6 +311,9 @@ def test_service_shows_and_gives_users_their_own_runs(tmp_path: Path, monkeypatc
         assert [(run.run_id, list(run.awaited)) for run in courses] == [(planned, []), *[(planned, ["pi"])] * 2]
         for name, run_id in (("alice", RUN), ("root", OF_BOB), ("bob", planned)):
             assert not [why for why in refusals(stubs[name], run_id) if " is of " in why]
+        of_nobody = {name: refusals(stubs[name], FORGOTTEN)[1] for name in users}
+        refused = [name for name, why in of_nobody.items() if why.endswith("ask an administrator to resume it")]
+        assert refused == ["alice", "bob"], "nodes keep the state of a run for longer than its coordinator knows it"
         membership = trust_pb2_grpc.MembershipStub(channel)
         membership.Remove(trust_pb2.RemoveRequest(node="bob", role="submitter"), timeout=CALL_S)
         assert [listed(name) for name in users] == [[RUN], [], [RUN, OF_BOB]]  # a later user bob is another one

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -191,6 +192,41 @@ def test_data_holds_rows_out_of_what_is_trained_on(model_folder: Path, tmp_path:
     assert sorted(found) == sorted(text for text, _ in tiny.make_rows(24, seed=1))
     with_file = OwnerDataset.load(job, path, other, tokenizer_folder=model_folder)
     assert (with_file.train_rows, with_file.eval_rows) == (24, 3)
+
+
+NO_NAMES: tuple[tuple[dict[str, object], bool], ...] = (
+    ({"data__text": "label", "data__label": "text"}, False),
+    ({"data__text": "label", "data__label": "text", "data__labels": ("a", "b")}, False),
+    ({"data__text": "label", "data__label": "text", "data__labels": tuple(f"note {row}" for row in range(300))}, True),
+    ({"model__task": "token-classification", "data__words": "tags", "data__tags": "words"}, False),
+    (
+        {"offload__mode": "auto", "offload__users": "alone", "train__method": "all", "data__user": "id"},
+        False,
+    ),
+    ({"data__label": "group"}, True),
+)
+"""Columns that a job names, and whether a node tells their names."""
+
+
+@pytest.mark.parametrize(("columns", "tells"), NO_NAMES)
+def test_data_of_columns_that_are_no_names_stay(
+    columns: dict[str, object], tells: bool, model_folder: Path, tmp_path: Path
+) -> None:
+    """A job that names texts, words or persons as classes, tags or users learns none of them; the owner's own may."""
+    job, path = ring.make_job(model_folder, **columns), tmp_path / "rows.jsonl"
+    rows = [
+        {"text": f"note {row}", "label": "ab"[row % 2], "group": f"g{row % 90}", "id": f"p{row}"}
+        | {"words": [f"w{row}", "the"], "tags": ["B", "O"]}
+        for row in range(300)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    OwnerDataset.load(job, path, None, tokenizer_folder=model_folder, hides_counts=False)
+    if tells:
+        OwnerDataset.load(job, path, None, tokenizer_folder=model_folder)
+        return
+    with pytest.raises(DataError, match=r"data\.(label|tags|user)\) has 30[01] different names") as caught:
+        OwnerDataset.load(job, path, None, tokenizer_folder=model_folder)
+    assert not re.search(r"note \d|w\d|p\d", str(caught.value).replace(str(path), ""))
 
 
 def test_data_counts_classes_where_that_tells_nobody_a_label(model_folder: Path, tmp_path: Path) -> None:
