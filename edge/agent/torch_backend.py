@@ -24,7 +24,14 @@ from edge.checkpoint.state_folder import disk_of, room_bytes
 from edge.data.dataset import NO_TOKENS, OwnerDataset
 from edge.machine.accelerator import capacity_errors, device_budget, device_name, multiplies_bfloat16_fast, numerics_of
 from edge.machine.libraries import load_libraries, touch_kernels
-from edge.machine.resources import describe_hardware, facts_here, memory_budget, release_memory, set_up_heap
+from edge.machine.resources import (
+    describe_hardware,
+    facts_here,
+    keep_freed_memory,
+    memory_budget,
+    release_memory,
+    set_up_heap,
+)
 from edge.model.tensor_files import is_finite
 from edge.options import AgentOptions
 from edge.profiler import timing
@@ -89,6 +96,7 @@ def inspect(
         timing = timing._replace(frozen=first_choice(job, facts))
     dataset = dataset or load_data(options, job, folder)
     tokens = dataset.mean_tokens(job.train.batch_size, job.train.seed, options.name) if dataset else NO_TOKENS
+    held_bytes = _data_bytes(options, job, facts, dataset) if dataset else 0
     hardware = describe_hardware(threads=threads, accelerator=device_name(device) if device != "cpu" else "")
     found, shape = MeasuredWork((), computed_token_bytes(facts, job)), TimedShape()
     if timing is not None:
@@ -97,16 +105,20 @@ def inspect(
         state = None if options.is_guest else options.state
         budget_bytes = device_budget(memory_bytes, device, sharing=options.device_nodes)
         with capacity_errors(options.name, device, "measuring one block"):
-            found = timings(
-                job,
-                facts,
-                dataset,
-                device=device,
-                hardware=hardware,
-                state=state,
-                timing=timing,
-                memory_bytes=max(0, budget_bytes - CONTEXT_BYTES) if device == "cuda" else budget_bytes,
-            )
+            try:
+                found = timings(
+                    job,
+                    facts,
+                    dataset,
+                    device=device,
+                    hardware=hardware,
+                    state=state,
+                    timing=timing,
+                    memory_bytes=max(0, budget_bytes - CONTEXT_BYTES) if device == "cuda" else budget_bytes,
+                    data_bytes=held_bytes,
+                )
+            finally:
+                keep_freed_memory()  # a run chooses anew, by its plan
         release_memory()
     node = NodeFacts(
         node=options.name,
@@ -129,7 +141,7 @@ def inspect(
         activation_token_bytes=found.activation_token_bytes,
         lowest_token_bytes=found.lowest_token_bytes,
         model=facts,
-        data_bytes=_data_bytes(options, job, facts, dataset) if dataset else 0,
+        data_bytes=held_bytes,
         hardware=hardware,
         cpu_cores=cpu_cores(),
         train_tokens=tokens.train,

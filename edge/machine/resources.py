@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ringtune.costs.memory_estimate import node_memory
-from ringtune.costs.memory_terms import has_room_for_heap
+from ringtune.costs.memory_terms import MemoryEstimate, has_room_for_heap
 from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.costs.profile import ModelFacts
 from ringtune.errors import ModelError
@@ -236,7 +236,12 @@ def set_up_heap(
         dtype=job.model.dtype,
         data_bytes=data_bytes,
     )
-    if has_room_for_heap(needs, memory_bytes - besides_bytes):
+    fit_heap(needs, memory_bytes - besides_bytes)
+
+
+def fit_heap(needs: MemoryEstimate, memory_bytes: int) -> None:
+    """Let the heap keep freed memory if that fits ``memory_bytes`` beside what is needed; else return it at once."""
+    if has_room_for_heap(needs, memory_bytes):
         keep_freed_memory()
     else:
         return_freed_memory()

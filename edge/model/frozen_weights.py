@@ -145,17 +145,18 @@ class CompactMatrix:
         return self.numbers.widen(slice(None), torch.float32, WideningBuffer())
 
     def total(self) -> torch.Tensor:
-        """Return the sum of all numbers in float64; a few rows at a time are widened.
+        """Return the sum of all numbers in float64; a few rows at a time are widened, always in the same memory.
 
-        No tensor that is made for a piece outlives it: it would take a part of the memory of the piece's copy in
-        float64, so that the next copy does not fit there, and the heap grows by one for each piece.
+        A copy of its own for each piece would make the heap grow: where a small result that stays is allocated beside
+        it, the next copy does not fit into its place.
         """
         each, room = max(1, _SUMMED_BYTES // (4 * self.numbers.width)), WideningBuffer()
         starts = range(0, self.numbers.shape[0], each)
         sums = torch.empty(len(starts), dtype=torch.float64, device=self.numbers.device)
         for index, start in enumerate(starts):
             piece = self.numbers.widen(slice(start, start + each), torch.float32, room)
-            sums[index] = piece.sum(dtype=torch.float64)
+            exact = room.take(piece.numel(), torch.float64, piece.device, part="summed").view(piece.shape)
+            sums[index] = exact.copy_(piece).sum()
         return sums.sum()
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:

@@ -51,6 +51,7 @@ def timings(
     state: Path | None,
     timing: TimingRequest,
     memory_bytes: int,
+    data_bytes: int = 0,
 ) -> MeasuredWork:
     """Time every kind of work at this node, or return the timings of an earlier measurement.
 
@@ -62,7 +63,8 @@ def timings(
         hardware: processor and the share of it that may be used; part of the cache's key.
         state: the node's folder; None = no cache, and saving is not timed.
         timing: budget, neighbours, and whether to measure anew.
-        memory_bytes: limit of the measurement.
+        memory_bytes: limit of the measurement, rows and tokenizer included.
+        data_bytes: of rows and tokenizer.
 
     Raises:
         ModelError: the model folder can't be used.
@@ -91,6 +93,7 @@ def timings(
         dataset,
         model=model,
         memory_bytes=memory_bytes,
+        data_bytes=data_bytes,
         device=device,
         subnets=subnets,
         frozen=timing.frozen,

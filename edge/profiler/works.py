@@ -18,7 +18,8 @@ hand-over and saving (on the disk of the node's folder) are timed too.
 The time of an action besides its work (loop, engine, report of its span) is measured with a run's loop and reporter, an
 executor that does nothing, and a plan of a few steps in which this node hosts everything.
 
-A measurement without enough memory is refused before anything is built; its folder is removed at the end.
+A measurement without enough memory is refused before anything is built, by the estimate of a run that hosts this block;
+with little more than that freed memory is returned at once, as in such a run. Its folder is removed at the end.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ import torch
 from edge.checkpoint.state_folder import RunShards
 from edge.data.dataset import OwnerDataset
 from edge.machine.accelerator import settle_of
+from edge.machine.resources import fit_heap
 from edge.profiler.bench_inputs import (
     NODE,
     SizedRows,
@@ -93,6 +95,7 @@ class Bench:
 
     Args:
         dataset: the node's rows; None = it is no owner, so embedding and head are left out.
+        data_bytes: of rows and tokenizer, which are in memory meanwhile.
         subnets: of each block, where the job has operations.
 
     Raises:
@@ -109,6 +112,7 @@ class Bench:
         *,
         model: ModelFacts,
         memory_bytes: int,
+        data_bytes: int = 0,
         device: str = "cpu",
         subnets: int = 1,
         frozen: FrozenWeights | None = None,
@@ -143,7 +147,9 @@ class Bench:
             subnets=subnets,
             frozen=frozen,
         )
-        check_room(self._memory(model), memory_bytes)
+        needs = self._memory(model, data_bytes)
+        check_room(needs, memory_bytes)
+        fit_heap(needs, memory_bytes)
         # SizedRows has all of OwnerDataset that the executor uses
         rows_of: Any = self._rows
         self._executor = NodeExecutor(self._plan, NODE, self._job, folder, rows_of, device=device)
@@ -153,7 +159,7 @@ class Bench:
         if HelperBench.is_possible(folder, self._job):
             self._fitting = HelperBench(folder, self._job, self._block, self._dtype, self._device)
 
-    def _memory(self, model: ModelFacts) -> MemoryEstimate:
+    def _memory(self, model: ModelFacts, data_bytes: int) -> MemoryEstimate:
         """Estimate the peak memory of the measurement as that of a run that hosts this block."""
         placement = dataclasses.replace(self._plan.placement, credits=1)  # one tensor at a time is on its way
         plan = Plan.of(dataclasses.replace(self._plan.course, choice=None), placement)
@@ -164,6 +170,7 @@ class Bench:
             optimizer=self._job.train.optimizer,
             activation_token_bytes=computed_token_bytes(model, self._job),
             dtype=self._job.model.dtype,
+            data_bytes=data_bytes,
         )
 
     # ---- what is measured -------------------------------------------------------------------------

@@ -346,9 +346,10 @@ def test_files_that_can_not_be_read_count_nothing(tmp_path: Path) -> None:
 
 
 @cases(("budget", "has_room"), [(60 + 40 + 2 * 40, True), (60 + 40 + 2 * 40 - 1, False)])
-def test_heap_of_pieces_needs_twice_the_activations_besides(budget: int, has_room: bool) -> None:
-    """Weights stay where they are and leave no pieces."""
-    needs = MemoryEstimate((Term("weights", "block", 6, 10), Term("activations", "graph", 4, 10)))
+def test_heap_of_pieces_needs_twice_what_comes_and_goes_besides(budget: int, has_room: bool) -> None:
+    """Graphs and logits; weights stay where they are and leave no pieces."""
+    terms = (Term("weights", "block", 6, 10), Term("activations", "graph", 3, 10), Term("head", "work space", 1, 10))
+    needs = MemoryEstimate(terms)
     assert has_room_for_heap(needs, budget) == has_room
 
 

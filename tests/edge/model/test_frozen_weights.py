@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge.model import frozen_weights as held_module
 from edge.model.four_bit import FourBit, WideningBuffer, round_to_nf4
@@ -108,14 +110,38 @@ def test_matrix_keeps_nothing_else_for_the_backward() -> None:
     assert not saved_tensors(linear(make("int8"))(x))
 
 
+class LiveTensors(TorchDispatchMode):
+    """Counts the results of torch's functions that are in use at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._live = weakref.WeakValueDictionary[int, torch.Tensor]()
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor):
+            self._live[id(found)] = found
+        self.most = max(self.most, len(self._live))
+        return found
+
+
 @pytest.mark.parametrize("dtype", FROZEN_DTYPES)
 def test_sum_widens_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
-    """A decoder is looked through for numbers that are not finite, and a copy in float32 may not fit."""
-    matrix = make(dtype)
+    """A decoder is looked through for numbers that are not finite, and a copy in float32 may not fit.
+
+    More pieces need no more tensors: a small one that stays beside each larger one that goes makes the heap grow.
+    """
+    matrix, most = make(dtype), list[int]()
     wanted = matrix.wide().double().sum()
-    monkeypatch.setattr(held_module, "_SUMMED_BYTES", 5 * COLUMNS * 4)
     monkeypatch.delattr(CompactMatrix, "wide")
-    torch.testing.assert_close(matrix.sum(), wanted)
+    for rows in (ROWS // 2, 5, 1):
+        monkeypatch.setattr(held_module, "_SUMMED_BYTES", rows * COLUMNS * 4)
+        with LiveTensors() as live:
+            found = matrix.held.total()
+        torch.testing.assert_close(found, wanted)
+        most.append(live.most)
+    assert most[0] == most[1] == most[2]
 
 
 USES: list[Callable[[torch.Tensor], torch.Tensor]] = [

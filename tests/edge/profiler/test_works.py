@@ -6,12 +6,20 @@ import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import pytest
 import torch
 
 from edge.data.tokens import Batch
+from edge.machine.resources import (
+    fit_heap,
+    keep_freed_memory,
+    peak_rss_bytes,
+    release_memory,
+    reset_peak,
+    rss_bytes,
+)
 from edge.model.slice import BlockRunner
 from edge.profiler import works
 from edge.profiler.bench_inputs import known_labels, resized
@@ -20,12 +28,14 @@ from edge.profiler.works import decode, encode, handling_s
 from edge.runtime.executor import NodeExecutor
 from edge.runtime.reporter import Reporter
 from ringtune.costs.measurement import Size
+from ringtune.costs.memory_terms import MemoryEstimate
 from ringtune.costs.profile import PART_OF, WHOLE_WORKS, Work, WorkTime
 from ringtune.errors import DeadlineError, PlanError, RingTuneError, StorageError
 from ringtune.models.families import DESCRIBED
 from ringtune.models.family import CAUSAL_LM, QUESTION_ANSWERING
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.course import FrozenWeights
+from tests.bench.memory_boards import LlamaShape, write_llama
 from tests.support import hand_ring as ring
 from tests.support import tiny
 from tests.support.plans import make_plan
@@ -255,3 +265,38 @@ def test_bench_times_frozen_weights_as_they_are_held(model_folder: Path) -> None
     held = [bench._executor.hosted_bytes for bench in benches]
     assert held[1] < held[0]
     assert benches[1].activation_token_bytes() == benches[0].activation_token_bytes()
+
+
+MIB: Final = 1 << 20
+SMALL = LlamaShape(blocks=2, width=64, inner=96, words=1000, heads=4, key_heads=2)
+LARGE = LlamaShape(blocks=2, width=512, inner=768, words=48 << 10, heads=8, key_heads=2)
+
+
+@pytest.mark.promise("7 bounded memory")
+def test_measuring_takes_no_more_than_its_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a board with just enough, of an owner with a token table and a decoder of 24 MiB each in int8.
+
+    Such a board returns freed memory at once. 16 MiB are for code; a copy of one in float32, 96 MiB, has no room.
+    """
+    needs: list[int] = []
+
+    def fit(estimate: MemoryEstimate, _: int) -> None:
+        needs.append(estimate.total_bytes)
+        fit_heap(estimate, estimate.total_bytes)
+
+    monkeypatch.setattr(works, "fit_heap", fit)
+    try:
+        for shape in (SMALL, LARGE):  # the first one loads the code
+            folder = write_llama(tmp_path / str(shape.words), shape)
+            job = ring.make_job(folder, model__task=CAUSAL_LM, model__dtype="float32", adapter__config="lora")
+            rows = ring.make_datasets(job, folder, tmp_path, ("a",), num_rows=20, eval_rows=3)["a"]
+            release_memory()
+            reset_peak()
+            before = rss_bytes()
+            bench = ring.make_bench(folder, job, rows, frozen=FrozenWeights(dtype="int8"))
+            bench.measure(QUICK, budget_s=0.0, disk=None)
+            added = peak_rss_bytes() - before
+            del bench
+    finally:
+        keep_freed_memory()
+    assert 48 * MIB < added < needs[-1] + 16 * MIB < (48 + 96) * MIB
