@@ -391,7 +391,8 @@ def _rows_of(families: Iterable[Family]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for family in families:
         layout = family.layout
-        attention = dict.fromkeys(name for name in (layout.query, layout.key, layout.value) if name)
+        roles = ("query", "key", "value")
+        attention = dict.fromkeys(name for role in roles for name in layout.matrices_of(role))
         rest = [_code(name) for name in (layout.up, layout.down) if name]
         rows.append(
             (

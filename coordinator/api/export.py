@@ -89,7 +89,12 @@ def check_adapter(run: SavedRun, config: Mapping[str, Any], *, where: str) -> No
         blocks.setdefault(int(found[1]), set()).add(name[found.end() :])
     num_blocks = run.plan.course.num_blocks
     if facts is None:
-        _check_alike(blocks, num_blocks, leaves_out=_leaves_blocks_out(config))
+        model_type, leaves_out = config["model_type"], _leaves_blocks_out(config)
+        instead = tuple(path for _, path in family_named(model_type, where=where).layout.instead)
+        others = {block: names for block, names in blocks.items() if any(name.startswith(instead) for name in names)}
+        rest = {block: names for block, names in blocks.items() if block not in others}
+        for alike in (others, rest) if others and rest else (blocks,):
+            _check_alike(alike, num_blocks, leaves_out=leaves_out or bool(instead))
     else:
         library = {
             block: {name for name in names if is_of_library(name, facts.name)} for block, names in blocks.items()

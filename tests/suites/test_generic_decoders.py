@@ -107,10 +107,15 @@ def test_mixture_may_have_blocks_without_experts(model_type: str, config: dict[s
 
 
 @pytest.mark.parametrize(
-    ("model_type", "config"), [("opt", {"word_embed_proj_dim": 16}), ("mpt", {"logit_scale": 0.5})]
+    ("model_type", "config"),
+    [
+        ("opt", {"word_embed_proj_dim": 16}),
+        ("mpt", {"logit_scale": 0.5}),
+        ("deepseek_v2", {"q_lora_rank": None, "first_k_dense_replace": 1}),
+    ],
 )
 def test_form_of_an_architecture_equals_one_process(model_type: str, config: dict[str, Any]) -> None:
-    """A token table of another width, as OPT-350M has; a key that MPT's class of transformers does not read."""
+    """OPT-350M's narrow token table, a key that MPT's class does not read, DeepSeek-V2-Lite's matrix of queries."""
     require_equal(generic(model_type, config=config), "three")
 
 
@@ -131,6 +136,15 @@ def test_packed_rows_of_a_generic_family_equal_single_ones(model_type: str) -> N
     require_equal(feature, "three")
 
 
+def numbers_in(blocks: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
+    """Number of all values in each block, and under an empty name outside of blocks."""
+    found = dict[str, int]()
+    for name, shape in shapes.items():
+        block = name.removeprefix(blocks).partition(".")[0] if name.startswith(blocks) else ""
+        found[block] = found.get(block, 0) + math.prod(shape)
+    return found
+
+
 @pytest.mark.parametrize("model_type", GENERIC)
 @pytest.mark.sampled(2)
 def test_planned_bytes_of_a_generic_family_are_those_of_its_tensors(model_type: str) -> None:
@@ -139,10 +153,14 @@ def test_planned_bytes_of_a_generic_family_are_those_of_its_tensors(model_type: 
     run = carry_out(feature, feature.plan_on("one"))
     facts = model_facts(feature.case.folder / "model", feature.case.job)
     item = {"float32": 4, "float64": 8}[feature.case.dtype]
-    assert 4 * facts.adapter_block_bytes == item * sum(tensor.numel() for tensor in run.tensors.values())
-    whole = sum(math.prod(tensor.shape) for tensor in read_headers(feature.case.folder / "model").values())
-    masks = 4 * LONGEST**2 if model_type == "gpt_neo" else 0  # a buffer of each block
-    assert 4 * facts.block_bytes + facts.embedding_bytes == item * whole + masks
+    blocks = FAMILIES[model_type].prefix + FAMILIES[model_type].block_prefix
+    trained = numbers_in(blocks, {name: tensor.shape for name, tensor in run.tensors.items()})
+    assert facts.adapter_block_bytes == item * max(trained.values())
+    headers = read_headers(feature.case.folder / "model")
+    stored = numbers_in(blocks, {name: tensor.shape for name, tensor in headers.items()})
+    assert facts.embedding_bytes == item * stored.pop("")
+    masks = LONGEST**2 if model_type == "gpt_neo" else 0  # a buffer of each block
+    assert facts.block_bytes == item * max(stored.values()) + masks
 
 
 @pytest.mark.parametrize("model_type", GENERIC)
@@ -158,7 +176,8 @@ def test_memory_of_a_generic_family_is_not_below_what_a_block_keeps(tmp_path: Pa
     job = Case(folder=tmp_path, task="causal-lm", adapter=all_adapters(model_type), dtype="float32").job
     job = job.with_overrides({"train.max_length": 50, "train.microbatches": 1})
     kept = make_bench(folder, job).activation_token_bytes()
-    assert kept <= computed_token_bytes(model_facts(folder, job), job) <= 2.5 * kept
+    most = 4 if model_type == "qwen3_next" else 2.5  # transformers 5 keeps less there
+    assert kept <= computed_token_bytes(model_facts(folder, job), job) <= most * kept
 
 
 @pytest.mark.parametrize("model_type", ["phi3", "gpt_neox"])

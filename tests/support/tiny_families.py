@@ -135,9 +135,20 @@ _SIZES = {
     "eos_token_id": 3,
 }
 """Size of a generic family's tiny model, by each name that transformers has for it."""
-IN_FLOAT32 = ("dots1", "ernie4_5_moe", "glm4_moe", "mpt", "xglm")
+IN_FLOAT32 = ("deepseek_v3", "dots1", "ernie4_5_moe", "glm4_moe", "mpt", "xglm")
 """Families whose router or mask transformers can't compute in float64."""
 
+_LATENT = {
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 16),
+    **dict.fromkeys(("qk_nope_head_dim", "v_head_dim"), 8),
+    **dict.fromkeys(("qk_rope_head_dim", "num_key_value_heads"), 4),
+}
+_DELTA = {
+    **dict.fromkeys(("linear_num_key_heads", "full_attention_interval"), 2),
+    "linear_key_head_dim": 8,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 12,
+}
 GENERIC: dict[str, dict[str, Any]] = {
     **{family.model_type: {} for family in generic_decoders.GENERIC},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 5},
@@ -147,6 +158,10 @@ GENERIC: dict[str, dict[str, Any]] = {
     "mpt": {"logit_scale": None},
     "ernie4_5_moe": {"moe_layer_end_index": 3, "moe_layer_interval": 1},
     "diffllama": {"num_key_value_heads": 4},
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False},
+    "qwen3_next": {**_DELTA, "mlp_only_layers": []},
 }
 """Generic family -> further values of its tiny model."""
 ENCODERS: dict[str, dict[str, Any]] = {
@@ -218,7 +233,7 @@ def sizes_of(model_type: str) -> dict[str, Any]:
     if getattr(defaults, "sliding_window", None) is None:
         sizes.pop("sliding_window", None)
     for key in ("head_dim", "sliding_window"):
-        if isinstance(getattr(type(defaults), key, None), property):
+        if isinstance(getattr(type(defaults), key, None), property) or hasattr(defaults, "kv_lora_rank"):
             sizes.pop(key, None)  # computed by the class
     return {**sizes, **(GENERIC | ENCODERS)[model_type]}
 

@@ -26,7 +26,10 @@ _EXPERT: Final = ("gate_proj", "up_proj", "down_proj")
 _EXPERTS: Final[Mapping[str, tuple[str, tuple[str, str, str]]]] = {
     "mixtral": ("block_sparse_moe.experts", ("w1", "w3", "w2")),
     **dict.fromkeys(
-        ("dots1", "ernie4_5_moe", "flex_olmo", "glm4_moe", "hunyuan_v1_moe", "olmoe", "qwen2_moe", "qwen3_moe"),
+        (
+            *("deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "flex_olmo", "glm4_moe", "hunyuan_v1_moe"),
+            *("olmoe", "qwen2_moe", "qwen3_moe", "qwen3_next"),
+        ),
         ("mlp.experts", _EXPERT),
     ),
 }

@@ -181,6 +181,8 @@ class BlockLayout:
         attention_last_norm: norm of the attention's output, after its bottleneck; empty without one.
         norms_have_bias: whether norms have a bias beside their weight.
         attention_dropout: dropout of the attention's output; empty without one.
+        instead: (role, matrix) of a matrix that some blocks have in place of that of the role. Without attention all
+            that a block computes of its input counts as the values'.
         order: in which the block computes queries, keys and values, and draws the dropout of their LoRA.
     """
 
@@ -208,7 +210,13 @@ class BlockLayout:
     norms_have_bias: bool = True
     attention_dropout: str = ""
     feed_forward_dropout: str = ""
+    instead: tuple[tuple[str, str], ...] = ()
     order: tuple[str, ...] = ("query", "key", "value")
+
+    def matrices_of(self, role: str) -> tuple[str, ...]:
+        """Return the matrices that have a role, of which a block of a generic family has one at most."""
+        own = getattr(self, role)
+        return (*([own] if own else []), *(path for other, path in self.instead if other == role))
 
     @property
     def is_merged(self) -> bool:
@@ -338,6 +346,18 @@ class Family:
             merged=layout.is_merged,
             swapped=layout.swaps_lora,
         )
+
+    def stored_widths(self, shapes: Shapes, block: int) -> Widths:
+        """Return the matrices that LoRA wraps in one block of a generic family, by the shapes of its tensors."""
+        start = f"{self.block_prefix}{block}."
+
+        def ends(role: str) -> tuple[int, int]:
+            names = (f"{start}{path}.weight" for path in self.layout.matrices_of(role))
+            outputs, inputs = next((shapes[name] for name in names if name in shapes), (0, 0))
+            return inputs, outputs
+
+        query, key, value, first, last = (ends(role) for role in ("query", "key", "value", "up", "down"))
+        return Widths(query=query, key=key, value=value, intermediate=first, output=last)
 
     def block_shapes(self, config: Config) -> Shapes:
         """Return name inside the block -> shape, of every required tensor of a block; none of a generic family."""

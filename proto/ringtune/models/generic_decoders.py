@@ -32,6 +32,7 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
     "active": ("num_experts_per_tok", "moe_k", "moe_topk", "experts_per_token"),
     "expert_inner": ("moe_intermediate_size",),
+    "latent": ("kv_lora_rank",),
     "shared": ("n_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
     "shared_inner": ("shared_expert_intermediate_size", "shared_intermediate_size"),
 }
@@ -66,12 +67,16 @@ def _dimensions(layout: BlockLayout, kept: int, scores: int, config: Config) -> 
     """
     hidden, heads = _size(config, "hidden"), _size(config, "heads")
     width = _size(config, "head_width") or hidden // heads
+    if _size(config, "latent"):
+        width = int(config.get("qk_nope_head_dim") or 128) + int(config.get("qk_rope_head_dim") or 64)
     inner = _size(config, "inner") or int(config.get("expansion_ratio") or 4) * hidden
     active = _size(config, "active", 1) if _size(config, "experts") and config.get("is_moe", True) else 0
     if active:
         each = _size(config, "expert_inner", inner)
         together = (active + _size(config, "shared")) * each + _size(config, "shared_inner")
         inner = max(inner, together)  # some blocks may have no experts
+    mixer = dict(layout.instead).get("value", "")
+    state = _state_values(config, has_triangle=mixer == _QWEN3_NEXT) if mixer.startswith(_DELTA) else 0
     has_gate = active or layout.gate or layout.up.endswith(GATE_AND_UP)
     return Dimensions(
         num_blocks=_size(config, "num_blocks"),
@@ -83,9 +88,26 @@ def _dimensions(layout: BlockLayout, kept: int, scores: int, config: Config) -> 
         inner_kept=(2 if has_gate else 0) + kept_by(str(_value(config, "activation"))) + kept,
         kv_heads=_kv_heads(config, heads),
         attention=heads * width,
-        more_kept=(3 + 2 * active) * hidden,
+        more_kept=(3 + 2 * active) * hidden + state,
         kept_scores=scores,
+        row_kept=(_CHUNK - 1) * state,
     )
+
+
+_DELTA: Final = "linear_attn."
+_QWEN3_NEXT: Final = f"{_DELTA}in_proj_qkvz"
+_CHUNK: Final = 64
+
+
+def _state_values(config: Config, *, has_triangle: bool) -> int:
+    """Values per token that a gated delta net keeps for backward without a kernel of its own; a row is padded to 64.
+
+    In transformers 4 (``has_triangle``) each head inverts a triangular matrix of 64 tokens row by row, and keeps what
+    is above each row; in 5 it does not. Measured.
+    """
+    heads = int(config.get("linear_num_value_heads") or 32)
+    widths = int(config.get("linear_key_head_dim") or 128) + int(config.get("linear_value_head_dim") or 128)
+    return heads * (has_triangle * _CHUNK**2 // 3 + 6 * _CHUNK + 7 * widths)
 
 
 _WHOLE: Final = ("word_embed_proj_dim", "expansion_ratio", "kv_n_heads")
@@ -227,6 +249,10 @@ def _row(
 
 _NEOX: Final = _fused("attention", "query_key_value", "dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
 _FALCON: Final = _fused("self_attention", "query_key_value", "dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+_LATENT: Final = dataclasses.replace(
+    _named(_EXPERTS, query="q_b_proj", key="kv_a_proj_with_mqa", value="kv_b_proj"),
+    instead=(("query", "self_attn.q_proj"),),
+)
 _WORDS: Final[Mapping[str, Any]] = {
     "owner_paths": ("word_embeddings", "word_embeddings_layernorm", "ln_f"),
     "embeddings_path": "word_embeddings",
@@ -246,7 +272,7 @@ _UNPACKED: Final = (
         "granitemoeshared",
         "mpt",
     ),
-    *("nemotron", "olmoe", "opt", "persimmon", "qwen2_moe", "stablelm", "xglm"),
+    *("lfm2", "nemotron", "olmoe", "opt", "persimmon", "qwen2_moe", "qwen3_next", "stablelm", "xglm"),
 )
 """``model_type`` of architectures whose masks do not follow the positions of packed rows."""
 _SCORES: Final = {
@@ -254,7 +280,7 @@ _SCORES: Final = {
     **dict.fromkeys(("vaultgemma", "xglm"), 2),
 }
 """``model_type`` -> score tensors that attention keeps where it is not fused; measured."""
-NOT_ROUNDED: Final = ("deberta", "dots1", "glm4_moe")
+NOT_ROUNDED: Final = ("deberta", "deepseek_v3", "dots1", "glm4_moe")
 """``model_type`` whose attention or experts fail where products are rounded to bfloat16."""
 GENERIC: Final = (
     _row("apertus", "Apertus", _PLAIN, kept=3),
@@ -277,6 +303,8 @@ GENERIC: Final = (
     ),
     _row("cohere", "Cohere", tied=True),
     _row("cohere2", "Cohere2", tied=True),
+    _row("deepseek_v2", "DeepseekV2", _LATENT),
+    _row("deepseek_v3", "DeepseekV3", _LATENT),
     _row("diffllama", "DiffLlama", methods=_BOTH),
     _row("doge", "Doge"),
     _row("dots1", "Dots1", _EXPERTS),
@@ -320,6 +348,17 @@ GENERIC: Final = (
     _row("helium", "Helium", methods=_BOTH),
     _row("hunyuan_v1_dense", "HunYuanDenseV1", methods=_BOTH),
     _row("hunyuan_v1_moe", "HunYuanMoEV1", _EXPERTS, kept=3),
+    _row(
+        "lfm2",
+        "Lfm2",
+        dataclasses.replace(
+            _named(_LAYOUT, attention_out="out_proj", up="feed_forward.w3", gate="feed_forward.w1"),
+            down="feed_forward.w2",
+            instead=(("value", "conv.in_proj"),),
+        ),
+        tied=True,
+        norm="embedding_norm",
+    ),
     _row("ministral", "Ministral", methods=_BOTH),
     _row("mixtral", "Mixtral", _EXPERTS),
     _row(
@@ -370,6 +409,11 @@ GENERIC: Final = (
     _row("phi3", "Phi3", _fused("self_attn", "qkv_proj", "o_proj", "mlp.gate_up_proj", "mlp.down_proj")),
     _row("qwen2_moe", "Qwen2Moe", _EXPERTS),
     _row("qwen3_moe", "Qwen3Moe", _EXPERTS),
+    _row(
+        "qwen3_next",
+        "Qwen3Next",
+        dataclasses.replace(_EXPERTS, instead=(("value", _QWEN3_NEXT),)),
+    ),
     _row("seed_oss", "SeedOss", methods=_BOTH),
     _row("stablelm", "StableLm"),
     _row("starcoder2", "Starcoder2", _named(_PLAIN, up="mlp.c_fc", down="mlp.c_proj"), methods=_BOTH, tied=True),
