@@ -346,7 +346,7 @@ def model_files(
 
 
 def model_tensors(skeleton: Skeleton, task: str, *, without_blocks: Collection[int], with_owner: bool) -> Tensors:
-    """Return every parameter of the model that this node saves, by its name in the file.
+    """Return every parameter that this node saves, and each buffer of its blocks that files have, by name in the file.
 
     With ``with_owner`` also the embedding, the modules after the last block, and the head.
     """
@@ -355,7 +355,7 @@ def model_tensors(skeleton: Skeleton, task: str, *, without_blocks: Collection[i
     for index, block in enumerate(skeleton.blocks):
         if index not in without_blocks:
             where = f"{prefix}{skeleton.layout.blocks_path}.{index}."
-            found |= {where + name: value.detach() for name, value in block.named_parameters()}
+            found |= {where + name: value for name, value in block.state_dict().items()}
     if with_owner:
         found |= {prefix + name: value for name, value in _around_blocks(skeleton).items()}
         found |= _head_tensors(skeleton, task)

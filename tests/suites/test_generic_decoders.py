@@ -10,21 +10,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
+from edge.model.merge import merged_files
+from edge.model.skeleton import library_config_of
 from ringtune.costs.model_facts import check_job, computed_token_bytes, model_facts
 from ringtune.errors import JobError, ModelError
+from ringtune.job.job import load_job
 from ringtune.models.families import FAMILIES
 from ringtune.models.folder import base_tensors, read_config, read_headers
 from tests.features.feature import ONE, THREE, Feature, carry_out, one_process, run_of
 from tests.features.models import loaded_plainly, of_family, write_result
+from tests.support import whole_models as whole
 from tests.support.hand_ring import make_bench
+from tests.support.lora_runs import lora_run
 from tests.support.reference import adapter_of
-from tests.support.tiny_families import GENERIC, IN_FLOAT32, LONGEST, sizes_of, write_family
+from tests.support.tiny_families import GENERIC, IN_FLOAT32, LONGEST, VERSION, sizes_of, write_family
 from tests.support.torch_ring import Case, distance
 
-ROUNDING = ("codegen", "gpt_neo", "gptj", "granitemoe", "granitemoeshared", "vaultgemma")
+ROUNDING = ("codegen", "gemma4_text", "gpt_neo", "gptj", "granitemoe", "granitemoeshared", "vaultgemma")
 """Families whose attention or experts have steps in float32 inside any type."""
 LORA_32 = {"adapter.config": "lora", "model.dtype": "float32"}
+GEMMA4 = {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0}
 SPLITS = {"one": ONE, "three": THREE}
 
 
@@ -191,6 +199,18 @@ def test_result_of_a_generic_family_loads_by_its_interface(tmp_path: Path, model
     assert all("qkv_proj" in name or "query_key_value" in name for name in run.tensors)
 
 
+def test_merged_model_keeps_buffers_that_files_have(tmp_path: Path) -> None:
+    """GLM-4's routers are corrected by numbers that are no parameters."""
+    run, skeleton = lora_run(tmp_path, "glm4_moe", "causal-lm", "lora[r=2,alpha=6]")
+    (tmp_path / "merged").mkdir()
+    for name, content in merged_files(load_job(run / "job.toml"), tmp_path / "base", run / "adapter", ()).items():
+        (tmp_path / "merged" / name).write_bytes(bytes(content))
+    merged, inputs = AutoModelForCausalLM.from_pretrained(str(tmp_path / "merged")).eval(), whole.inputs_of("llama")
+    with torch.no_grad():
+        found, wanted = merged(**inputs).logits, whole.as_model(skeleton)(**inputs)["logits"]
+    assert float((found - wanted).abs().max()) <= 1e-4 * float(wanted.abs().max())
+
+
 @pytest.mark.parametrize(
     ("model_type", "changes", "message"),
     [
@@ -234,6 +254,10 @@ def test_what_a_generic_family_has_not_is_refused(
         ({"auto_map": {"AutoModel": "code.Model"}}, "names code to run"),
         ({"_attn_implementation": "owner/kernel"}, "use eager or sdpa"),
         ({"model_type": "gemma3n_text"}, "is not supported yet"),
+        ({"model_type": "gemma4_text"}, "each block reads a table of its own for each token"),
+        ({**GEMMA4, "num_kv_shared_layers": 2}, "blocks read keys and values of other blocks"),
+        ({**GEMMA4, "per_layer_config": [1]}, "head_dim has to be a whole number above 0"),
+        ({**GEMMA4, "per_layer_config": {"1": {"head_dim": "8"}}}, "head_dim has to be a whole number above 0"),
     ],
 )
 def test_config_of_a_generic_family_is_not_trusted(tmp_path: Path, values: dict[str, Any], message: str) -> None:
@@ -243,3 +267,12 @@ def test_config_of_a_generic_family_is_not_trusted(tmp_path: Path, values: dict[
     (tmp_path / "config.json").write_text(json.dumps({**config, **values}))
     with pytest.raises(ModelError, match=re.escape(message)):
         read_config(tmp_path)
+
+
+@pytest.mark.skipif(FAMILIES["qwen3_5_text"].since <= VERSION, reason="this transformers has it")
+def test_family_of_a_later_transformers_is_refused_with_its_version(tmp_path: Path) -> None:
+    """A plan needs no library; a node says which version it needs."""
+    config = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 300}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_5_text", **config}))
+    with pytest.raises(ModelError, match=r"has no qwen3_5_text; install version 5 or later"):
+        library_config_of(read_config(tmp_path))

@@ -183,6 +183,7 @@ class BlockLayout:
         attention_dropout: dropout of the attention's output; empty without one.
         instead: (role, matrix) of a matrix that some blocks have in place of that of the role. Without attention all
             that a block computes of its input counts as the values'.
+        optional: roles of which some blocks have no matrix.
         order: in which the block computes queries, keys and values, and draws the dropout of their LoRA.
     """
 
@@ -211,12 +212,18 @@ class BlockLayout:
     attention_dropout: str = ""
     feed_forward_dropout: str = ""
     instead: tuple[tuple[str, str], ...] = ()
+    optional: tuple[str, ...] = ()
     order: tuple[str, ...] = ("query", "key", "value")
 
     def matrices_of(self, role: str) -> tuple[str, ...]:
         """Return the matrices that have a role, of which a block of a generic family has one at most."""
         own = getattr(self, role)
         return (*([own] if own else []), *(path for other, path in self.instead if other == role))
+
+    @property
+    def is_unlike(self) -> bool:
+        """Whether blocks may have LoRA beside different matrices."""
+        return bool(self.instead or self.optional)
 
     @property
     def is_merged(self) -> bool:
@@ -274,6 +281,7 @@ class Family:
         architecture: class of transformers with the language model's head, of a generic family.
         methods: kinds of adapters of a plugged-in family.
         head: name of the language model's head in its class.
+        since: first version of transformers that has it.
         tied: whether head and token table are one where a generic family's config does not say so.
     """
 
@@ -306,6 +314,7 @@ class Family:
     head: str = "lm_head"
     head_bias: bool = False
     tied: bool = False
+    since: int = 4
 
     @property
     def takes_cache(self) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ringtune.models.decoders import LLAMA, rope_type
@@ -30,7 +30,7 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "head_width": ("head_dim", "qk_head_dim"),
     "activation": ("hidden_act", "activation_function", "hidden_activation", "activation"),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
-    "active": ("num_experts_per_tok", "moe_k", "moe_topk", "experts_per_token"),
+    "active": ("num_experts_per_tok", "moe_k", "moe_topk", "experts_per_token", "top_k_experts"),
     "expert_inner": ("moe_intermediate_size",),
     "latent": ("kv_lora_rank",),
     "shared": ("n_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
@@ -96,6 +96,7 @@ def _dimensions(layout: BlockLayout, kept: int, scores: int, config: Config) -> 
 
 _DELTA: Final = "linear_attn."
 _QWEN3_NEXT: Final = f"{_DELTA}in_proj_qkvz"
+_QWEN3_5: Final = f"{_DELTA}in_proj_qkv"
 _CHUNK: Final = 64
 
 
@@ -170,6 +171,35 @@ def _problem(config: Config) -> str:
     return ""
 
 
+def _gemma4_dimensions(layout: BlockLayout, kept: int, scores: int, config: Config) -> Dimensions:
+    """As ``_dimensions``; heads of blocks without a window are wider, and experts are beside a feed-forward part."""
+    found, blocks = _dimensions(layout, kept, scores, config), config.get("per_layer_config") or {}
+    widths = [block.get("head_dim", 1) for block in blocks.values()] or [config.get("global_head_dim", 512)]
+    experts = _size(config, "active") * _size(config, "expert_inner") if config.get("enable_moe_block") else 0
+    return dataclasses.replace(
+        found,
+        attention=max(found.attention, found.num_heads * max(widths)),
+        inner=_size(config, "inner") + experts,
+        more_kept=found.more_kept + 2 * found.hidden,
+    )
+
+
+def _gemma4_problem(config: Config) -> str:
+    """As ``_problem``; Gemma 4's small models pass on more than the hidden state from block to block."""
+    if config.get("hidden_size_per_layer_input", 256):
+        return "hidden_size_per_layer_input: each block reads a table of its own for each token, which is at the owner"
+    if config.get("num_kv_shared_layers"):
+        return "num_kv_shared_layers: blocks read keys and values of other blocks, which are on other nodes"
+    blocks = config.get("per_layer_config") or {"": {"head_dim": config.get("global_head_dim", 512)}}
+    blocks = blocks if isinstance(blocks, dict) else {"": blocks}
+    widths = [block.get("head_dim", 1) if isinstance(block, dict) else "" for block in blocks.values()]
+    if any(type(width) is not int or not 0 < width < 1 << 31 for width in widths):
+        return "per_layer_config or global_head_dim: head_dim has to be a whole number above 0"
+    if config.get("use_bidirectional_attention") == "all":
+        return "use_bidirectional_attention: a decoder's tokens attend backwards only"
+    return _problem(config)
+
+
 _LAYOUT: Final = dataclasses.replace(LLAMA.layout, swaps_lora=False, adds_residual=True)
 _PLAIN: Final = dataclasses.replace(_LAYOUT, gate="")
 _EXPERTS: Final = dataclasses.replace(_PLAIN, up="", down="", activation="", feed_forward_adapter="")
@@ -218,6 +248,8 @@ def _row(
     tied: bool = False,
     norm: str = "norm",
     kept: int = 0,
+    problem: Callable[[Config], str] = _problem,
+    dimensions: Callable[[BlockLayout, int, int, Config], Dimensions] = _dimensions,
     **changes: Any,
 ) -> Family:
     """Describe a decoder by what differs from Llama; ``norm`` is the last one, ``tied`` the class's default."""
@@ -234,8 +266,8 @@ def _row(
         tied=tied,
         methods=methods,
         layout=layout,
-        dimensions=functools.partial(_dimensions, layout, kept, _SCORES.get(model_type, 0)),
-        problem=_problem,
+        dimensions=functools.partial(dimensions, layout, kept, _SCORES.get(model_type, 0)),
+        problem=problem,
         biased=lambda config: (),
         owner_shapes=lambda config: {
             f"{own.get('embeddings_path', 'embed_tokens')}.weight": (
@@ -259,20 +291,9 @@ _WORDS: Final[Mapping[str, Any]] = {
 }
 _FC: Final = _named(_PLAIN, attention_out="out_proj", up="fc1", down="fc2")
 _UNPACKED: Final = (
-    *(
-        "biogpt",
-        "bloom",
-        "codegen",
-        "doge",
-        "falcon",
-        "gpt_neo",
-        "gpt_oss",
-        "gptj",
-        "granitemoe",
-        "granitemoeshared",
-        "mpt",
-    ),
-    *("lfm2", "nemotron", "olmoe", "opt", "persimmon", "qwen2_moe", "qwen3_next", "stablelm", "xglm"),
+    *("biogpt", "bloom", "codegen", "doge", "falcon", "gpt_neo", "gpt_oss", "gptj", "granitemoe", "granitemoeshared"),
+    *("lfm2", "mpt", "nemotron", "olmoe", "opt", "persimmon", "qwen2_moe", "qwen3_5_moe_text", "qwen3_5_text"),
+    *("qwen3_next", "stablelm", "xglm"),
 )
 """``model_type`` of architectures whose masks do not follow the positions of packed rows."""
 _SCORES: Final = {
@@ -313,6 +334,16 @@ GENERIC: Final = (
     _row("exaone4", "Exaone4"),
     _row("falcon", "Falcon", _FALCON, tied=True, **{**_GPT, **_WORDS}),
     _row("flex_olmo", "FlexOlmo", _EXPERTS),
+    _row(
+        "gemma4_text",
+        "Gemma4",
+        dataclasses.replace(_LAYOUT, optional=("value",)),
+        tied=True,
+        since=5,
+        problem=_gemma4_problem,
+        dimensions=_gemma4_dimensions,
+        refused={key: reason for key, reason in LLAMA.refused.items() if key != "per_layer_config"},
+    ),
     _row("glm", "Glm", _named(_PLAIN, up="mlp.gate_up_proj")),
     _row("glm4", "Glm4", _named(_PLAIN, up="mlp.gate_up_proj")),
     _row("glm4_moe", "Glm4Moe", _EXPERTS),
@@ -409,6 +440,8 @@ GENERIC: Final = (
     _row("phi3", "Phi3", _fused("self_attn", "qkv_proj", "o_proj", "mlp.gate_up_proj", "mlp.down_proj")),
     _row("qwen2_moe", "Qwen2Moe", _EXPERTS),
     _row("qwen3_moe", "Qwen3Moe", _EXPERTS),
+    _row("qwen3_5_moe_text", "Qwen3_5Moe", dataclasses.replace(_EXPERTS, instead=(("value", _QWEN3_5),)), since=5),
+    _row("qwen3_5_text", "Qwen3_5", dataclasses.replace(_LAYOUT, instead=(("value", _QWEN3_5),)), since=5),
     _row(
         "qwen3_next",
         "Qwen3Next",

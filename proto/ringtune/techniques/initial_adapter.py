@@ -392,7 +392,7 @@ def _of_peft(folder: Path, content: Mapping[str, Any], model: Path, unpickle: Un
             raise _refused(folder, f"has {key} and another one for the same matrix; it has several adapters, save one")
         is_thirds = half == "A" and family.layout.is_merged and module.endswith(_FUSED)
         tensors[whole] = _thrice(tensor) if is_thirds else tensor
-    if len(tensors) != 2 * len(modules) * len(blocks) and not family.layout.instead:
+    if len(tensors) != 2 * len(modules) * len(blocks) and not family.layout.is_unlike:
         raise _refused(folder, "has LoRA beside other matrices in some blocks than in others; merge it into its model")
     left_out = sorted(set(range(family.dimensions(base).num_blocks)) - blocks)
     found = _head_of(folder, unpickle, head, family.model_type)
