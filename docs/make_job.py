@@ -14,6 +14,7 @@ from ringtune.models.family import Family
 from ringtune.models.generic_decoders import GENERIC
 from ringtune.models.text_towers import TOWERS
 
+_OLD = 4
 PAGE = Path(__file__).parent / "job.md"
 EXAMPLES = {
     "model.path": '"models/all-MiniLM-L6-v2"',
@@ -393,11 +394,12 @@ def _rows_of(families: Iterable[Family]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for family in families:
         layout = family.layout
-        attention = dict.fromkeys(name for name in (layout.query, layout.key, layout.value) if name)
+        roles = ("query", "key", "value")
+        attention = dict.fromkeys(name for role in roles for name in layout.matrices_of(role))
         rest = [_code(name) for name in (layout.up, layout.down) if name]
         rows.append(
             (
-                _code(family.model_type),
+                _code(family.model_type) + (f" (transformers {family.since})" if family.since > _OLD else ""),
                 ", ".join(map(_code, attention)),
                 ", ".join(rest) or "experts, frozen",
                 ", ".join(family.methods),

@@ -34,7 +34,7 @@ from ringtune.models.architecture_heads import architecture_head
 from ringtune.models.auxiliary_models import AdapterDescription, described, is_of_library, own_tensors
 from ringtune.models.conversations import BEGIN, named_template
 from ringtune.models.families import family_named
-from ringtune.models.family import FROZEN_HEAD_TASKS, NAMED_TASKS
+from ringtune.models.family import FROZEN_HEAD_TASKS, NAMED_TASKS, BlockLayout
 from ringtune.models.folder import (
     CONFIG_FILE,
     INDEX_FILE,
@@ -89,7 +89,9 @@ def check_adapter(run: SavedRun, config: Mapping[str, Any], *, where: str) -> No
         blocks.setdefault(int(found[1]), set()).add(name[found.end() :])
     num_blocks = run.plan.course.num_blocks
     if facts is None:
-        _check_alike(blocks, num_blocks, leaves_out=_leaves_blocks_out(config))
+        layout, leaves_out = family_named(config["model_type"], where=where).layout, _leaves_blocks_out(config)
+        for alike in _alike(blocks, layout):
+            _check_alike(alike, num_blocks, leaves_out=leaves_out or layout.is_unlike)
     else:
         library = {
             block: {name for name in names if is_of_library(name, facts.name)} for block, names in blocks.items()
@@ -112,6 +114,17 @@ def _check_invertible(tensors: Iterable[str], *, is_expected: bool) -> None:
             f"adapter.safetensors has {len(found)} tensors of an invertible adapter, the run has {len(wanted)}; copy "
             "the run's folder again"
         )
+
+
+def _alike(blocks: Mapping[int, set[str]], layout: BlockLayout) -> list[dict[int, set[str]]]:
+    """Group the blocks of a family by their matrices, without the tensors of matrices that some of a group may lack."""
+    instead = tuple(path for _, path in layout.instead)
+    optional = tuple(f"{getattr(layout, role)}." for role in layout.optional)
+    found: dict[bool, dict[int, set[str]]] = {}
+    for block, names in blocks.items():
+        kept = {name for name in names if not name.startswith(optional)}
+        found.setdefault(any(name.startswith(instead) for name in names), {})[block] = kept
+    return list(found.values()) or [{}]
 
 
 def _check_alike(blocks: Mapping[int, set[str]], num_blocks: int, *, leaves_out: bool) -> None:

@@ -65,6 +65,10 @@ _OF_TOWER = (
     "The adapter is of the text part of {base}, a model of texts and pictures. `ringtune export --merge` writes that "
     "part with the adapter as a text model, `--format peft` a folder of PEFT for the whole model."
 )
+_NOT_PLUGGED = (
+    "Some blocks of {base} have matrices that AdapterHub's plug-in interface has no names for. `ringtune export "
+    "--merge` writes a whole model with the adapter, `--format peft` a folder of PEFT."
+)
 _OWN_HEAD = " The head is the base model's own: it did not train, so it is not in this folder."
 
 _LOADING_AUXILIARY = """```python
@@ -153,7 +157,9 @@ def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], 
         loading, what = _LOADING_PLUGGED, "" if has_head else _OWN_HEAD
         loader = peft_class(model_type, run.job.model.task)[1] if has_head else loader
         choices = _choices(run, model_type)
-        loading = _OF_TOWER if base_is_tower(run) else loading
+        loading = (
+            _OF_TOWER if base_is_tower(run) else _NOT_PLUGGED if FAMILIES[model_type].layout.is_unlike else loading
+        )
     loading = loading.format(base=json.dumps(base_model), what=what, loader=loader, choices=choices, source=source)
     return _card(
         run,

@@ -24,6 +24,7 @@ import copy
 import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,7 +110,7 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
     set_dropout(config, job.train.dropout)
     with without_weights(), no_initial_values():  # of base weights: half the time
         base = _base_model(config)
-        use_stored_names(base, layout.model_type, layout.blocks_path)
+        use_stored_names(base, layout.model_type, layout.blocks_path, folder)
     _fill_with_zeros(base)
     model, full = ModelWithHead(base, layout), job.method.full_parameters
     skeleton = Skeleton(model=model, family=family_of(layout.model_type), layout=layout, full_parameters=full)
@@ -128,7 +129,13 @@ def library_config_of(values: Mapping[str, Any]) -> Any:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING
 
-    own = {key: copy.deepcopy(value) for key, value in values.items() if key != "model_type"}
+    since, own = family_named(values["model_type"]).since, {key: copy.deepcopy(value) for key, value in values.items()}
+    del own["model_type"]
+    if values["model_type"] not in CONFIG_MAPPING:
+        raise ModelError(
+            f"{CONFIG_FILE}: transformers {version('transformers')} of this machine has no {values['model_type']}; "
+            f"install version {since} or later: pip install 'transformers>={since}'"
+        )
     try:
         return _with_one_base(CONFIG_MAPPING[values["model_type"]](**own), own)
     except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:

@@ -1,7 +1,8 @@
 """Times of each work of a run, measured with the code of a run on one real block of the model.
 
 The plan gives this node one block and unfreezes one more block a step: so this block is the lowest trainable one at one
-step, and has a trainable one below it at the next. All blocks of a model have one shape. If some have no adapter
+step, and has a trainable one below it at the next. It stands for all blocks, which have one shape, but those of a
+model of which some have no attention: one of these is timed then, as it keeps and takes most. If some have no adapter
 (``leave_out``), a block with one is timed for all.
 
 ::
@@ -66,8 +67,8 @@ from ringtune.job.job import Job
 from ringtune.models.adapter_config import fullest_block
 from ringtune.models.adapter_support import offload_refusal
 from ringtune.models.families import FAMILIES
-from ringtune.models.family import NAMED_TASKS
-from ringtune.models.folder import model_dimensions, read_config
+from ringtune.models.family import NAMED_TASKS, Family
+from ringtune.models.folder import base_tensors, model_dimensions, read_config
 from ringtune.quantities import format_bytes
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.course import FrozenWeights
@@ -131,6 +132,7 @@ class Bench:
             hidden_size=dimensions.hidden,
             widths=family.widths(config),
             num_blocks=dimensions.num_blocks,
+            among=_unlike_blocks(folder, family, config),
         )
         rows = self.sizes[0].rows
         self._rows = SizedRows(dataset, job.model.task, rows * job.train.microbatches) if dataset else None
@@ -540,6 +542,18 @@ def decode(messages: list[bytes], compute_dtype: torch.dtype) -> torch.Tensor:
             )
             return hidden
     raise FrameError("a measured tensor did not arrive whole; please report this")
+
+
+def _unlike_blocks(folder: Path, family: Family, config: Mapping[str, Any]) -> list[int]:
+    """Return the blocks with other matrices than attention's, of which a gated delta net keeps most; none if all have.
+
+    One block is timed for all: of a model with both kinds one of these.
+    """
+    if not family.layout.instead:
+        return []
+    names, found = base_tensors(folder, config), range(model_dimensions(config).num_blocks)
+    paths = [path for _, path in family.layout.instead]
+    return [block for block in found if any(f"{family.block_prefix}{block}.{path}.weight" in names for path in paths)]
 
 
 def check_room(needs: MemoryEstimate, memory_bytes: int) -> None:

@@ -18,15 +18,18 @@ from edge.model.merge import merged_files
 from ringtune.errors import ModelError, UsageError
 from ringtune.job.job import load_job
 from ringtune.models import text_towers
+from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM, CLASSIFICATION
 from ringtune.models.folder import read_config
 from tests.edge.model.test_peft import outputs, with_peft_by_hand
 from tests.features.feature import ONE, THREE, Feature, Run, Wanted, carry_out, new_folder, one_process
 from tests.support import whole_models as whole
 from tests.support.lora_runs import ALL_MATRICES, lora_run
+from tests.support.tiny_families import VERSION
 from tests.support.tiny_towers import LAYOUTS, TOWERS, write_tower
 from tests.support.torch_ring import Case, distance, write_family_inputs
 
+DESCRIBED = [name for name in TOWERS if not FAMILIES[text_towers.TOWERS[name].family].generic]
 SPLITS = {"one": ONE, "three": THREE}
 
 
@@ -34,7 +37,13 @@ def require_close(model: Any, wanted: torch.Tensor) -> None:
     """The logits of all tokens of two texts, one of them padded, are these."""
     inputs = whole.inputs_of("llama")
     found, is_token = outputs(model.eval(), inputs), inputs["attention_mask"] == 1
-    assert float((found - wanted)[is_token].abs().max()) <= 1e-5 * float(wanted.abs().max())
+    assert float((found - wanted)[is_token].abs().max()) <= 1e-4 * float(wanted.abs().max())
+
+
+def test_every_tower_has_a_tiny_model() -> None:
+    """No row without a test, but those that this transformers has not."""
+    towers = text_towers.TOWERS.items()
+    assert TOWERS.keys() == {name for name, tower in towers if FAMILIES[tower.family].since <= VERSION}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -43,7 +52,8 @@ def require_close(model: Any, wanted: torch.Tensor) -> None:
 def test_tower_with_its_adapter_is_the_whole_model_with_it(tmp_path: Path, model_type: str, layout: str) -> None:
     """Of a text: by a folder of PEFT for the whole model; the merged model is a text model of the library."""
     plain = write_tower(tmp_path / "base", model_type, layout)
-    run, skeleton = lora_run(tmp_path, "", CAUSAL_LM, ALL_MATRICES)
+    has_experts = not FAMILIES[text_towers.TOWERS[model_type].family].layout.up
+    run, skeleton = lora_run(tmp_path, "", CAUSAL_LM, "lora[r=2,alpha=6]" if has_experts else ALL_MATRICES)
     wanted = outputs(whole.as_model(skeleton), whole.inputs_of("llama"))
     assert float((outputs(plain, whole.inputs_of("llama")) - wanted).abs().max()) > 1e-2
     export_run(run, tmp_path / "peft", base_model="acme/tiny", form="peft")
@@ -89,7 +99,9 @@ def test_lora_of_a_tower_equals_one_process(model_type: str, split: str) -> None
     feature = Feature(name=f"towers/{model_type}", changes=changes, folder=lambda: folder, splits=SPLITS)
     run = carry_out(feature, feature.plan_on(split))
     wanted = of_text(feature.case, run)
-    assert distance(run.tensors, wanted.tensors) <= 1e-9
+    assert distance(run.tensors, wanted.tensors) <= (
+        1e-6 if model_type == "gemma4" else 1e-9
+    )  # its router computes in float32
     assert run.losses == pytest.approx(wanted.losses, rel=1e-6)
 
 
@@ -106,7 +118,7 @@ def test_what_is_told_and_refused_of_a_tower(tmp_path: Path) -> None:
     assert 'is of the text part of "acme/tiny"' in (tmp_path / "out/README.md").read_text()
 
 
-@pytest.mark.parametrize("model_type", TOWERS)
+@pytest.mark.parametrize("model_type", DESCRIBED)
 def test_defaults_of_a_tower_are_those_of_its_class(tmp_path: Path, model_type: str) -> None:
     """A config that names nothing but its type."""
     tower = text_towers.TOWERS[model_type]

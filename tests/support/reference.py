@@ -23,14 +23,18 @@ from edge.data.dataset import OwnerDataset
 from edge.data.tokens import Batch
 from ringtune.config.sections import learning_rate
 from ringtune.job.job import Job
+from ringtune.models.families import FAMILIES
 from ringtune.models.family import LANGUAGE_TASKS
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StartPoint, StepKind, Turn, items, turn_sequence
 from tests.support.plain_auxiliary import add_plain_auxiliary, is_auxiliary, others_of
+from tests.support.plain_lora import lora_model
 from tests.support.stock_plugged import add_heads, encoder_loss, is_plugged, stock_model
 from tests.support.tiny_families import DECODERS, ENCODERS, GENERIC
 
 NAME = "ringtune"
+OF_LIBRARY = 4
+"""Version of transformers that AdapterHub's library runs with."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -112,12 +116,15 @@ def _load(model: Any, folder: Path) -> None:
 
 
 def _new_model(job: Job, plan: Plan, model_folder: Path, *, attention: str | None) -> Any:
-    from adapters import AdapterConfig, AutoAdapterModel
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(str(model_folder))
     for key in [key for key, value in config.to_dict().items() if isinstance(value, float) and _is_dropout(key)]:
         setattr(config, key, job.train.dropout)
+    if config.model_type in GENERIC and FAMILIES[config.model_type].since > OF_LIBRARY:
+        return lora_model(model_folder, job, config, NAME)
+    from adapters import AdapterConfig, AutoAdapterModel
+
     choice = {} if attention is None else {"attn_implementation": attention}
     plugged, labels = is_plugged(config.model_type), tuple(plan.course.labels)
     if plugged:

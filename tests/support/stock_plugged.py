@@ -5,6 +5,8 @@ It is given ``heads`` and ``active_head`` as AdapterHub's own classes have them,
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +75,38 @@ def stock_model(folder: Path, task: str, labels: tuple[str, ...], *, config: Any
         config.num_labels = len(config.id2label)
         kind = getattr(transformers, STOCK_CLASSES.get(task, "AutoModelForSequenceClassification"))
         model = kind.from_pretrained(str(folder), config=config, **choice)
-    adapters.init(model, interface=interface_of(config.model_type))
+    with _first_block_may_lack(FAMILIES[config.model_type].layout.instead):
+        adapters.init(model, interface=interface_of(config.model_type))
+    _add_places(model)
     model.loss_function = _loss
     return with_room(model)
+
+
+@contextlib.contextmanager
+def _first_block_may_lack(instead: tuple[tuple[str, str], ...]) -> Iterator[None]:
+    """Let the library take an interface of which the first block has not all names, as later blocks have."""
+    from adapters.wrappers import model
+
+    checks = model._validate_interface_values
+    if instead:
+        model._validate_interface_values = lambda *_: None
+    try:
+        yield
+    finally:
+        model._validate_interface_values = checks
+
+
+def _add_places(model: Any) -> None:
+    """Let LoRA be beside matrices that the plug-in interface has no names for, as the library puts it elsewhere."""
+    from adapters.methods.lora import LoRALinear
+    from adapters.utils import multigetattr, multisetattr
+
+    layout = FAMILIES[model.config.model_type].layout
+    for _, block in model.iter_layers():
+        for role, path in layout.instead:
+            if (matrix := multigetattr(block, path, None)) is not None:
+                place = LoRALinear.wrap(matrix, "selfattn", model.config, model.adapters_config, attn_key=role[0])
+                multisetattr(block, path, place)
 
 
 def with_room(model: Any) -> Any:

@@ -7,6 +7,7 @@ position or block is seen.
 from __future__ import annotations
 
 import importlib
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -135,11 +136,23 @@ _SIZES = {
     "eos_token_id": 3,
 }
 """Size of a generic family's tiny model, by each name that transformers has for it."""
-IN_FLOAT32 = ("dots1", "ernie4_5_moe", "glm4_moe", "mpt", "xglm")
+IN_FLOAT32 = ("deepseek_v3", "dots1", "ernie4_5_moe", "glm4_moe", "mpt", "xglm")
 """Families whose router or mask transformers can't compute in float64."""
 
+VERSION = int(version("transformers").partition(".")[0])
+_LATENT = {
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 16),
+    **dict.fromkeys(("qk_nope_head_dim", "v_head_dim"), 8),
+    **dict.fromkeys(("qk_rope_head_dim", "num_key_value_heads"), 4),
+}
+_DELTA = {
+    **dict.fromkeys(("linear_num_key_heads", "full_attention_interval"), 2),
+    "linear_key_head_dim": 8,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 12,
+}
 GENERIC: dict[str, dict[str, Any]] = {
-    **{family.model_type: {} for family in generic_decoders.GENERIC},
+    **{family.model_type: {} for family in generic_decoders.GENERIC if family.since <= VERSION},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 5},
     "falcon": {"multi_query": True},
     "granite": {"logits_scaling": 4.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5},
@@ -147,7 +160,24 @@ GENERIC: dict[str, dict[str, Any]] = {
     "mpt": {"logit_scale": None},
     "ernie4_5_moe": {"moe_layer_end_index": 3, "moe_layer_interval": 1},
     "diffllama": {"num_key_value_heads": 4},
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False},
+    "gemma4_text": {
+        **dict.fromkeys(("hidden_size_per_layer_input", "num_kv_shared_layers"), 0),
+        **dict.fromkeys(("attention_k_eq_v", "enable_moe_block"), True),
+        "global_head_dim": 16,
+        "num_global_key_value_heads": 1,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "top_k_experts": 2,
+        "num_experts": 4,
+        "moe_intermediate_size": 24,
+    },
+    "qwen3_5_moe_text": _DELTA,
+    "qwen3_5_text": _DELTA,
+    "qwen3_next": {**_DELTA, "mlp_only_layers": []},
 }
+GENERIC = {name: GENERIC[name] for name in GENERIC if FAMILIES[name].since <= VERSION}
 """Generic family -> further values of its tiny model."""
 ENCODERS: dict[str, dict[str, Any]] = {
     **{family.model_type: {} for family in GENERIC_ENCODERS},
@@ -214,11 +244,12 @@ def sizes_of(model_type: str) -> dict[str, Any]:
     """The sizes of a generic family's tiny model, by the names that its class has."""
     library: Any = importlib.import_module("transformers")
     defaults = library.CONFIG_MAPPING[model_type]()
-    sizes = {key: value for key, value in _SIZES.items() if hasattr(defaults, key)}
+    saved = defaults.to_dict()
+    sizes = {key: value for key, value in _SIZES.items() if key in saved or hasattr(defaults, key)}
     if getattr(defaults, "sliding_window", None) is None:
         sizes.pop("sliding_window", None)
     for key in ("head_dim", "sliding_window"):
-        if isinstance(getattr(type(defaults), key, None), property):
+        if isinstance(getattr(type(defaults), key, None), property) or hasattr(defaults, "kv_lora_rank"):
             sizes.pop(key, None)  # computed by the class
     return {**sizes, **(GENERIC | ENCODERS)[model_type]}
 
@@ -238,6 +269,10 @@ def _write_generic(
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 or "expert" in name or "relative" in name:
                 parameter.data += 0.1 * torch.randn_like(parameter)
+        saved = model.state_dict()
+        for name, buffer in model.named_buffers():
+            if name in saved and buffer.is_floating_point():  # a correction of a router, a factor of a block
+                buffer += 0.1 * torch.randn_like(buffer)
     model.save_pretrained(folder)
     write_tokenizer(folder, padding_side=padding_side, with_types=getattr(configuration, "type_vocab_size", 0) > 1)
     return folder

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.support import tiny
-from tests.support.tiny_families import HIDDEN, LONGEST, write_tokenizer
+from tests.support.tiny_families import GENERIC, HIDDEN, LONGEST, write_tokenizer
 
 _VISION = {
     "hidden_size": 16,
@@ -38,8 +38,27 @@ _TEXT: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 _MROPE = {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}, "rope_theta": 1e4}
-_PICTURE = {"image_token_id": 5, "image_token_index": 5, "video_token_id": 6, "vision_start_token_id": 7}
+_PICTURE = {"image_token_id": 181, "image_token_index": 181, "video_token_id": 182, "vision_start_token_id": 183}
+_IN_5: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "gemma4": ("gemma4_text", {"sliding_window": 5}, {**_VISION, "num_key_value_heads": 2, "head_dim": 8}),
+    **{
+        name: (
+            f"{name}_text",
+            {"tie_word_embeddings": False, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+            {**_QWEN_VISION, "out_hidden_size": HIDDEN},
+        )
+        for name in ("qwen3_5", "qwen3_5_moe")
+    },
+}
 TOWERS: dict[str, dict[str, Any]] = {
+    **{
+        name: {
+            "text_config": {**_TEXT, "head_dim": 8, **GENERIC[text], **more, "model_type": text},
+            "vision_config": vision,
+        }
+        for name, (text, more, vision) in _IN_5.items()
+        if text in GENERIC
+    },
     "gemma3": {
         "text_config": {
             **_TEXT,
@@ -92,6 +111,9 @@ def whole_model(model_type: str, **text: Any) -> Any:
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 and "language_model" in name:
                 parameter.data += 0.1 * torch.randn_like(parameter)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar") and "language_model" in name:
+                buffer *= 0.9
     return model.eval()
 
 

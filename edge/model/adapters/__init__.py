@@ -197,8 +197,8 @@ def _matrices(layout: BlockLayout) -> Mapping[str, _Matrix]:
     if layout.is_merged:
         found = {layout.query: _Matrix("selfattn_lora", "qkv")}
     else:
-        pairs = zip((layout.query, layout.key, layout.value), "qkv", strict=True)
-        found = {path: _Matrix("selfattn_lora", letter) for path, letter in pairs}
+        roles = zip(("query", "key", "value"), "qkv", strict=True)
+        found = {path: _Matrix("selfattn_lora", letter) for role, letter in roles for path in layout.matrices_of(role)}
     found |= {layout.lora_intermediate: _Matrix("intermediate_lora"), layout.lora_output: _Matrix("output_lora")}
     found.pop("", None)
     return found

@@ -17,21 +17,29 @@ Source: transformers 5.24, ``conversion_mapping.py``; ``modeling_vit.py`` of 4.5
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import nn
 
+from ringtune.models.folder import read_headers
+
 _EXPERT: Final = ("gate_proj", "up_proj", "down_proj")
 _EXPERTS: Final[Mapping[str, tuple[str, tuple[str, str, str]]]] = {
     "mixtral": ("block_sparse_moe.experts", ("w1", "w3", "w2")),
     **dict.fromkeys(
-        ("dots1", "ernie4_5_moe", "flex_olmo", "glm4_moe", "hunyuan_v1_moe", "olmoe", "qwen2_moe", "qwen3_moe"),
+        (
+            *("deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "flex_olmo", "glm4_moe", "hunyuan_v1_moe"),
+            *("olmoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe", "qwen3_next"),
+        ),
         ("mlp.experts", _EXPERT),
     ),
 }
 """``model_type`` -> path of the experts in a block, and names of an expert's matrices: gate, up, down; in files."""
 _STACKED: Final = "gate_up_proj"
+_EITHER: Final = ("qwen3_5_moe_text",)
+"""``model_type`` whose files may have stacked experts, too."""
 _GRANITE: Final = {
     "block_sparse_moe.experts.gate_up_proj": "block_sparse_moe.input_linear.weight",
     "block_sparse_moe.experts.down_proj": "block_sparse_moe.output_linear.weight",
@@ -52,8 +60,9 @@ _RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
 """``model_type`` -> name of a tensor in a block of transformers 5 -> its name in files."""
 
 
-def use_stored_names(base: Any, model_type: str, blocks_path: str) -> None:
+def use_stored_names(base: Any, model_type: str, blocks_path: str, folder: Path | None = None) -> None:
     """Give the modules of a base model the names of their tensors in files; before it has weights."""
+    is_stacked = model_type in _EITHER and folder is not None and _has_stacked(folder)
     if model_type == "vit" and not hasattr(base, "encoder"):
         base.encoder = nn.Module()
         base.encoder.layer = nn.ModuleList(VitBlock(base.config) for _ in base.layers)
@@ -62,13 +71,17 @@ def use_stored_names(base: Any, model_type: str, blocks_path: str) -> None:
         for name, stored in _RENAMED.get(model_type, {}).items():
             _rename(block, name, stored)
         experts = getattr(getattr(block, "mlp", None), "experts", None)
-        if model_type in _EXPERTS and _STACKED in getattr(experts, "_parameters", {}):
+        if model_type in _EXPERTS and not is_stacked and _STACKED in getattr(experts, "_parameters", {}):
             path, matrices = _EXPERTS[model_type]
             del block.mlp.experts
             separate = Experts(experts, matrices)
             _place(block, path, separate)
             if not hasattr(block.mlp, "experts"):
                 block.mlp.__dict__["experts"] = separate  # called there, but its tensors have another path
+
+
+def _has_stacked(folder: Path) -> bool:
+    return any(name.endswith(f".experts.{_STACKED}") for name in read_headers(folder))
 
 
 def _place(block: nn.Module, path: str, module: nn.Module) -> None:

@@ -232,8 +232,9 @@ def sites_of(skeleton: Skeleton, index: int) -> list[Site]:
         for path, module in block.named_modules()
         if path.split(".")[-1] == ADAPTER
     ]
-    layout = skeleton.layout.layout
-    attention = [block.get_submodule(path) for path in (layout.query, layout.key, layout.value) if path]
+    layout, modules = skeleton.layout.layout, dict(block.named_modules())
+    paths = [path for role in ("query", "key", "value") for path in layout.matrices_of(role)]
+    attention = [modules[path] for path in paths if path in modules]
     for at, site in enumerate(found):
         site.source = next((other.name for other in found[:at] if _share(other, site, attention)), site.name)
     return found

@@ -24,7 +24,14 @@ from ringtune.costs.offload_costs import BFLOAT16, FLOAT32, VELORA, pair_token_b
 from ringtune.costs.profile import KindFacts, ModelFacts
 from ringtune.errors import JobError, PlanError
 from ringtune.job.job import Job, job_of_user, kinds_of
-from ringtune.models.adapter_config import adapter_block_params, auxiliary_of, invertible_of, trains_own_weights
+from ringtune.models.adapter_config import (
+    adapter_block_params,
+    auxiliary_of,
+    block_params,
+    invertible_of,
+    parse_adapter_config,
+    trains_own_weights,
+)
 from ringtune.models.adapter_support import generic_refusal, head_group_refusal, offload_refusal, places_of
 from ringtune.models.architecture_heads import architecture_head
 from ringtune.models.auxiliary_models import AuxiliaryConfig, in_block
@@ -210,6 +217,8 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         widths=family.widths(config),
         num_blocks=dimensions.num_blocks,
     )
+    if family.generic and tensors:
+        adapter_params = _largest_params(job.adapter.config, family, dimensions, tensors)
     weights = {name: math.prod(stored.shape) for name, stored in tensors.items()}
     largest = _largest_block(weights, family, dimensions.num_blocks)
     in_block = sum(count for name, count in weights.items() if name.startswith(largest))
@@ -279,6 +288,15 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         task=job.model.task,
         buffer_bytes=buffer_bytes(family.model_type, config),
         item_bytes=item_bytes,
+    )
+
+
+def _largest_params(adapter: str, family: Family, dimensions: Dimensions, tensors: Mapping[str, StoredTensor]) -> int:
+    """Number of weights that an adapter adds to a block of a generic family, by the matrices that each block has."""
+    parts, shapes = parse_adapter_config(adapter), {name: stored.shape for name, stored in tensors.items()}
+    return max(
+        block_params(parts, block, dimensions.hidden, family.stored_widths(shapes, block), dimensions.num_blocks)
+        for block in range(dimensions.num_blocks)
     )
 
 

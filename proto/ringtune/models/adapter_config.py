@@ -20,7 +20,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ringtune.errors import JobError
@@ -546,14 +546,15 @@ def adapter_block_params(config: str, *, hidden_size: int, widths: Widths, num_b
     return max(block_params(parts, block, hidden_size, widths, num_blocks) for block in range(num_blocks))
 
 
-def fullest_block(config: str, *, hidden_size: int, widths: Widths, num_blocks: int) -> int:
+def fullest_block(config: str, *, hidden_size: int, widths: Widths, num_blocks: int, among: Sequence[int] = ()) -> int:
     """Return the block with most added weights, the highest one in a tie; arguments as ``adapter_block_params``.
 
-    With ``leave_out`` other blocks may have none.
+    With ``leave_out`` other blocks may have none. ``among`` are the blocks to choose from; empty: all.
     """
     parts = parse_adapter_config(config)
     return max(
-        range(num_blocks), key=lambda block: (block_params(parts, block, hidden_size, widths, num_blocks), block)
+        among or range(num_blocks),
+        key=lambda block: (block_params(parts, block, hidden_size, widths, num_blocks), block),
     )
 
 

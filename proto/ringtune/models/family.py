@@ -181,6 +181,9 @@ class BlockLayout:
         attention_last_norm: norm of the attention's output, after its bottleneck; empty without one.
         norms_have_bias: whether norms have a bias beside their weight.
         attention_dropout: dropout of the attention's output; empty without one.
+        instead: (role, matrix) of a matrix that some blocks have in place of that of the role. Without attention all
+            that a block computes of its input counts as the values'.
+        optional: roles of which some blocks have no matrix.
         order: in which the block computes queries, keys and values, and draws the dropout of their LoRA.
     """
 
@@ -208,7 +211,19 @@ class BlockLayout:
     norms_have_bias: bool = True
     attention_dropout: str = ""
     feed_forward_dropout: str = ""
+    instead: tuple[tuple[str, str], ...] = ()
+    optional: tuple[str, ...] = ()
     order: tuple[str, ...] = ("query", "key", "value")
+
+    def matrices_of(self, role: str) -> tuple[str, ...]:
+        """Return the matrices that have a role, of which a block of a generic family has one at most."""
+        own = getattr(self, role)
+        return (*([own] if own else []), *(path for other, path in self.instead if other == role))
+
+    @property
+    def is_unlike(self) -> bool:
+        """Whether blocks may have LoRA beside different matrices."""
+        return bool(self.instead or self.optional)
 
     @property
     def is_merged(self) -> bool:
@@ -271,6 +286,7 @@ class Family:
         architecture: class of transformers with the language model's head, of a generic family.
         methods: kinds of adapters of a plugged-in family.
         head: name of the language model's head in its class.
+        since: first version of transformers that has it.
         tied: whether head and token table are one where a generic family's config does not say so.
     """
 
@@ -303,6 +319,7 @@ class Family:
     head: str = "lm_head"
     head_bias: bool = False
     tied: bool = False
+    since: int = 4
 
     @property
     def takes_cache(self) -> bool:
@@ -350,6 +367,18 @@ class Family:
             merged=layout.is_merged,
             swapped=layout.swaps_lora,
         )
+
+    def stored_widths(self, shapes: Shapes, block: int) -> Widths:
+        """Return the matrices that LoRA wraps in one block of a generic family, by the shapes of its tensors."""
+        start = f"{self.block_prefix}{block}."
+
+        def ends(role: str) -> tuple[int, int]:
+            names = (f"{start}{path}.weight" for path in self.layout.matrices_of(role))
+            outputs, inputs = next((shapes[name] for name in names if name in shapes), (0, 0))
+            return inputs, outputs
+
+        query, key, value, first, last = (ends(role) for role in ("query", "key", "value", "up", "down"))
+        return Widths(query=query, key=key, value=value, intermediate=first, output=last)
 
     def block_shapes(self, config: Config) -> Shapes:
         """Return name inside the block -> shape, of every required tensor of a block; none of a generic family."""

@@ -320,6 +320,7 @@ _RUNS_CODE = {"auto_map": "it names code to run"}
 _QUANTIZATION = "quantization_config"
 _ATTENTIONS = ("eager", "sdpa", None)
 _ATTENTION_KEYS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
+_OLD: Final = 4
 _ROPE_PARAMETERS, _ROPE_SCALING = "rope_parameters", "rope_scaling"
 _THETA_OF_LAYERS = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
 
@@ -372,9 +373,14 @@ def _passed_on(family: Family, values: Mapping[str, Any]) -> dict[str, Any]:
 def with_old_rope(values: Mapping[str, Any], *, where: str | Path = CONFIG_FILE) -> dict[str, Any]:
     """Copy a config with its rotary positions in the keys of transformers 4, which transformers 5 reads too.
 
+    Those of a family that only transformers 5 has stay as they are.
+
     Example: ``rope_parameters`` of ``{"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}`` become ``rope_theta``
     5e5 and ``rope_scaling`` of ``{"rope_type": "linear", "factor": 2.0}``.
     """
+    family = FAMILIES.get(str(values.get("model_type")))
+    if family is not None and family.since > _OLD:
+        return dict(values)
     found = {key: value for key, value in values.items() if key != _ROPE_PARAMETERS}
     parameters = values.get(_ROPE_PARAMETERS) or {}
     source = _ROPE_PARAMETERS

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ringtune.models.decoders import LLAMA, rope_type
@@ -30,8 +30,9 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "head_width": ("head_dim", "qk_head_dim"),
     "activation": ("hidden_act", "activation_function", "hidden_activation", "activation"),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
-    "active": ("num_experts_per_tok", "moe_k", "moe_topk", "experts_per_token"),
+    "active": ("num_experts_per_tok", "moe_k", "moe_topk", "experts_per_token", "top_k_experts"),
     "expert_inner": ("moe_intermediate_size",),
+    "latent": ("kv_lora_rank",),
     "shared": ("n_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
     "shared_inner": ("shared_expert_intermediate_size", "shared_intermediate_size"),
 }
@@ -66,12 +67,16 @@ def _dimensions(layout: BlockLayout, kept: int, scores: int, config: Config) -> 
     """
     hidden, heads = _size(config, "hidden"), _size(config, "heads")
     width = _size(config, "head_width") or hidden // heads
+    if _size(config, "latent"):
+        width = int(config.get("qk_nope_head_dim") or 128) + int(config.get("qk_rope_head_dim") or 64)
     inner = _size(config, "inner") or int(config.get("expansion_ratio") or 4) * hidden
     active = _size(config, "active", 1) if _size(config, "experts") and config.get("is_moe", True) else 0
     if active:
         each = _size(config, "expert_inner", inner)
         together = (active + _size(config, "shared")) * each + _size(config, "shared_inner")
         inner = max(inner, together)  # some blocks may have no experts
+    mixer = dict(layout.instead).get("value", "")
+    state = _state_values(config, has_triangle=mixer == _QWEN3_NEXT) if mixer.startswith(_DELTA) else 0
     has_gate = active or layout.gate or layout.up.endswith(GATE_AND_UP)
     return Dimensions(
         num_blocks=_size(config, "num_blocks"),
@@ -83,9 +88,27 @@ def _dimensions(layout: BlockLayout, kept: int, scores: int, config: Config) -> 
         inner_kept=(2 if has_gate else 0) + kept_by(str(_value(config, "activation"))) + kept,
         kv_heads=_kv_heads(config, heads),
         attention=heads * width,
-        more_kept=(3 + 2 * active) * hidden,
+        more_kept=(3 + 2 * active) * hidden + state,
         kept_scores=scores,
+        row_kept=(_CHUNK - 1) * state,
     )
+
+
+_DELTA: Final = "linear_attn."
+_QWEN3_NEXT: Final = f"{_DELTA}in_proj_qkvz"
+_QWEN3_5: Final = f"{_DELTA}in_proj_qkv"
+_CHUNK: Final = 64
+
+
+def _state_values(config: Config, *, has_triangle: bool) -> int:
+    """Values per token that a gated delta net keeps for backward without a kernel of its own; a row is padded to 64.
+
+    In transformers 4 (``has_triangle``) each head inverts a triangular matrix of 64 tokens row by row, and keeps what
+    is above each row; in 5 it does not. Measured.
+    """
+    heads = int(config.get("linear_num_value_heads") or 32)
+    widths = int(config.get("linear_key_head_dim") or 128) + int(config.get("linear_value_head_dim") or 128)
+    return heads * (has_triangle * _CHUNK**2 // 3 + 6 * _CHUNK + 7 * widths)
 
 
 _WHOLE: Final = ("word_embed_proj_dim", "expansion_ratio", "kv_n_heads")
@@ -148,6 +171,35 @@ def _problem(config: Config) -> str:
     return ""
 
 
+def _gemma4_dimensions(layout: BlockLayout, kept: int, scores: int, config: Config) -> Dimensions:
+    """As ``_dimensions``; heads of blocks without a window are wider, and experts are beside a feed-forward part."""
+    found, blocks = _dimensions(layout, kept, scores, config), config.get("per_layer_config") or {}
+    widths = [block.get("head_dim", 1) for block in blocks.values()] or [config.get("global_head_dim", 512)]
+    experts = _size(config, "active") * _size(config, "expert_inner") if config.get("enable_moe_block") else 0
+    return dataclasses.replace(
+        found,
+        attention=max(found.attention, found.num_heads * max(widths)),
+        inner=_size(config, "inner") + experts,
+        more_kept=found.more_kept + 2 * found.hidden,
+    )
+
+
+def _gemma4_problem(config: Config) -> str:
+    """As ``_problem``; Gemma 4's small models pass on more than the hidden state from block to block."""
+    if config.get("hidden_size_per_layer_input", 256):
+        return "hidden_size_per_layer_input: each block reads a table of its own for each token, which is at the owner"
+    if config.get("num_kv_shared_layers"):
+        return "num_kv_shared_layers: blocks read keys and values of other blocks, which are on other nodes"
+    blocks = config.get("per_layer_config") or {"": {"head_dim": config.get("global_head_dim", 512)}}
+    blocks = blocks if isinstance(blocks, dict) else {"": blocks}
+    widths = [block.get("head_dim", 1) if isinstance(block, dict) else "" for block in blocks.values()]
+    if any(type(width) is not int or not 0 < width < 1 << 31 for width in widths):
+        return "per_layer_config or global_head_dim: head_dim has to be a whole number above 0"
+    if config.get("use_bidirectional_attention") == "all":
+        return "use_bidirectional_attention: a decoder's tokens attend backwards only"
+    return _problem(config)
+
+
 _LAYOUT: Final = dataclasses.replace(LLAMA.layout, swaps_lora=False, adds_residual=True)
 _PLAIN: Final = dataclasses.replace(_LAYOUT, gate="")
 _EXPERTS: Final = dataclasses.replace(_PLAIN, up="", down="", activation="", feed_forward_adapter="")
@@ -196,6 +248,8 @@ def _row(
     tied: bool = False,
     norm: str = "norm",
     kept: int = 0,
+    problem: Callable[[Config], str] = _problem,
+    dimensions: Callable[[BlockLayout, int, int, Config], Dimensions] = _dimensions,
     **changes: Any,
 ) -> Family:
     """Describe a decoder by what differs from Llama; ``norm`` is the last one, ``tied`` the class's default."""
@@ -212,8 +266,8 @@ def _row(
         tied=tied,
         methods=methods,
         layout=layout,
-        dimensions=functools.partial(_dimensions, layout, kept, _SCORES.get(model_type, 0)),
-        problem=_problem,
+        dimensions=functools.partial(dimensions, layout, kept, _SCORES.get(model_type, 0)),
+        problem=problem,
         biased=lambda config: (),
         owner_shapes=lambda config: {
             f"{own.get('embeddings_path', 'embed_tokens')}.weight": (
@@ -227,26 +281,19 @@ def _row(
 
 _NEOX: Final = _fused("attention", "query_key_value", "dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
 _FALCON: Final = _fused("self_attention", "query_key_value", "dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+_LATENT: Final = dataclasses.replace(
+    _named(_EXPERTS, query="q_b_proj", key="kv_a_proj_with_mqa", value="kv_b_proj"),
+    instead=(("query", "self_attn.q_proj"),),
+)
 _WORDS: Final[Mapping[str, Any]] = {
     "owner_paths": ("word_embeddings", "word_embeddings_layernorm", "ln_f"),
     "embeddings_path": "word_embeddings",
 }
 _FC: Final = _named(_PLAIN, attention_out="out_proj", up="fc1", down="fc2")
 _UNPACKED: Final = (
-    *(
-        "biogpt",
-        "bloom",
-        "codegen",
-        "doge",
-        "falcon",
-        "gpt_neo",
-        "gpt_oss",
-        "gptj",
-        "granitemoe",
-        "granitemoeshared",
-        "mpt",
-    ),
-    *("nemotron", "olmoe", "opt", "persimmon", "qwen2_moe", "stablelm", "xglm"),
+    *("biogpt", "bloom", "codegen", "doge", "falcon", "gpt_neo", "gpt_oss", "gptj", "granitemoe", "granitemoeshared"),
+    *("lfm2", "mpt", "nemotron", "olmoe", "opt", "persimmon", "qwen2_moe", "qwen3_5_moe_text", "qwen3_5_text"),
+    *("qwen3_next", "stablelm", "xglm"),
 )
 """``model_type`` of architectures whose masks do not follow the positions of packed rows."""
 _SCORES: Final = {
@@ -254,7 +301,7 @@ _SCORES: Final = {
     **dict.fromkeys(("vaultgemma", "xglm"), 2),
 }
 """``model_type`` -> score tensors that attention keeps where it is not fused; measured."""
-NOT_ROUNDED: Final = ("deberta", "dots1", "glm4_moe")
+NOT_ROUNDED: Final = ("deberta", "deepseek_v3", "dots1", "glm4_moe")
 """``model_type`` whose attention or experts fail where products are rounded to bfloat16."""
 GENERIC: Final = (
     _row("apertus", "Apertus", _PLAIN, kept=3),
@@ -277,6 +324,8 @@ GENERIC: Final = (
     ),
     _row("cohere", "Cohere", tied=True),
     _row("cohere2", "Cohere2", tied=True),
+    _row("deepseek_v2", "DeepseekV2", _LATENT),
+    _row("deepseek_v3", "DeepseekV3", _LATENT),
     _row("diffllama", "DiffLlama", methods=_BOTH),
     _row("doge", "Doge"),
     _row("dots1", "Dots1", _EXPERTS),
@@ -285,6 +334,16 @@ GENERIC: Final = (
     _row("exaone4", "Exaone4"),
     _row("falcon", "Falcon", _FALCON, tied=True, **{**_GPT, **_WORDS}),
     _row("flex_olmo", "FlexOlmo", _EXPERTS),
+    _row(
+        "gemma4_text",
+        "Gemma4",
+        dataclasses.replace(_LAYOUT, optional=("value",)),
+        tied=True,
+        since=5,
+        problem=_gemma4_problem,
+        dimensions=_gemma4_dimensions,
+        refused={key: reason for key, reason in LLAMA.refused.items() if key != "per_layer_config"},
+    ),
     _row("glm", "Glm", _named(_PLAIN, up="mlp.gate_up_proj")),
     _row("glm4", "Glm4", _named(_PLAIN, up="mlp.gate_up_proj")),
     _row("glm4_moe", "Glm4Moe", _EXPERTS),
@@ -320,6 +379,17 @@ GENERIC: Final = (
     _row("helium", "Helium", methods=_BOTH),
     _row("hunyuan_v1_dense", "HunYuanDenseV1", methods=_BOTH),
     _row("hunyuan_v1_moe", "HunYuanMoEV1", _EXPERTS, kept=3),
+    _row(
+        "lfm2",
+        "Lfm2",
+        dataclasses.replace(
+            _named(_LAYOUT, attention_out="out_proj", up="feed_forward.w3", gate="feed_forward.w1"),
+            down="feed_forward.w2",
+            instead=(("value", "conv.in_proj"),),
+        ),
+        tied=True,
+        norm="embedding_norm",
+    ),
     _row("ministral", "Ministral", methods=_BOTH),
     _row("mixtral", "Mixtral", _EXPERTS),
     _row(
@@ -370,6 +440,13 @@ GENERIC: Final = (
     _row("phi3", "Phi3", _fused("self_attn", "qkv_proj", "o_proj", "mlp.gate_up_proj", "mlp.down_proj")),
     _row("qwen2_moe", "Qwen2Moe", _EXPERTS),
     _row("qwen3_moe", "Qwen3Moe", _EXPERTS),
+    _row("qwen3_5_moe_text", "Qwen3_5Moe", dataclasses.replace(_EXPERTS, instead=(("value", _QWEN3_5),)), since=5),
+    _row("qwen3_5_text", "Qwen3_5", dataclasses.replace(_LAYOUT, instead=(("value", _QWEN3_5),)), since=5),
+    _row(
+        "qwen3_next",
+        "Qwen3Next",
+        dataclasses.replace(_EXPERTS, instead=(("value", _QWEN3_NEXT),)),
+    ),
     _row("seed_oss", "SeedOss", methods=_BOTH),
     _row("stablelm", "StableLm"),
     _row("starcoder2", "Starcoder2", _named(_PLAIN, up="mlp.c_fc", down="mlp.c_proj"), methods=_BOTH, tied=True),

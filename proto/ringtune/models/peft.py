@@ -169,7 +169,7 @@ def _targets(family: Family, places: Iterable[_Place], num_blocks: int) -> dict[
 
     Example: ``q_proj`` and ``v_proj``; of BERT's ``output.dense`` whole names, as ``attention.output.dense`` ends so.
     """
-    every = {path for matrix in MATRICES if (path := getattr(family.layout, matrix))}
+    every = {path for matrix in MATRICES for path in family.layout.matrices_of(matrix)}
     ends = {_end(place.path, every) for place in places}
     if "" in ends:
         return {"target_modules": sorted({place.module for place in places})}

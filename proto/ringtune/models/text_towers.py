@@ -67,10 +67,13 @@ _QWEN2_VL: Final[Mapping[str, Any]] = {
 _QWEN3_VL: Final[Mapping[str, Any]] = {"max_position_embeddings": 128000, "rope_theta": 5000000.0}
 TOWERS: Final[Mapping[str, _Tower]] = {
     "gemma3": _Tower("gemma3_text"),
+    "gemma4": _Tower("gemma4_text"),
     "llava": _Tower("llama"),
     "mistral3": _Tower("mistral"),
     "qwen2_5_vl": _Tower("qwen2", ("qwen2_5_vl_text",), _QWEN2_VL, is_flat=True),
     "qwen2_vl": _Tower("qwen2", ("qwen2_vl_text",), _QWEN2_VL, is_flat=True),
+    "qwen3_5": _Tower("qwen3_5_text"),
+    "qwen3_5_moe": _Tower("qwen3_5_moe_text"),
     "qwen3_vl": _Tower("qwen3", ("qwen3_vl_text",), _QWEN3_VL),
 }
 """``model_type`` of a model of texts and pictures -> its text tower."""

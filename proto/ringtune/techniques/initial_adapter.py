@@ -392,7 +392,7 @@ def _of_peft(folder: Path, content: Mapping[str, Any], model: Path, unpickle: Un
             raise _refused(folder, f"has {key} and another one for the same matrix; it has several adapters, save one")
         is_thirds = half == "A" and family.layout.is_merged and module.endswith(_FUSED)
         tensors[whole] = _thrice(tensor) if is_thirds else tensor
-    if len(tensors) != 2 * len(modules) * len(blocks):
+    if len(tensors) != 2 * len(modules) * len(blocks) and not family.layout.is_unlike:
         raise _refused(folder, "has LoRA beside other matrices in some blocks than in others; merge it into its model")
     left_out = sorted(set(range(family.dimensions(base).num_blocks)) - blocks)
     found = _head_of(folder, unpickle, head, family.model_type)
@@ -448,7 +448,7 @@ def _peft_config(
 def _places_of_layout(layout: BlockLayout) -> dict[str, str]:
     """Return the matrices that have LoRA -> letter, or option of AdapterHub."""
     roles = {"query": "q", "key": "k", "value": "v", "up": "intermediate_lora", "down": "output_lora"}
-    return {name: place for role, place in roles.items() if (name := getattr(layout, role))}
+    return {name: place for role, place in roles.items() for name in layout.matrices_of(role)}
 
 
 def _check_invertible(folder: Path, found: Folder, config: str) -> None:

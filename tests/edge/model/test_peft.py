@@ -50,6 +50,9 @@ CASES = [
     *((model_type, CLASSIFICATION, ALL_MATRICES) for model_type in ("deberta", "ernie", "mpnet")),
     ("deberta-v2", TAGGING, SOME),
     ("modernbert", QUESTION_ANSWERING, ALL_MATRICES),
+    ("lfm2", CAUSAL_LM, ALL_MATRICES),
+    ("qwen3_next", CAUSAL_LM, "lora[r=3,alpha=3.5,dropout=0.1]"),
+    ("deepseek_v2", CAUSAL_LM, SOME),
 ]
 
 
@@ -129,7 +132,7 @@ def test_folder_of_peft_is_the_model_of_the_run(tmp_path: Path, model_type: str,
     assert f'model = {loader}.from_pretrained("acme/tiny"' in card and "library_name: peft" in card
     described = json.loads((tmp_path / "out/adapter_config.json").read_text())
     assert described["base_model_name_or_path"] == "acme/tiny"
-    assert described["lora_dropout"] == (0.1 if config == SOME else 0.0)
+    assert described["lora_dropout"] == (0.1 if "dropout" in config else 0.0)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +163,18 @@ def test_run_begins_from_the_folder_that_was_written(tmp_path: Path, model_type:
         one, other = change_of(saved, name, config), change_of(found, name, again)
         torch.testing.assert_close(other[: len(one)] if len(one) == len(other) else other[[0, 2]], one)
         assert len(one) == len(other) or not other[1].any()
+
+
+def test_run_begins_from_a_folder_with_other_matrices_in_some_blocks(tmp_path: Path) -> None:
+    """LFM2 has LoRA beside its convolutions' first matrix where a block has no attention."""
+    run, _ = lora_run(tmp_path, "lfm2", CAUSAL_LM, ALL_MATRICES)
+    export_run(run, tmp_path / "out", base_model="acme/tiny", form="peft")
+    text = f'[model]\npath = "{tmp_path / "base"}"\ntask = "causal-lm"\n[adapter]\nconfig = "{ALL_MATRICES}"\n'
+    job = parse_job(f'{text}from = "{tmp_path / "out"}"\n', source="test")
+    found, saved = load(bytes(initial_values(job, unpickled))), load_file(run / "adapter/adapter.safetensors")
+    assert found.keys() == saved.keys() and all(torch.equal(found[name], value) for name, value in saved.items())
+    export_run(run, tmp_path / "adapter", base_model="acme/tiny")
+    assert "plug-in interface has no names for" in (tmp_path / "adapter/README.md").read_text()
 
 
 def change_of(tensors: dict[str, torch.Tensor], name: str, config: str) -> torch.Tensor:

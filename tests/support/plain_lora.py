@@ -1,0 +1,61 @@
+"""LoRA written out beside the matrices of a model of transformers that AdapterHub's library can't take."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ringtune.job.job import Job
+from ringtune.models.adapter_config import known_configurations, parse_adapter_config
+from ringtune.models.families import FAMILIES
+
+
+def lora_model(folder: Path, job: Job, config: Any, name: str) -> Any:
+    """Load a language model and put LoRA of a job beside its matrices; each block draws in the order of its modules."""
+    from transformers import AutoModelForCausalLM
+
+    config._experts_implementation = "eager"
+    model = AutoModelForCausalLM.from_pretrained(str(folder), config=config, dtype=torch.float32).requires_grad_(False)
+    family = FAMILIES[config.model_type]
+    (part,) = parse_adapter_config(job.adapter.config)
+    options = {**known_configurations()[part.name][1], **part.options}
+    layout, roles = family.layout, [_ROLES[letter] for letter in options["attn_matrices"]]
+    paths = {path for role in roles for path in layout.matrices_of(role)}
+    paths |= {layout.up} if options["intermediate_lora"] else set()
+    paths |= {layout.down} if options["output_lora"] else set()
+    blocks = model.base_model.get_submodule(family.blocks_path)
+    torch.manual_seed(job.train.seed)
+    for block in blocks:
+        for path, module in list(block.named_modules()):
+            if path in paths:
+                _add(module, options, job.train.dropout, name)
+    model.iter_layers = lambda: enumerate(blocks)
+    model.heads, model.active_head = {"default": model.lm_head}, "default"
+    model.loss_function = lambda logits, labels, *_, **__: functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100
+    )
+    return model.to(getattr(torch, job.model.dtype)).eval()
+
+
+_ROLES = {"q": "query", "k": "key", "v": "value"}
+
+
+def _add(matrix: Any, options: dict[str, Any], dropout: float, name: str) -> None:
+    """Add alpha / r * B A x to the output of a matrix."""
+    own = nn.Module()
+    own.lora_A = nn.Parameter(torch.empty(options["r"], matrix.in_features))
+    own.lora_B = nn.Parameter(torch.zeros(matrix.out_features, options["r"]))
+    nn.init.kaiming_uniform_(own.lora_A, a=math.sqrt(5))
+    own.drop = nn.Dropout(dropout)
+    scale = options["alpha"] / options["r"]
+
+    def added(_: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        return output + scale * (own.drop(args[0]) @ own.lora_A.T @ own.lora_B.T)
+
+    matrix.loras = nn.ModuleDict({name: own})
+    matrix.register_forward_hook(added)
