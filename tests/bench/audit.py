@@ -5,8 +5,8 @@ demo's cache: ``ringtune demo`` fetches it); turns of 10 steps of 16 rows of 64 
 trains, and both runs of a pair keep copies of turns. A busy machine makes seconds worthless, so what is compared are
 the processor seconds of all nodes: of the whole run, and after the first turn.
 
-``python -m tests.bench.audit [--pairs 4] [--steps 40] [--helpers] [--minutes 0]``: after the pairs runs with an audit for so many
-minutes. Exit code 1 if a node was named.
+``python -m tests.bench.audit [--pairs 4] [--steps 40] [--helpers] [--minutes 0]``: after the pairs runs with an audit
+for so many minutes. Exit code 1 if a node was named.
 """
 
 from __future__ import annotations
