@@ -15,6 +15,7 @@ threads, and within a tolerance on others.
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import time
@@ -29,7 +30,7 @@ from ringtune.errors import IntegrityError, PeerLostError, RingTuneError
 from ringtune.job.job import Job, kinds_of
 from ringtune.run_control import events as rd
 from ringtune.schedule.actions import TensorKey
-from ringtune.schedule.course import Course
+from ringtune.schedule.course import COLLABORATION, Course
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
 from ringtune.schedule.units import unit_name
@@ -120,6 +121,7 @@ class RunAudit:
         self._checked: dict[int, tuple[Plan, _Open]] = {}
         self._certificates: dict[str, bytes] = {}
         self._trusted: dict[bytes, None] = {}
+        self._placement_number = -1  # of the last closed turn
         self._num_told = -1  # authorities that the ledger has
 
     def granted(self, part: Plan, turns: Sequence[Turn]) -> dict[str, dict[TensorKey, str]]:
@@ -166,7 +168,10 @@ class RunAudit:
                 return self._end(Finding((node,), problem))
             if finding := self._other_state(part, node, turn):
                 return self._end(finding)
-        if finding := ends_differ(works, now.trails) or held_differ(part.placement, now.trails):
+        is_new = self._placement_number != part.placement.placement_number
+        but_begin = is_new and part.course.helper_settings.users == COLLABORATION
+        held = functools.partial(held_differ, part.placement, works, now.trails, but_begin=but_begin)
+        if finding := ends_differ(works, now.trails) or held():
             return self._end(finding)
         self.figures["drawn"] += len(now.drawn)
         asked = (question(part, turn, cell, works[cell.node], now.trails) for cell in now.drawn)
@@ -301,6 +306,7 @@ class RunAudit:
         if turn.index not in self._checked:
             return ""
         part, now = self._checked.pop(turn.index)
+        self._placement_number = part.placement.placement_number
         self._agreed |= {
             block: (node, end) for node in part.nodes for block, _, end in ends(part, now.trails[node], node)
         }

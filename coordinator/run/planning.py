@@ -89,6 +89,8 @@ def wire_problem(
         ("[audit]", 5): bool(job.audit_share),
         ("[audit] with VeLoRA", 7): bool(job.audit_share) and plan.course.velora is not None,
         ("[audit] with helpers", 8): bool(job.audit_share) and any(one.helpers for one in plan.placements),
+        ("adapters of each user, whose owners may be left out", 8): bool(plan.course.user_sets)
+        and job.recovery.owners == "skip",
         ("[generation]", 6): plan.course.generation is not None,
         ("owners that come back", 2): takes_back or any(one.back is not None for one in plan.course.left_out),
     }

@@ -216,13 +216,7 @@ class AuditRecorder:
             return
         if not self._now:
             self._now = {part: self._state_of(part) for part in self._parts}
-        trained = self._executor.part.trained
-        self._trained = dict.fromkeys(self._parts, trained)
-        if self._fitted:
-            self._trained = {
-                part: {name: value for name, value in trained.items() if self._has(part, block_of_weight(name))}
-                for part in self._parts
-            }
+        self._trained = self._trained_by_part()
         kept, now = _Kept(turn, head_update=head_update(self._plan, turn, self.node)), turn.settled(self._plan)
         for item in items(now.course, turn):
             if (last := noted_after(now, item, self.node)) is not None:
@@ -268,6 +262,8 @@ class AuditRecorder:
                 action.start in self._own or (_SLICE, action.seq, action.micro) not in kept.sums
             ):
                 self._after_sum(kept, _SLICE, action)
+        if action.op is Op.UPDATE and self._plan.course.helper_settings.interval > 1:
+            self._trained = self._trained_by_part()  # other tensors where an item without an update used the old ones
         for part in kept.notes.get(action, ()):
             self._begin(kept.turn.index, part)
             self._now[part] = state = kept.after[part, action.seq] = self._state_of(part)
@@ -346,6 +342,15 @@ class AuditRecorder:
         if self._lent or self._fitted:
             tensors = {name: value for name, value in tensors.items() if self._has(part, block_of(name))}
         return State.of(writer.write(tensors), writer.halves)
+
+    def _trained_by_part(self) -> dict[_Part, Mapping[str, nn.Parameter]]:
+        trained = self._executor.part.trained
+        if not self._fitted:
+            return dict.fromkeys(self._parts, trained)
+        return {
+            part: {name: value for name, value in trained.items() if self._has(part, block_of_weight(name))}
+            for part in self._parts
+        }
 
     def _has(self, part: _Part, block: int) -> bool:
         return block in self._own if part is _SLICE else block == part.block

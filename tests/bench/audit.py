@@ -5,8 +5,8 @@ demo's cache: ``ringtune demo`` fetches it); turns of 10 steps of 16 rows of 64 
 trains, and both runs of a pair keep copies of turns. A busy machine makes seconds worthless, so what is compared are
 the processor seconds of all nodes: of the whole run, and after the first turn.
 
-``python -m tests.bench.audit [--pairs 4] [--steps 40] [--minutes 0]``: after the pairs runs with an audit for so many
-minutes. Exit code 1 if a node was named.
+``python -m tests.bench.audit [--pairs 4] [--steps 40] [--helpers] [--minutes 0]``: after the pairs runs with an audit
+for so many minutes. Exit code 1 if a node was named.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from coordinator.cli.demo_files import SENTENCES_FILE
 from ringtune.job.job import Job
+from ringtune.techniques.offload import helped
 from tests.support.cluster import Cluster
 
 CACHE: Final = Path("~/.cache/ringtune/demo").expanduser()
 NODES: Final = ("a", "b", "c", "d")
 SLICES: Final = (("a", 0, 2), ("b", 2, 4), ("c", 4, 5), ("d", 5, 6))
 TURN: Final = 10
+HELPER_OF: Final = {"a": "b", "b": "c", "c": "d", "d": "a"}
 
 
 class Cost(NamedTuple):
@@ -78,10 +81,12 @@ def job_of(cluster: Cluster, *, steps: int, max_length: int, **more: object) -> 
     )
 
 
-def run(cluster: Cluster, steps: int, share: float) -> Cost:
-    """Train so many steps; share 0 is without an audit."""
-    job = job_of(cluster, steps=steps, max_length=64, **({"audit__share": share} if share else {}))
-    plan, began_s, before_s = cluster.plan_on(job, SLICES), time.monotonic(), processor_s(cluster)
+def run(cluster: Cluster, steps: int, share: float, helper_of: Mapping[str, str]) -> Cost:
+    """Train so many steps; share 0 is without an audit, and no table without helpers."""
+    more: dict[str, object] = {"audit__share": share} if share else {}
+    job = job_of(cluster, steps=steps, max_length=64, **more, **({"offload__mode": helper_of} if helper_of else {}))
+    plan = helped(cluster.plan_on(job, SLICES), helper_of)
+    began_s, before_s = time.monotonic(), processor_s(cluster)
     follower = cluster.follow(job, plan=plan)
     follower.wait_for_steps(TURN)
     first_s = processor_s(cluster)
@@ -105,19 +110,21 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=4, help="of runs")
     parser.add_argument("--steps", type=int, default=40, help="of a run")
     parser.add_argument("--share", type=float, default=0.02, help="of the audit")
+    parser.add_argument("--helpers", action="store_true", help="each node fits the adapters of the one before it")
     parser.add_argument("--minutes", type=float, default=0.0, help="of audited runs afterwards")
     options = parser.parse_args()
+    helper_of = HELPER_OF if options.helpers else {}
     named, audited_s, turns = 0, 0.0, 0
     with tempfile.TemporaryDirectory(prefix="ringtune-audit-") as folder:
         cluster = Cluster(Path(folder), owners=NODES)
         reviews(cluster, Path(folder))
         with cluster.listening():
-            run(cluster, TURN, 0.0)  # measures the nodes
+            run(cluster, TURN, 0.0, helper_of)  # measures the nodes
             ratios: list[tuple[float, float]] = []
             until_s = 0.0
             for pair in range(options.pairs):
                 order = (options.share, 0.0) if pair % 2 else (0.0, options.share)
-                costs = {share: run(cluster, options.steps, share) for share in order}
+                costs = {share: run(cluster, options.steps, share, helper_of) for share in order}
                 with_it, without = costs[options.share], costs[0.0]
                 ratios.append((with_it.whole_s / without.whole_s, with_it.later_s / without.later_s))
                 named, audited_s, turns = (
@@ -128,7 +135,7 @@ def main() -> int:
                 say(f"pair {pair}: with {with_it}, without {without}, ratios {ratios[-1]}")
             until_s = time.monotonic() + 60 * options.minutes
             while time.monotonic() < until_s:
-                cost = run(cluster, options.steps, options.share)
+                cost = run(cluster, options.steps, options.share, helper_of)
                 named, audited_s, turns = named + cost.named, audited_s + cost.wall_s, turns + options.steps // TURN
                 say(f"audited: {cost}")
     for what, values in zip(("whole run", "after the first turn"), zip(*ratios, strict=True), strict=False):

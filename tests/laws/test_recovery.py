@@ -13,6 +13,7 @@ from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.model_facts import model_facts
 from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
+from ringtune.schedule.course import ALONE
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import no_replicas
@@ -20,10 +21,10 @@ from ringtune.storage.tensor_files import TensorFile
 from tests.features.feature import Feature, Tensors, each_technique, run_of
 from tests.features.memory import VELORA
 from tests.features.methods import OPTIMIZERS, ROWS, SHAPE
-from tests.features.offload import INTERVALS, USERS, USERS_IN_ANY_TIMING, WITH_HELPERS
+from tests.features.offload import INTERVALS, USERS, USERS_IN_ANY_TIMING, WITH_HELPERS, sets_of_collaboration
 from tests.features.operations import CHOICES, TABLES
 from tests.suites.test_recovery_on_virtual_clock import recoveries, ring_of
-from tests.support import reference
+from tests.support import reference, users_reference
 from tests.support.moves import Slices
 from tests.support.recovering_ring import RecoveringRing
 from tests.support.torch_ring import RUN, TorchCarrier, distance, make_carrier
@@ -255,6 +256,15 @@ BACK_CASES = {name: {"num_steps": 29, "eval_every": 5, **changes} for name, chan
 BACK = [Feature(name=f"owner-back/{name}", changes=THREE_OWNERS | changes) for name, changes in BACK_CASES.items()]
 
 
+USERS_BACK = [
+    dataclasses.replace(one, name=f"{name}-back/users", changes=one.changes | {"num_steps": 20})
+    for name, one in (
+        ("alone", USERS[0]),
+        ("together", next(one for one in USERS if one.tensors is sets_of_collaboration and not one.changes["offload"])),
+    )
+]
+
+
 @pytest.mark.promise("1 partition invariance")
 @ROUTES
 @each_technique(
@@ -276,6 +286,26 @@ def test_run_whose_lost_owner_comes_back_equals_one_process_without_the_turns_th
     logged = {entry.step: entry for entry in loss.ring.result.logged if isinstance(entry, rd.LogEvaluation)}
     last = logged[back.plan.course.num_steps]
     assert dict(last.values)["count"] == sum(owner.eval_rows for owner in loss.plan.course.owners)
+
+
+@pytest.mark.promise("1 partition invariance")
+@ROUTES
+@each_technique(USERS_BACK)
+def test_users_of_an_owner_that_is_away_keep_their_adapters(feature: Feature, seed: int) -> None:
+    """As they were when it was lost; they go on from there once it is back."""
+    case = feature.case
+    policy = RecoveryPolicy(leaves_out=True, num_steps=lambda rows: case.num_steps)
+    how: dict[str, Any] = {"moments": (120, 150), "recovery": policy}
+    loss = losing(feature, "users", seed, "a", "c", back_turns=1, **how)
+    lost, back = recoveries(loss.ring.result)
+    assert lost.left_out == back.returned and lost.step > 0 and sum(back.plan.course.missed.values()) > 0
+    assert lost.plan.course.user_sets == back.plan.course.user_sets == loss.plan.course.user_sets
+    turns = reference.turns_as_written(loss.plan, [(one.step, one.plan) for one in (lost, back)])
+    if loss.plan.course.helper_settings.users == ALONE:
+        sets, head = users_reference.alone(case, loss.plan, turns=turns)
+    else:
+        sets, head = users_reference.together(case, loss.plan, turns=turns), {}
+    assert distance(loss.tensors, sets | head) < 1e-9
 
 
 @pytest.mark.promise("1 partition invariance")

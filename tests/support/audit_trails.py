@@ -19,16 +19,17 @@ def trail_of(
     plan: Plan, turn: Turn, node: str, begin: Ends = lambda _: ("v", "q"), end: Ends = lambda _: ("w", "r")
 ) -> dict[str, str]:
     """Return a trail with the same digest for all tensors, and for all sums, from the last micro-batch to the first."""
-    work, piece = work_of(plan, turn, node), plan.slice_of(node)
+    work = work_of(plan, turn, node)
     found = dict.fromkeys(sorted(work.peers), "t") | dict.fromkeys(sorted(work.sums, reverse=True), "s")
     if {*work.peers.values()} - {node}:
         found[TAG_KEY] = node
     if work.has_head:
         found |= {begin_name(plan.course.head): state_digest("v", "q")}
         found |= dict(zip(end_names(plan.course.head), ("v", "q"), strict=True))
-    for block in range(piece.start, piece.stop):
+    found |= dict.fromkeys(sorted(work.fits, reverse=True), "s") | dict.fromkeys(work.held_names, "h")
+    for block in plan.placement.trained_at(node):
         found[begin_name(block)] = state_digest(*begin(block))
-        found |= {state_name(seq, block): state_digest(*end(block)) for seq in work.updates}
+        found |= {state_name(seq, block): state_digest(*end(block)) for seq in work.fitted.get(block, work.updates)}
         found |= dict(zip(end_names(block), end(block), strict=True))
     return found
 

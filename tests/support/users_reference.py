@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ringtune.config.sections import learning_rate
 from ringtune.job.job import Job, parse_job
 from ringtune.models.adapter_config import parse_adapter_config
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Item
+from ringtune.schedule.turns import Item, Turn, items
 from ringtune.techniques.offload import RowsOfUser, rows_of_users
 from tests.support import reference
 from tests.support.plans import train_items
@@ -60,7 +60,18 @@ class LayerByUser(nn.Module):
         return (torch.cat([part[0] for part in parts])[back], *parts[0][1:])
 
 
-def alone(case: Case, plan: Plan, *, interval: int = 1) -> tuple[Sets, dict[str, torch.Tensor]]:
+Turns = Sequence[tuple[Plan, Turn]]
+"""Train turns, each with the plan that holds for it."""
+
+
+def _items(plan: Plan, turns: Turns) -> list[tuple[Plan, Item]]:
+    """The train items of a plan, or of these turns, with the plan that holds for each."""
+    if not turns:
+        return [(plan, item) for item in train_items(plan)]
+    return [(holding, item) for holding, turn in turns for item in items(holding.course, turn)]
+
+
+def alone(case: Case, plan: Plan, *, interval: int = 1, turns: Turns = ()) -> tuple[Sets, dict[str, torch.Tensor]]:
     """Train with a copy of every layer for each user; return all sets, and the head."""
     job, datasets, rows = case.job, case.datasets(), list[RowsOfUser]()
     model, users = reference.whole_model(job, plan, case.folder / "model"), plan.course.users
@@ -79,20 +90,21 @@ def alone(case: Case, plan: Plan, *, interval: int = 1) -> tuple[Sets, dict[str,
     model.eval()
     layers.train()
     model.heads.train()
-    every = train_items(plan)
+    every = _items(plan, turns)
     rare = reference.plain_optimizer(job, adapters)
     often = reference.plain_optimizer(job, head or [nn.Parameter(torch.zeros(()))])  # a decoder is frozen
-    for item in every:
-        batch = datasets[item.owner].batch(plan.course, item)
+    for holding, item in every:
+        batch = datasets[item.owner].batch(holding.course, item)
         _, all_targets = reference.targets_of(job.model.task, batch)
-        for micro, own in _micro_batches(plan, item, batch):
-            rows[:] = rows_of_users(plan.course, item, micro)
+        for micro, own in _micro_batches(holding, item, batch):
+            rows[:] = rows_of_users(holding.course, item, micro)
             for one in at:
                 one.update(step=item.step, micro=micro)
             _backward(model, job, own, all_targets)
-        _update(often, job, item.step, len(every))
-        if (item.step + 1) % interval == 0 or item is every[-1]:
-            _update(rare, job, item.step // interval, math.ceil(len(every) / interval))
+        num_steps = holding.course.num_steps
+        _update(often, job, item.step, num_steps)
+        if (item.step + 1) % interval == 0 or item is every[-1][1]:
+            _update(rare, job, item.step // interval, math.ceil(num_steps / interval))
     found = {
         f"{user}/{index}.{name}": value.detach()
         for index, layer in enumerate(layers)
@@ -103,7 +115,7 @@ def alone(case: Case, plan: Plan, *, interval: int = 1) -> tuple[Sets, dict[str,
     return found, reference.Trained(model=model).head()
 
 
-def together(case: Case, plan: Plan) -> Sets:
+def together(case: Case, plan: Plan, *, turns: Turns = ()) -> Sets:
     """Train ``lora`` or ``linear`` beside query and value where each forward has the sum of all users' changes.
 
     The sum is in a plain matrix beside each frozen one, and a user's set gets the gradient of the user's rows: of a
@@ -124,22 +136,22 @@ def together(case: Case, plan: Plan) -> Sets:
     slots.heads.train()
     values = {user: [value for parts in own.values() for value in parts] for user, own in sets.items()}
     optimizers = [reference.plain_optimizer(job, own) for own in (*values.values(), head)]
-    every = train_items(plan)
-    for item in every:
-        batch = datasets[item.owner].batch(plan.course, item)
+    every = _items(plan, turns)
+    for holding, item in every:
+        batch = datasets[item.owner].batch(holding.course, item)
         _, all_targets = reference.targets_of(job.model.task, batch)
         with torch.no_grad():
             for name, value in sums.items():
                 value.copy_(torch.stack([scale[user] * _product(own[name]) for user, own in sets.items()]).sum(0))
-        for micro, own in _micro_batches(plan, item, batch):
-            for user, positions in rows_of_users(plan.course, item, micro):
+        for micro, own in _micro_batches(holding, item, batch):
+            for user, positions in rows_of_users(holding.course, item, micro):
                 _backward(slots, job, _picked(own, positions), all_targets)
                 for name, value in sums.items():
                     assert value.grad is not None
                     _add_gradient(sets[user][name], scale[user] * value.grad)
                     value.grad = None
         for optimizer in optimizers:
-            _update(optimizer, job, item.step, len(every))
+            _update(optimizer, job, item.step, holding.course.num_steps)
     return {
         f"{user}/{name}": value.detach()
         for user, own in sets.items()

@@ -347,8 +347,8 @@ class Course(Extent):
 
     @property
     def user_sets(self) -> tuple[str, ...]:
-        """The users with adapters of their own; none where all users train the same."""
-        return self.users if self.offload is not None and self.offload.has_users else ()
+        """The users with adapters of their own, also of owners that are left out; none where all train the same."""
+        return _user_sets(self) if self.offload is not None and self.offload.has_users else ()
 
     def sent_tokens(self, boundary: int, tokens: int) -> int:
         """Number of a row's tokens that are sent over a boundary: only ``head_tokens`` to the head and back."""
@@ -489,6 +489,13 @@ class Course(Extent):
 @functools.lru_cache(maxsize=256)
 def _users(course: Course) -> tuple[str, ...]:
     return tuple(dict.fromkeys(user.name for owner in course.owners for user in owner.user_rows))
+
+
+@functools.lru_cache(maxsize=256)
+def _user_sets(course: Course) -> tuple[str, ...]:
+    gone = {one.owner.node for one in course.absent if not one.keeps_users}
+    owners = (owner for owner in course.all_owners if owner.node not in gone)
+    return tuple(dict.fromkeys(user.name for owner in owners for user in owner.user_rows))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -137,10 +137,11 @@ def without_owner(course: Course, node: str, num_turns: int) -> Course:
     steps = left * length
     if left and next_owner(own, turn_counts(own, total - 1)) == at:
         steps -= -course.num_steps % length  # the last turn may be short
+    lost = DroppedOwner(owner=course.owners[at], at=at, turns=had, keeps_users=bool(course.user_sets))
     return dataclasses.replace(
         course,
         owners=tuple(owner for owner in course.owners if owner.node != node),
-        left_out=(*course.left_out, DroppedOwner(owner=course.owners[at], at=at, turns=had)),
+        left_out=(*course.left_out, lost),
         num_steps=course.num_steps - steps,
     )
 
@@ -184,7 +185,7 @@ def return_reason(course: Course, node: str, step: int, num_steps: int) -> str:
     """
     again = with_owner(course, node, course.turns_of(step), num_steps)
     if again.user_sets != course.user_sets:
-        return "the adapters of its users were lost with it"
+        return "the adapters of its users were lost with it, as it was left out by an earlier version"
     return "" if again.num_steps > course.num_steps else "none of its turns is left"
 
 

@@ -98,12 +98,14 @@ class DroppedOwner:
         at: its index among the owners that were there with it.
         turns: train turns of its own until then; at its return with those that it has missed.
         back: train turns of the run until its return; None = it was lost.
+        keeps_users: whether the adapters of its users stay, as they were at its loss; earlier versions had none then.
     """
 
     owner: Owner
     at: int
     turns: int
     back: Annotated[int | None, LATER] = None
+    keeps_users: Annotated[bool, LATER] = False
 
 
 _MAX_BLOCKS: Final = 4096

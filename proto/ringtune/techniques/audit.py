@@ -608,12 +608,18 @@ def ends_differ(works: Mapping[str, Work], trails: Mapping[str, Trail]) -> Findi
     return None
 
 
-def held_differ(placement: Placement, trails: Mapping[str, Trail]) -> Finding | None:
-    """Return the first weights of a helper of which it and their host say different things; None if there are none."""
+def held_differ(
+    placement: Placement, works: Mapping[str, Work], trails: Mapping[str, Trail], *, but_begin: bool = False
+) -> Finding | None:
+    """Return the first weights of a helper of which it and their host say different things; None if there are none.
+
+    With ``but_begin`` those at the beginning of the turn are not compared: a host in a new placement has a sum of users
+    as the helper before computed it, perhaps in another numeric class.
+    """
     for one in placement.helpers:
-        host, end = placement.host_of(one.start), f" {one.start}"
-        for name, digest in trails[one.node].items():
-            if name.startswith("held ") and name.endswith(end) and trails[host].get(name) != digest:
+        host, seqs = placement.host_of(one.start), works[one.node].held[one.start]
+        for name in (held_name(seq, one.start) for seq in (*seqs, *([] if but_begin else [-1]))):
+            if trails[host][name] != trails[one.node][name]:
                 return Finding((one.node, host), f"nodes {one.node} and {host} say different things of {name}")
     return None
 

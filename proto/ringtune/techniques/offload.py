@@ -484,6 +484,8 @@ def _by_user(plan: Plan, steps: int) -> dict[str, Any]:
     if not plan.course.user_sets:
         return {}
     rows = {user.name: {"train": user.train_rows, "eval": user.eval_rows} for user in rows_by_user(plan.course)}
+    if plan.course.left_out:  # which turns each owner had follows from more than this course
+        return {"rows_by_user": rows}
     uses = {user: use._asdict() for user, use in uses_of_users(plan.course, steps).items()}
     return {"rows_by_user": rows, "training_by_user": uses}
 

@@ -239,7 +239,8 @@ copies of what helpers fit.
 5: tags of tensors that an audited node receives.
 6: ``[generation]``.
 7: VeLoRA's vectors in the trail of an audited node.
-8: what a helper fits, and what its host holds of it, in the trails of an audited run.
+8: what a helper fits, and what its host holds of it, in the trails of an audited run; adapters of users whose owner is
+left out.
 """
 
 

@@ -36,6 +36,10 @@ from ringtune.techniques.audit import (
     checkers_of,
     draw,
     ends_differ,
+    fit_cells,
+    fit_checkers_of,
+    fits_checked_by,
+    held_differ,
     judge,
     keys_to_keep,
     micro_order,
@@ -54,6 +58,7 @@ from ringtune.techniques.audit import (
     vectors_around,
     work_of,
 )
+from ringtune.techniques.offload import helped
 from tests.support import audit_trails
 from tests.support.cases import cases
 from tests.support.plans import make_plan
@@ -204,6 +209,51 @@ def test_statement_names_peers_and_says_nothing_of_the_other_turns() -> None:
     changed = {**trail_of("b"), next(iter(WORKS["b"].peers)): "x"}
     assert statement("r", SMALL, TURN, "b", changed) != statement("r", SMALL, TURN, "b", trail_of("b"))
     assert statement("s", SMALL, TURN, "b", trail_of("b")) != statement("r", SMALL, TURN, "b", trail_of("b"))
+
+
+HELPED: Final = helped(SMALL, {"a": "z", "b": "z"})
+
+
+def test_work_of_a_helper_is_drawn_by_micro_batch_and_repeated_by_other_hosts() -> None:
+    """All blocks of a drawn micro-batch; by the hosts after that of the block, which is last; never by the helper."""
+    assert [fit_checkers_of(HELPED.placement, block) for block in range(4)] == [("b", "a")] * 2 + [("a", "b")] * 2
+    ring = helped(PLAN, {"a": "b", "b": "z"})
+    assert [fit_checkers_of(ring.placement, block) for block in (0, 1)] == [("c", "d"), ("c", "d")]
+    assert fits_checked_by(ring.placement, "c") == (0, 1) and not fits_checked_by(ring.placement, "b")
+    turn = first_turn(HELPED)
+    fits = fit_cells(HELPED, turn, "z")
+    assert [(cell.seq, cell.micro, cell.block) for cell in fits[:5]] == [
+        *((0, 0, block) for block in (3, 2, 1, 0)),
+        (0, 1, 3),
+    ]
+    drawn = [cell for cell in draw(HELPED, turn, 0.01, random.Random(4)) if cell.is_fit]
+    assert len({cell[1:3] for cell in drawn}) == 1 and [cell.block for cell in drawn] == [0, 1, 2, 3]
+    kept = keys_to_keep(HELPED, turn, tuple(drawn))
+    assert {node: {key.payload for key in keys} for node, keys in kept.items()} == {"a": {"c"}, "b": {"c"}}
+
+
+def test_question_for_a_fit_has_the_state_before_and_what_the_host_holds() -> None:
+    """And the host of the block is asked for its own work with what it holds since the item before."""
+    works = {node: work_of(HELPED, TURN, node) for node in HELPED.nodes}
+    trails = {node: audit_trails.trail_of(HELPED, TURN, node) for node in HELPED.nodes}
+    assert not any(trail_problem(HELPED, works[node], trails[node], node, adapters=["lora"]) for node in works)
+    for name in trails["z"]:
+        less = {key: value for key, value in trails["z"].items() if key != name}
+        assert trail_problem(HELPED, works["z"], less, "z", adapters=["lora"]), name
+    asked = question(HELPED, TURN, Cell("z", 1, 0, True, 2), works["z"], trails)
+    assert {*asked.told} == {"fit 1.0 2", "state 1 2", "held 0 2", "held 1 2"} and asked.peers == {"c 1.0 2": "b"}
+    assert {*asked.given} == {*asked.told, "fit 1.1 2", "state 0 2", "c 1.0 2"}
+    assert (asked.place.before, asked.place.last) == (1, 0)
+    asked = question(HELPED, TURN, CELL, works["b"], trails)
+    assert {*asked.told} == {"h 1.0 4", "g 1.0 2", "sum 1.0", "c 1.0 2", "c 1.0 3"}
+    assert {*asked.given} - {*asked.told} == {"h 1.0 2", "g 1.0 4", "sum 1.1", "held 0 2", "held 0 3"}
+    other = {**trails, "b": {**trails["b"], "held 1 3": "x"}}
+    found = held_differ(HELPED.placement, works, other)
+    assert found is not None and found.nodes == ("z", "b") and held_differ(HELPED.placement, works, trails) is None
+    begun = {**trails, "b": {**trails["b"], "held begin 3": "x"}}
+    assert held_differ(HELPED.placement, works, begun) and not held_differ(
+        HELPED.placement, works, begun, but_begin=True
+    )
 
 
 def asked_of(trail: Trail) -> Question:

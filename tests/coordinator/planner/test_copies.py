@@ -72,7 +72,7 @@ def test_audited_plan_has_copies_and_room_for_the_work_that_is_repeated() -> Non
 def test_audited_plan_has_room_for_the_work_of_helpers_that_is_repeated() -> None:
     """Two hosts fit each other's six blocks: what they hold of one another, states and sums of two turns."""
     values: dict[str, Any] = {"offload__mode": {"a": "b", "b": "a"}}
-    found, without = (planned("next", **values, **more) for more in ({"audit__share": 0.02}, {}))
+    found, without = planned("next", **values, audit__share=0.02), planned("next", **values)
     assert found.plan.to_json() == without.plan.to_json() and len(found.plan.placement.helpers) == 12
     for node in "ab":
         more = {(term.part, term.what): term for term in found.memory[node].terms}

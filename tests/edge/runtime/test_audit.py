@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import pytest
@@ -163,7 +163,7 @@ class AuditedCarrier(TorchCarrier):
             for block, begin, end in ends(self.part, trail, node):
                 assert self.agreed.setdefault(block, begin) == begin
                 self.agreed[block] = end
-        if finding := ends_differ(works, trails) or held_differ(self.part.placement, trails):
+        if finding := ends_differ(works, trails) or held_differ(self.part.placement, works, trails):
             self.findings.append(finding)
             return
         for cell in self._drawn[index]:
@@ -214,6 +214,7 @@ def audited(
     recompute: tuple[Range, ...] = (),
     helper_of: Mapping[str, str] = {},
     manner: Mapping[str, Any] = {},
+    without: Collection[int] = (),
     slices: tuple[tuple[str, int, int], ...] = SLICES,
     **changes: Any,
 ) -> AuditedCarrier:
@@ -227,6 +228,8 @@ def audited(
             plan = with_users(plan)
             case.datasets()["a"].users = plan.course.owners[0].users
         plan = helped(plan, helper_of, HelperSettings(**manner))
+        left = tuple(one for one in plan.placement.helpers if one.start not in without)
+        plan = Plan(plan.course, (dataclasses.replace(plan.placement, helpers=left),))
     carrier = AuditedCarrier(case, plan, cheat)
     carrier.with_third, carrier.share, carrier.in_transit = with_third, share, in_transit
     ring = ring_of(plan, random.Random(1), carrier=carrier)
@@ -306,6 +309,7 @@ KINDS = 'mode = "auto"\nusers = "alone"\nadapters = { ben = "linear" }'
         {**HELPED, "helper_of": {"a": "c", "c": "b"}, "adapter": LORA, "dropout": 0.2, "checkpoint_every": 2},
         {"helper_of": {"b": "z"}, "optimizer": "sgd", "owners": ("b", "o"), "microbatches": 3, **ROUNDED},
         {**HELPED, "manner": {"interval": 3}, "microbatches": 3, "num_steps": 8, "local_iterations": 4},
+        {"helper_of": {"a": "z", "b": "z"}, "without": {0, 2}, "manner": {"interval": 3}, "num_steps": 8},
         {**HELPED, "manner": {"pairs": "bfloat16"}, "dtype": "float32", "wire": "bfloat16", "helper_of": {"b": "a"}},
         {**HELPED, "manner": {"overlap": True, "interval": 2}, "num_steps": 12, "local_iterations": 6},
         {**HELPED, "manner": {"overlap": True}, "num_steps": 8, "local_iterations": 4, "recompute": (Range(1, 4),)},
