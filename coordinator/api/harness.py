@@ -36,12 +36,14 @@ def harness(
     data: Path | None = None,
     model: Path | None = None,
     user: str = "",
+    apply_chat_template: bool = False,
     tell: Callable[[str], object] = str,
 ) -> Figures:
     """Return the figures of a run by the names of lm-eval's tasks.
 
     ``data`` is a folder with tasks of one's own, and with the files that they name; ``model`` replaces the run's folder
-    of the model; ``tell`` gets a line after the 1st, 10th, 100th, ... request.
+    of the model; with ``apply_chat_template`` contexts are conversations in the run's template; ``tell`` gets a line
+    after the 1st, 10th, 100th, ... request.
 
     Raises:
         UsageError: lm-eval is not installed, the run's model writes no text, or an argument is wrong.
@@ -60,6 +62,7 @@ def harness(
         job_file, log = Path(name) / "job.toml", Path(name) / "log"
         job_file.write_text(evaluation_job(chosen, None, model=model).to_toml(), encoding="utf-8")
         words = [str(job_file), str(chosen.saved.resolve()), ",".join(tasks), *([str(data.resolve())] if data else [])]
+        words += ["--apply-chat-template"] if apply_chat_template else []
         return _figures(words, log, tell)
 
 

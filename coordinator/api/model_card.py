@@ -15,7 +15,7 @@ from typing import Any
 
 from coordinator.client.saved_run import SavedRun
 from coordinator.run.run_text import rows_of
-from ringtune.models.adapter_config import auxiliary_of, invertible_of, library_config
+from ringtune.models.adapter_config import auxiliary_of, invertible_of, library_config, library_problem
 from ringtune.models.decoders import WRITTEN_OUT
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM, PAIR_TASKS, REGRESSION
@@ -42,6 +42,12 @@ model.load_adapter("PATH_OF_THIS_FOLDER", use_safetensors=True, set_active=True)
 ```
 
 The head is the base model's own: it did not train, so it is not in this folder."""
+_LOADING_BY_RINGTUNE = """```sh
+ringtune train job.toml --local 1 --set "adapter.config={config}" --set adapter.from=PATH_OF_THIS_FOLDER
+```
+
+AdapterHub's library can't load this adapter: {problem}. A job may begin with it, and `ringtune predict` and `ringtune
+eval` read the run that trained it."""
 _NEEDS = "The lines need AdapterHub's library: `pip install 'adapters==1.3.*'`."
 _INVERSE = (
     "The last hidden state goes to the head through the inverse of the invertible adapter, which "
@@ -160,6 +166,8 @@ def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], 
         loading = (
             _OF_TOWER if base_is_tower(run) else _NOT_PLUGGED if FAMILIES[model_type].layout.is_unlike else loading
         )
+    if problem := library_problem(config):
+        loading, library = _LOADING_BY_RINGTUNE.format(problem=problem, config=config), "ringtune"
     loading = loading.format(base=json.dumps(base_model), what=what, loader=loader, choices=choices, source=source)
     return _card(
         run,

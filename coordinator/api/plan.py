@@ -167,12 +167,12 @@ def plan(
         raise UsageError("--assume and --memory are for nodes that are not there; coordinator and profile have some")
     if nodes and not coordinator:
         raise UsageError(f"--nodes is for --coordinator; to plan for equal nodes that are not there: --assume {nodes}")
-    note, rows = "", list[str]()
+    note, rows, told = "", list[str](), tuple[str, ...]()
     if coordinator:
         from coordinator.client.submit import Client
 
         with Client(coordinator, insecure=insecure) as client, WaitNotice(f"asking {coordinator}") as waiting:
-            made, found, note = client.plan(wanted, progress=waiting, num_nodes=nodes, join_s=join_s, choices=choices)
+            made, found, told = client.plan(wanted, progress=waiting, num_nodes=nodes, join_s=join_s, choices=choices)
         planned = planned_as(wanted, made, found, again=explain, **choices._asdict())
     elif profile:
         found = read_profile(Path(profile))
@@ -190,6 +190,7 @@ def plan(
     is_measured, optimizer = bool(coordinator or profile), wanted.train.optimizer
     if is_measured:
         rows, time = rows_lines(found.nodes, wanted.train.max_length), measured_time(planned, found, optimizer)
+        note = "; ".join(one for one in told if one not in (planned.note, *rows))  # the plan says these itself
     else:
         time = guessed_time(planned, wanted, found.nodes[0].model)
     reasons = None

@@ -48,6 +48,13 @@ def evaluate(
             "which is run.",
         ),
     ] = None,
+    apply_chat_template: Annotated[
+        bool,
+        typer.Option(
+            "--apply-chat-template",
+            help="Write contexts of --harness as conversations in the run's chat template, as lm-eval's option does.",
+        ),
+    ] = False,
     join_s: options.JoinS = 60.0,
     insecure: options.Insecure = False,
     json: options.Json = False,
@@ -64,9 +71,10 @@ def evaluate(
     from coordinator.run.run_text import all_figures
     from coordinator.screen.tables import class_lines
 
-    if harness or harness_data is not None:
+    if harness or harness_data is not None or apply_chat_template:
         refuse_other_rows(context, harness)
-        typer.echo(_harness(folder, harness, data=harness_data, model=model, user=user, json=json))
+        run_harness = functools.partial(_harness, data=harness_data, is_chat=apply_chat_template)
+        typer.echo(run_harness(folder, harness, model=model, user=user, json=json))
         return
     if coordinator and data is None:
         refuse_local_node_options(context)
@@ -87,7 +95,7 @@ def evaluate(
 
 
 def refuse_other_rows(context: typer.Context, harness: str) -> None:
-    """Refuse options of rows beside --harness, and --harness-data without it.
+    """Refuse options of rows beside --harness, and options of lm-eval without it.
 
     Raises:
         UsageError: one was typed.
@@ -95,7 +103,9 @@ def refuse_other_rows(context: typer.Context, harness: str) -> None:
     from ringtune.errors import UsageError
 
     if not harness:
-        raise UsageError("--harness-data has tasks for --harness; name some with --harness, or leave it out")
+        raise UsageError(
+            "--harness-data and --apply-chat-template are for --harness; name tasks with it, or leave it out"
+        )
     options_of_rows = {"--data": "data", "--coordinator": "coordinator", "--column": "column", "--missing": "missing"}
     for option, name in options_of_rows.items():
         source = context.get_parameter_source(name)
@@ -103,7 +113,9 @@ def refuse_other_rows(context: typer.Context, harness: str) -> None:
             raise UsageError(f"--harness brings its own rows and computes on this machine; leave {option} out")
 
 
-def _harness(folder: Path, tasks: str, *, data: Path | None, model: Path | None, user: str, json: bool) -> str:
+def _harness(
+    folder: Path, tasks: str, *, data: Path | None, is_chat: bool, model: Path | None, user: str, json: bool
+) -> str:
     import functools
     import json as json_module
 
@@ -112,7 +124,7 @@ def _harness(folder: Path, tasks: str, *, data: Path | None, model: Path | None,
 
     names = [name.strip() for name in tasks.split(",")]
     tell = functools.partial(typer.echo, err=True)
-    found = harness(read_run(folder), names, data=data, model=model, user=user, tell=tell)
+    found = harness(read_run(folder), names, data=data, model=model, user=user, apply_chat_template=is_chat, tell=tell)
     return json_module.dumps({"event": "harness", "tasks": found}) if json else "\n".join(lines_of(found))
 
 

@@ -43,6 +43,8 @@ def export(
     as_adapter = f"model.load_adapter({str(out)!r}, use_safetensors=True, set_active=True)"
     if form == "peft":
         as_adapter = f"peft.PeftModel.from_pretrained(model, {str(out)!r}), as its README.md says"
+    elif "library_name: ringtune" in (out / "README.md").read_text(encoding="utf-8"):
+        as_adapter = "adapter.from of a job, as its README.md says"
     if AUXILIARY_CONFIG_FILE in digests:
         as_adapter = f"edge.model.auxiliary.load_auxiliary(model, {str(out)!r})"
     if form.startswith("gguf"):

@@ -294,8 +294,8 @@ class Client(Connection):
         num_nodes: int,
         join_s: float,
         choices: Choices = NO_CHOICES,
-    ) -> tuple[Plan, Profile, str]:
-        """Let the nodes measure themselves, and plan for them (see ``run``): plan, profile and notes as text.
+    ) -> tuple[Plan, Profile, tuple[str, ...]]:
+        """Let the nodes measure themselves, and plan for them (see ``run``): plan, profile and notes.
 
         Raises:
             RingTuneError: inspection or planning failed.
@@ -304,7 +304,7 @@ class Client(Connection):
         came = self.run(request, progress=progress or Progress(), folder=None)
         if came.plan is None or came.profile is None:
             raise IntegrityError("the coordinator sent no plan; use one version on all machines")
-        return came.plan, came.profile, "; ".join(came.notes)
+        return came.plan, came.profile, tuple(came.notes)
 
     def _drain(self, outcome: Outcome, progress: Progress) -> None:
         progress.note(_DRAINING if outcome.phase == "training" else _NOTHING_YET)

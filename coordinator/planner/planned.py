@@ -18,6 +18,7 @@ from coordinator.planner.phases import PhasesReason
 from coordinator.planner.replicas import ReplicasReason
 from coordinator.planner.search import Choice
 from ringtune.config.sections import NONE, SKIP_OWNER
+from ringtune.costs.measurement import differing_transformers
 from ringtune.costs.memory_estimate import end_of_turn_bytes
 from ringtune.costs.memory_sizes import DTYPE_BYTES, Sizes
 from ringtune.costs.memory_terms import MemoryEstimate, Share
@@ -119,8 +120,9 @@ class Planned:
         cut_after_s = self.choice.cut_after_s if self.choice else None
         cut = [] if cut_after_s is None else [cut_note(cut_after_s)]
         nodes = self.profile.nodes if self.profile else ()
+        unlike = differing_transformers([node for node in nodes if node.node in self.plan.nodes])
         notes = [note for technique in TECHNIQUES for note in technique.notes(self.plan, nodes)]
-        return "; ".join([*self.left_out, *self.told, *notes, *cut])
+        return "; ".join([*self.left_out, *self.told, *notes, *unlike, *cut])
 
     @property
     def memory_bytes(self) -> dict[str, int]:

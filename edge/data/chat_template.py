@@ -87,12 +87,14 @@ class ChatTemplate:
     """A template with its variables.
 
     Args:
+        text: its source.
         variables: names of special tokens -> their texts.
         limit_s: seconds of processor time for one bunch of conversations.
     """
 
     def __init__(self, text: str, variables: Mapping[str, str], *, limit_s: float = LIMIT_S) -> None:
-        self._head = {"template": text, "variables": dict(variables), "limit_s": limit_s}
+        self.text, self.variables = text, dict(variables)
+        self._head = {"template": text, "variables": self.variables, "limit_s": limit_s}
         self._limit_s = limit_s
 
     def answers(self, conversations: Sequence[Conversation]) -> list[list[Rendered]]:

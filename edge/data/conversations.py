@@ -126,7 +126,9 @@ class Conversations:
         One part of the rows after the other, so that not all rendered texts are in memory at once.
         """
         all_places = [place for place, row in enumerate(rows) if isinstance(row, Conversation)]
-        templates = {has_tools: self._template(has_tools) for has_tools in {bool(rows[at].tools) for at in all_places}}
+        templates = {
+            has_tools: self.template(has_tools=has_tools) for has_tools in {bool(rows[at].tools) for at in all_places}
+        }
         for start in range(0, len(all_places), _ROWS_AT_ONCE):
             part = all_places[start : start + _ROWS_AT_ONCE]
             found: dict[int, Any] = {}
@@ -142,7 +144,8 @@ class Conversations:
                 found |= dict(zip(places, made, strict=True))
             yield from (found[place] for place in part)
 
-    def _template(self, has_tools: bool) -> ChatTemplate:
+    def template(self, *, has_tools: bool = False) -> ChatTemplate:
+        """Return the template of conversations with or without tools; raises ``ModelError``."""
         tokenizer, name = self.tokenizer, self._data.template
         special = {key: value for key, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
         if name is not None and name not in TEMPLATES:

@@ -9,8 +9,9 @@ A request is a context with a continuation, whose log-likelihood is the sum over
     logits       . . . 1 2 3        at the token before each of x
     scored             x x x
 
-A context that does not fit is cut at its beginning. Contexts are given as the task writes them, without a chat
-template. Keys and values of what two requests in a row have in common, as the choices of one question, are kept.
+A context that does not fit is cut at its beginning. With ``--apply-chat-template`` a context is a conversation in the
+template of the run, rendered in this process by transformers, as lm-eval does; else it is as the task writes it. Keys
+and values of what two requests in a row have in common, as the choices of one question, are kept.
 
 Source: lm-eval 0.4.13, ``lm_eval.api.model`` (``TemplateLM``), ``lm_eval.utils.get_rolling_token_windows``.
 """
@@ -27,6 +28,8 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from edge.data.chat_template import ChatTemplate
+from edge.data.conversations import Conversations
 from edge.data.text_pieces import TextPieces
 from edge.data.tokens import load_tokenizer
 from edge.machine.libraries import load_libraries
@@ -35,6 +38,7 @@ from ringtune.errors import DataError, RingTuneError
 from ringtune.job.job import Job, load_job
 from ringtune.machine.resources import usable_cores
 
+APPLY_CHAT_TEMPLATE: Final = "--apply-chat-template"
 _MOST_TOKENS: Final = 256
 """Of an answer whose task says nothing."""
 _COUNTS: Final = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
@@ -49,9 +53,13 @@ class Likelihood(NamedTuple):
 
 
 class HarnessModel:
-    """What lm-eval asks of a model, in terms of texts; ``made`` makes it one of lm-eval's."""
+    """What lm-eval asks of a model, in terms of texts; ``made`` makes it one of lm-eval's.
 
-    def __init__(self, job: Job, saved: Path, tell: Callable[[], object]) -> None:
+    Raises:
+        ModelError: with ``is_chat``, the model has no chat template.
+    """
+
+    def __init__(self, job: Job, saved: Path, tell: Callable[[], object], *, is_chat: bool = False) -> None:
         super().__init__()
         folder = Path(job.model.path)
         self._model, self._tell = WholeModel(job, saved, ()), tell
@@ -59,6 +67,29 @@ class HarnessModel:
         self._ends = ends_of_text(folder, self._tokenizer)
         begin = self._tokenizer.bos_token_id
         self._first = self._ends[0] if begin is None and self._ends else begin
+        self._template = Conversations(job, folder).template() if is_chat else ChatTemplate("", {})
+        self.tokenizer_name = folder.name
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        """Return the template that is applied; empty without one."""
+        return self._template.text
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Write messages out, up to an answer to them, or the last one, which goes on."""
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            ((text,), _) = render_jinja_template(
+                [chat_history],
+                chat_template=self._template.text,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
+                **self._template.variables,
+            )
+        except TemplateError as error:
+            raise DataError(f"the chat template fails for a context ({error}); set data.template") from error
+        return str(text)
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[Likelihood]:
         """Score the continuation of each request (context, continuation)."""
@@ -150,23 +181,27 @@ def _windows(ids: Sequence[int], begin: int, longest: int) -> Iterator[tuple[Seq
         yield (ids[max(0, start + len(piece) - longest - 1) : start] if start else [begin]), piece
 
 
-def made(base: type, job: Job, saved: Path, tell: Callable[[], object]) -> Any:
+def made(base: type, job: Job, saved: Path, tell: Callable[[], object], *, is_chat: bool) -> Any:
     """Make a model of lm-eval's class ``base``."""
-    return type("RingTuneModel", (HarnessModel, base), {})(job, saved, tell)
+    return type("RingTuneModel", (HarnessModel, base), {"tokenizer_name": ""})(job, saved, tell, is_chat=is_chat)
 
 
-def results(job: Job, saved: Path, tasks: Sequence[str], folder: Path | None, tell: Callable[[], object]) -> Any:
+def results(
+    job: Job, saved: Path, tasks: Sequence[str], folder: Path | None, tell: Callable[[], object], *, is_chat: bool
+) -> Any:
     """Evaluate on tasks of lm-eval, or of ``folder``; return figures by task; raises ``DataError``."""
     from lm_eval import simple_evaluate
     from lm_eval.api.model import LM
     from lm_eval.tasks import TaskManager
 
-    model = made(LM, job, saved, tell)
+    model = made(LM, job, saved, tell, is_chat=is_chat)
     manager = TaskManager(include_path=None if folder is None else str(folder))
     if folder is not None:
         os.chdir(folder)  # files that its tasks name
     try:
-        found = simple_evaluate(model=model, tasks=list(tasks), task_manager=manager, log_samples=False)
+        found = simple_evaluate(
+            model=model, tasks=list(tasks), task_manager=manager, log_samples=False, apply_chat_template=is_chat
+        )
     except RingTuneError:
         raise
     except Exception as error:
@@ -178,7 +213,8 @@ def results(job: Job, saved: Path, tasks: Sequence[str], folder: Path | None, te
 
 def main(arguments: Sequence[str]) -> int:
     """Evaluate and print; return the exit code."""
-    job_file, saved, tasks, *folder = arguments
+    job_file, saved, tasks, *folder = (word for word in arguments if word != APPLY_CHAT_TEMPLATE)
+    is_chat = APPLY_CHAT_TEMPLATE in arguments
     output, count = sys.stdout, 0
 
     def tell() -> None:
@@ -196,7 +232,7 @@ def main(arguments: Sequence[str]) -> int:
             load_libraries()
             torch.set_num_threads(job.runtime.threads or usable_cores())
             where = Path(folder[0]) if folder else None
-            found = results(job, Path(saved), tasks.split(","), where, tell)
+            found = results(job, Path(saved), tasks.split(","), where, tell, is_chat=is_chat)
         write({"tasks": found})
     except BrokenPipeError:
         return 1

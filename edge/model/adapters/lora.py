@@ -18,6 +18,7 @@ Source: adapters 1.3.0, ``methods.lora``.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +29,7 @@ from torch.nn import functional
 from edge.model.adapters.bottleneck import seed_weights
 
 
-class Beside(nn.Module):
+class Beside(nn.Module, ABC):
     """An adapter beside one matrix.
 
     Args:
@@ -68,9 +69,9 @@ class Beside(nn.Module):
         found[..., self.lora_ind.to(values.device)] = values
         return found
 
+    @abstractmethod
     def changed(self, matrix: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         """Change the output of the matrix; a forward hook."""
-        raise NotImplementedError
 
 
 class LoRA(Beside):

@@ -272,6 +272,18 @@ def numeric_class(facts: NodeFacts, course: Course) -> str:
     return found
 
 
+def differing_transformers(nodes: Sequence[NodeFacts]) -> list[str]:
+    """Say which nodes have which version of transformers; nothing if all have one, as far as they say."""
+    by_version: dict[str, list[str]] = {}
+    for facts in nodes:
+        if "torch" in facts.numerics:
+            by_version.setdefault(facts.numerics.partition(", transformers ")[2] or "4", []).append(facts.node)
+    if len(by_version) < 2:
+        return []
+    have = ", ".join(f"{version} on {' and '.join(names)}" for version, names in sorted(by_version.items()))
+    return [f"unlike versions of transformers ({have}) differ in the last bits; install one version everywhere"]
+
+
 def refuse_differing_copies(plan: Plan, facts: Mapping[str, NodeFacts]) -> None:
     """Refuse a plan with copies on nodes of different numeric classes; raises ``PlanError``."""
     for copies in (each for technique in TECHNIQUES for each in technique.copies(plan)):

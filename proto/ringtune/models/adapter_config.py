@@ -434,6 +434,14 @@ def library_config(config: str) -> str:
     return "|".join(text.strip() for text, part in pairs if part.name not in AUXILIARY_KINDS)
 
 
+def library_problem(config: str) -> str:
+    """Say why AdapterHub's library can't load an adapter; empty if it can."""
+    parts = parse_adapter_config(library_config(config)) if library_config(config) else ()
+    if any(part.options.get("task_specific_matrix_type") == "linear" for part in parts):
+        return "it makes no module for task_specific_matrix_type = 'linear'"
+    return ""
+
+
 def is_same_adapter(config: str, other: str) -> bool:
     """Whether two configurations add the same weights with the same computation; dropout and initial values aside."""
     return _effective(config) == _effective(other)

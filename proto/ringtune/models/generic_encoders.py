@@ -36,6 +36,18 @@ NOT_SPLIT: Final[Mapping[str, str]] = {
 }
 """``model_type`` of encoders that can't be divided into blocks -> reason and remedy."""
 
+
+def _sizes(*, vocab: int, hidden: int, blocks: int, heads: int, inner: int) -> dict[str, ConfigKey]:
+    """Keys of the sizes, by their defaults."""
+    return {
+        "vocab_size": ConfigKey(default=vocab, at_least=1),
+        "hidden_size": ConfigKey(default=hidden, at_least=1),
+        "num_hidden_layers": ConfigKey(default=blocks, at_least=1),
+        "num_attention_heads": ConfigKey(default=heads, at_least=1),
+        "intermediate_size": ConfigKey(default=inner, at_least=1),
+    }
+
+
 _POSITIONS: Final = ("c2p", "p2c", "c2p|p2c", "p2c|c2p")
 _DEBERTA_KEYS: Final[Mapping[str, ConfigKey]] = {
     "type_vocab_size": ConfigKey(default=0),
@@ -54,11 +66,7 @@ _DEBERTA_V2_KEYS: Final[Mapping[str, ConfigKey]] = {
 _DEBERTA_UNREAD: Final = frozenset({"legacy", "padding_idx", "pooler_dropout", "pooler_hidden_size", "cls_dropout"})
 _CONVOLUTION: Final = {"conv_kernel_size": "a convolution beside block 0 reads the embedding too"}
 _MODERNBERT_KEYS: Final[Mapping[str, ConfigKey]] = {
-    "vocab_size": ConfigKey(default=50368, at_least=1),
-    "hidden_size": ConfigKey(default=768, at_least=1),
-    "intermediate_size": ConfigKey(default=1152, at_least=1),
-    "num_hidden_layers": ConfigKey(default=22, at_least=1),
-    "num_attention_heads": ConfigKey(default=12, at_least=1),
+    **_sizes(vocab=50368, hidden=768, blocks=22, heads=12, inner=1152),
     "hidden_activation": ConfigKey(default="gelu", choices=ACTIVATIONS),
     "max_position_embeddings": ConfigKey(default=8192, at_least=1),
     "initializer_range": ConfigKey(default=0.02),
@@ -307,11 +315,7 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
             config_keys={
                 **of_deberta,
                 **_DEBERTA_V2_KEYS,
-                "vocab_size": ConfigKey(default=128100, at_least=1),
-                "hidden_size": ConfigKey(default=1536, at_least=1),
-                "num_hidden_layers": ConfigKey(default=24, at_least=1),
-                "num_attention_heads": ConfigKey(default=24, at_least=1),
-                "intermediate_size": ConfigKey(default=6144, at_least=1),
+                **_sizes(vocab=128100, hidden=1536, blocks=24, heads=24, inner=6144),
             },
             refused={**bert.refused, **_CONVOLUTION},
             no_number=bert.no_number | _DEBERTA_UNREAD | {"conv_act", "conv_groups"},
@@ -331,13 +335,7 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
             "megatron-bert",
             "bert",
             dataclasses.replace(norm_first, attention_norm="attention.ln", feed_forward_norm="ln"),
-            keys={
-                "vocab_size": ConfigKey(default=29056, at_least=1),
-                "hidden_size": ConfigKey(default=1024, at_least=1),
-                "num_hidden_layers": ConfigKey(default=24, at_least=1),
-                "num_attention_heads": ConfigKey(default=16, at_least=1),
-                "intermediate_size": ConfigKey(default=4096, at_least=1),
-            },
+            keys=_sizes(vocab=29056, hidden=1024, blocks=24, heads=16, inner=4096),
             norm="encoder.ln",
             dimensions=written_out,
         ),
@@ -377,11 +375,7 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
                 norm_first, attention_norm="attention.self_attn_layer_norm", feed_forward_norm="LayerNorm"
             ),
             keys={
-                "vocab_size": ConfigKey(default=250880, at_least=1),
-                "hidden_size": ConfigKey(default=2560, at_least=1),
-                "num_hidden_layers": ConfigKey(default=36, at_least=1),
-                "num_attention_heads": ConfigKey(default=32, at_least=1),
-                "intermediate_size": ConfigKey(default=10240, at_least=1),
+                **_sizes(vocab=250880, hidden=2560, blocks=36, heads=32, inner=10240),
                 "max_position_embeddings": ConfigKey(default=514, at_least=1),
                 "type_vocab_size": ConfigKey(default=1, at_least=1),
                 "layer_norm_eps": ConfigKey(default=1e-5),

@@ -419,6 +419,16 @@ def test_export_command_names_the_class_that_loads_the_head_too(run: Path, tmp_p
     assert shown.stdout.splitlines()[-1] == f"exported to {out}; load it with {load}"
 
 
+def test_card_of_an_adapter_that_the_library_can_not_load_has_no_lines_of_it(run: Path, tmp_path: Path) -> None:
+    """A matrix of MTL-LoRA for each task: the library's module for it fails."""
+    config, job, out = "mtl_lora[task_specific_matrix_type='linear']", run / "job.toml", tmp_path / "out"
+    job.write_text(job.read_text().replace('config = "seq_bn"', f'config = "{config}"'))
+    shown = CliRunner().invoke(cli.app, ["export", str(run), "--out", str(out)])
+    card = (out / "README.md").read_text()
+    assert "library_name: ringtune\n" in card and "load_adapter" not in card + shown.stdout
+    assert f'--set "adapter.config={config}" --set adapter.from=PATH_OF_THIS_FOLDER' in card
+
+
 def test_export_of_a_plugged_model_says_how_it_loads(tmp_path: Path) -> None:
     """The interface is given away as it is; the card has the lines, with what this family and task need."""
     run = write_run(tmp_path / "run")

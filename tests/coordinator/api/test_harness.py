@@ -60,8 +60,9 @@ def test_figures_of_tasks_are_printed(run: Path, tmp_path: Path, monkeypatch: py
         "group: no figures",
     ]
     assert done.stderr.splitlines() == [f"lm-eval: {count} requests" for count in (1, 10, 100)]
-    done = run_alone("eval", run, "--harness", "piqa", "--json")
-    assert json.loads(done.stdout) == {"event": "harness", "tasks": FIGURES} and got[1][2:] == ["piqa"]
+    done = run_alone("eval", run, "--harness", "piqa", "--json", "--apply-chat-template")
+    assert json.loads(done.stdout) == {"event": "harness", "tasks": FIGURES}
+    assert got[1][2:] == ["piqa", "--apply-chat-template"]
     assert list(lines_of({})) == []
 
 
@@ -93,7 +94,8 @@ def test_what_makes_no_sense_is_refused(run: Path, tmp_path: Path, monkeypatch: 
     for words, told in (
         (["--harness", "piqa", "--data", "x.csv"], "brings its own rows and computes on this machine; leave --data"),
         (["--harness", "piqa", "--missing", "skip"], "leave --missing out"),
-        (["--harness-data", str(tmp_path)], "name some with --harness"),
+        (["--harness-data", str(tmp_path)], "name tasks with it"),
+        (["--apply-chat-template"], "name tasks with it"),
         (["--harness", "piqa,,x"], "--harness has no tasks"),
         (["--harness", "piqa", "--harness-data", str(tmp_path / "no")], "is no folder"),
         (["--harness", "piqa", "--user", "al"], "leave --user out"),

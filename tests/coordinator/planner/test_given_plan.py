@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.api.plan import plan as plan_for_nodes
 from coordinator.client.run_folder import RunFolder
 from coordinator.client.submit import Client
 from coordinator.planner.given_plan import (
@@ -207,10 +208,13 @@ def test_run_waits_for_the_nodes_of_a_given_plan(tmp_path: Path) -> None:
 def test_plan_and_run_decide_alike(tmp_path: Path) -> None:
     """Same facts, same choices: what a run decides is what the planner says beforehand, digest and all."""
     choices = Choices(microbatches=(1, 2, 4), wire_dtypes=("float32", "bfloat16"))
-    with FakeCluster("a", "b") as cluster:
+    with FakeCluster("a", "b", agents={"a": {"facts_changes": {"cut_rows": 3}}}) as cluster:
         with Client(cluster.server.address) as client:
             planned, profile, _ = client.plan(job(), num_nodes=2, join_s=0.5, choices=choices)
         trained = trained_plan(tmp_path, cluster, choices=choices)
+        shown = plan_for_nodes(job(), coordinator=cluster.server.address, nodes=2, join_s=0.5)
+    assert shown.rows == ("3 rows are longer than train.max_length = 8 tokens and are cut",)
+    assert shown.note.startswith("searched ") and shown.rows[0] not in shown.note  # once
     here = make_plan(job(), profile.by_name, links=profile.links, **choices._asdict())
     assert planned.digest == trained.digest == here.plan.digest
     assert (trained.course.microbatches, trained.course.wire_dtype) == (1, "float32")  # not the job's 2

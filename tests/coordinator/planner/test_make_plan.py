@@ -184,6 +184,16 @@ def test_plan_agrees_on_labels_and_model() -> None:
         plan_for(job(), facts("a", rows=0))
 
 
+def test_unlike_versions_of_transformers_are_told_by_node() -> None:
+    """Nodes of an older build say nothing of theirs."""
+    four, five = "cpu x86_64 AVX2, torch 2.13.0", "cpu aarch64 DEFAULT, torch 2.13.0, transformers 5"
+    unlike = {"a": facts("a", numerics=four), "b": facts("b", numerics=five), "c": facts("c", numerics=five)}
+    told = "unlike versions of transformers (4 on a, 5 on b and c) differ in the last bits; install one version"
+    assert told in make_plan(job(), unlike).note
+    alike = {"a": facts("a"), "b": facts("b", numerics=five), "c": facts("c", numerics=five)}
+    assert "unlike" not in make_plan(job(), alike).note
+
+
 def test_make_plan_unites_the_tags_of_owners_and_refuses_others() -> None:
     """Tags are names as classes are; the message says words, and where to add one."""
     tags = job(**{"model.task": "token-classification"})

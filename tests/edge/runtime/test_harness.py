@@ -18,6 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from edge.runtime.harness import HarnessModel, Likelihood, _windows, main
+from ringtune.errors import DataError
 from ringtune.job.job import load_job
 from tests.support import chat_models
 from tests.support.tiny_families import write_family
@@ -115,6 +116,31 @@ def test_answers_end_at_the_texts_of_a_task(model: HarnessModel) -> None:
     assert model.generate_until([ask("yes no " * 30, {"max_gen_toks": 500})])
 
 
+@pytest.mark.parametrize("template", [chat_models.MISTRAL, chat_models.MARKED])
+def test_contexts_are_written_in_the_template_as_the_library_does(folder: Path, tmp_path: Path, template: str) -> None:
+    """With the beginning of an answer, or going on with the last message, whose begin token is no second one."""
+    base = shutil.copytree(folder / "base", tmp_path / "base")
+    chat_models.write_tokenizer(base, template, bos=True)
+    (tmp_path / "job.toml").write_text(JOB.format(model=base), encoding="utf-8")
+    model = HarnessModel(load_job(tmp_path / "job.toml"), base, lambda: None, is_chat=True)
+    tokenizer: Any = AutoTokenizer.from_pretrained(base)
+    for row in chat_models.conversations(6):
+        for history, begins in ((row[:-1], True), (row, False)):
+            found = model.apply_chat_template(history, add_generation_prompt=begins)
+            assert found == tokenizer.apply_chat_template(
+                history, tokenize=False, add_generation_prompt=begins, continue_final_message=not begins
+            )
+    assert model.chat_template(True) == template
+    with pytest.raises(DataError, match="the chat template fails for a context"):
+        HarnessModel(_refusing(tmp_path), base, lambda: None, is_chat=True).apply_chat_template(row[:1])
+
+
+def _refusing(folder: Path) -> Any:
+    """A job whose model has a template that refuses every conversation."""
+    chat_models.write_tokenizer(folder / "base", "{{ raise_exception('no') }}")
+    return load_job(folder / "job.toml")
+
+
 def test_answer_is_decoded_alone(folder: Path, tmp_path: Path) -> None:
     """As lm-eval does: where the tokenizer drops the blank at the front of a text, an answer has none there."""
     base = shutil.copytree(folder / "base", tmp_path / "base")
@@ -153,7 +179,8 @@ def test_figures_are_printed_behind_the_count_of_requests(
     """A line each, whatever lm-eval prints; tasks of a folder are found, and read from there."""
     monkeypatch.chdir(Path.cwd())  # and back
 
-    def evaluate(model: Any, tasks: list[str], task_manager: Any, log_samples: bool) -> Any:
+    def evaluate(model: Any, tasks: list[str], task_manager: Any, log_samples: bool, apply_chat_template: bool) -> Any:
+        assert not apply_chat_template
         assert _Base in type(model).__mro__ and model.is_made and (tasks, log_samples) == (["piqa", "mine"], False)
         assert task_manager.include_path == str(folder) and Path.cwd() == folder
         sys.stdout.write("a table\n")
