@@ -353,7 +353,7 @@ def test_members_without_a_part_end_no_run(cluster: FakeCluster) -> None:
     for request in (control_pb2.ReportRequest(), control_pb2.ReportRequest(number=1, steps=[wrong])):
         request.run_id, request.node = going.driver.run_id, "c"
         going.driver.report(request)
-    about = {"run_id": going.driver.run_id, "node": "a"}
+    about: dict[str, Any] = {"run_id": going.driver.run_id, "node": "a"}
     for number in (1, 2):
         going.driver.report(control_pb2.ReportRequest(**about, number=number, notes=["node a is here"] * 1000))
     notes = [going.note_of("a") for _ in range(1001)]
