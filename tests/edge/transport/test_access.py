@@ -41,7 +41,7 @@ def test_access_follows_the_run() -> None:
     assert allowed(access) == {"probe", "disk"}
     access.require(DISK._replace(node="c"), node_party("c"))  # it may get a part
     access.place("r", PLAN, START)
-    with pytest.raises(TrustError, match="node b refuses Snapshots.Fetch of node 'c'"):
+    with pytest.raises(TrustError, match=r"node b refuses Snapshots\.Fetch of node 'c'"):
         access.require(DISK._replace(node="c"), node_party("c"))
     assert allowed(access) == {"probe", "disk", "copy"}
     access.move("r", PLAN, START, 0, 2)  # nothing of the placement before counts any more
