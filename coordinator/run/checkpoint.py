@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence, Set
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from coordinator.planner.limits import Effort
 from coordinator.planner.make_plan import keep_plan
@@ -251,6 +251,10 @@ class ResumeChooser:
             )
 
 
+_MAX_SAVED: Final = 4096
+"""Most steps of which shards are remembered until all nodes have saved theirs."""
+
+
 class Noted(NamedTuple):
     """The note that the submitter has the manifest of the checkpoint of ``step`` on disk."""
 
@@ -403,6 +407,8 @@ class CheckpointManager:
         for entry in saved:
             shard = Shard(node=node, sha256=entry.sha256, size_bytes=entry.bytes)
             self._saved.setdefault(entry.step, {})[node] = shard
+            if len(self._saved) > _MAX_SAVED:
+                del self._saved[min(self._saved)]
 
     def log(self, plan: Plan, command: rd.LogCheckpoint | rd.LogKept, emit: EventSink, *, is_kept: bool) -> None:
         """Send the manifest of a checkpoint, or of a turn that nodes keep, for the run that resumes from there.

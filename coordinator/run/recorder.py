@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from coordinator.run.events import EventSink, GrowingFile
 from coordinator.run.report import NodeTotals, OperationsLedger, RunLedger
@@ -39,6 +40,8 @@ Logged = (
     | rd.LogFetched
 )
 """Log commands of the state machine that the books take."""
+_MAX_NOTES: Final = 1000
+"""Most sentences of one node for the user."""
 
 
 class RunRecorder:
@@ -87,7 +90,7 @@ class RunRecorder:
         self.onlooker: EventSink | None = None
         self._activity = Activity()
         self.end_seq = self.end_step = 0
-        self._left_out = RepeatCounter()
+        self._left_out, self._notes = RepeatCounter(), Counter[str]()
         self._has_risen = False
         self._candidates: tuple[str, ...] = ()  # before the trace was begun
 
@@ -148,7 +151,11 @@ class RunRecorder:
         """Record bytes, spans and recording of a node's report; spans of unknown actions are left out."""
         node = request.node
         for note in request.notes:
-            self._emit(control_pb2.RunEvent(note=printable(note)))
+            self._notes[node] += 1
+            if self._notes[node] <= _MAX_NOTES:
+                self._emit(control_pb2.RunEvent(note=printable(note)))
+            elif self._notes[node] == _MAX_NOTES + 1:
+                self._emit(control_pb2.RunEvent(note=f"node {node} has more than {_MAX_NOTES:,} notes, left out here"))
         for traffic in request.traffic:
             self.ledger.add_traffic(node, traffic.seq, traffic.target, traffic.payload, traffic.bytes)
             self._operations.add_traffic(traffic.seq, traffic.payload, traffic.bytes)
@@ -166,7 +173,7 @@ class RunRecorder:
             if self.pace is not None:
                 self.pace.add(node, span.action, span.end_s - span.start_s)
         self._add_to_trace(lambda text: text.spans(node, spans))
-        if request.recording:
+        if request.recording and self._job.runtime.record:
             if node not in self._recordings:
                 self._recordings[node] = GrowingFile(f"recordings/{node}.jsonl", self._emit)
             self._recordings[node].write(request.recording.encode())

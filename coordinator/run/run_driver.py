@@ -17,8 +17,10 @@ import importlib
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import Final
 
 from coordinator.planner.planned import JobTime, Planned, copy_bytes
 from coordinator.run.audit import CellRepeated, RunAudit
@@ -57,6 +59,7 @@ from coordinator.run.run_text import rows_lines
 from ringtune.costs.measurement import SKIPPED_ITEMS
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.errors import (
+    BusyError,
     FrameError,
     IntegrityError,
     PeerLostError,
@@ -73,6 +76,9 @@ from ringtune.storage.tensor_files import TensorFile
 from ringtune.techniques.initial_adapter import INITIAL_FILE, head_note
 from ringtune.transport.speaker import speaker
 from ringtune.v1 import control_pb2
+
+_MAX_WAITING_BYTES: Final = 32 << 20
+"""Most bytes of reports of one node that wait for the run's thread; a node sends one after the other."""
 
 
 def choose_beside(
@@ -163,6 +169,7 @@ class RunDriver(Driver):
         self._phase = ("joining", self._started_s)
         self._phases_s: dict[str, float] = {}
         self._released: list[Future[None]] = []
+        self._waiting_bytes, self._counting = Counter[str](), threading.Lock()
         self._finish: rd.Finish | None = None
 
     # ---- from other threads -----------------------------------------------------------------------
@@ -184,11 +191,18 @@ class RunDriver(Driver):
         self._queue.put(Noted(step))
 
     def report(self, request: control_pb2.ReportRequest) -> None:
-        """Queue a node's report; raises ``IntegrityError`` or ``FrameError``."""
-        if request.node not in self._addresses:
-            raise IntegrityError(f"node {request.node} is not in run {self.run_id}")
-        if request.instance and request.instance != self._instances[request.node]:
-            raise FrameError(f"another process is node {request.node} of run {self.run_id}; forget it")
+        """Queue a node's report; raises ``IntegrityError`` or ``FrameError``, or ``BusyError`` for too many at once."""
+        node, size, recorder = request.node, request.ByteSize(), self._recorder
+        if node not in self._addresses:
+            raise IntegrityError(f"node {node} is not in run {self.run_id}")
+        if request.instance and request.instance != self._instances[node]:
+            raise FrameError(f"another process is node {node} of run {self.run_id}; forget it")
+        if recorder is None or self._migration is None or node not in recorder.nodes:
+            raise FrameError(f"node {node} has no part in run {self.run_id}; forget it")
+        with self._counting:
+            if (waiting := self._waiting_bytes[node]) and waiting + size > _MAX_WAITING_BYTES:
+                raise BusyError(f"{waiting:,} bytes of reports of node {node} are not read yet; send this one later")
+            self._waiting_bytes[node] += size
         self._queue.put(Reported(request))
 
     # ---- the run's thread -------------------------------------------------------------------------
@@ -291,13 +305,16 @@ class RunDriver(Driver):
             self._inspect(node)
 
     def _on_report(self, request: control_pb2.ReportRequest) -> None:
-        if self._recorder is None:
-            raise IntegrityError(f"node {request.node} reports before there is a plan; use one version on all machines")
+        recorder, node = self._recorder, request.node
+        with self._counting:
+            self._waiting_bytes[node] -= request.ByteSize()
+        if recorder is None:
+            raise IntegrityError(f"node {node} reports before there is a plan; use one version on all machines")
+        if not recorder.plan.has_role(node, 0):
+            return  # it has joined and works on nothing, so it has nothing to say
         if self._audit is not None and self._reports.is_new(request):
             self._audit.note(request)
-        for event in self._reports.take(
-            request, self._recorder, self._require_moving().part.placement.placement_number
-        ):
+        for event in self._reports.take(request, recorder, self._require_moving().part.placement.placement_number):
             self._feed(event)
 
     def _check_leases(self) -> None:

@@ -286,6 +286,16 @@ class Register:
             ).fetchone()
         return found is not None
 
+    def inviter(self, guest: Party) -> str:
+        """Return the user whose invitation a guest has used; empty if there is none."""
+        with self._transaction() as database:
+            found = database.execute(
+                "SELECT invited_by FROM tokens WHERE role = ? AND name = ? AND key_sha256 IS NOT NULL "
+                "ORDER BY ends_unix_s DESC",
+                _key(guest),
+            ).fetchone()
+        return found[0] or "" if found else ""
+
     def removed(self, now_unix_s: float) -> Removals:
         """Return the removed certificates that have not expired yet: one entry a party, whatever it renewed.
 
@@ -812,6 +822,12 @@ class TrustKeeper:
             raise BusyError(f"{user} has invited {_INVITATIONS} nodes within a minute; try in a minute")
         ends_unix_s = self._clock() + _GUEST_TTL_S
         return str(make_token(self._folder, party, ends_unix_s, invited_by=user, shared=self._shared))
+
+    def require_inviter(self, node: str, user: str) -> None:
+        """Refuse a guest of another user, with ``TrustError``: that one's rows are for the own evaluation alone."""
+        party = node_party(node)
+        if party.is_guest and self._register.inviter(party) != user:
+            raise TrustError(f"{party} is a guest of another user, who alone may evaluate its rows")
 
     def remove(self, party: Party, reason: str) -> int:
         """Revoke all certificates of a party at once, also of a user's guests; return the number of its own.

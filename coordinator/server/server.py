@@ -305,7 +305,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         with contextlib.ExitStack() as stack:
             with _in_time(context):
                 folder = functools.partial(self._upload_folder, stack, context)
-                driver = answer(context, lambda: self._evaluate(request_iterator, folder))
+                driver = answer(context, lambda: self._evaluate(request_iterator, folder, caller_of(context)))
             self._owners = {driver.run_id: _user(context)}
             yield from _follow(driver, context)
 
@@ -329,8 +329,15 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
             self._uploads[who] -= 1
             self._uploads += Counter()  # drops those without uploads
 
-    def _evaluate(self, inputs: Iterator[control_pb2.EvaluateInput], make_folder: Callable[[], Path]) -> RunDriver:
+    def _evaluate(
+        self,
+        inputs: Iterator[control_pb2.EvaluateInput],
+        make_folder: Callable[[], Path],
+        caller: CertificateFacts | None,
+    ) -> RunDriver:
         asked, folder = next(inputs, control_pb2.EvaluateInput()).request, make_folder()
+        if asked.owner and self._keeper is not None and caller is not None and caller.has_own_runs_only:
+            self._keeper.require_inviter(asked.owner, caller.party.name)
         job = parse_job(asked.job_toml, source="the submitted job")
         source, result = "the submitter", result_of(job)
         files = (entry.file for entry in inputs)

@@ -75,9 +75,15 @@ class RunAccess:
             self._changed.notify_all()
 
     def place(self, run_id: str, plan: Plan, start: StartPoint | None, sizes: CopyBytes = NOT_PLANNED) -> None:
-        """Replace the rows of a placement, when this node prepares or moves to it."""
+        """Replace the rows of a placement, when this node prepares or moves to it.
+
+        Of the resumed run a node without a part in the plan fetches nothing any more.
+        """
         with self._changed:
             self._begin(run_id)
+            self._inspected = tuple(
+                right for right in self._inspected if right.call is NodeCall.PROBE or right.node in plan.nodes
+            )
             self._placed = (
                 *link_rights(run_id, plan, self._node, start),
                 *copy_rights(run_id, plan, self._node, start, sizes),

@@ -52,6 +52,9 @@ HELLO_WAIT_S: Final = 30.0
 COUNTED_BYTES: Final = CHUNK_BYTES
 """Bytes after which the sender is told at the latest how many frames have arrived."""
 
+_MAX_UNREAD: Final = 64
+"""Refusals that wait for their sender; one that reads none, and sends more, is told no more of them."""
+
 _POLL_S: Final = 0.5
 _JOIN_S: Final = 5.0
 
@@ -228,7 +231,8 @@ class InLink:
     def _refuse(self, source: _Source, error: RingTuneError) -> None:
         _log.debug("node %s: %s", source.name, error)  # the sink logs it, once for many
         source.refusal = refusal(error)
-        self._acks.put(source.refusal)
+        if self._acks.qsize() < _MAX_UNREAD:
+            self._acks.put(source.refusal)
         if not self._is_forgotten:
             source.run.sink.on_refused(source.name, error)
 

@@ -18,10 +18,11 @@ import hashlib
 import json
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ringtune.errors import BusyError, FrameError, IntegrityError, ModelError, TrustError
 from ringtune.models.families import FAMILIES
@@ -312,12 +313,19 @@ class ModelSource:
         return digest.hexdigest()
 
 
+_MAX_STREAMS_OF_ONE: Final = 2
+
+
 class Offers:
-    """The model that this process serves, by run, in at most ``max_streams`` concurrent fetches. Safe for threads."""
+    """The model that this process serves, by run, in at most ``max_streams`` concurrent fetches. Safe for threads.
+
+    A caller with a certificate has two of them, as a node fetches one after the other: who reads none leaves others the
+    rest.
+    """
 
     def __init__(self, *, max_streams: int = 8) -> None:
         self._max_streams = max_streams
-        self._slots = threading.BoundedSemaphore(max_streams)
+        self._fetching = Counter[str]()
         self._folders: dict[str, Path | None] = {}
         self._initial: dict[str, Pieces] = {}
         self._source: tuple[Path, ModelSource] | None = None
@@ -349,15 +357,24 @@ class Offers:
             )
         return manifest_to_proto(manifest)
 
-    def chunks(self, request: weights_pb2.FetchRequest) -> Iterator[weights_pb2.FetchChunk]:
-        """Yield the contents that a fetch requests by digest; raises ``BusyError`` or ``RingTuneError``."""
-        if not self._slots.acquire(blocking=False):
-            raise BusyError(f"{self._max_streams} nodes fetch from here already; ask again")
+    def chunks(self, request: weights_pb2.FetchRequest, *, caller: str = "") -> Iterator[weights_pb2.FetchChunk]:
+        """Yield the contents that a fetch requests by digest; raises ``BusyError`` or ``RingTuneError``.
+
+        ``caller`` is of its certificate; empty = plain text.
+        """
+        with self._lock:
+            if self._fetching.total() >= self._max_streams:
+                raise BusyError(f"{self._max_streams} nodes fetch from here already; ask again")
+            if caller and self._fetching[caller] >= _MAX_STREAMS_OF_ONE:
+                raise BusyError(f"{caller} fetches {_MAX_STREAMS_OF_ONE} times from here already; ask again")
+            self._fetching[caller] += 1
         try:
             for index, data in self._read(request.run_id, pieces_from_proto(request)):
                 yield weights_pb2.FetchChunk(piece=index, data=data)
         finally:
-            self._slots.release()
+            with self._lock:
+                self._fetching[caller] -= 1
+                self._fetching += Counter()  # drops callers without a fetch
 
     def _read(self, run_id: str, pieces: Sequence[tuple[str, int]]) -> Iterator[tuple[int, bytes]]:
         with self._lock:

@@ -31,4 +31,5 @@ class WeightsServicer(weights_pb2_grpc.WeightsServicer):
         self, request: weights_pb2.FetchRequest, context: grpc.ServicerContext
     ) -> Iterator[weights_pb2.FetchChunk]:
         """Stream contents by digest."""
-        return answer_stream(context, self._offers.chunks(request))
+        caller = caller_of(context)
+        return answer_stream(context, self._offers.chunks(request, caller=str(caller.party) if caller else ""))

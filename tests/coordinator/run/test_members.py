@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 
 from coordinator.run.checkpoint import CheckpointManager
@@ -24,6 +25,7 @@ from ringtune.schedule.methods import Hift, RingAda
 from ringtune.schedule.migration import without_owner
 from ringtune.schedule.plan import Plan
 from ringtune.transport.endpoints import WIRE
+from ringtune.transport.status import error_of_call
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, facts, job
 from tests.support.plans import changed, make_plan
@@ -329,6 +331,36 @@ def test_report_of_a_former_process_is_refused(cluster: FakeCluster) -> None:
     going.driver.report(control_pb2.ReportRequest(run_id=node.run_id, node="a", number=1, instance=node.address))
     with pytest.raises(IntegrityError, match="node z is not in run"):
         going.driver.report(control_pb2.ReportRequest(run_id=node.run_id, node="z", number=1))
+    going.driver.stop("test")
+
+
+def test_members_without_a_part_end_no_run(cluster: FakeCluster) -> None:
+    """Neither one that is asked while there is no plan, nor one that has joined; others have their notes, not all."""
+    told: list[str] = []
+
+    def early() -> None:
+        node = cluster.agents["b"]
+        with pytest.raises(grpc.RpcError) as caught:
+            node.stub.Report(control_pb2.ReportRequest(run_id=node.inspected.run_id, node="b"), timeout=CALL_S)
+        told.append(str(error_of_call(caught.value, peer="it")))
+
+    cluster.agents["b"].on_inspect = early
+    going = Going(cluster)
+    assert told and all("node b has no part in run" in each for each in told)
+    come(cluster)
+    assert going.note_of("c").startswith("node c may get blocks")
+    wrong = control_pb2.StepReport(seq=0, step=1, kind="train")
+    for request in (control_pb2.ReportRequest(), control_pb2.ReportRequest(number=1, steps=[wrong])):
+        request.run_id, request.node = going.driver.run_id, "c"
+        going.driver.report(request)
+    about: dict[str, Any] = {"run_id": going.driver.run_id, "node": "a"}
+    for number in (1, 2):
+        going.driver.report(control_pb2.ReportRequest(**about, number=number, notes=["node a is here"] * 1000))
+    notes = [going.note_of("a") for _ in range(1001)]
+    assert notes == ["node a is here"] * 1000 + ["node a has more than 1,000 notes, left out here"]
+    going.driver._waiting_bytes["a"] += 32 << 20  # as if the run's thread had not come to them
+    with pytest.raises(BusyError, match="reports of node a are not read yet"):
+        going.driver.report(control_pb2.ReportRequest(**about, number=3))
     going.driver.stop("test")
 
 

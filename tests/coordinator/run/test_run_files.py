@@ -194,7 +194,7 @@ def test_run_counts_a_repeated_report_once(tmp_path: Path) -> None:
         out = tmp_path / str(times)
         agents = {name: {"on_grant": partial(send, times=times)} for name in "ab"}
         with FakeCluster("a", "b", agents=agents) as cluster:
-            run(cluster, out)
+            run(cluster, out, runtime__record=True)
         report = json.loads((out / "report.json").read_text())
         nodes = {name: {**node, "peak_rss_bytes": 0} for name, node in report["nodes"].items()}
         recording = (out / "recordings/a.jsonl").read_text()

@@ -776,6 +776,14 @@ def test_joining_of_guests_is_by_invitation_of_a_user(tmp_path: Path) -> None:
                 coordinator.Join(asked, timeout=30)
             asked.is_guest = True
             coordinator.Join(asked, timeout=30)
+        asked_for = control_pb2.EvaluateRequest(job_toml='[model]\npath = "m"\n', owner=guest.name)
+        for name, told in (("bob", "is a guest of another user"), ("alice", "the submitter did not send adapter")):
+            party = Party("submitter", name)
+            user = Speaker(Authority.read(trust).identity(party, time.time(), has_own_runs_only=True))
+            with speaking_as(user), open_channel(address, peer=COORDINATOR) as channel:
+                calls = control_pb2_grpc.CoordinatorStub(channel)
+                with pytest.raises(grpc.RpcError, match=told):
+                    next(calls.Evaluate(iter([control_pb2.EvaluateInput(request=asked_for)]), timeout=30))
 
 
 def test_heartbeat_answers_have_the_removed_when_they_have_changed(tmp_path: Path) -> None:

@@ -37,9 +37,12 @@ def test_access_follows_the_run() -> None:
     """Each call of the coordinator opens what is due, and ends what is over."""
     access = RunAccess("b", wait_s=0.0)
     assert allowed(access) == set()
-    access.inspect("r", ["a", "b"], shards_run="q")
+    access.inspect("r", ["a", "b", "c"], shards_run="q")
     assert allowed(access) == {"probe", "disk"}
+    access.require(DISK._replace(node="c"), node_party("c"))  # it may get a part
     access.place("r", PLAN, START)
+    with pytest.raises(TrustError, match=r"node b refuses Snapshots\.Fetch of node 'c'"):
+        access.require(DISK._replace(node="c"), node_party("c"))
     assert allowed(access) == {"probe", "disk", "copy"}
     access.move("r", PLAN, START, 0, 2)  # nothing of the placement before counts any more
     assert allowed(access) == {"probe", "disk", "fetch"}

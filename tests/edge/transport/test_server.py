@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import queue
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -13,8 +14,8 @@ import pytest
 
 from edge.transport import frames
 from edge.transport import server as ring_server
-from edge.transport.server import RingServicer
-from ringtune.errors import ConnectionFailedError, DeadlineError, RingTuneError
+from edge.transport.server import InLink, RingServicer
+from ringtune.errors import ConnectionFailedError, DeadlineError, FrameError, RingTuneError
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.turns import turn_sequence
 from ringtune.transport.channels import Server
@@ -116,6 +117,15 @@ def test_server_survives_garbage() -> None:
             out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), *hidden())
             while not isinstance(came := node.sink.next(), TensorCame):
                 assert isinstance(came.error, RingTuneError)
+
+
+def test_refusals_that_nobody_reads_take_no_memory() -> None:
+    """The sink hears of each bad frame; of their sender, who reads no answer, some are kept."""
+    sink, link = RecordingSink(), InLink(iter(()), join=lambda *_: pytest.fail("no HELLO"), changed=lambda _: None)
+    source: Any = SimpleNamespace(name="a", run=SimpleNamespace(sink=sink))
+    for _ in range(1000):
+        link._refuse(source, FrameError("of a turn that is none"))
+    assert (link._acks.qsize(), sink.came.qsize()) == (ring_server._MAX_UNREAD, 1000)
 
 
 def test_server_refuses_a_message_above_the_limit() -> None:

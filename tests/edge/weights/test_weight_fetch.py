@@ -23,6 +23,7 @@ from edge.weights.weight_cache import CheckedFile, ModelCache
 from edge.weights.weight_fetch import IdleWatchdog, ModelFetcher, PendingFetch, Sources
 from ringtune.costs.model_facts import model_facts
 from ringtune.errors import (
+    BusyError,
     ConnectionFailedError,
     DeadlineError,
     FrameError,
@@ -319,6 +320,24 @@ def test_weights_fetch_waits_for_a_busy_source(minilm: Path, tmp_path: Path) -> 
             threading.Timer(1.0, call.cancel).start()
             files = missing_in(ModelCache(tmp_path, manifest, "m"), slice_of(minilm, manifest, 0))
             assert sources.fetch(files, wanted()) == sum(file.nbytes for file in files)
+
+
+def test_weights_fetches_of_one_caller_leave_room_for_others(minilm: Path) -> None:
+    """A member that reads none of its fetches has two places of eight; what it ends it may begin again."""
+    offers = Offers()
+    offers.put(RUN, minilm)
+    piece = weights_pb2.Piece(sha256=bytes.fromhex(offers.source(RUN).manifest.tensors[0].sha256))
+
+    def begun(caller: str) -> Iterator[weights_pb2.FetchChunk]:
+        found = offers.chunks(weights_pb2.FetchRequest(run_id=RUN, pieces=[piece]), caller=caller)
+        next(found)
+        return found
+
+    held = [begun("node a"), begun("node a"), begun("node b")]
+    with pytest.raises(BusyError, match="node a fetches 2 times from here already; ask again"):
+        begun("node a")
+    held.clear()
+    begun("node a")
 
 
 def test_weights_fetch_asks_for_equal_digests_of_the_source(tmp_path: Path) -> None:
