@@ -139,11 +139,7 @@ def _items(ring: Any, turn: Any) -> Any:
 
 
 class Held:
-    """Counts gradients and state, before and after each optimizer step, where most is held.
-
-    Args:
-        node: the executor, before its first step.
-    """
+    """Counts gradients and state, before and after each optimizer step, where most is held."""
 
     def __init__(self, node: Any) -> None:
         from edge.model import optimizers as optimizers_module

@@ -58,11 +58,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(both: Trio, model_type: str, order: str, *, dropped: bool) -> tuple[float, float]:
-    """Run two micro-batches in an order such as ``F0 F1 B1 B0``.
-
-    Returns:
-        How far the gradients of the weights are from autograd's, and those of the inputs.
-    """
+    """Run two micro-batches in an order such as ``F0 F1 B1 B0``."""
     *xs, first, second = inputs_of(model_type, 2)
     outs: dict[int, Any] = {}
     for word in order.split():
