@@ -231,20 +231,6 @@ def test_helper_holds_no_base_weights(root: Path) -> None:
     assert adapters <= models.held_bytes < adapters + base / 10
 
 
-def test_helper_adds_up_over_micro_batches_and_steps(root: Path) -> None:
-    """Four micro-batches of two steps give the sum of their gradients: nothing is divided by a count."""
-    both = trio(offload.family_folder(root, "bert"), offload.FUSED_LORA)
-    tensors = inputs_of("bert", 4)
-    xs, grads = tensors[:4], tensors[4:]
-    for micro, (x, grad) in enumerate(zip(xs, grads, strict=True)):
-        pairs: Any = both.host.capture.pairs()
-        both.host.forward(x, micro, dropped=False, pairs=pairs).backward(grad)
-        for block in reversed(range(NUM_BLOCKS)):
-            both.helper.fit(pairs.take(block, block + 1))
-    list(plain_grads(both, xs, grads, dropped=False))
-    assert apart(helper_grads(both.helper), both.plain.grads()) < 1e-9
-
-
 def test_pairs_and_weights_that_do_not_fit_are_refused(root: Path) -> None:
     """A name, shape, type or number that does not fit is one clear error, and nothing is added or replaced.
 
