@@ -40,9 +40,6 @@ RUN_S: Final = 1800.0
 Figures = dict[str, Any]
 
 
-# ---- in a process of its own --------------------------------------------------------------------------
-
-
 def run(kind: str, folder: Path, sweeps: int) -> Figures:
     """Train, and count what is held; see ``KINDS``."""
     from edge.machine.libraries import limit_libraries
@@ -180,9 +177,6 @@ class Held:
         largest = max(order, key=lambda unit: sizes[unit])
         following = order[(order.index(largest) + 1) % len(order)]
         return 3 * sizes[largest] + 2 * sizes[following]
-
-
-# ---- the figures --------------------------------------------------------------------------------------
 
 
 def measure(folder: Path, *, repeats: int = 3, sweeps: int = 2, kinds: Sequence[str] = KINDS) -> Figures:
