@@ -115,14 +115,7 @@ def board_alarms(seed: int, slows: Callable[[str, int], float] = never) -> Alarm
 def link_alarms(
     seed: int, slows: Callable[[Pair, int], float] = never, *, plan: Plan = PLAN, drift: float = RADIO_DRIFT
 ) -> LinkAlarms:
-    """The turns of a run after which links count as changed, each with these links.
-
-    Args:
-        seed: of the draws.
-        slows: how many times as long the messages of a link take in a turn.
-        plan: of the run.
-        drift: standard deviation of the logarithm of the rates.
-    """
+    """The turns of a run after which links count as changed, each with these links."""
     rng, found = random.Random(seed), LinkAlarms()
     watch = LinkMonitor(profile_of(plan, links=all_pairs(plan.nodes, RATE_BYTES_PER_S, LATENCY_S)).links)
     drifts: dict[Pair, float] = {}
@@ -144,13 +137,7 @@ def _burst(rng: random.Random) -> float:
 
 
 class Found(NamedTuple):
-    """Runs in each of which one board or link becomes slower.
-
-    Attributes:
-        runs: how many.
-        turns: since the change, of each run in which it was found.
-        others: runs in which something else was named too.
-    """
+    """Runs in each of which one board or link becomes slower."""
 
     runs: int
     turns: Sequence[int]
@@ -176,14 +163,7 @@ def slow_boards(*, runs: int = RUNS) -> Found:
 def slow_links(
     pairs: Sequence[Pair], *, plan: Plan = PLAN, since: tuple[int, int] = (12, 17), runs: int = RUNS
 ) -> Found:
-    """One link falls to a fifth of its rate.
-
-    Args:
-        pairs: of which one is drawn.
-        plan: of the runs.
-        since: first and last turn from which it may be slow.
-        runs: how many.
-    """
+    """One link falls to a fifth of its rate."""
     turns, others = list[int](), 0
     for seed in range(runs):
         rng = random.Random(f"slow {seed}")

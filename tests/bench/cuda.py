@@ -61,12 +61,7 @@ _JOIN_S: Final = 60.0
 
 
 class Checks:
-    """The checks, each a method that returns what it found or raises what is wrong.
-
-    Args:
-        folder: for models, rows and runs.
-        device: ``cuda``; or ``cpu``, where what needs a GPU says so.
-    """
+    """The checks, each a method that returns what it found or raises what is wrong."""
 
     def __init__(self, folder: Path, device: str) -> None:
         self._folder, self._device = folder, device

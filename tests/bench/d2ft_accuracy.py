@@ -167,8 +167,6 @@ def train(kind: Kind, rate: float, seed: int, steps: int) -> dict[str, Any]:
     }
 
 
-# ---- the tables ------------------------------------------------------------------------------------
-
 Column = tuple[str, str, str]
 """Task, optimizer, adapter."""
 Groups = dict[tuple[str, Column, str], list[float]]

@@ -19,17 +19,7 @@ BATCH_SIZE = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """Data, model and length of the runs of a task.
-
-    Attributes:
-        title: of its tables.
-        kind: ``model.task``.
-        steps: of a run.
-        tokens: of the longest row; images have their own number.
-        heads: of a subnet, in ascending order.
-        learning_rates: to choose from, by optimizer and adapter.
-        files: makes model, training and evaluation rows, and returns their paths.
-    """
+    """Data, model and length of the runs of a task."""
 
     title: str
     kind: str

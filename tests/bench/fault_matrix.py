@@ -126,13 +126,7 @@ def _random_order(rng: random.Random) -> str:
 
 
 def carry_out(cases: Iterable[Case], *, all_fail: bool, kept: KeptTrials) -> list[tuple[Trial, bool]]:
-    """Carry trials out, print a line of JSON for each, and say which are good.
-
-    Args:
-        cases: the trials.
-        all_fail: whether every place has to be reached.
-        kept: those of earlier calls, which are not carried out again; gets the others.
-    """
+    """Carry trials out, print a line of JSON for each, and say which are good."""
     found, ahead = [], iter(cases)
     case = next(ahead, None)
     while case is not None:

@@ -40,9 +40,6 @@ RUN_S: Final = 1800.0
 Figures = dict[str, Any]
 
 
-# ---- in a process of its own --------------------------------------------------------------------------
-
-
 def run(kind: str, folder: Path, sweeps: int) -> Figures:
     """Train, and count what is held; see ``KINDS``."""
     from edge.machine.libraries import limit_libraries
@@ -139,11 +136,7 @@ def _items(ring: Any, turn: Any) -> Any:
 
 
 class Held:
-    """Counts gradients and state, before and after each optimizer step, where most is held.
-
-    Args:
-        node: the executor, before its first step.
-    """
+    """Counts gradients and state, before and after each optimizer step, where most is held."""
 
     def __init__(self, node: Any) -> None:
         from edge.model import optimizers as optimizers_module
@@ -184,9 +177,6 @@ class Held:
         largest = max(order, key=lambda unit: sizes[unit])
         following = order[(order.index(largest) + 1) % len(order)]
         return 3 * sizes[largest] + 2 * sizes[following]
-
-
-# ---- the figures --------------------------------------------------------------------------------------
 
 
 def measure(folder: Path, *, repeats: int = 3, sweeps: int = 2, kinds: Sequence[str] = KINDS) -> Figures:

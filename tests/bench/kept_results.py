@@ -38,11 +38,7 @@ def say(text: str) -> None:
 
 
 def conclude(out: Path, results: Sequence[Any], table: str, missed: Sequence[str], *, is_tried_out: bool) -> int:
-    """Write figures to ``out.json`` and the table to ``out.md``, unless runs were short; say table and misses.
-
-    Returns:
-        The exit code: 1 if a target is missed.
-    """
+    """Write figures to ``out.json`` and the table to ``out.md``, unless runs were short; say table and misses."""
     if not is_tried_out:
         figures = {"runs": results, "missed": missed}
         write_durably(out.with_suffix(".json"), (json.dumps(figures, indent=1) + "\n").encode())

@@ -218,12 +218,7 @@ _PLAN_S = 120.0
 
 
 def stages_table(node: NodeFacts, job: Job) -> dict[str, Any]:
-    """Seconds of 700 steps of every method, and of RingAda on the planner's stages, with the fullest node's bytes.
-
-    Args:
-        node: as ``measure`` gives it.
-        job: that it was measured for.
-    """
+    """Seconds of 700 steps of every method, and of RingAda on the planner's stages, with the fullest node's bytes."""
     profile, counts = four_boards(node), MICROBATCHES
     runs: dict[str, dict[str, Any]] = {}
     for count in counts:

@@ -87,16 +87,7 @@ class Row:
 
 
 class Bench:
-    """Runs on the boards of one ring.
-
-    Args:
-        ring: the boards.
-        bed: with agents that have joined.
-        folder: for jobs, profiles and runs.
-        model: folder of the base model.
-        train: rows.
-        run_s: how long a run shall take.
-    """
+    """Runs on the boards of one ring."""
 
     def __init__(self, ring: Ring, bed: Bed, folder: Path, *, model: Path, train: Path, run_s: float) -> None:
         self._ring, self._bed, self._folder = ring, bed, folder

@@ -69,13 +69,7 @@ def equal_boards(cpu_cores: float, *, mbit_per_s: float, memory_bytes: int = 3 <
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timed:
-    """One run on boards and its prediction.
-
-    Attributes:
-        measured_s: from the first action to the end of the last.
-        predicted: the same run on the virtual clock.
-        folder: of the run.
-    """
+    """One run on boards and its prediction."""
 
     measured_s: float
     predicted: Prediction
@@ -93,12 +87,7 @@ class Timed:
 
 
 class Bed:
-    """A testbed with agents that have joined.
-
-    Args:
-        bed: the testbed.
-        folder: for jobs, profiles and runs.
-    """
+    """A testbed with agents that have joined."""
 
     def __init__(self, bed: Testbed, folder: Path) -> None:
         self._bed, self._folder = bed, folder
@@ -154,11 +143,7 @@ def read_profile(path: Path) -> Profile:
 
 @contextmanager
 def on_boards(layout: Layout, folder: Path, train: Path) -> Iterator[Bed]:
-    """Build the boards, start coordinator and agents.
-
-    Raises:
-        MissingCapability: this machine can't.
-    """
+    """Build the boards, start coordinator and agents."""
     folder.mkdir(parents=True, exist_ok=True)
     with Testbed(layout, folder=folder) as bed:
         bed.start_coordinator(lease_s=30.0)
@@ -200,14 +185,6 @@ def time_errors(
     The first run of a method is short and predicted from ``ringtune measure``; its error is given beside. Each
     further one is predicted from the profile that the run before left in its folder: measured, and corrected by what
     the boards did in it with their neighbours busy.
-
-    Args:
-        folder: for everything.
-        model: of the jobs.
-        train: rows, shared by the boards.
-        steps: of each method.
-        repeats: runs of each method; methods take turns.
-        layout: the boards; by default the unequal ones.
     """
     found: dict[str, list[Timed]] = {method: [] for method in steps}
     with on_boards(layout or load_layout(UNEQUAL), folder, train) as bed:

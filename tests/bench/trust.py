@@ -66,12 +66,7 @@ def spread(seconds: Sequence[float]) -> dict[str, float]:
 
 
 class KeptTrials:
-    """The trials of one benchmark, each written as soon as it is done.
-
-    Args:
-        name: of the benchmark.
-        go_on: whether those of earlier calls count; else they are forgotten.
-    """
+    """The trials of one benchmark, each written as soon as it is done."""
 
     def __init__(self, name: str, *, go_on: bool) -> None:
         self._path = FOLDER / f"{name}.jsonl"
@@ -102,16 +97,7 @@ def commands(minutes: float) -> dict[str, tuple[str, ...]]:
 
 
 def carry_out(parts: Mapping[str, Sequence[str]], done: dict[str, str], *, go_on: bool) -> dict[str, str]:
-    """Carry parts out, and write down after each how it went.
-
-    Args:
-        parts: words after ``python -m`` of each.
-        done: how parts went in earlier calls; those that went well are left out.
-        go_on: whether parts count what they have kept of earlier calls.
-
-    Returns:
-        How each part went: ``done``, ``can't be done here`` or ``failed``, with the minutes.
-    """
+    """Carry parts out, and write down after each how it went."""
     for name, words in parts.items():
         if done.get(name, "").startswith("done"):
             continue

@@ -79,9 +79,6 @@ def test_operations_are_judged_at_the_best_rate_of_the_first_seed() -> None:
     assert "| rotate | 79.1 % (78.1 to 80.1, 3 seeds) | 79.1 % (78.1 to 80.1, 3 seeds) |" in text
 
 
-# ---- what is compared with what --------------------------------------------------------------------
-
-
 def peak_bytes(plan: Plan) -> int:
     """Another figure for each method and number of micro-batches."""
     return {"single": 7, "pipeadapter": 100, "ringada": 1000}[plan.course.method.name] * plan.course.microbatches
@@ -110,9 +107,6 @@ def test_memory_over_single_divides_runs_of_equal_microbatches(monkeypatch: pyte
     assert {steps for *_, steps in seen} == {paper_table.STEPS}, "speed-ups compare equal numbers of steps"
 
 
-# ---- when a benchmark fails ------------------------------------------------------------------------
-
-
 def test_target_that_is_not_reached_is_missed() -> None:
     """The bound itself is reached, and so is a figure that was not asked for; a reason in place of a figure is not."""
     targets = {"most": ("<=", 0.5), "least": (">=", 2.0), "other": (">=", 9.0)}
@@ -123,8 +117,6 @@ def test_target_that_is_not_reached_is_missed() -> None:
     ]
     assert missed({"least": "not measured: no root"}, targets) == ["least is not measured: no root, the target is >= 2"]
 
-
-# ---- faults ----------------------------------------------------------------------------------------
 
 UNHARMED_RUN = {
     "code": 0,

@@ -137,9 +137,6 @@ def test_command_line_refuses_old_names_with_the_new_ones() -> None:
         assert f"{old} is called {new} now" in refused.stderr
 
 
-# ---- the variable of the environment ---------------------------------------------------------------
-
-
 def told(arguments: list[str], *, variable: str = "10.0.0.1:7", instead: tuple[str, ...] = ("local",)) -> str:
     """The coordinator that a command is given, with the variable set."""
     app = typer.Typer()
@@ -168,9 +165,6 @@ def test_command_line_variable_allows_no_other_machine_by_itself() -> None:
     asked = CliRunner().invoke(cli.app, ["nodes"], env={options.COORDINATOR_VARIABLE: "10.0.0.1:7070"})
     assert asked.exit_code == UsageError.exit_code
     assert "add --insecure" in asked.stderr
-
-
-# ---- completion ------------------------------------------------------------------------------------
 
 
 def test_command_line_completes_in_a_shell() -> None:

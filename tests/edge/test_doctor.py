@@ -63,9 +63,6 @@ def test_doctor_line_has_level_finding_and_remedy() -> None:
     ]
 
 
-# ---- versions ------------------------------------------------------------------------------------
-
-
 def test_doctor_compares_versions() -> None:
     """By number and not by text; what was built locally or is a candidate counts as its number."""
     for version, bounds, level in (
@@ -105,9 +102,6 @@ def test_doctor_names_packages_that_are_missing_or_too_new() -> None:
     assert checks[0].found == "2.0, tested is <2,>=1"
     assert checks[1].remedy == "pip install 'torch<2.14,>=2.13'"
     assert [check.name for check in check_packages(wanted, [], find={"a": "1.5"}.get)] == ["a"]
-
-
-# ---- the machine ---------------------------------------------------------------------------------
 
 
 def test_doctor_refuses_32_bit_and_old_python() -> None:
@@ -175,9 +169,6 @@ def test_doctor_sees_a_busy_port() -> None:
         check_port("7070")
 
 
-# ---- a model folder ------------------------------------------------------------------------------
-
-
 def test_doctor_names_what_is_wrong_with_a_model_folder(model_folder: Path, tmp_path: Path) -> None:
     """Config, weights and tokenizer pass; truncated weights, no tokenizer and no folder are told apart."""
     checks = check_model(model_folder)
@@ -202,9 +193,6 @@ def test_doctor_names_proxies_but_not_their_passwords() -> None:
     assert check.found.startswith("ALL_PROXY, http_proxy: ") and "called directly" in check.found
     assert "secret" not in check.found
     assert check_proxies({"no_proxy": "localhost"}).found == "none set"
-
-
-# ---- a coordinator -------------------------------------------------------------------------------
 
 
 class OneAnswer(control_pb2_grpc.CoordinatorServicer):
@@ -240,9 +228,6 @@ def test_doctor_allows_for_the_way_of_an_answer() -> None:
     """Skew within what the round trip leaves open is no skew."""
     assert [check.level for check in judge("x", Answer(__version__, 1.4, 1.0))] == [Level.PASS] * 3
     assert judge("x", Answer(__version__, 1.6, 1.0))[2].level is Level.WARN
-
-
-# ---- the command ---------------------------------------------------------------------------------
 
 
 def test_doctor_exits_with_1_if_anything_fails(tmp_path: Path) -> None:

@@ -65,9 +65,6 @@ PLAIN = [*SHAPE, *OPTIMIZERS, *ROWS, *PRIVATE_BLOCKS]
 """What one process trains with plain transformers, and may move and lose nodes."""
 
 
-# ---- decisions of when a block begins to train --------------------------------------------------------
-
-
 def unfreezing_at(case: Case, slices: Slices, steps: tuple[int, ...]) -> Any:
     """The plan with these steps."""
     return changed(plan_of(case, slices), method=RingAda(every_steps=0, at=steps))
@@ -129,9 +126,6 @@ UNFREEZING = [
 ]
 
 
-# ---- runs that end early --------------------------------------------------------------------------------
-
-
 PATIENCE = 2
 
 
@@ -156,9 +150,6 @@ EARLY_STOP = [
     for name, changes in {"ringada": {}, "all": {"method": "all"}}.items()
 ]
 """So fast a rate that the held-out loss soon gets worse; a checkpoint knows the evaluations before it."""
-
-
-# ---- several items in flight, each with weights of its own -------------------------------------------
 
 
 @functools.lru_cache(maxsize=32)

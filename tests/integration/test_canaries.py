@@ -92,12 +92,7 @@ def numbers_of(cluster: Cluster, plan: Plan) -> list[list[int]]:
 
 
 class Watched(Cluster):
-    """A cluster whose nodes and users reach each other through taps.
-
-    Attributes:
-        front: before the coordinator.
-        taps: before each node.
-    """
+    """A cluster whose nodes and users reach each other through taps."""
 
     front: Tap | None = None
     taps: tuple[Tap, ...] = ()

@@ -85,11 +85,7 @@ INSTALLED = {"scikit-learn": "sklearn"} | {name: name for name in ("accelerate",
 
 
 def python(code: str, *arguments: str, env: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Run code in a fresh interpreter.
-
-    Returns:
-        The JSON of its last line.
-    """
+    """Run code in a fresh interpreter."""
     done = subprocess.run(  # noqa: S603
         [sys.executable, "-c", code, *arguments],
         cwd=REPOSITORY,

@@ -44,9 +44,6 @@ def losses_of(outcome: Outcome) -> list[float]:
     return [line["loss"] for line in sorted(filter(is_step, outcome.metrics), key=lambda line: int(line["step"]))]
 
 
-# ---- decisions of recorded engines ----------------------------------------------------------------
-
-
 def commands_of(lines: list[str]) -> Iterator[tuple[str, list[Any]]]:
     """Each command of a recording with its fields, in order."""
     for line in lines[1:]:
@@ -109,9 +106,6 @@ def assert_decided(outcome: Outcome, *, apart: bool = False) -> None:
         assert versions_seen(real) == versions_seen(simulated)
         head = outcome.plan.course.head
         assert updates_of(real, head, apart=apart) == updates_of(simulated, head, apart=apart)
-
-
-# ---- runs ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("1 partition invariance")

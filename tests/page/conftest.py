@@ -46,13 +46,7 @@ def chromium() -> Iterator[Any]:
 
 
 class Shown:
-    """A page in the browser, with what it said and asked for.
-
-    Attributes:
-        page: of playwright.
-        said: errors and warnings of its scripts, and refusals of its policy.
-        asked: every address that it asked for.
-    """
+    """A page in the browser, with what it said and asked for."""
 
     def __init__(self, page: Any) -> None:
         self.page = page
@@ -95,13 +89,7 @@ def show(chromium: Any) -> Iterator[Callable[..., Shown]]:
 
 
 class Served:
-    """A page that a test feeds.
-
-    Attributes:
-        page_data: takes events.
-        members: that are there.
-        url: of the page.
-    """
+    """A page that a test feeds."""
 
     def __init__(self, bind: str = "127.0.0.1:0", *, token_file: Path | None = None) -> None:
         self.members: dict[str, MemberStatus] = {}

@@ -133,9 +133,6 @@ def test_page_asks_the_simulator(served: Served, show: Show) -> None:
     assert "longer" in shown.page.inner_text("#wi-text")
 
 
-# ---- one sentence for each problem -------------------------------------------------------------------
-
-
 def test_page_of_a_run_that_is_gone_says_so(served: Served, show: Show) -> None:
     """With the run that there is, and how to see the other one."""
     served.hear(*trained(2))

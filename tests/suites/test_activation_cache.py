@@ -100,9 +100,6 @@ def test_bfloat16_rounds_and_takes_less() -> None:
     assert sum(most_kept(near).values()) < 0.3 * sum(most_kept(exact).values())
 
 
-# ---- what goes wrong ----------------------------------------------------------------------------------
-
-
 def broken(path: Path) -> None:
     """Change a byte of a file's hidden state."""
     content = bytearray(path.read_bytes())
@@ -200,9 +197,6 @@ def test_only_the_user_of_the_node_reads_what_it_keeps(tmp_path: Path) -> None:
     """Hidden states are of others' rows, so other users of the machine do not get at them."""
     open_caches(make_carrier(WITH.case, WITH.plan_on("two")), tmp_path / "state", None)
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "state").iterdir()} == {0o700}
-
-
-# ---- room ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.thorough

@@ -60,9 +60,6 @@ def item_of(one: AnyRun) -> Iterator[tuple[Item, Plan]]:
         yield from ((item, decided) for item in items(decided.course, turn))
 
 
-# ---- orders ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.promise("2 right version")
 @of_all_kinds
 def test_any_plan_and_any_delays_carry_out_a_valid_table(runs: list[AnyRun]) -> None:
@@ -122,9 +119,6 @@ def test_recorded_events_give_the_same_commands(runs: list[AnyRun]) -> None:
             engine = NodeEngine(one.plan, node, wait_s=1e6)
             for entry in handled:
                 assert engine.handle(entry.event, entry.now_s) == entry.commands, (one, node)
-
-
-# ---- what waits and is kept ------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("7 bounded memory")
@@ -213,9 +207,6 @@ def peak_graphs(order: list[Action]) -> int:
         peak = max(peak, kept)
     assert kept == 0
     return peak
-
-
-# ---- runs that go on -------------------------------------------------------------------------------------
 
 
 @without_a_cache

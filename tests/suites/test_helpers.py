@@ -85,9 +85,6 @@ def test_helpers_with_overlap_send_the_weights_of_the_update_and_no_later_ones(w
     assert resumed.same_bits(adapters(0.0), adapters(5.0))
 
 
-# ---- pairs that lose something ------------------------------------------------------------------------
-
-
 def as_vector(tensors: Tensors) -> torch.Tensor:
     """All tensors as one vector."""
     return torch.cat([tensors[name].flatten() for name in sorted(tensors)])

@@ -69,9 +69,6 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(base._METHODS, MiddleOut.name, MiddleOut)
 
 
-# ---- training equals a literal loop ----------------------------------------------------------------
-
-
 @functools.cache
 def folder() -> Path:
     """The tiny model and its rows."""
@@ -152,9 +149,6 @@ def test_new_method_moves_nothing_that_it_does_not_need() -> None:
     assert sorted(action.seq for action in updates if action.start == run.plan.course.head) == [1, 3]
 
 
-# ---- the rest of the house -------------------------------------------------------------------------
-
-
 def plan_by_hand_of(slices: Slices) -> Plan:
     """A plan of the method without tensors."""
     values: dict[str, Any] = {"num_steps": 9, "checkpoint_every": 4, "method": MiddleOut()}
@@ -200,9 +194,6 @@ def test_new_method_is_predicted_faster_than_training_everything() -> None:
     everything = changed(ours, method=make_method("all"))
     profile: Profile = profile_of(ours, links=all_pairs(ours.nodes, 1e6, 0.01))
     assert predict(ours, profile).wall_s < predict(everything, profile).wall_s
-
-
-# ---- bad input -------------------------------------------------------------------------------------
 
 
 def test_settings_of_another_method_are_refused_with_both_names() -> None:

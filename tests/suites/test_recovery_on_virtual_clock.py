@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -253,45 +253,45 @@ def test_runs_in_which_a_link_stays_broken_go_on_without_an_end_of_it_that_owns_
     assert without >= 1
 
 
+def with_lost_links(
+    num_steps: int, link: Callable[[int, bool], tuple[str, str] | None], **more: Any
+) -> tuple[RingResult, RingResult, int]:
+    """A run that hears of lost links, the undisturbed one, and how many links were lost.
+
+    ``link`` says which is lost next, after so many, and whether a turn was kept since the last one.
+    """
+    hosts = [("a", 0, 1), ("c", 1, 3), ("d", 3, 4), ("b", 4, 5)]
+    plan = make_plan(hosts, ["a", "b"], num_blocks=5, num_steps=num_steps, local_iterations=2)
+    ring, reports = ring_of(plan, random.Random(0), **more), list[int]()
+
+    def when(what: str, node: str) -> None:
+        kept = sum(isinstance(entry, rd.LogKept) for entry in ring.result.logged)
+        lost = link(len(reports), kept > max(reports, default=0))
+        if lost is not None and len(recoveries(ring.result)) == len(reports):
+            reports.append(kept)
+            ring.lose_link(*lost)
+
+    ring.when = when
+    return ring.run(), ring_of(plan, random.Random(0)).run(), len(reports)
+
+
 def test_host_that_reports_a_lost_link_after_each_turn_is_left_out() -> None:
     """Whichever living node it accuses, five times within 50 turns; until then each time one turn is done again.
 
     What it said does not count against the host that it accused: a link of that one is opened anew once more.
     """
-    hosts = [("a", 0, 1), ("c", 1, 3), ("d", 3, 4), ("b", 4, 5)]
-    plan = make_plan(hosts, ["a", "b"], num_blocks=5, num_steps=24, local_iterations=2)
-    wanted = ring_of(plan, random.Random(0)).run()
-    ring, reports = ring_of(plan, random.Random(0)), list[int]()
-
-    def when(what: str, node: str) -> None:
-        kept = sum(isinstance(entry, rd.LogKept) for entry in ring.result.logged)
-        if kept > max(reports, default=0) and len(recoveries(ring.result)) == len(reports) <= MOST_OPENINGS + 1:
-            reports.append(kept)
-            ring.lose_link(*(("d", "b") if len(reports) > MOST_OPENINGS + 1 else ("c", "d")))
-
-    ring.when = when
-    result = ring.run()
+    accused = [*[("c", "d")] * (MOST_OPENINGS + 1), ("d", "b")]
+    result, wanted, _ = with_lost_links(24, lambda at, is_new: accused[at] if is_new and at < len(accused) else None)
     assert story(result) == story(wanted)
     assert [one.lost for one in recoveries(result)] == [()] * MOST_OPENINGS + [("c",), ()]
 
 
 def test_hosts_stay_with_which_an_owner_loses_its_links_in_turn() -> None:
     """The run needs the owner, and each host has fewer such links than it."""
-    hosts = [("a", 0, 1), ("c", 1, 3), ("d", 3, 4), ("b", 4, 5)]
-    plan = make_plan(hosts, ["a", "b"], num_blocks=5, num_steps=32, local_iterations=2)
-    wanted = ring_of(plan, random.Random(0)).run()
-    ring, reports = ring_of(plan, random.Random(0)), list[int]()
-
-    def when(what: str, node: str) -> None:
-        kept = sum(isinstance(entry, rd.LogKept) for entry in ring.result.logged)
-        if kept > max(reports, default=0) and len(recoveries(ring.result)) == len(reports) <= 2 * MOST_OPENINGS + 1:
-            reports.append(kept)
-            ring.lose_link("a", "cd"[len(reports) % 2])
-
-    ring.when = when
-    result = ring.run()
+    most = 2 * MOST_OPENINGS + 2
+    result, wanted, _ = with_lost_links(32, lambda at, is_new: ("a", "dc"[at % 2]) if is_new and at < most else None)
     assert story(result) == story(wanted)
-    assert [one.lost for one in recoveries(result)] == [()] * (2 * MOST_OPENINGS + 2)
+    assert [one.lost for one in recoveries(result)] == [()] * most
 
 
 @pytest.mark.parametrize("lies", [4, 10_000])
@@ -300,24 +300,15 @@ def test_owner_that_reports_links_twice_makes_one_host_leave(lies: int) -> None:
 
     So does a run whose owner stops in time, with all that it trains.
     """
-    hosts = [("a", 0, 1), ("c", 1, 3), ("d", 3, 4), ("b", 4, 5)]
-    plan = make_plan(hosts, ["a", "b"], num_blocks=5, num_steps=24, local_iterations=2)
-    wanted = ring_of(plan, random.Random(0)).run()
-    ring, reports = ring_of(plan, random.Random(0), recovery=RecoveryPolicy(awaits_s=100.0)), list[int]()
 
-    def when(what: str, node: str) -> None:
-        kept = sum(isinstance(entry, rd.LogKept) for entry in ring.result.logged)
-        is_again = len(reports) != 2 and max(reports, default=0) == kept
-        if len(recoveries(ring.result)) == len(reports) < 2 + lies and (is_again or kept > max(reports, default=0)):
-            reports.append(kept)
-            ring.lose_link("a", "c" if len(reports) <= 2 else "d")
+    def link(at: int, is_new: bool) -> tuple[str, str] | None:
+        return ("a", "c" if at < 2 else "d") if at < 2 + lies and (is_new or at != 2) else None
 
-    ring.when = when
-    result = ring.run()
+    result, wanted, reports = with_lost_links(24, link, recovery=RecoveryPolicy(awaits_s=100.0))
     assert [one.lost for one in recoveries(result)] == [
         (),
         ("c",),
-        *[()] * (len(reports) - 2 - bool(result.finish.error)),
+        *[()] * (reports - 2 - bool(result.finish.error)),
     ]
     if lies > 4:
         assert result.finish.message.endswith(
@@ -325,7 +316,7 @@ def test_owner_that_reports_links_twice_makes_one_host_leave(lies: int) -> None:
             f"node has left the run, owns rows, which no other node has; mend the network, {RESUME}"
         )
         return
-    assert story(result) == story(wanted) and len(reports) == 6
+    assert story(result) == story(wanted) and reports == 6
 
 
 @pytest.mark.parametrize("times", [2, MOST_OPENINGS + 1])

@@ -47,9 +47,6 @@ def test_all_full_tables_change_no_bit(feature: Feature) -> None:
     assert same_bits(first, other)
 
 
-# ---- what is refused before anything trains --------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [

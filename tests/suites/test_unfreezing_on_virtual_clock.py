@@ -29,11 +29,6 @@ UNFREEZING = next(kind for kind in KINDS if kind.name == "unfreezing")
 THREE = [("a", 0, 2), ("b", 2, 3), ("c", 3, 4)]
 
 
-def decisions(result: RingResult) -> list[tuple[int, int]]:
-    """(step, depth) of every decision that was logged, in order."""
-    return [(entry.step, entry.depth) for entry in result.logged if isinstance(entry, rd.LogUnfreeze)]
-
-
 def depths(result: RingResult) -> dict[int, int]:
     """The depth of every train step."""
     return {
@@ -131,7 +126,9 @@ def test_unfreezing_follows_the_losses_and_can_be_repeated_with_its_steps() -> N
     for seed in range(3):
         one = AnyRun(UNFREEZING, seed)
         plan, steps = one.plan, expected_steps(one.plan, seed)
-        assert decisions(one.result) == list(zip(steps, range(2, 2 + len(steps)), strict=True)), seed
+        assert [(entry.step, entry.depth) for entry in one.result.logged if isinstance(entry, rd.LogUnfreeze)] == list(
+            zip(steps, range(2, 2 + len(steps)), strict=True)
+        ), seed
         settled = plan.decided(steps)
         assert depths(one.result) == {step: depth(settled.course, step) for step in range(plan.course.num_steps)}
         given = changed(plan, method=RingAda(every_steps=0, at=unfreezing_steps(final_plan(plan, one.result).course)))

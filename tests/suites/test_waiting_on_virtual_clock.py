@@ -173,9 +173,6 @@ def test_run_that_is_being_stopped_waits_for_nobody() -> None:
     assert result.finish is not None and result.finish.error == "InterruptedRunError" and not waits(result)
 
 
-# ---- room ----------------------------------------------------------------------------------------
-
-
 def needs(ring: RecoveringRing, count: int) -> None:
     """Let no placement fit on fewer nodes than that, new ones counted."""
     place = ring._place
@@ -226,9 +223,6 @@ def test_run_that_waits_for_room_in_vain_ends_with_what_is_missing() -> None:
         "--resume the run"
     )
     assert len({waited.until_s for waited in waits(result)}) == 1 and "small" in ring.came
-
-
-# ---- who comes while the run trains --------------------------------------------------------------
 
 
 def with_comer(plan: Plan, name: str) -> Placement:

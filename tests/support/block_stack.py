@@ -20,17 +20,7 @@ from ringtune.schedule.units import Range, Units
 
 
 class Stack:
-    """All blocks of a skeleton, of which every one is real and trains.
-
-    Args:
-        skeleton: after ``materialise``.
-        dropout: probability.
-        velora: whose blocks keep projections; None = none do.
-        recompute: ranges of blocks that are run again.
-
-    Raises:
-        JobError: VeLoRA is for layers that do not train.
-    """
+    """All blocks of a skeleton, of which every one is real and trains."""
 
     def __init__(
         self, skeleton: Skeleton, *, dropout: float, velora: Velora | None = None, recompute: Sequence[Range] = ()
@@ -43,15 +33,7 @@ class Stack:
             self._projections = Projections(velora, skeleton, start=0, stop=self.num_blocks, seed=0)
 
     def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> tuple[SavedActivations, torch.Tensor]:
-        """Run all blocks for one micro-batch; a gradient of its input is asked for.
-
-        Args:
-            hidden: (batch rows, tokens, model width).
-            mask: (batch rows, tokens), 1 = token.
-
-        Returns:
-            What the blocks keep, whose ``backward`` is the way back; and what leaves the top one.
-        """
+        """Run all blocks for one micro-batch; a gradient of its input is asked for."""
         with torch.no_grad():
             context = self._runner.context(hidden, mask)
         forward = BlockForward(

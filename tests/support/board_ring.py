@@ -51,16 +51,7 @@ def small_disk(folder: Path, size: str) -> tuple[str, ...]:
 
 
 class BoardRing:
-    """Boards with a ring that has joined, and one job for it.
-
-    Args:
-        bed: four boards, built.
-        folder: for everything.
-        changes: keys of the job.
-
-    Attributes:
-        said: what the coordinator prints.
-    """
+    """Boards with a ring that has joined, and one job for it."""
 
     def __init__(self, bed: Testbed, folder: Path, **changes: object) -> None:
         self.bed, self.folder = bed, folder
@@ -110,11 +101,7 @@ class BoardRing:
         return self.folder / "state" / who
 
     def start_coordinator(self, *, prefix: Sequence[str] = ()) -> None:
-        """Start the coordinator at the address that it always has.
-
-        Args:
-            prefix: words before its command.
-        """
+        """Start the coordinator at the address that it always has."""
         where = ("--bind", self.bed.coordinator, "--state", str(self.state_of(COORDINATOR)))
         options = ("--lease", f"{LEASE_S:g}", "--insecure", "--json")
         command = (*prefix, sys.executable, "-P", "-m", "ringtune.cli", "coordinator", *where, *options)
@@ -122,12 +109,7 @@ class BoardRing:
         self.said = Said(self.processes[COORDINATOR].log)
 
     def start(self, name: str, *, prefix: Sequence[str] = ()) -> None:
-        """Start a node's process; its predecessor has ended.
-
-        Args:
-            name: of node and board.
-            prefix: words before its command.
-        """
+        """Start a node's process; its predecessor has ended."""
         command = agent_command(
             self.bed.layout,
             self.bed.layout.board(name),
@@ -139,12 +121,7 @@ class BoardRing:
         self.processes[name] = self.bed.start(name, (*prefix, *command), on=name)
 
     def restart(self, who: str, *, prefix: Sequence[str] = ()) -> None:
-        """End a process in order, if it still runs, start it again, and wait until all nodes are there.
-
-        Args:
-            who: node or coordinator.
-            prefix: words before its command.
-        """
+        """End a process in order, if it still runs, start it again, and wait until all nodes are there."""
         self.said.look()
         began_s = time.monotonic()
         processes.stop([self.processes[who]])
@@ -231,10 +208,6 @@ def four_boards(folder: Path, name: str) -> Layout:
 def board_ring(
     folder: Path, *, name: str, capabilities: Capabilities | None = None, **changes: object
 ) -> Iterator[BoardRing]:
-    """A ring on boards, which are removed afterwards.
-
-    Raises:
-        MissingCapability: this machine can't.
-    """
+    """A ring on boards, which are removed afterwards."""
     with Testbed(four_boards(folder, name), folder=folder, capabilities=capabilities) as bed:
         yield BoardRing(bed, folder, **changes)

@@ -18,11 +18,7 @@ LOOK_S = 0.02
 
 
 class Said:
-    """The lines of JSON that a process prints, and when each was seen; safe for threads.
-
-    Args:
-        log: where it prints.
-    """
+    """The lines of JSON that a process prints, and when each was seen; safe for threads."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
@@ -68,12 +64,7 @@ def listening(*all_said: Said) -> Iterator[None]:
 
 
 class BoardRun(Said):
-    """``ringtune train`` on the hub.
-
-    Args:
-        running: the process.
-        out: the folder of the run.
-    """
+    """``ringtune train`` on the hub."""
 
     def __init__(self, running: Running, out: Path) -> None:
         super().__init__(running.log)

@@ -17,10 +17,6 @@ def cases(names: str | Sequence[str], rows: Iterable[Any]) -> Callable[[Test], T
     """Call a test with every row, in order, as ``pytest.mark.parametrize`` would in tests of their own.
 
     Each row gets a new ``tmp_path``, and what it has set with ``monkeypatch`` is undone after it.
-
-    Args:
-        names: arguments of the test that a row has; one name for rows that are single values.
-        rows: at least one, so that no test passes without having called anything.
     """
     keys = [names] if isinstance(names, str) else list(names)
     table = [(row,) if isinstance(names, str) else tuple(row) for row in rows]

@@ -69,13 +69,7 @@ class Outcome:
 
 
 class Follower:
-    """Reads a run's events on a thread, so that a test can act at a chosen moment.
-
-    Attributes:
-        driver: of the run.
-        outcome: what came so far.
-        seen_unix_s: when the last line of each kind came into the books.
-    """
+    """Reads a run's events on a thread, so that a test can act at a chosen moment."""
 
     def __init__(self, driver: RunDriver) -> None:
         self.driver = driver
@@ -191,15 +185,7 @@ def _plan_part(value: dict[str, Any]) -> dict[str, Any]:
 
 
 class Nodes:
-    """Agents of one ring, with a model and rows.
-
-    Args:
-        folder: for the model, the data and the agents' logs.
-        owners: names of the nodes with data; they share the rows.
-        hosts: names of further nodes.
-        more: further arguments of the command line, by node.
-        failpoints: folder of the orders to the agents, each under its name; None = they have no failpoints.
-    """
+    """Agents of one ring, with a model and rows."""
 
     def __init__(
         self,
@@ -298,11 +284,7 @@ class Nodes:
 
 
 class Hold:
-    """Keeps the grants of a run back, so that it has not ended when a node has come, or is noticed to be lost.
-
-    Args:
-        follower: of the run.
-    """
+    """Keeps the grants of a run back, so that it has not ended when a node has come, or is noticed to be lost."""
 
     def __init__(self, follower: Follower) -> None:
         self._moving = follower.driver._require_moving()
@@ -331,14 +313,7 @@ class Hold:
 
 
 class Cluster(Nodes):
-    """A coordinator in this process, and its agents.
-
-    Args:
-        folder: for the model, the data and the agents' logs.
-        keeper: of the coordinator's trust; None = all is plain text.
-        lease_s: of the coordinator.
-        nodes: further arguments of ``Nodes``.
-    """
+    """A coordinator in this process, and its agents."""
 
     def __init__(
         self, folder: Path, *, keeper: TrustKeeper | None = None, lease_s: float = LEASE_S, **nodes: Any

@@ -39,18 +39,7 @@ NAME = "coordinator"
 
 
 class DyingCoordinator:
-    """Starts a coordinator again whenever it is killed, until it is closed.
-
-    Args:
-        folder: for its state and the orders to fail.
-
-    Attributes:
-        address: where it listens.
-        num_deaths: how often it was killed.
-        num_returns: how often it listened again.
-        on_death: called before it is started again, on another thread.
-        orders: folder of the orders to fail, also for its nodes.
-    """
+    """Starts a coordinator again whenever it is killed, until it is closed."""
 
     def __init__(self, folder: Path) -> None:
         self.address = f"127.0.0.1:{free_port()}"
@@ -161,14 +150,7 @@ class Trial:
 
 
 class DyingRing:
-    """Owners a and b and hosts c and d, as processes, of a coordinator that comes back.
-
-    Args:
-        folder: for the model, the data and what all write.
-        coordinator: theirs.
-        moves: whether the run moves to another placement after half of its turns.
-        changes: of the job.
-    """
+    """Owners a and b and hosts c and d, as processes, of a coordinator that comes back."""
 
     def __init__(self, folder: Path, coordinator: DyingCoordinator, *, moves: bool = False, **changes: Any) -> None:
         self._folder, self.coordinator = folder, coordinator
@@ -275,12 +257,7 @@ class DyingRing:
             path.unlink()
 
     def submitter_trial(self, event: str, *, with_coordinator: bool = False) -> Trial:
-        """Train while the submitter is killed, and fetch the run.
-
-        Args:
-            event: part of the line that the submitter prints when it is killed.
-            with_coordinator: whether the coordinator is killed with it.
-        """
+        """Train while the submitter is killed, and fetch the run."""
         began_s, deaths = time.monotonic(), self.coordinator.num_deaths
         self._num_runs += 1
         out, job, plan = (self._folder / f"{name}-{self._num_runs}" for name in ("out", "job", "plan"))

@@ -64,11 +64,7 @@ class Order:
 
     @classmethod
     def parse(cls, text: str) -> Order:
-        """Read ``PLACE COUNT FAILURE [SECONDS]``; the place may have spaces and the wildcards of file names.
-
-        Raises:
-            UsageError: it is no order.
-        """
+        """Read ``PLACE COUNT FAILURE [SECONDS]``; the place may have spaces and the wildcards of file names."""
         words = text.split()
         seconds = float(words.pop()) if len(words) > 3 and words[-2] == Failure.DELAY else 0.0
         try:
@@ -87,12 +83,7 @@ class Order:
 
 
 class Failpoints:
-    """The failures of one process, as a folder orders them. Safe for threads.
-
-    Args:
-        folder: with the orders.
-        name: of the process.
-    """
+    """The failures of one process, as a folder orders them. Safe for threads."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._path = folder / name
@@ -131,12 +122,7 @@ _REPLACED: Final[list[tuple[Any, str, Any]]] = []
 
 
 def arm(name: str, folder: Path) -> None:
-    """Let this process follow the orders of a folder.
-
-    Args:
-        name: as of a node, or ``coordinator``.
-        folder: of the orders.
-    """
+    """Let this process follow the orders of a folder."""
     global _own
     import grpc
 

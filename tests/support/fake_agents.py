@@ -349,13 +349,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
 
 
 class FakeCluster:
-    """A coordinator with fake agents, over real sockets, in one process.
-
-    Args:
-        names: of the agents; joined at once.
-        lease_s: of the coordinator; agents send no heartbeats, so it lasts for a test on a busy machine.
-        agents: arguments of ``FakeAgent`` by name.
-    """
+    """A coordinator with fake agents, over real sockets, in one process."""
 
     def __init__(self, *names: str, lease_s: float = 60.0, agents: dict[str, dict[str, Any]] | None = None) -> None:
         self.server = CoordinatorServer("127.0.0.1:0", lease_s=lease_s)
@@ -387,12 +381,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 class Notes(Progress):
-    """Remembers what a user is told.
-
-    Attributes:
-        texts: notes, in order.
-        states: what the run was doing, in order.
-    """
+    """Remembers what a user is told."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []

@@ -23,12 +23,7 @@ WAIT_S = 20.0
 
 
 class FakeExecutor:
-    """Computes nothing; keeps a log of what it was asked.
-
-    Args:
-        on_action: called before each action, on the compute thread.
-        scores: what a score turn gives, by its index.
-    """
+    """Computes nothing; keeps a log of what it was asked."""
 
     def __init__(
         self,
@@ -137,12 +132,7 @@ class KeptReports:
 
 
 class DirectLink:
-    """A link that hands over at once, on the caller's thread.
-
-    Args:
-        source: who sends.
-        find: gives the target's run.
-    """
+    """A link that hands over at once, on the caller's thread."""
 
     def __init__(self, source: str, find: Callable[[], AgentRun]) -> None:
         self._source = source
@@ -170,16 +160,7 @@ class DirectLink:
 
 
 class FakeRing:
-    """All nodes of a plan as runs with fake executors, linked directly.
-
-    Args:
-        plan: of the run.
-        executors: instead of plain ones, by node.
-        wait_s: of every run.
-        record: of every run.
-        savers: of the nodes that can save.
-        start: where the run goes on.
-    """
+    """All nodes of a plan as runs with fake executors, linked directly."""
 
     def __init__(
         self,

@@ -94,14 +94,7 @@ class Trial:
 
 
 class FaultyRing:
-    """Owners a and b and the hosts c, d and e, which carry one job out again and again and fail as ordered.
-
-    Args:
-        cluster: of them, with failpoints.
-        orders: folder of the orders.
-        keeper: of the coordinator's trust; None = plain text.
-        changes: of the job.
-    """
+    """Owners a and b and the hosts c, d and e, which carry one job out again and again and fail as ordered."""
 
     def __init__(self, cluster: Cluster, orders: Path, *, keeper: TrustKeeper | None = None, **changes: object) -> None:
         self.cluster, self._orders, self._keeper = cluster, orders, keeper
@@ -256,12 +249,7 @@ def _books_of(plan: Plan) -> list[tuple[str, int]]:
 
 
 class Rotate:
-    """Begins a rotation of the authority after a step of a run, whose events it gets.
-
-    Args:
-        keeper: of the authority; its only user is not waited for.
-        is_whole: whether the run's coordinator stands still until the old authority is gone.
-    """
+    """Begins a rotation of the authority after a step of a run, whose events it gets."""
 
     def __init__(self, keeper: TrustKeeper, *, is_whole: bool) -> None:
         self._keeper, self._is_whole = keeper, is_whole

@@ -80,17 +80,7 @@ def facts_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 def write_gguf(
     folder: Path, target: Path, kind_of: Callable[[str], str], *, more: Callable[[gguf.GGUFWriter], None] | None = None
 ) -> dict[str, torch.Tensor]:
-    """Write a model folder as one GGUF file.
-
-    Args:
-        folder: with ``config.json`` and ``model.safetensors`` of a decoder.
-        target: file to write.
-        kind_of: type of a matrix by its name in GGUF; F16 where its rows are no whole blocks.
-        more: adds further metadata, such as a tokenizer.
-
-    Returns:
-        The tensors that the file means, by their names in ``folder``.
-    """
+    """Write a model folder as one GGUF file."""
     config, rng = json.loads((folder / "config.json").read_text()), np.random.default_rng(0)
     model_type = config["model_type"]
     architecture = ARCHITECTURES.get(model_type, model_type)

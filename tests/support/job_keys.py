@@ -48,13 +48,7 @@ BESIDES: Final[Mapping[str, Mapping[str, object]]] = {
 
 
 class Key(NamedTuple):
-    """One key of a job.
-
-    Attributes:
-        name: dotted.
-        kinds: the types that its value may have.
-        rules: that its value has to follow.
-    """
+    """One key of a job."""
 
     name: str
     kinds: tuple[Any, ...]

@@ -67,13 +67,7 @@ def write_inputs(folder: Path) -> Path:
 
 
 class LocalRun:
-    """``ringtune train --local 3`` as a process.
-
-    Args:
-        job: its job file.
-        out: its folder; made here, so that it is there whenever the run is killed.
-        options: further options.
-    """
+    """``ringtune train --local 3`` as a process."""
 
     def __init__(self, job: Path, out: Path, *options: str) -> None:
         out.mkdir(exist_ok=True)
@@ -194,14 +188,7 @@ class Trial:
 
 
 def kill_and_resume(job: Path, out: Path, wanted: dict[str, torch.Tensor], moment: Moment) -> Trial:
-    """Kill one process of a run, resume the run, compare.
-
-    Args:
-        job: of the run.
-        out: its folder.
-        wanted: what the uninterrupted run trained.
-        moment: whom and when.
-    """
+    """Kill one process of a run, resume the run, compare."""
     run = LocalRun(job, out)
     started_s = time.monotonic()
     if moment.steps:
@@ -223,14 +210,7 @@ class Killed(NamedTuple):
 
 
 def resume(job: Path, out: Path, wanted: dict[str, torch.Tensor], killed: Killed) -> Trial:
-    """Resume a killed run and compare.
-
-    Args:
-        job: of the run.
-        out: its folder.
-        wanted: what the uninterrupted run trained.
-        killed: how the run ended.
-    """
+    """Resume a killed run and compare."""
     was_finished = (out / "report.json").is_file()
     again = LocalRun(job, out, "--resume")  # at once: agents of a killed launcher may still be about to end
     resume_code = again.wait()
@@ -256,14 +236,7 @@ class Moment(NamedTuple):
 
 
 def random_moments(count: int, *, start_s: float, num_items: int, seed: int) -> list[Moment]:
-    """Victims in turn; a fifth of the moments while the run starts, the others between its first and last item.
-
-    Args:
-        count: how many.
-        start_s: how long the start takes, in seconds.
-        num_items: how many items the run has.
-        seed: of the moments.
-    """
+    """Victims in turn; a fifth of the moments while the run starts, the others between its first and last item."""
     rng = random.Random(seed)
     moments = []
     for index in range(count):

@@ -48,13 +48,7 @@ def family_folder(root: Path, model_type: str) -> Path:
 
 @dataclass(kw_only=True)
 class Side:
-    """Blocks of one process.
-
-    Attributes:
-        skeleton: all blocks are real.
-        runner: runs them.
-        capture: of an offloading host; None where the weights train by autograd.
-    """
+    """Blocks of one process."""
 
     skeleton: Skeleton
     runner: BlockRunner

@@ -52,12 +52,7 @@ def choosing_course(
 
 
 def made_scores(course: Course, value: Callable[[BlockScores, int, int], float]) -> list[BlockScores]:
-    """Scores of every micro-batch and block of a course.
-
-    Args:
-        course: with a choice.
-        value: from whose scores, which score of ``Choice.scores``, and which subnet.
-    """
+    """Scores of every micro-batch and block of a course."""
     choice, found = course.choice, []
     assert choice is not None
     for owner in course.owners:

@@ -192,9 +192,6 @@ def train_items(plan: Plan) -> Iterator[Any]:
         yield from (item for item in items(plan.course, turn) if item.kind is StepKind.TRAIN)
 
 
-# ---- tables ----------------------------------------------------------------------------------------
-
-
 def mixed_table(seed: int, owners: tuple[str, ...], subnets: int) -> Operations:
     """Other operations for every micro-batch of every batch, every kind of block among them.
 
@@ -226,9 +223,6 @@ _KINDS = {
 
 def _block(rng: random.Random, kind: str, subnets: int) -> str:
     return "".join(rng.choice(_KINDS[kind]) for _ in range(subnets))
-
-
-# ---- the ring --------------------------------------------------------------------------------------
 
 
 def run(case: Case, plan: Plan, seed: int = 0, carrier: TorchCarrier | None = None) -> tuple[RingResult, TorchCarrier]:

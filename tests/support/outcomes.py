@@ -88,11 +88,7 @@ class Trial:
 
 
 class Matrix:
-    """Carries rows out on a ring.
-
-    Args:
-        ring: whose processes are hit.
-    """
+    """Carries rows out on a ring."""
 
     def __init__(self, ring: BoardRing) -> None:
         self._ring = ring
@@ -185,13 +181,7 @@ def _found(
 
 
 def problems_of(row: Row, found: dict[str, Any], *, is_resumed: bool) -> list[str]:
-    """Say what is not as a row states it.
-
-    Args:
-        row: what had to come of it.
-        found: what came of it.
-        is_resumed: whether the run ended with an error and was resumed.
-    """
+    """Say what is not as a row states it."""
     problems = []
     if found["difference"] > EQUAL:
         problems.append(f"weights differ by {found['difference']:g}")

@@ -24,11 +24,7 @@ _USER: Final = "postgres"
 
 
 class PostgreSql:
-    """A server that runs.
-
-    Args:
-        port: of this machine.
-    """
+    """A server that runs."""
 
     def __init__(self, port: int) -> None:
         self._place = f"ringtune@127.0.0.1:{port}"

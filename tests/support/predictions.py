@@ -75,9 +75,6 @@ def write_run(
     """The folder of a finished run whose actions took ``slower`` times what the profile says.
 
     ``tables`` are those that it has chosen.
-
-    Returns:
-        What that run would measure.
     """
     write_pair(folder, plan=plan)
     nodes = tuple(node.at_pace(slower) for node in PROFILE.nodes)

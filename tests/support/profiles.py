@@ -87,21 +87,16 @@ def node(
         model=model_of(plan),
         train_tokens=tokens,
         eval_tokens=tokens,
-        shape=shape_of(plan),
+        shape=TimedShape(
+            task="sequence-classification",
+            adapter="seq_bn",
+            rows=plan.course.microbatch_sizes()[0],
+            tokens=plan.course.max_length,
+            dtype="float32",
+            wire_dtype=plan.course.wire_dtype,
+            optimizer="adamw",
+        ),
         work_times=tuple(point(work, seconds) for work, seconds in times.items()),
-    )
-
-
-def shape_of(plan: Plan) -> TimedShape:
-    """What the timings of a job with this plan belong to."""
-    return TimedShape(
-        task="sequence-classification",
-        adapter="seq_bn",
-        rows=plan.course.microbatch_sizes()[0],
-        tokens=plan.course.max_length,
-        dtype="float32",
-        wire_dtype=plan.course.wire_dtype,
-        optimizer="adamw",
     )
 
 
@@ -112,14 +107,7 @@ def profile_of(
     links: Mapping[tuple[str, str], tuple[float, float]] | None = None,
     more: Iterable[str] = (),
 ) -> Profile:
-    """A profile of the plan's nodes.
-
-    Args:
-        plan: the plan.
-        times: of every node.
-        links: (rate, latency) by (source, target).
-        more: nodes that the plan leaves out.
-    """
+    """A profile of the plan's nodes."""
     names = sorted({*plan.nodes, *more})
     return Profile(
         nodes=tuple(node(plan, name, times=times) for name in names),

@@ -39,13 +39,7 @@ OF_LIBRARY = 4
 
 @dataclass(kw_only=True, slots=True)
 class Trained:
-    """The result of a reference run.
-
-    Attributes:
-        model: the whole ``AutoAdapterModel``.
-        losses: mean loss of each train item, by step.
-        evaluations: (loss_sum, count, correct) summed over owners, by the step after which they were taken.
-    """
+    """The result of a reference run."""
 
     model: Any
     losses: list[float] = field(default_factory=list)
@@ -244,17 +238,7 @@ def train(
     prepare: Callable[[Any], None] | None = None,
     turns: Iterable[tuple[Plan, Turn]] | None = None,
 ) -> Trained:
-    """Train the whole model on the very items of the plan's turn sequence.
-
-    Args:
-        job: optimizer, learning rate, dropout, dtype.
-        plan: owners, batches and unfreezing; its slices don't matter.
-        model_folder: of the base model.
-        datasets: per owner; ``set_labels`` is called here.
-        attention: implementation of the attention; the library's choice if not given.
-        prepare: changes the model before it is trained.
-        turns: each with the plan that holds for it; those of the plan's turn sequence if not given.
-    """
+    """Train the whole model on the very items of the plan's turn sequence."""
     generator_state = torch.get_rng_state()
     model = whole_model(job, plan, model_folder, attention=attention)
     if prepare is not None:

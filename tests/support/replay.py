@@ -23,11 +23,7 @@ _EVENTS: dict[str, Any] = {cls.__name__: cls for cls in ev.Event.__args__}
 
 
 def event_from_json(value: Sequence[Any], tables: Mapping[str, Operations] = _NO_TABLES) -> ev.Event:
-    """Read what ``to_json`` wrote for an event; ``tables`` are those that a turn may name.
-
-    Raises:
-        IntegrityError: it is no event.
-    """
+    """Read what ``to_json`` wrote for an event; ``tables`` are those that a turn may name."""
     try:
         name, *fields = value
         event = _EVENTS[name](*fields)
@@ -50,15 +46,7 @@ def event_from_json(value: Sequence[Any], tables: Mapping[str, Operations] = _NO
 
 
 def replay(lines: Iterable[str], plan: Plan, node: str) -> int:
-    """Feed a recording to a fresh engine.
-
-    Returns:
-        How many events were replayed.
-
-    Raises:
-        IntegrityError: the recording is of another plan or node, is not readable, or the engine gave other
-            commands; names the line and both answers.
-    """
+    """Feed a recording to a fresh engine."""
     engine: NodeEngine | None = None
     tables: dict[str, Operations] = {}
     count = 0

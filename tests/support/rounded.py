@@ -74,17 +74,7 @@ def rounded(matrix: torch.Tensor, dtype: str) -> torch.Tensor:
 
 
 def write_rounded(folder: Path, target: Path, dtype: str, *, trained: tuple[str, ...] = ()) -> Path:
-    """Copy a model folder with its matrices rounded.
-
-    Args:
-        folder: with ``model.safetensors`` in float32.
-        target: to be made.
-        dtype: ``bfloat16``, ``int8``, or ``nf4``, which is int8 outside of blocks.
-        trained: ends of the names of weights that train, and stay as they are.
-
-    Returns:
-        The new folder.
-    """
+    """Copy a model folder with its matrices rounded."""
     shutil.copytree(folder, target)
     tensors = load_file(folder / "model.safetensors")
     for name, tensor in tensors.items():

@@ -28,11 +28,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass
 class StaleProcess:
-    """One process that trains with stale weights on purpose; without dropout.
-
-    Attributes:
-        losses: mean loss of each train item.
-    """
+    """One process that trains with stale weights on purpose; without dropout."""
 
     job: Job
     plan: Plan

@@ -52,15 +52,7 @@ def interface_of(model_type: str) -> Any:
 
 
 def stock_model(folder: Path, task: str, labels: tuple[str, ...], *, config: Any, attention: str | None) -> Any:
-    """Load the architecture's own class with a head for the task, ready to take adapters.
-
-    Args:
-        folder: of the pretrained model.
-        task: its head is the pretrained one, or is new.
-        labels: names of the classes; empty without.
-        config: of the model.
-        attention: implementation; the one that computes the architecture exactly if not given.
-    """
+    """Load the architecture's own class with a head for the task, ready to take adapters."""
     import adapters
     import transformers
     from transformers import AutoModelForCausalLM

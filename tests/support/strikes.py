@@ -53,9 +53,6 @@ class Strike:
     lacks: Callable[[], str] = str
 
 
-# ---- processes -----------------------------------------------------------------------------------
-
-
 def _signal(number: signal.Signals) -> Act:
     return lambda ring, who: ring.processes[who].process.send_signal(number)
 
@@ -74,9 +71,6 @@ def _hog(ring: BoardRing, who: str) -> None:
 def _free(ring: BoardRing, who: str) -> None:
     ring.bed.restore_memory(who)
     ring.restart(who)
-
-
-# ---- links ---------------------------------------------------------------------------------------
 
 
 def _port(ring: BoardRing, who: str) -> str:
@@ -135,9 +129,6 @@ def _cores(cores: float | None) -> Act:
     return act
 
 
-# ---- disks ---------------------------------------------------------------------------------------
-
-
 def _on_small_disk(ring: BoardRing, who: str) -> tuple[str, ...]:
     return small_disk(ring.state_of(who), DISK_SIZE)
 
@@ -175,9 +166,6 @@ def _read_only(ring: BoardRing, who: str) -> None:
 
 def _writable(ring: BoardRing, who: str) -> None:
     _among_its_mounts(ring, who, "umount", str(ring.state_of(who)))
-
-
-# ---- clocks --------------------------------------------------------------------------------------
 
 
 def faketime() -> Path | None:

@@ -31,16 +31,7 @@ class Connection:
 
 
 class Tap:
-    """Listens on ``port`` and connects through to ``target_port``.
-
-    Args:
-        target_port: on loopback.
-        delay_s: longest time that a piece is held back, drawn anew for each.
-
-    Attributes:
-        flows: every connection so far.
-        cut_at_bytes: break a connection when the opener has got so many bytes; 0 = never.
-    """
+    """Listens on ``port`` and connects through to ``target_port``."""
 
     def __init__(self, target_port: int, *, delay_s: float = 0.0) -> None:
         self.flows: list[Connection] = []

@@ -33,19 +33,7 @@ def vocabulary() -> tuple[str, ...]:
 def write_model(
     folder: Path, *, num_blocks: int = 4, hidden_size: int = 32, num_heads: int = 4, seed: int = 0, prefix: bool = False
 ) -> Path:
-    """Write a random BERT (config, safetensors, tokenizer) that ``AutoModel`` and ``AutoTokenizer`` load.
-
-    Args:
-        folder: made if missing.
-        num_blocks: transformer blocks.
-        hidden_size: width.
-        num_heads: attention heads.
-        seed: of the weights.
-        prefix: write tensor names with ``bert.`` in front, as checkpoints with a head have them.
-
-    Returns:
-        The folder.
-    """
+    """Write a random BERT (config, safetensors, tokenizer) that ``AutoModel`` and ``AutoTokenizer`` load."""
     from safetensors.torch import save_file
     from transformers import BertConfig, BertModel
 
@@ -90,20 +78,7 @@ def write_bert(
     intermediate_size: int,
     seed: int = 0,
 ) -> Path:
-    """Write config and random safetensors weights of a BERT of any size, without a tokenizer.
-
-    Args:
-        folder: made if missing.
-        vocab_size: tokens.
-        hidden_size: width.
-        num_blocks: transformer blocks.
-        num_heads: attention heads.
-        intermediate_size: inner width of the feed-forward part.
-        seed: of the weights.
-
-    Returns:
-        The folder.
-    """
+    """Write config and random safetensors weights of a BERT of any size, without a tokenizer."""
     from safetensors.torch import save_file
     from transformers import BertConfig, BertModel
 
@@ -141,11 +116,7 @@ def make_rows(
 
 
 def write_rows(path: Path, num_rows: int, *, seed: int = 0, labels: Sequence[str] = LABELS, longest: int = 14) -> Path:
-    """Write ``make_rows`` to a ``.csv`` or ``.jsonl`` file with the columns ``text`` and ``label``.
-
-    Returns:
-        The path.
-    """
+    """Write ``make_rows`` to a ``.csv`` or ``.jsonl`` file with the columns ``text`` and ``label``."""
     rows = make_rows(num_rows, seed=seed, labels=labels, longest=longest)
     with path.open("w", encoding="utf-8", newline="") as file:
         if path.suffix == ".jsonl":

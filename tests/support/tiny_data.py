@@ -26,11 +26,7 @@ SUFFIXES = {
 
 
 def write_task_rows(folder: Path, task: str, name: str, num_rows: int, *, seed: int) -> Path:
-    """Write rows of a task.
-
-    Returns:
-        The path, ``name`` with the task's suffix.
-    """
+    """Write rows of a task."""
     path = folder / f"{name}.{SUFFIXES[task]}"
     if task == "image-classification":
         return write_images(path, num_rows, seed=seed)

@@ -208,20 +208,7 @@ def write_family(
     seed: int = 0,
     **config: object,
 ) -> Path:
-    """Write a random model of a family (config, safetensors, tokenizer unless it takes images).
-
-    Args:
-        folder: made if missing.
-        model_type: a key of ``MODEL_TYPES``.
-        num_blocks: transformer blocks.
-        padding_side: of the tokenizer, ``left`` or ``right``.
-        with_decoder: save it as a causal language model, the way such checkpoints come.
-        seed: of the weights.
-        config: values of ``config.json`` to set.
-
-    Returns:
-        The folder.
-    """
+    """Write a random model of a family (config, safetensors, tokenizer unless it takes images)."""
     library: Any = importlib.import_module("transformers")
     if model_type in GENERIC or model_type in ENCODERS:
         return _write_generic(folder, model_type, num_blocks, padding_side, seed, config)

@@ -55,21 +55,11 @@ def marked(name: str) -> str:
 
 
 class Case(NamedTuple):
-    """Rows for one template.
-
-    Attributes:
-        template: None for texts.
-        bos: whether the tokenizer begins texts with a token.
-    """
+    """Rows for one template."""
 
     rows: Sequence[Any]
     template: str | None = None
     bos: bool = False
-
-
-def split_rows(rows: Sequence[Any]) -> list[Any]:
-    """Conversations as prompt and completion: the last answer is the completion."""
-    return [{"prompt": row[:-1], "completion": row[-1:]} for row in rows]
 
 
 def all_cases() -> dict[str, Case]:
@@ -78,7 +68,9 @@ def all_cases() -> dict[str, Case]:
     for name in ANSWERS:
         rows = conversations(NUM_ROWS, seed=3, system=name not in ("gemma", "mistral"))
         found[f"answers/{name}"] = Case(rows, marked(name))
-        found[f"completions/{name}"] = Case(split_rows(rows), ANSWERS[name][0])
+        found[f"completions/{name}"] = Case(
+            [{"prompt": row[:-1], "completion": row[-1:]} for row in rows], ANSWERS[name][0]
+        )
     pairs = plain_pairs(NUM_ROWS, seed=3)
     for bos in (False, True):
         found[f"pairs/{bos:d}"] = Case(pairs, bos=bos)

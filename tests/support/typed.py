@@ -27,13 +27,7 @@ from ringtune import cli
 def run_here(
     template: Callable[[], AgentTemplate], *arguments: object, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``ringtune`` to its end in this process.
-
-    Args:
-        template: gives what its local nodes are forked from.
-        arguments: what is typed.
-        variables: of the environment of its local nodes.
-    """
+    """Run ``ringtune`` to its end in this process."""
     with lent(template(), variables):
         return run_alone(*arguments)
 

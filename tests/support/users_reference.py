@@ -29,12 +29,7 @@ Sets = dict[str, torch.Tensor]
 
 
 class LayerByUser(nn.Module):
-    """A copy of a layer for each user; each row goes through that of its user.
-
-    Args:
-        copies: by user.
-        rows: whose rows there are; changed from outside before each forward.
-    """
+    """A copy of a layer for each user; each row goes through that of its user."""
 
     def __init__(self, copies: Mapping[str, nn.Module], rows: list[RowsOfUser]) -> None:
         super().__init__()

@@ -28,9 +28,6 @@ def validate_table(plan: Plan, turns: Iterable[Turn], table: Table, *, start: St
     Every node has exactly the actions of the lowering; each receive has its send; nothing deadlocks; every
     forward sees its ``forward_version``, every head all updates; a backward follows its forward and the update of the
     item before, an update its backwards.
-
-    Raises:
-        PlanError: with the bad action and the whole table.
     """
     granted = tuple(turns)
     expected = build_table(plan, granted, start=start)
@@ -228,11 +225,7 @@ def _check_versions(plan: Plan, turns: tuple[Turn, ...], table: Table, node: str
 
 
 def parse_table(text: str, num_blocks: int) -> dict[str, list[Action]]:
-    """Read what ``format_table`` printed; the order per node is kept, idle cells are dropped.
-
-    Raises:
-        PlanError: a row has another number of cells than there are nodes, or a cell is not an action.
-    """
+    """Read what ``format_table`` printed; the order per node is kept, idle cells are dropped."""
     lines = [line for line in text.splitlines() if line.strip()]
     if len(lines) < 2:
         raise PlanError("the table is empty; its first line names the nodes, its second is a rule")

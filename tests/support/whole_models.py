@@ -44,27 +44,19 @@ def hosted(
             head.to(kind)
     skeleton.model.eval()
     if trained:
-        _move(skeleton.model)
+        # once for each memory, so that what is tied stays tied
+        moved: set[int] = set()
+        for name, parameter in skeleton.model.named_parameters():
+            if any(parameter.stride()) and parameter.data_ptr() not in moved:
+                moved.add(parameter.data_ptr())
+                generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+                with torch.no_grad():
+                    parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
     return skeleton
 
 
-def _move(model: torch.nn.Module) -> None:
-    """Add noise that depends on the parameter's name alone; in place and once, so that what is tied stays tied."""
-    moved: set[int] = set()
-    for name, parameter in model.named_parameters():
-        if any(parameter.stride()) and parameter.data_ptr() not in moved:
-            moved.add(parameter.data_ptr())
-            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-            with torch.no_grad():
-                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
-
-
 class OfBlocks:
-    """The model that a skeleton computes block by block, called as a model of the library with its head is.
-
-    Args:
-        skeleton: with all blocks, embedding and head.
-    """
+    """The model that a skeleton computes block by block, called as a model of the library with its head is."""
 
     def __init__(self, skeleton: Skeleton) -> None:
         self._skeleton, self._head = skeleton, skeleton.model.head

@@ -275,39 +275,29 @@ def test_recorded_profile_ignores_what_belongs_to_no_granted_turn() -> None:
     assert found.profile() == prior
 
 
-@cases("seconds", [float("nan"), float("inf"), -1.0])
-def test_recorded_profile_leaves_out_what_is_no_time(seconds: float) -> None:
-    """A node's clock can't spoil the profile of the run."""
-    prior = profile_of(PLAN)
-    found = RecordedProfile(PLAN.course, prior)
-    found.granted(next(turn_sequence(PLAN.course)))
-    for _ in range(MIN_TIMES):
-        found.add("c", Action(Op.BACKWARD, 0, 0, 5, 6), seconds)
-    assert found.profile() == prior
-
-
 @cases(
-    "action",
+    ("action", "seconds"),
     [
-        Action(Op.BACKWARD, 0, 0, 5, 5),
-        Action(Op.FORWARD, 0, 0, 6, 5),
-        Action(Op.FORWARD_FREE, 0, 0, 5, 99),
-        Action(Op.BACKWARD, 0, 99, 5, 6),
-        Action(Op.HEAD, 0, -1, 6, 7),
-        Action(Op.EMBED, 0, 99, -1, 0),
-        Action(Op.UPDATE, 0, -1, 3, 3),
-        Action(Op.UPDATE, 0, -1, 5, 7),
-        Action(Op.UPDATE, 0, -1, 5, 99),
-        Action(Op.SEND, 0, 99, 4, 0, "a", "g"),
+        *((Action(Op.BACKWARD, 0, 0, 5, 6), seconds) for seconds in (float("nan"), float("inf"), -1.0)),
+        (Action(Op.BACKWARD, 0, 0, 5, 5), 1.0),
+        (Action(Op.FORWARD, 0, 0, 6, 5), 1.0),
+        (Action(Op.FORWARD_FREE, 0, 0, 5, 99), 1.0),
+        (Action(Op.BACKWARD, 0, 99, 5, 6), 1.0),
+        (Action(Op.HEAD, 0, -1, 6, 7), 1.0),
+        (Action(Op.EMBED, 0, 99, -1, 0), 1.0),
+        (Action(Op.UPDATE, 0, -1, 3, 3), 1.0),
+        (Action(Op.UPDATE, 0, -1, 5, 7), 1.0),
+        (Action(Op.UPDATE, 0, -1, 5, 99), 1.0),
+        (Action(Op.SEND, 0, 99, 4, 0, "a", "g"), 1.0),
     ],
 )
-def test_recorded_profile_leaves_out_actions_that_there_are_not(action: Action) -> None:
-    """No block, too many, or another micro-batch: a node may report anything."""
+def test_recorded_profile_leaves_out_actions_and_times_that_there_are_not(action: Action, seconds: float) -> None:
+    """No block, too many, or another micro-batch, and what is no time: a node may report anything."""
     prior = profile_of(PLAN)
     found = RecordedProfile(PLAN.course, prior)
     found.granted(next(turn_sequence(PLAN.course)))
     for _ in range(MIN_TIMES):
-        found.add("c", action, 1.0)
+        found.add("c", action, seconds)
     assert found.profile() == prior
 
 

@@ -45,9 +45,6 @@ def _table(plan: Plan, owner: str, kind: StepKind, step: int, *, batch: int = 0)
     return {node: " ".join(parts) for node, parts in words.items()}
 
 
-# ---- the lowering --------------------------------------------------------------------------------
-
-
 @pytest.mark.promise("3 frozen means free")
 def test_lower_stops_backward_at_lowest_unfrozen_block() -> None:
     """No node below the lowest unfrozen block gets a gradient: the table in the module's docstring."""
@@ -138,9 +135,6 @@ def test_lower_of_any_plan_is_one_path_through_the_model(seed: int) -> None:
             assert node == owner
 
 
-# ---- operation tables ------------------------------------------------------------------------------
-
-
 def _with_rows(*rows: str) -> Plan:
     """One owner with one batch, whose micro-batches have these operations."""
     plan = make_plan(AB, ["c"], method="all", train_rows=4, microbatches=len(rows))
@@ -223,9 +217,6 @@ def test_lower_of_any_pattern_is_one_path_through_what_it_does_not_skip(seed: in
             assert set(ran[Op.SKIP]) <= {block for block, code in enumerate(codes) if code == "3"}
             reached = {target for payload, _, _, target in sent if payload == Payload.GRAD}
             assert reached <= {node for node, leg in found if leg.op is Op.BACKWARD}
-
-
-# ---- items ---------------------------------------------------------------------------------------
 
 
 def test_legs_of_a_node_off_the_way_are_empty() -> None:

@@ -79,13 +79,7 @@ def what(turn: Turn) -> tuple[str, int, int]:
 
 
 class Story(NamedTuple):
-    """Owners that are lost and come back at turn boundaries, by the turns of a run with all of them.
-
-    Attributes:
-        courses: one after another, the first with all owners.
-        done: the turns that were trained, in order.
-        left: the turns that follow.
-    """
+    """Owners that are lost and come back at turn boundaries, by the turns of a run with all of them."""
 
     courses: list[Course]
     done: list[Turn]

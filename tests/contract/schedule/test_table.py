@@ -147,17 +147,13 @@ def test_table_row_with_missing_cell_is_refused() -> None:
         parse_table(ONE_STEP_TABLE.replace("  0  .          .          E0.0", "  0  .  E0.0"), 4)
 
 
-def refusal(changed: str) -> str:
-    """What the validator says about a changed table of the one-step plan."""
+def test_table_validator_refuses_a_missing_send() -> None:
+    """Without its send a run is incomplete."""
+    changed = ONE_STEP_TABLE.replace(">h0.0#2@b", ".        ")
     with pytest.raises(PlanError) as error:
         validate_table(ONE_STEP, turn_sequence(ONE_STEP.course), parse_table(changed, ONE_STEP.course.num_blocks))
     assert "<-- here" in str(error.value)
-    return str(error.value)
-
-
-def test_table_validator_refuses_a_missing_send() -> None:
-    """Without its send a run is incomplete."""
-    assert ">h0.0#2@b is missing" in refusal(ONE_STEP_TABLE.replace(">h0.0#2@b", ".        "))
+    assert ">h0.0#2@b is missing" in str(error.value)
 
 
 def test_table_validator_refuses_deadlock() -> None:

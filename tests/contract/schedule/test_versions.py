@@ -28,10 +28,6 @@ from tests.support.plans import changed, make_plan, random_plan, train_items
 AB = [("a", 0, 2), ("b", 2, 4)]
 
 
-def _lowest(plan: Plan, step: int) -> int:
-    return trained(plan.course, StepKind.TRAIN, step).lowest
-
-
 def _first_trained_step(plan: Plan, block: int) -> int | None:
     steps = range(plan.course.num_steps + 99)
     return next((step for step in steps if block in trained(plan.course, StepKind.TRAIN, step)), None)
@@ -41,7 +37,7 @@ def test_depth_grows_by_one_block_every_k_steps() -> None:
     """RingAda starts with the top block and stops at the lowest."""
     plan = make_plan(AB, ["a"], every_steps=3, num_steps=20)
     assert [depth(plan.course, step) for step in range(13)] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 4]
-    assert [_lowest(plan, step) for step in (0, 3, 6, 9, 99)] == [3, 2, 1, 0, 0]
+    assert [trained(plan.course, StepKind.TRAIN, step).lowest for step in (0, 3, 6, 9, 99)] == [3, 2, 1, 0, 0]
 
 
 def test_depth_grows_at_the_given_steps() -> None:

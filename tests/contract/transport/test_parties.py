@@ -186,8 +186,6 @@ def test_user_without_a_variable_has_its_own_identity_before_the_admins(
     assert find_user_trust() == own != admin
 
 
-# ---- join tokens -----------------------------------------------------------------------------------
-
 HASH = "0123456789abcdef" * 4
 
 

@@ -16,11 +16,7 @@ HOW = {"max_new_tokens": 9, "temperature": None, "seed": 5}
 
 
 class Script:
-    """Answers from a list: pieces, a reason of refusal, or Ctrl-C after the pieces.
-
-    Attributes:
-        requests: what was asked.
-    """
+    """Answers from a list: pieces, a reason of refusal, or Ctrl-C after the pieces."""
 
     def __init__(self, *answers: Any, has_template: bool = True, **ended: Any) -> None:
         self.ready = Ready(has_template=has_template, longest=64, reads=64, cache_bytes=0, temperature=0.0, told="")

@@ -214,11 +214,6 @@ def put(path: str, new: object) -> Change:
     return change
 
 
-def drop_link(value: dict[str, Any]) -> None:
-    """A profile without the link from bob to alice."""
-    value["links"] = [link for link in value["links"] if link["source"] != "bob"]
-
-
 def drop_node(value: dict[str, Any]) -> None:
     """A profile without bob."""
     value["nodes"] = [node for node in value["nodes"] if node["node"] != "bob"]
@@ -247,33 +242,17 @@ def whole_model(key: str, new: object) -> Change:
 
 
 BAD_PROFILES: list[tuple[Change, str, int]] = [
-    (put("nodes.1.model.digest", "e" * 64), "node bob was profiled with another model", 5),
     (whole_model("num_blocks", 6), "a model with 6 blocks of width 8, the run has 4 of 8", 5),
     (whole_model("hidden_size", 16), "a model with 4 blocks of width 16", 5),
-    (put("nodes.0.shape.tokens", 64), "node alice was profiled with tokens 64, the job has 8", 5),
     (put("nodes.1.shape.wire_dtype", "int8"), "node bob was profiled with wire_dtype int8, the job has float32", 5),
-    (drop_link, "the profile lacks link bob -> alice", 5),
     (drop_node, "the plan names node 'bob', which the profile lacks", 5),
-    (put("links.1.rate_bytes_per_s", float("nan")), "links[1].rate_bytes_per_s has to be a finite number", 5),
-    (put("links.0.target", "carol"), "names node carol, which the profile lacks", 5),
-    (put("links.1.speed", 3), "unknown key 'links[1].speed'", 5),
-    (put("nodes.0.work_times.1.work", "nap"), "work 'nap' is not one of", 5),
-    (put("schema", 1), "profile schema 1 is not", 5),
     (put("nodes.1.memory_bytes", 100_000), "node bob needs ", 6),
-    (put("nodes", []), ", which the profile lacks", 5),
 ]
 
 BAD_PLANS: list[tuple[Change, str, int]] = [
-    (slices(("alice", 0, 2), ("bob", 3, 4)), "gap before block 3 of node bob: expected block 2", 5),
-    (slices(("alice", 0, 3), ("bob", 2, 4)), "overlap before block 2 of node bob: expected block 3", 5),
-    (slices(("alice", 0, 2)), "blocks [2, 4) have no host", 5),
     (slices(("alice", 0, 2), ("bobby", 2, 4)), "names node 'bobby', which the profile lacks; did you mean 'bob'?", 5),
-    (slices(("alice", 0, 2), ("alice", 2, 4)), "every slice needs a node of its own", 5),
     (put("course.batch_size", 6), "the plan's digest does not match its content", 5),
-    (put("course.wire_dtype", "int7"), "wire_dtype = 'int7' is not one of", 5),
     (put("color", "red"), "unknown key 'color'", 5),
-    (put("course.color", "red"), "unknown key 'course.color'", 5),
-    (put("course.num_blocks", "four"), "num_blocks has to be a whole number", 5),
 ]
 
 
@@ -290,7 +269,7 @@ def check_refused(tmp_path: Path, plan: Path, profile: Path, *more: str | Path) 
 
 @pytest.mark.parametrize(("change", "message", "exit_code"), BAD_PROFILES)
 def test_sim_refuses_a_bad_profile(change: Change, message: str, exit_code: int, tmp_path: Path) -> None:
-    """Of another model or shape, with holes, or with figures that can't be."""
+    """Of another model or shape, without a node of the plan, or with too little memory at one."""
     error, code = check_refused(tmp_path, *write_pair(tmp_path, of_profile=change))
     assert message in error
     assert code == exit_code
@@ -298,7 +277,7 @@ def test_sim_refuses_a_bad_profile(change: Change, message: str, exit_code: int,
 
 @pytest.mark.parametrize(("change", "message", "exit_code"), BAD_PLANS)
 def test_sim_refuses_a_bad_plan(change: Change, message: str, exit_code: int, tmp_path: Path) -> None:
-    """With gaps, overlaps, unknown nodes, or edited by hand."""
+    """With unknown nodes, or edited by hand."""
     error, code = check_refused(tmp_path, *write_pair(tmp_path, of_plan=change))
     assert message in error
     assert code == exit_code

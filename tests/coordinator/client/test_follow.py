@@ -233,13 +233,7 @@ def rehearse(
     at_the_end: Callable[[FakeCluster], None] | None = None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[Profile, str]:
-    """Rehearse on two fake nodes; return the profile and what was said.
-
-    Args:
-        agents: their options by name.
-        at_the_end: what happens in place of the end that the rehearsal asks for.
-        monkeypatch: of the test.
-    """
+    """Rehearse on two fake nodes; return the profile and what was said."""
     said = io.StringIO()
     with FakeCluster("a", "b", agents=agents) as cluster, Client(cluster.server.address) as client:
         if at_the_end is not None:

@@ -154,12 +154,7 @@ def silent(number: int) -> dict[str, Any]:
 
 
 class Going:
-    """A run that is under way, with what its submitter hears.
-
-    Args:
-        cluster: of its nodes.
-        changes: of the job.
-    """
+    """A run that is under way, with what its submitter hears."""
 
     def __init__(self, cluster: FakeCluster, **changes: object) -> None:
         self.cluster = cluster

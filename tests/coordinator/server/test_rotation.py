@@ -82,14 +82,7 @@ def test_rotation_introduces_before_it_issues_and_ends_in_time() -> None:
 
 
 class Ring:
-    """A keeper, and nodes and users whose calls are made here, if certificates and authorities let them through.
-
-    Attributes:
-        present: who beats, in this order.
-        told: lines of the keeper.
-        is_settled: whether all members have joined the coordinator.
-        lost: how many answers to renewals get lost.
-    """
+    """A keeper, and nodes and users whose calls are made here, if certificates and authorities let them through."""
 
     def __init__(self, folder: Path, *parties: Party) -> None:
         self.now_unix_s = NOW_S

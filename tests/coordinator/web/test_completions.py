@@ -27,14 +27,7 @@ HELLO = [{"role": "user", "content": "hi"}]
 
 
 class Script:
-    """Gives the same answer to each request.
-
-    Attributes:
-        requests: what was asked.
-        left: number of answers that were closed before their end.
-        going: an answer of "slow" has begun.
-        may_go: it may go on.
-    """
+    """Gives the same answer to each request."""
 
     def __init__(self, *pieces: str, why: str = "end", has_template: bool = True) -> None:
         self.ready = Ready(has_template=has_template, longest=64, reads=64, cache_bytes=0, temperature=0.0, told="")

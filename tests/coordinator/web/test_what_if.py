@@ -153,9 +153,6 @@ def test_measured_seconds_of_some_steps() -> None:
     assert measured_s(state, 2503) == pytest.approx(2503 * 0.5)
 
 
-# ---- the simulator ---------------------------------------------------------------------------------
-
-
 def measured() -> Profile:
     """Nodes that take seconds, and links on which a hidden state does, too."""
     pairs = (("a", "b"), ("b", "a"))

@@ -52,20 +52,6 @@ def lose(tmp_path: Path) -> Iterator[Callable[[str, str], None]]:
     assert bool(ordered) == (tmp_path / f"a{DONE_SUFFIX}").exists(), "nothing was lost"
 
 
-def member(coordinator: Any, ended: list[str]) -> Membership:
-    """Node a, which works on no run."""
-    identity = control_pb2.JoinRequest(node="a", address="127.0.0.1:1", version=__version__, instance="i")
-    return Membership(
-        coordinator=lambda: coordinator,
-        where="there",
-        identity=identity,
-        current_run=lambda: "",
-        on_run_over=lambda run_id, reason: ended.append(reason),
-        on_gone=lambda error: ended.append(str(error)),
-        rss_bytes=lambda: 1,
-    )
-
-
 @FAILURES
 @pytest.mark.parametrize("method", ["Join", "Heartbeat", "Leave", "Nodes"])
 def test_call_to_the_coordinator_is_made_again(lose: Callable[[str, str], None], method: str, failure: str) -> None:
@@ -73,7 +59,16 @@ def test_call_to_the_coordinator_is_made_again(lose: Callable[[str, str], None],
     ended: list[str] = []
     with CoordinatorServer("127.0.0.1:0", lease_s=60.0) as server, open_channel(server.address) as channel:
         stub = control_pb2_grpc.CoordinatorStub(channel)
-        found = member(stub, ended)
+        identity = control_pb2.JoinRequest(node="a", address="127.0.0.1:1", version=__version__, instance="i")
+        found = Membership(
+            coordinator=lambda: stub,
+            where="there",
+            identity=identity,
+            current_run=lambda: "",
+            on_run_over=lambda run_id, reason: ended.append(reason),
+            on_gone=lambda error: ended.append(str(error)),
+            rss_bytes=lambda: 1,
+        )
         lose(method, failure)
         found.join(timeout_s=WAIT_S)
         for _ in range(2):  # the one after a lost one finds the node known

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from edge.data.tokens import Batch
+from edge.model.families.decoders import causal_context
 from edge.model.frozen_weights import FrozenFiles
 from edge.model.key_values import KeyValueCache, most_bytes
 from edge.model.skeleton import Skeleton, build_skeleton
@@ -18,7 +19,7 @@ from ringtune.job.job import parse_job
 from ringtune.models.families import FAMILIES
 from ringtune.models.folder import model_dimensions, read_config
 from ringtune.schedule.course import NF4, FrozenWeights
-from tests.support.tiny_families import DECODERS, GENERIC, IN_FLOAT32, write_family
+from tests.support.tiny_families import DECODERS, GENERIC, IN_FLOAT32, config_of, write_family
 
 NUM_BLOCKS, NUM_TOKENS = 4, 16
 PIECES = (7, 3, *[1] * 6)
@@ -142,3 +143,11 @@ def test_bytes_are_those_that_are_told_and_a_text_is_shortened(model_type: str, 
     found = forward(model, ids[:, left:12], [cache], left)
     torch.testing.assert_close(found[:, -1], forward(model, ids, [None])[:, 11], rtol=1e-7, atol=1e-7)
     assert cache.keep(0) == cache.num_tokens == cache.num_bytes == 0
+
+
+def test_causal_mask_of_another_attention_is_made_by_the_library() -> None:
+    """Written-out attention adds its mask to the scores: numbers instead of truth values."""
+    config = config_of("gpt2", num_blocks=1)
+    config._attn_implementation = "eager"
+    mask = causal_context(config, torch.zeros(2, 4, 32), torch.ones(2, 4), window=False).mask
+    assert mask is not None and mask.dtype == torch.float32

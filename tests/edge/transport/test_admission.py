@@ -328,17 +328,6 @@ def test_checks_admit_of_a_text_its_prompt_and_then_token_by_token() -> None:
             check.admit(header)
 
 
-def _received(of: Plan, turn: Turn, node: str) -> set[tuple[str, int, str]]:
-    """(source, boundary, payload) of all that comes to a node in a turn."""
-    return {
-        (leg.peer, leg.start, leg.payload)
-        for item in items(of.course, turn)
-        for found in legs(turn.settled(of), item, node)
-        for leg in found
-        if leg.op is Op.RECEIVE
-    }
-
-
 def test_possible_arrivals_are_those_of_every_table() -> None:
     """Whatever is chosen, nothing else comes; of runs of any shape that choose their operations."""
     for seed in range(10):
@@ -350,7 +339,13 @@ def test_possible_arrivals_are_those_of_every_table() -> None:
             possible = possible_arrivals(of.soonest(), turn.owner, node)
             for table in range(4):
                 decided = dataclasses.replace(turn, operations=table_of(of.course, table))
-                assert _received(of, decided, node) <= possible, (seed, turn.index, node)
+                assert {
+                    (leg.peer, leg.start, leg.payload)
+                    for item in items(of.course, decided)
+                    for found in legs(decided.settled(of), item, node)
+                    for leg in found
+                    if leg.op is Op.RECEIVE
+                } <= possible, (seed, turn.index, node)
 
 
 def test_checks_admit_what_any_table_brings_before_the_grant_and_only_its_own_after() -> None:

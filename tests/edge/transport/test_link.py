@@ -257,7 +257,9 @@ def test_link_to_a_node_that_forgot_the_run_ends_in_order() -> None:
     """A peer that has ended its run is no broken link, until we still want to send to it."""
     with receiver(expectation()) as node, sender(node.address) as out:
         node.servicer.forget()
-        _wait_until_over()
+        for thread in threading.enumerate():
+            if thread.name == "link-acks-b":
+                thread.join(WAIT_S)
         assert out.broken.empty()
         with pytest.raises(PeerLostError, match="closed the link"):
             out.link.send_blob(frames.PROBE, 0, Pieces.of(b"x"))
@@ -422,13 +424,6 @@ def test_link_that_breaks_again_and_again_without_progress_is_lost() -> None:
         proxy.cut_every = 20_000
         out.link.send_blob(frames.PROBE, 0, Pieces.of(bytes(100_000)))
         assert "gets no frame although" in out.broken.get(timeout=WAIT_S)[1]
-
-
-def _wait_until_over() -> None:
-    """Until the reader of acknowledgements has seen the end of the stream."""
-    for thread in threading.enumerate():
-        if thread.name == "link-acks-b":
-            thread.join(WAIT_S)
 
 
 def _when_still(read: Callable[[], int]) -> int:

@@ -357,12 +357,7 @@ JOB = Job(model=Model(path="elsewhere/all-MiniLM-L6-v2")).with_overrides({"train
 
 
 class Node:
-    """A node with its own cache, and a source.
-
-    Args:
-        cache: its cache.
-        port: where the coordinator serves weights; the nodes have none.
-    """
+    """A node with its own cache, and a source."""
 
     def __init__(self, cache: Path, port: int, *, name: str = "b", **options: Any) -> None:
         self.cache = cache

@@ -58,14 +58,7 @@ PARSER_SAYS: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What came back.
-
-    Attributes:
-        code: exit code.
-        output: standard output.
-        errors: standard error.
-        left: files and processes that are still there.
-    """
+    """What came back."""
 
     code: int
     output: str
@@ -79,12 +72,7 @@ def _refuse_to_serve(options: object, *, on_joined: object) -> int:
 
 
 class Workshop:
-    """A model, rows, a finished run, a coordinator and a node, shared by all cases.
-
-    Args:
-        folder: for everything.
-        template: that local nodes are forked from; None = one of its own.
-    """
+    """A model, rows, a finished run, a coordinator and a node, shared by all cases."""
 
     def __init__(self, folder: Path, template: AgentTemplate | None = None) -> None:
         self._folder = folder
@@ -140,7 +128,10 @@ class Workshop:
             run = _answer_of_process if case.is_process else self._answer_here
             with _not_installed(case.without):
                 found = run(typed, place)
-            _wait_for_threads(processes)
+            # gRPC ends its threads a moment after a server has stopped
+            for thread in threading.enumerate():
+                if not thread.daemon and f"thread {thread.name}" not in processes:
+                    thread.join(ENDING_S)
             new = sorted(name for name in _files(place.folder) - before if name.split("/")[0] not in case.leaves)
             left = [f"file {name}" for name in new]
             left += [f"process {name}" for name in sorted(_processes() - processes)]
@@ -228,13 +219,6 @@ def _answer_of_process(typed: tuple[str, ...], place: Place) -> Answer:
 
 def _files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
-
-
-def _wait_for_threads(before: set[str]) -> None:
-    """Give threads that are about to end the time to do so: gRPC ends its own a moment after a server has stopped."""
-    for thread in threading.enumerate():
-        if not thread.daemon and f"thread {thread.name}" not in before:
-            thread.join(ENDING_S)
 
 
 def _processes() -> set[str]:

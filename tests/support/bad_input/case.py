@@ -24,12 +24,7 @@ rounds = 1
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The folder in which one case happens.
-
-    Attributes:
-        folder: with ``model`` (a link), ``train.csv``, ``eval.csv`` and ``job.toml``; the command's working folder.
-        run: of a finished run, shared by all cases; only read.
-    """
+    """The folder in which one case happens."""
 
     folder: Path
     run: Path

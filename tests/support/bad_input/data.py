@@ -64,7 +64,26 @@ def cases() -> list[Case]:
     found = [_train(f"csv: {name}", "train.csv", content, says) for name, (content, says) in CSV.items()]
     found += [_train(f"jsonl: {name}", "train.jsonl", content, says) for name, (content, says) in JSONL.items()]
     found += [_train(f"data: {name}", file, "text,label\n" + GOOD, says) for name, (file, says) in FILES.items()]
-    found += _more()
+    found += [
+        _eval("a new label in the evaluation", "text,label\nw1,good\nw2,neutral\n", "neutral"),
+        _eval("evaluation without a column", "text,klass\nw1,good\n", "label"),
+        _eval("evaluation without rows", "text,label\n", "rows"),
+        Case(
+            name="a label that data.labels lacks",
+            arguments=(*TRAIN, "--set", 'data.labels=["good","fine"]'),
+            code=5,
+            says=("bad", "data.labels"),
+            leaves=("out",),
+        ),
+        Case(
+            name="fewer rows than owners",
+            arguments=("train", "job.toml", "--local", "2", "--out", "out"),
+            code=5,
+            says=("rows",),
+            prepare=lambda place: place.write("train.csv", "text,label\nw1,good\n"),
+            leaves=("out",),
+        ),
+    ]
     return found
 
 
@@ -86,27 +105,3 @@ def _eval(name: str, content: str | bytes, *says: str) -> Case:
         place.job(('train = "train.csv"', 'train = "train.csv"\neval = "eval.csv"'))
 
     return Case(name=name, arguments=TRAIN, code=5, says=says, prepare=prepare, leaves=_LEFT.get(name, ()))
-
-
-def _more() -> list[Case]:
-    """Evaluation rows and labels."""
-    return [
-        _eval("a new label in the evaluation", "text,label\nw1,good\nw2,neutral\n", "neutral"),
-        _eval("evaluation without a column", "text,klass\nw1,good\n", "label"),
-        _eval("evaluation without rows", "text,label\n", "rows"),
-        Case(
-            name="a label that data.labels lacks",
-            arguments=(*TRAIN, "--set", 'data.labels=["good","fine"]'),
-            code=5,
-            says=("bad", "data.labels"),
-            leaves=("out",),
-        ),
-        Case(
-            name="fewer rows than owners",
-            arguments=("train", "job.toml", "--local", "2", "--out", "out"),
-            code=5,
-            says=("rows",),
-            prepare=lambda place: place.write("train.csv", "text,label\nw1,good\n"),
-            leaves=("out",),
-        ),
-    ]

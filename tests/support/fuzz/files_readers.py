@@ -67,7 +67,7 @@ def readers() -> tuple[Reader, ...]:
         Reader(name="shard", seeds=(shard,), read=_shard),
         Reader(name="shard of text", seeds=(shard[8 : 8 + int.from_bytes(shard[:8], "little")],), read=_shard_of_text,
                is_json=True),
-        Reader(name="snapshot", seeds=(_without_head(), plain), read=_snapshot),
+        Reader(name="snapshot", seeds=(to_shard(parameters(0), None, None, METADATA), plain), read=_snapshot),
         _text_reader("manifest", manifest(4).to_json(), CheckpointManifest.parse, repair=_with_right_digest),
         Reader(name="record", seeds=(record().to_text().encode(),), read=lambda data: RunRecord.parse(_text(data)),
                is_json=True),
@@ -81,10 +81,6 @@ def readers() -> tuple[Reader, ...]:
         Reader(name="jsonl", seeds=(_LINES,), read=_Rows(folder / "rows.jsonl")),
         Reader(name="trace", seeds=(_TRACE,), read=_Trace(folder / "trace.json"), is_json=True),
     )  # fmt: skip
-
-
-def _without_head() -> bytes:
-    return to_shard(parameters(0), None, None, METADATA)
 
 
 def _text_reader(name: str, value: Any, read: Callable[[str], object], **more: Any) -> Reader:

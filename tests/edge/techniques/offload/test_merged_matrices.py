@@ -20,8 +20,7 @@ from ringtune.errors import IntegrityError, JobError
 from ringtune.models.adapter_support import merged_refusal
 from ringtune.schedule.course import FrozenWeights
 from tests.support import offload
-from tests.support.offload import CPU, NUM_BLOCKS, apart, helper_grads, inputs_of, job_of, plain_grads, task_of, trio
-from tests.support.tiny_families import MODEL_TYPES
+from tests.support.offload import CPU, NUM_BLOCKS, inputs_of, job_of
 
 LINEAR = "linear[alpha=0.5,attn_matrices=['q','v'],output_lora=True]"
 INSTALLS = 20
@@ -46,28 +45,6 @@ def merged_side(
     merged = MergedMatrices(skeleton, range(NUM_BLOCKS), folder, job)
     side = offload.Side(skeleton=skeleton, runner=BlockRunner(skeleton, dropout=0.0, seed=3), capture=capture)
     return side, merged
-
-
-@pytest.mark.parametrize("adapter", [offload.FUSED_LORA, LINEAR])
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-@pytest.mark.sampled(2)
-def test_merged_host_gives_the_gradients_of_autograd(root: Path, model_type: str, adapter: str) -> None:
-    """The same output, the same gradient of the input, and pairs that give the same gradients."""
-    folder, task = offload.family_folder(root, model_type), task_of(model_type)
-    both = trio(folder, adapter, task=task)
-    host, merged = merged_side(folder, adapter, task=task)
-    for block in range(NUM_BLOCKS):
-        merged.install(both.helper.weights(block, block + 1), [block], where="the test")
-    x, grad = inputs_of(model_type, 1)
-    leaf, pairs = x.clone().requires_grad_(), host.capture.pairs()
-    y = host.forward(leaf, 0, dropped=False, pairs=pairs)
-    y.backward(grad)
-    both.helper.fit(pairs.take(0, NUM_BLOCKS))
-    (wanted,) = plain_grads(both, [x], [grad], dropped=False)
-    assert apart(helper_grads(both.helper), both.plain.grads()) < 1e-9
-    plain = both.plain.forward(x, 0, dropped=False)
-    assert torch.allclose(leaf.grad, wanted, rtol=1e-9, atol=1e-9)  # type: ignore[arg-type]
-    assert torch.allclose(y, plain, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("adapter", ["lora[r=2]", "lora[r=2,init_weights='bert']", LINEAR])
