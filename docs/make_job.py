@@ -215,9 +215,11 @@ These models run by their architecture's own forward, whose blocks are spread ov
 `sequence-classification`, `regression`, `token-classification` and `question-answering` with the architecture's own
 heads. A key of `config.json` that is not known is refused. Relative positions are on every host. LoRA with `v` is
 beside the whole matrix where queries, keys and values are one. With `full` and `hift` the whole block trains, norms
-too; relative positions stay frozen. `[operations]`, `[velora]` and `[offload]` are refused by name, and so is ALBERT,
-whose blocks share one set of weights. Each one equals plain transformers with `adapters` on one and on three hosts
-(`tests/suites/test_generic_encoders.py`, `tests/suites/test_generic_techniques.py`).
+too; relative positions stay frozen. `[velora]` projects the inputs of the matrices below and of `attention_out`; query
+and key of DeBERTa 2 and 3 multiply relative positions too, and are refused there. `[operations]` and `[offload]` are
+refused by name, and so is ALBERT, whose blocks share one set of weights. Each one equals plain transformers with
+`adapters` on one and on three hosts (`tests/suites/test_generic_encoders.py`,
+`tests/suites/test_generic_techniques.py`).
 
 {table}"""
 _GENERIC = """\
@@ -227,9 +229,11 @@ These models run by their architecture's own forward, whose blocks are spread ov
 go to the library. They have the tasks `causal-lm` and `chat`. LoRA with `v` is beside the whole matrix where queries,
 keys and values are one. The experts of a mixture stay together in their block, frozen beside adapters, and without an
 auxiliary loss of their router. With `full` and `hift` the whole block trains: norms, experts and routers too.
-`[operations]`, `[velora]` and `[offload]` are refused by name. Each one equals plain transformers with `adapters` on
-one and on three hosts, and packed where it says so (`tests/suites/test_generic_decoders.py`,
-`tests/suites/test_generic_techniques.py`).
+`[velora]` projects the inputs of the matrices below and of `attention_out`, not those of experts; one matrix of
+queries, keys and values has all three names. Where attention and feed-forward part read one tensor (Cohere, CodeGen,
+Falcon, GPT-J, Phi, StableLM) `up` and `gate` are taken with them. `[operations]` and `[offload]` are refused by name.
+Each one equals plain transformers with `adapters` on one and on three hosts, and packed where it says so
+(`tests/suites/test_generic_decoders.py`, `tests/suites/test_generic_techniques.py`).
 
 {table}"""
 _TOWERS = """\

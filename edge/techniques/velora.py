@@ -157,9 +157,9 @@ def _check_activation(velora: Velora, skeleton: Skeleton, index: int) -> None:
 
 def _keeps_down_input(skeleton: Skeleton, index: int) -> bool:
     """Whether the activation function of a block keeps its result, the input of ``down``, for its backward."""
-    layout = LAYOUTS[skeleton.layout.model_type]
-    activation = skeleton.blocks[index].get_submodule(layout.activation)
-    return not layout.gate and isinstance(activation, (nn.ReLU, nn.Tanh))
+    block, layout = skeleton.blocks[index], LAYOUTS[skeleton.layout.model_type]
+    activations = block.modules() if skeleton.layout.generic else [block.get_submodule(layout.activation)]
+    return not layout.gate and any(isinstance(activation, (nn.ReLU, nn.Tanh)) for activation in activations)
 
 
 def _layers(skeleton: Skeleton, index: int, word: str) -> Iterator[ChosenLayer]:
@@ -170,12 +170,14 @@ def _layers(skeleton: Skeleton, index: int, word: str) -> Iterator[ChosenLayer]:
         for path, module in block.named_modules():
             if word != ADAPTER_DOWN and not _is_beside(path, module, layout, word.partition(":")[2]):
                 continue
-            if path.startswith(f"{layout.down}.") and _keeps_down_input(skeleton, index):
+            if layout.down and path.startswith(f"{layout.down}.") and _keeps_down_input(skeleton, index):
                 continue  # LoRA beside a matrix whose input stays anyway
+            if any(path.startswith(f"{getattr(layout, role)}.") for role in skeleton.layout.twice):
+                continue  # it reads what is no hidden state, too
             for layer in _adapter_layers(f"{index}.{path}", module):
                 _check_alone(layer, word, module, norm_first=layout.norm_first)
                 yield layer
-    elif path := str(getattr(layout, word)):
+    elif path := getattr(layout, word) or ("" if word not in FUSED_PARTS else layout.value):
         module = block.get_submodule(path)
         weight: Any = module.weight
         if weight.requires_grad:

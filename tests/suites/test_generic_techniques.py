@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,31 @@ import torch
 from edge.model.heads import task_of
 from edge.model.owner import owner_units
 from edge.model.skeleton import build_skeleton
+from edge.model.slice import BlockRunner, materialise
+from edge.model.tensor_files import SafetensorsFiles
+from edge.techniques.activation_checkpointing import saved_tensors, storage_bytes
+from edge.techniques.velora import Projections
+from ringtune.costs.activation_costs import check_layers
 from ringtune.costs.memory_sizes import DTYPE_BYTES
 from ringtune.costs.model_facts import computed_token_bytes, model_facts
+from ringtune.errors import JobError
 from ringtune.job.job import Job
+from ringtune.models.auxiliary_models import LETTERS
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import LANGUAGE_TASKS
-from ringtune.models.folder import NO_WEIGHTS
-from tests.features.feature import Feature, Run, Wanted
+from ringtune.models.folder import NO_WEIGHTS, read_config
+from ringtune.models.kept_inputs import kept_inputs, paper_layers, with_shared_inputs
+from ringtune.schedule.saved_activations import ADAPTER_DOWN, LAYERS, Velora
+from ringtune.schedule.units import Range
+from tests.features.feature import Feature, Run, Wanted, carry_out, planned
+from tests.features.memory import literally
 from tests.suites.test_generic_decoders import ROUNDING, require_equal
 from tests.suites.test_generic_decoders import generic as decoder
 from tests.suites.test_generic_encoders import generic as encoder
 from tests.support import hift_reference
 from tests.support.hand_ring import make_bench
 from tests.support.tiny_families import ENCODERS, GENERIC, IN_FLOAT32, sizes_of, write_family
-from tests.support.torch_ring import Case
+from tests.support.torch_ring import Case, distance
 
 ROWS = (*GENERIC, *ENCODERS)
 SPLITS = ("one", "three")
@@ -108,3 +120,85 @@ def test_planned_bytes_of_own_weights_are_those_that_train(model_type: str, meth
     if model_type in GENERIC and (method == "all" or facts.is_tied):  # a skeleton's decoder is neither frozen nor tied
         ends[4] -= item * sum(value.numel() for value in skeleton.model.head.parameters())
     assert (facts.embedding_train_bytes, facts.head_bytes + facts.head_class_bytes * labels) == (ends[-1], ends[4])
+
+
+def adapters_at_all(model_type: str) -> str:
+    """LoRA beside all matrices that have a name and multiply hidden states alone."""
+    letters = [letter for letter in "qkv" if LETTERS[letter] not in FAMILIES[model_type].twice]
+    more = ",intermediate_lora=True,output_lora=True" if FAMILIES[model_type].layout.up else ""
+    return f"lora[r=4,attn_matrices={letters}{more}]".replace('"', "'")
+
+
+def projected(model_type: str, adapter: str) -> Velora:
+    """VeLoRA in all blocks, at every layer that trains and whose input nobody else keeps."""
+    folder = generic(model_type, adapter).case.folder / "model"
+    inputs = kept_inputs(FAMILIES[model_type], read_config(folder), adapter)
+    layers = with_shared_inputs([layer for layer in LAYERS if layer != ADAPTER_DOWN], inputs)
+    return Velora(blocks=(Range(0, 4),), layers=layers, parts=5)
+
+
+@pytest.mark.parametrize("adapter", ["full", "lora"])
+@pytest.mark.parametrize("model_type", ROWS)
+@pytest.mark.sampled(2)
+def test_velora_of_a_generic_family_equals_the_paper(model_type: str, adapter: str) -> None:
+    """The paper's formulas word by word, at the matrices that the family's row names."""
+    config = adapter if adapter == "full" else adapters_at_all(model_type)
+    feature = generic(model_type, config, eval_every=0)
+    velora = projected(model_type, config)
+    feature = dataclasses.replace(feature, plan=planned(velora=velora), reference=literally)
+    run = carry_out(feature, feature.plan_on("three"))
+    wanted = literally(feature.case, run)
+    assert distance(run.tensors, wanted.tensors) <= feature.bound
+    assert wanted.losses is not None and run.losses == pytest.approx(wanted.losses, rel=max(feature.bound, 1e-9))
+
+
+@pytest.mark.parametrize("adapter", ["full", "lora"])
+@pytest.mark.parametrize("model_type", ROWS)
+@pytest.mark.sampled(2)
+def test_velora_of_a_generic_family_saves_what_the_plan_says(tmp_path: Path, model_type: str, adapter: str) -> None:
+    """At least that, at the layers that the paper's authors take."""
+    config = adapter if adapter == "full" else adapters_at_all(model_type)
+    model, job = wide(tmp_path, model_type, **{"adapter.config": config})
+    facts = model_facts(model, job)
+    layers = paper_layers(facts.kept_inputs, has_dropout=False)
+    if not layers:
+        return
+    velora = Velora(blocks=(Range(0, 1),), layers=layers, parts=8)
+    planned_values = sum(kept.saved_values(velora, has_dropout=False) for kept in facts.kept_inputs)
+    before, after = (kept_values(model, job, one) for one in (None, velora))
+    assert before - after >= 0.98 * planned_values
+
+
+def kept_values(folder: Path, job: Job, velora: Velora | None) -> float:
+    """Values per token of the saved tensors of block 0, without parameters."""
+    skeleton = build_skeleton(folder, job)
+    with SafetensorsFiles(folder) as weights:
+        cpu = torch.device("cpu")
+        materialise(skeleton, weights, blocks=range(1), with_embedding=False, dtype=torch.float32, device=cpu)
+    runner, used = BlockRunner(skeleton, dropout=0.0, seed=0), dict[str, torch.Tensor]()
+    around = None if velora is None else Projections(velora, skeleton, start=0, stop=1, seed=0).block
+    mask = torch.ones(4, 40, dtype=torch.int64)
+    x = torch.randn(4, 40, skeleton.base.config.hidden_size, requires_grad=True)
+    context = runner.context(x, mask)
+    y = runner.run(x, mask, context, 0, 1, around=None if around is None else lambda index: around(index, used))
+    return sum(storage_bytes(saved_tensors(y)).values()) / 4 / mask.numel()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "adapter", "layer", "message"),
+    [
+        ("mixtral", "full", "down", "'down', which does not train in this model"),
+        ("phi3", "full", "gate", "'gate', which does not train in this model"),
+        ("deberta-v2", "full", "value", "'value', but query and key of a deberta-v2 multiply relative positions too"),
+        ("deberta-v2", "lora", "adapter_down:query", "'adapter_down:query', but query and key of a deberta-v2"),
+        ("opt", "full", "down", "activation function keeps the input"),
+    ],
+)
+def test_layer_that_a_row_lacks_is_refused(
+    tmp_path: Path, model_type: str, adapter: str, layer: str, message: str
+) -> None:
+    """By name, when the run is planned."""
+    changes = {"adapter.config": adapter, "memory.activations": "velora", "velora.layers": [layer]}
+    model, job = wide(tmp_path, model_type, **changes)
+    with pytest.raises(JobError, match=re.escape(message)):
+        check_layers(job.velora.layers, model_facts(model, job).kept_inputs, adapter)

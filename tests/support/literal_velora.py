@@ -93,7 +93,9 @@ def make_literal(model: Any, velora: Velora, seed: int) -> None:
         if not velora.has_block(index):
             continue
         adapters = [layer.split(":") for layer in velora.layers if layer.startswith("adapter_down")]
-        paths = {str(getattr(layout, layer)) for layer in velora.layers if not layer.startswith("adapter_down")} - {""}
+        fused = {} if layout.query else dict.fromkeys(("query", "key"), layout.value)  # under three names
+        own = [layer for layer in velora.layers if not layer.startswith("adapter_down")]
+        paths = {fused.get(layer) or str(getattr(layout, layer)) for layer in own} - {""}
         for path in sorted(paths):
             _replace(block.get_submodule(path), f"{index}.{path}.weight", velora, seed, layout.inputs_first)
         for path, module in block.named_modules():

@@ -65,6 +65,7 @@ from ringtune.models.folder import (
 from ringtune.models.generic_decoders import NOT_ROUNDED, buffer_bytes
 from ringtune.models.kept_inputs import has_other_adapters, kept_inputs, lora_values
 from ringtune.schedule.operation_tables import Subnets, subnets_of
+from ringtune.schedule.saved_activations import ADAPTER_DOWN
 from ringtune.storage.gguf import GgufType
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.compute import is_rounded
@@ -481,9 +482,16 @@ def _check_generic(job: Job, family: Family, where: str) -> None:
             f"{where}: [generation] keeps keys and values, behind which a {family.model_type} can't compute a token; "
             "remove the section"
         )
+    if family.twice and job.velora is not None:
+        own = trains_own_weights(job.adapter.config)
+        kept = (*family.twice, "value") if own else tuple(f"{ADAPTER_DOWN}:{role}" for role in family.twice)
+        if layer := next((layer for layer in job.velora.layers if layer in kept), ""):
+            raise JobError(
+                f"{where}: velora.layers has {layer!r}, but {' and '.join(family.twice)} of a {family.model_type} "
+                "multiply relative positions too, and keep the input; leave it out"
+            )
     chosen = {
         "operations": job.operations.is_any,
-        "velora": job.velora is not None,
         "offload": job.offload.is_on,
     }
     if name := next((name for name, is_chosen in chosen.items() if is_chosen), ""):

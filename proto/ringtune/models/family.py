@@ -285,6 +285,8 @@ class Family:
         packs: whether a sequence may have several rows.
         architecture: class of transformers with the language model's head, of a generic family.
         methods: kinds of adapters of a plugged-in family.
+        joined: whether attention and feed-forward part read one tensor, in every model or in some.
+        twice: matrices that multiply something else besides the block's hidden state, such as relative positions.
         head: name of the language model's head in its class.
         since: first version of transformers that has it.
         tied: whether head and token table are one where a generic family's config does not say so.
@@ -315,6 +317,8 @@ class Family:
     packs: bool = True
     architecture: str = ""
     methods: tuple[str, ...] = ("bottleneck", "lora", "reft")
+    joined: bool = False
+    twice: tuple[str, ...] = ()
     embeddings_path: str = "embed_tokens"
     head: str = "lm_head"
     head_bias: bool = False

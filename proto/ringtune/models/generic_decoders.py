@@ -17,7 +17,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ringtune.models.decoders import LLAMA, rope_type
-from ringtune.models.family import CAUSAL_LM, GATE_AND_UP, BlockLayout, Config, Dimensions, Family, kept_by
+from ringtune.models.family import (
+    CAUSAL_LM,
+    GATE_AND_UP,
+    BlockLayout,
+    Config,
+    Dimensions,
+    Family,
+    keeps_result,
+    kept_by,
+)
 
 _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "num_blocks": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
@@ -86,6 +95,7 @@ def _dimensions(layout: BlockLayout, kept: int, scores: int, config: Config) -> 
         vocab=_size(config, "vocab"),
         longest=_size(config, "longest", _WITHOUT_LIMIT),
         inner_kept=(2 if has_gate else 0) + kept_by(str(_value(config, "activation"))) + kept,
+        keeps_down_input=not has_gate and keeps_result(str(_value(config, "activation"))),
         kv_heads=_kv_heads(config, heads),
         attention=heads * width,
         more_kept=(3 + 2 * active) * hidden + state,
@@ -320,10 +330,15 @@ GENERIC: Final = (
     _row("bitnet", "BitNet", kept=1),
     _row("bloom", "Bloom", _FALCON, tied=True, **{**_GPT, **_WORDS}),
     _row(
-        "codegen", "CodeGen", _fused("attn", "qkv_proj", "out_proj", "mlp.fc_in", "mlp.fc_out"), head_bias=True, **_GPT
+        "codegen",
+        "CodeGen",
+        _fused("attn", "qkv_proj", "out_proj", "mlp.fc_in", "mlp.fc_out"),
+        head_bias=True,
+        joined=True,
+        **_GPT,
     ),
-    _row("cohere", "Cohere", tied=True),
-    _row("cohere2", "Cohere2", tied=True),
+    _row("cohere", "Cohere", tied=True, joined=True),
+    _row("cohere2", "Cohere2", tied=True, joined=True),
     _row("deepseek_v2", "DeepseekV2", _LATENT),
     _row("deepseek_v3", "DeepseekV3", _LATENT),
     _row("diffllama", "DiffLlama", methods=_BOTH),
@@ -332,7 +347,7 @@ GENERIC: Final = (
     _row("ernie4_5", "Ernie4_5", methods=_BOTH, tied=True),
     _row("ernie4_5_moe", "Ernie4_5_Moe", _EXPERTS, tied=True),
     _row("exaone4", "Exaone4"),
-    _row("falcon", "Falcon", _FALCON, tied=True, **{**_GPT, **_WORDS}),
+    _row("falcon", "Falcon", _FALCON, tied=True, joined=True, **{**_GPT, **_WORDS}),
     _row("flex_olmo", "FlexOlmo", _EXPERTS),
     _row(
         "gemma4_text",
@@ -371,6 +386,7 @@ GENERIC: Final = (
         "GPTJ",
         _named(_PLAIN, "attn", attention_out="out_proj", up="mlp.fc_in", down="mlp.fc_out"),
         head_bias=True,
+        joined=True,
         **_GPT,
     ),
     _row("granite", "Granite", methods=_BOTH),
@@ -436,6 +452,7 @@ GENERIC: Final = (
         _named(_PLAIN, attention_out="dense", up="mlp.fc1", down="mlp.fc2"),
         norm="final_layernorm",
         head_bias=True,
+        joined=True,
     ),
     _row("phi3", "Phi3", _fused("self_attn", "qkv_proj", "o_proj", "mlp.gate_up_proj", "mlp.down_proj")),
     _row("qwen2_moe", "Qwen2Moe", _EXPERTS),
@@ -448,7 +465,7 @@ GENERIC: Final = (
         dataclasses.replace(_EXPERTS, instead=(("value", _QWEN3_NEXT),)),
     ),
     _row("seed_oss", "SeedOss", methods=_BOTH),
-    _row("stablelm", "StableLm"),
+    _row("stablelm", "StableLm", joined=True),
     _row("starcoder2", "Starcoder2", _named(_PLAIN, up="mlp.c_fc", down="mlp.c_proj"), methods=_BOTH, tied=True),
     _row("vaultgemma", "VaultGemma", tied=True),
     _row("xglm", "XGLM", _FC, tied=True, norm="layer_norm"),

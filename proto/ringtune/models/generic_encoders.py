@@ -321,6 +321,7 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
             no_number=bert.no_number | _DEBERTA_UNREAD | {"conv_act", "conv_groups"},
             as_read=_with_joined_kinds,
             shared_paths=("encoder.rel_embeddings", "encoder.LayerNorm"),
+            twice=("query", "key"),
             dimensions=_deberta_v2_dimensions,
             shared=_deberta_shared,
             problem=_deberta_problem,

@@ -8,7 +8,7 @@ Source: the saved tensors of blocks of every family (``tests/edge/techniques/tes
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from ringtune.models.adapter_config import (
@@ -19,7 +19,7 @@ from ringtune.models.adapter_config import (
     trains_own_weights,
 )
 from ringtune.models.auxiliary_models import AUXILIARY_KINDS, INTERMEDIATE, OUTPUT, places_beside
-from ringtune.models.family import Config, Family, Widths
+from ringtune.models.family import Config, Dimensions, Family, Widths
 from ringtune.schedule.saved_activations import ADAPTER_DOWN, LAYERS, RANDOM, SITES, Velora, has_layer, is_adapter
 
 _WRITTEN_OUT: Final = ("electra",)
@@ -90,6 +90,8 @@ def kept_inputs(family: Family, config: Config, adapter: str) -> tuple[KeptInput
     with LoRA on queries and values one of 768.
     """
     dimensions = family.dimensions(config)
+    if trains_own_weights(adapter) and family.generic:
+        return tuple(_inputs_by_name(family, dimensions))
     if trains_own_weights(adapter):
         has_gate = bool(family.layout.gate)
         readers, merged = (1, 3) if family.widths(config).merged else (3, 0)
@@ -107,7 +109,7 @@ def kept_inputs(family: Family, config: Config, adapter: str) -> tuple[KeptInput
         )
     defaults, widths = known_configurations(), family.widths(config)
     found: list[KeptInput] = []
-    beside = [_of_places(one.places, widths, is_lora=False) for one in auxiliary_of(adapter)]
+    beside = [_of_places(one.places, widths, is_lora=False, joined=family.joined) for one in auxiliary_of(adapter)]
     for part in parse_adapter_config(adapter):
         kind, options = defaults[part.name]
         options = {**options, **part.options}
@@ -119,8 +121,33 @@ def kept_inputs(family: Family, config: Config, adapter: str) -> tuple[KeptInput
             inputs = bool(options["mh_adapter"]) + bool(options["output_adapter"])
             found += [KeptInput(layers=(ADAPTER_DOWN,), width=dimensions.hidden)] * inputs
         if _added_lora(part):
-            beside.append(_of_places(places_beside(options), widths, is_lora=True))
-    return (*found, *_beside_matrices(beside, widths, keeps_down_input=dimensions.keeps_down_input))
+            beside.append(_of_places(places_beside(options), widths, is_lora=True, joined=family.joined))
+    kept = _beside_matrices(beside, widths, keeps_down_input=dimensions.keeps_down_input)
+    twice = {f"{ADAPTER_DOWN}:{word}" for word in family.twice}
+    return (
+        *found,
+        *(replace(one, kept_anyway=one.kept_anyway or not twice.isdisjoint(one.layers)) for one in kept),
+    )
+
+
+def _inputs_by_name(family: Family, dimensions: Dimensions) -> Iterable[KeptInput]:
+    """Yield the inputs of those own weights of a generic family that have a name; experts have none.
+
+    One matrix of queries, keys and values has three names.
+    """
+    layout, attention = family.layout, ("query", "key", "value")
+    first = tuple(role for role in ("up", "gate") if getattr(layout, role))
+    merged = 0 if layout.query else len(attention)
+    joined = (*attention, *first) if family.joined else attention
+    if not family.twice:
+        readers = len(joined) - max(0, merged - 1)
+        yield KeptInput(layers=joined, width=dimensions.hidden, readers=readers, merged=merged)
+    out = dimensions.attention or dimensions.hidden
+    yield KeptInput(layers=("attention_out",), width=out, kept_anyway=not dimensions.kept_scores)
+    if first and not family.joined:
+        yield KeptInput(layers=first, width=dimensions.hidden, readers=len(first))
+    if layout.down:
+        yield KeptInput(layers=("down",), width=dimensions.inner, always_kept=dimensions.keeps_down_input)
 
 
 def lora_values(adapter: str) -> int | None:
@@ -165,12 +192,16 @@ class _Beside(NamedTuple):
     is_lora: bool
 
 
-def _of_places(places: Collection[str], widths: Widths, *, is_lora: bool) -> _Beside:
+def _of_places(places: Collection[str], widths: Widths, *, is_lora: bool, joined: bool) -> _Beside:
+    """Return the words of places with a matrix; where all read one tensor, ``up`` is with those of the attention."""
     words = {INTERMEDIATE: "up", OUTPUT: "down"}
     if widths.swapped:
         words = {INTERMEDIATE: "down", OUTPUT: "up"}
-    others = tuple(word for place, word in words.items() if place in places)
-    return _Beside(tuple(place for place in places if place not in words), others, is_lora)
+    there = {words.get(place, place): None for place in places if any(getattr(widths, place))}
+    apart = ("down",) if joined else ("up", "down")
+    return _Beside(
+        tuple(word for word in there if word not in apart), tuple(word for word in there if word in apart), is_lora
+    )
 
 
 def _beside_matrices(found: Sequence[_Beside], widths: Widths, *, keeps_down_input: bool) -> Iterable[KeptInput]:
