@@ -25,13 +25,14 @@ from ringtune.errors import JobError, ModelError
 from ringtune.models.architecture_heads import architecture_head
 from ringtune.models.families import FAMILIES
 from ringtune.models.folder import base_tensors, read_config, select_tensors
-from tests.features.feature import ONE, THREE, Feature, carry_out, one_process, run_of
+from tests.features.feature import ONE, THREE, Feature, carry_out, run_of
 from tests.features.models import loaded_merged, loaded_plainly, of_family
 from tests.laws.test_result_folder import require_loads
+from tests.suites.test_generic_decoders import require_equal
 from tests.support.hand_ring import make_bench
 from tests.support.plans import make_plan
 from tests.support.tiny_families import ENCODERS, HIDDEN, sizes_of, write_family
-from tests.support.torch_ring import Case, distance, make_executor
+from tests.support.torch_ring import Case, make_executor
 
 TASKS = ("sequence-classification", "regression", "token-classification", "question-answering")
 ROUNDING = ("deberta",)
@@ -45,17 +46,6 @@ def generic(model_type: str, task: str, adapter: str = "lora", **changes: Any) -
     values = {"adapter": adapter, "dtype": "float64", "microbatches": 2, "owners": ("a", "b"), **changes}
     arguments = of_family(f"generic/{model_type}-{task}-{adapter}", model_type, task, **values)
     return Feature(**{**arguments, "splits": SPLITS}, bound=1e-6 if model_type in ROUNDING else 1e-9)
-
-
-def require_equal(feature: Feature, split: str) -> None:
-    """Trained tensors, losses and evaluations of a split are those of one process."""
-    run = carry_out(feature, feature.plan_on(split))
-    wanted = one_process(feature.case, run)
-    assert distance(run.tensors, wanted.tensors) <= feature.bound
-    assert run.losses == pytest.approx(wanted.losses, rel=max(feature.bound, 1e-6))
-    assert wanted.evaluations
-    for step, sums in wanted.evaluations.items():
-        assert run.evaluations[step] == pytest.approx(sums, rel=max(feature.bound, 1e-6))
 
 
 @pytest.mark.parametrize("split", SPLITS)

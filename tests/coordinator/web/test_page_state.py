@@ -161,18 +161,13 @@ def test_page_state_shows_each_step_once_before_its_turn_is_done() -> None:
     assert state.section("links") == once.section("links")
 
 
+RECOVERY = {"kind": "recovery", "step": 2, "lost": ["b"], "placement_number": 0, "seconds": 1.5, "fetched_bytes": {}}
+
+
 def test_page_state_marks_a_lost_node_by_a_recovery() -> None:
     """The node is red, the list says so, and steps that are done again are not there twice."""
     state = state_of([*beginning(), *(progress(step_line(step)) for step in (1, 2, 3, 4))])
-    recovery = {
-        "kind": "recovery",
-        "step": 2,
-        "lost": ["b"],
-        "placement_number": 0,
-        "seconds": 1.5,
-        "fetched_bytes": {},
-    }
-    state.take(metrics(recovery), 5.0)
+    state.take(metrics(RECOVERY), 5.0)
     assert state.section("nodes")["b"]["lost"]
     assert not state.section("nodes")["a"]["lost"]
     assert "node b is lost; the run continues from step 2, after 1.5 s" in texts(state)
@@ -184,25 +179,17 @@ def test_page_state_marks_a_lost_node_by_a_recovery() -> None:
 def test_page_state_node_that_is_back_is_lost_no_more() -> None:
     """An owner for which the run has waited, and a host that gets blocks again."""
     state = state_of(beginning())
-    recovery = {
-        "kind": "recovery",
-        "step": 2,
-        "lost": ["b"],
-        "placement_number": 0,
-        "seconds": 1.5,
-        "fetched_bytes": {},
-    }
-    state.take(metrics({**recovery, "back": ["b"]}), 5.0)
+    state.take(metrics({**RECOVERY, "back": ["b"]}), 5.0)
     assert not state.section("nodes")["b"]["lost"]
     assert "node b was lost, and b is back; the run continues from step 2, after 1.5 s" in texts(state)
-    state.take(metrics(recovery), 6.0)
+    state.take(metrics(RECOVERY), 6.0)
     move = {"kind": "move", "step": 4, "to": 0, "placement_number": 0, "seconds": 1.0}
     state.take(metrics({**move, "problem": "b is not there"}), 7.0)
     assert state.section("nodes")["b"]["lost"]
     state.take(metrics(move), 8.0)
     assert not state.section("nodes")["b"]["lost"]
-    state.take(metrics(recovery), 9.0)
-    state.take(metrics({**recovery, "lost": [], "returned": ["b"]}), 10.0)
+    state.take(metrics(RECOVERY), 9.0)
+    state.take(metrics({**RECOVERY, "lost": [], "returned": ["b"]}), 10.0)
     assert not state.section("nodes")["b"]["lost"]
     assert "node b is back, and its rows are trained again; the run continues from step 2, after 1.5 s" in texts(state)
 

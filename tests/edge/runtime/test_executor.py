@@ -197,16 +197,6 @@ def test_executor_refuses_a_damaged_head(trained: ring.HandRing) -> None:
     assert bytes(owner.head_blob()) == blob
 
 
-def test_executor_head_blob_is_a_fixed_point(trained: ring.HandRing) -> None:
-    """Loading a blob gives the same blob again, moments and step counts included."""
-    blob, other = bytes(trained.nodes["a"].head_blob()), trained.nodes["b"]
-    before = bytes(other.head_blob())
-    assert before != blob
-    for content in (blob, before):
-        other.load_head_blob(Pieces.of(content))
-        assert bytes(other.head_blob()) == content
-
-
 def test_executor_tells_a_head_on_the_disk_from_one_that_was_handed_over(trained: ring.HandRing) -> None:
     """A shard whose head is not finite is refused as such: nobody handed this head over."""
     owner = trained.nodes["a"]

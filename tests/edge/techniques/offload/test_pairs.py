@@ -207,20 +207,6 @@ def test_a_pair_is_recorded_once_and_only_while_it_is_asked_for(root: Path) -> N
 # ---- the helper ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model_type", ["bert", "gpt2"])
-@pytest.mark.parametrize("adapter", offload.KINDS)
-@pytest.mark.sampled(1)
-def test_helper_begins_with_the_values_of_its_host(root: Path, model_type: str, adapter: str) -> None:
-    """Bit by bit, by the same names, also for the upper blocks alone."""
-    folder = offload.family_folder(root, model_type)
-    job = offload.job_of(folder, adapter, dropout=0.1)
-    plain = offload.side(folder, job, offloads=False)
-    models = offload.helper(folder, job, range(1, 2))
-    wanted = plain.runner.parameters(1, 2)
-    assert list(models.parameters(1, 2)) == list(wanted)
-    assert all(torch.equal(value, wanted[name]) for name, value in models.weights(1, 2).items())
-
-
 def test_helper_holds_no_base_weights(root: Path) -> None:
     """Its bytes are those of its adapters, and some for shapes; a wide model changes nothing."""
     folder = offload.family_folder(root, "gpt2")
