@@ -55,7 +55,7 @@ from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, Pee
 from ringtune.schedule.access import NodeCall
 from ringtune.transport.channels import caller_of, open_channel
 from ringtune.transport.parties import Party, node_party
-from ringtune.transport.status import abort, answer, error_of_call
+from ringtune.transport.status import answer, error_of_call
 from ringtune.v1 import control_pb2
 
 METHOD: Final = "/ringtune.v1.Probe/Link"
@@ -107,9 +107,39 @@ RECEIVED: Final = _Received()
 
 
 _MAX_PROBES: Final = 2
-_AT_A_TIME: Final = threading.BoundedSemaphore(_MAX_PROBES)
 _TURN_S: Final = 5.0
 _LONGEST_S: Final = 600.0
+
+
+class _Places:
+    """Probes that are answered at a time: ``_MAX_PROBES``, and one of a caller with a certificate.
+
+    So a member that ends no probe keeps no other one from measuring its link.
+    """
+
+    def __init__(self) -> None:
+        self._callers: list[str] = []
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def taken(self, caller: str) -> Iterator[None]:
+        """Take a place in the context; raises ``BusyError`` after ``_TURN_S``."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._is_free(caller), _TURN_S):
+                raise BusyError(f"{_MAX_PROBES} links to this node are measured already; measure them later")
+            self._callers.append(caller)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._callers.remove(caller)
+                self._changed.notify_all()
+
+    def _is_free(self, caller: str) -> bool:
+        return len(self._callers) < _MAX_PROBES and not (caller and caller in self._callers)
+
+
+_PLACES: Final = _Places()
 
 
 def add_probe_sink(server: grpc.Server, access: RunAccess) -> None:
@@ -118,16 +148,14 @@ def add_probe_sink(server: grpc.Server, access: RunAccess) -> None:
     def arrivals(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[control_pb2.ProbeArrival]:
         caller = caller_of(context)
         answer(context, lambda: access.require_member(NodeCall.PROBE, caller.party if caller else None))
-        if not _AT_A_TIME.acquire(timeout=_TURN_S):
-            abort(context, BusyError(f"{_MAX_PROBES} links to this node are measured already; measure them later"))
         too_long = threading.Timer(_LONGEST_S, context.cancel)
         too_long.daemon = True
-        too_long.start()
-        try:
+        with contextlib.ExitStack() as stack:
+            place = _PLACES.taken(str(caller.party) if caller else "")
+            answer(context, lambda: stack.enter_context(place))
+            stack.callback(too_long.cancel)
+            too_long.start()
             yield from _answers(messages, context)
-        finally:
-            too_long.cancel()
-            _AT_A_TIME.release()
 
     link: grpc.RpcMethodHandler[bytes, control_pb2.ProbeArrival] = grpc.stream_stream_rpc_method_handler(
         arrivals, request_deserializer=None, response_serializer=control_pb2.ProbeArrival.SerializeToString

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
+from edge.transport import probe
 from edge.transport.access import RunAccess
 from edge.transport.probe import BRIEF, Probe, Windows, add_probe_sink, measure_link
-from ringtune.errors import ConnectionFailedError, DeadlineError
+from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError
 from ringtune.transport.channels import Server
 from ringtune.v1 import control_pb2
 
@@ -91,6 +92,21 @@ def test_probe_names_both_ends_of_a_link_that_nobody_answers() -> None:
 
 
 @pytest.mark.promise("6 every wait ends")
+def test_probe_of_one_caller_keeps_no_other_one_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member has one place of two, however many it asks for; in plain text nobody knows whose a probe is."""
+    monkeypatch.setattr(probe, "_TURN_S", 0.0)
+    places = probe._Places()
+    with places.taken("node a"):
+        with pytest.raises(BusyError, match="2 links to this node are measured already"), places.taken("node a"):
+            pass
+        with places.taken("node b"), pytest.raises(BusyError), places.taken("node c"):
+            pass
+    with places.taken("node a"), places.taken(""):
+        pass
+    with places.taken(""), places.taken(""), pytest.raises(BusyError), places.taken(""):
+        pass
+
+
 def test_probe_gives_up_at_its_deadline() -> None:
     """The other end takes the call and never answers."""
     ended = threading.Event()
