@@ -284,6 +284,15 @@ def test_config_of_a_generic_family_is_not_trusted(tmp_path: Path, values: dict[
         read_config(tmp_path)
 
 
+def test_one_rotary_base_holds_for_blocks_with_a_window_too(tmp_path: Path) -> None:
+    """Transformers 5 alone would take its default for OLMo 3's."""
+    config = {"model_type": "olmo3", "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 300, "rope_theta": 1e4}))
+    found = library_config_of(read_config(tmp_path))
+    tables = getattr(found, "rope_parameters", None) or {"all": {"rope_theta": found.rope_theta}}
+    assert {table["rope_theta"] for table in tables.values()} == {1e4}
+
+
 @pytest.mark.skipif(FAMILIES["qwen3_5_text"].since <= VERSION, reason="this transformers has it")
 def test_family_of_a_later_transformers_is_refused_with_its_version(tmp_path: Path) -> None:
     """A plan needs no library; a node says which version it needs."""
