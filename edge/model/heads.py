@@ -333,7 +333,9 @@ class CausalLanguageModel(_OneOutput):
         decoder.weight = weight if shares else nn.Parameter(weight.detach(), requires_grad=trains)
         decoder.weight.requires_grad_(trains)
         if decoder.bias is not None:
-            bias = weights.read(f"{skeleton.layout.head}.bias", table.dtype, private=True)
+            if (stored := weights.find(name := f"{skeleton.layout.head}.bias")) is None:
+                raise ModelError(f"{weights.folder} has no tensor {name}; fetch the language model again")
+            bias = weights.read(stored, table.dtype, private=True)
             decoder.bias = nn.Parameter(bias.to(table.device), requires_grad=trains)
 
     def num_targets(self, batch: Batch) -> int:

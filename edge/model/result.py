@@ -373,14 +373,18 @@ def _around_blocks(skeleton: Skeleton) -> Tensors:
 
 
 def _head_tensors(skeleton: Skeleton, task: str) -> Tensors:
-    """Return the head's parameters by their names in the file, without a tied decoder."""
+    """Return the head's parameters by their names in the file, without the weight of a tied decoder."""
     form = architecture_head(skeleton.layout.model_type, task)
     head = skeleton.model.head
     decoder = head.get_output_embeddings()
     if decoder is not None:
         tied = decoder.weight.data_ptr() == skeleton.model.get_input_embeddings().weight.data_ptr()
         own = skeleton.layout.head
-        return {} if tied else {f"{own}.{name}": value.detach() for name, value in decoder.named_parameters()}
+        return {
+            f"{own}.{name}": value.detach()
+            for name, value in decoder.named_parameters()
+            if not (tied and name == "weight")
+        }
     found: Tensors = {}
     for name, value in head.named_parameters():
         layer, _, rest = name.partition(".")

@@ -109,7 +109,12 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
     config.name_or_path = name_of_folder(folder.resolve())  # written to adapter_config.json: no local path
     set_dropout(config, job.train.dropout)
     with without_weights(), no_initial_values():  # of base weights: half the time
-        base = _base_model(config)
+        try:
+            base = _base_model(config)
+        except KeyError as error:
+            raise ModelError(
+                f"{CONFIG_FILE}: transformers has no function {error} for a {layout.model_type}; fetch the model again"
+            ) from error
         use_stored_names(base, layout.model_type, layout.blocks_path, folder)
     _fill_with_zeros(base)
     model, full = ModelWithHead(base, layout), job.method.full_parameters

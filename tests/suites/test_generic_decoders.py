@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from edge.model.merge import merged_files
-from edge.model.skeleton import library_config_of
+from edge.model.skeleton import build_skeleton, library_config_of
 from ringtune.costs.model_facts import check_job, computed_token_bytes, model_facts
 from ringtune.errors import JobError, ModelError
 from ringtune.job.job import load_job
@@ -32,6 +32,7 @@ from tests.support.torch_ring import Case, distance
 ROUNDING = ("codegen", "gemma4_text", "gpt_neo", "gptj", "granitemoe", "granitemoeshared", "vaultgemma")
 """Families whose attention or experts have steps in float32 inside any type."""
 LORA_32 = {"adapter.config": "lora", "model.dtype": "float32"}
+FULL = {"full_attention": {"rope_theta": 1e4}}
 GEMMA4 = {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0}
 SPLITS = {"one": ONE, "three": THREE}
 
@@ -120,10 +121,11 @@ def test_mixture_may_have_blocks_without_experts(model_type: str, config: dict[s
         ("opt", {"word_embed_proj_dim": 16}),
         ("mpt", {"logit_scale": 0.5}),
         ("deepseek_v2", {"q_lora_rank": None, "first_k_dense_replace": 1}),
+        ("gptj", {"tie_word_embeddings": True}),
     ],
 )
 def test_form_of_an_architecture_equals_one_process(model_type: str, config: dict[str, Any]) -> None:
-    """OPT-350M's narrow token table, a key that MPT's class does not read, DeepSeek-V2-Lite's matrix of queries."""
+    """OPT-350M's token table, a key that MPT's class does not read, DeepSeek-V2-Lite's queries, a tied head's bias."""
     require_equal(generic(model_type, config=config), "three")
 
 
@@ -199,9 +201,21 @@ def test_result_of_a_generic_family_loads_by_its_interface(tmp_path: Path, model
     assert all("qkv_proj" in name or "query_key_value" in name for name in run.tensors)
 
 
-def test_merged_model_keeps_buffers_that_files_have(tmp_path: Path) -> None:
-    """GLM-4's routers are corrected by numbers that are no parameters."""
-    run, skeleton = lora_run(tmp_path, "glm4_moe", "causal-lm", "lora[r=2,alpha=6]")
+def test_activation_that_transformers_has_not_is_refused(tmp_path: Path) -> None:
+    """By a node, since a plan needs no library."""
+    folder = write_family(tmp_path / "model", "phi3", num_blocks=1)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "hidden_act": "softstep"}))
+    with pytest.raises(ModelError, match="transformers has no function 'softstep' for a phi3"):
+        build_skeleton(folder, Case(folder=tmp_path, task="causal-lm", adapter="lora").job)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config"), [("glm4_moe", {}), ("gptj", {"tie_word_embeddings": True})], ids=["buffers", "tied"]
+)
+def test_merged_model_has_all_that_files_have(tmp_path: Path, model_type: str, config: dict[str, Any]) -> None:
+    """GLM-4's routers are corrected by numbers that are no parameters; a tied head may have a bias of its own."""
+    run, skeleton = lora_run(tmp_path, model_type, "causal-lm", "lora[r=2,alpha=6]", **config)
     (tmp_path / "merged").mkdir()
     for name, content in merged_files(load_job(run / "job.toml"), tmp_path / "base", run / "adapter", ()).items():
         (tmp_path / "merged" / name).write_bytes(bytes(content))
@@ -252,6 +266,7 @@ def test_what_a_generic_family_has_not_is_refused(
         ({"num_local_experts": 1 << 30}, "experts in all blocks are more than"),
         ({"auto_map": {"AutoModel": "code.Model"}}, "names code to run"),
         ({"_attn_implementation": "owner/kernel"}, "use eager or sdpa"),
+        ({"rope_parameters": {**FULL, "sliding_attention": {"rope_theta": 5e5}}}, "two bases, 10000.0 and 500000.0"),
         ({"model_type": "gemma3n_text"}, "is not supported yet"),
         ({"model_type": "gemma4_text"}, "each block reads a table of its own for each token"),
         ({**GEMMA4, "num_kv_shared_layers": 2}, "blocks read keys and values of other blocks"),
@@ -266,6 +281,15 @@ def test_config_of_a_generic_family_is_not_trusted(tmp_path: Path, values: dict[
     (tmp_path / "config.json").write_text(json.dumps({**config, **values}))
     with pytest.raises(ModelError, match=re.escape(message)):
         read_config(tmp_path)
+
+
+def test_one_rotary_base_holds_for_blocks_with_a_window_too(tmp_path: Path) -> None:
+    """Transformers 5 alone would take its default for OLMo 3's."""
+    config = {"model_type": "olmo3", "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 300, "rope_theta": 1e4}))
+    found = library_config_of(read_config(tmp_path))
+    tables = getattr(found, "rope_parameters", None) or {"all": {"rope_theta": found.rope_theta}}
+    assert {table["rope_theta"] for table in tables.values()} == {1e4}
 
 
 @pytest.mark.skipif(FAMILIES["qwen3_5_text"].since <= VERSION, reason="this transformers has it")

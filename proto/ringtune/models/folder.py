@@ -181,8 +181,8 @@ def select_tensors(
             dimensions = family.dimensions(config)
             head = (dimensions.vocab, dimensions.hidden)
             wanted[f"{family.head}.weight"] = head
-            if has_head_bias(family, config):
-                wanted[f"{family.head}.bias"] = head[:1]
+        if with_decoder and has_head_bias(family, config):
+            wanted[f"{family.head}.bias"] = (family.dimensions(config).vocab,)
     for name, shape in wanted.items():
         if name not in shapes:
             raise ModelError(f"{where} has no tensor {name!r}, which {CONFIG_FILE} asks for; is the model complete?")
@@ -322,7 +322,8 @@ _ATTENTIONS = ("eager", "sdpa", None)
 _ATTENTION_KEYS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 _OLD: Final = 4
 _ROPE_PARAMETERS, _ROPE_SCALING = "rope_parameters", "rope_scaling"
-_THETA_OF_LAYERS = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
+_LOCAL_BASE = "rope_local_base_freq"
+_THETA_OF_LAYERS = {"full_attention": "rope_theta", "sliding_attention": _LOCAL_BASE}
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -367,6 +368,7 @@ def has_tower(folder: str | Path) -> bool:
 def _passed_on(family: Family, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys that the library gets, of a family whose own class knows them."""
     left_out = NO_NUMBER | family.no_number | {_QUANTIZATION}
+    left_out |= {_LOCAL_BASE} if values.get(_LOCAL_BASE) == values.get("rope_theta") else frozenset()
     return {key: value for key, value in values.items() if key not in left_out and not key.startswith("_")}
 
 

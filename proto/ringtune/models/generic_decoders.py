@@ -175,6 +175,11 @@ def _problem(config: Config) -> str:
         return f"{heads} heads can't share {_kv_heads(config, heads)} key-value heads evenly"
     if not _size(config, "head_width") and hidden % heads:
         return f"a width of {hidden} can't be shared by {heads} heads"
+    if (base := config.get("rope_local_base_freq")) is not None:
+        own = config.get("rope_theta")
+        return (
+            f"rotary positions have two bases, {own} and {base} in blocks with a window; transformers 4 has one there"
+        )
     scaling = config.get("rope_scaling")
     if isinstance(scaling, dict) and "alpha" not in scaling and rope_type(config) == "dynamic":
         return "rope_scaling of type 'dynamic' depends on the longest text seen so far"
