@@ -24,6 +24,7 @@ from tests.support.torch_ring import Case, distance
 
 ROUNDING = ("codegen", "gpt_neo", "gptj", "granitemoe", "granitemoeshared", "vaultgemma")
 """Families whose attention or experts have steps in float32 inside any type."""
+SCORED = {"operations.policy": "two-stage", "operations.compute": 0.6}
 LORA_32 = {"adapter.config": "lora", "model.dtype": "float32"}
 SPLITS = {"one": ONE, "three": THREE}
 
@@ -182,7 +183,12 @@ def test_result_of_a_generic_family_loads_by_its_interface(tmp_path: Path, model
         ("gptj", {"adapter.config": "lora", "train.packing": True}, "a row of a gptj attend to others"),
         ("gptj", {"adapter.config": "lora", "generation.rows": 1}, "behind which a gptj can't compute a token"),
         ("dots1", {**LORA_32, "train.compute": "bfloat16"}, "a dots1 joins numbers of two types"),
-        ("olmo", {"adapter.config": "lora", "offload.mode": "auto"}, "offload needs to know the matrices of a olmo"),
+        (
+            "opt",
+            {"adapter.config": "lora[output_lora=True]", "offload.mode": "auto"},
+            "can't fit LoRA beside fc2 of a opt",
+        ),
+        ("olmo", {"adapter.config": "lora", **SCORED}, "the matrices of a olmo block"),
     ],
 )
 def test_what_a_generic_family_has_not_is_refused(
