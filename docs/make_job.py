@@ -216,10 +216,10 @@ These models run by their architecture's own forward, whose blocks are spread ov
 heads. A key of `config.json` that is not known is refused. Relative positions are on every host. LoRA with `v` is
 beside the whole matrix where queries, keys and values are one. With `full` and `hift` the whole block trains, norms
 too; relative positions stay frozen. `[velora]` projects the inputs of the matrices below and of `attention_out`; query
-and key of DeBERTa 2 and 3 multiply relative positions too, and are refused there. `[operations]` and `[offload]` are
-refused by name, and so is ALBERT, whose blocks share one set of weights. Each one equals plain transformers with
-`adapters` on one and on three hosts (`tests/suites/test_generic_encoders.py`,
-`tests/suites/test_generic_techniques.py`).
+and key of DeBERTa 2 and 3 multiply relative positions too, and are refused there, also beside helpers. `[operations]`
+takes whole blocks, without scores; subnets are refused by name, and so is ALBERT, whose blocks share one set of
+weights. Each one equals plain transformers with `adapters` on one and on three hosts
+(`tests/suites/test_generic_encoders.py`, `tests/suites/test_generic_techniques.py`).
 
 {table}"""
 _GENERIC = """\
@@ -231,9 +231,10 @@ keys and values are one. The experts of a mixture stay together in their block, 
 auxiliary loss of their router. With `full` and `hift` the whole block trains: norms, experts and routers too.
 `[velora]` projects the inputs of the matrices below and of `attention_out`, not those of experts; one matrix of
 queries, keys and values has all three names. Where attention and feed-forward part read one tensor (Cohere, CodeGen,
-Falcon, GPT-J, Phi, StableLM) `up` and `gate` are taken with them. `[operations]` and `[offload]` are refused by name.
-Each one equals plain transformers with `adapters` on one and on three hosts, and packed where it says so
-(`tests/suites/test_generic_decoders.py`, `tests/suites/test_generic_techniques.py`).
+Falcon, GPT-J, Phi, StableLM) `up` and `gate` are taken with them. `[operations]` takes whole blocks, without scores;
+subnets are refused by name. Helpers fit LoRA and bottlenecks, but not LoRA beside the feed-forward part of OPT and the
+last matrix of Falcon. Each one equals plain transformers with `adapters` on one and on three hosts, and packed where it
+says so (`tests/suites/test_generic_decoders.py`, `tests/suites/test_generic_techniques.py`).
 
 {table}"""
 _TOWERS = """\

@@ -31,6 +31,7 @@ from tests.support.torch_ring import Case, distance
 
 ROUNDING = ("codegen", "gemma4_text", "gpt_neo", "gptj", "granitemoe", "granitemoeshared", "vaultgemma")
 """Families whose attention or experts have steps in float32 inside any type."""
+SCORED = {"operations.policy": "two-stage", "operations.compute": 0.6}
 LORA_32 = {"adapter.config": "lora", "model.dtype": "float32"}
 FULL = {"full_attention": {"rope_theta": 1e4}}
 GEMMA4 = {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0}
@@ -235,7 +236,12 @@ def test_merged_model_has_all_that_files_have(tmp_path: Path, model_type: str, c
         ("gptj", {"adapter.config": "lora", "train.packing": True}, "a row of a gptj attend to others"),
         ("gptj", {"adapter.config": "lora", "generation.rows": 1}, "behind which a gptj can't compute a token"),
         ("dots1", {**LORA_32, "train.compute": "bfloat16"}, "a dots1 joins numbers of two types"),
-        ("olmo", {"adapter.config": "lora", "offload.mode": "auto"}, "offload needs to know the matrices of a olmo"),
+        (
+            "opt",
+            {"adapter.config": "lora[output_lora=True]", "offload.mode": "auto"},
+            "can't fit LoRA beside fc2 of a opt",
+        ),
+        ("olmo", {"adapter.config": "lora", **SCORED}, "the matrices of a olmo block"),
     ],
 )
 def test_what_a_generic_family_has_not_is_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from edge.model.skeleton import build_skeleton
 from edge.model.slice import BlockRunner, materialise
 from edge.model.tensor_files import SafetensorsFiles
 from edge.techniques.activation_checkpointing import saved_tensors, storage_bytes
+from edge.techniques.offload.sites import sites_of
 from edge.techniques.velora import Projections
 from ringtune.costs.activation_costs import check_layers
 from ringtune.costs.memory_sizes import DTYPE_BYTES
@@ -31,6 +33,8 @@ from ringtune.schedule.saved_activations import ADAPTER_DOWN, LAYERS, Velora
 from ringtune.schedule.units import Range
 from tests.features.feature import Feature, Run, Wanted, carry_out, planned
 from tests.features.memory import literally
+from tests.features.offload import SLICES, helped_plan
+from tests.features.operations import masked, random_table
 from tests.suites.test_generic_decoders import ROUNDING, require_equal
 from tests.suites.test_generic_decoders import generic as decoder
 from tests.suites.test_generic_encoders import generic as encoder
@@ -202,3 +206,34 @@ def test_layer_that_a_row_lacks_is_refused(
     model, job = wide(tmp_path, model_type, **changes)
     with pytest.raises(JobError, match=re.escape(message)):
         check_layers(job.velora.layers, model_facts(model, job).kept_inputs, adapter)
+
+
+@pytest.mark.parametrize("model_type", ROWS)
+@pytest.mark.sampled(1)
+def test_helpers_of_a_generic_family_train_what_hosts_would(model_type: str) -> None:
+    """LoRA beside all matrices and bottlenecks of several hosts, some with a helper."""
+    bottlenecks = "double_seq_bn|" if "bottleneck" in FAMILIES[model_type].methods else ""
+    config = adapters_at_all(model_type)
+    if FAMILIES[model_type].unfitted:
+        config = "lora[r=4,attn_matrices=['q','k','v']]"
+    feature = generic(model_type, bottlenecks + config, method="all")
+    way = "some-of-several-hosts"
+    plan = functools.partial(helped_plan, way=way)
+    require_equal(dataclasses.replace(feature, splits={way: SLICES[way]}, plan=plan), way)
+    model, job = feature.case.folder / "model", feature.case.job
+    with torch.random.fork_rng(devices=[]):
+        sites = sites_of(build_skeleton(model, job), 0)
+    values = sum(site.outputs + site.inputs * (site.source == site.name) for site in sites)
+    assert model_facts(model, job).pair_token_bytes == values * DTYPE_BYTES[job.model.dtype]
+
+
+@pytest.mark.parametrize("model_type", ROWS)
+@pytest.mark.sampled(1)
+def test_operations_of_whole_blocks_of_a_generic_family_equal_one_process(model_type: str) -> None:
+    """A block is computed without gradient or passed by, whatever is in it."""
+    table = random_table(3, ("a", "b"), "11123", num_batches=2)
+    feature = generic(model_type, method="all", operations=table, optimizer="sgd", microbatches=4, eval_every=0)
+    run = carry_out(feature, feature.plan_on("three"))
+    trained = {name: value for name, value in run.tensors.items() if ".ringtune." in name}
+    wanted = masked(feature.case, run).tensors
+    assert distance(trained, {name: wanted[name] for name in trained}) <= feature.bound

@@ -34,7 +34,7 @@ from ringtune.models.adapter_config import (
 )
 from ringtune.models.adapter_support import generic_refusal, head_group_refusal, offload_refusal, places_of
 from ringtune.models.architecture_heads import architecture_head
-from ringtune.models.auxiliary_models import AuxiliaryConfig, in_block
+from ringtune.models.auxiliary_models import INTERMEDIATE, OUTPUT, AuxiliaryConfig, in_block
 from ringtune.models.families import FAMILIES, check_task
 from ringtune.models.family import (
     CAUSAL_LM,
@@ -64,7 +64,7 @@ from ringtune.models.folder import (
 )
 from ringtune.models.generic_decoders import NOT_ROUNDED, buffer_bytes
 from ringtune.models.kept_inputs import has_other_adapters, kept_inputs, lora_values
-from ringtune.schedule.operation_tables import Subnets, subnets_of
+from ringtune.schedule.operation_tables import Policy, Subnets, subnets_of
 from ringtune.schedule.saved_activations import ADAPTER_DOWN
 from ringtune.storage.gguf import GgufType
 from ringtune.techniques import TECHNIQUES
@@ -464,7 +464,8 @@ def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) 
 
 def _check_generic(job: Job, family: Family, where: str) -> None:
     """Refuse what needs more of a family than its own forward; raises ``JobError``."""
-    for config in {job.adapter.config, *job.offload.chosen_adapters.values()}:
+    configs = {job.adapter.config, *job.offload.chosen_adapters.values()}
+    for config in configs:
         if problem := generic_refusal(family, config):
             raise JobError(f"{where}: adapter.config = {config!r}: {problem}")
     if job.train.packing and not family.packs:
@@ -490,12 +491,22 @@ def _check_generic(job: Job, family: Family, where: str) -> None:
                 f"{where}: velora.layers has {layer!r}, but {' and '.join(family.twice)} of a {family.model_type} "
                 "multiply relative positions too, and keep the input; leave it out"
             )
-    chosen = {
-        "operations": job.operations.is_any,
-        "offload": job.offload.is_on,
-    }
-    if name := next((name for name, is_chosen in chosen.items() if is_chosen), ""):
-        raise JobError(f"{where}: {name} needs to know the matrices of a {family.model_type} block; leave it out")
+    names = {INTERMEDIATE: "up", OUTPUT: "down"}
+    beside = {names.get(place, place) for config in configs for place in places_of(config)}
+    if job.offload.is_on and (role := next((role for role in (*family.twice, *family.unfitted) if role in beside), "")):
+        raise JobError(
+            f"{where}: a helper can't fit LoRA beside {getattr(family.layout, role)} of a {family.model_type}, whose "
+            "input or output is not that of single tokens; leave it out of adapter.config, or remove [offload]"
+        )
+    operations, tables = job.operations, given_tables(job.operations)
+    has_parts = bool(tables and tables[0].operations.subnets > 1) or (
+        operations.is_chosen and not operations.by_slice and operations.heads > 0
+    )
+    if has_parts or operations.policy not in (Policy.STANDARD, Policy.RANDOM):
+        raise JobError(
+            f"{where}: subnets and scores of [operations] need to know the matrices of a {family.model_type} block; "
+            "set operations.policy = 'random' and operations.heads = 0, or operations.table to one of whole blocks"
+        )
 
 
 class _HeadSizes(NamedTuple):

@@ -158,7 +158,8 @@ def _of_attention(part: AdapterPart, block: int, widths: Widths, *, has_dropout:
     units, is_auxiliary = int(options.get("hidden", 0)), kind in AUXILIARY_KINDS
     shares = is_auxiliary or not has_dropout  # linear and mlp have no dropout
     by_letter = {"q": widths.query, "k": widths.key, "v": widths.value}
-    pairs = [PairWidths(*by_letter[letter], units) for letter in options["attn_matrices"]]
+    there = [by_letter[letter] for letter in options["attn_matrices"] if any(by_letter[letter])]
+    pairs = [PairWidths(*shape, units) for shape in there]
     if pairs and widths.merged and not is_auxiliary:
         pairs = [PairWidths(pairs[0].inputs, sum(pair.outputs for pair in pairs))]
     return [_OfAttention(pair, shares, is_auxiliary) for pair in pairs]

@@ -287,6 +287,8 @@ class Family:
         methods: kinds of adapters of a plugged-in family.
         joined: whether attention and feed-forward part read one tensor, in every model or in some.
         twice: matrices that multiply something else besides the block's hidden state, such as relative positions.
+        unfitted: matrices beside which no helper fits adapters: they read the tokens of all rows as one list, or their
+            output is changed in place.
         head: name of the language model's head in its class.
         since: first version of transformers that has it.
         tied: whether head and token table are one where a generic family's config does not say so.
@@ -319,6 +321,7 @@ class Family:
     methods: tuple[str, ...] = ("bottleneck", "lora", "reft")
     joined: bool = False
     twice: tuple[str, ...] = ()
+    unfitted: tuple[str, ...] = ()
     embeddings_path: str = "embed_tokens"
     head: str = "lm_head"
     head_bias: bool = False

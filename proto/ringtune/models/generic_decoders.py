@@ -352,7 +352,7 @@ GENERIC: Final = (
     _row("ernie4_5", "Ernie4_5", methods=_BOTH, tied=True),
     _row("ernie4_5_moe", "Ernie4_5_Moe", _EXPERTS, tied=True),
     _row("exaone4", "Exaone4"),
-    _row("falcon", "Falcon", _FALCON, tied=True, joined=True, **{**_GPT, **_WORDS}),
+    _row("falcon", "Falcon", _FALCON, tied=True, joined=True, unfitted=("down",), **{**_GPT, **_WORDS}),
     _row("flex_olmo", "FlexOlmo", _EXPERTS),
     _row(
         "gemma4_text",
@@ -443,6 +443,7 @@ GENERIC: Final = (
             "decoder.project_out",
         ),
         head_paths=("decoder.final_layer_norm", "decoder.project_out"),
+        unfitted=("up", "down"),
         embeddings_path="decoder.embed_tokens",
     ),
     _row(
