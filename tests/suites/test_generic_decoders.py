@@ -29,7 +29,7 @@ from tests.support.reference import adapter_of
 from tests.support.tiny_families import GENERIC, IN_FLOAT32, LONGEST, VERSION, sizes_of, write_family
 from tests.support.torch_ring import Case, distance
 
-ROUNDING = ("codegen", "gemma4_text", "gpt_neo", "gptj", "granitemoe", "granitemoeshared", "vaultgemma")
+ROUNDING = ("codegen", "gpt_neo", "gptj", "granitemoe", "granitemoeshared", "vaultgemma")
 """Families whose attention or experts have steps in float32 inside any type."""
 SCORED = {"operations.policy": "two-stage", "operations.compute": 0.6}
 LORA_32 = {"adapter.config": "lora", "model.dtype": "float32"}
@@ -43,7 +43,8 @@ def generic(model_type: str, adapter: str = "lora", **changes: Any) -> Feature:
     dtype = "float32" if model_type in IN_FLOAT32 else "float64"
     values = {"adapter": adapter, "dtype": dtype, "microbatches": 2, "owners": ("a", "b"), **changes}
     arguments = of_family(f"generic/{model_type}-{adapter}", model_type, "causal-lm", **values)
-    bound = 1e-5 if dtype == "float32" else 1e-6 if model_type in ROUNDING else 1e-9
+    is_single = dtype == "float32" or model_type == "gemma4_text"  # whose norms are in float32 inside any type
+    bound = 1e-5 if is_single else 1e-6 if model_type in ROUNDING else 1e-9
     return Feature(**{**arguments, "splits": SPLITS}, bound=bound)
 
 
