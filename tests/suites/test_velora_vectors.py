@@ -5,17 +5,21 @@ That a ring trains what the paper's formulas train is among the laws.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ringtune.errors import IntegrityError
 from ringtune.run_control import events as rd
 from ringtune.schedule.saved_activations import INITS
-from tests.features.feature import carry_out
-from tests.features.models import own_weights
+from tests.features.feature import Feature, carry_out, planned
+from tests.features.memory import literally
+from tests.features.models import of_family, own_weights
 from tests.support.hand_ring import HandRing
 from tests.support.literal_velora import every_layer
 from tests.support.plans import changed
 from tests.support.resumed import same_bits
+from tests.support.torch_ring import distance
 
 
 @pytest.mark.promise("5 timing changes nothing")
@@ -42,3 +46,13 @@ def test_velora_in_a_shard_is_checked() -> None:
     saved = run.logged(rd.LogCheckpoint)[0]
     with pytest.raises(IntegrityError, match="the shard has VeLoRA's vectors of other layers than this node's"):
         carry_out(feature, changed(plan, velora=every_layer("bert")), saved=saved, shards=run.notes.shards[saved.step])
+
+
+def test_random_vectors_do_not_know_that_rows_are_packed() -> None:
+    """The reference trains on each row of a sequence alone; vectors that are means would know its padding."""
+    layers = every_layer("llama", parts=5, init="random")
+    values: dict[str, Any] = {"adapter": "full", "packing": True, "max_length": 40, "owners": ("a", "b")}
+    arguments = of_family("velora/packed", "llama", "causal-lm", **values)
+    feature = Feature(**arguments, plan=planned(velora=layers), reference=literally)
+    run = carry_out(feature, feature.plan_on(feature.split))
+    assert distance(run.tensors, literally(feature.case, run).tensors) <= feature.bound
