@@ -609,16 +609,16 @@ def ends_differ(works: Mapping[str, Work], trails: Mapping[str, Trail]) -> Findi
 
 
 def held_differ(
-    placement: Placement, works: Mapping[str, Work], trails: Mapping[str, Trail], *, but_begin: bool = False
+    placement: Placement, works: Mapping[str, Work], trails: Mapping[str, Trail], *, but_begin: Collection[int] = ()
 ) -> Finding | None:
     """Return the first weights of a helper of which it and their host say different things; None if there are none.
 
-    With ``but_begin`` those at the beginning of the turn are not compared: a host in a new placement has a sum of users
-    as the helper before computed it, perhaps in another numeric class.
+    Of the blocks ``but_begin`` those at the beginning of the turn are not compared: until the first update in a
+    placement a host has a sum of users as it or the helper before computed it, perhaps in another numeric class.
     """
     for one in placement.helpers:
         host, seqs = placement.host_of(one.start), works[one.node].held[one.start]
-        for name in (held_name(seq, one.start) for seq in (*seqs, *([] if but_begin else [-1]))):
+        for name in (held_name(seq, one.start) for seq in (*seqs, *([] if one.start in but_begin else [-1]))):
             if trails[host][name] != trails[one.node][name]:
                 return Finding((one.node, host), f"nodes {one.node} and {host} say different things of {name}")
     return None
