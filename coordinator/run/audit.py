@@ -121,7 +121,7 @@ class RunAudit:
         self._checked: dict[int, tuple[Plan, _Open]] = {}
         self._certificates: dict[str, bytes] = {}
         self._trusted: dict[bytes, None] = {}
-        self._placement_number = -1  # of the last closed turn
+        self._sent: dict[int, int] = {}  # by block: placement in which its host got it of its helper in a closed turn
         self._num_told = -1  # authorities that the ledger has
 
     def granted(self, part: Plan, turns: Sequence[Turn]) -> dict[str, dict[TensorKey, str]]:
@@ -168,8 +168,10 @@ class RunAudit:
                 return self._end(Finding((node,), problem))
             if finding := self._other_state(part, node, turn):
                 return self._end(finding)
-        is_new = self._placement_number != part.placement.placement_number
-        but_begin = is_new and part.course.helper_settings.users == COLLABORATION
+        but_begin: set[int] = set()
+        if part.course.helper_settings.users == COLLABORATION:
+            number = part.placement.placement_number
+            but_begin = {one.start for one in part.placement.helpers if self._sent.get(one.start) != number}
         held = functools.partial(held_differ, part.placement, works, now.trails, but_begin=but_begin)
         if finding := ends_differ(works, now.trails) or held():
             return self._end(finding)
@@ -306,7 +308,12 @@ class RunAudit:
         if turn.index not in self._checked:
             return ""
         part, now = self._checked.pop(turn.index)
-        self._placement_number = part.placement.placement_number
+        self._sent |= {
+            int(name.rpartition(" ")[2]): part.placement.placement_number
+            for trail in now.trails.values()
+            for name in trail
+            if name.startswith("held ") and not name.startswith("held begin ")
+        }
         self._agreed |= {
             block: (node, end) for node in part.nodes for block, _, end in ends(part, now.trails[node], node)
         }

@@ -461,8 +461,9 @@ class Repeated:
         """Set the distance of a tensor to what the host sent, and its tag."""
         name, ours, theirs = tensor_name(key), {"it": self.differing[key]}, {"it": sent[0]}
         if key.payload == Payload.PAIRS:
-            ours, theirs = (_tensors(bytes(bytes_of(one["it"]))) for one in (ours, theirs))
-        far = distance(ours, theirs)
+            far = pairs_distance(*(_tensors(bytes(bytes_of(one["it"]))) for one in (ours, theirs)))
+        else:
+            far = distance(ours, theirs)
         self.results[name] = self.results[name]._replace(distance=far)
         self.note(key, *sent)
 
@@ -833,6 +834,29 @@ def distance(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor
         norm, apart = max(norms[name], floor), float((own.double() - theirs[name].double()).norm())
         far = max(far, 0.0 if apart == 0.0 else apart / norm if norm > apart else 1.0)
     return far
+
+
+def pairs_distance(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> float:
+    """Return the largest relative distance of two parcels of pairs, as ``distance``.
+
+    That of a gradient is relative to the norm of all gradients: that of a query may be small, and mostly rounding. That
+    of bits, of which each says whether a unit of a ReLU was active, is the share that differs.
+    """
+
+    def those(pairs: Mapping[str, torch.Tensor], *, are_gradients: bool) -> dict[str, torch.Tensor]:
+        return {name: value for name, value in pairs.items() if name.endswith(".grad") == are_gradients}
+
+    gradients_far = distance(*(those(pairs, are_gradients=True) for pairs in (ours, theirs)), least=1.0)
+    others = [those(pairs, are_gradients=False) for pairs in (ours, theirs)]
+    bits = [name for name, value in others[1].items() if value.dtype is torch.uint8]
+    far = [gradients_far]
+    for name in bits:
+        own, told = (pairs.pop(name, None) for pairs in others)
+        if own is None or told is None or (own.shape, own.dtype) != (told.shape, told.dtype):
+            return 1.0
+        odd = sum(int((own ^ told).bitwise_right_shift(bit).bitwise_and(1).sum()) for bit in range(8))
+        far.append(odd / max(1, 8 * own.numel()))
+    return max(*far, distance(*others))
 
 
 def _written(tensors: Mapping[str, torch.Tensor | bytes | None]) -> Pieces:

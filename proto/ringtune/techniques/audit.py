@@ -609,16 +609,16 @@ def ends_differ(works: Mapping[str, Work], trails: Mapping[str, Trail]) -> Findi
 
 
 def held_differ(
-    placement: Placement, works: Mapping[str, Work], trails: Mapping[str, Trail], *, but_begin: bool = False
+    placement: Placement, works: Mapping[str, Work], trails: Mapping[str, Trail], *, but_begin: Collection[int] = ()
 ) -> Finding | None:
     """Return the first weights of a helper of which it and their host say different things; None if there are none.
 
-    With ``but_begin`` those at the beginning of the turn are not compared: a host in a new placement has a sum of users
-    as the helper before computed it, perhaps in another numeric class.
+    Of the blocks ``but_begin`` those at the beginning of the turn are not compared: until the first update in a
+    placement a host has a sum of users as it or the helper before computed it, perhaps in another numeric class.
     """
     for one in placement.helpers:
         host, seqs = placement.host_of(one.start), works[one.node].held[one.start]
-        for name in (held_name(seq, one.start) for seq in (*seqs, *([] if but_begin else [-1]))):
+        for name in (held_name(seq, one.start) for seq in (*seqs, *([] if one.start in but_begin else [-1]))):
             if trails[host][name] != trails[one.node][name]:
                 return Finding((one.node, host), f"nodes {one.node} and {host} say different things of {name}")
     return None
@@ -751,27 +751,32 @@ class Finding(NamedTuple):
 
 
 class Tolerance(NamedTuple):
-    """Permitted relative distances of what a host told and another one computed: tensors, sums of gradients, states."""
+    """Permitted relative distances of what a node told and another one computed: tensors, sums, states, pairs."""
 
     tensors: float
     sums: float
     states: float
+    pairs: float = 0.0
 
     def of(self, name: str) -> float:
         """Return that of an entry of a trail."""
         kind = name.partition(" ")[0]
+        if kind == Payload.PAIRS:
+            return self.pairs
         return self.sums if kind in ("sum", "fit") else self.states if kind in ("state", "held") else self.tensors
 
 
 EQUAL_BITS: Final = Tolerance(0.0, 0.0, 0.0)
 _ACROSS: Final[Mapping[str, Tolerance]] = {
-    "float32": Tolerance(tensors=2e-5, sums=5e-5, states=2e-5),
-    "float64": Tolerance(tensors=1e-12, sums=1e-12, states=1e-12),
+    "float32": Tolerance(tensors=2e-5, sums=5e-5, states=2e-5, pairs=2e-5),
+    "float64": Tolerance(tensors=1e-12, sums=1e-12, states=1e-12, pairs=1e-12),
 }
 """By ``model.dtype``, of nodes of different numeric classes or numbers of threads; measured: record 0122."""
 _ROUNDED: Final[Mapping[str, float]] = {"bfloat16": 3e-4, "float16": 1e-4, "int8": 1e-3}
 """By ``wire.dtype``, of tensors: where two results differ in the last bits, some elements round to the other side."""
-_PRODUCTS: Final = Tolerance(tensors=3e-2, sums=0.15, states=2e-5)
+_ROUNDED_PAIRS: Final[Mapping[str, float]] = {"bfloat16": 6e-4}
+"""By ``offload.pairs``; with products in another order 1.2e-6 of exact pairs, 2.2e-4 of rounded ones."""
+_PRODUCTS: Final = Tolerance(tensors=3e-2, sums=0.15, states=2e-5, pairs=3e-2)
 """Where products are rounded to bfloat16, which each block does again; measured: record 0137."""
 
 
@@ -790,7 +795,10 @@ def tolerance(dtype: str, course: Course, first: tuple[str, int], second: tuple[
     if course.rounds_products:
         return _PRODUCTS
     across = _ACROSS[dtype]
-    return across._replace(tensors=max(across.tensors, _ROUNDED.get(course.wire_dtype, 0.0)))
+    return across._replace(
+        tensors=max(across.tensors, _ROUNDED.get(course.wire_dtype, 0.0)),
+        pairs=max(across.pairs, _ROUNDED_PAIRS.get(course.helper_settings.pairs, 0.0)),
+    )
 
 
 def judge(asked: Question, results: Mapping[str, Compared], permitted: Tolerance) -> Finding | None:

@@ -252,7 +252,7 @@ def test_question_for_a_fit_has_the_state_before_and_what_the_host_holds() -> No
     assert found is not None and found.nodes == ("z", "b") and held_differ(HELPED.placement, works, trails) is None
     begun = {**trails, "b": {**trails["b"], "held begin 3": "x"}}
     assert held_differ(HELPED.placement, works, begun) and not held_differ(
-        HELPED.placement, works, begun, but_begin=True
+        HELPED.placement, works, begun, but_begin={3}
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Mapping
@@ -14,8 +15,10 @@ from ringtune.errors import CapacityError, PeerLostError
 from ringtune.job.job import Job, Model
 from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
+from ringtune.schedule.course import COLLABORATION, HelperSettings
 from ringtune.schedule.turns import Turn, turn_sequence
 from ringtune.techniques.audit import Cell, cell_exchanges, question, state_digest, statement, work_of
+from ringtune.techniques.offload import helped
 from ringtune.transport.identity import sign, signature_problem
 from ringtune.transport.parties import node_party
 from ringtune.v1 import control_pb2
@@ -297,6 +300,27 @@ def test_state_counts_once_its_turn_is_closed() -> None:
     blocks = {block: ("abcc"[block], state_digest("w", "r")) for block in range(4)}
     assert audit.run._agreed == blocks | {4: ("o", state_digest("v", "q"))}
     assert audit.run.closed(audit.turn) == ""
+
+
+def test_sums_of_users_are_compared_once_their_helper_has_sent_one() -> None:
+    """Until then a host has what it or another helper computed, perhaps in other bits, over any number of turns."""
+    adds_up = HelperSettings(users=COLLABORATION, merged=True, interval=4)
+    audit = Audit(helped(TWO, {"a": "z", "b": "z"}, adds_up))
+    first, second, third = itertools.islice(turn_sequence(audit.plan.course), 3)
+    assert (first.end_step, second.end_step) == (2, 4)
+    for turn, nodes in ((first, ()), (second, ()), (third, ("z", "b"))):
+        audit.turn, is_first = turn, turn == first
+        audit.run.granted(audit.plan, [turn])
+        audit.run._open[turn.index].drawn = ()
+        begin = ("v", "q") if is_first else ("w", "r")
+        audit.trails = {
+            node: trail_of(audit.plan, turn, node, begin=lambda _, both=begin: both) for node in audit.plan.nodes
+        }
+        audit.trails["b"]["held begin 3"] = "x"
+        audit.run._agreed.pop(4, None)
+        audit.check()
+        assert audit.put.pop().nodes == nodes
+        audit.run.closed(turn)
 
 
 class AuditedRing(RecoveringRing):

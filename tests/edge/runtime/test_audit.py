@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load
+from torch.nn import functional
 
 from coordinator.api.audit import weights_of
 from edge.model.tensor_files import pieces_of
-from edge.runtime.audit import AuditRecorder, NodeAudit, State, Tagger, distance, tensor_digest
+from edge.runtime.audit import AuditRecorder, NodeAudit, State, Tagger, distance, pairs_distance, tensor_digest
 from edge.runtime.executor import NodeExecutor
 from edge.transport.tensors import as_received
 from ringtune.errors import FrameError, IntegrityError
@@ -50,6 +51,7 @@ from ringtune.techniques.audit import (
     question,
     read_results,
     read_trail,
+    tolerance,
     trail_problem,
     work_of,
 )
@@ -569,3 +571,45 @@ def test_weights_in_a_result_have_the_digest_that_a_node_signs(family: str, adap
     state = State.of(bytes(write_tensors(executor.part.tensors())))
     (file,) = (file for name, file in executor.adapter_files(with_head=False).items() if name.endswith(".safetensors"))
     assert weights_of({"": TensorFile(file, where="it")}) == {block: both[0] for block, both in state.parts.items()}
+
+
+@pytest.mark.parametrize(("pairs", "factor"), [("float32", 1.001), ("bfloat16", 1.01)])
+def test_pairs_of_an_honest_host_of_another_kind_of_processor_are_permitted(
+    pairs: str, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checker whose products have other last bits: rounded, some elements fall to the other side."""
+    plain, repeat = functional.linear, AuditedCarrier.repeat
+
+    def exact(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return plain(x.double(), weight.double(), None if bias is None else bias.double()).to(x.dtype)
+
+    def elsewhere(self: AuditedCarrier, asked: Question, checker: str) -> Mapping[str, Compared]:
+        with monkeypatch.context() as patch:
+            patch.setattr(functional, "linear", exact)
+            return repeat(self, asked, checker)
+
+    monkeypatch.setattr(AuditedCarrier, "repeat", elsewhere)
+    values = {**HELPED, "dtype": "float32", "num_steps": 2, "manner": {"pairs": pairs}, "adapter": LORA}
+    for cheat, named in ((honest, set()), (changes_parcels(Op.SHIP, "b", factor), {("b",)})):
+        carrier = audited(cheat, **values)
+        permitted = tolerance("float32", carrier.part.course, ("x", 1), ("y", 1))
+        own = [(asked, results) for asked, results in carrier.repeated if not asked.cell.is_fit]
+        assert len({name for _, results in own for name, one in results.items() if one.distance > 0}) > 5
+        found = [judge(asked, results, permitted) for asked, results in own]
+        assert {one.nodes for one in found if one is not None} == named
+
+
+def test_distance_of_pairs_is_that_of_all_gradients_and_a_share_of_bits() -> None:
+    """A query's gradient counts by the norm of all; one bit of 16 is a share of a sixteenth; other names are 1."""
+    told = {
+        "x": torch.ones(4),
+        "q.grad": torch.tensor([1e-3]),
+        "v.grad": torch.ones(1),
+        "r.signs": torch.zeros(2).byte(),
+    }
+    assert pairs_distance(told, told) == 0.0
+    assert pairs_distance({**told, "q.grad": torch.tensor([1.1e-3])}, told) == pytest.approx(1e-4, rel=1e-2)
+    assert pairs_distance({**told, "r.signs": torch.tensor([0, 4]).byte()}, told) == 1 / 16
+    assert pairs_distance({**told, "x": 1.5 * told["x"]}, told) == pytest.approx(0.5)
+    for name in told:
+        assert pairs_distance({one: value for one, value in told.items() if one != name}, told) == 1.0
