@@ -231,7 +231,8 @@ keys and values are one. The experts of a mixture stay together in their block, 
 auxiliary loss of their router. With `full` and `hift` the whole block trains: norms, experts and routers too.
 `[velora]` projects the inputs of the matrices below and of `attention_out`, not those of experts; one matrix of
 queries, keys and values has all three names. Where attention and feed-forward part read one tensor (Cohere, CodeGen,
-Falcon, GPT-J, Phi, StableLM) `up` and `gate` are taken with them. `[operations]` takes whole blocks, without scores;
+Falcon, GPT-J, Phi, StableLM) `up` and `gate` are taken with them; where some blocks have other matrices than others
+(DeepSeek, Gemma 4, LFM2, Qwen 3.5, Qwen3-Next) it is refused. `[operations]` takes whole blocks, without scores;
 subnets are refused by name. Helpers fit LoRA and bottlenecks, but not LoRA beside the feed-forward part of OPT and the
 last matrix of Falcon. Each one equals plain transformers with `adapters` on one and on three hosts, and packed where it
 says so (`tests/suites/test_generic_decoders.py`, `tests/suites/test_generic_techniques.py`).

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from edge.model.heads import task_of
 from edge.model.owner import owner_units
@@ -19,7 +20,7 @@ from edge.model.tensor_files import SafetensorsFiles
 from edge.techniques.activation_checkpointing import saved_tensors, storage_bytes
 from edge.techniques.offload.sites import sites_of
 from edge.techniques.velora import Projections
-from ringtune.costs.activation_costs import check_layers
+from ringtune.costs.activation_costs import check_layers, job_velora, proposed_velora
 from ringtune.costs.memory_sizes import DTYPE_BYTES
 from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.errors import JobError
@@ -47,8 +48,9 @@ ROWS = (*GENERIC, *ENCODERS)
 SPLITS = ("one", "three")
 
 
-ROUNDED = (*ROUNDING, "cohere2", "diffllama", "helium")
-"""Families with steps in float32 before weights that train here: norms, and factors of attention."""
+ROUNDED = (*ROUNDING, "cohere2", "deepseek_v2", "diffllama", "helium", "qwen3_next")
+"""Families with steps in float32 before weights that train here: norms, routers, and factors of attention."""
+ALIKE = [name for name in ROWS if not FAMILIES[name].layout.is_unlike]
 
 
 def generic(model_type: str, adapter: str = "lora", **changes: Any) -> Feature:
@@ -126,6 +128,15 @@ def test_planned_bytes_of_own_weights_are_those_that_train(model_type: str, meth
     assert (facts.embedding_train_bytes, facts.head_bytes + facts.head_class_bytes * labels) == (ends[-1], ends[4])
 
 
+def test_block_that_only_a_file_has_is_not_counted(tmp_path: Path) -> None:
+    """Those of DeepSeek V3 and GLM-4 MoE end with one that predicts further tokens."""
+    folder, job = write_family(tmp_path, "deepseek_v3"), generic("deepseek_v3", "full").case.job
+    facts, path = model_facts(folder, job), folder / "model.safetensors"
+    more = {"model.layers.4.eh_proj.weight": torch.zeros(300, 300)}
+    save_file(load_file(path) | more, path, metadata={"format": "pt"})
+    assert model_facts(folder, job) == facts
+
+
 def adapters_at_all(model_type: str) -> str:
     """LoRA beside all matrices that have a name and multiply hidden states alone."""
     letters = [letter for letter in "qkv" if LETTERS[letter] not in FAMILIES[model_type].twice]
@@ -142,7 +153,7 @@ def projected(model_type: str, adapter: str) -> Velora:
 
 
 @pytest.mark.parametrize("adapter", ["full", "lora"])
-@pytest.mark.parametrize("model_type", ROWS)
+@pytest.mark.parametrize("model_type", ALIKE)
 @pytest.mark.sampled(2)
 def test_velora_of_a_generic_family_equals_the_paper(model_type: str, adapter: str) -> None:
     """The paper's formulas word by word, at the matrices that the family's row names."""
@@ -157,7 +168,7 @@ def test_velora_of_a_generic_family_equals_the_paper(model_type: str, adapter: s
 
 
 @pytest.mark.parametrize("adapter", ["full", "lora"])
-@pytest.mark.parametrize("model_type", ROWS)
+@pytest.mark.parametrize("model_type", ALIKE)
 @pytest.mark.sampled(2)
 def test_velora_of_a_generic_family_saves_what_the_plan_says(tmp_path: Path, model_type: str, adapter: str) -> None:
     """At least that, at the layers that the paper's authors take."""
@@ -206,6 +217,19 @@ def test_layer_that_a_row_lacks_is_refused(
     model, job = wide(tmp_path, model_type, **changes)
     with pytest.raises(JobError, match=re.escape(message)):
         check_layers(job.velora.layers, model_facts(model, job).kept_inputs, adapter)
+
+
+@pytest.mark.parametrize("adapter", ["full", "lora"])
+@pytest.mark.parametrize("model_type", [name for name in ROWS if name not in ALIKE])
+@pytest.mark.sampled(1)
+def test_velora_of_blocks_with_unlike_matrices_is_refused(model_type: str, adapter: str) -> None:
+    """By name, and never proposed for a job that leaves the choice to the plan."""
+    feature = generic(model_type, adapter)
+    course, job = feature.plan_on("three").course, feature.case.job
+    facts = model_facts(feature.case.folder / "model", job)
+    assert proposed_velora(job, course, facts) is None
+    with pytest.raises(JobError, match=f"a {model_type} may have others in some blocks"):
+        job_velora(job.with_overrides({"memory.activations": "velora"}), course, facts)
 
 
 @pytest.mark.parametrize("model_type", ROWS)

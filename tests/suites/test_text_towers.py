@@ -130,9 +130,14 @@ def test_defaults_of_a_tower_are_those_of_its_class(tmp_path: Path, model_type: 
     assert other <= {"model_type", "sliding_window", "pad_token_id"}
 
 
-@pytest.mark.parametrize("values", [{}, {"text_config": "x"}, {"text_config": {"model_type": "t5"}}])
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"text_config": "x"}, {"text_config": {"model_type": "t5"}}, {"text_config": {"rope_scaling": 5}}],
+)
 def test_config_without_a_text_model_is_refused(tmp_path: Path, values: dict[str, Any]) -> None:
     """By name."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", **values}))
-    with pytest.raises(ModelError, match=r"text_config has to be a table|'t5' is not supported"):
+    with pytest.raises(
+        ModelError, match=r"text_config has to be a table|'t5' is not supported|rope_scaling has to be dict"
+    ):
         read_config(tmp_path)

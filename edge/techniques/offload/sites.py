@@ -234,7 +234,7 @@ def sites_of(skeleton: Skeleton, index: int) -> list[Site]:
     ]
     layout, modules = skeleton.layout.layout, dict(block.named_modules())
     paths = [path for role in ("query", "key", "value") for path in layout.matrices_of(role)]
-    attention = [modules[path] for path in paths if path in modules]
+    attention = [modules[path] for path in paths if path in modules and not skeleton.layout.apart]
     for at, site in enumerate(found):
         site.source = next((other.name for other in found[:at] if _share(other, site, attention)), site.name)
     return found

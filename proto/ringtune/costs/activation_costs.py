@@ -33,6 +33,7 @@ from ringtune.costs.profile import ModelFacts, Work
 from ringtune.errors import JobError
 from ringtune.job.job import Job
 from ringtune.models.adapter_config import has_adapter
+from ringtune.models.families import FAMILIES
 from ringtune.models.kept_inputs import KeptInput, paper_layers, trained_layers, with_shared_inputs
 from ringtune.schedule.actions import Action, Graph, Op
 from ringtune.schedule.course import Course
@@ -52,6 +53,11 @@ def job_velora(job: Job, extent: Extent, model: ModelFacts, settings: VeloraSett
     settings, inputs = settings or job.velora, model.kept_inputs
     if settings is None:
         return None
+    if FAMILIES[model.model_type].layout.is_unlike:
+        raise JobError(
+            f"velora projects matrices that every block has by one name, and a {model.model_type} may have others in "
+            "some blocks; use memory.activations = 'recompute' without [velora]"
+        )
     check_layers(settings.layers, inputs, job.adapter.config)
     layers, blocks = _projected_layers(job, settings, inputs), trained_blocks(extent, job.adapter.config)
     if not (layers and blocks):

@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,14 +85,18 @@ _TRAINED_NORMS = 4
 """Widths per token that norms of a generic family's block keep for their weights, at most; measured."""
 
 
-def _stored_weights(folder: str | Path, family: Family) -> Shapes:
-    """Shapes of the own weights of a generic family's largest block in a folder, which may lack blocks."""
-    blocks: dict[str, Shapes] = {"": {}}
+def _stored_weights(folder: str | Path, family: Family, num_blocks: int) -> Shapes:
+    """Shapes of the own weights of a generic family's largest block in a folder, which may lack blocks.
+
+    Files of DeepSeek V3 and GLM-4 MoE have one more block, which predicts further tokens and is not the model's.
+    """
+    blocks: dict[str, Shapes] = {str(block): {} for block in range(num_blocks)}
     for stored_name, stored in read_headers(Path(folder)).items():
         name = base_name(stored_name, family)
         block, _, inside = name.removeprefix(family.block_prefix).partition(".")
-        if name.startswith(family.block_prefix) and family.trains(inside) and not name.endswith(NO_WEIGHTS):
-            blocks.setdefault(block, {})[inside] = stored.shape
+        is_wanted = name.startswith(family.block_prefix) and block in blocks
+        if is_wanted and family.trains(inside) and not name.endswith(NO_WEIGHTS):
+            blocks[block][inside] = stored.shape
     return max(blocks.values(), key=lambda shapes: sum(map(math.prod, shapes.values())))
 
 
@@ -218,14 +222,16 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         widths=family.widths(config),
         num_blocks=dimensions.num_blocks,
     )
+    widths = [family.widths(config)] * dimensions.num_blocks
     if family.generic and tensors:
-        adapter_params = _largest_params(job.adapter.config, family, dimensions, tensors)
+        widths = _stored_widths(family, dimensions.num_blocks, tensors)
+        adapter_params = _largest_params(job.adapter.config, dimensions.hidden, widths)
     weights = {name: math.prod(stored.shape) for name, stored in tensors.items()}
     largest = _largest_block(weights, family, dimensions.num_blocks)
     in_block = sum(count for name, count in weights.items() if name.startswith(largest))
     own: Shapes = {}
     if trains_own_weights(job.adapter.config):
-        own = _stored_weights(folder, family) if family.generic else own_weights(family, config)
+        own = _stored_weights(folder, family, dimensions.num_blocks) if family.generic else own_weights(family, config)
     auxiliary = auxiliary_of(job.adapter.config)
     trained = [own, *(_shapes_in_block(auxiliary, at, family.widths(config)) for at in range(dimensions.num_blocks))]
     own_params = sum(math.prod(shape) for shape in own.values())
@@ -277,7 +283,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         row_kept_values=dimensions.row_kept,
         more_masks=dimensions.more_masks,
     )
-    facts = _with_kinds(_with_pairs(facts, job, family.widths(config)), folder, job, family.widths(config))
+    facts = _with_kinds(_with_pairs(facts, job, widths), folder, job, widths, in_part=in_part or not family.generic)
     facts = _with_invertible(facts, job, config, item_bytes=item_bytes)
     if in_part or not job.method.full_parameters:
         return facts
@@ -292,13 +298,16 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
     )
 
 
-def _largest_params(adapter: str, family: Family, dimensions: Dimensions, tensors: Mapping[str, StoredTensor]) -> int:
-    """Number of weights that an adapter adds to a block of a generic family, by the matrices that each block has."""
-    parts, shapes = parse_adapter_config(adapter), {name: stored.shape for name, stored in tensors.items()}
-    return max(
-        block_params(parts, block, dimensions.hidden, family.stored_widths(shapes, block), dimensions.num_blocks)
-        for block in range(dimensions.num_blocks)
-    )
+def _stored_widths(family: Family, num_blocks: int, tensors: Mapping[str, StoredTensor]) -> list[Widths]:
+    """Return the matrices that LoRA wraps in each block of a generic family."""
+    shapes = {name: stored.shape for name, stored in tensors.items()}
+    return [family.stored_widths(shapes, block) for block in range(num_blocks)]
+
+
+def _largest_params(adapter: str, hidden: int, widths: Sequence[Widths]) -> int:
+    """Number of weights that an adapter adds to a block, the maximum over all blocks with these matrices."""
+    parts = parse_adapter_config(adapter)
+    return max(block_params(parts, block, hidden, own, len(widths)) for block, own in enumerate(widths))
 
 
 def _largest_block(weights: Mapping[str, int], family: Family, num_blocks: int) -> str:
@@ -329,14 +338,14 @@ def _shapes_in_block(auxiliary: Iterable[AuxiliaryConfig], block: int, widths: W
     return {name: shape for one in in_block(auxiliary, block) for name, shape in one.shapes(widths).items()}
 
 
-def _with_pairs(facts: ModelFacts, job: Job, widths: Widths) -> ModelFacts:
+def _with_pairs(facts: ModelFacts, job: Job, widths: Sequence[Widths]) -> ModelFacts:
     """Add the bytes of a block's pairs, for the block with most; unchanged where no helper can train the adapters."""
     config, dropout = job.adapter.config, job.train.dropout
-    if offload_refusal(config, dropout=dropout, fused=widths.merged):
+    if offload_refusal(config, dropout=dropout, fused=widths[0].merged):
         return facts
     blocks = [
-        pair_widths(config, at, hidden_size=facts.hidden_size, widths=widths, dropout=dropout)
-        for at in range(facts.num_blocks)
+        pair_widths(config, at, hidden_size=facts.hidden_size, widths=own, dropout=dropout)
+        for at, own in enumerate(widths)
     ]
 
     def most(wire: str) -> int:
@@ -355,7 +364,9 @@ def _with_pairs(facts: ModelFacts, job: Job, widths: Widths) -> ModelFacts:
     )
 
 
-def _with_kinds(facts: ModelFacts, folder: str | Path, job: Job, widths: Widths) -> ModelFacts:
+def _with_kinds(
+    facts: ModelFacts, folder: str | Path, job: Job, widths: Sequence[Widths], *, in_part: bool
+) -> ModelFacts:
     """Add the sizes of adapters that single users chose."""
     users = tuple(job.offload.chosen_adapters)
     others = [kind for kind in kinds_of(job, users)[1:] if kind.users]
@@ -364,7 +375,7 @@ def _with_kinds(facts: ModelFacts, folder: str | Path, job: Job, widths: Widths)
     base, kinds = computed_token_bytes(facts, job), []
     for kind in others:
         own_job = job_of_user(job, kind.users[0])
-        own = model_facts(folder, own_job, in_part=True)
+        own = model_facts(folder, own_job, in_part=in_part)
         kinds.append(
             KindFacts(
                 config=kind.config,
@@ -380,7 +391,7 @@ def _with_kinds(facts: ModelFacts, folder: str | Path, job: Job, widths: Widths)
         )
     configs = [job.adapter.config, *(kind.config for kind in others)]
     places = {place for config in configs for place in places_of(config)}
-    beside = sum(math.prod(getattr(widths, place)) for place in places)
+    beside = max(sum(math.prod(getattr(own, place)) for place in places) for own in widths)
     return dataclasses.replace(facts, kinds=tuple(kinds), beside_block_bytes=beside * DTYPE_BYTES[job.model.dtype])
 
 

@@ -156,7 +156,7 @@ def _of_attention(part: AdapterPart, block: int, widths: Widths, *, has_dropout:
     if block in options["leave_out"] or not options.get("selfattn_lora"):
         return []
     units, is_auxiliary = int(options.get("hidden", 0)), kind in AUXILIARY_KINDS
-    shares = is_auxiliary or not has_dropout  # linear and mlp have no dropout
+    shares = not widths.apart and (is_auxiliary or not has_dropout)  # linear and mlp have no dropout
     by_letter = {"q": widths.query, "k": widths.key, "v": widths.value}
     there = [by_letter[letter] for letter in options["attn_matrices"] if any(by_letter[letter])]
     pairs = [PairWidths(*shape, units) for shape in there]

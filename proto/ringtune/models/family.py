@@ -135,6 +135,7 @@ class Widths:
     Attributes:
         merged: whether query, key and value are one matrix.
         swapped: whether ``intermediate`` is the last matrix of the feed-forward part, and ``output`` the first.
+        apart: whether queries, keys and values are made of different tensors.
     """
 
     query: tuple[int, int]
@@ -144,6 +145,7 @@ class Widths:
     output: tuple[int, int]
     merged: bool = False
     swapped: bool = False
+    apart: bool = False
 
     @staticmethod
     def plain(hidden: int, inner: int, *, merged: bool = False) -> Widths:
@@ -287,6 +289,7 @@ class Family:
         methods: kinds of adapters of a plugged-in family.
         joined: whether attention and feed-forward part read one tensor, in every model or in some.
         twice: matrices that multiply something else besides the block's hidden state, such as relative positions.
+        apart: whether queries, keys and values are made of different tensors, as in latent attention.
         unfitted: matrices beside which no helper fits adapters: they read the tokens of all rows as one list, or their
             output is changed in place.
         head: name of the language model's head in its class.
@@ -322,6 +325,7 @@ class Family:
     joined: bool = False
     twice: tuple[str, ...] = ()
     unfitted: tuple[str, ...] = ()
+    apart: bool = False
     embeddings_path: str = "embed_tokens"
     head: str = "lm_head"
     head_bias: bool = False
@@ -385,7 +389,7 @@ class Family:
             return inputs, outputs
 
         query, key, value, first, last = (ends(role) for role in ("query", "key", "value", "up", "down"))
-        return Widths(query=query, key=key, value=value, intermediate=first, output=last)
+        return Widths(query=query, key=key, value=value, intermediate=first, output=last, apart=self.apart)
 
     def block_shapes(self, config: Config) -> Shapes:
         """Return name inside the block -> shape, of every required tensor of a block; none of a generic family."""

@@ -100,7 +100,8 @@ def text_values(values: Mapping[str, Any], *, where: str) -> dict[str, Any]:
         raise ModelError(f"{where}: {TEXT_CONFIG} has to be a table, but is {text!r}; fetch the model again")
     name = text.get("model_type")
     found = _without_pictures(text)
-    has_theta = any("rope_theta" in (found.get(key) or ()) for key in _ROPES)
+    ropes = [found[key] for key in _ROPES if isinstance(found.get(key), Mapping)]
+    has_theta = any("rope_theta" in rope for rope in ropes)
     found = {key: value for key, value in tower.defaults.items() if not (has_theta and key == "rope_theta")} | found
     found["model_type"] = tower.family if name is None or name in tower.aliases else name
     if "tie_word_embeddings" not in found and "tie_word_embeddings" in values:
