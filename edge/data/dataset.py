@@ -354,10 +354,10 @@ def require_names(path: Path, rows: Rows, data: Data, *, known: Rows | None = No
     ):
         others = len(set(names).difference(*told))
         if others > max(few, len(names) // least):
-            remedy = "name another column" + (", or list all classes in data.labels" if key != "user" else "")
+            remedy = "list all classes in data.labels" if key != "user" else "leave out users with a single row"
             raise DataError(
                 f"{path}: column {getattr(data, key)!r} (data.{key}) has {others:,} different names among "
-                f"{len(names):,}, as a column of texts has, and names leave this node; {remedy}"
+                f"{len(names):,}, as a column of texts has, and names leave this node; name another column, or {remedy}"
             )
 
 

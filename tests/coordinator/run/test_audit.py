@@ -23,7 +23,7 @@ from ringtune.transport.identity import sign, signature_problem
 from ringtune.transport.parties import node_party
 from ringtune.v1 import control_pb2
 from tests.suites.test_recovery_on_virtual_clock import placing
-from tests.support.audit_trails import trail_of
+from tests.support.audit_trails import Ends, trail_of
 from tests.support.planner_rings import device
 from tests.support.plans import make_plan
 from tests.support.recovering_ring import RecoveringRing
@@ -309,13 +309,11 @@ def test_sums_of_users_are_compared_once_their_helper_has_sent_one() -> None:
     first, second, third = itertools.islice(turn_sequence(audit.plan.course), 3)
     assert (first.end_step, second.end_step) == (2, 4)
     for turn, nodes in ((first, ()), (second, ()), (third, ("z", "b"))):
-        audit.turn, is_first = turn, turn == first
+        audit.turn, begin = turn, ("v", "q") if turn == first else ("w", "r")
         audit.run.granted(audit.plan, [turn])
         audit.run._open[turn.index].drawn = ()
-        begin = ("v", "q") if is_first else ("w", "r")
-        audit.trails = {
-            node: trail_of(audit.plan, turn, node, begin=lambda _, both=begin: both) for node in audit.plan.nodes
-        }
+        both: Ends = dict.fromkeys(range(4), begin).__getitem__
+        audit.trails = {node: trail_of(audit.plan, turn, node, begin=both) for node in audit.plan.nodes}
         audit.trails["b"]["held begin 3"] = "x"
         audit.run._agreed.pop(4, None)
         audit.check()
