@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from coordinator.api.export import export_run
 from coordinator.cli.init_inspection import inspect_model
+from coordinator.client.initial_values import unpickled
 from edge.model.merge import merged_files
 from ringtune.errors import JobError, ModelError, UsageError
 from ringtune.job.job import load_job
@@ -115,13 +116,13 @@ def test_job_begins_with_a_folder_of_peft_of_the_text_part_alone(tmp_path: Path)
     export_run(run, tmp_path / "peft", form="peft")
     job = load_job(run / "job.toml").with_overrides({"adapter.from": str(tmp_path / "peft")})
     trained = load_file(run / "adapter" / "adapter.safetensors")
-    begun = torch_values(bytes(initial_values(job, lambda path: b"")))
+    begun = torch_values(bytes(initial_values(job, unpickled)))
     assert begun.keys() == trained.keys() and all(torch.equal(begun[name], trained[name]) for name in trained)
     path = tmp_path / "peft/adapter_model.safetensors"
     pictures = "base_model.model.model.vision_tower.encoder.layers.9.self_attn.q_proj.lora_A.weight"
     save_file(load_file(path) | {pictures: torch.ones(2, 16)}, path)
     with pytest.raises(JobError, match=r"vision_tower.*no LoRA of a block"):
-        initial_values(job, lambda path: b"")
+        initial_values(job, unpickled)
 
 
 def test_what_is_told_and_refused_of_a_tower(tmp_path: Path) -> None:
@@ -134,7 +135,8 @@ def test_what_is_told_and_refused_of_a_tower(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="base is a model of texts and pictures, which has no head for sequence"):
         export_run(run, tmp_path / "peft", form="peft")
     export_run(run, tmp_path / "out", base_model="acme/tiny")
-    assert 'is of the text part of "acme/tiny"' in (tmp_path / "out/README.md").read_text()
+    card = (tmp_path / "out/README.md").read_text()
+    assert 'is of the text part of "acme/tiny"' in card and "library_name: ringtune" in card
 
 
 @pytest.mark.parametrize("model_type", DESCRIBED)
