@@ -163,9 +163,8 @@ def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], 
         loading, what = _LOADING_PLUGGED, "" if has_head else _OWN_HEAD
         loader = peft_class(model_type, run.job.model.task)[1] if has_head else loader
         choices = _choices(run, model_type)
-        loading = (
-            _OF_TOWER if base_is_tower(run) else _NOT_PLUGGED if FAMILIES[model_type].layout.is_unlike else loading
-        )
+        if base_is_tower(run) or FAMILIES[model_type].layout.is_unlike:
+            loading, library = _OF_TOWER if base_is_tower(run) else _NOT_PLUGGED, "ringtune"
     if problem := library_problem(config):
         loading, library = _LOADING_BY_RINGTUNE.format(problem=problem, config=config), "ringtune"
     loading = loading.format(base=json.dumps(base_model), what=what, loader=loader, choices=choices, source=source)

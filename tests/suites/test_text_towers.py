@@ -11,16 +11,20 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load as torch_values
+from safetensors.torch import load_file, save_file
 
 from coordinator.api.export import export_run
 from coordinator.cli.init_inspection import inspect_model
+from coordinator.client.initial_values import unpickled
 from edge.model.merge import merged_files
-from ringtune.errors import ModelError, UsageError
+from ringtune.errors import JobError, ModelError, UsageError
 from ringtune.job.job import load_job
 from ringtune.models import text_towers
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM, CLASSIFICATION
 from ringtune.models.folder import read_config
+from ringtune.techniques.initial_adapter import initial_values
 from tests.edge.model.test_peft import outputs, with_peft_by_hand
 from tests.features.feature import ONE, THREE, Feature, Run, Wanted, carry_out, new_folder, one_process
 from tests.support import whole_models as whole
@@ -105,6 +109,22 @@ def test_lora_of_a_tower_equals_one_process(model_type: str, split: str) -> None
     assert run.losses == pytest.approx(wanted.losses, rel=1e-6)
 
 
+def test_job_begins_with_a_folder_of_peft_of_the_text_part_alone(tmp_path: Path) -> None:
+    """Matrices of the pictures' tower have the same ends of names; LoRA beside them is no LoRA of a block."""
+    write_tower(tmp_path / "base", "gemma3")
+    run, _ = lora_run(tmp_path, "", CAUSAL_LM, "lora[r=2,alpha=6]")
+    export_run(run, tmp_path / "peft", form="peft")
+    job = load_job(run / "job.toml").with_overrides({"adapter.from": str(tmp_path / "peft")})
+    trained = load_file(run / "adapter" / "adapter.safetensors")
+    begun = torch_values(bytes(initial_values(job, unpickled)))
+    assert begun.keys() == trained.keys() and all(torch.equal(begun[name], trained[name]) for name in trained)
+    path = tmp_path / "peft/adapter_model.safetensors"
+    pictures = "base_model.model.model.vision_tower.encoder.layers.9.self_attn.q_proj.lora_A.weight"
+    save_file(load_file(path) | {pictures: torch.ones(2, 16)}, path)
+    with pytest.raises(JobError, match=r"vision_tower.*no LoRA of a block"):
+        initial_values(job, unpickled)
+
+
 def test_what_is_told_and_refused_of_a_tower(tmp_path: Path) -> None:
     """``ringtune init`` names the text part; PEFT has no class with a head for classes."""
     write_tower(tmp_path / "base", "gemma3")
@@ -115,7 +135,8 @@ def test_what_is_told_and_refused_of_a_tower(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="base is a model of texts and pictures, which has no head for sequence"):
         export_run(run, tmp_path / "peft", form="peft")
     export_run(run, tmp_path / "out", base_model="acme/tiny")
-    assert 'is of the text part of "acme/tiny"' in (tmp_path / "out/README.md").read_text()
+    card = (tmp_path / "out/README.md").read_text()
+    assert 'is of the text part of "acme/tiny"' in card and "library_name: ringtune" in card
 
 
 @pytest.mark.parametrize("model_type", DESCRIBED)

@@ -1,4 +1,4 @@
-"""LoRA written out beside the matrices of a model of transformers that AdapterHub's library can't take."""
+"""LoRA written out beside the matrices of a model of transformers that AdapterHub's library can't take; or no LoRA."""
 
 from __future__ import annotations
 
@@ -10,36 +10,56 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from edge.model.families.stored_names import use_stored_names
 from ringtune.job.job import Job
 from ringtune.models.adapter_config import known_configurations, parse_adapter_config
 from ringtune.models.families import FAMILIES
+from ringtune.models.family import Family
 
 
 def lora_model(folder: Path, job: Job, config: Any, name: str) -> Any:
-    """Load a language model and put LoRA of a job beside its matrices; each block draws in the order of its modules."""
+    """Load a language model and put LoRA of a job beside its matrices; each block draws in the order of its modules.
+
+    With ``full`` the blocks themselves train.
+    """
     from transformers import AutoModelForCausalLM
 
     config._experts_implementation = "eager"
     model = AutoModelForCausalLM.from_pretrained(str(folder), config=config, dtype=torch.float32).requires_grad_(False)
     family = FAMILIES[config.model_type]
+    blocks = model.base_model.get_submodule(family.blocks_path)
+    model.iter_layers = lambda: enumerate(blocks)
+    model.heads, model.active_head = {"default": model.lm_head}, "default"
+    model.loss_function = lambda logits, labels, *_, **__: functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100
+    )
+    if job.adapter.config == "full":
+        _separate_experts(model, blocks, family)
+        blocks.requires_grad_(True)
+        return model.to(getattr(torch, job.model.dtype)).eval()
     (part,) = parse_adapter_config(job.adapter.config)
     options = {**known_configurations()[part.name][1], **part.options}
     layout, roles = family.layout, [_ROLES[letter] for letter in options["attn_matrices"]]
     paths = {path for role in roles for path in layout.matrices_of(role)}
     paths |= {layout.up} if options["intermediate_lora"] else set()
     paths |= {layout.down} if options["output_lora"] else set()
-    blocks = model.base_model.get_submodule(family.blocks_path)
     torch.manual_seed(job.train.seed)
     for block in blocks:
         for path, module in list(block.named_modules()):
             if path in paths:
                 _add(module, options, job.train.dropout, name)
-    model.iter_layers = lambda: enumerate(blocks)
-    model.heads, model.active_head = {"default": model.lm_head}, "default"
-    model.loss_function = lambda logits, labels, *_, **__: functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100
-    )
     return model.to(getattr(torch, job.model.dtype)).eval()
+
+
+def _separate_experts(model: Any, blocks: Any, family: Family) -> None:
+    """Give experts that are stacked in memory the names and values that they have in files."""
+    stacked = [block.mlp.experts for block in blocks if hasattr(block.mlp, "experts")]
+    use_stored_names(model.base_model, family.model_type, family.blocks_path)
+    for block, both in zip(blocks, stacked, strict=False):
+        for number, (gate_up, down) in enumerate(zip(both.gate_up_proj, both.down_proj, strict=True)):
+            matrices = dict(zip(("gate_proj", "up_proj", "down_proj"), (*gate_up.chunk(2), down), strict=True))
+            for name, value in matrices.items():
+                block.mlp.experts.get_submodule(f"{number}.{name}").weight.data = value.detach().clone()
 
 
 _ROLES = {"q": "query", "k": "key", "v": "value"}

@@ -247,8 +247,9 @@ _INTO = ("query", "key", "value", "up", "gate")
 _OUT = ("attention_out", "down")
 MATRICES = (*_INTO, *_OUT)
 """Matrices of a block, by their field in ``BlockLayout``."""
-_BUFFERS = ("e_score_correction_bias", "act_fn.bias", "act_fn.eps")
-"""Ends of the names of what blocks have in files without a gradient: a router's choice, numbers of an activation.
+_BUFFERS = ("e_score_correction_bias", "act_fn.bias", "act_fn.eps", "layer_scalar")
+"""Ends of the names of what blocks have in files without a gradient: a router's choice, numbers of an activation, a
+factor of the whole block (Gemma 4).
 
 Apertus's ``act_fn.beta`` is ``act_fn.bias`` by ``models.folder.base_name``.
 """

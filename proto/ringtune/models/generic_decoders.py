@@ -195,7 +195,7 @@ def _gemma4_dimensions(layout: BlockLayout, kept: int, scores: int, config: Conf
         found,
         attention=max(found.attention, found.num_heads * max(widths)),
         inner=_size(config, "inner") + experts,
-        more_kept=found.more_kept + 2 * found.hidden,
+        more_kept=found.more_kept + (10 if experts else 2) * found.hidden,  # norms of both parts; measured
     )
 
 

@@ -61,7 +61,7 @@ from ringtune.models.family import (
     BlockLayout,
     Family,
 )
-from ringtune.models.folder import CONFIG_FILE, read_config
+from ringtune.models.folder import CONFIG_FILE, has_tower, read_config
 from ringtune.models.peft import HEAD_MODULES, PEFT_FILES
 from ringtune.models.result_files import (
     ADAPTER_CONFIG_FILE,
@@ -347,6 +347,8 @@ _NOT_LORA: Final = {
     "alora_invocation_tokens": "it acts on some tokens only",
     "use_qalora": "it groups inputs",
 }
+_OF_PICTURES: Final = ".vision_"
+"""In the names of a vision tower's blocks, whose matrices may be called as those of the text part."""
 _FUSED: Final = "c_attn"
 """Query, key and value as one matrix: PEFT has one A for all three, AdapterHub one for each."""
 
@@ -376,13 +378,14 @@ def _of_peft(folder: Path, content: Mapping[str, Any], model: Path, unpickle: Un
         rf"(?:.*?\.)?{re.escape(family.block_prefix)}(?P<block>\d+)\.(?P<module>.+)"
         r"\.lora_(?P<half>[AB])\.(?:default\.)?weight"
     )
+    in_tower = has_tower(model)
     tensors, head, modules, blocks = dict[str, TensorPieces](), dict[str, TensorPieces](), set[str](), set[int]()
     file = _file(folder, PEFT_FILES, unpickle)
     for key in file.infos:
         if of_head.fullmatch(key):
             head[key.removeprefix("base_model.model.")] = file.tensor(key)
             continue
-        if (match := pattern.fullmatch(key)) is None:
+        if (match := pattern.fullmatch(key)) is None or (in_tower and _OF_PICTURES in key):
             raise _refused(folder, f"has {key}, which is no LoRA of a block; train it again without, or merge it")
         block, module, half = match.groups()
         modules.add(module)
