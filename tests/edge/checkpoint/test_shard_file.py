@@ -7,6 +7,7 @@ import torch
 
 from edge.checkpoint import shard_file
 from edge.model.optimizers import NamePrefixes, TrainingState, UnitOptimizers
+from ringtune.config.optimizers import OPTIMIZERS
 from ringtune.errors import IntegrityError
 from ringtune.job.job import Train
 from ringtune.storage.pieces import Pieces
@@ -46,6 +47,21 @@ def optimizer_of(own: Parameters, name: str = "adamw") -> UnitOptimizers:
     """One over them, by blocks."""
     units = {unit: {key: own[key] for key in own if key.startswith(f"{unit}.")} for unit in (0, 1)}
     return UnitOptimizers(Train(optimizer=name), units)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_shard_goes_on_with_the_very_bits(name: str) -> None:
+    """Parameters, moments and each tensor's own step count; state of a tensor that had no update then is dropped."""
+    own, other = parameters(0), parameters(1)
+    first, second = optimizer_of(own, name), optimizer_of(other, name)
+    train(own, first, "1.up")
+    train(own, first, "1.up")
+    train(other, second, "0.up")
+    assert load_shard(to_shard(own, first, None, METADATA), other, second, METADATA, with_head=False) is None
+    for _ in range(3):
+        train(own, first, "0.up", "1.up")
+        train(other, second, "0.up", "1.up")
+    assert all(torch.equal(own[name], other[name]) for name in own)
 
 
 def test_shard_of_another_optimizer_is_refused() -> None:

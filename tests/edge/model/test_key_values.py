@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +152,20 @@ def test_causal_mask_of_another_attention_is_made_by_the_library() -> None:
     config._attn_implementation = "eager"
     mask = causal_context(config, torch.zeros(2, 4, 32), torch.ones(2, 4), window=False).mask
     assert mask is not None and mask.dtype == torch.float32
+
+
+@pytest.mark.parametrize("tokens", [4, 5, 6, 9])
+@pytest.mark.parametrize("model_type", ["mistral", "gemma2"])
+def test_causal_mask_of_a_window_is_that_of_the_library(model_type: str, tokens: int) -> None:
+    """Rows shorter than a window of five tokens, as long, and longer; None where the kernel makes the mask."""
+    from transformers.masking_utils import create_sliding_window_causal_mask as make
+
+    config = config_of(model_type, num_blocks=2)
+    config._attn_implementation = "sdpa"
+    hidden = torch.zeros(3, tokens, 32)
+    for mask in (torch.ones(3, tokens), torch.arange(tokens) >= torch.tensor([[tokens - 1], [1], [0]])):
+        context = causal_context(config, hidden, mask, window=True)
+        places = [context.row_positions] if "cache_position" in signature(make).parameters else []  # of 4.57
+        wanted = make(config, hidden, mask, *places, None, context.positions)
+        assert (context.mask is None) == (wanted is None)
+        assert wanted is None or torch.equal(context.mask, wanted)  # type: ignore[arg-type]
