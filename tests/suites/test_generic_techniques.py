@@ -252,6 +252,16 @@ def test_helpers_of_a_generic_family_train_what_hosts_would(model_type: str) -> 
     assert model_facts(model, job).pair_token_bytes == max(values) * DTYPE_BYTES[job.model.dtype]
 
 
+def test_adapters_of_single_users_have_the_sizes_of_unlike_blocks() -> None:
+    """LFM2's convolutions have wider matrices than its config says of attention."""
+    feature, config = generic("lfm2"), "lora[attn_matrices=['q','k','v']]"
+    folder, job = feature.case.folder / "model", feature.case.job
+    own = {"data.user": "user", "offload.mode": "auto", "offload.users": "alone", "offload.adapters": {"anna": config}}
+    (kind,) = model_facts(folder, job.with_overrides(own)).kinds
+    alone = model_facts(folder, job.with_overrides({"adapter.config": config}))
+    assert (kind.adapter_block_bytes, kind.pair_token_bytes) == (alone.adapter_block_bytes, alone.pair_token_bytes)
+
+
 @pytest.mark.parametrize("model_type", ROWS)
 @pytest.mark.sampled(1)
 def test_operations_of_whole_blocks_of_a_generic_family_equal_one_process(model_type: str) -> None:
