@@ -47,15 +47,16 @@ _ROLES = {"q": "query", "k": "key", "v": "value"}
 
 def _add(matrix: Any, options: dict[str, Any], dropout: float, name: str) -> None:
     """Add alpha / r * B A x to the output of a matrix."""
-    own = nn.Module()
+    own: Any = nn.Module()
     own.lora_A = nn.Parameter(torch.empty(options["r"], matrix.in_features))
     own.lora_B = nn.Parameter(torch.zeros(matrix.out_features, options["r"]))
     nn.init.kaiming_uniform_(own.lora_A, a=math.sqrt(5))
     own.drop = nn.Dropout(dropout)
-    scale = options["alpha"] / options["r"]
+    scale: float = options["alpha"] / options["r"]
 
     def added(_: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-        return output + scale * (own.drop(args[0]) @ own.lora_A.T @ own.lora_B.T)
+        change: torch.Tensor = own.drop(args[0]) @ own.lora_A.T @ own.lora_B.T
+        return output + scale * change
 
     matrix.loras = nn.ModuleDict({name: own})
     matrix.register_forward_hook(added)

@@ -110,11 +110,11 @@ def test_matrix_keeps_nothing_else_for_the_backward() -> None:
     assert not saved_tensors(linear(make("int8"))(x))
 
 
-class LiveTensors(TorchDispatchMode):
+class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the results of torch's functions that are in use at once."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._live = weakref.WeakValueDictionary[int, torch.Tensor]()
         self.most = 0
 
