@@ -72,7 +72,7 @@ def _add(matrix: Any, options: dict[str, Any], dropout: float, name: str) -> Non
     own.lora_B = nn.Parameter(torch.zeros(matrix.out_features, options["r"]))
     nn.init.kaiming_uniform_(own.lora_A, a=math.sqrt(5))
     own.drop = nn.Dropout(dropout)
-    scale = options["alpha"] / options["r"]
+    scale: float = options["alpha"] / options["r"]
 
     def added(_: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         change: torch.Tensor = own.drop(args[0]) @ own.lora_A.T @ own.lora_B.T
