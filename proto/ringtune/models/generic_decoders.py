@@ -33,7 +33,7 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "hidden": ("hidden_size", "n_embd", "d_model"),
     "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"),
     "vocab": ("vocab_size",),
-    "inner": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
+    "inner": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "block_ff_dim"),
     "kv_heads": ("num_key_value_heads", "num_kv_heads"),
     "longest": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"),
     "head_width": ("head_dim", "qk_head_dim"),
