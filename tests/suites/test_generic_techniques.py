@@ -74,7 +74,7 @@ def wide(folder: Path, model_type: str, **changes: Any) -> tuple[Path, Job]:
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("model_type", ROWS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_own_weights_of_a_generic_family_equal_one_process(model_type: str, split: str) -> None:
     """All parameters of each block train, those of experts and routers too, under their names in plain transformers."""
     require_equal(generic(model_type, "full", num_steps=6), split)
@@ -92,7 +92,7 @@ def groupwise(case: Case, run: Run) -> Wanted:
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("model_type", ROWS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_hift_of_a_generic_family_equals_one_process(model_type: str, split: str) -> None:
     """Embedding, blocks and head in turn; the result has every tensor of the model, also those that stay frozen."""
     changes = {"method": "hift", "hift": "group_size = 2", "num_steps": 4, "checkpoint_every": 0}
@@ -111,7 +111,7 @@ def test_memory_of_own_weights_is_not_below_what_a_block_keeps(tmp_path: Path, m
 
 @pytest.mark.parametrize("method", ["all", "hift"])
 @pytest.mark.parametrize("model_type", ROWS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_planned_bytes_of_own_weights_are_those_that_train(model_type: str, method: str) -> None:
     """Of a block, and where all parameters train of embedding and head too, counted without torch."""
     feature = generic(model_type, "full", method=method)
@@ -154,7 +154,7 @@ def projected(model_type: str, adapter: str) -> Velora:
 
 @pytest.mark.parametrize("adapter", ["full", "lora"])
 @pytest.mark.parametrize("model_type", ALIKE)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_velora_of_a_generic_family_equals_the_paper(model_type: str, adapter: str) -> None:
     """The paper's formulas word by word, at the matrices that the family's row names."""
     config = adapter if adapter == "full" else adapters_at_all(model_type)
@@ -169,7 +169,7 @@ def test_velora_of_a_generic_family_equals_the_paper(model_type: str, adapter: s
 
 @pytest.mark.parametrize("adapter", ["full", "lora"])
 @pytest.mark.parametrize("model_type", ALIKE)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_velora_of_a_generic_family_saves_what_the_plan_says(tmp_path: Path, model_type: str, adapter: str) -> None:
     """At least that, at the layers that the paper's authors take."""
     config = adapter if adapter == "full" else adapters_at_all(model_type)

@@ -259,6 +259,7 @@ def projected(init: str) -> Velora:
 ROUNDED = {"dtype": "float32", "compute": "bfloat16"}
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -304,6 +305,7 @@ LORA, LINEAR = "lora[r=4,alpha=16]", "linear[alpha=0.5]"
 KINDS = 'mode = "auto"\nusers = "alone"\nadapters = { ben = "linear" }'
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "changes",
     [
