@@ -106,6 +106,7 @@ class Pairs:
         Raises:
             PlanError: the site has its pair already, or its x is not that of its source.
         """
+        x, grad = _by_token(x), _by_token(grad)
         if facts.name in self._grads:
             raise PlanError(f"{facts.name} gave two pairs for one micro-batch; a backward ran twice")
         first = self._inputs.setdefault(facts.source, x)
@@ -154,6 +155,11 @@ class Pairs:
         yield from (*self._inputs.values(), *self._grads.values(), *self._signs.values())
         for part in self._parts.values():
             yield from part.tensors()
+
+
+def _by_token(tensor: torch.Tensor) -> torch.Tensor:
+    """Return (rows, tokens, values), also of a tensor with a dimension between rows and tokens."""
+    return tensor.flatten(1, -2) if tensor.dim() > 3 else tensor
 
 
 def _put_together(parts: Mapping[tuple[int, ...], Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
