@@ -98,6 +98,10 @@ class Node(control_pb2_grpc.AgentServicer):
         """Host nothing."""
         return control_pb2.PrepareReply(hosted_bytes=7)
 
+    def Rest(self, request: control_pb2.RestRequest, context: grpc.ServicerContext) -> control_pb2.RestReply:
+        """Keep nothing."""
+        return control_pb2.RestReply()
+
 
 def wait_for(event: threading.Event) -> None:
     """Wait until somebody sets the event."""
@@ -198,8 +202,8 @@ def test_node_moves_elsewhere_instead_at_once(*, has_begun: bool) -> None:
                 on_failed=lambda error: heard.put(-1),
             )
 
-        # another call of this node is under way, so that moves wait for their turn
-        calls.prepare(control_pb2.PrepareRequest(), on_result=lambda _: wait_for(free))
+        # another call of this node, which a move doesn't call off, is under way, so that moves wait for their turn
+        calls.rest(0, on_result=lambda _: wait_for(free), on_failed=lambda error: heard.put(-2))
         if has_begun:
             free.set()
         move(1)
