@@ -15,13 +15,13 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
 from ringtune.errors import IntegrityError, ModelError
 from ringtune.storage.gguf import GgufType
-from ringtune.storage.pieces import Piece, Pieces
+from ringtune.storage.pieces import JoinedPieces, Piece, Pieces
 from ringtune.storage.strict import is_lfs_pointer, pointer_advice
 from ringtune.texts import printable, shown
 
@@ -168,13 +168,7 @@ def write_tensors(tensors: Mapping[str, TensorPieces], *, metadata: Mapping[str,
     names = sorted(tensors, key=lambda name: (-DTYPE_BYTES[tensors[name].dtype], name))
     entries = {name: (tensors[name].dtype, tensors[name].shape) for name in names}
     header = header_bytes(entries, metadata=metadata)
-
-    def pieces() -> Iterator[Piece]:
-        yield header
-        for name in names:
-            yield from tensors[name].data
-
-    return Pieces(len(header) + sum(tensors[name].data.size_bytes for name in names), pieces)
+    return JoinedPieces([Pieces.of(header), *(tensors[name].data for name in names)])
 
 
 def tensor_head(name: str, dtype: str, shape: Sequence[int]) -> bytes:

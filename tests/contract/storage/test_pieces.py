@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtune.storage.durable import temporary_file
-from ringtune.storage.pieces import PIECE_BYTES, FilePieces, HeldPieces, OpenFilePieces, Piece, Pieces
+from ringtune.storage.pieces import PIECE_BYTES, FilePieces, HeldPieces, JoinedPieces, OpenFilePieces, Piece, Pieces
 from tests.support.cases import cases
 
 CONTENT = bytes(range(100))
@@ -35,7 +35,12 @@ def made(pieces: list[memoryview]) -> Pieces:
     return Pieces(len(CONTENT), make)
 
 
-@cases("kind", [made, HeldPieces])
+def joined(pieces: list[memoryview]) -> Pieces:
+    """Contents one after the other."""
+    return JoinedPieces([HeldPieces([piece]) for piece in pieces])
+
+
+@cases("kind", [made, HeldPieces, joined])
 @settings(max_examples=40)
 @given(sizes=st.lists(st.integers(0, 40), max_size=5), start=st.integers(0, 120), size=st.integers(0, 120))
 def test_part_is_the_range_however_the_content_is_cut(

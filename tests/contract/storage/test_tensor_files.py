@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
 from ringtune.errors import IntegrityError, ModelError, RingTuneError
-from ringtune.storage.pieces import HeldPieces, Pieces
+from ringtune.storage.pieces import HeldPieces, Piece, Pieces
 from ringtune.storage.tensor_files import TensorFile, TensorInfo, TensorPieces, read_safetensors_header, write_tensors
 from tests.support.cases import cases
 from tests.support.model_folder import safetensors_bytes, with_header
@@ -128,6 +128,17 @@ def test_written_file_is_what_the_library_reads() -> None:
     backwards = write_tensors(dict(reversed(tensors.items())), metadata={"format": "pt"})
     assert bytes(backwards) == bytes(content)
     assert content.size_bytes == len(bytes(content))
+
+
+def test_tensor_of_a_written_file_is_read_without_the_others() -> None:
+    """Of a file of a thousand tensors that lie on a disk, the last one would be read after all before it."""
+
+    def unreadable() -> Iterator[Piece]:
+        raise AssertionError("it is read")
+
+    others = {name: TensorPieces("F32", (3,), Pieces(12, unreadable)) for name in "ac"}
+    file = TensorFile(write_tensors({"b": pieces_of(ARRAYS["b"]), **others}), where="x")
+    assert bytes(file.tensor("b").data) == ARRAYS["b"].tobytes()
 
 
 @cases("size", [1, 7, 10_000])
