@@ -338,10 +338,12 @@ def test_connections_hold_what_was_measured_to_matter() -> None:
 
 def test_workers_start_a_thread_only_when_none_is_free() -> None:
     """Calls one after another share one thread; calls at a time have one each, up to the limit."""
-    workers = Workers(3, "test")
-    names = {workers.submit(lambda: threading.current_thread().name).result(WAIT_S) for _ in range(20)}
-    assert len(names) <= 2  # a thread may be about to be free when the next call comes
+    workers, names = Workers(3, "test"), set[str]()
     begun, go_on = threading.Semaphore(0), threading.Event()
+    for _ in range(20):
+        names.add(workers.submit(lambda: threading.current_thread().name).result(WAIT_S))
+        assert any(workers._num_idle or go_on.wait(0.001) for _ in range(30_000))  # it is free behind the result
+    assert len(names) == 1
 
     def call() -> bool:
         begun.release()

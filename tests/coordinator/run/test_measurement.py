@@ -16,6 +16,7 @@ from coordinator.client.submit import Client
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.run import measurement
 from coordinator.run.members import LONGEST_AGE_S, LinkCache, Member
+from coordinator.run.node_client import AgentCalls
 from coordinator.run.requests import MeasureRequest, RunRequest
 from coordinator.screen.progress import Progress
 from ringtune.costs.links import MIN_SAMPLES
@@ -235,27 +236,29 @@ def test_measurement_asks_all_nodes_at_once_or_those_of_a_machine_one_by_one() -
     assert [(one.neighbours, one.fresh, one.measure, one.measure_s > 1) for one in asked] == [(0, True, True, True)] * 3
 
 
-def test_measurement_of_links_never_has_two_pairs_on_a_machine() -> None:
+def test_measurement_of_links_never_has_two_pairs_on_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages are as long as a hidden state of the job, and no link is measured beside another one."""
-    running, most, sizes = [0], [0], set()
-    lock = threading.Lock()
+    running, most, sizes = list[str](), list[int](), set[int]()
+    measure_link = AgentCalls.measure_link
 
-    def watch(request: control_pb2.MeasureLinkRequest) -> control_pb2.MeasureLinkReply:
-        with lock:
-            running[0] += 1
-            most[0] = max(most[0], running[0])
-            sizes.add(request.message_bytes)
-        try:
-            return control_pb2.MeasureLinkReply(rate_bytes_per_s=5.0, latency_s=0.1, samples=3)
-        finally:
-            with lock:
-                running[0] -= 1
+    def watch(calls: AgentCalls, request: control_pb2.MeasureLinkRequest, on_result: Callable[[Any], None]) -> None:
+        def answered(reply: Any) -> None:
+            running.remove(calls.node)
+            on_result(reply)
 
-    options = {name: {"on_link": watch} for name in "abcd"}
-    with FakeCluster("a", "b", "c", "d", agents=options) as cluster:
+        if request.computing_s:  # behind the links, of all nodes at once
+            measure_link(calls, request, on_result)
+            return
+        running.append(calls.node)
+        most.append(len(running))
+        sizes.add(request.message_bytes)
+        measure_link(calls, request, answered)
+
+    monkeypatch.setattr(AgentCalls, "measure_link", watch)
+    with FakeCluster("a", "b", "c", "d") as cluster:
         found = measure(cluster)
         logs = {name: [entry for entry in agent.log if "link" in entry] for name, agent in cluster.agents.items()}
-    assert len(found.links) == 12 and most == [1]
+    assert len(found.links) == 12 and most == [1] * 12
     assert sizes == {hidden_bytes(job(), MODEL)}
     assert all(len(log) == 3 for log in logs.values())
 
