@@ -206,7 +206,10 @@ class Unfreezing:
         found = dataclasses.replace(self, num_turns=turn + 1, recent=tuple(last.values()))
         if turn + 1 < len(course.owners):
             return found
-        judged, is_first = _mean(course, last), len(last) > len(self.recent)
+        own = weights(course.owners, course.turns)
+        total = sum(own[owner] for owner in last)
+        judged = math.fsum(loss / (total / own[owner]) for owner, loss in last.items())  # mean by the owners' weights
+        is_first = len(last) > len(self.recent)
         if self.best is None or is_first or judged < self.best - patience.min_improvement * abs(self.best):
             return dataclasses.replace(found, best=judged, waited_steps=0)
         if self.unfreeze_at and turn * length < self.unfreeze_at[-1]:
@@ -261,13 +264,6 @@ def _with_losses(course: Course, num_turns: int) -> tuple[int, ...]:
     counts = turn_counts(own, num_turns) if since else ()
     none_yet = {at for at, count in enumerate(counts) if count == since.get(course.owners[at].node)}
     return tuple(index for index in latest_owners(own, num_turns) if index not in none_yet)
-
-
-def _mean(course: Course, last: Mapping[int, float]) -> float:
-    """Mean of the owners' last losses, by the owners' weights."""
-    own = weights(course.owners, course.turns)
-    total = sum(own[owner] for owner in last)
-    return math.fsum(loss / (total / own[owner]) for owner, loss in last.items())
 
 
 def _counted_steps(course: Course, steps: int, owner: int) -> int:
