@@ -494,7 +494,6 @@ class NodeWork:
     sent_bytes: float = 0.0
 
     def __add__(self, other: NodeWork) -> NodeWork:
-        """Add the work of other items."""
         return NodeWork(
             **{
                 entry.name: getattr(self, entry.name) + getattr(other, entry.name)

@@ -110,7 +110,6 @@ class OpenTurns:
         self._reported_items: dict[int, set[int]] = {}
 
     def __bool__(self) -> bool:
-        """Whether a turn is open."""
         return bool(self._turns)
 
     @property

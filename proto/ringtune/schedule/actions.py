@@ -147,7 +147,6 @@ class Op:
         return op_of, (self.letter,)
 
     def __lt__(self, other: Op) -> bool:
-        """Order ops by letter, for reports."""
         return self.letter < other.letter
 
     def __str__(self) -> str:

@@ -69,7 +69,6 @@ class FrozenWeights:
     native: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse another dtype; raises ``PlanError``."""
         check_fields(self, where="frozen", error=PlanError)
 
     def __str__(self) -> str:
@@ -223,7 +222,6 @@ class Generation:
     alone: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a number out of range; raises ``PlanError``."""
         check_fields(self, where="generation", error=PlanError)
 
     def turns(self, owner: Owner) -> int:
@@ -325,7 +323,6 @@ class Course(Extent):
         object.__setattr__(self, "_hash", hash(tuple(values)))  # it is in the key of many caches
 
     def __hash__(self) -> int:
-        """Return the hash of all fields, computed once."""
         return self._hash
 
     # ---- what may train ---------------------------------------------------------------------------

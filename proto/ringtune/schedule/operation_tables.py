@@ -300,7 +300,6 @@ class Operations:
         self._rows.update({(entry.owner, entry.batch_id, entry.of_pass): entry.rows for entry in self.batches})
 
     def __hash__(self) -> int:
-        """Return the hash of all fields, computed once."""
         return self._hash
 
     def check(self, *, num_blocks: int, microbatches: int, batches: Mapping[str, int]) -> None:

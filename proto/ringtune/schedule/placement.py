@@ -83,7 +83,6 @@ class ActivationCacheSettings:
     dtype: Annotated[str, OneOf(ITEM_BYTES)] = EXACT
 
     def __post_init__(self) -> None:
-        """Refuse a negative limit, and an unknown dtype; raises ``PlanError``."""
         check_fields(self, where="cache", error=PlanError)
 
 
@@ -241,7 +240,6 @@ class Placement:
         object.__setattr__(self, "_hash", hash(tuple(values)))  # a placement is in the key of many caches
 
     def __hash__(self) -> int:
-        """Return the hash of all fields, computed once."""
         return self._hash
 
     @property

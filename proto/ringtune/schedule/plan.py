@@ -74,7 +74,6 @@ class Plan:
         object.__setattr__(self, "_hash", hash((self.course, self.placements)))
 
     def __hash__(self) -> int:
-        """Return the hash of course and placements, computed once."""
         return self._hash
 
     @staticmethod

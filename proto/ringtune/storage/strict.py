@@ -145,7 +145,10 @@ def read_value(hint: Any, value: object, *, where: str, error: type[InvalidInput
         items = enumerate(value)
         return tuple(read_value(args[0], item, where=f"{where}[{index}]", error=error) for index, item in items)
     if origin is dict:
-        return _read_table(args[1], value, where=where, error=error)
+        if not isinstance(value, Mapping):
+            raise error(f"{where} has to be a table, but is {describe_value(value)}")
+        table = {str(key): item for key, item in value.items()}
+        return {key: read_value(args[1], item, where=join(where, key), error=error) for key, item in table.items()}
     if hasattr(hint, "from_json"):
         return hint.from_json(value, where=where)
     if hasattr(hint, "_fields"):
@@ -173,13 +176,6 @@ def _read_named_tuple(hint: Any, value: object, *, where: str, error: type[Inval
     kinds = _hints(hint).values()
     items = enumerate(zip(kinds, value, strict=True))
     return hint(*(read_value(kind, item, where=f"{where}[{at}]", error=error) for at, (kind, item) in items))
-
-
-def _read_table(hint: Any, value: object, *, where: str, error: type[InvalidInputError]) -> dict[str, Any]:
-    """Check a table with any keys, and values of one type."""
-    if not isinstance(value, Mapping):
-        raise error(f"{where} has to be a table, but is {describe_value(value)}")
-    return {str(key): read_value(hint, item, where=join(where, str(key)), error=error) for key, item in value.items()}
 
 
 _SCALARS: Final = (int, float, str, bool)

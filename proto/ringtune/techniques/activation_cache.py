@@ -80,7 +80,6 @@ class CacheSettings:
     dtype: Annotated[str, OneOf((EXACT, ROUNDED))] = EXACT
 
     def __post_init__(self) -> None:
-        """Refuse an unknown word, and a negative limit."""
         check_fields(self, where="cache", error=JobError)
 
     def of_placement(self, computed: str) -> ActivationCacheSettings | None:

@@ -91,7 +91,6 @@ class Memory:
     activations: Annotated[str, OneOf(ACTIVATIONS)] = NONE
 
     def __post_init__(self) -> None:
-        """Refuse an unknown word."""
         check_fields(self, where="memory", error=JobError)
 
 

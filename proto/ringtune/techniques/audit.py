@@ -80,7 +80,6 @@ class AuditSettings:
     share: Annotated[float, Bounds(gt=0, le=1)] = 0.02
 
     def __post_init__(self) -> None:
-        """Refuse a share out of range."""
         check_fields(self, where="audit", error=JobError)
 
 
