@@ -221,7 +221,8 @@ def _beside_graphs(units: Units, course: Course, share: Share, sizes: Sizes) -> 
     """Bytes of gradients while the graphs of a step are kept."""
     active, ends = _local(units, course, share), (EMBEDDING, course.head)
     blocks = [unit for unit in active if unit not in ends]
-    return sum(map(sizes.trained_bytes, [*_early(units, course, share), *blocks, *_tied(active, sizes)]))
+    tied = [unit for unit in active if unit == EMBEDDING and sizes.is_tied]  # dense from the head's backward on
+    return sum(map(sizes.trained_bytes, [*_early(units, course, share), *blocks, *tied]))
 
 
 def _early(units: Units, course: Course, share: Share) -> tuple[int, ...]:
@@ -234,11 +235,6 @@ def _early(units: Units, course: Course, share: Share) -> tuple[int, ...]:
         return ()
     trained = _reach(course) if len(course.owners) > 1 else units
     return (course.head,) if course.head in trained else ()
-
-
-def _tied(active: Iterable[int], sizes: Sizes) -> tuple[int, ...]:
-    """The embedding, if its table is the decoder too, with a dense gradient from the head's backward on."""
-    return tuple(unit for unit in active if unit == EMBEDDING and sizes.is_tied)
 
 
 def _early_state(units: Units, course: Course, share: Share, sizes: Sizes) -> int:

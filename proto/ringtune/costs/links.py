@@ -78,14 +78,11 @@ def with_assumed(
     by_pair = {(link.source, link.target): link for link in known if {link.source, link.target} <= set(nodes)}
     assumed = _Assumed(tuple(by_pair.values()))
     links = []
-    for source in sorted(nodes):
-        for target in sorted(nodes):
-            if source == target:
-                continue
-            found = by_pair.get((source, target))
-            if found is None and machines[source] == machines[target]:
-                found = loopback_link(source, target)
-            links.append(found or assumed.link(source, target))
+    for source, target in itertools.permutations(sorted(nodes), 2):
+        found = by_pair.get((source, target))
+        if found is None and machines[source] == machines[target]:
+            found = loopback_link(source, target)
+        links.append(found or assumed.link(source, target))
     return tuple(links)
 
 
@@ -100,8 +97,14 @@ class _Assumed:
             self._down[link.target] = max(link.rate_bytes_per_s, self._down.get(link.target, 0.0))
         self._rate = statistics.median(link.rate_bytes_per_s for link in known) if known else LOOPBACK_BYTES_PER_S
         self._latency_s = statistics.median(link.latency_s for link in known) if known else LOOPBACK_LATENCY_S
-        self._send_s = {node: _mean(known, node, is_source=True) for node in self._up}
-        self._receive_s = {node: _mean(known, node, is_source=False) for node in self._down}
+        self._send_s = {
+            node: statistics.fmean(link.send_cpu_s_per_byte for link in known if link.source == node)
+            for node in self._up
+        }
+        self._receive_s = {
+            node: statistics.fmean(link.receive_cpu_s_per_byte for link in known if link.target == node)
+            for node in self._down
+        }
 
     def link(self, source: str, target: str) -> LinkFacts:
         """Return a link with the rate of its slower end; an end that was never measured has the median rate."""
@@ -114,13 +117,6 @@ class _Assumed:
             receive_cpu_s_per_byte=self._receive_s.get(target, 0.0),
             is_assumed=True,
         )
-
-
-def _mean(known: Sequence[LinkFacts], node: str, *, is_source: bool) -> float:
-    """Mean processor seconds per byte that ``node`` sends, or receives."""
-    if is_source:
-        return statistics.fmean(link.send_cpu_s_per_byte for link in known if link.source == node)
-    return statistics.fmean(link.receive_cpu_s_per_byte for link in known if link.target == node)
 
 
 BUSIEST_SHARE = 0.25

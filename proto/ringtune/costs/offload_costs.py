@@ -309,7 +309,7 @@ class OffloadCosts:
             return blocks * self._packing(size) * costs.work(Work.ENCODE, size)
         if op is Op.FIT:
             return blocks * self.fit_s(costs, size)
-        if op is Op.UPDATE and self._installs(node, action):
+        if op is Op.UPDATE and any(one.has_block(action.start) and one.node != node for one in self._helpers):
             return 0.0
         if op is Op.UPDATE and any(one.node == node and one.has_block(action.start) for one in self._helpers):
             return self._changed * work_s
@@ -334,6 +334,3 @@ class OffloadCosts:
     def _packing(self, size: float) -> float:
         """Bytes of one block's pairs over those of a hidden state of the same tokens."""
         return self._token_bytes / self._hidden_bytes if size else 0.0
-
-    def _installs(self, node: str, action: Action) -> bool:
-        return any(one.has_block(action.start) and one.node != node for one in self._helpers)
