@@ -478,7 +478,6 @@ class RunStateMachine:
     def _open_links(self, event: rd.LinkFailed, now_s: float, commands: list[rd.Command]) -> None:
         recovery = self._rewind((), "", now_s, commands, link=event.failed.message)
         recovery.place(self._required_plan, self._required_migration.part.placement)
-        commands += recovery.halt()
 
     def _lose_an_end(self, event: rd.LinkFailed, now_s: float, commands: list[rd.Command]) -> None:
         """Continue without one end of a link that stays broken: the suspect, or the other where only that can go.
@@ -532,7 +531,6 @@ class RunStateMachine:
         self._bad.rewind()
         recovery = self._rewind((), event.message, now_s, commands)
         recovery.place(self._required_plan, self._required_migration.part.placement)
-        commands += recovery.halt()
 
     def _on_joined(self, node: str, now_s: float, commands: list[rd.Command]) -> None:
         """Permit a node in later placements; continue a run that waited for it, or for any node with room."""
@@ -593,7 +591,6 @@ class RunStateMachine:
         part = self._required_migration.part
         recovery = self._rewind((), "", now_s, commands, course, returned=returned)
         recovery.place(self._required_plan, part.placement)
-        commands += recovery.halt()
 
     # ---- recovery ---------------------------------------------------------------------------------
 
@@ -622,7 +619,6 @@ class RunStateMachine:
             else:
                 self.awaited.for_owner(lost, now_s)
         recovery = self._rewind((lost,), "", now_s, commands, course)
-        commands += recovery.halt()
         self._find_placement(recovery, now_s, commands)
 
     def _rewind(
@@ -657,6 +653,7 @@ class RunStateMachine:
             before=self._recovery,
         )
         self._enter("waiting" if self.awaited else "moving", now_s, commands, self._nodes)
+        commands += self._recovery.halt()
         return self._recovery
 
     def _find_placement(self, recovery: Recovery, now_s: float, commands: list[rd.Command]) -> None:
@@ -697,7 +694,10 @@ class RunStateMachine:
                 recovery.problem = message  # the node that it misses will be missed by all, or time runs out
                 recovery.stuck.append(node)
             case rd.NoPlacementFound(placement_number, error, message) if placement_number == recovery.placement_number:
-                self._not_placed(recovery, error, message, now_s)
+                lost = [node for node in recovery.lost if node in self._gone]
+                problem = f"node {', '.join(recovery.lost)} is lost, and {message}"
+                if not recovery.is_old and not self.awaited.for_room(error, problem, lost, now_s):
+                    raise error_from_name(error, f"{problem}; {RESUME}")
                 self._find_placement(recovery, now_s, commands)
                 return
             case rd.PlacementFound(placement_number, placement) if placement_number == recovery.placement_number:
@@ -710,12 +710,6 @@ class RunStateMachine:
                 return
         self._next_stage(recovery, now_s, commands)
 
-    def _not_placed(self, recovery: Recovery, error: str, message: str, now_s: float) -> None:
-        """Wait for a node with room, or search again where one has joined meanwhile."""
-        lost = [node for node in recovery.lost if node in self._gone]
-        problem = f"node {', '.join(recovery.lost)} is lost, and {message}"
-        if not recovery.is_old and not self.awaited.for_room(error, problem, lost, now_s):
-            raise error_from_name(error, f"{problem}; {RESUME}")
 
     def _next_stage(self, recovery: Recovery, now_s: float, commands: list[rd.Command]) -> None:
         """Send all to the placement once they have stopped; train once they have moved."""
