@@ -39,7 +39,7 @@ Source: ColA, section 3 (adaptation data).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from ringtune.costs.profile import KindFacts, ModelFacts, NodeFacts, Work
@@ -48,7 +48,6 @@ from ringtune.models.adapter_config import (
     AdapterPart,
     bottleneck_width,
     is_all,
-    known_configurations,
     parse_adapter_config,
 )
 from ringtune.models.auxiliary_models import AUXILIARY_KINDS, LINEAR
@@ -136,8 +135,7 @@ def _attention_pairs(found: Sequence[_OfAttention], *, is_merged: bool) -> Itera
 
 def _of_part(part: AdapterPart, block: int, hidden: int, widths: Widths) -> list[PairWidths]:
     """List the pairs of a method, without those beside query, key and value."""
-    kind, defaults = known_configurations()[part.name]
-    options = {**defaults, **part.options}
+    kind, options = part.kind, part.whole
     if block in options["leave_out"]:
         return []
     if kind == "bottleneck":
@@ -151,8 +149,7 @@ def _of_part(part: AdapterPart, block: int, hidden: int, widths: Widths) -> list
 
 
 def _of_attention(part: AdapterPart, block: int, widths: Widths, *, has_dropout: bool) -> list[_OfAttention]:
-    kind, defaults = known_configurations()[part.name]
-    options: Mapping[str, Any] = {**defaults, **part.options}
+    kind, options = part.kind, part.whole
     if block in options["leave_out"] or not options.get("selfattn_lora"):
         return []
     units, is_auxiliary = int(options.get("hidden", 0)), kind in AUXILIARY_KINDS

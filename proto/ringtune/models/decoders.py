@@ -286,16 +286,11 @@ def interface_of(family: Family) -> dict[str, Any]:
         "attn_o_proj": layout.attention_out[inside:],
         "layer_intermediate_proj": layout.up or None,
         "layer_output_proj": layout.down or None,
-        **dict(zip(("layer_pre_self_attn", "layer_pre_ffn"), _before(family), strict=True)),
+        # modules whose inputs are the residuals of bottlenecks
+        "layer_pre_self_attn": layout.attention_norm if METHODS[0] in family.methods else None,
+        "layer_pre_ffn": layout.feed_forward_norm if METHODS[0] in family.methods else None,
         "base_model": family.prefix.rstrip("."),
     }
-
-
-def _before(family: Family) -> tuple[str | None, str | None]:
-    """Return the modules whose inputs are the residuals of bottlenecks; none of a family without bottlenecks."""
-    if METHODS[0] not in family.methods:
-        return None, None
-    return family.layout.attention_norm, family.layout.feed_forward_norm
 
 
 def _plugged_dimensions(model_type: str) -> Callable[[Config], Dimensions]:

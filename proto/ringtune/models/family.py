@@ -38,9 +38,6 @@ MAX_BLOCKS = 4096
 GATE_AND_UP = ("gate_up_proj", "mlp.Wi")
 """Ends of the names of matrices of ``gate`` and ``up`` in one."""
 
-LM_HEAD = "lm_head.weight"
-"""Head of a causal language model, in every file where it is not tied to the token table."""
-
 _NO_NUMBER = """
     _attn_implementation_autoset _commit_hash _flash_attn_2_enabled _name_or_path _num_labels adapters architectures
     attn_implementation _attn_implementation _attn_implementation_internal custom_heads dtype finetuning_task id2label

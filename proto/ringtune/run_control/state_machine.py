@@ -710,7 +710,6 @@ class RunStateMachine:
                 return
         self._next_stage(recovery, now_s, commands)
 
-
     def _next_stage(self, recovery: Recovery, now_s: float, commands: list[rd.Command]) -> None:
         """Send all to the placement once they have stopped; train once they have moved."""
         self._set_deadline(now_s, commands)
