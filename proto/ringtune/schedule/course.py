@@ -308,7 +308,20 @@ class Course(Extent):
         check_owners(self.owners, self.left_out)
         self.method.check(self)
         if self.invertible:
-            _check_invertible(self)
+            name = self.method.name
+            if self.method.full_parameters:
+                raise PlanError(
+                    f"the method {name} trains all parameters and has no adapters, so no invertible one; plan anew"
+                )
+            if self.method.in_flight_below(self, self.num_blocks) > 1:
+                raise PlanError(
+                    f"the method {name} has several items in flight, an invertible adapter has one set of weights; use "
+                    "another train.method, or an adapter.config without it"
+                )
+            if self.offload is not None and self.offload.has_users:
+                raise PlanError(
+                    "users have adapters of their own, but an invertible adapter is one for all; leave one of them out"
+                )
         elif not self.method.full_parameters and EMBEDDING in self.method.reach(self):
             raise PlanError(
                 f"the method {self.method.name} trains the embedding, but has adapters; no node can do that"
@@ -540,21 +553,6 @@ def stream_of(course: Course, node: str) -> BatchStream:
     """Return an owner's stream of training batches; ``course`` is a plain one."""
     owner = course.owner(node)
     return BatchStream(owner.train_rows if owner else 0, course.batch_size, course.seed, node)
-
-
-def _check_invertible(course: Course) -> None:
-    name = course.method.name
-    if course.method.full_parameters:
-        raise PlanError(f"the method {name} trains all parameters and has no adapters, so no invertible one; plan anew")
-    if course.method.in_flight_below(course, course.num_blocks) > 1:
-        raise PlanError(
-            f"the method {name} has several items in flight, an invertible adapter has one set of weights; use another "
-            "train.method, or an adapter.config without it"
-        )
-    if course.offload is not None and course.offload.has_users:
-        raise PlanError(
-            "users have adapters of their own, but an invertible adapter is one for all; leave one of them out"
-        )
 
 
 def _check_choice(course: Course, choice: Choice) -> None:

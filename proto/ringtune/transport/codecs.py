@@ -78,6 +78,11 @@ def turn_from_proto(message: control_pb2.TurnMessage, tables: Mapping[str, Opera
             f"turn {message.index} of the grant has the operation table {message.operations[:12]!r}, which did not "
             "come; use one version on all machines"
         )
+    if not len(message.enters) == len(message.keeps) in (0, message.num_items):
+        raise IntegrityError(
+            f"turn {message.index} of the grant says of {len(message.enters)} items where they enter, and of "
+            f"{len(message.keeps)} where they are kept, but has {message.num_items}; use one version on all machines"
+        )
     return Turn(
         index=message.index,
         kind=step_kind(message.kind),
@@ -89,17 +94,8 @@ def turn_from_proto(message: control_pb2.TurnMessage, tables: Mapping[str, Opera
         first_batch=message.first_batch,
         unfreeze_at=steps,
         operations=tables[message.operations] if message.operations else None,
-        passages=_passages(message),
+        passages=tuple(map(Passage, message.enters, message.keeps)),
     )
-
-
-def _passages(message: control_pb2.TurnMessage) -> tuple[Passage, ...]:
-    if not len(message.enters) == len(message.keeps) in (0, message.num_items):
-        raise IntegrityError(
-            f"turn {message.index} of the grant says of {len(message.enters)} items where they enter, and of "
-            f"{len(message.keeps)} where they are kept, but has {message.num_items}; use one version on all machines"
-        )
-    return tuple(map(Passage, message.enters, message.keeps))
 
 
 def step_kind(text: str) -> StepKind:
