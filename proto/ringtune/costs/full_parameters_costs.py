@@ -164,7 +164,6 @@ def _work_spaces(
 
 
 def _graph_bytes(course: Course, sizes: Sizes) -> _Graphs:
-    """Bytes that a block keeps of one micro-batch, by kind of graph."""
     tokens = course.microbatch_sizes()[0] * course.max_length
     return _Graphs(
         round(sizes.kept_bytes(tokens)),
@@ -286,7 +285,6 @@ def staying_units(course: Course, share: Share) -> tuple[int, ...]:
 
 
 def _passing(course: Course, share: Share, sizes: Sizes) -> int:
-    """Bytes of temporary memory: at an update, or while trained tensors are saved or loaded."""
     units = trained_units(course, share)
     moved = sum(sizes.trained_bytes(unit) + sizes.state_bytes(unit) for unit in units)
     largest = max(map(sizes.largest_tensor_bytes, units), default=0)
@@ -318,5 +316,4 @@ def _kinds(course: Course) -> tuple[Units, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _reach(course: Course) -> Units:
-    """All units that train at any step of the run."""
     return Units.of(course.num_blocks, itertools.chain.from_iterable(_kinds(course)))

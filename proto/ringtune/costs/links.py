@@ -199,7 +199,6 @@ class RecordedLinks:
         return tuple(lines.corrected(link) for link in known if self._is_shown(link))
 
     def _shown_by(self, known: Sequence[LinkFacts]) -> dict[Pair, list[Transfer]]:
-        """Transfers of each link that has enough of them."""
         return {
             (link.source, link.target): [
                 message.on_link(link.latency_s) for message in self._samples[link.source, link.target]

@@ -202,7 +202,6 @@ def _graphs_are_larger(course: Course, share: Share, sizes: Sizes) -> bool:
 
 
 def _overlap(trained: Sequence[Range], ranges: Iterable[tuple[int, int]]) -> int:
-    """Number of blocks in some ranges that ever train."""
     return sum(max(0, min(stop, last) - max(start, first)) for first, last in ranges for start, stop in trained)
 
 
@@ -336,7 +335,6 @@ def _score_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
 
 
 def _passing(sizes: Sizes, num_trained: int, *, has_head: bool) -> int:
-    """Bytes of temporary memory: at an update, or while trained tensors are saved, loaded or handed over."""
     head, adapter = sizes.head_bytes if has_head else 0, sizes.adapter_bytes if num_trained else 0
     moved = sizes.handed_over_bytes if has_head else 0
     moved += num_trained * sizes.snapshot_bytes

@@ -314,7 +314,6 @@ def _largest_block(weights: Mapping[str, int], family: Family, num_blocks: int) 
 
 
 def _with_invertible(facts: ModelFacts, job: Job, config: Mapping[str, Any], *, item_bytes: int) -> ModelFacts:
-    """Add the weights of an invertible adapter, which train at the embedding."""
     adapter = invertible_of(job.adapter.config)
     if adapter is None:
         return facts
@@ -327,7 +326,6 @@ def _with_invertible(facts: ModelFacts, job: Job, config: Mapping[str, Any], *, 
 
 
 def _shapes_in_block(auxiliary: Iterable[AuxiliaryConfig], block: int, widths: Widths) -> Shapes:
-    """Shapes of all tensors of the auxiliary models of a block."""
     return {name: shape for one in in_block(auxiliary, block) for name, shape in one.shapes(widths).items()}
 
 
@@ -360,7 +358,6 @@ def _with_pairs(facts: ModelFacts, job: Job, widths: Sequence[Widths]) -> ModelF
 def _with_kinds(
     facts: ModelFacts, folder: str | Path, job: Job, widths: Sequence[Widths], *, in_part: bool
 ) -> ModelFacts:
-    """Add the sizes of adapters that single users chose."""
     users = tuple(job.offload.chosen_adapters)
     others = [kind for kind in kinds_of(job, users)[1:] if kind.users]
     if not others:

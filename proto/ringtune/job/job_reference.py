@@ -94,7 +94,6 @@ def toml_value(value: Any) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Capitalise a text, and turn its double backquotes into single ones."""
     text = text.strip().replace("``", "`")
     return text[:1].upper() + text[1:]
 

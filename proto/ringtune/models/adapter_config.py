@@ -199,7 +199,6 @@ def check_options(name: str, kind: str, options: Mapping[Any, Any]) -> None:
 
 
 def _holds(rule: _Rule, value: Any) -> bool:
-    """Whether a value fulfils a rule; a value of a type that can't be compared does not."""
     try:
         return rule.holds(value)
     except TypeError:
@@ -578,7 +577,6 @@ def _check_places(parts: Iterable[AdapterPart], blocks: Iterable[int], *, is_mer
 
 
 def _named_blocks(part: AdapterPart) -> dict[str, list[int]]:
-    """Return option -> the blocks that it names."""
     found = {name: part.options[name] for name in ("leave_out", "layers") if isinstance(part.options.get(name), list)}
     factors = part.options.get("reduction_factor")
     if isinstance(factors, Mapping):
@@ -587,7 +585,6 @@ def _named_blocks(part: AdapterPart) -> dict[str, list[int]]:
 
 
 def _check_weights(part: AdapterPart, blocks: Iterable[int], hidden: int, widths: Widths, num_blocks: int) -> None:
-    """Refuse a method that adds no weights to any of these blocks."""
     if not any(_part_params(part, block, hidden, widths, num_blocks) for block in blocks):
         raise JobError(
             f"adapter.config {part.name!r} adds no weights to any block, nothing would train; give it blocks and "

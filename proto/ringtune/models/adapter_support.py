@@ -259,14 +259,12 @@ def lora_scale(part: AdapterPart) -> float:
 
 
 def _summed(part: AdapterPart, count: int, config: str) -> str:
-    """Return one method of a sum as a configuration."""
     grown = {} if part.name == LINEAR else _grown(part, count, config)
     options = ", ".join(f"{name}={value!r}" for name, value in {**part.options, **grown}.items())
     return f"{part.name}[{options}]" if options else part.name
 
 
 def _grown(part: AdapterPart, count: int, config: str) -> dict[str, int | float]:
-    """Return ``r`` and ``alpha`` of a sum of LoRA adapters."""
     grown = {name: part.options.get(name, _DEFAULT) * count for name in GROWING}
     if grown["r"] > MAX_RANK:
         raise UsageError(

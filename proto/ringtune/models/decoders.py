@@ -310,7 +310,6 @@ def _plugged_dimensions(model_type: str) -> Callable[[Config], Dimensions]:
 
 
 def _plugged_problem(config: Config) -> str:
-    """Say why the values of a config are inconsistent; empty if they are not."""
     count, types = config["num_hidden_layers"], config.get("layer_types")
     if types is not None and (len(types) != count or any(kind not in LAYER_TYPES for kind in types)):
         return f"layer_types has to name {count} layers, each {' or '.join(LAYER_TYPES)}"

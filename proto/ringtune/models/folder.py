@@ -300,7 +300,6 @@ def name_of_folder(folder: PurePath) -> str:
 
 
 def _commit_of(ref: Path) -> str:
-    """Read the commit of a revision; empty if the cache does not have it."""
     try:
         with ref.open("rb") as file:
             text = file.read(_MAX_REF_BYTES).decode("ascii", errors="replace").strip()

@@ -153,7 +153,6 @@ def _is_fused(layout: BlockLayout, path: str) -> bool:
 
 
 def _ranks(layout: BlockLayout, paths: Collection[str], options: Mapping[str, Any], parts: int) -> dict[str, Any]:
-    """Return rank and alpha, and those of a fused matrix of several parts."""
     rank, alpha = options["r"], options["alpha"]
     fused = [path for path in paths if _is_fused(layout, path) and parts > 1]
     if not fused:

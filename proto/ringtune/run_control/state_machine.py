@@ -340,7 +340,6 @@ class RunStateMachine:
 
     @property
     def _goes_back(self) -> bool:
-        """Whether the run can go back to the end of a turn, because its nodes keep copies."""
         return self._recovers and self.plan is not None and self.plan.goes_back
 
     @property
@@ -357,7 +356,6 @@ class RunStateMachine:
 
     @property
     def _chooses_for(self) -> int | None:
-        """The step for which an operation table is being chosen; None if none is."""
         return self._grants.chooses_for if self._grants is not None else None
 
     @property
@@ -596,7 +594,6 @@ class RunStateMachine:
 
     @property
     def _course(self) -> Course:
-        """The course of the run, or of the recovery under way."""
         found = self._recovery.course if self._recovery else None
         return found or self._required_plan.course
 
@@ -608,7 +605,6 @@ class RunStateMachine:
             self._kept.commit(self._required_plan.course, self._required_migration.part.placement, turn)
 
     def _recover(self, lost: str, message: str, now_s: float, commands: list[rd.Command]) -> None:
-        """Make all other nodes stop, and search a placement without the lost one."""
         self._nodes = tuple(node for node in self._nodes if node != lost)
         commands.append(rd.Release(lost, message))
         course = self._recovery.course if self._recovery else None
@@ -943,7 +939,6 @@ class RunStateMachine:
 
     @property
     def _overdue(self) -> str:
-        """The missing answers after the time limit of a phase."""
         if self.phase == "planning":
             return f"planning took more than {self._wait_s + self._plan_s:g} s; lower runtime.plan_s or ask for less"
         if self.phase != "training":

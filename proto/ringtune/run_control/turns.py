@@ -421,7 +421,6 @@ class TurnGrants:
         return [*commands, Grant(tuple(granted))] if granted else commands
 
     def _ruled(self, turn: Turn) -> Turn:
-        """Return the turn with the decisions of the techniques."""
         return functools.reduce(lambda turn, rule: rule.decided(turn), self.rules, turn)
 
     def _has_table(self, turn: Turn, commands: list[Command]) -> bool:

@@ -150,7 +150,6 @@ class Op:
         return self.letter < other.letter
 
     def __str__(self) -> str:
-        """Return the letter."""
         return self.letter
 
     def forget(self) -> None:
@@ -286,7 +285,6 @@ class TensorKey(NamedTuple):
         return self.payload == Payload.HIDDEN
 
     def __str__(self) -> str:
-        """Write the tensor for messages: ``hidden state 12.0 at block 2``."""
         name = "hidden state" if self.is_hidden else "gradient"
         return f"{name} {self.seq}.{self.micro} at block {self.boundary}"
 

@@ -299,7 +299,6 @@ class Course(Extent):
     _plain: Course | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse a course that breaks a rule, whatever its placement; raises ``PlanError``."""
         check_fields(self, where="", error=PlanError)
         if self.microbatches > self.batch_size:
             raise PlanError(f"{self.microbatches} micro-batches do not fit a batch of {self.batch_size} rows")

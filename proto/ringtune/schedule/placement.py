@@ -252,6 +252,12 @@ class Placement:
         """Slices that are not empty, in ring order."""
         return tuple(piece for piece in self.slices if piece.num_blocks)
 
+    def hosts_after(self, node: str) -> tuple[str, ...]:
+        """Return the other hosts, from the one after a host in the ring on."""
+        hosts = [piece.node for piece in self.hosts]
+        at = hosts.index(node)
+        return (*hosts[at + 1 :], *hosts[:at])
+
     def slice_of(self, node: str) -> Slice:
         """Return the slice of ``node``; an empty one above all blocks if it hosts nothing."""
         for piece in self.slices:

@@ -43,7 +43,6 @@ class Plan:
     _plain: Plan | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse placements that do not fit the course, or one another; raises ``PlanError``."""
         course = self.course
         check_placements(course, self.placements)
         for placement in self.placements:

@@ -610,7 +610,6 @@ def _visited(kind: StepKind, course: Course, holder: str) -> list[Owner]:
 
 
 def _visits(kind: StepKind, course: Course, step: int, holder: str, round_index: int) -> Iterator[_Part]:
-    """Yield the turns of each owner for scores, or for an evaluation."""
     for owner in _visited(kind, course, holder):
         if kind is StepKind.SCORE:
             yield _Part(kind, owner.node, round_index, course.num_scored(owner), step)

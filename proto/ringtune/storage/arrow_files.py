@@ -151,7 +151,6 @@ def _inside(folder: Path, names: Sequence[Any]) -> list[Path]:
 
 
 def _of_folder(folder: Path) -> tuple[Path, ...]:
-    """List the files of a folder, which has to be of one split."""
     if (folder / _STATE_FILE).is_file() and not (folder / _SPLITS_FILE).is_file():
         try:
             return tuple(
@@ -285,7 +284,6 @@ def _unpacked(table: dict[str, Any]) -> Any:
 
 
 def _split(source: int, path: Path) -> Iterator[bytes]:
-    """Yield the lines from a pipe."""
     ready, rest = select.poll(), list[bytes]()
     ready.register(source, select.POLLIN)
     while True:
@@ -513,7 +511,6 @@ def _without_nanoseconds(kind: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, list | tuple):

@@ -157,7 +157,6 @@ def read_value(hint: Any, value: object, *, where: str, error: type[InvalidInput
 
 
 def _read_scalar(hint: type[Any], value: object, *, where: str, error: type[InvalidInputError]) -> Any:
-    """Check a text, a number, or true or false."""
     if type(value) is int and hint in (int, float) and abs(value) > _LARGEST:
         raise error(f"{where} is too large for a number")
     if hint is float and type(value) is int:
@@ -170,7 +169,6 @@ def _read_scalar(hint: type[Any], value: object, *, where: str, error: type[Inva
 
 
 def _read_named_tuple(hint: Any, value: object, *, where: str, error: type[InvalidInputError]) -> Any:
-    """Check a list with a value for each name."""
     if not isinstance(value, list | tuple) or len(value) != len(hint._fields):
         raise error(f"{where} has to be [{', '.join(hint._fields)}], but is {json.dumps(value, default=repr)}")
     kinds = _hints(hint).values()
@@ -302,7 +300,6 @@ class Bounds:
     _ends: tuple[tuple[str, float, Callable[[Any, Any], bool]], ...] = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Write each end in words."""
         given = ((getattr(self, name), words, holds) for name, (words, holds) in _ENDS.items())
         ends = tuple((_end_text(words, end), end, holds) for end, words, holds in given if end is not None)
         object.__setattr__(self, "_ends", ends)

@@ -164,7 +164,6 @@ class RowAccount:
 
 
 def _word(path: Path) -> str:
-    """Name what the rows of a file are counted by."""
     return "row" if is_arrow(path) else "line"
 
 
@@ -278,7 +277,6 @@ def number_of(record: Record, column: str) -> float:
 
 
 def _kind(value: object) -> str:
-    """Name the type of a value."""
     return "a text" if isinstance(value, str) else f"a {type(value).__name__}"
 
 
@@ -307,7 +305,6 @@ def require_columns(account: RowAccount, columns: Mapping[str, str], found: Sequ
 
 
 def _read_text(path: Path, columns: Mapping[str, str], account: RowAccount, encoding: str) -> Iterator[Record]:
-    """Read a text file by its suffix."""
     suffix = form_suffix(path)
     readers: dict[str, Callable[[TextIO, Mapping[str, str], RowAccount], Iterator[Record]]] = {
         ".csv": _read_csv,
@@ -398,7 +395,6 @@ def _under_header(
 
 
 def _check_header(account: RowAccount, header: Sequence[str], line: int) -> None:
-    """Note the columns; refuse duplicate ones."""
     if any("\0" in name for name in header):
         raise DataError(f"{account.path}, line {line}: {_csv_problem('NUL')}; give a text file, or set data.encoding")
     for index, name in enumerate(header):

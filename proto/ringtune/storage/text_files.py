@@ -134,7 +134,6 @@ def is_encoding(name: str) -> bool:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
-    """Open a file's bytes, unpacked if it is packed."""
     suffix = path.suffix.lower()
     try:
         with path.open("rb") as file:

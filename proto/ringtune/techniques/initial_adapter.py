@@ -204,7 +204,6 @@ def _refused(folder: Path | str, problem: str) -> JobError:
 
 
 def _result_in(folder: Path) -> Path:
-    """Return the folder with the adapter: of a run its result."""
     if (folder / MODEL_FOLDER / CONFIG_FILE).is_file() or (folder / CONFIG_FILE).is_file():
         raise _refused(folder, "is a whole model; give its folder as model.path, and remove adapter.from")
     if (folder / USERS_FOLDER).is_dir():
@@ -265,7 +264,6 @@ def _of_auxiliary(folder: Path, config: str, unpickle: Unpickle) -> Folder:
 
 
 def _of_hub(folder: Path, content: Mapping[str, Any], unpickle: Unpickle) -> Folder:
-    """Read a folder of AdapterHub."""
     config, name = content.get("config"), content.get("name")
     if not isinstance(config, Mapping) or not isinstance(name, str):
         raise _refused(folder, f"has no config and name in {ADAPTER_CONFIG_FILE}; copy the folder again")
@@ -397,7 +395,6 @@ def _of_peft(folder: Path, content: Mapping[str, Any], model: Path, unpickle: Un
 
 
 def _thrice(tensor: TensorPieces) -> TensorPieces:
-    """Return a matrix with its rows three times."""
     rows, *rest = tensor.shape
     data = tensor.data
     whole = Pieces(3 * data.size_bytes, lambda: itertools.chain(data, data, data))

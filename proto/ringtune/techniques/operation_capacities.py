@@ -290,7 +290,6 @@ def _share_capacity(compute: float, each: tuple[float, float], sizes: Sequence[i
 
 
 def _rows(sizes: Sequence[int], most: int) -> int:
-    """The largest sum of micro-batch sizes up to ``most`` rows."""
     found = {0}
     for size in sizes:
         found |= {rows + size for rows in found if rows + size <= most}

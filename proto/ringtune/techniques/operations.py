@@ -474,7 +474,6 @@ def _taken(costs: tuple[int, ...], limit: int) -> tuple[int, ...]:
 
 
 def _most(costs: Sequence[int], limit: int) -> int:
-    """The largest number of items that fit together."""
     return sum(each <= limit for each in itertools.accumulate(sorted(costs)))
 
 
