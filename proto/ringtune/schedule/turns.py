@@ -617,9 +617,10 @@ def _visits(kind: StepKind, course: Course, step: int, holder: str, round_index:
         texts = course.generation
         if texts is None or not texts.alone:
             yield _Part(kind, owner.node, round_index, course.eval_batches(owner), step)
-        for turn in range(texts.turns(owner)) if texts is not None else ():
+        if texts is not None:
             length = texts.max_new_tokens
-            yield _Part(StepKind.GENERATE, owner.node, round_index, length, step, turn * length)
+            for turn in range(texts.turns(owner)):
+                yield _Part(StepKind.GENERATE, owner.node, round_index, length, step, turn * length)
 
 
 def evaluation_turns(course: Course) -> int:
