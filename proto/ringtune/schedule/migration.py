@@ -41,7 +41,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ringtune.errors import PlanError
 from ringtune.schedule.course import Course
@@ -244,6 +244,9 @@ def shared_racks(course: Course, placement: Placement) -> tuple[str, ...]:
 _ONE = "give the plan one placement"
 
 
+_Blocks = TypeVar("_Blocks", bound=Any)
+
+
 class Source(NamedTuple):
     """Blocks ``[start, stop)`` that a node takes over from their host so far, perhaps itself."""
 
@@ -330,11 +333,11 @@ def sources(course: Course, before: Placement, after: Placement, node: str, step
     )
 
 
-def joined(parts: Iterable[Source]) -> tuple[Source, ...]:
-    """Join adjacent blocks of one node into one range."""
-    found: list[Source] = []
+def joined(parts: Iterable[_Blocks]) -> tuple[_Blocks, ...]:
+    """Join adjacent ranges of blocks that are equal otherwise, such as those of one node."""
+    found: list[_Blocks] = []
     for part in parts:
-        if found and (found[-1].node, found[-1].stop) == (part.node, part.start):
+        if found and found[-1]._replace(start=part.start, stop=part.stop) == part and found[-1].stop == part.start:
             found[-1] = found[-1]._replace(stop=part.stop)
         else:
             found.append(part)
