@@ -60,12 +60,11 @@ _ACTIVATIONS = (
 _LETTERS = ("q", "k", "v")
 
 
-class _Rule:
+class _Rule(NamedTuple):
     """Rule for the value of an option: its description, and a predicate."""
 
-    def __init__(self, words: str, holds: Callable[[Any], bool]) -> None:
-        self.words = words
-        self.holds = holds
+    words: str
+    holds: Callable[[Any], bool]
 
 
 def _number(value: Any) -> bool:
