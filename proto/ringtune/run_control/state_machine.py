@@ -951,6 +951,6 @@ class RunStateMachine:
         if oldest is None:
             took = f"took more than {limit_s + self._plan_s:g} s; raise runtime.plan_s"
             return f"choosing operations for step {self._chooses_for} {took}"
-        turn, nodes = oldest.turn, ", ".join(oldest.waits_for) or oldest.turn.owner
+        turn, nodes = oldest.turn, ", ".join(sorted(oldest.waits_for)) or oldest.turn.owner
         where = f"turn {turn.index} of node {turn.owner} (from step {turn.first_step})"
         return f"waited {limit_s:g} s for {where}: not done by {nodes}"
