@@ -86,6 +86,16 @@ class ConfigKey:
     nullable: type | None = None
 
 
+def counts(**defaults: int) -> dict[str, ConfigKey]:
+    """Declare keys that are whole numbers from 1 on, by their defaults."""
+    return {name: ConfigKey(default=default, at_least=1) for name, default in defaults.items()}
+
+
+def plain(**defaults: float | bool) -> dict[str, ConfigKey]:
+    """Declare keys that may have any value from 0 on of the type of their defaults."""
+    return {name: ConfigKey(default=default) for name, default in defaults.items()}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dimensions:
     """Sizes of a config for planning.
