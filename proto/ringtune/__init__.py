@@ -26,5 +26,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the names of the API, without imported modules."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -196,7 +196,6 @@ def _require_printed(command: str) -> None:
 
 
 def _refuse(error: TyperException, asked: str) -> NoReturn:
-    """Print a parser's error as a ``UsageError`` that names the help, and exit with its code."""
     old = str(getattr(error, "option_name", ""))
     new = RENAMED.get((asked.rpartition(" ")[2], old))
     what = f"{old} is called {new} now" if new else error.format_message().rstrip(".")

@@ -404,7 +404,7 @@ The file that the user has named for this; what was there is moved beside it, an
 The folder that the user has named, absent or empty, or one with an earlier prediction
     coordinator/api/export.py: _working_folder, _write
     coordinator/api/prediction_text.py: write_prediction
-    proto/ringtune/storage/chunks.py: write_any_files.open_file
+    proto/ringtune/storage/chunks.py: write_any_files
 The demo's folder has its marker; in its cache a file that is not the one that is pinned is moved aside
     coordinator/cli/demo_files.py: _unpack
     coordinator/cli/demo_files.py: write_csv

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from edge.model.families.stored_names import use_stored_names
 from ringtune.job.job import Job
-from ringtune.models.adapter_config import known_configurations, parse_adapter_config
+from ringtune.models.adapter_config import parse_adapter_config
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import Family
 
@@ -38,7 +38,7 @@ def lora_model(folder: Path, job: Job, config: Any, name: str) -> Any:
         blocks.requires_grad_(True)
         return model.to(getattr(torch, job.model.dtype)).eval()
     (part,) = parse_adapter_config(job.adapter.config)
-    options = {**known_configurations()[part.name][1], **part.options}
+    options = part.whole
     layout, roles = family.layout, [_ROLES[letter] for letter in options["attn_matrices"]]
     paths = {path for role in roles for path in layout.matrices_of(role)}
     paths |= {layout.up} if options["intermediate_lora"] else set()

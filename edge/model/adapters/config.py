@@ -17,7 +17,6 @@ from edge.model.prediction_heads import LIBRARY_VERSION
 from ringtune.errors import JobError
 from ringtune.models.adapter_config import (
     AdapterPart,
-    known_configurations,
     parse_adapter_config,
 )
 from ringtune.models.decoders import interface_of
@@ -75,9 +74,8 @@ def options_of(config: str, *, dropout: float) -> tuple[Options, ...]:
 
 
 def _whole(part: AdapterPart, dropout: float) -> Options:
-    kind, defaults = known_configurations()[part.name]
     start = {"init_weights": _START[part.name]} if part.name in _START else {}
-    return {**_REST[kind], **defaults, **start, **part.options, "dropout": dropout}
+    return {**_REST[part.kind], **part.whole, **start, **part.options, "dropout": dropout}
 
 
 def _problem(name: str, options: Options) -> str:

@@ -322,7 +322,13 @@ class Train:
             object.__setattr__(self, "rounds", DEFAULT_ROUNDS)
         if len(lengths) > 1:
             raise JobError(f"{' and '.join(lengths[:2])} both set the length of the run; keep one")
-        self._settle_momentum()
+        if self.optimizer == "momentum":
+            object.__setattr__(self, "momentum", MOMENTUM if self.momentum is None else self.momentum)
+        elif self.momentum is not None:
+            raise JobError(
+                f"train.momentum = {self.momentum} has no meaning for train.optimizer = {self.optimizer!r}; remove "
+                "it, or use optimizer = 'momentum'"
+            )
         if not self.packing:
             object.__setattr__(self, "packing", None)  # jobs of before have the bytes of before
         if self.compute == AS_COMPUTED:
@@ -358,16 +364,6 @@ class Train:
             raise JobError(
                 f"train.microbatches = {self.microbatches} is more than train.batch_size = {self.batch_size}; "
                 "lower microbatches or raise batch_size"
-            )
-
-    def _settle_momentum(self) -> None:
-        """Fill in the default momentum; refuse a momentum with another optimizer."""
-        if self.optimizer == "momentum":
-            object.__setattr__(self, "momentum", MOMENTUM if self.momentum is None else self.momentum)
-        elif self.momentum is not None:
-            raise JobError(
-                f"train.momentum = {self.momentum} has no meaning for train.optimizer = {self.optimizer!r}; remove "
-                "it, or use optimizer = 'momentum'"
             )
 
     def num_steps(self, rows: Sequence[int]) -> int:

@@ -97,7 +97,18 @@ def work_points(node: NodeFacts) -> tuple[WorkTime, ...]:
     """
     if node.work_times or not node.block_forward_s > 0:
         return node.work_times
-    return tuple(_point(work, seconds) for work, seconds in _from_block(node).items())
+    graph_s, backward_s = node.block_graph_s or node.block_forward_s, node.block_backward_s
+    times = dict.fromkeys(WHOLE_WORKS, 0.0) | {
+        Work.FORWARD: node.block_forward_s,
+        Work.GRAPH: graph_s,
+        Work.GRAPH_LOWEST: graph_s,
+        Work.BACKWARD: backward_s,
+        Work.BACKWARD_LOWEST: backward_s,
+    }
+    return tuple(
+        WorkTime(work=work, rows=0, tokens=0, median_s=each_s, low_s=each_s, high_s=each_s, samples=1)
+        for work, each_s in times.items()
+    )
 
 
 def padded_size(owner: NodeFacts, *, max_length: int, rows: int, kind: StepKind) -> float:
@@ -115,22 +126,6 @@ def micro_sizes(course: Course, item: Item, owner: NodeFacts) -> tuple[float, ..
     if follows_token(course, item):
         return (1.0,) * len(rows)
     return tuple(padded_size(owner, max_length=course.max_length, rows=count, kind=item.kind) for count in rows)
-
-
-def _from_block(node: NodeFacts) -> dict[Work, float]:
-    graph_s, backward_s = node.block_graph_s or node.block_forward_s, node.block_backward_s
-    blocks = {
-        Work.FORWARD: node.block_forward_s,
-        Work.GRAPH: graph_s,
-        Work.GRAPH_LOWEST: graph_s,
-        Work.BACKWARD: backward_s,
-        Work.BACKWARD_LOWEST: backward_s,
-    }
-    return {**dict.fromkeys(WHOLE_WORKS, 0.0), **blocks}
-
-
-def _point(work: Work, seconds: float) -> WorkTime:
-    return WorkTime(work=work, rows=0, tokens=0, median_s=seconds, low_s=seconds, high_s=seconds, samples=1)
 
 
 class NodeCosts:
@@ -178,8 +173,10 @@ class NodeCosts:
             passing: blocks of a backward that compute no gradient of their weights, which would take as many
                 multiplications as their forward.
         """
-        if start == EMBEDDING and op is not Op.EMBED:
-            return self._of_embedding(op, size)
+        if start == EMBEDDING and op is not Op.EMBED:  # its backward takes as long as its forward
+            if op is Op.UPDATE:
+                return self._embedding_share * self._table.seconds(Work.UPDATE)
+            return self._table.seconds(Work.EMBED, size)
         if passing:
             whole_s = self.seconds(op, start, stop, size=size, lowest=lowest, kind=kind, patterns=patterns)
             return max(0.0, whole_s - passing * self._table.seconds(Work.FORWARD, size))
@@ -196,7 +193,8 @@ class NodeCosts:
         if self._top is not None and start < stop == self._head:
             count -= 1 - self._top.of(size)
         if any(patterns):
-            return self._of_patterns(op, work, timing.lowest if start <= lowest else "", size, patterns)
+            first_s = self.pattern_s(op, (timing.lowest if start <= lowest else "") or work, patterns[0], size)
+            return first_s + sum(self.pattern_s(op, work, pattern, size) for pattern in patterns[1:])
         if kind is StepKind.SCORE and timing.scoring and not self._scores_what_trains:
             return (stop - start) * (each_s + self._table.seconds(timing.scoring, size))
         if not timing.lowest or start > lowest:
@@ -204,12 +202,6 @@ class NodeCosts:
         if stop - start == 1:
             return count * self._table.seconds(timing.lowest, size)
         return (count - 1) * each_s + self._table.seconds(timing.lowest, size)
-
-    def _of_embedding(self, op: Op, size: float) -> float:
-        """Seconds of the embedding: its backward takes as long as its forward, its update as a block's per byte."""
-        if op is Op.UPDATE:
-            return self._embedding_share * self._table.seconds(Work.UPDATE)
-        return self._table.seconds(Work.EMBED, size)
 
     def pattern_s(self, op: Op, work: str, pattern: str, size: float) -> float:
         """Seconds of one block with a pattern, for an op that is timed as ``work``."""
@@ -223,11 +215,6 @@ class NodeCosts:
                 found += forward_only * self._table.share_s(Work(op.timing.beside), size)
             self._partial[key] = found
         return found
-
-    def _of_patterns(self, op: Op, work: str, lowest: str, size: float, patterns: Sequence[str]) -> float:
-        """Seconds of consecutive blocks with patterns; the first is timed as ``lowest`` unless that is empty."""
-        first_s = self.pattern_s(op, lowest or work, patterns[0], size)
-        return first_s + sum(self.pattern_s(op, work, pattern, size) for pattern in patterns[1:])
 
     def work(self, work: Work, size: float = 0.0) -> float:
         """Seconds of a work; 0 if it was not measured."""
@@ -454,16 +441,11 @@ def move_s(before: Placement, after: Placement, model: NodeFacts) -> float:
 
     Trained weights are a thousandth of that, and are not counted.
     """
-    changed = [piece for piece in after.hosts if _blocks(before, piece.node) != (piece.start, piece.stop)]
-    if not changed and len(before.hosts) == len(after.hosts):
+    old = {piece.node: (piece.start, piece.stop) for piece in before.hosts}
+    if old == {piece.node: (piece.start, piece.stop) for piece in after.hosts}:
         return 0.0
     most = max((piece.num_blocks for piece in after.hosts), default=0)
     return BASE_S + most * model.model.block_bytes / READ_BYTES_PER_S
-
-
-def _blocks(placement: Placement, node: str) -> tuple[int, int]:
-    piece = placement.slice_of(node)
-    return piece.start, piece.stop
 
 
 FORWARD_COMPUTE: Final = 0.4
@@ -494,7 +476,6 @@ class NodeWork:
     sent_bytes: float = 0.0
 
     def __add__(self, other: NodeWork) -> NodeWork:
-        """Add the work of other items."""
         return NodeWork(
             **{
                 entry.name: getattr(self, entry.name) + getattr(other, entry.name)
@@ -551,7 +532,11 @@ def done_of(plan: Plan, item: Item, costs: CourseCosts | None = None) -> dict[st
             found[node] += _operations(plan, node, mine, row, subnets, size)
             found[node] += NodeWork(
                 work_s=sum(_work_s(costs, node, leg, item, tokens, lowest[micro], row, subnets) for leg in mine),
-                sent_bytes=sum(_sent(costs, leg, tokens) for leg in mine if leg.op is Op.SEND),
+                sent_bytes=sum(
+                    costs.message_bytes(leg.payload, leg.start, tokens) if costs else tokens
+                    for leg in mine
+                    if leg.op is Op.SEND
+                ),
             )
     return found
 
@@ -580,7 +565,3 @@ def _work_s(
     patterns = tuple(pattern_of(row, block, subnets) for block in range(leg.start, leg.stop)) if row else ()
     action = leg.bind(item.seq, 0)
     return costs.action_s(node, action, size=tokens, lowest=lowest, kind=item.kind, patterns=patterns)
-
-
-def _sent(costs: CourseCosts | None, leg: Leg, tokens: float) -> float:
-    return costs.message_bytes(leg.payload, leg.start, tokens) if costs else tokens

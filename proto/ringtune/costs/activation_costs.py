@@ -168,7 +168,9 @@ def graph_terms(
         flying * _micros(count, graphs, projected),
         round(sizes.projected_bytes(tokens)),
     )
-    yield Term(_PART, _INPUT, flying * _inputs(count, graphs, kept), tensor)
+    runs = merged(Range(block, block + 1) for block in kept)  # a graph keeps one input for each
+    inputs = sum(count if graphs is None else graphs.inputs(first, last, count) for first, last in runs)
+    yield Term(_PART, _INPUT, flying * inputs, tensor)
     yield Term(_PART, "input of a block that is run again", flying * _micros(count, graphs, again), run_again)
     if again:
         is_projected = len(projected_blocks(course, again)) == len(again)
@@ -215,12 +217,6 @@ def _micros(count: int, graphs: SavedGraphs | None, blocks: Sequence[int]) -> in
     if graphs is None:
         return len(blocks) * count
     return sum(graphs.micros[block] for block in blocks)
-
-
-def _inputs(micro: int, graphs: SavedGraphs | None, blocks: Sequence[int]) -> int:
-    """Number of inputs that graphs keep: one for each micro-batch of each range of consecutive blocks."""
-    runs = merged(Range(block, block + 1) for block in blocks)
-    return sum(micro if graphs is None else graphs.inputs(first, last, micro) for first, last in runs)
 
 
 VELORA_EXTRA: Final = 0.01

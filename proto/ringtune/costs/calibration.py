@@ -460,7 +460,8 @@ class RecordedProfile:
     def _moved(self, node: str, work: Work, before: Sequence[WorkTime], found: Sequence[_Sample]) -> list[WorkTime]:
         """Scale the measured points of a work by the mean ratio of its samples, and add the recorded point."""
         size = statistics.fmean(sample.size for sample in found)
-        rows = self._rows(size)
+        largest = self._course.microbatch_sizes()[0]
+        rows = largest if size >= largest else 1
         tokens = round(size / rows)
         ratios = [sample.ratio for sample in found if sample.ratio > 0]
         if len(ratios) < len(found):  # nothing measured to compare with: times in proportion to the mean size
@@ -474,11 +475,6 @@ class RecordedProfile:
             if at.size and work not in _UNSIZED and (at.rows, at.tokens) != (rows, tokens)
         ]
         return [*curve, _point(work, rows, tokens, len(found), (low * known, mean * known, high * known))]
-
-    def _rows(self, size: float) -> int:
-        """Rows of a point at a mean size: those of the largest micro-batch; 1 if the size is smaller than that."""
-        rows = self._course.microbatch_sizes()[0]
-        return rows if size >= rows else 1
 
 
 def _in_step(parts: Sequence[WorkTime], before: WorkTable, after: Sequence[WorkTime]) -> list[WorkTime]:

@@ -164,7 +164,6 @@ def _work_spaces(
 
 
 def _graph_bytes(course: Course, sizes: Sizes) -> _Graphs:
-    """Bytes that a block keeps of one micro-batch, by kind of graph."""
     tokens = course.microbatch_sizes()[0] * course.max_length
     return _Graphs(
         round(sizes.kept_bytes(tokens)),
@@ -221,7 +220,8 @@ def _beside_graphs(units: Units, course: Course, share: Share, sizes: Sizes) -> 
     """Bytes of gradients while the graphs of a step are kept."""
     active, ends = _local(units, course, share), (EMBEDDING, course.head)
     blocks = [unit for unit in active if unit not in ends]
-    return sum(map(sizes.trained_bytes, [*_early(units, course, share), *blocks, *_tied(active, sizes)]))
+    tied = [unit for unit in active if unit == EMBEDDING and sizes.is_tied]  # dense from the head's backward on
+    return sum(map(sizes.trained_bytes, [*_early(units, course, share), *blocks, *tied]))
 
 
 def _early(units: Units, course: Course, share: Share) -> tuple[int, ...]:
@@ -234,11 +234,6 @@ def _early(units: Units, course: Course, share: Share) -> tuple[int, ...]:
         return ()
     trained = _reach(course) if len(course.owners) > 1 else units
     return (course.head,) if course.head in trained else ()
-
-
-def _tied(active: Iterable[int], sizes: Sizes) -> tuple[int, ...]:
-    """The embedding, if its table is the decoder too, with a dense gradient from the head's backward on."""
-    return tuple(unit for unit in active if unit == EMBEDDING and sizes.is_tied)
 
 
 def _early_state(units: Units, course: Course, share: Share, sizes: Sizes) -> int:
@@ -290,7 +285,6 @@ def staying_units(course: Course, share: Share) -> tuple[int, ...]:
 
 
 def _passing(course: Course, share: Share, sizes: Sizes) -> int:
-    """Bytes of temporary memory: at an update, or while trained tensors are saved or loaded."""
     units = trained_units(course, share)
     moved = sum(sizes.trained_bytes(unit) + sizes.state_bytes(unit) for unit in units)
     largest = max(map(sizes.largest_tensor_bytes, units), default=0)
@@ -322,5 +316,4 @@ def _kinds(course: Course) -> tuple[Units, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _reach(course: Course) -> Units:
-    """All units that train at any step of the run."""
     return Units.of(course.num_blocks, itertools.chain.from_iterable(_kinds(course)))

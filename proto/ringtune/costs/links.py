@@ -73,54 +73,34 @@ def with_assumed(
 ) -> tuple[LinkFacts, ...]:
     """Complete the links of a ring: return one for each directed pair of ``nodes``, sorted.
 
-    ``machines`` is node -> machine. Known links of other nodes are left out.
+    ``machines`` is node -> machine. Known links of other nodes are left out. A link that is assumed has the rate of its
+    slower end; an end that was never measured has the median rate.
     """
     by_pair = {(link.source, link.target): link for link in known if {link.source, link.target} <= set(nodes)}
-    assumed = _Assumed(tuple(by_pair.values()))
+    here = tuple(by_pair.values())
+    rate = statistics.median(link.rate_bytes_per_s for link in here) if here else LOOPBACK_BYTES_PER_S
+    latency_s = statistics.median(link.latency_s for link in here) if here else LOOPBACK_LATENCY_S
+    sending = {node: [link for link in here if link.source == node] for node in nodes}
+    receiving = {node: [link for link in here if link.target == node] for node in nodes}
     links = []
-    for source in sorted(nodes):
-        for target in sorted(nodes):
-            if source == target:
-                continue
-            found = by_pair.get((source, target))
-            if found is None and machines[source] == machines[target]:
-                found = loopback_link(source, target)
-            links.append(found or assumed.link(source, target))
+    for source, target in itertools.permutations(sorted(nodes), 2):
+        found = by_pair.get((source, target))
+        if found is None and machines[source] == machines[target]:
+            found = loopback_link(source, target)
+        if found is None:
+            up, down = sending[source], receiving[target]
+            ends = [max((link.rate_bytes_per_s for link in end), default=rate) for end in (up, down)]
+            found = LinkFacts(
+                source=source,
+                target=target,
+                rate_bytes_per_s=min(ends),
+                latency_s=latency_s,
+                send_cpu_s_per_byte=statistics.fmean(link.send_cpu_s_per_byte for link in up) if up else 0.0,
+                receive_cpu_s_per_byte=statistics.fmean(link.receive_cpu_s_per_byte for link in down) if down else 0.0,
+                is_assumed=True,
+            )
+        links.append(found)
     return tuple(links)
-
-
-class _Assumed:
-    """Rates and processor costs of the nodes' ends, from the known links."""
-
-    def __init__(self, known: Sequence[LinkFacts]) -> None:
-        self._up: dict[str, float] = {}
-        self._down: dict[str, float] = {}
-        for link in known:
-            self._up[link.source] = max(link.rate_bytes_per_s, self._up.get(link.source, 0.0))
-            self._down[link.target] = max(link.rate_bytes_per_s, self._down.get(link.target, 0.0))
-        self._rate = statistics.median(link.rate_bytes_per_s for link in known) if known else LOOPBACK_BYTES_PER_S
-        self._latency_s = statistics.median(link.latency_s for link in known) if known else LOOPBACK_LATENCY_S
-        self._send_s = {node: _mean(known, node, is_source=True) for node in self._up}
-        self._receive_s = {node: _mean(known, node, is_source=False) for node in self._down}
-
-    def link(self, source: str, target: str) -> LinkFacts:
-        """Return a link with the rate of its slower end; an end that was never measured has the median rate."""
-        return LinkFacts(
-            source=source,
-            target=target,
-            rate_bytes_per_s=min(self._up.get(source, self._rate), self._down.get(target, self._rate)),
-            latency_s=self._latency_s,
-            send_cpu_s_per_byte=self._send_s.get(source, 0.0),
-            receive_cpu_s_per_byte=self._receive_s.get(target, 0.0),
-            is_assumed=True,
-        )
-
-
-def _mean(known: Sequence[LinkFacts], node: str, *, is_source: bool) -> float:
-    """Mean processor seconds per byte that ``node`` sends, or receives."""
-    if is_source:
-        return statistics.fmean(link.send_cpu_s_per_byte for link in known if link.source == node)
-    return statistics.fmean(link.receive_cpu_s_per_byte for link in known if link.target == node)
 
 
 BUSIEST_SHARE = 0.25
@@ -203,7 +183,6 @@ class RecordedLinks:
         return tuple(lines.corrected(link) for link in known if self._is_shown(link))
 
     def _shown_by(self, known: Sequence[LinkFacts]) -> dict[Pair, list[Transfer]]:
-        """Transfers of each link that has enough of them."""
         return {
             (link.source, link.target): [
                 message.on_link(link.latency_s) for message in self._samples[link.source, link.target]

@@ -168,7 +168,6 @@ def rehearsal_of(job: Job, num_blocks: int) -> Job:
 
 
 def _deeper(job: Job, num_blocks: int) -> int:
-    """Number of blocks that can be unfrozen besides the top one."""
     return max(0, num_blocks - job.privacy.private_blocks - 1)
 
 

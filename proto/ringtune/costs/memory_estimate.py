@@ -202,7 +202,6 @@ def _graphs_are_larger(course: Course, share: Share, sizes: Sizes) -> bool:
 
 
 def _overlap(trained: Sequence[Range], ranges: Iterable[tuple[int, int]]) -> int:
-    """Number of blocks in some ranges that ever train."""
     return sum(max(0, min(stop, last) - max(start, first)) for first, last in ranges for start, stop in trained)
 
 
@@ -238,7 +237,9 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     tokens = micro[0] * course.max_length
     num_hosted = share.stop - share.start + (share.private_blocks if share.is_owner else 0)
     num_kept = max(0, share.stop - max(share.start, reach.lowest))
-    flying = _in_flight(course, share)
+    flying = 1
+    if share.start < share.stop:  # by the ring, or by a method with a larger number
+        flying = max(course.method.in_flight_below(course, share.above + 1), in_flight(course, share.start))
     kept, tensor = round(sizes.kept_bytes(tokens)), round(sizes.tensor_bytes(tokens))
     dealt = len(micro) if share.around is None else share.around.dealt
     if course.method.full_parameters:
@@ -334,18 +335,10 @@ def _score_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
 
 
 def _passing(sizes: Sizes, num_trained: int, *, has_head: bool) -> int:
-    """Bytes of temporary memory: at an update, or while trained tensors are saved, loaded or handed over."""
     head, adapter = sizes.head_bytes if has_head else 0, sizes.adapter_bytes if num_trained else 0
     moved = sizes.handed_over_bytes if has_head else 0
     moved += num_trained * sizes.snapshot_bytes
     return max(update_work_bytes(max(head, adapter), sizes.optimizer), passing_bytes(moved))
-
-
-def _in_flight(course: Course, share: Share) -> int:
-    """Most items in flight at the slice, by the ring, and by a method with a larger number (``in_flight_below``)."""
-    if share.start == share.stop:
-        return 1
-    return max(course.method.in_flight_below(course, share.above + 1), in_flight(course, share.start))
 
 
 def _waiting(course: Course, share: Share, lowest: int, flying: int) -> int:
@@ -585,8 +578,13 @@ def disk_needs(course: Course, share: Share, sizes: Sizes, *, keeps_best: bool =
     """
     at_once = min(_SHARDS, _num_checkpoints(course))
     if not course.method.full_parameters:
-        shard, merged = _fitted_bytes(course, share, sizes), _merged_bytes(course, share, sizes)
-        return DiskNeeds((_checkpoints(at_once * shard), DiskTerm("merged adapters", merged, _UNMERGED)))
+        own = sum(stop - start for start, stop in share.helped)
+        merged = DiskTerm(
+            "merged adapters",
+            sizes.helped.sent * own if course.helper_settings.merged else 0,
+            "set offload.merged = false, with which offload.users can't be 'collaboration'",
+        )
+        return DiskNeeds((_checkpoints(at_once * _fitted_bytes(course, share, sizes)), merged))
     trained = trained_units(course, share)
     state = sum(map(sizes.state_bytes, trained))
     saved = sum(map(sizes.state_bytes, staying_units(course, share))) if course.method.drops_state else state
@@ -606,9 +604,6 @@ def disk_needs(course: Course, share: Share, sizes: Sizes, *, keeps_best: bool =
     return DiskNeeds((on_disk, _checkpoints(at_once * (saved + weights)), best, copies))
 
 
-_UNMERGED: Final = "set offload.merged = false, with which offload.users can't be 'collaboration'"
-
-
 def _checkpoints(size_bytes: int) -> DiskTerm:
     return DiskTerm(CHECKPOINTS, size_bytes, "set train.checkpoint_every = 0")
 
@@ -621,13 +616,6 @@ def _fitted_bytes(course: Course, share: Share, sizes: Sizes) -> int:
     of_helper = sizes.helped.held + sizes.sets_state_bytes + (sizes.helped.gradients if settings.interval > 1 else 0)
     of_helper += sizes.helped.sent if settings.users == COLLABORATION else 0
     return fitted * of_helper + own * (sizes.helped.hosted or sizes.helped.sent)
-
-
-def _merged_bytes(course: Course, share: Share, sizes: Sizes) -> int:
-    """Bytes of the file with merged adapters of hosted blocks."""
-    if not course.helper_settings.merged:
-        return 0
-    return sizes.helped.sent * sum(stop - start for start, stop in share.helped)
 
 
 def _num_checkpoints(course: Course) -> int:

@@ -177,16 +177,6 @@ class SavedGraphs(NamedTuple):
         return min(found, microbatches * -(-(stop - start) // 2))
 
 
-def subnet_token_bytes(model: ModelFacts, item_bytes: int, *, trains_own_weights: bool) -> float:
-    """Bytes per padded token of a block's graph that belong to subnets.
-
-    These are queries, keys, values and attention output, and tensors of the feed-forward width; those of norms and
-    adapters do not depend on the share of active subnets. Measured by ``tests/edge/model/test_pattern_sizes.py``.
-    """
-    inner = (model.inner_kept + trains_own_weights) * model.intermediate_size
-    return (4 * (model.attention_width or model.hidden_size) + inner) * item_bytes
-
-
 def score_token_bytes(model: ModelFacts, item_bytes: int) -> int:
     """Bytes per padded token and block that a graph keeps additionally where scores are gathered.
 
@@ -194,12 +184,6 @@ def score_token_bytes(model: ModelFacts, item_bytes: int) -> int:
     """
     attention = model.attention_width or model.hidden_size
     return (2 * model.hidden_size + attention + model.intermediate_size) * item_bytes
-
-
-def largest_gradient_bytes(model: ModelFacts, item_bytes: int) -> int:
-    """Upper bound of the bytes of the gradient of one tensor of a block; query, key and value may be one tensor."""
-    attention = max(3 * model.hidden_size, model.attention_width)
-    return max(model.intermediate_size, attention) * model.hidden_size * item_bytes
 
 
 def gathers_scores(course: Course) -> bool:
@@ -322,15 +306,6 @@ def _num_tables(course: Course) -> int:
         return len(choice.tables) + min(TABLES_AT_ONCE, len(choice.tables))
     every = choice.refresh_steps
     return min(TABLES_AT_ONCE, 1 + (course.num_steps // every if every else 0))
-
-
-def _sequence_bytes(course: Course, model: ModelFacts, item_bytes: int) -> int:
-    """Keys and values of the longest prompt and text; a block with a window keeps fewer."""
-    if course.generation is None:
-        return 0
-    heads = model.num_kv_heads or model.num_heads
-    width = (model.attention_width or model.hidden_size) * heads // model.num_heads
-    return 2 * width * item_bytes * (course.max_length + course.generation.max_new_tokens)
 
 
 DTYPE_BYTES: Final = {"float32": 4, "float64": 8}
@@ -461,16 +436,25 @@ class Sizes:
         self._sent_pair_token_bytes = sent_pair_token_bytes(model, course.helper_settings.pairs)
         self._has_mask, self._more_masks = not model.fixed_tokens, model.more_masks
         self._head = course.head
-        in_subnets = subnet_token_bytes(model, self._item_bytes, trains_own_weights=trains_own_weights)
+        # queries, keys, values, attention output and the feed-forward width: those of norms and adapters do not
+        # depend on the share of active subnets; measured by tests/edge/model/test_pattern_sizes.py
+        inner = (model.inner_kept + trains_own_weights) * model.intermediate_size
+        in_subnets = (4 * (model.attention_width or model.hidden_size) + inner) * self._item_bytes
         self._subnet_token_bytes = min(in_subnets, activation_token_bytes)
         self._projected_token_bytes = self._item_bytes * _projected_values(course, model, has_dropout=has_dropout)
         keeps_inputs = trains_own_weights or scores_adapters(course)
         self._score_token_bytes = 0 if keeps_inputs else score_token_bytes(model, self._item_bytes)
-        self.gradient_bytes = largest_gradient_bytes(model, self._item_bytes)
+        attention = max(3 * model.hidden_size, model.attention_width)  # query, key and value may be one tensor
+        self.gradient_bytes = max(model.intermediate_size, attention) * model.hidden_size * self._item_bytes
         largest = min(self.adapter_bytes, self.gradient_bytes)
         self.scored_gradient_bytes = largest if scores_adapters(course) else self.gradient_bytes
         self.tables_bytes = tables_bytes(course)
-        self.sequence_bytes = _sequence_bytes(course, model, self._item_bytes)
+        self.sequence_bytes = 0
+        if course.generation is not None:  # a block with a window keeps fewer
+            heads = model.num_kv_heads or model.num_heads
+            width = (model.attention_width or model.hidden_size) * heads // model.num_heads
+            most_tokens = course.max_length + course.generation.max_new_tokens
+            self.sequence_bytes = 2 * width * self._item_bytes * most_tokens
 
     @staticmethod
     def at(course: Course, node: NodeFacts, *, optimizer: str, dtype: str) -> Sizes:

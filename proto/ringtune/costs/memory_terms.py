@@ -171,6 +171,10 @@ class Share:
         placement, piece = plan.placement, plan.slice_of(node)
         above = placement.hosts_above(piece.stop)
         microbatches = len(plan.course.microbatch_sizes())
+        helps: dict[str, list[Range]] = {}
+        for one in placement.helped_by(node):
+            helps.setdefault(placement.host_of(one.start), []).append(Range(one.start, one.stop))
+        copied = itertools.chain(*copied_from(placement, node).values()) if placement.copies else ()
         return Share(
             is_owner=plan.owner(node) is not None,
             start=piece.start,
@@ -182,24 +186,12 @@ class Share:
             recompute=placement.recompute,
             state_on_disk=placement.state_on_disk,
             helped=tuple(Range(one.start, one.stop) for one in placement.helpers_of(node)),
-            helps=_helps(placement, node),
+            helps=tuple(map(tuple, helps.values())),
             around=NeighbourHosts.of(placement, node, microbatches),
-            copies=_copies(placement, node) if placement.copies else None,
+            copies=merged(Range(block, block + 1) for block in copied) if placement.copies else None,
             keeps_heads=placement.copies
             and any(node in head_holders(plan.course, placement, one.node) for one in plan.course.owners),
         )
-
-
-def _copies(placement: Placement, node: str) -> tuple[Range, ...]:
-    blocks = itertools.chain(*copied_from(placement, node).values())
-    return merged(Range(block, block + 1) for block in sorted(blocks))
-
-
-def _helps(placement: Placement, node: str) -> tuple[tuple[Range, ...], ...]:
-    found: dict[str, list[Range]] = {}
-    for one in placement.helped_by(node):
-        found.setdefault(placement.host_of(one.start), []).append(Range(one.start, one.stop))
-    return tuple(map(tuple, found.values()))
 
 
 _MAX_PASSING_BYTES: Final = 12 << 20

@@ -224,8 +224,12 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
     )
     widths = [family.widths(config)] * dimensions.num_blocks
     if family.generic and tensors:
-        widths = _stored_widths(family, dimensions.num_blocks, tensors)
-        adapter_params = _largest_params(job.adapter.config, dimensions.hidden, widths)
+        shapes = {name: stored.shape for name, stored in tensors.items()}
+        widths = [family.stored_widths(shapes, block) for block in range(dimensions.num_blocks)]
+        parts = parse_adapter_config(job.adapter.config)
+        adapter_params = max(
+            block_params(parts, block, dimensions.hidden, own, len(widths)) for block, own in enumerate(widths)
+        )
     weights = {name: math.prod(stored.shape) for name, stored in tensors.items()}
     largest = _largest_block(weights, family, dimensions.num_blocks)
     in_block = sum(count for name, count in weights.items() if name.startswith(largest))
@@ -237,6 +241,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
     own_params = sum(math.prod(shape) for shape in own.values())
     shared = tuple(f"{path}." for path in family.shared_paths)
     in_blocks, in_embedding = _frozen_matrices(tensors, (family.block_prefix, *shared), largest, own)
+    of_all = _Matrices.of(tensors[name].shape for name in weights if name.startswith(family.block_prefix))
     outside = [name for name in weights if not name.startswith((family.block_prefix, *shared))]
     head = _head_sizes(job.model.task, dimensions, family, config)
     gguf_bytes = _gguf_bytes(tensors, family.block_prefix)
@@ -268,7 +273,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         block_matrix_rows=in_blocks.rows,
         embedding_matrix_params=in_embedding.params,
         embedding_matrix_rows=in_embedding.rows,
-        largest_matrix_params=_largest_matrix(tensors, family.block_prefix) if family.generic else in_blocks.largest,
+        largest_matrix_params=of_all.largest if family.generic else in_blocks.largest,
         attention_width=dimensions.attention or dimensions.hidden,
         more_kept_values=dimensions.more_kept + (_TRAINED_NORMS * dimensions.hidden if own and family.generic else 0),
         kept_scores=dimensions.kept_scores,
@@ -298,18 +303,6 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
     )
 
 
-def _stored_widths(family: Family, num_blocks: int, tensors: Mapping[str, StoredTensor]) -> list[Widths]:
-    """Return the matrices that LoRA wraps in each block of a generic family."""
-    shapes = {name: stored.shape for name, stored in tensors.items()}
-    return [family.stored_widths(shapes, block) for block in range(num_blocks)]
-
-
-def _largest_params(adapter: str, hidden: int, widths: Sequence[Widths]) -> int:
-    """Number of weights that an adapter adds to a block, the maximum over all blocks with these matrices."""
-    parts = parse_adapter_config(adapter)
-    return max(block_params(parts, block, hidden, own, len(widths)) for block, own in enumerate(widths))
-
-
 def _largest_block(weights: Mapping[str, int], family: Family, num_blocks: int) -> str:
     """Return the prefix of the names of the block with most weights, the first of equal ones."""
     sizes = dict.fromkeys((f"{family.block_prefix}{block}." for block in range(num_blocks)), 0)
@@ -321,7 +314,6 @@ def _largest_block(weights: Mapping[str, int], family: Family, num_blocks: int) 
 
 
 def _with_invertible(facts: ModelFacts, job: Job, config: Mapping[str, Any], *, item_bytes: int) -> ModelFacts:
-    """Add the weights of an invertible adapter, which train at the embedding."""
     adapter = invertible_of(job.adapter.config)
     if adapter is None:
         return facts
@@ -334,7 +326,6 @@ def _with_invertible(facts: ModelFacts, job: Job, config: Mapping[str, Any], *, 
 
 
 def _shapes_in_block(auxiliary: Iterable[AuxiliaryConfig], block: int, widths: Widths) -> Shapes:
-    """Shapes of all tensors of the auxiliary models of a block."""
     return {name: shape for one in in_block(auxiliary, block) for name, shape in one.shapes(widths).items()}
 
 
@@ -367,7 +358,6 @@ def _with_pairs(facts: ModelFacts, job: Job, widths: Sequence[Widths]) -> ModelF
 def _with_kinds(
     facts: ModelFacts, folder: str | Path, job: Job, widths: Sequence[Widths], *, in_part: bool
 ) -> ModelFacts:
-    """Add the sizes of adapters that single users chose."""
     users = tuple(job.offload.chosen_adapters)
     others = [kind for kind in kinds_of(job, users)[1:] if kind.users]
     if not others:
@@ -420,11 +410,6 @@ def _frozen_matrices(
     in_block = {name.removeprefix(block): stored for name, stored in tensors.items() if name.startswith(block)}
     outside = [stored.shape for name, stored in tensors.items() if not name.startswith(not_outside)]
     return _Matrices.of(stored.shape for name, stored in in_block.items() if name not in own), _Matrices.of(outside)
-
-
-def _largest_matrix(tensors: Mapping[str, StoredTensor], block_prefix: str) -> int:
-    """Numbers of the largest matrix of any block: in a mixture it may be in one without experts."""
-    return _Matrices.of(stored.shape for name, stored in tensors.items() if name.startswith(block_prefix)).largest
 
 
 def _gguf_bytes(tensors: Mapping[str, StoredTensor], block_prefix: str) -> dict[str, int]:

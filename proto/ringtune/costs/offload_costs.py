@@ -39,7 +39,7 @@ Source: ColA, section 3 (adaptation data).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from ringtune.costs.profile import KindFacts, ModelFacts, NodeFacts, Work
@@ -48,7 +48,6 @@ from ringtune.models.adapter_config import (
     AdapterPart,
     bottleneck_width,
     is_all,
-    known_configurations,
     parse_adapter_config,
 )
 from ringtune.models.auxiliary_models import AUXILIARY_KINDS, LINEAR
@@ -136,8 +135,7 @@ def _attention_pairs(found: Sequence[_OfAttention], *, is_merged: bool) -> Itera
 
 def _of_part(part: AdapterPart, block: int, hidden: int, widths: Widths) -> list[PairWidths]:
     """List the pairs of a method, without those beside query, key and value."""
-    kind, defaults = known_configurations()[part.name]
-    options = {**defaults, **part.options}
+    kind, options = part.kind, part.whole
     if block in options["leave_out"]:
         return []
     if kind == "bottleneck":
@@ -151,8 +149,7 @@ def _of_part(part: AdapterPart, block: int, hidden: int, widths: Widths) -> list
 
 
 def _of_attention(part: AdapterPart, block: int, widths: Widths, *, has_dropout: bool) -> list[_OfAttention]:
-    kind, defaults = known_configurations()[part.name]
-    options: Mapping[str, Any] = {**defaults, **part.options}
+    kind, options = part.kind, part.whole
     if block in options["leave_out"] or not options.get("selfattn_lora"):
         return []
     units, is_auxiliary = int(options.get("hidden", 0)), kind in AUXILIARY_KINDS
@@ -309,7 +306,7 @@ class OffloadCosts:
             return blocks * self._packing(size) * costs.work(Work.ENCODE, size)
         if op is Op.FIT:
             return blocks * self.fit_s(costs, size)
-        if op is Op.UPDATE and self._installs(node, action):
+        if op is Op.UPDATE and any(one.has_block(action.start) and one.node != node for one in self._helpers):
             return 0.0
         if op is Op.UPDATE and any(one.node == node and one.has_block(action.start) for one in self._helpers):
             return self._changed * work_s
@@ -334,6 +331,3 @@ class OffloadCosts:
     def _packing(self, size: float) -> float:
         """Bytes of one block's pairs over those of a hidden state of the same tokens."""
         return self._token_bytes / self._hidden_bytes if size else 0.0
-
-    def _installs(self, node: str, action: Action) -> bool:
-        return any(one.has_block(action.start) and one.node != node for one in self._helpers)

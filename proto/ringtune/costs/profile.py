@@ -155,7 +155,6 @@ class WorkTable:
             found.sort()
 
     def __contains__(self, work: str) -> bool:
-        """Whether ``work`` was measured."""
         return work in self._points
 
     def seconds(self, work: str, size: float = 0.0) -> float:
@@ -476,7 +475,6 @@ class NodeFacts:
     packed: Annotated[PackedRows | None, LATER] = None
 
     def __post_init__(self) -> None:
-        """Refuse negative figures, and fewer than one thread."""
         check_fields(self, where=self.node, error=InvalidInputError)
 
     def at_pace(self, factor: float) -> NodeFacts:

@@ -38,10 +38,12 @@ from ringtune.engine.paths import Channel, Credits, ItemState, MicroBatchState
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import credit_boundary, is_replicated, max_waiting, replica_grad_key, weights_key
-from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import other_owners, replicas, replicated_units, unit_grad_key
 from ringtune.schedule.units import EMBEDDING
+
+Arrived = dict[TensorKey, ev.ParcelArrived]
+"""Parcels in the inbox, in the order in which they came, even of turns that are not granted here yet."""
 
 
 class Copies:
@@ -50,12 +52,12 @@ class Copies:
     There are none with adapters, and none at nodes that own no rows.
     """
 
-    def __init__(self, course: Course, node: str) -> None:
+    def __init__(self, course: Course, node: str, arrived: Arrived) -> None:
         others = other_owners(course, node) if course.owner(node) is not None else ()
         self._credit_boundary = credit_boundary(course, Payload.UNIT_GRAD)
         self._under_way: Mapping[str, deque[int]] = {other: deque() for other in others}
         self._queue: deque[ItemState] = deque()
-        self._arrived: dict[tuple[int, int], str] = {}
+        self._arrived = arrived
 
     # ---- arrivals -----------------------------------------------------------------------------------
 
@@ -63,10 +65,6 @@ class Copies:
         """Note an item of another owner that updates copies here."""
         if state.copies:
             self._queue.append(state)
-
-    def arrived(self, seq: int, unit: int, source: str) -> None:
-        """Note that the gradient of a unit is in the inbox."""
-        self._arrived[seq, unit] = source
 
     def note_credit(self, source: str, boundary: int) -> bool:
         """Note that ``source`` has taken the oldest gradient from here; False if the credit is not for a gradient."""
@@ -98,8 +96,8 @@ class Copies:
         if not self._queue:
             return None
         state = self._queue[0]
-        units = (unit for seq, unit in self._arrived if seq == state.item.seq)  # as they were sent: credits go by that
-        unit = next(units, None)
+        came = (key for key in self._arrived if key[:2] == (Payload.UNIT_GRAD, state.item.seq))
+        unit = next((key.boundary for key in came), None)  # as they were sent: credits go by that
         if unit is None or _is_used_before(state.item.seq, heads) or (unit == EMBEDDING and _keeps_graphs(backwards)):
             return None
         return next(update for update in state.copies if update.start == unit), state
@@ -110,14 +108,15 @@ class Copies:
         if unit not in replicated_units(course, state.item):
             return []
         if not state.is_own:
-            return [ev.AcceptParcel(unit_grad_key(update.seq, unit), self._arrived.pop((update.seq, unit)))]
+            return [ev.AcceptParcel(*self._arrived.pop(unit_grad_key(update.seq, unit)))]
         for units in self._under_way.values():
             units.append(unit)
         return [ev.SendParcel(unit_grad_key(update.seq, unit), target) for target in self._under_way]
 
     def awaited(self, state: ItemState) -> int | None:
         """The unit with a missing gradient for an item of another owner; None if there is none."""
-        return next((update.start for update in state.copies if (update.seq, update.start) not in self._arrived), None)
+        units = (update.start for update in state.copies)
+        return next((unit for unit in units if unit_grad_key(state.item.seq, unit) not in self._arrived), None)
 
     def _drop_done(self) -> None:
         while self._queue and not self._queue[0].copies:
@@ -138,22 +137,17 @@ def _keeps_graphs(backwards: Iterable[ItemState]) -> bool:
 class ReplicaSums:
     """Gradients that the hosts of one stage send each other; empty where it has one host."""
 
-    def __init__(self, plan: Plan, node: str) -> None:
-        self._plan, self._node = plan, node
+    def __init__(self, plan: Plan, node: str, arrived: Arrived) -> None:
+        self._plan, self._node, self._arrived = plan, node, arrived
         self._names = replicas(plan.placement, node)
         self._rank = self._names.index(node) if self._names else 0
         self._queue: deque[ItemState] = deque()
         self._sent = -1
-        self._arrived: dict[TensorKey, str] = {}
 
     def take_on(self, state: ItemState) -> None:
         """Note an item that updates blocks here."""
         if self._names and self._updates(state):
             self._queue.append(state)
-
-    def arrived(self, event: ev.ParcelArrived) -> None:
-        """Note that gradients of another replica are in the inbox."""
-        self._arrived[event.key] = event.source
 
     def leaving(self) -> list[ev.Command]:
         """Send the gradients of the oldest item, once all its micro-batches here have gone backward."""
@@ -176,7 +170,7 @@ class ReplicaSums:
         """Take the gradients of the other replicas, in ring order, right before an update."""
         if not self._is_shared(update):
             return []
-        return [ev.AcceptParcel(key, self._arrived.pop(key)) for key in self._awaited(update)]
+        return [ev.AcceptParcel(*self._arrived.pop(key)) for key in self._awaited(update)]
 
     def missing(self, update: Action) -> str:
         """The first replica with missing gradients for an update; empty if there is none."""
@@ -196,23 +190,19 @@ class ReplicaSums:
 class HelperItems:
     """Items with pairs for this helper, and the pairs that have arrived."""
 
-    def __init__(self, plan: Plan, node: str, room: Credits) -> None:
+    def __init__(self, plan: Plan, node: str, room: Credits, arrived: Arrived) -> None:
         self._placement, boundary = plan.placement, credit_boundary(plan.course, Payload.WEIGHTS)
         hosts = {plan.placement.host_of(helper.start) for helper in plan.placement.helped_by(node)}
         self._room = {
             host: room.channel(host, boundary, max_waiting(plan, Payload.WEIGHTS, node, host)) for host in hosts
         }
         self._queue: deque[ItemState] = deque()
-        self._arrived: dict[TensorKey, ev.ParcelArrived] = {}
+        self._arrived = arrived
 
     def take_on(self, state: ItemState) -> None:
         """Note an item that has pairs for this node, or a checkpoint, which keeps those after it waiting."""
         if _is_open(state):
             self._queue.append(state)
-
-    def arrived(self, event: ev.ParcelArrived) -> None:
-        """Note that pairs are in the inbox, even of a turn that is not granted here yet."""
-        self._arrived[event.key] = event
 
     def may_save(self, seq: int) -> bool:
         """Whether everything before item ``seq`` is fitted and updated."""
@@ -282,42 +272,16 @@ def _has_fit(flow: MicroBatchState, update: Action) -> bool:
     return False
 
 
-class PendingInstalls:
-    """Weights that helpers of one host have sent, and that it has not taken yet."""
-
-    def __init__(self, placement: Placement, node: str) -> None:
-        self._helpers = placement.helpers_of(node)
-        self._arrived: dict[TensorKey, str] = {}
-
-    def helper_of(self, update: Action) -> str:
-        """The helper that sends the weights of an update; empty if this node computes it."""
-        if not self._helpers:
-            return ""
-        return next((one.node for one in self._helpers if one.has_block(update.start)), "")
-
-    def arrived(self, event: ev.ParcelArrived) -> None:
-        """Note that weights are in the inbox."""
-        self._arrived[event.key] = event.source
-
-    def may_update(self, update: Action) -> bool:
-        """Whether the weights of a helper, if the update needs some, are here."""
-        return not self.helper_of(update) or weights_key(update) in self._arrived
-
-    def messages(self, update: Action) -> list[ev.Command]:
-        """Take the weights of a helper right before an update."""
-        key = weights_key(update)
-        return [ev.AcceptParcel(key, self._arrived.pop(key))] if self.helper_of(update) else []
-
-
 class Exchange:
     """All parcels of one node for updates."""
 
     def __init__(self, plan: Plan, node: str, room: Credits) -> None:
         self._course = plan.course
-        self.copies = Copies(plan.course, node)
-        self.helping = HelperItems(plan, node, room)
-        self._installs = PendingInstalls(plan.placement, node)
-        self.sums = ReplicaSums(plan, node)
+        self._arrived: Arrived = {}
+        self.copies = Copies(plan.course, node, self._arrived)
+        self.helping = HelperItems(plan, node, room, self._arrived)
+        self._helpers = plan.placement.helpers_of(node)
+        self.sums = ReplicaSums(plan, node, self._arrived)
 
     def take_on(self, state: ItemState) -> None:
         """Note an item that may have such updates."""
@@ -326,16 +290,8 @@ class Exchange:
         self.sums.take_on(state)
 
     def note_parcel(self, event: ev.ParcelArrived) -> None:
-        """Note a parcel in the inbox, by its kind."""
-        key, source = event
-        if key.payload == Payload.UNIT_GRAD:
-            self.copies.arrived(key.seq, key.boundary, source)
-        elif key.payload == Payload.REPLICA_GRAD:
-            self.sums.arrived(event)
-        elif key.payload == Payload.WEIGHTS:
-            self._installs.arrived(event)
-        else:
-            self.helping.arrived(event)
+        """Note a parcel in the inbox."""
+        self._arrived[event.key] = event
 
     def may_save(self, seq: int) -> bool:
         """Whether copies and helped adapters have had all updates before item ``seq``."""
@@ -343,7 +299,8 @@ class Exchange:
 
     def may_update(self, update: Action) -> bool:
         """Whether the parcels of a helper or of replicas for an update of own blocks are here."""
-        return self._installs.may_update(update) and self.sums.may_update(update)
+        is_here = not self._helper_of(update) or weights_key(update) in self._arrived
+        return is_here and self.sums.may_update(update)
 
     def next_update(
         self, heads: Iterable[ItemState], backwards: Iterable[ItemState]
@@ -357,7 +314,9 @@ class Exchange:
             return []
         if self._course.method.full_parameters:
             return self.copies.messages(update, state, self._course)
-        return self._installs.messages(update) or self.sums.messages(update)
+        if self._helper_of(update):
+            return [ev.AcceptParcel(*self._arrived.pop(weights_key(update)))]
+        return self.sums.messages(update)
 
     def awaited(self, states: Sequence[ItemState]) -> str:
         """Describe the parcel that the oldest item awaits after its micro-batches; empty if there is none."""
@@ -372,4 +331,10 @@ class Exchange:
             return ""
         if replica := self.sums.missing(install):
             return awaited_grads(state.item, install.start, replica)
-        return awaited_weights(state.item, install.start, self._installs.helper_of(install))
+        return awaited_weights(state.item, install.start, self._helper_of(install))
+
+    def _helper_of(self, update: Action) -> str:
+        """The helper that sends the weights of an update; empty if this node computes it."""
+        if not self._helpers:
+            return ""
+        return next((one.node for one in self._helpers if one.has_block(update.start)), "")

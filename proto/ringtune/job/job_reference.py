@@ -94,7 +94,6 @@ def toml_value(value: Any) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Capitalise a text, and turn its double backquotes into single ones."""
     text = text.strip().replace("``", "`")
     return text[:1].upper() + text[1:]
 
@@ -183,18 +182,13 @@ def job_template(
             lines += [line for key in keys for line in _key_lines(key, given, reasons.get(key.name, ""))]
         others = [key for key in section.keys if key.name in _OF_ANOTHER_METHOD]
         if others:
-            lines += ["", *_commented(section, others)]
+            method = (
+                f'# With method = "{section.name}", which trains all parameters and no adapter, '
+                "remove [unfreeze], config and keep_best:"
+            )
+            values = (f"#   {key.name.partition('.')[2]} = {key.default}  # {key.allowed}" for key in others)
+            lines += ["", method, f"#   [{section.name}]", *values]
     return "\n".join(lines) + "\n"
-
-
-def _commented(section: SectionFacts, keys: Sequence[KeyFacts]) -> list[str]:
-    """Write a section of another method as comments, with instructions first."""
-    method = (
-        f'# With method = "{section.name}", which trains all parameters and no adapter, '
-        "remove [unfreeze], config and keep_best:"
-    )
-    values = (f"#   {key.name.partition('.')[2]} = {key.default}  # {key.allowed}" for key in keys)
-    return [method, f"#   [{section.name}]", *values]
 
 
 def _key_lines(key: KeyFacts, given: dict[str, object], reason: str) -> list[str]:

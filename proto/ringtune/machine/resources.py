@@ -225,7 +225,6 @@ def _read_counts(path: Path) -> Mapping[str, int]:
 
 
 def _machine_free_bytes(proc: Path) -> int:
-    """Bytes that the machine has free, with page cache that can be dropped."""
     try:
         for line in (proc / "meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -60,12 +60,11 @@ _ACTIVATIONS = (
 _LETTERS = ("q", "k", "v")
 
 
-class _Rule:
+class _Rule(NamedTuple):
     """Rule for the value of an option: its description, and a predicate."""
 
-    def __init__(self, words: str, holds: Callable[[Any], bool]) -> None:
-        self.words = words
-        self.holds = holds
+    words: str
+    holds: Callable[[Any], bool]
 
 
 def _number(value: Any) -> bool:
@@ -199,7 +198,6 @@ def check_options(name: str, kind: str, options: Mapping[Any, Any]) -> None:
 
 
 def _holds(rule: _Rule, value: Any) -> bool:
-    """Whether a value fulfils a rule; a value of a type that can't be compared does not."""
     try:
         return rule.holds(value)
     except TypeError:
@@ -331,6 +329,16 @@ class AdapterPart(NamedTuple):
     name: str
     options: dict[str, Any]
 
+    @property
+    def kind(self) -> str:
+        """Kind of the method, such as ``bottleneck`` or ``lora``."""
+        return _KNOWN[self.name][0]
+
+    @property
+    def whole(self) -> dict[str, Any]:
+        """The options, with defaults of those that are not set."""
+        return {**_KNOWN[self.name][1], **self.options}
+
 
 def parse_adapter_config(config: str) -> tuple[AdapterPart, ...]:
     """Parse a configuration string; ``full`` has no parts; raises ``JobError``."""
@@ -406,16 +414,11 @@ class Invertible(NamedTuple):
 def invertible_of(config: str) -> Invertible | None:
     """Return the invertible adapter of a configuration; None if it has none."""
     found = (part for part in parse_adapter_config(config) if _has_invertible(part))
-    return next((Invertible(_of(part, "inv_adapter_reduction_factor")) for part in found), None)
+    return next((Invertible(part.whole["inv_adapter_reduction_factor"]) for part in found), None)
 
 
 def _has_invertible(part: AdapterPart) -> bool:
-    return _KNOWN[part.name][0] == "bottleneck" and bool(_of(part, "inv_adapter"))
-
-
-def _of(part: AdapterPart, option: str) -> Any:
-    """Return an option of a part, its default if it is not set."""
-    return part.options.get(option, _KNOWN[part.name][1][option])
+    return part.kind == "bottleneck" and bool(part.whole["inv_adapter"])
 
 
 def is_all(config: str, name: str) -> bool:
@@ -449,11 +452,8 @@ def is_same_adapter(config: str, other: str) -> bool:
 
 def _effective(config: str) -> list[tuple[str, dict[str, Any]]]:
     """Return kind and options of each part, with defaults filled in."""
-    found = []
-    for part in parse_adapter_config(config):
-        kind, defaults = _KNOWN[part.name]
-        found.append((kind, {name: part.options.get(name, default) for name, default in defaults.items()}))
-    return found
+    parts = parse_adapter_config(config)
+    return [(part.kind, {name: part.whole[name] for name in _KNOWN[part.name][1]}) for part in parts]
 
 
 def config_of_library(described: Mapping[str, Any]) -> str:
@@ -514,7 +514,7 @@ def _parse_part(text: str) -> AdapterPart:
         raise JobError(f"adapter.config {text!r} can't be sliced: {_SHARED}; {_ADVICE}")
     check_options(name, _KNOWN[name][0], options)
     part = AdapterPart(name, options)
-    if _has_invertible(part) and not _of(part, "inv_adapter_reduction_factor"):
+    if _has_invertible(part) and not part.whole["inv_adapter_reduction_factor"]:
         raise JobError(f"adapter.config {text!r} has inv_adapter alone; set inv_adapter_reduction_factor = 2 too")
     named = {block for blocks in _named_blocks(part).values() for block in blocks}
     beyond = max(named, default=-1) + 1
@@ -572,12 +572,10 @@ def block_params(parts: tuple[AdapterPart, ...], block: int, hidden: int, widths
 
 
 def _check_places(parts: Iterable[AdapterPart], blocks: Iterable[int], *, is_merged: bool) -> None:
-    known = [(part.name, {**_KNOWN[part.name][1], **part.options}) for part in parts]
-    check_places(known, blocks, is_merged=is_merged)
+    check_places([(part.name, part.whole) for part in parts], blocks, is_merged=is_merged)
 
 
 def _named_blocks(part: AdapterPart) -> dict[str, list[int]]:
-    """Return option -> the blocks that it names."""
     found = {name: part.options[name] for name in ("leave_out", "layers") if isinstance(part.options.get(name), list)}
     factors = part.options.get("reduction_factor")
     if isinstance(factors, Mapping):
@@ -586,7 +584,6 @@ def _named_blocks(part: AdapterPart) -> dict[str, list[int]]:
 
 
 def _check_weights(part: AdapterPart, blocks: Iterable[int], hidden: int, widths: Widths, num_blocks: int) -> None:
-    """Refuse a method that adds no weights to any of these blocks."""
     if not any(_part_params(part, block, hidden, widths, num_blocks) for block in blocks):
         raise JobError(
             f"adapter.config {part.name!r} adds no weights to any block, nothing would train; give it blocks and "
@@ -595,8 +592,7 @@ def _check_weights(part: AdapterPart, blocks: Iterable[int], hidden: int, widths
 
 
 def _part_params(part: AdapterPart, block: int, hidden: int, widths: Widths, num_blocks: int) -> int:
-    kind, defaults = _KNOWN[part.name]
-    options = {**defaults, **part.options}
+    kind, options = part.kind, part.whole
     for option, named in _named_blocks(part).items():
         beyond = [block for block in named if block >= num_blocks]
         if beyond:

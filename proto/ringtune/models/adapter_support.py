@@ -29,7 +29,6 @@ from ringtune.errors import UsageError
 from ringtune.models.adapter_config import (
     MAX_RANK,
     AdapterPart,
-    known_configurations,
     parse_adapter_config,
     trains_own_weights,
 )
@@ -48,8 +47,7 @@ from ringtune.models.family import Family
 def generic_refusal(family: Family, adapter_config: str) -> str:
     """Say why a generic family can't have these adapters; empty if it can."""
     for part in parse_adapter_config(adapter_config):
-        kind, defaults = known_configurations()[part.name]
-        options = {**defaults, **part.options}
+        kind, options = part.kind, part.whole
         if kind not in family.methods:
             return f"a {family.model_type} takes {' and '.join(family.methods)} only; use lora"
         if kind != "lora":
@@ -85,8 +83,7 @@ def head_group_refusal(adapter_config: str, *, heads: int) -> str:
 
 
 def _head_group_problem(part: AdapterPart) -> str:
-    kind, defaults = known_configurations()[part.name]
-    options = {**defaults, **part.options}
+    kind, options = part.kind, part.whole
     if kind == "bottleneck":
         return ""
     if kind == "reft":
@@ -115,8 +112,7 @@ def merge_refusal(config: str) -> str:
 
 def part_refusal(part: AdapterPart) -> str:
     """Say why one method of a configuration can't be merged into the weights; empty if it can."""
-    kind, defaults = known_configurations()[part.name]
-    options = {**defaults, **part.options}
+    kind, options = part.kind, part.whole
     if kind == LINEAR:
         return ""
     if kind == "lora" and options["composition_mode"] == "add":
@@ -130,8 +126,7 @@ def peft_refusal(config: str) -> str:
     if trains_own_weights(config):
         return "the blocks' own weights trained"
     first, *more = parse_adapter_config(config)
-    kind, defaults = known_configurations()[first.name]
-    options = {**defaults, **first.options}
+    kind, options = first.kind, first.whole
     if more:
         return "it has several parts, PEFT's LoRA one"
     if kind != "lora":
@@ -154,8 +149,7 @@ def places_of(config: str) -> tuple[str, ...]:
 
 def places_of_part(part: AdapterPart) -> tuple[str, ...]:
     """Return the matrices of a block that one method adds to."""
-    options = {**known_configurations()[part.name][1], **part.options}
-    return places_beside(options) if "attn_matrices" in options else ()
+    return places_beside(part.whole) if "attn_matrices" in part.whole else ()
 
 
 _ADVICE = "use lora, seq_bn or double_seq_bn"
@@ -180,7 +174,7 @@ def merged_refusal(adapter_config: str, *, dropout: float) -> str:
         return offload_refusal(adapter_config, dropout=dropout)
     for part in parse_adapter_config(adapter_config):
         problem = part_refusal(part)
-        if not problem and dropout > 0 and known_configurations()[part.name][0] == "lora":
+        if not problem and dropout > 0 and part.kind == "lora":
             problem = f"train.dropout = {dropout} drops a part of its input only"
         if problem:
             return f"adapter {part.name!r} can't be merged into its matrix, as {problem}; set offload.merged = false"
@@ -188,8 +182,7 @@ def merged_refusal(adapter_config: str, *, dropout: float) -> str:
 
 
 def _offload_problem(part: AdapterPart, dropout: float, fused: bool) -> str:
-    kind, defaults = known_configurations()[part.name]
-    options = {**defaults, **part.options}
+    kind, options = part.kind, part.whole
     if kind == "bottleneck":
         return _bottleneck_problem({"is_parallel": "par_bn" in part.name, **options}, dropout)
     if kind in ("linear", "mlp"):
@@ -251,8 +244,7 @@ def sum_of_kinds(configs: Sequence[str]) -> str:
                 f"an adapter of {config!r} can't be added to those of other users: {problem}; give one user with --user"
             )
     places = {place for config in configs for place in places_of(config)}
-    known = known_configurations()
-    parts = [{**known[part.name][1], **part.options} for config in configs for part in parse_adapter_config(config)]
+    parts = [part.whole for config in configs for part in parse_adapter_config(config)]
     left_out = set.intersection(*(set(part["leave_out"]) for part in parts))
     letters = [letter for letter, place in LETTERS.items() if place in places]
     options: dict[str, object] = {"attn_matrices": letters} if letters else {"selfattn_lora": False}
@@ -267,14 +259,12 @@ def lora_scale(part: AdapterPart) -> float:
 
 
 def _summed(part: AdapterPart, count: int, config: str) -> str:
-    """Return one method of a sum as a configuration."""
     grown = {} if part.name == LINEAR else _grown(part, count, config)
     options = ", ".join(f"{name}={value!r}" for name, value in {**part.options, **grown}.items())
     return f"{part.name}[{options}]" if options else part.name
 
 
 def _grown(part: AdapterPart, count: int, config: str) -> dict[str, int | float]:
-    """Return ``r`` and ``alpha`` of a sum of LoRA adapters."""
     grown = {name: part.options.get(name, _DEFAULT) * count for name in GROWING}
     if grown["r"] > MAX_RANK:
         raise UsageError(
@@ -294,16 +284,15 @@ def may_trim(family: Family, adapter_configs: Iterable[str], *, dropout: float) 
 
 def _mixes_or_draws(adapter_config: str) -> bool:
     parts = parse_adapter_config(adapter_config)
-    draws = any({**known_configurations()[part.name][1], **part.options}.get("dropout") for part in parts)
+    draws = any(part.whole.get("dropout") for part in parts)
     return draws or bool(mixed_tokens(adapter_config))
 
 
 def mixed_tokens(adapter_config: str) -> str:
     """Say why adapters do not compute each token by itself; empty if they do."""
     for part in parse_adapter_config(adapter_config):
-        kind, defaults = known_configurations()[part.name]
-        if kind == "reft":
+        if part.kind == "reft":
             return "ReFT changes the first and last tokens of a sequence"
-        if {**defaults, **part.options}.get("use_gating"):
+        if part.whole.get("use_gating"):
             return "a gate takes the mean over the tokens of a sequence"
     return ""

@@ -57,82 +57,67 @@ class ArchitectureHead(NamedTuple):
 
 
 _ROBERTA = {"1": "classifier.dense", "4": "classifier.out_proj"}
-_SPANS = {"1": "qa_outputs"}
+_DEBERTA = {"1": "pooler.dense", "4": "classifier"}
 _SCORE = {"1": "score"}
-_TAGS = {"1": "classifier"}
-
-_OWN: dict[tuple[str, str], ArchitectureHead] = {
-    ("bert", CLASSIFICATION): ArchitectureHead(
-        "BertForSequenceClassification", {"1": "bert.pooler.dense", "4": "classifier"}
-    ),
-    ("roberta", CLASSIFICATION): ArchitectureHead("RobertaForSequenceClassification", _ROBERTA),
-    ("xlm-roberta", CLASSIFICATION): ArchitectureHead("XLMRobertaForSequenceClassification", _ROBERTA),
-    ("bert", TAGGING): ArchitectureHead("BertForTokenClassification", _TAGS),
-    ("roberta", TAGGING): ArchitectureHead("RobertaForTokenClassification", _TAGS),
-    ("xlm-roberta", TAGGING): ArchitectureHead("XLMRobertaForTokenClassification", _TAGS),
-    ("electra", TAGGING): ArchitectureHead("ElectraForTokenClassification", _TAGS),
-    ("distilbert", TAGGING): ArchitectureHead("DistilBertForTokenClassification", _TAGS),
-    ("gpt2", TAGGING): ArchitectureHead("GPT2ForTokenClassification", _TAGS),
-    ("llama", TAGGING): ArchitectureHead("LlamaForTokenClassification", _SCORE),
-    ("mistral", TAGGING): ArchitectureHead("MistralForTokenClassification", _SCORE),
-    ("bert", QUESTION_ANSWERING): ArchitectureHead("BertForQuestionAnswering", _SPANS),
-    ("roberta", QUESTION_ANSWERING): ArchitectureHead("RobertaForQuestionAnswering", _SPANS),
-    ("xlm-roberta", QUESTION_ANSWERING): ArchitectureHead("XLMRobertaForQuestionAnswering", _SPANS),
-    ("electra", QUESTION_ANSWERING): ArchitectureHead("ElectraForQuestionAnswering", _SPANS),
-    ("distilbert", QUESTION_ANSWERING): ArchitectureHead("DistilBertForQuestionAnswering", _SPANS),
-    ("gpt2", QUESTION_ANSWERING): ArchitectureHead("GPT2ForQuestionAnswering", _SPANS),
-    ("vit", IMAGE_CLASSIFICATION): ArchitectureHead("ViTForImageClassification", {"1": "classifier"}),
-    ("gpt2", CAUSAL_LM): ArchitectureHead("GPT2LMHeadModel", {}),
-    ("llama", CAUSAL_LM): ArchitectureHead("LlamaForCausalLM", {}),
-    ("mistral", CAUSAL_LM): ArchitectureHead("MistralForCausalLM", {}),
-    ("qwen2", CLASSIFICATION): ArchitectureHead("Qwen2ForSequenceClassification", _SCORE),
-    ("qwen3", CLASSIFICATION): ArchitectureHead("Qwen3ForSequenceClassification", _SCORE),
-    ("gemma", CLASSIFICATION): ArchitectureHead("GemmaForSequenceClassification", _SCORE),
-    ("gemma2", CLASSIFICATION): ArchitectureHead("Gemma2ForSequenceClassification", _SCORE),
-    ("gemma3_text", CLASSIFICATION): ArchitectureHead("Gemma3TextForSequenceClassification", _SCORE),
-    ("smollm3", CLASSIFICATION): ArchitectureHead("SmolLM3ForSequenceClassification", _SCORE),
-    ("qwen2", CAUSAL_LM): ArchitectureHead("Qwen2ForCausalLM", {}),
-    ("qwen3", CAUSAL_LM): ArchitectureHead("Qwen3ForCausalLM", {}),
-    ("gemma", CAUSAL_LM): ArchitectureHead("GemmaForCausalLM", {}),
-    ("gemma2", CAUSAL_LM): ArchitectureHead("Gemma2ForCausalLM", {}),
-    ("gemma3_text", CAUSAL_LM): ArchitectureHead("Gemma3ForCausalLM", {}),
-    ("smollm3", CAUSAL_LM): ArchitectureHead("SmolLM3ForCausalLM", {}),
-}
-
-
-# model_type -> prefix of its classes, layers of the head for classes, activation
-_ENCODERS: Final[Mapping[str, tuple[str, Mapping[str, str], str]]] = {
-    "camembert": ("Camembert", _ROBERTA, ""),
-    "data2vec-text": ("Data2VecText", _ROBERTA, ""),
-    "deberta": ("Deberta", {"1": "pooler.dense", "4": "classifier"}, "pooler_hidden_act"),
-    "deberta-v2": ("DebertaV2", {"1": "pooler.dense", "4": "classifier"}, "pooler_hidden_act"),
-    "ernie": ("Ernie", {"1": "ernie.pooler.dense", "4": "classifier"}, ""),
-    "megatron-bert": ("MegatronBert", {"1": "bert.pooler.dense", "4": "classifier"}, ""),
-    "mpnet": ("MPNet", _ROBERTA, ""),
-    "xlm-roberta-xl": ("XLMRobertaXL", _ROBERTA, ""),
-}
-for _name, (_prefix, _layers, _activation) in _ENCODERS.items():
-    _OWN |= {
-        (_name, CLASSIFICATION): ArchitectureHead(f"{_prefix}ForSequenceClassification", _layers, _activation),
-        (_name, TAGGING): ArchitectureHead(f"{_prefix}ForTokenClassification", _TAGS),
-        (_name, QUESTION_ANSWERING): ArchitectureHead(f"{_prefix}ForQuestionAnswering", _SPANS),
-    }
+_ENCODER = {TAGGING: {"1": "classifier"}, QUESTION_ANSWERING: {"1": "qa_outputs"}}
+_DECODER: Mapping[str, Mapping[str, str]] = {CLASSIFICATION: _SCORE, CAUSAL_LM: {}}
 _NORMED = {"0": "head.dense", "2": "head.norm", "4": "classifier"}
-_OWN |= {
-    ("modernbert", task): ArchitectureHead(f"ModernBertFor{form}", _NORMED, "classifier_activation", has_norm=True)
-    for task, form in (
-        (CLASSIFICATION, "SequenceClassification"),
-        (TAGGING, "TokenClassification"),
-        (QUESTION_ANSWERING, "QuestionAnswering"),
-    )
+_FORMS: Final = {
+    CLASSIFICATION: "ForSequenceClassification",
+    TAGGING: "ForTokenClassification",
+    QUESTION_ANSWERING: "ForQuestionAnswering",
+    IMAGE_CLASSIFICATION: "ForImageClassification",
+    CAUSAL_LM: "ForCausalLM",
 }
-_OWN |= {(family.model_type, CAUSAL_LM): ArchitectureHead(family.architecture, {}) for family in GENERIC}
-
-
-# regression uses the classification head with one output
-_NUMBERS = {(name, REGRESSION): form for (name, task), form in _OWN.items() if task == CLASSIFICATION}
+# model_type -> prefix of its classes, and the layers of each head
+_CLASSES: Final[Mapping[str, tuple[str, Mapping[str, Mapping[str, str]]]]] = {
+    "bert": ("Bert", {CLASSIFICATION: {"1": "bert.pooler.dense", "4": "classifier"}, **_ENCODER}),
+    "roberta": ("Roberta", {CLASSIFICATION: _ROBERTA, **_ENCODER}),
+    "xlm-roberta": ("XLMRoberta", {CLASSIFICATION: _ROBERTA, **_ENCODER}),
+    "electra": ("Electra", _ENCODER),
+    "distilbert": ("DistilBert", _ENCODER),
+    "vit": ("ViT", {IMAGE_CLASSIFICATION: {"1": "classifier"}}),
+    "gpt2": ("GPT2", _ENCODER),
+    "llama": ("Llama", {TAGGING: _SCORE, CAUSAL_LM: {}}),
+    "mistral": ("Mistral", {TAGGING: _SCORE, CAUSAL_LM: {}}),
+    "qwen2": ("Qwen2", _DECODER),
+    "qwen3": ("Qwen3", _DECODER),
+    "gemma": ("Gemma", _DECODER),
+    "gemma2": ("Gemma2", _DECODER),
+    "gemma3_text": ("Gemma3Text", {CLASSIFICATION: _SCORE}),
+    "smollm3": ("SmolLM3", _DECODER),
+    "camembert": ("Camembert", {CLASSIFICATION: _ROBERTA, **_ENCODER}),
+    "data2vec-text": ("Data2VecText", {CLASSIFICATION: _ROBERTA, **_ENCODER}),
+    "deberta": ("Deberta", {CLASSIFICATION: _DEBERTA, **_ENCODER}),
+    "deberta-v2": ("DebertaV2", {CLASSIFICATION: _DEBERTA, **_ENCODER}),
+    "ernie": ("Ernie", {CLASSIFICATION: {"1": "ernie.pooler.dense", "4": "classifier"}, **_ENCODER}),
+    "megatron-bert": ("MegatronBert", {CLASSIFICATION: {"1": "bert.pooler.dense", "4": "classifier"}, **_ENCODER}),
+    "modernbert": ("ModernBert", dict.fromkeys((CLASSIFICATION, *_ENCODER), _NORMED)),
+    "mpnet": ("MPNet", {CLASSIFICATION: _ROBERTA, **_ENCODER}),
+    "xlm-roberta-xl": ("XLMRobertaXL", {CLASSIFICATION: _ROBERTA, **_ENCODER}),
+}
+# model_type -> key of the config with the function between two matrices
+_ACTIVATIONS: Final = {
+    **dict.fromkeys(("deberta", "deberta-v2"), "pooler_hidden_act"),
+    "modernbert": "classifier_activation",
+}
+_OWN: Final = {
+    (name, task): ArchitectureHead(
+        prefix + _FORMS[task],
+        layers,
+        activation=_ACTIVATIONS.get(name, "") if len(layers) > 1 else "",
+        has_norm=layers is _NORMED,
+    )
+    for name, (prefix, heads) in _CLASSES.items()
+    for task, layers in heads.items()
+} | {
+    ("gpt2", CAUSAL_LM): ArchitectureHead("GPT2LMHeadModel", {}),
+    ("gemma3_text", CAUSAL_LM): ArchitectureHead("Gemma3ForCausalLM", {}),
+    **{(family.model_type, CAUSAL_LM): ArchitectureHead(family.architecture, {}) for family in GENERIC},
+}
 
 
 def architecture_head(model_type: str, task: str) -> ArchitectureHead | None:
     """Return the architecture's form of a task's head; None if it has no equal head."""
-    return {**_OWN, **_NUMBERS}.get((model_type, head_task(task)))
+    form = head_task(task)
+    return _OWN.get((model_type, CLASSIFICATION if form == REGRESSION else form))  # with one output

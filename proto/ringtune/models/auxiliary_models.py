@@ -53,6 +53,7 @@ from typing import Any, Final, NamedTuple
 from ringtune.errors import IntegrityError, JobError
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import Shapes, Widths
+from ringtune.storage.strict import to_table
 
 LINEAR: Final = "linear"
 MLP: Final = "mlp"
@@ -220,16 +221,7 @@ def describe(
     return {
         "format": FORMAT,
         "version": VERSION,
-        "parts": [
-            {
-                "kind": one.kind,
-                "alpha": one.alpha,
-                "hidden": one.hidden,
-                "places": list(one.places),
-                "leave_out": list(one.leave_out),
-            }
-            for one in parts
-        ],
+        "parts": [to_table(one) for one in parts],
         "library": library and {key: value for key, value in library.items() if key not in _OF_WHOLE},
         "name": name,
         "model_type": model_type,

@@ -91,7 +91,6 @@ def form_of(columns: Collection[str], *, with_answer: bool = True) -> str:
 
 
 def _by_name(columns: Collection[str]) -> dict[str, str]:
-    """Return name in small letters -> column."""
     return {name.strip().lower(): name for name in columns}
 
 

@@ -28,9 +28,11 @@ from ringtune.models.family import (
     Dimensions,
     Family,
     Shapes,
+    counts,
     indivisible,
     kept_by,
     layer_norm,
+    plain,
     plain_dimensions,
 )
 
@@ -51,18 +53,10 @@ GPT2 = Family(
     model_type="gpt2",
     tasks=_TASKS,
     config_keys={
-        "vocab_size": ConfigKey(default=50257, at_least=1),
-        "n_positions": ConfigKey(default=1024, at_least=1),
-        "n_embd": ConfigKey(default=768, at_least=1),
-        "n_layer": ConfigKey(default=12, at_least=1),
-        "n_head": ConfigKey(default=12, at_least=1),
+        **counts(vocab_size=50257, n_positions=1024, n_embd=768, n_layer=12, n_head=12),
         "n_inner": ConfigKey(default=None, nullable=int, at_least=1),
         "activation_function": ConfigKey(default="gelu_new", choices=ACTIVATIONS),
-        "resid_pdrop": ConfigKey(default=0.1),
-        "embd_pdrop": ConfigKey(default=0.1),
-        "attn_pdrop": ConfigKey(default=0.1),
-        "layer_norm_epsilon": ConfigKey(default=1e-5),
-        "initializer_range": ConfigKey(default=0.02),
+        **plain(resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1, layer_norm_epsilon=1e-5, initializer_range=0.02),
         # the fused attention of transformers leaves these out
         "scale_attn_weights": ConfigKey(default=True, choices=(True,)),
         "scale_attn_by_inverse_layer_idx": ConfigKey(default=False, choices=(False,)),
@@ -180,24 +174,15 @@ ROPES = {  # type of scaling -> its keys; other types depend on the longest text
     "yarn": tuple(_YARN.split()),
 }
 LLAMA_KEYS = {
-    "vocab_size": ConfigKey(default=32000, at_least=1),
-    "hidden_size": ConfigKey(default=4096, at_least=1),
-    "intermediate_size": ConfigKey(default=11008, at_least=1),
-    "num_hidden_layers": ConfigKey(default=32, at_least=1),
-    "num_attention_heads": ConfigKey(default=32, at_least=1),
+    **counts(vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32),
+    **counts(max_position_embeddings=2048),
     "num_key_value_heads": ConfigKey(default=None, nullable=int, at_least=1),
     "head_dim": ConfigKey(default=None, nullable=int, at_least=1),
     "hidden_act": ConfigKey(default="silu", choices=ACTIVATIONS),
-    "max_position_embeddings": ConfigKey(default=2048, at_least=1),
-    "initializer_range": ConfigKey(default=0.02),
-    "rms_norm_eps": ConfigKey(default=1e-6),
-    "rope_theta": ConfigKey(default=10000.0),
+    **plain(initializer_range=0.02, rms_norm_eps=1e-6, rope_theta=10000.0, attention_bias=False, attention_dropout=0.0),
+    **plain(mlp_bias=False, tie_word_embeddings=False),
     "rope_scaling": ConfigKey(default=None, nullable=dict),
     "partial_rotary_factor": ConfigKey(default=1.0, choices=(1.0,)),
-    "attention_bias": ConfigKey(default=False),
-    "attention_dropout": ConfigKey(default=0.0),
-    "mlp_bias": ConfigKey(default=False),
-    "tie_word_embeddings": ConfigKey(default=False),
     "pad_token_id": NULL_INT,
 }
 
@@ -242,9 +227,8 @@ MISTRAL = dataclasses.replace(
         key: spec for key, spec in LLAMA_KEYS.items() if key not in ("attention_bias", "mlp_bias", "rope_scaling")
     }
     | {
-        "intermediate_size": ConfigKey(default=14336, at_least=1),
+        **counts(intermediate_size=14336, max_position_embeddings=4096 * 32),
         "num_key_value_heads": ConfigKey(default=8, nullable=int, at_least=1),
-        "max_position_embeddings": ConfigKey(default=4096 * 32, at_least=1),
         "sliding_window": ConfigKey(default=4096, nullable=int, at_least=1),
     },
     refused={**LLAMA.refused, "rope_scaling": "Mistral has plain rotary positions"},
@@ -286,16 +270,11 @@ def interface_of(family: Family) -> dict[str, Any]:
         "attn_o_proj": layout.attention_out[inside:],
         "layer_intermediate_proj": layout.up or None,
         "layer_output_proj": layout.down or None,
-        **dict(zip(("layer_pre_self_attn", "layer_pre_ffn"), _before(family), strict=True)),
+        # modules whose inputs are the residuals of bottlenecks
+        "layer_pre_self_attn": layout.attention_norm if METHODS[0] in family.methods else None,
+        "layer_pre_ffn": layout.feed_forward_norm if METHODS[0] in family.methods else None,
         "base_model": family.prefix.rstrip("."),
     }
-
-
-def _before(family: Family) -> tuple[str | None, str | None]:
-    """Return the modules whose inputs are the residuals of bottlenecks; none of a family without bottlenecks."""
-    if METHODS[0] not in family.methods:
-        return None, None
-    return family.layout.attention_norm, family.layout.feed_forward_norm
 
 
 def _plugged_dimensions(model_type: str) -> Callable[[Config], Dimensions]:
@@ -315,7 +294,6 @@ def _plugged_dimensions(model_type: str) -> Callable[[Config], Dimensions]:
 
 
 def _plugged_problem(config: Config) -> str:
-    """Say why the values of a config are inconsistent; empty if they are not."""
     count, types = config["num_hidden_layers"], config.get("layer_types")
     if types is not None and (len(types) != count or any(kind not in LAYER_TYPES for kind in types)):
         return f"layer_types has to name {count} layers, each {' or '.join(LAYER_TYPES)}"
@@ -339,38 +317,25 @@ def _windowed_problem(config: Config) -> str:
 
 _QWEN_KEYS: Final[Mapping[str, ConfigKey]] = {
     **{key: spec for key, spec in LLAMA_KEYS.items() if key not in ("head_dim", "mlp_bias", "attention_bias")},
-    "vocab_size": ConfigKey(default=151936, at_least=1),
-    "intermediate_size": ConfigKey(default=22016, at_least=1),
+    **counts(vocab_size=151936, intermediate_size=22016, max_position_embeddings=32768),
     "num_key_value_heads": ConfigKey(default=32, nullable=int, at_least=1),
-    "max_position_embeddings": ConfigKey(default=32768, at_least=1),
-    "use_sliding_window": ConfigKey(default=False),
+    **plain(use_sliding_window=False, max_window_layers=28),
     "sliding_window": _WINDOW,
-    "max_window_layers": ConfigKey(default=28),
     "layer_types": _LIST,
 }
 _GEMMA_KEYS: Final[Mapping[str, ConfigKey]] = {
     **{key: spec for key, spec in LLAMA_KEYS.items() if key not in ("mlp_bias", "rope_scaling")},
-    "vocab_size": ConfigKey(default=256000, at_least=1),
-    "hidden_size": ConfigKey(default=3072, at_least=1),
-    "intermediate_size": ConfigKey(default=24576, at_least=1),
-    "num_hidden_layers": ConfigKey(default=28, at_least=1),
-    "num_attention_heads": ConfigKey(default=16, at_least=1),
-    "num_key_value_heads": ConfigKey(default=16, at_least=1),
-    "head_dim": ConfigKey(default=256, at_least=1),
+    **counts(vocab_size=256000, hidden_size=3072, intermediate_size=24576, num_hidden_layers=28),
+    **counts(num_attention_heads=16, num_key_value_heads=16, head_dim=256, max_position_embeddings=8192),
     "hidden_act": ConfigKey(default="gelu_pytorch_tanh", choices=ACTIVATIONS),
-    "max_position_embeddings": ConfigKey(default=8192, at_least=1),
     "tie_word_embeddings": ConfigKey(default=True),
     "pad_token_id": ConfigKey(default=0, nullable=int),
 }
 _GEMMA2_KEYS: Final[Mapping[str, ConfigKey]] = {
     **{key: spec for key, spec in _GEMMA_KEYS.items() if key != "hidden_act"},
-    "hidden_size": ConfigKey(default=2304, at_least=1),
-    "intermediate_size": ConfigKey(default=9216, at_least=1),
-    "num_hidden_layers": ConfigKey(default=26, at_least=1),
-    "num_attention_heads": ConfigKey(default=8, at_least=1),
-    "num_key_value_heads": ConfigKey(default=4, at_least=1),
+    **counts(hidden_size=2304, intermediate_size=9216, num_hidden_layers=26, num_attention_heads=8),
+    **counts(num_key_value_heads=4, query_pre_attn_scalar=256),
     "hidden_activation": ConfigKey(default="gelu_pytorch_tanh", choices=ACTIVATIONS),
-    "query_pre_attn_scalar": ConfigKey(default=256, at_least=1),
     "sliding_window": _WINDOW,
     "layer_types": _LIST,
     "final_logit_softcapping": ConfigKey(default=30.0, nullable=float, at_least=_MIN_CAP),
@@ -378,19 +343,13 @@ _GEMMA2_KEYS: Final[Mapping[str, ConfigKey]] = {
 }
 _SMOLLM3_KEYS: Final[Mapping[str, ConfigKey]] = {
     **{key: spec for key, spec in LLAMA_KEYS.items() if key != "head_dim"},
-    "vocab_size": ConfigKey(default=128256, at_least=1),
-    "hidden_size": ConfigKey(default=2048, at_least=1),
-    "num_hidden_layers": ConfigKey(default=36, at_least=1),
-    "num_attention_heads": ConfigKey(default=16, at_least=1),
+    **counts(vocab_size=128256, hidden_size=2048, num_hidden_layers=36, num_attention_heads=16),
+    **counts(max_position_embeddings=32768, no_rope_layer_interval=4),
     "num_key_value_heads": ConfigKey(default=4, nullable=int, at_least=1),
-    "max_position_embeddings": ConfigKey(default=32768, at_least=1),
-    "rope_theta": ConfigKey(default=2000000.0),
-    "use_sliding_window": ConfigKey(default=False),
+    **plain(rope_theta=2000000.0, use_sliding_window=False, tie_word_embeddings=True),
     "sliding_window": ConfigKey(default=None, nullable=int, at_least=1),
     "no_rope_layers": _LIST,
-    "no_rope_layer_interval": ConfigKey(default=4, at_least=1),
     "layer_types": _LIST,
-    "tie_word_embeddings": ConfigKey(default=True),
     "pad_token_id": ConfigKey(default=128004, nullable=int),
 }
 
@@ -436,13 +395,10 @@ GEMMA3: Final = _plugged_family(
     "gemma3_text",
     {
         **{key: spec for key, spec in _GEMMA2_KEYS.items() if key != "attn_logit_softcapping"},
-        "vocab_size": ConfigKey(default=262208, at_least=1),
-        "max_position_embeddings": ConfigKey(default=131072, at_least=1),
+        **counts(vocab_size=262208, max_position_embeddings=131072, sliding_window_pattern=6),
         "final_logit_softcapping": ConfigKey(default=None, nullable=float, at_least=_MIN_CAP),
-        "rope_theta": ConfigKey(default=1000000.0),
-        "rope_local_base_freq": ConfigKey(default=10000.0),
+        **plain(rope_theta=1000000.0, rope_local_base_freq=10000.0),
         "rope_scaling": ConfigKey(default=None, nullable=dict),
-        "sliding_window_pattern": ConfigKey(default=6, at_least=1),
     },
     layout=_GEMMA3,
     problem=_windowed_problem,

@@ -38,9 +38,6 @@ MAX_BLOCKS = 4096
 GATE_AND_UP = ("gate_up_proj", "mlp.Wi")
 """Ends of the names of matrices of ``gate`` and ``up`` in one."""
 
-LM_HEAD = "lm_head.weight"
-"""Head of a causal language model, in every file where it is not tied to the token table."""
-
 _NO_NUMBER = """
     _attn_implementation_autoset _commit_hash _flash_attn_2_enabled _name_or_path _num_labels adapters architectures
     attn_implementation _attn_implementation _attn_implementation_internal custom_heads dtype finetuning_task id2label
@@ -87,6 +84,16 @@ class ConfigKey:
     at_least: float = 0
     choices: tuple[Any, ...] = ()
     nullable: type | None = None
+
+
+def counts(**defaults: int) -> dict[str, ConfigKey]:
+    """Declare keys that are whole numbers from 1 on, by their defaults."""
+    return {name: ConfigKey(default=default, at_least=1) for name, default in defaults.items()}
+
+
+def plain(**defaults: float | bool) -> dict[str, ConfigKey]:
+    """Declare keys that may have any value from 0 on of the type of their defaults."""
+    return {name: ConfigKey(default=default) for name, default in defaults.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

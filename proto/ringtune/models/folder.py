@@ -300,7 +300,6 @@ def name_of_folder(folder: PurePath) -> str:
 
 
 def _commit_of(ref: Path) -> str:
-    """Read the commit of a revision; empty if the cache does not have it."""
     try:
         with ref.open("rb") as file:
             text = file.read(_MAX_REF_BYTES).decode("ascii", errors="replace").strip()
@@ -345,8 +344,11 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if family.generic and family.config_keys:
         absent = {key for key, spec in family.config_keys.items() if spec.default is None and config[key] is None}
         config = {key: value for key, value in config.items() if key not in absent}
-    elif family.generic:
-        config = {"tie_word_embeddings": family.tied, **_passed_on(family, values)}
+    elif family.generic:  # the library's own class knows the other keys
+        left_out = NO_NUMBER | family.no_number | {_QUANTIZATION}
+        left_out |= {_LOCAL_BASE} if values.get(_LOCAL_BASE) == values.get("rope_theta") else frozenset()
+        passed_on = {key: value for key, value in values.items() if key not in left_out and not key.startswith("_")}
+        config = {"tie_word_embeddings": family.tied, **passed_on}
     problem = family.problem(config)
     if problem:
         raise ModelError(f"{path}: {problem}")
@@ -363,13 +365,6 @@ def has_tower(folder: str | Path) -> bool:
     """Whether a folder has a model of texts and pictures, whose text tower trains; not if there is no config."""
     path = Path(folder) / CONFIG_FILE
     return path.is_file() and is_tower(_read_json(path))
-
-
-def _passed_on(family: Family, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that the library gets, of a family whose own class knows them."""
-    left_out = NO_NUMBER | family.no_number | {_QUANTIZATION}
-    left_out |= {_LOCAL_BASE} if values.get(_LOCAL_BASE) == values.get("rope_theta") else frozenset()
-    return {key: value for key, value in values.items() if key not in left_out and not key.startswith("_")}
 
 
 def with_old_rope(values: Mapping[str, Any], *, where: str | Path = CONFIG_FILE) -> dict[str, Any]:

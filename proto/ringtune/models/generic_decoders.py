@@ -158,7 +158,6 @@ def buffer_bytes(model_type: str, config: Config) -> int:
 
 
 def _problem(config: Config) -> str:
-    """Say why the sizes of a config can't be planned with; empty if they can."""
     for size in _KEYS:
         value = _value(config, size)
         if size == "activation" or (size == "shared" and not value):
@@ -230,7 +229,6 @@ _BOTH: Final = ("bottleneck", "lora")
 
 
 def _fused(attention: str, value: str, out: str, up: str, down: str, **changes: Any) -> BlockLayout:
-    """Layout of a block with one matrix for queries, keys and values, and without gate."""
     return dataclasses.replace(
         _PLAIN,
         attention=attention,

@@ -24,9 +24,11 @@ from ringtune.models.family import (
     Dimensions,
     Family,
     Shapes,
+    counts,
     indivisible,
     kept_by,
     layer_norm,
+    plain,
     plain_dimensions,
 )
 
@@ -36,25 +38,10 @@ NOT_SPLIT: Final[Mapping[str, str]] = {
 }
 """``model_type`` of encoders that can't be divided into blocks -> reason and remedy."""
 
-
-def _sizes(*, vocab: int, hidden: int, blocks: int, heads: int, inner: int) -> dict[str, ConfigKey]:
-    """Keys of the sizes, by their defaults."""
-    return {
-        "vocab_size": ConfigKey(default=vocab, at_least=1),
-        "hidden_size": ConfigKey(default=hidden, at_least=1),
-        "num_hidden_layers": ConfigKey(default=blocks, at_least=1),
-        "num_attention_heads": ConfigKey(default=heads, at_least=1),
-        "intermediate_size": ConfigKey(default=inner, at_least=1),
-    }
-
-
 _POSITIONS: Final = ("c2p", "p2c", "c2p|p2c", "p2c|c2p")
 _DEBERTA_KEYS: Final[Mapping[str, ConfigKey]] = {
-    "type_vocab_size": ConfigKey(default=0),
-    "layer_norm_eps": ConfigKey(default=1e-7),
-    "relative_attention": ConfigKey(default=False),
+    **plain(type_vocab_size=0, layer_norm_eps=1e-7, relative_attention=False, position_biased_input=True),
     "max_relative_positions": ConfigKey(default=-1, at_least=-1),
-    "position_biased_input": ConfigKey(default=True),
     "pos_att_type": ConfigKey(default=None, nullable=str, choices=_POSITIONS),
     "pooler_hidden_act": ConfigKey(default="gelu", choices=ACTIVATIONS),
 }
@@ -66,25 +53,13 @@ _DEBERTA_V2_KEYS: Final[Mapping[str, ConfigKey]] = {
 _DEBERTA_UNREAD: Final = frozenset({"legacy", "padding_idx", "pooler_dropout", "pooler_hidden_size", "cls_dropout"})
 _CONVOLUTION: Final = {"conv_kernel_size": "a convolution beside block 0 reads the embedding too"}
 _MODERNBERT_KEYS: Final[Mapping[str, ConfigKey]] = {
-    **_sizes(vocab=50368, hidden=768, blocks=22, heads=12, inner=1152),
+    **counts(vocab_size=50368, hidden_size=768, num_hidden_layers=22, num_attention_heads=12, intermediate_size=1152),
     "hidden_activation": ConfigKey(default="gelu", choices=ACTIVATIONS),
-    "max_position_embeddings": ConfigKey(default=8192, at_least=1),
-    "initializer_range": ConfigKey(default=0.02),
-    "initializer_cutoff_factor": ConfigKey(default=2.0),
-    "norm_eps": ConfigKey(default=1e-5),
-    "norm_bias": ConfigKey(default=False),
-    "pad_token_id": ConfigKey(default=50283),
-    "global_rope_theta": ConfigKey(default=160000.0),
-    "local_rope_theta": ConfigKey(default=10000.0),
-    "attention_bias": ConfigKey(default=False),
-    "attention_dropout": ConfigKey(default=0.0),
-    "global_attn_every_n_layers": ConfigKey(default=3, at_least=1),
-    "local_attention": ConfigKey(default=128, at_least=1),
-    "embedding_dropout": ConfigKey(default=0.0),
-    "mlp_bias": ConfigKey(default=False),
-    "mlp_dropout": ConfigKey(default=0.0),
+    **counts(max_position_embeddings=8192, global_attn_every_n_layers=3, local_attention=128),
+    **plain(initializer_range=0.02, initializer_cutoff_factor=2.0, norm_eps=1e-5, norm_bias=False, pad_token_id=50283),
+    **plain(global_rope_theta=160000.0, local_rope_theta=10000.0, attention_bias=False, attention_dropout=0.0),
+    **plain(embedding_dropout=0.0, mlp_bias=False, mlp_dropout=0.0, classifier_bias=False),
     "classifier_pooling": ConfigKey(default="cls", choices=("cls", "mean")),
-    "classifier_bias": ConfigKey(default=False),
     "classifier_activation": ConfigKey(default="gelu", choices=ACTIVATIONS),
 }
 _MODERNBERT_UNREAD: Final = """
@@ -315,7 +290,8 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
             config_keys={
                 **of_deberta,
                 **_DEBERTA_V2_KEYS,
-                **_sizes(vocab=128100, hidden=1536, blocks=24, heads=24, inner=6144),
+                **counts(vocab_size=128100, hidden_size=1536, num_hidden_layers=24),
+                **counts(num_attention_heads=24, intermediate_size=6144),
             },
             refused={**bert.refused, **_CONVOLUTION},
             no_number=bert.no_number | _DEBERTA_UNREAD | {"conv_act", "conv_groups"},
@@ -336,7 +312,9 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
             "megatron-bert",
             "bert",
             dataclasses.replace(norm_first, attention_norm="attention.ln", feed_forward_norm="ln"),
-            keys=_sizes(vocab=29056, hidden=1024, blocks=24, heads=16, inner=4096),
+            keys=counts(
+                vocab_size=29056, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
+            ),
             norm="encoder.ln",
             dimensions=written_out,
         ),
@@ -376,11 +354,10 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
                 norm_first, attention_norm="attention.self_attn_layer_norm", feed_forward_norm="LayerNorm"
             ),
             keys={
-                **_sizes(vocab=250880, hidden=2560, blocks=36, heads=32, inner=10240),
-                "max_position_embeddings": ConfigKey(default=514, at_least=1),
-                "type_vocab_size": ConfigKey(default=1, at_least=1),
-                "layer_norm_eps": ConfigKey(default=1e-5),
-                "pad_token_id": ConfigKey(default=1),
+                **counts(vocab_size=250880, hidden_size=2560, num_hidden_layers=36),
+                **counts(num_attention_heads=32, intermediate_size=10240),
+                **counts(max_position_embeddings=514, type_vocab_size=1),
+                **plain(layer_norm_eps=1e-5, pad_token_id=1),
             },
             norm="encoder.LayerNorm",
             dimensions=like_roberta,

@@ -224,7 +224,6 @@ def gguf_config(path: Path) -> dict[str, Any]:
 
 
 def _value(path: Path, header: GgufHeader, key: str, kind: type, default: Any = None) -> Any:
-    """Return a number of the architecture; raises ``ModelError``."""
     full = f"{header.values['general.architecture']}.{key}"
     value = header.values.get(full, default)
     if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
@@ -422,7 +421,6 @@ def _pieces(path: Path, own: Mapping[str, Any], vocab: dict[str, int]) -> dict[s
 
 
 def _is_token(index: Any, tokens: list[str], vocab: Mapping[str, int]) -> bool:
-    """Whether this is the number of a token in use."""
     return type(index) is int and 0 <= index < len(tokens) and tokens[index] in vocab
 
 

@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple
 from ringtune.models.adapter_config import (
     AdapterPart,
     auxiliary_of,
-    known_configurations,
     parse_adapter_config,
     trains_own_weights,
 )
@@ -107,12 +106,11 @@ def kept_inputs(family: Family, config: Config, adapter: str) -> tuple[KeptInput
             ),
             KeptInput(layers=("down",), width=dimensions.inner, always_kept=dimensions.keeps_down_input),
         )
-    defaults, widths = known_configurations(), family.widths(config)
+    widths = family.widths(config)
     found: list[KeptInput] = []
     beside = [_of_places(one.places, widths, is_lora=False, joined=family.joined) for one in auxiliary_of(adapter)]
     for part in parse_adapter_config(adapter):
-        kind, options = defaults[part.name]
-        options = {**options, **part.options}
+        kind, options = part.kind, part.whole
         if options.get("use_gating") or (
             part.name in _PARALLEL and (family.plugged or family.model_type in _NORM_FIRST)
         ):
@@ -171,9 +169,7 @@ def has_other_adapters(adapter: str) -> bool:
 
 def _added_lora(part: AdapterPart) -> dict[str, Any]:
     """Return the options of an additive LoRA, defaults included; empty for another method."""
-    kind, defaults = known_configurations()[part.name]
-    options = {**defaults, **part.options}
-    return options if kind == "lora" and options["composition_mode"] == "add" else {}
+    return part.whole if part.kind == "lora" and part.whole["composition_mode"] == "add" else {}
 
 
 class _Beside(NamedTuple):

@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from ringtune.errors import IntegrityError
-from ringtune.models.adapter_config import known_configurations, parse_adapter_config
+from ringtune.models.adapter_config import parse_adapter_config
 from ringtune.models.architecture_heads import architecture_head
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import (
@@ -96,7 +96,7 @@ def peft_files(
             the same ends of names.
     """
     (part,) = parse_adapter_config(config)
-    options = {**known_configurations()[part.name][1], **part.options}
+    options = part.whole
     family, form = FAMILIES[model_type], architecture_head(model_type, task)
     prefix = CLASS_PREFIX if in_tower else family.prefix if form else ""
     parts = [letter for letter in _LETTERS if letter in options["attn_matrices"]]
@@ -153,7 +153,6 @@ def _is_fused(layout: BlockLayout, path: str) -> bool:
 
 
 def _ranks(layout: BlockLayout, paths: Collection[str], options: Mapping[str, Any], parts: int) -> dict[str, Any]:
-    """Return rank and alpha, and those of a fused matrix of several parts."""
     rank, alpha = options["r"], options["alpha"]
     fused = [path for path in paths if _is_fused(layout, path) and parts > 1]
     if not fused:

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ringtune.errors import BusyError, FrameError, IntegrityError, ModelError, TrustError
 from ringtune.models.families import FAMILIES
@@ -38,7 +38,7 @@ from ringtune.models.folder import (
 )
 from ringtune.models.tokenizer import is_template_file, template_files
 from ringtune.storage.gguf import SUFFIX
-from ringtune.storage.pieces import Pieces
+from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.storage.tensor_files import stored_bytes
 from ringtune.texts import shown
 from ringtune.v1 import weights_pb2
@@ -247,23 +247,12 @@ def pieces_from_proto(message: weights_pb2.FetchRequest) -> tuple[tuple[str, int
     return tuple((piece.sha256.hex(), piece.offset) for piece in message.pieces)
 
 
-_READ_BYTES = 1 << 20
-
-
-class _Place(NamedTuple):
-    """Location of the bytes of a digest."""
-
-    path: Path
-    offset: int
-    nbytes: int
-
-
 class ModelSource:
     """A model folder that is served to other nodes; the constructor hashes all its files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._places: dict[str, _Place] = {}
+        self._contents: dict[str, FilePieces] = {}
         read_config(folder)  # refuses an unsupported model
         self._state = _state(folder)
         tensors = []
@@ -273,8 +262,7 @@ class ModelSource:
                     f"{folder}: tensor {name} has 4 bits a number, which no other node can fetch; put the folder on "
                     "every node (ringtune node --model)"
                 )
-            place = _Place(stored.path, stored.info.offset, stored.info.nbytes)
-            digest = self._add(place)
+            digest = self._add(FilePieces(stored.path, stored.info.offset, stored.info.nbytes))
             tensors.append(
                 TensorEntry(
                     name=name, dtype=stored.info.dtype, shape=stored.shape, sha256=digest, sample=stored.sample()
@@ -284,8 +272,8 @@ class ModelSource:
         for name in sorted((*MODEL_FILES, *template_files(folder))):
             path = folder / name
             if path.is_file():
-                place = _Place(path, 0, path.stat().st_size)
-                files.append(FileEntry(name=name, nbytes=place.nbytes, sha256=self._add(place)))
+                content = FilePieces(path)
+                files.append(FileEntry(name=name, nbytes=content.size_bytes, sha256=self._add(content)))
         self.manifest = ModelManifest(tensors=tuple(tensors), files=tuple(files))
 
     @property
@@ -296,20 +284,20 @@ class ModelSource:
     def read(self, pieces: Sequence[tuple[str, int]]) -> Iterator[tuple[int, bytes]]:
         """Read contents by digest, each from the number of bytes on that the caller has already."""
         for digest, offset in pieces:
-            if digest not in self._places or offset > self._places[digest].nbytes:
+            if digest not in self._contents or offset > self._contents[digest].size_bytes:
                 raise IntegrityError(
                     f"no content {digest[:16]} with {offset:,} bytes or more in {self._folder.name}; the model there "
                     "is another one"
                 )
         for index, (digest, offset) in enumerate(pieces):
-            for data in _read(self._places[digest], offset, CHUNK_BYTES):
+            for data in _messages(self._contents[digest], offset):
                 yield index, data
 
-    def _add(self, place: _Place) -> str:
+    def _add(self, content: FilePieces) -> str:
         digest = hashlib.sha256()
-        for data in _read(place, 0, _READ_BYTES):
+        for data in _messages(content, 0):
             digest.update(data)
-        self._places.setdefault(digest.hexdigest(), place)
+        self._contents.setdefault(digest.hexdigest(), content)
         return digest.hexdigest()
 
 
@@ -382,10 +370,8 @@ class Offers:
         if len(pieces) != 1 or pieces[0][0] not in initial:
             yield from self.source(run_id).read(pieces)
             return
-        content, at = initial[pieces[0][0]], pieces[0][1]
-        for piece in content.part(at, content.size_bytes - at):
-            for start in range(0, len(piece), CHUNK_BYTES):
-                yield 0, bytes(piece[start : start + CHUNK_BYTES])
+        for data in _messages(initial[pieces[0][0]], pieces[0][1]):
+            yield 0, data
 
     def source(self, run_id: str) -> ModelSource:
         """Return the model of a run; the first call hashes it, some 500 MB per second."""
@@ -409,16 +395,15 @@ def _state(folder: Path) -> dict[str, tuple[int, int]]:
     return {name: (path.stat().st_size, path.stat().st_mtime_ns) for name, path in paths.items()}
 
 
-def _read(place: _Place, start: int, chunk_bytes: int) -> Iterator[bytes]:
+def _messages(content: Pieces, at: int) -> Iterator[bytes]:
+    """Yield what follows the first ``at`` bytes, at most ``CHUNK_BYTES`` at once."""
+    left = content.size_bytes - at
     try:
-        with place.path.open("rb", buffering=0) as file:
-            at, end = place.offset + start, place.offset + place.nbytes
-            file.seek(at)
-            while at < end:
-                data = file.read(min(chunk_bytes, end - at))
-                if not data:
-                    raise IntegrityError(f"{place.path.name} became shorter while it was read; start the run again")
-                yield data
-                at += len(data)
+        for piece in content.part(at, left):
+            for start in range(0, len(piece), CHUNK_BYTES):
+                yield bytes(piece[start : start + CHUNK_BYTES])
+            left -= len(piece)
     except OSError as error:
-        raise ModelError(f"can't read {place.path.name}: {error.strerror}; start the run again") from error
+        raise ModelError(f"can't read {error.filename}: {error.strerror}; start the run again") from error
+    if left > 0:
+        raise IntegrityError("a file of the model became shorter while it was read; start the run again")

@@ -28,7 +28,7 @@ from ringtune.ids import check_node_name, check_run_id
 from ringtune.job.job import Job
 from ringtune.run_control.continuation import Length, digests
 from ringtune.schedule.course import Course
-from ringtune.schedule.migration import stay_reason
+from ringtune.schedule.migration import joined, stay_reason
 from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
@@ -250,13 +250,6 @@ class SavedSource(NamedTuple):
     sha256: str = ""
 
 
-class _Holder(NamedTuple):
-    """A node and the digest of its shard; empty = a file beside shards."""
-
-    node: str
-    sha256: str
-
-
 class CheckpointHolders:
     """The nodes that have the trained blocks and the head at the step of a manifest.
 
@@ -275,24 +268,24 @@ class CheckpointHolders:
         self._manifest, self._course, self._placement = manifest, course, placement
         settled = course.decided(manifest.unfreezing.unfreeze_at, manifest.operations)
         self._trained = tuple(one for one in range(course.num_blocks) if was_trained(settled, one, manifest.step))
-        self._holders: dict[int, list[_Holder]] = {block: [] for block in self._trained}
-        self._heads: list[_Holder] = []
+        # block -> node -> digest of its shard; empty = a file beside shards
+        self._holders: dict[int, dict[str, str]] = {block: {} for block in self._trained}
+        self._heads: dict[str, str] = {}
         for shard in manifest.shards:
             if problems.get(shard.node, {}).get(manifest.step) == "":
-                holder = _Holder(shard.node, shard.sha256)
-                with_head = saves_head(self._course, holder.node, self._manifest.holder)
-                self._add(holder, self._placement.trained_at(holder.node), has_head=with_head)
+                with_head = saves_head(course, shard.node, manifest.holder)
+                self._add(shard.node, shard.sha256, placement.trained_at(shard.node), has_head=with_head)
         for node, files in sorted(parts.items()):
             for file in files:
                 if file.attempt and (file.step, file.attempt) == (manifest.step, manifest.attempt):
-                    self._add(_Holder(node, ""), file.blocks, has_head=file.has_head)
+                    self._add(node, "", file.blocks, has_head=file.has_head)
 
-    def _add(self, holder: _Holder, blocks: Iterable[int], *, has_head: bool) -> None:
+    def _add(self, node: str, sha256: str, blocks: Iterable[int], *, has_head: bool) -> None:
         for block in blocks:
-            if block in self._holders and all(one.node != holder.node for one in self._holders[block]):
-                self._holders[block].append(holder)
-        if has_head and all(one.node != holder.node for one in self._heads):
-            self._heads.append(holder)
+            if block in self._holders:
+                self._holders[block].setdefault(node, sha256)
+        if has_head:
+            self._heads.setdefault(node, sha256)
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -305,28 +298,21 @@ class CheckpointHolders:
         The manifest's holder goes first, then other ``owners``, then nodes that keep copies. The digest is empty where
         the head is in a file beside shards.
         """
-        found = sorted(self._heads, key=lambda one: (one.node not in owners, one.node != self._manifest.holder))
-        return (found[0].node, found[0].sha256) if found else None
+        found = sorted(self._heads, key=lambda node: (node not in owners, node != self._manifest.holder))
+        return (found[0], self._heads[found[0]]) if found else None
 
     def head_for(self, owner: str, owners: Collection[str]) -> tuple[str, str] | None:
         """Choose the node from which an owner takes the head where every owner has one: itself if it can."""
-        own = [one for one in self._heads if one.node == owner]
-        return (owner, own[0].sha256) if own else self.head_at(owners)
+        return (owner, self._heads[owner]) if owner in self._heads else self.head_at(owners)
 
     def sources(self, placement: Placement, node: str) -> tuple[SavedSource, ...]:
         """List the sources of a node's trained blocks in a placement: the node itself where it has them."""
-        found = list[SavedSource]()
+        parts = []
         for block in placement.held_at(node):
-            holders = self._holders.get(block)
-            if not holders:
-                continue  # it was not trained yet, so every node makes it by itself
-            holder = next((one for one in holders if one.node == node), holders[0])
-            last = found[-1] if found else None
-            if last and (last.node, last.sha256, last.stop) == (*holder, block):
-                found[-1] = last._replace(stop=block + 1)
-            else:
-                found.append(SavedSource(holder.node, block, block + 1, holder.sha256))
-        return tuple(found)
+            if holders := self._holders.get(block):  # else it was not trained yet, so every node makes it by itself
+                source = node if node in holders else next(iter(holders))
+                parts.append(SavedSource(source, block, block + 1, holders[source]))
+        return joined(parts)
 
     def why_not(self, owners: Collection[str]) -> str:
         """Name the missing blocks or head with their last holder; empty if all are present, the head at ``owners``."""

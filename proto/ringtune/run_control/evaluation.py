@@ -19,9 +19,11 @@ Source: the CoNLL-2003 shared task, ``conlleval``; Lin 2004, ROUGE: A Package fo
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -286,28 +288,20 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
 
     Example: 1, 2, 3 and 10, 30, 20 give 0.5.
     """
-    ranks = [_centred(_ranks(values)) for values in (first, second)]
-    both = math.prod(math.sqrt(math.fsum(rank * rank for rank in centred)) for centred in ranks)
-    return _correlation(math.fsum(a * b for a, b in zip(*ranks, strict=True)), both) if both else None
+    try:
+        return min(1.0, max(-1.0, statistics.correlation(_ranks(first), _ranks(second))))
+    except statistics.StatisticsError:  # also of fewer than two
+        return None
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks = [0.0] * len(values)
-    first = 0
-    while first < len(order):
-        last = first
-        while last + 1 < len(order) and values[order[last + 1]] == values[order[first]]:
-            last += 1
-        for place in order[first : last + 1]:
-            ranks[place] = (first + last) / 2
-        first = last + 1
+    ranks, first = [0.0] * len(values), 0
+    for _, equal in itertools.groupby(sorted(range(len(values)), key=values.__getitem__), values.__getitem__):
+        places = list(equal)
+        for place in places:
+            ranks[place] = first + (len(places) - 1) / 2
+        first += len(places)
     return ranks
-
-
-def _centred(values: Sequence[float]) -> list[float]:
-    mean = math.fsum(values) / max(1, len(values))
-    return [value - mean for value in values]
 
 
 def _variance(mean_square: float, mean: float) -> float:

@@ -336,7 +336,6 @@ class AwaitedNodes:
         self._room_until_s: float | None = None
 
     def __bool__(self) -> bool:
-        """Whether any node is awaited."""
         return bool(self._owners or self._problem)
 
     @property

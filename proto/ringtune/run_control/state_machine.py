@@ -340,7 +340,6 @@ class RunStateMachine:
 
     @property
     def _goes_back(self) -> bool:
-        """Whether the run can go back to the end of a turn, because its nodes keep copies."""
         return self._recovers and self.plan is not None and self.plan.goes_back
 
     @property
@@ -357,7 +356,6 @@ class RunStateMachine:
 
     @property
     def _chooses_for(self) -> int | None:
-        """The step for which an operation table is being chosen; None if none is."""
         return self._grants.chooses_for if self._grants is not None else None
 
     @property
@@ -478,7 +476,6 @@ class RunStateMachine:
     def _open_links(self, event: rd.LinkFailed, now_s: float, commands: list[rd.Command]) -> None:
         recovery = self._rewind((), "", now_s, commands, link=event.failed.message)
         recovery.place(self._required_plan, self._required_migration.part.placement)
-        commands += recovery.halt()
 
     def _lose_an_end(self, event: rd.LinkFailed, now_s: float, commands: list[rd.Command]) -> None:
         """Continue without one end of a link that stays broken: the suspect, or the other where only that can go.
@@ -532,7 +529,6 @@ class RunStateMachine:
         self._bad.rewind()
         recovery = self._rewind((), event.message, now_s, commands)
         recovery.place(self._required_plan, self._required_migration.part.placement)
-        commands += recovery.halt()
 
     def _on_joined(self, node: str, now_s: float, commands: list[rd.Command]) -> None:
         """Permit a node in later placements; continue a run that waited for it, or for any node with room."""
@@ -593,13 +589,11 @@ class RunStateMachine:
         part = self._required_migration.part
         recovery = self._rewind((), "", now_s, commands, course, returned=returned)
         recovery.place(self._required_plan, part.placement)
-        commands += recovery.halt()
 
     # ---- recovery ---------------------------------------------------------------------------------
 
     @property
     def _course(self) -> Course:
-        """The course of the run, or of the recovery under way."""
         found = self._recovery.course if self._recovery else None
         return found or self._required_plan.course
 
@@ -611,7 +605,6 @@ class RunStateMachine:
             self._kept.commit(self._required_plan.course, self._required_migration.part.placement, turn)
 
     def _recover(self, lost: str, message: str, now_s: float, commands: list[rd.Command]) -> None:
-        """Make all other nodes stop, and search a placement without the lost one."""
         self._nodes = tuple(node for node in self._nodes if node != lost)
         commands.append(rd.Release(lost, message))
         course = self._recovery.course if self._recovery else None
@@ -622,7 +615,6 @@ class RunStateMachine:
             else:
                 self.awaited.for_owner(lost, now_s)
         recovery = self._rewind((lost,), "", now_s, commands, course)
-        commands += recovery.halt()
         self._find_placement(recovery, now_s, commands)
 
     def _rewind(
@@ -657,6 +649,7 @@ class RunStateMachine:
             before=self._recovery,
         )
         self._enter("waiting" if self.awaited else "moving", now_s, commands, self._nodes)
+        commands += self._recovery.halt()
         return self._recovery
 
     def _find_placement(self, recovery: Recovery, now_s: float, commands: list[rd.Command]) -> None:
@@ -697,7 +690,10 @@ class RunStateMachine:
                 recovery.problem = message  # the node that it misses will be missed by all, or time runs out
                 recovery.stuck.append(node)
             case rd.NoPlacementFound(placement_number, error, message) if placement_number == recovery.placement_number:
-                self._not_placed(recovery, error, message, now_s)
+                lost = [node for node in recovery.lost if node in self._gone]
+                problem = f"node {', '.join(recovery.lost)} is lost, and {message}"
+                if not recovery.is_old and not self.awaited.for_room(error, problem, lost, now_s):
+                    raise error_from_name(error, f"{problem}; {RESUME}")
                 self._find_placement(recovery, now_s, commands)
                 return
             case rd.PlacementFound(placement_number, placement) if placement_number == recovery.placement_number:
@@ -709,13 +705,6 @@ class RunStateMachine:
             case _:
                 return
         self._next_stage(recovery, now_s, commands)
-
-    def _not_placed(self, recovery: Recovery, error: str, message: str, now_s: float) -> None:
-        """Wait for a node with room, or search again where one has joined meanwhile."""
-        lost = [node for node in recovery.lost if node in self._gone]
-        problem = f"node {', '.join(recovery.lost)} is lost, and {message}"
-        if not recovery.is_old and not self.awaited.for_room(error, problem, lost, now_s):
-            raise error_from_name(error, f"{problem}; {RESUME}")
 
     def _next_stage(self, recovery: Recovery, now_s: float, commands: list[rd.Command]) -> None:
         """Send all to the placement once they have stopped; train once they have moved."""
@@ -950,7 +939,6 @@ class RunStateMachine:
 
     @property
     def _overdue(self) -> str:
-        """The missing answers after the time limit of a phase."""
         if self.phase == "planning":
             return f"planning took more than {self._wait_s + self._plan_s:g} s; lower runtime.plan_s or ask for less"
         if self.phase != "training":
@@ -963,6 +951,6 @@ class RunStateMachine:
         if oldest is None:
             took = f"took more than {limit_s + self._plan_s:g} s; raise runtime.plan_s"
             return f"choosing operations for step {self._chooses_for} {took}"
-        turn, nodes = oldest.turn, ", ".join(oldest.waits_for) or oldest.turn.owner
+        turn, nodes = oldest.turn, ", ".join(sorted(oldest.waits_for)) or oldest.turn.owner
         where = f"turn {turn.index} of node {turn.owner} (from step {turn.first_step})"
         return f"waited {limit_s:g} s for {where}: not done by {nodes}"

@@ -94,10 +94,11 @@ class EvaluationSums:
 
 
 class OpenTurn(NamedTuple):
-    """The oldest open turn, and the nodes that have not done it."""
+    """An open turn, the nodes that have not done it, and the ``seq`` of its reported items."""
 
     turn: Turn
-    waits_for: tuple[str, ...]
+    waits_for: set[str]
+    reported: set[int]
 
 
 class OpenTurns:
@@ -105,46 +106,40 @@ class OpenTurns:
 
     def __init__(self, items_ahead: int) -> None:
         self._items_ahead = items_ahead
-        self._turns: dict[int, Turn] = {}
-        self._waits: dict[int, set[str]] = {}
-        self._reported_items: dict[int, set[int]] = {}
+        self._open: dict[int, OpenTurn] = {}
 
     def __bool__(self) -> bool:
-        """Whether a turn is open."""
-        return bool(self._turns)
+        return bool(self._open)
 
     @property
     def needs_more(self) -> bool:
         """Whether to grant more turns: fewer than two are open, or fewer than ``items_ahead`` items."""
-        ahead = sum(turn.num_items - len(self._reported_items[turn.index]) for turn in self._turns.values())
-        return len(self._turns) < 2 or ahead < self._items_ahead
+        ahead = sum(one.turn.num_items - len(one.reported) for one in self._open.values())
+        return len(self._open) < 2 or ahead < self._items_ahead
 
     @property
     def change_anything(self) -> bool:
         """Whether an open turn trains or saves; score and evaluation turns change no state."""
-        return any(turn.kind.has_update or turn.kind is StepKind.CHECKPOINT for turn in self._turns.values())
+        kinds = [one.turn.kind for one in self._open.values()]
+        return any(kind.has_update or kind is StepKind.CHECKPOINT for kind in kinds)
 
     @property
     def oldest(self) -> OpenTurn | None:
         """The oldest open turn; None if none is open."""
-        if not self._turns:
-            return None
-        first = min(self._turns)
-        return OpenTurn(self._turns[first], tuple(sorted(self._waits[first])))
+        return self._open[min(self._open)] if self._open else None
 
     def add(self, turn: Turn, nodes: Collection[str]) -> None:
         """Open a turn that was granted to these nodes."""
-        self._turns[turn.index] = turn
-        self._waits[turn.index] = set(nodes)
-        self._reported_items[turn.index] = set()
+        self._open[turn.index] = OpenTurn(turn, set(nodes), set())
 
     def get(self, index: int) -> Turn | None:
         """Find an open turn by its index."""
-        return self._turns.get(index)
+        return self._open[index].turn if index in self._open else None
 
     def of_item(self, seq: int) -> Turn | None:
         """Find the open turn of the item ``seq``."""
-        return next((turn for turn in self._turns.values() if turn.first_seq <= seq < turn.end_seq), None)
+        turns = (one.turn for one in self._open.values())
+        return next((turn for turn in turns if turn.first_seq <= seq < turn.end_seq), None)
 
     def item_done(self, turn: Turn, told: StepReported) -> bool:
         """Note that an item of an open turn is finished; False for a repeated report; raises ``IntegrityError``."""
@@ -153,18 +148,18 @@ class OpenTurns:
                 f"node {told.node} reports item {told.seq} of step {told.step}; it is of node {turn.owner} and of a "
                 f"turn that begins at step {turn.first_step}; use one version on all machines"
             )
-        known = self._reported_items[turn.index]
+        known = self._open[turn.index].reported
         is_new = told.seq not in known
         known.add(told.seq)
         return is_new
 
     def node_done(self, node: str, turn: Turn) -> None:
         """Note that a node has done an open turn."""
-        self._waits[turn.index].discard(node)
+        self._open[turn.index].waits_for.discard(node)
 
     def close(self, turn: Turn) -> None:
         """Remove a turn that every node has done."""
-        del self._turns[turn.index], self._waits[turn.index], self._reported_items[turn.index]
+        del self._open[turn.index]
 
 
 class TurnDepths:
@@ -422,7 +417,6 @@ class TurnGrants:
         return [*commands, Grant(tuple(granted))] if granted else commands
 
     def _ruled(self, turn: Turn) -> Turn:
-        """Return the turn with the decisions of the techniques."""
         return functools.reduce(lambda turn, rule: rule.decided(turn), self.rules, turn)
 
     def _has_table(self, turn: Turn, commands: list[Command]) -> bool:

@@ -147,11 +147,9 @@ class Op:
         return op_of, (self.letter,)
 
     def __lt__(self, other: Op) -> bool:
-        """Order ops by letter, for reports."""
         return self.letter < other.letter
 
     def __str__(self) -> str:
-        """Return the letter."""
         return self.letter
 
     def forget(self) -> None:
@@ -287,7 +285,6 @@ class TensorKey(NamedTuple):
         return self.payload == Payload.HIDDEN
 
     def __str__(self) -> str:
-        """Write the tensor for messages: ``hidden state 12.0 at block 2``."""
         name = "hidden state" if self.is_hidden else "gradient"
         return f"{name} {self.seq}.{self.micro} at block {self.boundary}"
 

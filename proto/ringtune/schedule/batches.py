@@ -278,7 +278,9 @@ def _dirichlet_shares(labels: Sequence[str], num_owners: int, alpha: float, seed
         stream = RandomStream("dirichlet", seed, name)
         rows = [row for row, label in enumerate(labels) if label == name]
         order = stream.permutation(len(rows))
-        bounds = _cumulative(stream.dirichlet(alpha, num_owners), len(rows))
+        weights = [round(proportion * 2**32) for proportion in stream.dirichlet(alpha, num_owners)]
+        running = [0, *itertools.accumulate(weights)]
+        bounds = [len(rows) * part // running[-1] for part in running]
         for owner, (start, stop) in enumerate(itertools.pairwise(bounds)):
             shares[owner] += [rows[position] for position in order[start:stop]]
     for share in shares:
@@ -286,13 +288,3 @@ def _dirichlet_shares(labels: Sequence[str], num_owners: int, alpha: float, seed
             largest = max(range(num_owners), key=lambda owner: (len(shares[owner]), -owner))
             share.append(shares[largest].pop())
     return [tuple(sorted(share)) for share in shares]
-
-
-def _cumulative(proportions: Sequence[float], total: int) -> list[int]:
-    """Bounds ``0 .. total`` that cut a list in these proportions.
-
-    Proportions are rounded to 2**-32 first, so that rounding differences between machines do not move a row.
-    """
-    weights = [round(proportion * 2**32) for proportion in proportions]
-    running = [0, *itertools.accumulate(weights)]
-    return [total * part // running[-1] for part in running]

@@ -69,7 +69,6 @@ class FrozenWeights:
     native: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse another dtype; raises ``PlanError``."""
         check_fields(self, where="frozen", error=PlanError)
 
     def __str__(self) -> str:
@@ -223,7 +222,6 @@ class Generation:
     alone: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a number out of range; raises ``PlanError``."""
         check_fields(self, where="generation", error=PlanError)
 
     def turns(self, owner: Owner) -> int:
@@ -301,13 +299,42 @@ class Course(Extent):
     _plain: Course | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse a course that breaks a rule, whatever its placement; raises ``PlanError``."""
-        _check(self)
+        check_fields(self, where="", error=PlanError)
+        if self.microbatches > self.batch_size:
+            raise PlanError(f"{self.microbatches} micro-batches do not fit a batch of {self.batch_size} rows")
+        if self.frozen_blocks >= self.num_blocks:
+            raise PlanError(f"frozen_blocks is {self.frozen_blocks}, it has to be in [0, {self.num_blocks})")
+        check_owners(self.owners, self.left_out)
+        self.method.check(self)
+        if self.invertible:
+            name = self.method.name
+            if self.method.full_parameters:
+                raise PlanError(
+                    f"the method {name} trains all parameters and has no adapters, so no invertible one; plan anew"
+                )
+            if self.method.in_flight_below(self, self.num_blocks) > 1:
+                raise PlanError(
+                    f"the method {name} has several items in flight, an invertible adapter has one set of weights; use "
+                    "another train.method, or an adapter.config without it"
+                )
+            if self.offload is not None and self.offload.has_users:
+                raise PlanError(
+                    "users have adapters of their own, but an invertible adapter is one for all; leave one of them out"
+                )
+        elif not self.method.full_parameters and EMBEDDING in self.method.reach(self):
+            raise PlanError(
+                f"the method {self.method.name} trains the embedding, but has adapters; no node can do that"
+            )
+        if self.velora is not None:
+            self.velora.check(num_blocks=self.num_blocks, hidden_size=self.hidden_size)
+        if self.choice is not None:
+            _check_choice(self, self.choice)
+        if self.operations is not None:
+            _check_table(self, self.operations)
         values = (getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare)
         object.__setattr__(self, "_hash", hash(tuple(values)))  # it is in the key of many caches
 
     def __hash__(self) -> int:
-        """Return the hash of all fields, computed once."""
         return self._hash
 
     # ---- what may train ---------------------------------------------------------------------------
@@ -525,41 +552,6 @@ def stream_of(course: Course, node: str) -> BatchStream:
     """Return an owner's stream of training batches; ``course`` is a plain one."""
     owner = course.owner(node)
     return BatchStream(owner.train_rows if owner else 0, course.batch_size, course.seed, node)
-
-
-def _check(course: Course) -> None:
-    check_fields(course, where="", error=PlanError)
-    if course.microbatches > course.batch_size:
-        raise PlanError(f"{course.microbatches} micro-batches do not fit a batch of {course.batch_size} rows")
-    if course.frozen_blocks >= course.num_blocks:
-        raise PlanError(f"frozen_blocks is {course.frozen_blocks}, it has to be in [0, {course.num_blocks})")
-    check_owners(course.owners, course.left_out)
-    course.method.check(course)
-    if course.invertible:
-        _check_invertible(course)
-    elif not course.method.full_parameters and EMBEDDING in course.method.reach(course):
-        raise PlanError(f"the method {course.method.name} trains the embedding, but has adapters; no node can do that")
-    if course.velora is not None:
-        course.velora.check(num_blocks=course.num_blocks, hidden_size=course.hidden_size)
-    if course.choice is not None:
-        _check_choice(course, course.choice)
-    if course.operations is not None:
-        _check_table(course, course.operations)
-
-
-def _check_invertible(course: Course) -> None:
-    name = course.method.name
-    if course.method.full_parameters:
-        raise PlanError(f"the method {name} trains all parameters and has no adapters, so no invertible one; plan anew")
-    if course.method.in_flight_below(course, course.num_blocks) > 1:
-        raise PlanError(
-            f"the method {name} has several items in flight, an invertible adapter has one set of weights; use another "
-            "train.method, or an adapter.config without it"
-        )
-    if course.offload is not None and course.offload.has_users:
-        raise PlanError(
-            "users have adapters of their own, but an invertible adapter is one for all; leave one of them out"
-        )
 
 
 def _check_choice(course: Course, choice: Choice) -> None:

@@ -278,18 +278,13 @@ def _with_ships(plan: Plan, parts: Sequence[Leg]) -> Iterator[Leg]:
     for leg in parts:
         if leg.op is not Op.SEND:
             yield from ships
-            ships = list(_ships(plan, leg))
+            ships = []
         yield leg
+        for helper in reversed(plan.placement.helpers) if leg.op is Op.BACKWARD else ():
+            start, stop = max(leg.start, helper.start), min(leg.stop, helper.stop)
+            if start < stop:
+                ships += [Leg(Op.SHIP, start, stop), Leg(Op.SEND, start, 0, helper.node, Payload.PAIRS)]
     yield from ships
-
-
-def _ships(plan: Plan, leg: Leg) -> Iterator[Leg]:
-    """Yield the legs that ship pairs of helped blocks after a backward."""
-    for helper in reversed(plan.placement.helpers) if leg.op is Op.BACKWARD else ():
-        start, stop = max(leg.start, helper.start), min(leg.stop, helper.stop)
-        if start < stop:
-            yield Leg(Op.SHIP, start, stop)
-            yield Leg(Op.SEND, start, 0, helper.node, Payload.PAIRS)
 
 
 def fit_legs(plan: Plan, item: Item, node: str) -> tuple[Legs, ...]:
@@ -302,15 +297,14 @@ def fit_legs(plan: Plan, item: Item, node: str) -> tuple[Legs, ...]:
 
 def _fits(found: Way, node: str) -> Legs:
     ships = [
-        (leg, source)
+        (leg.start, leg.stop, source)
         for source, parts in found.items()
         for leg, after in itertools.pairwise(parts)
         if leg.op is Op.SHIP and after.peer == node
     ]
-    ordered = sorted(ships, key=lambda ship: -ship[0].start)
     pairs = (
-        (Leg(Op.RECEIVE, leg.start, 0, source, Payload.PAIRS), Leg(Op.FIT, leg.start, leg.stop))
-        for leg, source in ordered
+        (Leg(Op.RECEIVE, start, 0, source, Payload.PAIRS), Leg(Op.FIT, start, stop))
+        for start, stop, source in sorted(ships, reverse=True)
     )
     return tuple(itertools.chain.from_iterable(pairs))
 
@@ -444,7 +438,8 @@ def links(plan: Plan, start: StartPoint | None = None) -> frozenset[tuple[str, s
         if plan.course.choice is not None:  # a table that is not chosen yet may pass any slices by
             nodes = [owner, *(part.node for part in path)]
             pairs.update((source, target) for source in nodes for target in nodes)
-        for row in _rows(plan.course, owner):
+        rows = block_rows(plan.course.operations) if plan.course.operations else frozenset()
+        for row in {FULL * plan.course.num_blocks, *(row for name, row in rows if name == owner)}:
             up = [part.node for part in path if set(row[part.start : part.stop]) != {SHORTCUT}]
             down = [part.node for part in path if FULL in row[part.start : part.stop]]
             pairs.update(itertools.pairwise([owner, *up, owner]))
@@ -457,12 +452,6 @@ def links(plan: Plan, start: StartPoint | None = None) -> frozenset[tuple[str, s
     both |= replica_links(plan.placement)
     both |= copy_links(plan.course) or hand_overs(plan.course, start or StartPoint.of(plan.course))
     return frozenset((source, target) for source, target in both if source != target)
-
-
-def _rows(course: Course, owner: str) -> set[str]:
-    """Return the rows of operations that micro-batches of ``owner`` may have, all full among them."""
-    rows = block_rows(course.operations) if course.operations else frozenset()
-    return {FULL * course.num_blocks, *(row for name, row in rows if name == owner)}
 
 
 def is_replicated(plan: Plan, node: str, update: Action) -> bool:
@@ -509,7 +498,9 @@ def parcels(plan: Plan, item: Item, source: str, target: str) -> frozenset[Tenso
         receives = (leg for leg in way if leg.op is Op.RECEIVE and leg.peer == source)
         found |= {TensorKey(leg.payload, item.seq, micro, leg.start) for leg in receives}
     updates = (update for update in item_updates(plan, item, target) if update.op is Op.UPDATE)
-    return frozenset(found | {weights_key(update) for update in updates if _is_helped(plan, update, source, target)})
+    helpers = [one for one in plan.placement.helpers_of(target) if one.node == source]
+    helped = (update for update in updates if any(one.has_block(update.start) for one in helpers))
+    return frozenset(found | {weights_key(update) for update in helped})
 
 
 def max_waiting(plan: Plan, payload: str, source: str, target: str) -> int:
@@ -520,9 +511,3 @@ def max_waiting(plan: Plan, payload: str, source: str, target: str) -> int:
         return WAITING[payload]
     ranges = sum(helper.node == source for helper in plan.placement.helpers_of(target))
     return WAITING[payload] * ranges * (2 if plan.course.helper_settings.overlap else 1)
-
-
-def _is_helped(plan: Plan, update: Action, helper: str, host: str) -> bool:
-    """Whether a helper updates the blocks of an update for their host."""
-    helpers = plan.placement.helpers_of(host)
-    return any(one.node == helper and one.has_block(update.start) for one in helpers)

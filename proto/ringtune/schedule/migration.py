@@ -41,7 +41,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ringtune.errors import PlanError
 from ringtune.schedule.course import Course
@@ -67,24 +67,17 @@ def copy_holders(placement: Placement, node: str) -> tuple[str, ...]:
     stage = tuple(piece.node for piece in placement.hosts if (piece.start, piece.stop) == (own.start, own.stop))
     if not own.num_blocks or stage[0] != node:
         return ()
-    return _spread(placement, stage, _after(placement, node), max(1, placement.num_copies) - len(stage) + 1)
-
-
-def _after(placement: Placement, node: str) -> tuple[str, ...]:
-    """Return the hosts after a host in the ring, then the other nodes with adapters."""
-    hosts = [piece.node for piece in placement.hosts]
-    at = hosts.index(node)
-    return (*hosts[at + 1 :], *hosts[:at], *placement.members)
+    return _spread(placement, stage, placement.hosts_after(node), max(1, placement.num_copies) - len(stage) + 1)
 
 
 def _spread(placement: Placement, having: tuple[str, ...], candidates: Iterable[str], number: int) -> tuple[str, ...]:
-    """Choose ``number`` candidates in their order, as far as there are any; first those on racks without a copy.
+    """Choose ``number`` candidates, then other members, as far as there are any; first those on racks without a copy.
 
     ``having`` are the nodes that have the state without a copy. A node without a named rack is on one of its own.
     """
     racks, found = dict(placement.racks), list[str]()
     used = {racks.get(node, f"/{node}") for node in having}
-    left = [node for node in dict.fromkeys(candidates) if node not in having]
+    left = [node for node in dict.fromkeys((*candidates, *placement.members)) if node not in having]
     while left and len(found) < number:
         chosen = next((node for node in left if racks.get(node, f"/{node}") not in used), left[0])
         left.remove(chosen)
@@ -103,8 +96,10 @@ def copies_of(placement: Placement, node: str) -> dict[str, tuple[int, ...]]:
     for block in placement.trained_at(node):
         host = placement.host_of(block)
         is_own = piece.start <= block < piece.stop
-        further = () if is_own else _spread(placement, (node, host), _after(placement, host), placement.num_copies - 1)
-        for holder in own if is_own else (host, *further):
+        others = (
+            () if is_own else _spread(placement, (node, host), placement.hosts_after(host), placement.num_copies - 1)
+        )
+        for holder in own if is_own else (host, *others):
             found.setdefault(holder, []).append(block)
     return {holder: tuple(blocks) for holder, blocks in found.items()}
 
@@ -225,7 +220,7 @@ def head_holders(course: Course, placement: Placement, owner: str) -> tuple[str,
     others = (*names[at + 1 :], *names[:at])
     if not placement.num_copies:
         return others[:1]
-    return _spread(placement, (owner,), (*others, *placement.members), placement.num_copies)
+    return _spread(placement, (owner,), others, placement.num_copies)
 
 
 def shared_racks(course: Course, placement: Placement) -> tuple[str, ...]:
@@ -247,6 +242,9 @@ def shared_racks(course: Course, placement: Placement) -> tuple[str, ...]:
 
 
 _ONE = "give the plan one placement"
+
+
+_Blocks = TypeVar("_Blocks", bound=Any)
 
 
 class Source(NamedTuple):
@@ -335,11 +333,11 @@ def sources(course: Course, before: Placement, after: Placement, node: str, step
     )
 
 
-def joined(parts: Iterable[Source]) -> tuple[Source, ...]:
-    """Join adjacent blocks of one node into one range."""
-    found: list[Source] = []
+def joined(parts: Iterable[_Blocks]) -> tuple[_Blocks, ...]:
+    """Join adjacent ranges of blocks that are equal otherwise, such as those of one node."""
+    found: list[_Blocks] = []
     for part in parts:
-        if found and (found[-1].node, found[-1].stop) == (part.node, part.start):
+        if found and found[-1]._replace(start=part.start, stop=part.stop) == part and found[-1].stop == part.start:
             found[-1] = found[-1]._replace(stop=part.stop)
         else:
             found.append(part)

@@ -138,15 +138,9 @@ def unpack(text: str, count: int) -> str:
     return codes[:count]
 
 
-def _five(value: int) -> str:
-    codes = []
-    for _ in range(_PER_BYTE):
-        value, code = divmod(value, _BASE)
-        codes.append(chr(code + _FIRST))
-    return "".join(codes)
-
-
-_FIVE: Final = tuple(_five(value) for value in range(_BASE**_PER_BYTE))
+_FIVE: Final = tuple(
+    "".join(chr(value // _BASE**at % _BASE + _FIRST) for at in range(_PER_BYTE)) for value in range(_BASE**_PER_BYTE)
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -306,7 +300,6 @@ class Operations:
         self._rows.update({(entry.owner, entry.batch_id, entry.of_pass): entry.rows for entry in self.batches})
 
     def __hash__(self) -> int:
-        """Return the hash of all fields, computed once."""
         return self._hash
 
     def check(self, *, num_blocks: int, microbatches: int, batches: Mapping[str, int]) -> None:
@@ -609,7 +602,13 @@ class Choice:
         if self.tables:
             check_tables(self.tables)
         object.__setattr__(self, "score_scale", float(self.score_scale))
-        _check_groups(self.groups, self.subnets)
+        if self.groups and self.subnets != 1:
+            raise PlanError(f"operations of groups of blocks have 1 subnet a block, not {self.subnets}")
+        at = 0
+        for group in self.groups:
+            if len(group) != 2 or not at <= group[0] < group[1]:
+                raise PlanError(f"operations.groups have {list(group)}, it has to be [start, stop) from {at} on")
+            at = group[1]
 
     @property
     def by_slice(self) -> bool:
@@ -658,13 +657,3 @@ class Choice:
     def given_at(self, step: int) -> Operations | None:
         """Return the given table that begins to hold at a step; None if there is none."""
         return next((table.operations for table in self.tables if table.step == step), None)
-
-
-def _check_groups(groups: tuple[tuple[int, ...], ...], subnets: int) -> None:
-    if groups and subnets != 1:
-        raise PlanError(f"operations of groups of blocks have 1 subnet a block, not {subnets}")
-    at = 0
-    for group in groups:
-        if len(group) != 2 or not at <= group[0] < group[1]:
-            raise PlanError(f"operations.groups have {list(group)}, it has to be [start, stop) from {at} on")
-        at = group[1]

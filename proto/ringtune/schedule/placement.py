@@ -83,7 +83,6 @@ class ActivationCacheSettings:
     dtype: Annotated[str, OneOf(ITEM_BYTES)] = EXACT
 
     def __post_init__(self) -> None:
-        """Refuse a negative limit, and an unknown dtype; raises ``PlanError``."""
         check_fields(self, where="cache", error=PlanError)
 
 
@@ -218,12 +217,29 @@ class Placement:
 
     def __post_init__(self) -> None:
         """Refuse slices with a gap, an overlap, a share below 1, or two of one node; raises ``PlanError``."""
-        _check(self)
+        check_fields(self, where="", error=PlanError)
+        names = [piece.node for piece in self.slices]
+        if len(set(names)) != len(names) or not all(names):
+            raise PlanError(f"every slice needs a node of its own, with a name; these have {names}")
+        at, stage = self.private_blocks, (-1, -1)
+        for piece in self.slices:
+            if piece.num_blocks < 0:
+                raise PlanError(f"node {piece.node} has the reversed range [{piece.start}, {piece.stop})")
+            if piece.share < 1:
+                raise PlanError(f"the share of node {piece.node} is {piece.share}, it has to be at least 1")
+            if piece.num_blocks and (piece.start, piece.stop) == stage:
+                continue  # a replica
+            stage = (piece.start, piece.stop) if piece.num_blocks else stage
+            if piece.num_blocks and piece.start != at:
+                kind = "gap" if piece.start > at else "overlap"
+                raise PlanError(f"{kind} before block {piece.start} of node {piece.node}: expected block {at}")
+            at = piece.stop if piece.num_blocks else at
+        check_ranges(self.recompute, where="recompute", stop=self.stop)
+        check_helpers(self.helpers, ((piece.node, piece.start, piece.stop) for piece in self.hosts))
         values = (getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare)
         object.__setattr__(self, "_hash", hash(tuple(values)))  # a placement is in the key of many caches
 
     def __hash__(self) -> int:
-        """Return the hash of all fields, computed once."""
         return self._hash
 
     @property
@@ -235,6 +251,12 @@ class Placement:
     def hosts(self) -> tuple[Slice, ...]:
         """Slices that are not empty, in ring order."""
         return tuple(piece for piece in self.slices if piece.num_blocks)
+
+    def hosts_after(self, node: str) -> tuple[str, ...]:
+        """Return the other hosts, from the one after a host in the ring on."""
+        hosts = [piece.node for piece in self.hosts]
+        at = hosts.index(node)
+        return (*hosts[at + 1 :], *hosts[:at])
 
     def slice_of(self, node: str) -> Slice:
         """Return the slice of ``node``; an empty one above all blocks if it hosts nothing."""
@@ -302,15 +324,12 @@ class Placement:
         """Return helpers, of ``node`` or all, with adjacent blocks of one host and helper joined, for messages."""
         found: list[Helper] = []
         for one in self.helped_by(node) if node else self.helpers:
-            last = found[-1] if found else None
-            if last and self._ends(last) == (one.node, one.start, self.host_of(one.start)):
+            last, key = found[-1] if found else None, (one.node, one.start, self.host_of(one.start))
+            if last and (last.node, last.stop, self.host_of(last.start)) == key:
                 found[-1] = dataclasses.replace(last, stop=one.stop)
             else:
                 found.append(one)
         return tuple(found)
-
-    def _ends(self, helper: Helper) -> tuple[str, int, str]:
-        return (helper.node, helper.stop, self.host_of(helper.start))
 
     def host_of(self, block: int) -> str:
         """Return the node that hosts a block, the first of replicas; empty for a private block."""
@@ -335,25 +354,3 @@ class Placement:
     def digest(self) -> str:
         """SHA-256 of ``to_wire``, so that digests of earlier versions stay valid."""
         return json_digest(self.to_wire())
-
-
-def _check(placement: Placement) -> None:
-    check_fields(placement, where="", error=PlanError)
-    names = [piece.node for piece in placement.slices]
-    if len(set(names)) != len(names) or not all(names):
-        raise PlanError(f"every slice needs a node of its own, with a name; these have {names}")
-    at, stage = placement.private_blocks, (-1, -1)
-    for piece in placement.slices:
-        if piece.num_blocks < 0:
-            raise PlanError(f"node {piece.node} has the reversed range [{piece.start}, {piece.stop})")
-        if piece.share < 1:
-            raise PlanError(f"the share of node {piece.node} is {piece.share}, it has to be at least 1")
-        if piece.num_blocks and (piece.start, piece.stop) == stage:
-            continue  # a replica
-        stage = (piece.start, piece.stop) if piece.num_blocks else stage
-        if piece.num_blocks and piece.start != at:
-            kind = "gap" if piece.start > at else "overlap"
-            raise PlanError(f"{kind} before block {piece.start} of node {piece.node}: expected block {at}")
-        at = piece.stop if piece.num_blocks else at
-    check_ranges(placement.recompute, where="recompute", stop=placement.stop)
-    check_helpers(placement.helpers, ((piece.node, piece.start, piece.stop) for piece in placement.hosts))

@@ -43,12 +43,36 @@ class Plan:
     _plain: Plan | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse placements that do not fit the course, or one another; raises ``PlanError``."""
-        _check(self)
+        course = self.course
+        check_placements(course, self.placements)
+        for placement in self.placements:
+            _check_helpers(course, placement)
+            check_replicas(course, placement)
+            if placement.cache is not None and (problem := no_cache_reason(course, bool(placement.helpers))):
+                raise PlanError(f"hosts can't keep hidden states: {problem}; or leave the placement's cache out")
+            for piece in placement.hosts:
+                if piece.stop > course.num_blocks:
+                    blocks = f"[{piece.start}, {piece.stop})"
+                    raise PlanError(f"node {piece.node} hosts {blocks}, the model has {course.num_blocks} blocks")
+            if (private := placement.private_blocks) > course.num_blocks:
+                raise PlanError(f"private_blocks is {private}, the model has {course.num_blocks} blocks")
+            if placement.stop < course.num_blocks:
+                raise PlanError(f"blocks [{placement.stop}, {course.num_blocks}) have no host")
+            if private > course.frozen_blocks:
+                raise PlanError(
+                    f"private_blocks is {private}, but only the lowest {course.frozen_blocks} blocks never train; "
+                    "freeze as many"
+                )
+            for piece in placement.hosts:
+                numbers = {course.method.in_flight(course, block) for block in range(piece.start, piece.stop)}
+                if len(numbers) > 1:
+                    raise PlanError(
+                        f"the blocks [{piece.start}, {piece.stop}) of node {piece.node} may have {sorted(numbers)} "
+                        "items in flight, but a slice has one number; plan anew"
+                    )
         object.__setattr__(self, "_hash", hash((self.course, self.placements)))
 
     def __hash__(self) -> int:
-        """Return the hash of course and placements, computed once."""
         return self._hash
 
     @staticmethod
@@ -237,36 +261,6 @@ def no_cache_reason(course: Course, has_helpers: bool) -> str:
     if course.offload is not None or has_helpers:
         return "helpers fit the adapters of some blocks; use offload.mode = 'off'"
     return ""
-
-
-def _check(plan: Plan) -> None:
-    course = plan.course
-    check_placements(course, plan.placements)
-    for placement in plan.placements:
-        _check_helpers(course, placement)
-        check_replicas(course, placement)
-        if placement.cache is not None and (problem := no_cache_reason(course, bool(placement.helpers))):
-            raise PlanError(f"hosts can't keep hidden states: {problem}; or leave the placement's cache out")
-        for piece in placement.hosts:
-            if piece.stop > course.num_blocks:
-                blocks = f"[{piece.start}, {piece.stop})"
-                raise PlanError(f"node {piece.node} hosts {blocks}, the model has {course.num_blocks} blocks")
-        if placement.private_blocks > course.num_blocks:
-            raise PlanError(f"private_blocks is {placement.private_blocks}, the model has {course.num_blocks} blocks")
-        if placement.stop < course.num_blocks:
-            raise PlanError(f"blocks [{placement.stop}, {course.num_blocks}) have no host")
-        if placement.private_blocks > course.frozen_blocks:
-            raise PlanError(
-                f"private_blocks is {placement.private_blocks}, but only the lowest {course.frozen_blocks} blocks "
-                "never train; freeze as many"
-            )
-        for piece in placement.hosts:
-            numbers = {course.method.in_flight(course, block) for block in range(piece.start, piece.stop)}
-            if len(numbers) > 1:
-                raise PlanError(
-                    f"the blocks [{piece.start}, {piece.stop}) of node {piece.node} may have {sorted(numbers)} items "
-                    "in flight, but a slice has one number; plan anew"
-                )
 
 
 def _check_helpers(course: Course, placement: Placement) -> None:

@@ -192,7 +192,6 @@ class Extent:
 
 
 def _all_owners(owners: Sequence[Owner], left_out: Sequence[DroppedOwner]) -> tuple[Owner, ...]:
-    """Return the owners of the run in initiator order, including those left out; raises ``PlanError``."""
     every, lost = list(owners), dict[str, int]()
     for one in left_out:
         had = lost.pop(one.owner.node, None)

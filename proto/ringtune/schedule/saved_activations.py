@@ -85,7 +85,21 @@ class Velora:
         check_ranges(self.blocks, where="velora.blocks")
         if not self.blocks:
             raise PlanError("velora.blocks is empty; name blocks, or leave velora out")
-        _check_layers(self.layers)
+        if not self.layers:
+            raise PlanError(f"velora.layers is empty; name some of {', '.join(LAYERS)}")
+        for layer in self.layers:
+            if layer not in LAYERS:
+                raise PlanError(f"velora.layers has {layer!r}; {nearest(layer, LAYERS)}")
+        check_named_once(self.layers, PlanError)
+        named = [layer for layer in ONE_INPUT[0] if layer in self.layers]
+        missing = [layer for layer in ONE_INPUT[0] if layer not in self.layers]
+        if named and missing:
+            raise PlanError(
+                f"velora.layers has {', '.join(named)} without {', '.join(missing)}: the three read one tensor, which "
+                "is kept as long as one of them keeps it; name all three, or none"
+            )
+        if "gate" in self.layers and "up" not in self.layers:
+            raise PlanError("velora.layers has gate without up: both read one tensor; name both, or none")
 
     def has_block(self, block: int) -> bool:
         """Whether the layers of a block keep projections."""
@@ -168,21 +182,3 @@ def check_ranges(ranges: Sequence[Range], *, where: str, stop: int | None = None
 def ranges_to_json(ranges: Iterable[Range]) -> list[list[int]]:
     """Write ranges as pairs of numbers."""
     return [list(one) for one in ranges]
-
-
-def _check_layers(layers: tuple[str, ...]) -> None:
-    if not layers:
-        raise PlanError(f"velora.layers is empty; name some of {', '.join(LAYERS)}")
-    for layer in layers:
-        if layer not in LAYERS:
-            raise PlanError(f"velora.layers has {layer!r}; {nearest(layer, LAYERS)}")
-    check_named_once(layers, PlanError)
-    named = [layer for layer in ONE_INPUT[0] if layer in layers]
-    missing = [layer for layer in ONE_INPUT[0] if layer not in layers]
-    if named and missing:
-        raise PlanError(
-            f"velora.layers has {', '.join(named)} without {', '.join(missing)}: the three read one tensor, which is "
-            "kept as long as one of them keeps it; name all three, or none"
-        )
-    if "gate" in layers and "up" not in layers:
-        raise PlanError("velora.layers has gate without up: both read one tensor; name both, or none")

@@ -65,9 +65,9 @@ import itertools
 import math
 import sys
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final, Protocol, Self, TypeVar
+from typing import Annotated, Final, NamedTuple, Protocol, Self, TypeVar
 
 from ringtune.errors import PlanError
 from ringtune.schedule.batches import BatchStream
@@ -206,7 +206,10 @@ class Unfreezing:
         found = dataclasses.replace(self, num_turns=turn + 1, recent=tuple(last.values()))
         if turn + 1 < len(course.owners):
             return found
-        judged, is_first = _mean(course, last), len(last) > len(self.recent)
+        own = weights(course.owners, course.turns)
+        total = sum(own[owner] for owner in last)
+        judged = math.fsum(loss / (total / own[owner]) for owner, loss in last.items())  # mean by the owners' weights
+        is_first = len(last) > len(self.recent)
         if self.best is None or is_first or judged < self.best - patience.min_improvement * abs(self.best):
             return dataclasses.replace(found, best=judged, waited_steps=0)
         if self.unfreeze_at and turn * length < self.unfreeze_at[-1]:
@@ -261,13 +264,6 @@ def _with_losses(course: Course, num_turns: int) -> tuple[int, ...]:
     counts = turn_counts(own, num_turns) if since else ()
     none_yet = {at for at, count in enumerate(counts) if count == since.get(course.owners[at].node)}
     return tuple(index for index in latest_owners(own, num_turns) if index not in none_yet)
-
-
-def _mean(course: Course, last: Mapping[int, float]) -> float:
-    """Mean of the owners' last losses, by the owners' weights."""
-    own = weights(course.owners, course.turns)
-    total = sum(own[owner] for owner in last)
-    return math.fsum(loss / (total / own[owner]) for owner, loss in last.items())
 
 
 def _counted_steps(course: Course, steps: int, owner: int) -> int:
@@ -488,43 +484,46 @@ def turn_sequence(course: Course, *, start: StartPoint | None = None) -> Iterato
     and only ``start.repeats`` is repeated.
     """
     start = start or StartPoint.of(course)
-    last: Turn | None = None
+    index, seq = start.first_turn, start.first_seq
+    for part in _parts(course, start):
+        yield Turn(index=index, first_seq=seq, **part._asdict())
+        index, seq = index + 1, seq + part.num_items
+
+
+class _Part(NamedTuple):
+    """A turn without its place in the sequence."""
+
+    kind: StepKind
+    owner: str
+    round: int
+    num_items: int
+    first_step: int
+    first_batch: int = 0
+
+
+def _parts(course: Course, start: StartPoint) -> Iterator[_Part]:
     step = start.step
     num_turns = -(-step // course.local_iterations)
     round_index = max(0, course.turns_of_owners(num_turns) - 1) // len(course.owners)
     if StepKind.CHECKPOINT in start.repeats:
-        last = _next_turn(
-            None, start, kind=StepKind.CHECKPOINT, owner=start.holder, round=round_index, num_items=1, first_step=step
-        )
-        yield last
+        yield _Part(StepKind.CHECKPOINT, start.holder, round_index, 1, step)
     is_resumed = start.first_turn == 0 and (step or not course.num_steps) and evaluation_is_due(course, step)
     if is_resumed or any(kind.evaluates for kind in start.repeats):
-        last = yield from _visits(StepKind.EVALUATE, course, step, start.holder, round_index, last, start)
+        yield from _visits(StepKind.EVALUATE, course, step, start.holder, round_index)
     own = weights(course.owners, course.turns)
     num_turns = course.turns_of_owners(num_turns)
     counts, order = turn_counts(own, num_turns), owner_indices(own, num_turns)
     while step < course.num_steps:
         round_index, position = num_turns // len(course.owners), next(order)
         if scores_are_due(course, step):
-            first = _first_scorer(course, start, step)
-            last = yield from _visits(StepKind.SCORE, course, step, first, round_index, last, start)
-        last = _next_turn(
-            last,
-            start,
-            kind=StepKind.TRAIN,
-            owner=course.owners[position].node,
-            round=round_index,
-            num_items=min(course.local_iterations, course.num_steps - step),
-            first_step=step,
-            first_batch=counts[position] * course.local_iterations,
-        )
-        yield last
-        step, holder = last.end_step, last.owner
+            yield from _visits(StepKind.SCORE, course, step, _first_scorer(course, start, step), round_index)
+        holder, num_items = course.owners[position].node, min(course.local_iterations, course.num_steps - step)
+        yield _Part(StepKind.TRAIN, holder, round_index, num_items, step, counts[position] * course.local_iterations)
+        step += num_items
         if checkpoint_is_due(course, step):
-            last = checkpoint_turn(last, holder=holder)
-            yield last
+            yield _Part(StepKind.CHECKPOINT, holder, round_index, 1, step)
         if evaluation_is_due(course, step):
-            last = yield from _visits(StepKind.EVALUATE, course, step, holder, round_index, last)
+            yield from _visits(StepKind.EVALUATE, course, step, holder, round_index)
         num_turns += 1
         counts[position] += 1
 
@@ -590,33 +589,16 @@ def _ways(course: Course, holder: str, following: list[str], *, evaluates: bool,
 
 def checkpoint_turn(last: Turn, *, holder: str) -> Turn:
     """Return the turn after ``last`` in which every node saves; ``holder`` has the head."""
-    return _next_turn(
-        last, kind=StepKind.CHECKPOINT, owner=holder, round=last.round, num_items=1, first_step=last.end_step
-    )
-
-
-def _next_turn(
-    last: Turn | None,
-    start: StartPoint | None = None,
-    *,
-    kind: StepKind,
-    owner: str,
-    round: int,  # noqa: A002 - the word of the protocol
-    num_items: int,
-    first_step: int,
-    first_batch: int = 0,
-) -> Turn:
-    return Turn(
-        index=last.index + 1 if last else start.first_turn if start else 0,
-        kind=kind,
-        owner=owner,
-        round=round,
-        first_seq=last.end_seq if last else start.first_seq if start else 0,
-        num_items=num_items,
-        first_step=first_step,
-        first_batch=first_batch,
-        unfreeze_at=last.unfreeze_at if last else (),
-        operations=last.operations if last else None,
+    return dataclasses.replace(
+        last,
+        index=last.index + 1,
+        kind=StepKind.CHECKPOINT,
+        owner=holder,
+        first_seq=last.end_seq,
+        num_items=1,
+        first_step=last.end_step,
+        first_batch=0,
+        passages=(),
     )
 
 
@@ -627,43 +609,18 @@ def _visited(kind: StepKind, course: Course, holder: str) -> list[Owner]:
     return [owner for owner in owners if kind is StepKind.SCORE or owner.eval_rows]
 
 
-def _visits(
-    kind: StepKind,
-    course: Course,
-    step: int,
-    holder: str,
-    round_index: int,
-    last: Turn | None,
-    start: StartPoint | None = None,
-) -> Generator[Turn, None, Turn | None]:
-    """Yield the turns of each owner for scores, or for an evaluation; return the last turn so far."""
+def _visits(kind: StepKind, course: Course, step: int, holder: str, round_index: int) -> Iterator[_Part]:
     for owner in _visited(kind, course, holder):
-        for part, first_batch, num_items in _parts_of_visit(kind, course, owner):
-            last = _next_turn(
-                last,
-                start,
-                kind=part,
-                owner=owner.node,
-                round=round_index,
-                num_items=num_items,
-                first_step=step,
-                first_batch=first_batch,
-            )
-            yield last
-    return last
-
-
-def _parts_of_visit(kind: StepKind, course: Course, owner: Owner) -> Iterator[tuple[StepKind, int, int]]:
-    """Yield kind, first batch and number of items of an owner's turns for scores, or for an evaluation."""
-    if kind is StepKind.SCORE:
-        yield kind, 0, course.num_scored(owner)
-        return
-    generation = course.generation
-    if generation is None or not generation.alone:
-        yield kind, 0, course.eval_batches(owner)
-    if generation is not None:
-        length = generation.max_new_tokens
-        yield from ((StepKind.GENERATE, turn * length, length) for turn in range(generation.turns(owner)))
+        if kind is StepKind.SCORE:
+            yield _Part(kind, owner.node, round_index, course.num_scored(owner), step)
+            continue
+        texts = course.generation
+        if texts is None or not texts.alone:
+            yield _Part(kind, owner.node, round_index, course.eval_batches(owner), step)
+        if texts is not None:
+            length = texts.max_new_tokens
+            for turn in range(texts.turns(owner)):
+                yield _Part(StepKind.GENERATE, owner.node, round_index, length, step, turn * length)
 
 
 def evaluation_turns(course: Course) -> int:

@@ -71,15 +71,12 @@ class Units:
         return Units(num_blocks, (Range(num_blocks - depth, num_blocks + 1),))
 
     def __contains__(self, unit: object) -> bool:
-        """Whether ``unit`` is in the set."""
         return isinstance(unit, int) and any(start <= unit < stop for start, stop in self.ranges)
 
     def __iter__(self) -> Iterator[int]:
-        """Yield the units in ascending order."""
         return itertools.chain.from_iterable(range(start, stop) for start, stop in self.ranges)
 
     def __bool__(self) -> bool:
-        """Whether there is any unit."""
         return bool(self.ranges)
 
     @property

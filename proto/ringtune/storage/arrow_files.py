@@ -151,7 +151,6 @@ def _inside(folder: Path, names: Sequence[Any]) -> list[Path]:
 
 
 def _of_folder(folder: Path) -> tuple[Path, ...]:
-    """List the files of a folder, which has to be of one split."""
     if (folder / _STATE_FILE).is_file() and not (folder / _SPLITS_FILE).is_file():
         try:
             return tuple(
@@ -209,8 +208,9 @@ def _check_shards(files: Sequence[Path]) -> None:
 
 def arrow_header(path: Path) -> ArrowHeader:
     """Read the names of the columns; raises ``DataError`` as ``arrow_rows``."""
-    with contextlib.closing(_lines(path, "", None)) as lines:
-        return _header(next(lines))
+    with contextlib.closing(arrow_rows(path)) as rows:
+        header: Any = next(rows)
+    return header  # type: ignore[no-any-return]
 
 
 def arrow_rows(
@@ -224,7 +224,8 @@ def arrow_rows(
         only: columns that rows have, as far as they are in the header; None = all. Others are not decoded.
     """
     with contextlib.closing(_lines(path, picture, only)) as lines:
-        header = _header(next(lines))
+        columns, left_out, pictures, classes = next(lines)
+        header = ArrowHeader(tuple(columns), left_out, tuple(pictures), classes)
         yield header
         names = _chosen(header.columns, only)
         for found in lines:
@@ -233,11 +234,6 @@ def arrow_rows(
 
 def _chosen(columns: Sequence[str], only: Collection[str] | None) -> list[str]:
     return [name for name in columns if only is None or name in only]
-
-
-def _header(found: Any) -> ArrowHeader:
-    columns, left_out, pictures, classes = found
-    return ArrowHeader(tuple(columns), left_out, tuple(pictures), classes)
 
 
 def _lines(path: Path, picture: str, only: Collection[str] | None) -> Generator[Any, None, None]:
@@ -288,7 +284,6 @@ def _unpacked(table: dict[str, Any]) -> Any:
 
 
 def _split(source: int, path: Path) -> Iterator[bytes]:
-    """Yield the lines from a pipe."""
     ready, rest = select.poll(), list[bytes]()
     ready.register(source, select.POLLIN)
     while True:
@@ -516,7 +511,6 @@ def _without_nanoseconds(kind: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, list | tuple):

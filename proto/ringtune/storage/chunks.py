@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Final, TypeVar
+from typing import BinaryIO, Final
 
 from ringtune.errors import IntegrityError, StorageError
 from ringtune.v1 import control_pb2
 
-Sink = TypeVar("Sink", bound=BinaryIO)
 CHUNK_BYTES: Final = 1 << 20
 
 
@@ -94,46 +93,28 @@ def write_any_files(
     chunks: Iterable[control_pb2.FileChunk], folder: Path, *, names: Collection[str], max_bytes: int, source: str
 ) -> dict[str, Path]:
     """Write files to an empty folder; raises ``IntegrityError`` or ``StorageError``."""
-
-    def open_file(path: str) -> BinaryIO:
-        if path not in names:
-            raise _unexpected(path, source)
-        if "/" in path:
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        return (folder / path).open("xb")
-
+    came: dict[str, Path] = {}
+    pending, left_bytes = iter(chunks), max_bytes
     try:
-        came = {path for path, _ in _join(chunks, open_file, max_bytes=max_bytes, source=source)}
+        for first in pending:
+            path = first.path
+            if path not in names or path in came:
+                raise IntegrityError(f"{source} sent a file {path!r} that was not expected")
+            came[path] = folder / path
+            if "/" in path:
+                came[path].parent.mkdir(parents=True, exist_ok=True)
+            with came[path].open("xb") as file:
+                joiner = FileJoiner(path, file, source=source)
+                for chunk in itertools.chain([first], pending):
+                    if chunk.path != path:
+                        raise IntegrityError(f"{source} began {chunk.path!r} before {path!r} was complete")
+                    left_bytes -= len(chunk.chunk)
+                    if left_bytes < 0:
+                        raise IntegrityError(f"{source} sent more than {max_bytes:,} bytes of files")
+                    if joiner.add(chunk):
+                        break
+                else:
+                    raise IntegrityError(f"{path} from {source} is not complete; try again")
     except OSError as error:
         raise StorageError(f"can't write the files that {source} sent: {error.strerror}; make room") from error
-    return {path: folder / path for path in came}
-
-
-def _join(
-    chunks: Iterable[control_pb2.FileChunk], open_file: Callable[[str], Sink], *, max_bytes: int, source: str
-) -> Iterator[tuple[str, Sink]]:
-    """Yield path and file of each complete file; it is closed when the next one is requested."""
-    came: set[str] = set()
-    pending, left_bytes = iter(chunks), max_bytes
-    for first in pending:
-        if not first.path or first.path in came:
-            raise _unexpected(first.path, source)
-        came.add(first.path)
-        file = open_file(first.path)
-        with file:
-            joiner = FileJoiner(first.path, file, source=source)
-            for chunk in itertools.chain([first], pending):
-                if chunk.path != first.path:
-                    raise IntegrityError(f"{source} began {chunk.path!r} before {first.path!r} was complete")
-                left_bytes -= len(chunk.chunk)
-                if left_bytes < 0:
-                    raise IntegrityError(f"{source} sent more than {max_bytes:,} bytes of files")
-                if joiner.add(chunk):
-                    break
-            else:
-                raise IntegrityError(f"{first.path} from {source} is not complete; try again")
-            yield first.path, file
-
-
-def _unexpected(path: str, source: str) -> IntegrityError:
-    return IntegrityError(f"{source} sent a file {path!r} that was not expected")
+    return came

@@ -30,7 +30,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, ClassVar, Final
@@ -311,7 +311,10 @@ def put_aside(folder: Path, names: Iterable[str], kind: str) -> Path | None:
         return None
     real = folder.resolve()
     with storage_errors(real.with_name(f"{real.name}.replaced")):
-        target = _new_folder(real.with_name(f"{real.name}.replaced-{time.strftime('%Y%m%d-%H%M%S')}"))
+        for target in _replaced(real):
+            with suppress(FileExistsError):
+                target.mkdir()
+                break
         mark(target, kind)
         for name in present:
             make_folder((target / name).parent)
@@ -329,22 +332,14 @@ def put_other_aside(path: Path, new: BinaryIO) -> Path | None:
     new.flush()
     if not os.path.lexists(path) or (is_plain_file(path) and filecmp.cmp(path, new.name, shallow=False)):
         return None
-    target = path.with_name(f"{path.name}.replaced-{time.strftime('%Y%m%d-%H%M%S')}")
-    for number in itertools.count(2):
-        if not os.path.lexists(target):
-            return path.rename(target)
-        target = target.with_name(f"{target.name.partition('+')[0]}+{number}")
-    raise AssertionError
+    return path.rename(next(target for target in _replaced(path) if not os.path.lexists(target)))
 
 
-def _new_folder(wanted: Path) -> Path:
-    for number in itertools.count(2):
-        try:
-            wanted.mkdir()
-            return wanted
-        except FileExistsError:
-            wanted = wanted.with_name(f"{wanted.name.partition('+')[0]}+{number}")
-    raise AssertionError
+def _replaced(path: Path) -> Iterator[Path]:
+    """Yield ``<path>.replaced-<time>``, then that name with a number from 2 on."""
+    name = f"{path.name}.replaced-{time.strftime('%Y%m%d-%H%M%S')}"
+    yield path.with_name(name)
+    yield from (path.with_name(f"{name}+{number}") for number in itertools.count(2))
 
 
 # ---- lock -------------------------------------------------------------------------------------------
@@ -424,12 +419,10 @@ class FileLock:
                 self._key = None
 
     def __enter__(self) -> FileLock:
-        """Acquire the lock."""
         self.acquire()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release the lock."""
         self.release()
 
 

@@ -35,11 +35,9 @@ class Pieces:
         return HeldPieces([memoryview(content)])
 
     def __iter__(self) -> Iterator[Piece]:
-        """Yield the content from its beginning."""
         return self._make()
 
     def __bytes__(self) -> bytes:
-        """Join all pieces; for small content."""
         return b"".join(self)
 
     def part(self, start: int, size_bytes: int) -> Pieces:
@@ -128,7 +126,7 @@ class FilePieces(Pieces):
 
     def part(self, start: int, size_bytes: int) -> Pieces:
         """Return a range of the range, which is read alone."""
-        return FilePieces(self._path, self._start + start, max(0, min(size_bytes, self.size_bytes - start)))
+        return type(self)(self._path, self._start + start, max(0, min(size_bytes, self.size_bytes - start)))
 
     def _read(self) -> Iterator[bytes]:
         left = self.size_bytes
@@ -141,10 +139,6 @@ class FilePieces(Pieces):
 
 class StoredPieces(FilePieces):
     """Content of a file that this node has written; iterating it raises ``IntegrityError`` where the disk fails."""
-
-    def part(self, start: int, size_bytes: int) -> Pieces:
-        """Return a range of the range, which is read alone."""
-        return StoredPieces(self._path, self._start + start, max(0, min(size_bytes, self.size_bytes - start)))
 
     def _read(self) -> Iterator[bytes]:
         try:

@@ -145,7 +145,10 @@ def read_value(hint: Any, value: object, *, where: str, error: type[InvalidInput
         items = enumerate(value)
         return tuple(read_value(args[0], item, where=f"{where}[{index}]", error=error) for index, item in items)
     if origin is dict:
-        return _read_table(args[1], value, where=where, error=error)
+        if not isinstance(value, Mapping):
+            raise error(f"{where} has to be a table, but is {describe_value(value)}")
+        table = {str(key): item for key, item in value.items()}
+        return {key: read_value(args[1], item, where=join(where, key), error=error) for key, item in table.items()}
     if hasattr(hint, "from_json"):
         return hint.from_json(value, where=where)
     if hasattr(hint, "_fields"):
@@ -154,7 +157,6 @@ def read_value(hint: Any, value: object, *, where: str, error: type[InvalidInput
 
 
 def _read_scalar(hint: type[Any], value: object, *, where: str, error: type[InvalidInputError]) -> Any:
-    """Check a text, a number, or true or false."""
     if type(value) is int and hint in (int, float) and abs(value) > _LARGEST:
         raise error(f"{where} is too large for a number")
     if hint is float and type(value) is int:
@@ -167,19 +169,11 @@ def _read_scalar(hint: type[Any], value: object, *, where: str, error: type[Inva
 
 
 def _read_named_tuple(hint: Any, value: object, *, where: str, error: type[InvalidInputError]) -> Any:
-    """Check a list with a value for each name."""
     if not isinstance(value, list | tuple) or len(value) != len(hint._fields):
         raise error(f"{where} has to be [{', '.join(hint._fields)}], but is {json.dumps(value, default=repr)}")
     kinds = _hints(hint).values()
     items = enumerate(zip(kinds, value, strict=True))
     return hint(*(read_value(kind, item, where=f"{where}[{at}]", error=error) for at, (kind, item) in items))
-
-
-def _read_table(hint: Any, value: object, *, where: str, error: type[InvalidInputError]) -> dict[str, Any]:
-    """Check a table with any keys, and values of one type."""
-    if not isinstance(value, Mapping):
-        raise error(f"{where} has to be a table, but is {describe_value(value)}")
-    return {str(key): read_value(hint, item, where=join(where, str(key)), error=error) for key, item in value.items()}
 
 
 _SCALARS: Final = (int, float, str, bool)
@@ -306,7 +300,6 @@ class Bounds:
     _ends: tuple[tuple[str, float, Callable[[Any, Any], bool]], ...] = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Write each end in words."""
         given = ((getattr(self, name), words, holds) for name, (words, holds) in _ENDS.items())
         ends = tuple((_end_text(words, end), end, holds) for end, words, holds in given if end is not None)
         object.__setattr__(self, "_ends", ends)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import csv
 import importlib
 import io
+import itertools
 import json
 import math
 import re
@@ -116,22 +117,18 @@ class RowAccount:
     @property
     def left_out(self) -> Mapping[str, int]:
         """Reason -> number of rows left out; with ``data.missing = "skip"`` also those with an empty cell."""
-        found = {what: lines.count for what, lines in self._left_out.items()}
-        missing = self._of_kind(is_missing=True) if self._skips_missing else {}
-        return found | {problem.what: lines.count for problem, lines in missing.items()}
+        return {what: lines.count for what, lines in self._reasons().items()}
 
     def lines_left_out(self) -> list[str]:
         """Write a sentence for each reason in ``left_out``."""
-        missing = self._of_kind(is_missing=True) if self._skips_missing else {}
-        reasons = {**self._left_out, **{problem.what: lines for problem, lines in missing.items()}}
         return [
             f"{lines.count:,} row{'s are' if lines.count > 1 else ' is'} left out: {what} ({lines.text(self._word)})"
-            for what, lines in reasons.items()
+            for what, lines in self._reasons().items()
         ]
 
     def problems(self) -> str:
         """Write all problems and their remedies in one sentence; empty if there is none."""
-        bad = self._of_kind(is_missing=False) if self._skips_missing else self._bad
+        bad = {problem: lines for problem, lines in self._bad.items() if not self._skips(problem)}
         if not bad:
             return ""
         missing = sum(lines.count for problem, lines in bad.items() if problem.is_missing)
@@ -158,12 +155,15 @@ class RowAccount:
         if found := self.problems():
             raise DataError(found)
 
-    def _of_kind(self, *, is_missing: bool) -> dict[Problem, _Lines]:
-        return {problem: lines for problem, lines in self._bad.items() if problem.is_missing is is_missing}
+    def _reasons(self) -> dict[str, _Lines]:
+        skipped = {problem.what: lines for problem, lines in self._bad.items() if self._skips(problem)}
+        return self._left_out | skipped
+
+    def _skips(self, problem: Problem) -> bool:
+        return self._skips_missing and problem.is_missing
 
 
 def _word(path: Path) -> str:
-    """Name what the rows of a file are counted by."""
     return "row" if is_arrow(path) else "line"
 
 
@@ -218,7 +218,7 @@ def table_rows(
     needed = [column for key, column in columns.items() if key not in may_be_empty]
     for line, found in records:
         if empty := next((column for column in needed if _is_missing(found.get(column))), ""):
-            book.bad(line, _missing(empty))
+            book.bad(line, Problem(f"column {empty!r} is empty", "fill it in or remove the row", is_missing=True))
         else:
             yield line, found
     if account is None:
@@ -277,16 +277,11 @@ def number_of(record: Record, column: str) -> float:
 
 
 def _kind(value: object) -> str:
-    """Name the type of a value."""
     return "a text" if isinstance(value, str) else f"a {type(value).__name__}"
 
 
 def _is_missing(value: object) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
-
-
-def _missing(column: str) -> Problem:
-    return Problem(f"column {column!r} is empty", "fill it in or remove the row", is_missing=True)
 
 
 def require_columns(account: RowAccount, columns: Mapping[str, str], found: Sequence[str]) -> None:
@@ -310,7 +305,6 @@ def require_columns(account: RowAccount, columns: Mapping[str, str], found: Sequ
 
 
 def _read_text(path: Path, columns: Mapping[str, str], account: RowAccount, encoding: str) -> Iterator[Record]:
-    """Read a text file by its suffix."""
     suffix = form_suffix(path)
     readers: dict[str, Callable[[TextIO, Mapping[str, str], RowAccount], Iterator[Record]]] = {
         ".csv": _read_csv,
@@ -335,7 +329,8 @@ def _read_csv(file: TextIO, columns: Mapping[str, str], account: RowAccount) -> 
     line = sample[: sample.find("\n")].rstrip("\r") if "\n" in sample else sample
     named = line[4:] if line[:4].lower() == "sep=" and line[4:] in _SEPARATORS else ""
     separator = named or _separator(account, sample)
-    lines = _lines_again(sample, file)
+    # the sample may end within a line; lines are those of the whole file again
+    lines = itertools.chain(io.StringIO(sample + file.readline(), newline=""), file)
     if named:
         next(lines)
     reader = csv.reader(lines, delimiter=separator, strict=True)
@@ -370,19 +365,6 @@ def _separator(account: RowAccount, sample: str) -> str:
     return best
 
 
-def _lines_again(sample: str, file: TextIO) -> Iterator[str]:
-    """Yield the lines of the whole file after a sample of it was read, which may end inside a line."""
-    *lines, rest = [*io.StringIO(sample, newline=""), ""][:-1] or [""]
-    yield from lines
-    following = file.readline()
-    if rest.endswith("\n") or (rest.endswith("\r") and following != "\n"):
-        yield rest
-        rest = ""
-    if rest or following:
-        yield rest + following
-    yield from file
-
-
 def _csv_problem(problem: str) -> str:
     if "field larger" in problem:
         return f"a cell has more than {MAX_CELL_CHARACTERS:,} characters, so a quote may be missing"
@@ -413,7 +395,6 @@ def _under_header(
 
 
 def _check_header(account: RowAccount, header: Sequence[str], line: int) -> None:
-    """Note the columns; refuse duplicate ones."""
     if any("\0" in name for name in header):
         raise DataError(f"{account.path}, line {line}: {_csv_problem('NUL')}; give a text file, or set data.encoding")
     for index, name in enumerate(header):
@@ -573,11 +554,8 @@ def _cells(sheet: Any) -> Iterable[tuple[object, ...]]:
 def _filled(cells: Sequence[object]) -> list[str | None]:
     """Return the cells of a row up to its last one with a value, as texts; dates in ISO form."""
     last = max((place for place, value in enumerate(cells, start=1) if value is not None), default=0)
-    return [None if value is None else _text(value) for value in cells[:last]]
-
-
-def _text(value: Any) -> str:
-    return str(value.isoformat()) if hasattr(value, "isoformat") else str(value)
+    texts = (value.isoformat() if hasattr(value, "isoformat") else value for value in cells[:last])
+    return [None if value is None else str(value) for value in texts]
 
 
 CONLL_SUFFIXES: Final = (".conll", ".bio", ".iob")
@@ -686,24 +664,22 @@ def _read_conll(
                 continue
             first = first or (number, len(cells))
             try:
-                _check_cells(cells, first, needs_tags=needs_tags)
+                if needs_tags and len(cells) == 1:
+                    remedy = "a line has a word, a tab or blanks, and its tag last"
+                    raise RowError(Problem("the line has one column", remedy))
+                if len(cells) != first[1]:
+                    what = f"the line has {len(cells)} columns and line {first[0]} has {first[1]}"
+                    raise RowError(Problem(what, "the last column is the tag, so give all lines the same columns"))
+                if not cells[0] or (needs_tags and not cells[-1]):
+                    what = f"the line has an empty {'tag' if cells[0] else 'word'}"
+                    remedy = "the first column is the word, the last its tag; correct or remove the line"
+                    raise RowError(Problem(what, remedy))
+                checked_text(cells[0], "the word")
             except RowError as error:
                 account.bad(number, error.problem)
                 continue
             rows.append((number, cells))
     yield from _one_text(account, rows, names, needs_tags=needs_tags)
-
-
-def _check_cells(cells: list[str], first: tuple[int, int], *, needs_tags: bool) -> None:
-    if needs_tags and len(cells) == 1:
-        raise RowError(Problem("the line has one column", "a line has a word, a tab or blanks, and its tag last"))
-    if len(cells) != first[1]:
-        what = f"the line has {len(cells)} columns and line {first[0]} has {first[1]}"
-        raise RowError(Problem(what, "the last column is the tag, so give all lines the same columns"))
-    if not cells[0] or (needs_tags and not cells[-1]):
-        what = f"the line has an empty {'tag' if cells[0] else 'word'}"
-        raise RowError(Problem(what, "the first column is the word, the last its tag; correct or remove the line"))
-    checked_text(cells[0], "the word")
 
 
 def _one_text(

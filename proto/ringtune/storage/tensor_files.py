@@ -200,7 +200,10 @@ class TensorFile:
         self.infos: dict[str, TensorInfo] = header_of(
             io.BytesIO(first), content.size_bytes, where=where, max_header_bytes=max_header_bytes
         )
-        self.metadata = _metadata(first, where)
+        found = json.loads(first[8:]).get("__metadata__") or {}
+        if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+            raise IntegrityError(f"{where} is damaged: its metadata are no texts; copy it again from its source")
+        self.metadata = dict(found)
 
     def tensor(self, name: str) -> TensorPieces:
         """Return a tensor of the file."""
@@ -211,13 +214,6 @@ class TensorFile:
         """Free the content up to the end of this tensor, if it is held in memory."""
         info = self.infos[name]
         self._content.let_go(info.offset + info.nbytes)
-
-
-def _metadata(first: bytes, where: str) -> dict[str, str]:
-    found = json.loads(first[8:]).get("__metadata__") or {}
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise IntegrityError(f"{where} is damaged: its metadata are no texts; copy it again from its source")
-    return dict(found)
 
 
 _HIGH: Final = {"F16": 0x7C, "BF16": 0x7F, "F32": 0x7F, "F64": 0x7F}

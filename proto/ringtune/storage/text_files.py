@@ -134,7 +134,6 @@ def is_encoding(name: str) -> bool:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
-    """Open a file's bytes, unpacked if it is packed."""
     suffix = path.suffix.lower()
     try:
         with path.open("rb") as file:
@@ -192,7 +191,13 @@ def _by_lines(path: Path, file: io.BufferedIOBase) -> TextForm:
         except UnicodeDecodeError as error:
             place = place or f"line {number}, byte 0x{line[error.start]:02x}"
             bad += 1
-            _check_windows(path, number, line)
+            try:
+                line.decode("cp1252")
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{path}, line {number} is neither UTF-8 nor Windows-1252 (byte 0x{line[error.start]:02x}); set "
+                    "data.encoding, e.g. 'cp1251', or convert it to UTF-8"
+                ) from error
     if not bad:
         return TextForm(_UTF_8)
     if good >= bad:
@@ -202,13 +207,3 @@ def _by_lines(path: Path, file: io.BufferedIOBase) -> TextForm:
         )
     note = f"{path} is not UTF-8 ({place}) and is read as Windows-1252; if that is wrong, set data.encoding"
     return TextForm("cp1252", note)
-
-
-def _check_windows(path: Path, number: int, line: bytes) -> None:
-    try:
-        line.decode("cp1252")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}, line {number} is neither UTF-8 nor Windows-1252 (byte 0x{line[error.start]:02x}); set "
-            "data.encoding, e.g. 'cp1251', or convert it to UTF-8"
-        ) from error

@@ -80,7 +80,6 @@ class CacheSettings:
     dtype: Annotated[str, OneOf((EXACT, ROUNDED))] = EXACT
 
     def __post_init__(self) -> None:
-        """Refuse an unknown word, and a negative limit."""
         check_fields(self, where="cache", error=JobError)
 
     def of_placement(self, computed: str) -> ActivationCacheSettings | None:
@@ -161,12 +160,12 @@ def entry_bytes(course: Course, placement: Placement, host: str, rows: int) -> i
     if placement.cache is None:
         return 0
     row_bytes = course.max_length * (course.hidden_size * ITEM_BYTES[placement.cache.dtype] + 1)
-    own = [size for micro, size in enumerate(course.microbatch_sizes(rows)) if _passes(placement, host, micro)]
+    own = [
+        size
+        for micro, size in enumerate(course.microbatch_sizes(rows))
+        if any(piece.node == host for piece in hosts_of_lane(placement, lane_of(placement, micro)))
+    ]
     return sum(own) * row_bytes + len(own) * _HEADER_BYTES
-
-
-def _passes(placement: Placement, host: str, micro: int) -> bool:
-    return any(piece.node == host for piece in hosts_of_lane(placement, lane_of(placement, micro)))
 
 
 def max_kept_bytes(course: Course, placement: Placement, host: str) -> int:

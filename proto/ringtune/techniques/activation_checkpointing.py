@@ -91,7 +91,6 @@ class Memory:
     activations: Annotated[str, OneOf(ACTIVATIONS)] = NONE
 
     def __post_init__(self) -> None:
-        """Refuse an unknown word."""
         check_fields(self, where="memory", error=JobError)
 
 
@@ -132,18 +131,6 @@ class VeloraSettings:
         if self.values is None and self.parts is None:
             object.__setattr__(self, "parts", DEFAULT_PARTS)
 
-    def check_trained(self, adapter: Adapter) -> None:
-        """Refuse layers that do not train with an adapter configuration; raises ``JobError``."""
-        own = trains_own_weights(adapter.config)
-        for layer in self.layers:
-            if is_adapter(layer) == own:
-                what = "the blocks' own weights train, there is no adapter" if own else "only the adapter trains"
-                others = [one for one in LAYERS if is_adapter(one) != own]
-                raise JobError(
-                    f"velora.layers has {layer!r}, which does not train with adapter.config = {adapter.config!r}: "
-                    f"{what}; name some of {', '.join(others)}"
-                )
-
 
 def checked(memory: Memory, velora: VeloraSettings | None, adapter: Adapter) -> VeloraSettings | None:
     """Return the VeLoRA settings of a job: the given ones, or the defaults where its policy needs some."""
@@ -155,7 +142,15 @@ def checked(memory: Memory, velora: VeloraSettings | None, adapter: Adapter) -> 
     if memory.activations in (VELORA, BOTH) and velora is None:
         velora = VeloraSettings()
     if velora is not None:
-        velora.check_trained(adapter)
+        own = trains_own_weights(adapter.config)
+        for layer in velora.layers:
+            if is_adapter(layer) == own:
+                what = "the blocks' own weights train, there is no adapter" if own else "only the adapter trains"
+                others = [one for one in LAYERS if is_adapter(one) != own]
+                raise JobError(
+                    f"velora.layers has {layer!r}, which does not train with adapter.config = {adapter.config!r}: "
+                    f"{what}; name some of {', '.join(others)}"
+                )
     return velora
 
 

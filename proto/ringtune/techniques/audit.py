@@ -80,7 +80,6 @@ class AuditSettings:
     share: Annotated[float, Bounds(gt=0, le=1)] = 0.02
 
     def __post_init__(self) -> None:
-        """Refuse a share out of range."""
         check_fields(self, where="audit", error=JobError)
 
 
@@ -128,9 +127,7 @@ class Exchange(NamedTuple):
 
 def checkers_of(placement: Placement, node: str) -> tuple[str, ...]:
     """Return the checker and the third of a host's cells: the next two other hosts in the ring; fewer if there are."""
-    hosts = [piece.node for piece in placement.hosts]
-    at = hosts.index(node) if node in hosts else len(hosts)
-    return (*hosts[at + 1 :], *hosts[:at])[:2] if node in hosts else ()
+    return placement.hosts_after(node)[:2] if placement.slice_of(node).num_blocks else ()
 
 
 def checked_by(placement: Placement, node: str) -> tuple[str, ...]:
@@ -146,9 +143,7 @@ def fit_checkers_of(placement: Placement, block: int) -> tuple[str, ...]:
     The host itself is last, as it hands in the pairs; the helper is none of them.
     """
     host, helper = placement.host_of(block), placement.trainer_of(block)
-    hosts = [piece.node for piece in placement.hosts]
-    at = hosts.index(host) + 1
-    return tuple(node for node in (*hosts[at:], *hosts[:at]) if node != helper)[:2]
+    return tuple(node for node in (*placement.hosts_after(host), host) if node != helper)[:2]
 
 
 def checkers_of_cell(placement: Placement, cell: Cell) -> tuple[str, ...]:

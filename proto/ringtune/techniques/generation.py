@@ -68,7 +68,6 @@ class GenerationSettings:
     loss: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse a number out of range."""
         check_fields(self, where="generation", error=JobError)
 
 

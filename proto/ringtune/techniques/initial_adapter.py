@@ -48,7 +48,7 @@ from ringtune.models.adapter_config import (
     trains_own_weights,
 )
 from ringtune.models.architecture_heads import architecture_head
-from ringtune.models.auxiliary_models import AuxiliaryConfig, described
+from ringtune.models.auxiliary_models import described
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import (
     CLASSIFICATION,
@@ -58,7 +58,6 @@ from ringtune.models.family import (
     QUESTION_ANSWERING,
     REGRESSION,
     TAGGING,
-    BlockLayout,
     Family,
 )
 from ringtune.models.folder import CONFIG_FILE, has_tower, read_config
@@ -205,7 +204,6 @@ def _refused(folder: Path | str, problem: str) -> JobError:
 
 
 def _result_in(folder: Path) -> Path:
-    """Return the folder with the adapter: of a run its result."""
     if (folder / MODEL_FOLDER / CONFIG_FILE).is_file() or (folder / CONFIG_FILE).is_file():
         raise _refused(folder, "is a whole model; give its folder as model.path, and remove adapter.from")
     if (folder / USERS_FOLDER).is_dir():
@@ -257,21 +255,15 @@ def _of_auxiliary(folder: Path, config: str, unpickle: Unpickle) -> Folder:
     own = library_config(config)
     is_same = sorted(map(repr, facts.parts)) == sorted(map(repr, auxiliary_of(config))) and bool(library) == bool(own)
     if not is_same or (library and not is_same_adapter(library, own)):
-        raise _refused(
-            folder, f"has {_listed(facts.parts, library)}, the job says {config!r}; set adapter.config as there"
-        )
+        has = [f"{part.kind} (alpha {part.alpha:g}, at {', '.join(part.places)})" for part in facts.parts]
+        has += [library] if library else []
+        raise _refused(folder, f"has {' and '.join(has)}, the job says {config!r}; set adapter.config as there")
     file = _file(folder, [ADAPTER_FILE], unpickle)
     family = _family(facts.model_type, folder)
     return Folder("", _renamed(file, family, facts.name), *_head_of(folder, unpickle))
 
 
-def _listed(parts: Sequence[AuxiliaryConfig], library: str) -> str:
-    own = [f"{part.kind} (alpha {part.alpha:g}, at {', '.join(part.places)})" for part in parts]
-    return " and ".join([*own, *([library] if library else [])])
-
-
 def _of_hub(folder: Path, content: Mapping[str, Any], unpickle: Unpickle) -> Folder:
-    """Read a folder of AdapterHub."""
     config, name = content.get("config"), content.get("name")
     if not isinstance(config, Mapping) or not isinstance(name, str):
         raise _refused(folder, f"has no config and name in {ADAPTER_CONFIG_FILE}; copy the folder again")
@@ -403,7 +395,6 @@ def _of_peft(folder: Path, content: Mapping[str, Any], model: Path, unpickle: Un
 
 
 def _thrice(tensor: TensorPieces) -> TensorPieces:
-    """Return a matrix with its rows three times."""
     rows, *rest = tensor.shape
     data = tensor.data
     whole = Pieces(3 * data.size_bytes, lambda: itertools.chain(data, data, data))
@@ -421,7 +412,8 @@ def _peft_config(
     up, down = ("intermediate_lora", "output_lora")
     if family.prefix == "model." and not family.plugged:
         up, down = down, up  # the library's names in the Llama family, see models.family
-    own = _places_of_layout(family.layout) if family.generic else {}
+    roles = {"query": "q", "key": "k", "value": "v", "up": "intermediate_lora", "down": "output_lora"}
+    own = {name: place for role, place in roles.items() for name in family.layout.matrices_of(role)}
     for module in sorted(modules):
         if family.generic and module in own:
             (letters if own[module] in "qkv" else places).add(own[module])
@@ -446,12 +438,6 @@ def _peft_config(
     described |= {"attn_matrices": sorted(letters, key="qkv".index)} if letters else {"selfattn_lora": False}
     described |= {"leave_out": list(left_out)} if left_out else {}
     return config_of_library(described | dict.fromkeys(places, True))
-
-
-def _places_of_layout(layout: BlockLayout) -> dict[str, str]:
-    """Return the matrices that have LoRA -> letter, or option of AdapterHub."""
-    roles = {"query": "q", "key": "k", "value": "v", "up": "intermediate_lora", "down": "output_lora"}
-    return {name: place for role, place in roles.items() for name in layout.matrices_of(role)}
 
 
 def _check_invertible(folder: Path, found: Folder, config: str) -> None:

@@ -340,7 +340,6 @@ def _check_entry(entry: BlockScores, choice: Choice, limits: tuple[int, int, int
 
 
 def _scored(course: Course, node: str) -> list[int]:
-    """The batch ids of an owner that are scored."""
     owner = course.owner(node)
     return sorted(course.batch_id(node, at) for at in range(course.num_scored(owner) if owner else 0))
 

@@ -245,7 +245,6 @@ def check_fused(settings: OffloadSettings, *, adapter: Adapter, train: Train, fu
 
 
 def _configs(settings: OffloadSettings, adapter: Adapter) -> dict[str, str]:
-    """The adapter configurations of a job, by their name in messages."""
     own = {f"offload.adapters.{user}": config for user, config in settings.chosen_adapters.items()}
     for where, config in own.items():
         try:
@@ -441,14 +440,12 @@ def _rows_of_users(course: Course, item: Item, micro: int) -> tuple[RowsOfUser, 
 
 
 def _rows(course: Course, item: Item, owner: Owner) -> Sequence[int]:
-    """The row numbers of an item at its owner."""
     if item.kind is StepKind.EVALUATE:
         return eval_rows(owner.eval_rows, course.batch_size, item.batch)
     return stream_of(course, owner.node).rows(item.batch)
 
 
 def _users_at(owner: Owner, rows: Iterable[int], *, is_training: bool) -> list[str]:
-    """The user of each row number."""
     ends: list[tuple[int, str]] = []
     for user in owner.user_rows:
         before = ends[-1][0] if ends else 0

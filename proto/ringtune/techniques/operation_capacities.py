@@ -187,8 +187,13 @@ def choice_of(
     pruning = Policy(settings.policy).is_pruning
     if settings.balance:
         by_node = _balanced(settings, counts, hosts, costs, len(microbatch_sizes))
-        each = {host.node: _capacity(by_node[host.node], costs[host.node], microbatch_sizes, subnets) for host in hosts}
-        capacities = _by_block(each, hosts, num_blocks)
+        capacities = tuple(
+            _capacity(by_node[host.node], costs[host.node], microbatch_sizes, subnets)
+            for block in range(num_blocks)
+            for host in [
+                next((one for one in hosts if one.start <= block < one.stop), hosts[0])
+            ]  # none: private, unused
+        )
     elif pruning:
         capacities = (_pruning_capacity(settings, counts, mean, microbatch_sizes, subnets * num_blocks),)
     elif settings.compute is not None:
@@ -233,16 +238,6 @@ def _balanced(
     if settings.compute is not None:
         each = settings.compute * microbatches
     return balanced(boards, microbatches, each * sum(board.blocks for board in boards))
-
-
-def _by_block(
-    capacities: Mapping[str, BlockCapacity], hosts: Sequence[Slice], num_blocks: int
-) -> tuple[BlockCapacity, ...]:
-    """The capacity of each block by its host; private blocks get the first host's, which is not used."""
-    found = [capacities[hosts[0].node]] * num_blocks
-    for host in hosts:
-        found[host.start : host.stop] = [capacities[host.node]] * host.num_blocks
-    return tuple(found)
 
 
 def _pruning_capacity(
@@ -295,7 +290,6 @@ def _share_capacity(compute: float, each: tuple[float, float], sizes: Sequence[i
 
 
 def _rows(sizes: Sequence[int], most: int) -> int:
-    """The largest sum of micro-batch sizes up to ``most`` rows."""
     found = {0}
     for size in sizes:
         found |= {rows + size for rows in found if rows + size <= most}

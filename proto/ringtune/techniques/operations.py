@@ -184,7 +184,12 @@ _OF_A_CHOICE: Final = ("compute", "full", "by_slice", "balance", "scores", "refr
 def check_operations(operations: OperationsSettings, *, adapter: Adapter, train: Train) -> None:
     """Refuse operations that the other sections of a job exclude; raises ``JobError``."""
     if operations.table:
-        _check_table_alone(operations)
+        others = [name for name in operations.changed() if name != "table"]
+        if others:
+            raise ContradictionError(
+                f"operations.table has the operations of an earlier run, operations.{others[0]} would choose others; "
+                "remove one of them"
+            )
     elif operations.is_chosen:
         _check_budget(operations, train.microbatches)
     elif wanting := [name for name in operations.changed() if name in _OF_A_CHOICE]:
@@ -201,15 +206,6 @@ def check_operations(operations: OperationsSettings, *, adapter: Adapter, train:
     heads = 0 if operations.by_slice or not operations.is_chosen else operations.heads
     if problem := head_group_refusal(adapter.config, heads=heads):
         raise JobError(problem)
-
-
-def _check_table_alone(operations: OperationsSettings) -> None:
-    others = [name for name in operations.changed() if name != "table"]
-    if others:
-        raise ContradictionError(
-            f"operations.table has the operations of an earlier run, operations.{others[0]} would choose others; "
-            "remove one of them"
-        )
 
 
 def _check_budget(operations: OperationsSettings, microbatches: int) -> None:
@@ -357,7 +353,8 @@ def choosers_of(course: Course) -> tuple[Chooser, ...]:
         return ()
     totals = [0] * course.microbatches
     for start, stop in _ranges(course):
-        capacity = _sum([choice.capacity(block) for block in range(start, stop)])
+        parts = [dataclasses.asdict(choice.capacity(block)) for block in range(start, stop)]
+        capacity = BlockCapacity(**{name: math.fsum(part[name] for part in parts) for name in parts[0]})
         chooser = Chooser(start=start, stop=stop, subnet=0, first=0, capacity=capacity)
         limits = limits_of(course, chooser, course.microbatch_sizes())
         full = min(course.microbatches, round(limits.full * course.microbatches / sum(limits.costs)))
@@ -389,25 +386,10 @@ def _firsts(totals: Sequence[int], subnets: int, full: int) -> tuple[list[int], 
 def _ranges(course: Course) -> list[tuple[int, int]]:
     groups = course.choice.groups if course.choice else ()
     shared = {block: at for at, group in enumerate(groups) for block in range(*group)}
-    blocks, found = [block for block in range(course.num_blocks) if block in course.trainable], list[list[int]]()
-    for block in blocks:
-        same = found and block - 1 == found[-1][-1] and shared.get(block, -1) == shared.get(block - 1, -2)
-        if same:
-            found[-1].append(block)
-        else:
-            found.append([block])
+    blocks = [block for block in range(course.num_blocks) if block in course.trainable]
+    runs = itertools.groupby(enumerate(blocks), lambda each: (each[1] - each[0], shared.get(each[1], -each[1] - 1)))
+    found = [[block for _, block in run] for _, run in runs]
     return [(run[0], run[-1] + 1) for run in found]
-
-
-def _sum(capacities: Sequence[BlockCapacity]) -> BlockCapacity:
-    if len(capacities) == 1:
-        return capacities[0]
-    return BlockCapacity(
-        full=math.fsum(each.full for each in capacities),
-        forward_only=math.fsum(each.forward_only for each in capacities),
-        forward=math.fsum(each.forward for each in capacities),
-        backward=math.fsum(each.backward for each in capacities),
-    )
 
 
 @functools.lru_cache(maxsize=16)
@@ -492,7 +474,6 @@ def _taken(costs: tuple[int, ...], limit: int) -> tuple[int, ...]:
 
 
 def _most(costs: Sequence[int], limit: int) -> int:
-    """The largest number of items that fit together."""
     return sum(each <= limit for each in itertools.accumulate(sorted(costs)))
 
 

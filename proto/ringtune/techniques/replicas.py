@@ -43,10 +43,6 @@ def compared_at(plan: Plan, turn: Turn, node: str) -> dict[int, int]:
     """
     if plan.course.owner(node) is not None and (copies := compared_copies(plan.course, turn)):
         return copies
-    return _compared_blocks(plan, turn, node)
-
-
-def _compared_blocks(plan: Plan, turn: Turn, node: str) -> dict[int, int]:
     if turn.kind is not StepKind.TRAIN or not replicas(plan.placement, node):
         return {}
     now = turn.settled(plan)
@@ -72,18 +68,13 @@ def compared_copies(course: Course, turn: Turn) -> dict[int, int]:
 
 def _is_last(course: Course, unit: int, step: int) -> bool:
     """Whether a unit that trains at ``step`` does not train again in the sweep of that step."""
-    sweep = _sweep(course, step)
-    step += 1
-    while step < course.num_steps and _sweep(course, step) == sweep:
-        if unit in trained(course, StepKind.TRAIN, step):
+    sweep, _ = course.method.rate_at(course, step)
+    for later in range(step + 1, course.num_steps):
+        if course.method.rate_at(course, later)[0] != sweep:
+            break
+        if unit in trained(course, StepKind.TRAIN, later):
             return False
-        step += 1
     return True
-
-
-def _sweep(course: Course, step: int) -> int:
-    """The sweep of a step, in which the learning rate is constant."""
-    return course.method.rate_at(course, step)[0]
 
 
 class CopyComparison:

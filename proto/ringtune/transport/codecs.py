@@ -46,17 +46,15 @@ _NO_TABLES: Final[Mapping[str, Operations]] = types.MappingProxyType({})
 # ---- turns -----------------------------------------------------------------------------------------
 
 
+_SAME: Final = ("index", "owner", "round", "first_seq", "num_items", "first_step", "first_batch")
+"""Fields that a turn and its message have alike."""
+
+
 def turn_to_proto(turn: Turn) -> control_pb2.TurnMessage:
     """Encode a turn, without its operation table, which ``GrantWriter`` names."""
     return control_pb2.TurnMessage(
-        index=turn.index,
+        **{name: getattr(turn, name) for name in _SAME},
         kind=turn.kind.value,
-        owner=turn.owner,
-        round=turn.round,
-        first_seq=turn.first_seq,
-        num_items=turn.num_items,
-        first_step=turn.first_step,
-        first_batch=turn.first_batch,
         unfreeze_at=turn.unfreeze_at,
         enters=[passage.enters for passage in turn.passages],
         keeps=[passage.keeps for passage in turn.passages],
@@ -78,28 +76,18 @@ def turn_from_proto(message: control_pb2.TurnMessage, tables: Mapping[str, Opera
             f"turn {message.index} of the grant has the operation table {message.operations[:12]!r}, which did not "
             "come; use one version on all machines"
         )
-    return Turn(
-        index=message.index,
-        kind=step_kind(message.kind),
-        owner=message.owner,
-        round=message.round,
-        first_seq=message.first_seq,
-        num_items=message.num_items,
-        first_step=message.first_step,
-        first_batch=message.first_batch,
-        unfreeze_at=steps,
-        operations=tables[message.operations] if message.operations else None,
-        passages=_passages(message),
-    )
-
-
-def _passages(message: control_pb2.TurnMessage) -> tuple[Passage, ...]:
     if not len(message.enters) == len(message.keeps) in (0, message.num_items):
         raise IntegrityError(
             f"turn {message.index} of the grant says of {len(message.enters)} items where they enter, and of "
             f"{len(message.keeps)} where they are kept, but has {message.num_items}; use one version on all machines"
         )
-    return tuple(map(Passage, message.enters, message.keeps))
+    return Turn(
+        **{name: getattr(message, name) for name in _SAME},
+        kind=step_kind(message.kind),
+        unfreeze_at=steps,
+        operations=tables[message.operations] if message.operations else None,
+        passages=tuple(map(Passage, message.enters, message.keeps)),
+    )
 
 
 def step_kind(text: str) -> StepKind:

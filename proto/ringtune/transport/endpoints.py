@@ -131,7 +131,6 @@ def machine_address() -> str:
 
 
 def _interface_addresses() -> Iterator[str]:
-    """Yield the IPv4 addresses of this machine's interfaces."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):

@@ -115,7 +115,6 @@ def _answering(coordinators: str, token: Token, now_unix_s: float) -> tuple[str,
 
 
 def _authority(address: str, token: Token, now_unix_s: float) -> bytes:
-    """Request the certificate of the authority, and compare it with the token."""
     leaf_pem = certificate_at(address)
     problem = coordinator_problem(leaf_pem, now_unix_s)
     if problem:

@@ -63,7 +63,6 @@ class Party:
     name: str
 
     def __post_init__(self) -> None:
-        """Refuse an invalid name."""
         check_node_name(self.name)
 
     @property

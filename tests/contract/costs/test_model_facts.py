@@ -16,7 +16,7 @@ from ringtune.costs.profile import NodeFacts
 from ringtune.errors import IntegrityError, JobError, ModelError
 from ringtune.job.job import Job, Model, job_of_user
 from ringtune.models.families import DESCRIBED, FAMILIES
-from ringtune.models.family import CAUSAL_LM, LM_HEAD, Family
+from ringtune.models.family import CAUSAL_LM, Family
 from ringtune.models.result_files import RESULT_FILES, adapter_result, block_of, model_result, result_files
 from tests.support.cases import cases
 from tests.support.model_folder import BLOCK_WEIGHTS, CONFIG, OWNER_WEIGHTS, bert_shapes, safetensors_bytes, write_model
@@ -174,7 +174,7 @@ def test_model_facts_name_a_missing_decoder(tmp_path: Path) -> None:
     """A base model can be classified with, but has nothing to speak with."""
     folder = _write_llama(tmp_path, decoder=False)
     assert model_facts(folder, SHORT).head_token_logits == 0
-    with pytest.raises(ModelError, match=f"no tensor '{LM_HEAD}'"):
+    with pytest.raises(ModelError, match=r"no tensor 'lm_head\.weight'"):
         model_facts(folder, _lm_job())
 
 

@@ -436,7 +436,7 @@ def test_hand_overs_of_many_turns_are_found_without_making_turns(monkeypatch: py
     """16 owners whose turns by rows repeat after 2,426: every node asks for them before its first frame."""
     plan = make_plan([("h", 0, 4)], [f"node-{index}" for index in range(16)], num_steps=5000, eval_every=50)
     course = changed(with_rows(plan, 101, *range(141, 171, 2)), turns="rows").course
-    monkeypatch.setattr("ringtune.schedule.turns._next_turn", None)
+    monkeypatch.setattr("ringtune.schedule.turns.Turn", None)
     assert len(hand_overs(course, StartPoint.of(course))) <= 16 * 15
 
 

@@ -41,7 +41,6 @@ class Patience:
     min_improvement: Annotated[float, Bounds(ge=0, lt=1)] = MIN_IMPROVEMENT
 
     def __post_init__(self) -> None:
-        """Refuse a patience below one step, and an improvement outside ``[0, 1)``."""
         check_fields(self, where="", error=PlanError)
 
 

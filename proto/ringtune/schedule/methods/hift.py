@@ -159,13 +159,11 @@ def _groups(hift: Hift, num_blocks: int, frozen_blocks: int) -> tuple[Units, ...
 
 @functools.lru_cache(maxsize=64)
 def _trained(hift: Hift, num_blocks: int, frozen_blocks: int) -> tuple[Units, ...]:
-    """Return the units that train at each step of a sweep."""
     always = tuple(hift.always(num_blocks))
     return tuple(Units.of(num_blocks, (*group, *always)) for group in _groups(hift, num_blocks, frozen_blocks))
 
 
 @functools.lru_cache(maxsize=64)
 def _places(hift: Hift, num_blocks: int, frozen_blocks: int) -> dict[int, int]:
-    """Return unit -> step of a sweep, for units in groups."""
     groups = _groups(hift, num_blocks, frozen_blocks)
     return {unit: place for place, group in enumerate(groups) for unit in group}

@@ -78,7 +78,6 @@ class RingAda(Method):
         return 0 if first is None else max(0, step - first)
 
     def _first_step(self, extent: Extent, block: int) -> int | None:
-        """Return the first step at which ``block`` trains; None if it never does."""
         needed = extent.num_blocks - block
         if not 1 <= needed <= max_depth(extent):
             return None
