@@ -18,7 +18,7 @@ import grpc
 
 from edge.checkpoint.shard_saver import Saver
 from edge.checkpoint.snapshot_servicer import open_stub
-from edge.checkpoint.snapshots import MigratedState, SnapshotLike
+from edge.checkpoint.snapshots import MigratedState, Snapshot
 from edge.machine.resources import keep_freed_memory, peak_rss_bytes, release_memory
 from edge.options import AgentOptions
 from edge.profiler.timing import TimingRequest
@@ -270,7 +270,7 @@ class TorchBackend(Protocol):
     def audit(self, options: AgentOptions, run_id: str, job: Job, plan: Plan, executor: Any) -> Any:
         """Make what an audited run needs at a node, an ``edge.runtime.audit.NodeAudit``."""
 
-    def snapshot(self, active: ActiveRun, metadata: Mapping[str, str]) -> SnapshotLike:
+    def snapshot(self, active: ActiveRun, metadata: Mapping[str, str]) -> Snapshot:
         """Make a snapshot of the slice's trained tensors, and at an owner of the head; on the compute thread."""
 
     def kept_file(self, executor: Any, blocks: tuple[int, ...], of: Mapping[str, str]) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 
 from edge.agent.active_run import ActiveRun
 from edge.agent.agent import Agent
-from edge.checkpoint.snapshots import MigratedState
+from edge.checkpoint.snapshots import MigratedState, Snapshot
 from edge.options import AgentOptions
 from edge.profiler.timing import TimingRequest
 from ringtune.errors import FrameError
@@ -97,7 +97,7 @@ class FakeLink:
         self.on_close()
 
 
-class FakeSnapshot:
+class FakeSnapshot(Snapshot):
     """Says whose blocks it has."""
 
     def __init__(self, node: str, metadata: Mapping[str, str]) -> None:
