@@ -23,9 +23,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from edge.agent.active_run import ActiveRun, check_private
+from edge.agent.active_run import ActiveRun, TorchBackend, check_private
 from edge.checkpoint.shard_saver import ResumeShard, Saver, finish_run, saved_parts
 from edge.checkpoint.snapshot_servicer import SnapshotFetcher
 from edge.checkpoint.snapshots import (
@@ -39,6 +39,9 @@ from edge.checkpoint.snapshots import (
 )
 from edge.checkpoint.state_folder import SavedParts
 from edge.checkpoint.turn_snapshots import CheckpointCopier, CopySender, TurnSnapshotter, save_turns
+from edge.options import AgentOptions
+from edge.runtime.loop import AgentRun
+from edge.transport.access import RunAccess
 from ringtune.errors import (
     ConnectionFailedError,
     DeadlineError,
@@ -60,9 +63,6 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.strict import read_object
-
-if TYPE_CHECKING:
-    from edge.agent.agent import Agent
 
 _LOG = logging.getLogger(__name__)
 _FLUSH_S = 5.0
@@ -101,10 +101,43 @@ class NextPlacement(NamedTuple):
     sizes: CopyBytes = NOT_PLANNED
 
 
+class MigratingAgent(Protocol):
+    """The part of ``edge.agent.agent.Agent`` that a move needs."""
+
+    models: Any
+    options: AgentOptions
+    access: RunAccess
+
+    def current(self) -> ActiveRun | None:
+        """Return the prepared or active run, if any."""
+
+    def job_of(self, run_id: str, job_toml: str) -> Job:
+        """Read a job, with the model's folder on this machine."""
+
+    def of(self, run_id: str, placement_number: int | None) -> tuple[ActiveRun, AgentRun]:
+        """Return a run and its loop."""
+
+    def backend(self) -> TorchBackend:
+        """Return the torch backend."""
+
+    def adopt(
+        self, run_id: str, placement_number: int, plan: Plan, start: StartPoint | None, sizes: CopyBytes
+    ) -> ActiveRun:
+        """Make this the agent's current run."""
+
+    def begin(
+        self, active: ActiveRun, job_toml: str, addresses: Mapping[str, str], deadline_s: float, *, taken: MigratedState
+    ) -> None:
+        """Prepare a run from migrated state."""
+
+    def end(self, active: ActiveRun, reason: str) -> None:
+        """Stop a run and free its resources."""
+
+
 class AgentMigration:
     """Moves and recoveries of an agent's run."""
 
-    def __init__(self, agent: Agent, node: str) -> None:
+    def __init__(self, agent: MigratingAgent, node: str) -> None:
         self.shelf, self.kept = SnapshotShelf(node), TurnSnapshots(node)
         self._agent, self._node = agent, node
         self._lock = threading.Lock()
@@ -250,6 +283,35 @@ class AgentMigration:
             raise DeadlineError(f"node {self._node}: waited {_SHARE * timeout_s:g} s for its last action to end")
         if active.reporter is not None:
             active.reporter.flush(min(_FLUSH_S, timeout_s))
+
+    def fetch_ahead(self, run_id: str, plan_json: str, job_toml: str, *, timeout_s: float) -> int:
+        """Fetch the base weights of this node's slice in another placement, and read them ahead from the disk.
+
+        ``plan_json`` is the part of the plan for that placement.
+
+        Returns:
+            Bytes fetched from other nodes.
+
+        Raises:
+            FrameError: another run is active here.
+            RingTuneError: no node has the tensors, or they can't be fetched.
+        """
+        agent, node = self._agent, self._node
+        active = agent.current()
+        if active is not None and active.run_id != run_id:
+            raise FrameError(f"node {node} has run {active.run_id}, not run {run_id}; prepare it first")
+        plan, job = Plan.from_json(read_object(plan_json, "the received plan")), agent.job_of(run_id, job_toml)
+        came = 0
+        if agent.models is not None:
+            before = agent.models.fetched_bytes
+            job = agent.models.for_run(run_id, job, plan, timeout_s=timeout_s)
+            came = agent.models.fetched_bytes - before
+        piece = plan.slice_of(node)
+        asked = read_ahead(Path(job.model.path), range(piece.start, piece.stop))
+        _LOG.info(
+            "run %s: next blocks %s, %s fetched, %s read ahead", run_id, piece.text, *map(format_bytes, (came, asked))
+        )
+        return came
 
     def move(self, to: NextPlacement, *, timeout_s: float) -> tuple[int, int]:
         """Build the slice of another placement with the trained state; a node without a part in it only stops.
@@ -437,35 +499,6 @@ def _lease_s(job_toml: str, run_id: str) -> float:
 
 def _snapshot_metadata(run_id: str, placement_number: int) -> dict[str, str]:
     return {"run": run_id, "epoch": str(placement_number)}  # nodes compare it, so the key keeps its old name
-
-
-def fetch_ahead(agent: Agent, node: str, run_id: str, plan_json: str, job_toml: str, *, timeout_s: float) -> int:
-    """Fetch the base weights of a node's slice in another placement of its active run; read them ahead from the disk.
-
-    ``plan_json`` is the part of the plan for that placement.
-
-    Returns:
-        Bytes fetched from other nodes.
-
-    Raises:
-        FrameError: another run is active here.
-        RingTuneError: no node has the tensors, or they can't be fetched.
-    """
-    active = agent.current()
-    if active is not None and active.run_id != run_id:
-        raise FrameError(f"node {node} has run {active.run_id}, not run {run_id}; prepare it first")
-    plan, job = Plan.from_json(read_object(plan_json, "the received plan")), agent.job_of(run_id, job_toml)
-    came = 0
-    if agent.models is not None:
-        before = agent.models.fetched_bytes
-        job = agent.models.for_run(run_id, job, plan, timeout_s=timeout_s)
-        came = agent.models.fetched_bytes - before
-    piece = plan.slice_of(node)
-    asked = read_ahead(Path(job.model.path), range(piece.start, piece.stop))
-    _LOG.info(
-        "run %s: next blocks %s, %s fetched, %s read ahead", run_id, piece.text, *map(format_bytes, (came, asked))
-    )
-    return came
 
 
 def read_ahead(folder: Path, blocks: range) -> int:

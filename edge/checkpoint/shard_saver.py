@@ -133,18 +133,6 @@ class Saver:
         if self._rows:
             _refuse_other_rows(self._node, self.open().rows(), self._rows)
 
-    def moments(self) -> Path:
-        """Return the folder for optimizer state of inactive units, removed at the run's end; errors as ``open``."""
-        return self.open().moments
-
-    def hidden(self) -> Path:
-        """Return the folder for cached hidden states, which is removed at the run's end; errors as ``open``."""
-        return self.open().hidden
-
-    def texts(self) -> Path:
-        """Return the path of the file of this owner's texts; errors as ``open``."""
-        return self.open().texts()
-
     def keep_from(self, step: int) -> None:
         """Delete shards, copies and heads of steps before ``step``."""
         self.open().keep_from(step)

@@ -201,19 +201,10 @@ def push(
     is_saved: bool = False,
     placement_number: int = 0,
 ) -> None:
-    """Send another node a copy of this node's trained blocks or head.
+    """Send another node a copy of this node's trained blocks, or with ``is_head`` of the head, after ``step`` steps.
 
-    Args:
-        run_id: of the run.
-        step: optimizer steps done.
-        node: this one.
-        file: content of the copy.
-        holder: the receiver.
-        address: of the holder.
-        timeout_s: until the holder has the copy; at least 60 s, and the time that a link of 32 KiB/s needs, are used.
-        is_head: whether the copy is a head, and no blocks.
-        is_saved: whether it is of a checkpoint, for the holder's disk.
-        placement_number: of the placement in which this node trained it.
+    With ``is_saved`` it is of a checkpoint, for the holder's disk. ``timeout_s`` is at least 60 s, and the time that a
+    link of 32 KiB/s needs. ``placement_number`` is of the placement in which this node trained it.
 
     Raises:
         ConnectionFailedError: the holder can't be reached.

@@ -63,16 +63,11 @@ class TurnSnapshots:
         *,
         placement_number: int | None = None,
     ) -> None:
-        """Keep a node's trained blocks after ``step`` steps, and the head; drop all but ``TURNS_KEPT`` turns.
+        """Keep a node's trained blocks after ``step`` steps, and the head if the node has it.
 
-        Args:
-            run_id: of the run.
-            step: optimizer steps done.
-            whose: the node that trained the blocks; for a part of its blocks, with the name of the part, as ``a/part``.
-            file: the trained tensors.
-            head: at that step; None = the node does not have it.
-            placement_number: of the placement in which another node trained them; None = they are this node's own, or
-                it asked for them.
+        All but ``TURNS_KEPT`` turns are dropped. ``whose`` is the node that trained the blocks; for a part of its
+        blocks, with the name of the part, as ``a/part``. ``placement_number`` is of the placement in which another node
+        trained them; None = they are this node's own, or it asked for them.
 
         Raises:
             FrameError: the run is not active here, or the placement is from before a recovery.

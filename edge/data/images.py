@@ -24,15 +24,7 @@ from edge.data.examples import ClassifiedExamples
 from edge.data.tokens import IGNORED, Batch
 from ringtune.errors import DataError, ModelError
 from ringtune.job.job import Job
-from ringtune.job.rows import (
-    ARRAY,
-    Rows,
-    account_of,
-    list_pictures,
-    opened_picture,
-    read_rows,
-    task_rows,
-)
+from ringtune.job.rows import ARRAY, Rows, account_of, list_pictures, opened_picture, read_rows, task_rows
 from ringtune.models.families import image_tokens
 from ringtune.models.family import IMAGE_CLASSIFICATION
 from ringtune.models.folder import read_config

@@ -284,9 +284,7 @@ class QuestionAnswering(_OneOutput):
             for which, logits_BT1 in enumerate(torch.split(logits, 1, dim=-1))
         ]
         return HeadCounts(
-            loss_sum=(losses[0] + losses[1]) / 2,
-            num_targets=self.num_targets(batch),
-            predictions=logits.detach(),
+            loss_sum=(losses[0] + losses[1]) / 2, num_targets=self.num_targets(batch), predictions=logits.detach()
         )
 
 

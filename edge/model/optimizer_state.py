@@ -23,6 +23,7 @@ import contextlib
 import io
 import json
 import logging
+import math
 import mmap
 import os
 import queue
@@ -242,7 +243,9 @@ class StateFile:
         ordered = dict(sorted(shapes.items(), key=lambda item: (-DTYPE_BYTES[item[1][0]], item[0])))
         text = json.dumps({"format": FORMAT, **self._of}, sort_keys=True)
         self._header = header_bytes(ordered, metadata={_METADATA: text})
-        self.size_bytes = len(self._header) + sum(_num_bytes(*shape) for shape in ordered.values())
+        self.size_bytes = len(self._header) + sum(
+            math.prod(shape, start=DTYPE_BYTES[dtype]) for dtype, shape in ordered.values()
+        )
         self.infos: dict[str, TensorInfo] = header_of(io.BytesIO(self._header), self.size_bytes, where=str(path))
 
     def make(self) -> None:
@@ -352,13 +355,6 @@ def _tensor(pages: mmap.mmap, info: TensorInfo) -> torch.Tensor:
         return torch.empty(info.shape, dtype=dtype)
     count = info.nbytes // dtype.itemsize
     return torch.frombuffer(pages, dtype=dtype, count=count, offset=info.offset).view(info.shape)
-
-
-def _num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    count = DTYPE_BYTES[dtype]
-    for side in shape:
-        count *= side
-    return count
 
 
 def _origin(header: bytes) -> str:

@@ -259,15 +259,10 @@ class Sampling(NamedTuple):
 def next_tokens(
     ids: Sequence[int], next_logits: NextLogits, how: Sampling, *, ends: Collection[int], longest: int, row: int = 0
 ) -> Iterator[int]:
-    """Yield the next tokens; a prompt is cut at its beginning to ``longest`` tokens.
+    """Yield the tokens after a prompt of at least one, which is cut at its beginning to ``longest`` tokens.
 
-    Args:
-        ids: of the prompt, at least one.
-        next_logits: computes the logits (V) of the next token.
-        how: choice of the token.
-        ends: tokens that end a text; they are not yielded.
-        longest: most tokens of the model.
-        row: index of the row, for its draws.
+    ``next_logits`` computes the logits (V) of the next token. Tokens in ``ends`` end a text, and are not yielded.
+    ``row`` is the index of the row, for its draws.
     """
     draws, kept = seeded(how.seed, row), list(ids)
     for _ in range(how.max_new_tokens):
@@ -344,6 +339,12 @@ class Predictor(abc.ABC):
     def predict(self, inputs: Sequence[Any], first: int) -> list[Row]:
         """Return the prediction for each input; ``first`` is the index of the first row."""
 
+    def _logits(self, inputs: Sequence[Text], target: str | float) -> torch.Tensor:
+        examples = self._source.examples(inputs, [target] * len(inputs))
+        batch = examples.batch(range(len(inputs)), {})
+        self.cut_rows += examples.cut_rows
+        return self._model.predict(batch)
+
 
 class _Classes(Predictor):
     """Names the class of a text or an image, with the probability of each class."""
@@ -364,10 +365,7 @@ class TextClasses(_Classes):
 
     def predict(self, inputs: Sequence[Text], first: int) -> list[Row]:
         """Name the class of each text."""
-        examples = self._source.examples(inputs, [""] * len(inputs))
-        batch = examples.batch(range(len(inputs)), {})
-        self.cut_rows += examples.cut_rows
-        return self.named(self._model.predict(batch))
+        return self.named(self._logits(inputs, ""))
 
 
 class Numbers(Predictor):
@@ -375,11 +373,7 @@ class Numbers(Predictor):
 
     def predict(self, inputs: Sequence[Text], first: int) -> list[Row]:
         """Predict the number of each text."""
-        examples = self._source.examples(inputs, [0.0] * len(inputs))
-        batch = examples.batch(range(len(inputs)), {})
-        self.cut_rows += examples.cut_rows
-        logits_B1 = self._model.predict(batch)
-        return [{"predicted": value} for value in logits_B1.squeeze(-1).tolist()]
+        return [{"predicted": value} for value in self._logits(inputs, 0.0).squeeze(-1).tolist()]
 
 
 class ImageClasses(_Classes):

@@ -101,7 +101,7 @@ class FakeSnapshot(Snapshot):
     """Says whose blocks it has."""
 
     def __init__(self, node: str, metadata: Mapping[str, str]) -> None:
-        self.node, self.metadata = node, metadata
+        self.node, self.metadata = node, dict(metadata)
         self.head: Pieces | None = Pieces.of(f"head of {node}".encode())
 
     def part(self, start: int, stop: int) -> Pieces:

@@ -55,7 +55,6 @@ class Bottleneck(nn.Module):
     """Two projections with an activation between them.
 
     Args:
-        width: of the hidden state.
         inner: width between the projections.
         options: all of ``edge.model.adapters.config.options_of``.
 

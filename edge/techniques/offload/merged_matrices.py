@@ -81,7 +81,6 @@ class MergedMatrices:
     here. Pairs are those of unmerged adapters: the input of a matrix, and alpha times the gradient of its output.
 
     Args:
-        skeleton: with these blocks, real ones.
         folder: of the model; read at every ``install``.
         users: number of users of the job's kind; their sets begin equal and are summed (see ``sum_of``). None = all
             users have one set.
@@ -388,10 +387,7 @@ def sum_of(site: Site, sets: Sequence[Tensors]) -> dict[str, torch.Tensor]:
     if is_change(site, len(sets)):
         return {f"{site.name}.{CHANGE}": _added([_product(own, parts) for own in sets])}
     low = torch.cat([own[_A].view(parts, -1, own[_A].shape[1]) for own in sets], dim=1)
-    return {
-        f"{site.name}.{_A}": low.flatten(0, 1),
-        f"{site.name}.{_B}": torch.cat([own[_B] for own in sets], dim=1),
-    }
+    return {f"{site.name}.{_A}": low.flatten(0, 1), f"{site.name}.{_B}": torch.cat([own[_B] for own in sets], dim=1)}
 
 
 def _added(values: Sequence[torch.Tensor]) -> torch.Tensor:

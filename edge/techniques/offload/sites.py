@@ -175,11 +175,7 @@ class BottleneckSite(Site):
 
 
 class AuxiliarySite(Site):
-    """An auxiliary model beside one matrix: ``linear`` or ``mlp``.
-
-    Args:
-        alpha: factor of the model.
-    """
+    """An auxiliary model beside one matrix: ``linear`` or ``mlp``."""
 
     def __init__(self, name: str, matrix: nn.Module, model: LinearDelta | MlpDelta | FusedDelta, alpha: float) -> None:
         self.name = self.source = name

@@ -16,7 +16,7 @@ import pytest
 
 from coordinator.run.migration import MigrationDriver
 from edge.agent.active_run import ActiveRun
-from edge.agent.migration import AgentMigration, NextPlacement, fetch_ahead, read_ahead
+from edge.agent.migration import AgentMigration, NextPlacement, read_ahead
 from edge.agent.servicer import _next_placement
 from edge.checkpoint.snapshot_servicer import SnapshotFetcher, SnapshotServicer
 from edge.checkpoint.snapshots import MigratedState, SnapshotShelf, TurnSnapshots, block_digests, head_digest
@@ -72,7 +72,7 @@ class Host:
 
 def ask(host: Any, plan: Plan, *, run_id: str = RUN) -> int:
     """Let node b fetch ahead for a part of the plan."""
-    return fetch_ahead(host, "b", run_id, json.dumps(plan.to_json()), "", timeout_s=TIMEOUT_S)
+    return AgentMigration(host, "b").fetch_ahead(run_id, json.dumps(plan.to_json()), "", timeout_s=TIMEOUT_S)
 
 
 def test_node_fetches_the_tensors_of_its_next_slice_and_no_others(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_node_fetches_nothing_for_another_run(tmp_path: Path) -> None:
     with pytest.raises(FrameError, match="prepare it first"):
         ask(host, PLAN.at(1), run_id="r20260101-000000-11111111")
     with pytest.raises(PlanError):
-        fetch_ahead(host, "b", RUN, "{}", "", timeout_s=TIMEOUT_S)
+        AgentMigration(host, "b").fetch_ahead(RUN, "{}", "", timeout_s=TIMEOUT_S)
 
 
 def test_node_that_nobody_gives_weights_says_so(tmp_path: Path) -> None:
@@ -343,8 +343,7 @@ class Keepers:
     def __init__(self, own: bytes, copy: bytes) -> None:
         self.plan = moving(TWO_AGENTS_PLAN, (1, (("b", 0, 4),))).at(1)
         self.far, access = TurnSnapshots("a"), RunAccess("a", wait_s=0.0)
-        options = AgentOptions(coordinator="127.0.0.1:1", name="b")
-        self.host: Any = SimpleNamespace(options=options, access=RunAccess("b"))
+        self.host = SimpleNamespace(options=AgentOptions(coordinator="127.0.0.1:1", name="b"), access=RunAccess("b"))
         self.near = AgentMigration(self.host, "b")
         for kept, file in ((self.near.kept, own), (self.far, copy)):
             kept.begin(TWO_AGENTS_RUN)
