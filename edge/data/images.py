@@ -75,11 +75,7 @@ class ImageFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
-    """An image in a column, decoded at its use.
-
-    Attributes:
-        row: its number in the table, from 1.
-    """
+    """An image in a column, decoded at its use. ``row``: its number in the table, from 1."""
 
     content: bytes
     path: Path

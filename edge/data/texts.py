@@ -125,11 +125,7 @@ MIN_TOKENS = 2  # one to predict, and one before it
 
 
 class Language:
-    """The ``Source`` of causal language modelling.
-
-    Raises:
-        ModelError: no tokenizer.
-    """
+    """The ``Source`` of causal language modelling; raises ``ModelError``."""
 
     def __init__(self, job: Job, folder: Path) -> None:
         self._data = job.data

@@ -112,11 +112,7 @@ SmallMatrix = RowScaled | FourBit | GgufBlocks
 
 
 class CompactMatrix:
-    """A matrix in few bytes, and products with it.
-
-    Args:
-        native: whether to multiply in bfloat16.
-    """
+    """A matrix in few bytes, and products with it. ``native``: whether to multiply in bfloat16."""
 
     def __init__(self, numbers: SmallMatrix, *, native: bool, room: WideningBuffer) -> None:
         self.numbers = numbers

@@ -89,11 +89,7 @@ class Matrix(NamedTuple):
 
 
 def subnets_of_block(block: nn.Module, model_type: str, config: Any, count: int) -> Subnets:
-    """Divide a block of the base model into ``count`` subnets.
-
-    Raises:
-        PlanError: ``count`` does not divide the key/value heads.
-    """
+    """Divide a block of the base model into ``count`` subnets; raises ``PlanError``."""
     layout = LAYOUTS[model_type]
     return subnets_of_config(config, inner=_outputs_and_inputs(block, layout, layout.up)[0], count=count)
 

@@ -391,11 +391,7 @@ TASKS: Mapping[str, Task] = {
 
 
 def task_of(name: str) -> Task:
-    """Return the task of a job's ``model.task``.
-
-    Raises:
-        JobError: the task is not supported.
-    """
+    """Return the task of a job's ``model.task``; raises ``JobError``."""
     if name not in TASKS:
         raise JobError(f"model.task = {name!r} is not supported yet; use one of {', '.join(sorted(TASKS))}")
     return TASKS[name]

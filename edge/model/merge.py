@@ -196,11 +196,7 @@ def summed_files(folders: Sequence[Path], names: Sequence[str], *, is_own: Calla
 
 
 def opened(path: Path) -> TensorFile:
-    """Open the tensors of an adapter.
-
-    Raises:
-        IntegrityError: it can't be read.
-    """
+    """Open the tensors of an adapter; raises ``IntegrityError``."""
     try:
         return TensorFile(FilePieces(path), where=str(path))
     except OSError as error:

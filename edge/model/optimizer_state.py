@@ -78,11 +78,7 @@ class DiskStateStore(StateStore):
                 self._reserved[unit] = self._made(unit, shapes)
 
     def load_state(self, unit: int, updated: Parameters) -> dict[str, torch.Tensor] | None:
-        """Map the state of a unit, with zeros for parameters that have none yet.
-
-        Raises:
-            IntegrityError: the file was replaced or cut.
-        """
+        """Map the state of a unit, with zeros for parameters that have none yet; raises ``IntegrityError``."""
         wanted = _shapes(self._optimizer, updated)
         file = self._files.get(unit)
         if not wanted:
@@ -291,11 +287,7 @@ class StateFile:
                 pages.madvise(mmap.MADV_DONTNEED, start, info.offset + info.nbytes - start)
 
     def pieces(self) -> dict[str, TensorPieces]:
-        """Return the tensors, read from the file when iterated.
-
-        Raises:
-            IntegrityError: as ``map``.
-        """
+        """Return the tensors, read from the file when iterated; raises ``IntegrityError``."""
         with self._opened("rb") as file:
             self._check(file)
         return {

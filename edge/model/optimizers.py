@@ -67,11 +67,7 @@ class StateStore:
         return False
 
     def fill(self, unit: int, name: str, source: TensorPieces) -> None:
-        """Fill a tensor of a unit's room.
-
-        Raises:
-            PlanError: it has no room, because ``make_room`` returned False.
-        """
+        """Fill a tensor of a unit's room; raises ``PlanError``."""
         raise PlanError(f"unit {unit} has no room for the state {name}: its optimizer keeps it")
 
     def close(self) -> None:
@@ -338,11 +334,7 @@ class TrainingState:
         return found
 
     def check(self, file: TensorFile, *, besides: tuple[str, ...] = ()) -> None:
-        """Refuse a file with other tensors than ``tensors()``, except ``besides``.
-
-        Raises:
-            IntegrityError: names, shapes or dtypes differ.
-        """
+        """Refuse a file with other tensors than ``tensors()``, except ``besides``; raises ``IntegrityError``."""
         own = {name: info for name, info in file.infos.items() if name not in besides}
         given, state = _named(own, self.prefixes.value), _named(own, self.prefixes.state)
         if given.keys() != self.values.keys() or len(given) + len(state) != len(own):

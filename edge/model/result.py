@@ -107,11 +107,7 @@ def result_files(
 
 
 def require_finite(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse tensors that are not finite after the last update, a piece at a time.
-
-    Raises:
-        DivergedError: names the first such tensor.
-    """
+    """Refuse tensors that are not finite after the last update, a piece at a time; raises ``DivergedError``."""
     for name, tensor in tensors.items():
         if not is_finite(pieces_of(tensor)):
             what = f"{name} is not finite after the last step"

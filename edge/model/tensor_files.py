@@ -305,11 +305,7 @@ DTYPE_NAMES: Final = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return torch's dtype for a dtype of a safetensors file, such as ``F32``.
-
-    Raises:
-        IntegrityError: the dtype is not supported.
-    """
+    """Return torch's dtype for a dtype of a safetensors file, such as ``F32``; raises ``IntegrityError``."""
     if name not in TORCH_DTYPES:
         raise IntegrityError(f"a tensor has the type {name}, which is not supported; save it as float32 or bfloat16")
     return TORCH_DTYPES[name]

@@ -115,11 +115,7 @@ class Projections:
 
 
 def chosen_layers(velora: Velora, skeleton: Skeleton, index: int) -> list[ChosenLayer]:
-    """List the layers of one block that are named and train.
-
-    Raises:
-        JobError: see ``Projections``.
-    """
+    """List the layers of one block that are named and train; raises ``JobError``."""
     found: list[ChosenLayer] = []
     if not any(parameter.requires_grad for parameter in skeleton.blocks[index].parameters()):
         return found
@@ -367,11 +363,7 @@ class Vectors:
         return found
 
     def check(self, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
-        """Refuse tensors of other layers or sizes than those of ``tensors()``.
-
-        Raises:
-            IntegrityError: layers or sizes differ.
-        """
+        """Refuse tensors of other layers or sizes than those of ``tensors()``; raises ``IntegrityError``."""
         if tensors.keys() != self.tensors().keys():
             names = sorted(tensors.keys() ^ self.tensors().keys())
             raise IntegrityError(f"{where} has VeLoRA's vectors of other layers than this node's: {names[0]}")
@@ -387,11 +379,7 @@ class Vectors:
         self._counts = {layer: int(count) for layer, count in counts.items() if count is not None}
 
     def load_blocks(self, tensors: Mapping[str, torch.Tensor], blocks: Collection[int], *, where: str) -> None:
-        """Replace the vectors of some blocks by those of their former host.
-
-        Raises:
-            IntegrityError: layers or sizes differ.
-        """
+        """Replace the vectors of some blocks by those of their former host; raises ``IntegrityError``."""
         others = {name: value for name, value in self.tensors().items() if block_of(name) not in blocks}
         self.check(others | dict(tensors), where=where)
         self.load(others | dict(tensors))

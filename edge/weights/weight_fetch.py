@@ -434,11 +434,7 @@ _BUSY_S = 0.5
 
 
 class PendingFetch(NamedTuple):
-    """The run that waits for a fetch.
-
-    Attributes:
-        idle_s: a stream without bytes for this long is cancelled.
-    """
+    """The run that waits for a fetch. ``idle_s``: a stream without bytes for this long is cancelled."""
 
     run_id: str
     deadline_s: float

@@ -186,11 +186,7 @@ class _Whole(torch.Tensor):
 
 
 class Seat:
-    """Hooks of one bottleneck.
-
-    Args:
-        norm: the block's norm after the sum; None where norms are before the parts.
-    """
+    """Hooks of one bottleneck. ``norm``: the block's norm after the sum; None where norms are before the parts."""
 
     _kept = threading.local()
     """Residuals of this thread, and results that a norm passes on, by identity of the seat."""

@@ -174,11 +174,7 @@ class _VitAttention(nn.Module):
 
 
 class _Dense(nn.Module):
-    """A matrix with dropout, which gets the residual too.
-
-    Args:
-        adds: whether it adds the residual.
-    """
+    """A matrix with dropout, which gets the residual too. ``adds``: whether it adds the residual."""
 
     def __init__(self, inputs: int, outputs: int, dropout: float, *, adds: bool) -> None:
         super().__init__()

@@ -251,11 +251,7 @@ class Change(NamedTuple):
 
 
 def changes_of(site: Site, users: int) -> list[Change]:
-    """List the changes of an adapter, or of the sum of ``users`` adapters.
-
-    Raises:
-        JobError: the adapter is no linear change of a matrix.
-    """
+    """List the changes of an adapter, or of the sum of ``users`` adapters; raises ``JobError``."""
     name, adapter = site.name, site.adapter
     if isinstance(site, FusedLoraSite):
         return _fused_changes(name, site.adapter, users, is_one=is_change(site, users))
@@ -338,11 +334,7 @@ class MatrixAdapters(NamedTuple):
         return {self._name: found}
 
     def changes(self, users: Sequence[int]) -> list[Change]:
-        """List the changes of the sum for so many users of each kind.
-
-        Raises:
-            JobError: an adapter is no linear change of a matrix.
-        """
+        """List the changes of the sum for so many users of each kind; raises ``JobError``."""
         found = [change for kind, site in self.sites for change in changes_of(site, users[kind])]
         return found if len(self.sites) == 1 else [Change(0, self._name, slice(0, self.outputs))]
 

@@ -87,11 +87,7 @@ def projected_inputs(sites: Iterable[Site], projected: str) -> dict[str, int]:
 
 
 class Pairs:
-    """Recorded pairs of one micro-batch.
-
-    Args:
-        names: block -> (name, source) of each of its sites.
-    """
+    """Recorded pairs of one micro-batch. ``names``: block -> (name, source) of each of its sites."""
 
     def __init__(self, names: Mapping[int, Iterable[tuple[str, str]]]) -> None:
         self._names = {index: list(found) for index, found in names.items()}
@@ -462,11 +458,7 @@ class PairWire:
         return found
 
     def decode(self, sent: Tensors, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Return pairs for ``AuxiliaryModels.fit``, in the compute ``dtype``.
-
-        Raises:
-            IntegrityError: a projection without its vector, or of another shape.
-        """
+        """Return pairs for ``AuxiliaryModels.fit``, in the compute ``dtype``; raises ``IntegrityError``."""
         self._known |= {name.removesuffix(_VECTOR): value for name, value in sent.items() if name.endswith(_VECTOR)}
         found: dict[str, torch.Tensor] = {}
         for name, tensor in sent.items():

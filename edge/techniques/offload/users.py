@@ -153,11 +153,7 @@ RunSaving = Callable[[BlockForward, torch.Tensor], tuple[SavedActivations, torch
 
 
 class UserBlockRunner:
-    """Runs the blocks of one node by user.
-
-    Args:
-        runners: of each user, with the user's kind of adapters.
-    """
+    """Runs the blocks of one node by user. ``runners``: of each user, with the user's kind of adapters."""
 
     def __init__(self, sets: UserSets, captures: Captures, runners: Mapping[str, BlockRunner]) -> None:
         self._sets, self._captures, self._runners = sets, captures, runners
