@@ -8,6 +8,7 @@ not imported, except torch where there is a CUDA device; of weights only headers
 from __future__ import annotations
 
 import enum
+import functools
 import os
 import platform
 import shutil
@@ -75,7 +76,7 @@ def examine(
         check_python(),
         *check_packages(requirements(), _EXTRAS[role]),
         check_protobuf(),
-        check_cores(),
+        passed("cores", f"{usable_cores()} of {os.cpu_count() or 1} usable"),  # by affinity and quota
         check_memory(),
         *([check_device()] if role == "node" else []),
         check_disk(disk.resolve()),
@@ -86,14 +87,9 @@ def examine(
     if model is not None:
         checks += check_model(model)
     if coordinator:
-        checks += _coordinator(coordinator, insecure)
+        require_private(coordinator, option="--coordinator", insecure=insecure)
+        checks += [*check_other(coordinator), *check_coordinator(coordinator)]
     return checks
-
-
-def _coordinator(address: str, insecure: bool) -> list[Check]:
-
-    require_private(address, option="--coordinator", insecure=insecure)
-    return [*check_other(address), *check_coordinator(address)]
 
 
 class Level(enum.StrEnum):
@@ -104,12 +100,12 @@ class Level(enum.StrEnum):
     FAIL = "FAIL"  # it will not work
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """The finding of one check."""
 
-    name: str
     level: Level
+    name: str
     found: str
     remedy: str = ""
 
@@ -123,19 +119,9 @@ class Check:
         return f"{self.level}  {self.name:<{width}}  {self.found}{advice}"
 
 
-def passed(name: str, found: str) -> Check:
-    """Make a check that found all well."""
-    return Check(name=name, level=Level.PASS, found=found)
-
-
-def warned(name: str, found: str, remedy: str) -> Check:
-    """Make a check that found a drawback, with which the machine works."""
-    return Check(name=name, level=Level.WARN, found=found, remedy=remedy)
-
-
-def failed(name: str, found: str, remedy: str) -> Check:
-    """Make a check that found what keeps the machine from working."""
-    return Check(name=name, level=Level.FAIL, found=found, remedy=remedy)
+passed = functools.partial(Check, Level.PASS)
+warned = functools.partial(Check, Level.WARN)
+failed = functools.partial(Check, Level.FAIL)
 
 
 def all_lines(checks: Iterable[Check]) -> list[str]:
@@ -155,11 +141,7 @@ _OLDEST_PYTHON = (3, 11)
 
 
 def check_system(*, pointer_bytes: int | None = None) -> Check:
-    """Check for a 64-bit system, and warn if it is not Linux.
-
-    Args:
-        pointer_bytes: of this interpreter; found out if not given.
-    """
+    """Check for a 64-bit system, and warn if it is not Linux."""
     bits = 8 * (pointer_bytes or struct.calcsize("P"))
     found = f"{platform.system()} {platform.machine()}, {bits} bit"
     if bits < 64:
@@ -175,13 +157,6 @@ def check_python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Chec
     if version[:2] < _OLDEST_PYTHON:
         return failed("python", found, "use Python 3.11 or newer")
     return passed("python", found)
-
-
-def check_cores() -> Check:
-    """Count the cores that this process may use, by affinity and quota."""
-    cores, present = usable_cores(), os.cpu_count() or 1
-    found = f"{cores} of {present} usable"
-    return passed("cores", found)
 
 
 def check_memory(*, proc: Path = PROC, cgroup: Path = CGROUP) -> Check:
@@ -257,8 +232,7 @@ def _sync_s(folder: Path) -> float:
 def check_proxies(environment: Mapping[str, str]) -> Check:
     """Name the variables that set a proxy: what is fetched from a hub goes through it, calls between nodes do not.
 
-    Args:
-        environment: variables of the process; values, which may have a password, are not shown.
+    Their values, which may have a password, are not shown.
     """
     names = {name for known in PROXY_VARIABLES for name in (known, known.upper()) if environment.get(name)}
     if not names:

@@ -207,9 +207,6 @@ def check_start(options: AgentOptions) -> None:
 def check_memory(limits: Iterable[MemoryLimit]) -> None:
     """Refuse a memory limit below what the libraries take: the kernel would kill the node while it loads them.
 
-    Args:
-        limits: of the control groups of this process.
-
     Raises:
         CapacityError: names both figures.
     """

@@ -226,22 +226,13 @@ def _be_agent(arguments: Sequence[str], environment: Mapping[str, str], parent: 
         return 0
     os.environ.update(environment)
     set_command_line([sys.executable, "-m", "edge", *arguments])
-    _draw_afresh()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()  # agents draw differently; Python seeds ``random`` itself, and torch's seed is fixed
     gc.enable()
     sys.argv[1:] = arguments
     from edge.__main__ import main as be_agent
 
     return be_agent()
-
-
-def _draw_afresh() -> None:
-    """Seed numpy's generator anew, so that agents draw differently.
-
-    Python's ``random`` is seeded anew by itself, and torch's seed is fixed.
-    """
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
 
 
 def _end(code: int) -> None:

@@ -18,11 +18,12 @@ import grpc
 
 from edge.checkpoint.shard_saver import Saver
 from edge.checkpoint.snapshot_servicer import open_stub
-from edge.checkpoint.snapshots import MigratedState, SnapshotLike
+from edge.checkpoint.snapshots import MigratedState, Snapshot
+from edge.checkpoint.turn_snapshots import CheckpointCopier, TurnSnapshotter
 from edge.machine.resources import keep_freed_memory, peak_rss_bytes, release_memory
 from edge.options import AgentOptions
 from edge.profiler.timing import TimingRequest
-from edge.runtime.loop import AgentRun, TurnSnapshotSink
+from edge.runtime.loop import AgentRun
 from edge.runtime.reporter import Arrived, Note, Reporter, SharedClock
 from edge.transport.access import RunAccess
 from ringtune.engine.events import Span
@@ -65,7 +66,10 @@ _END_S = 1.0
 
 @dataclass(slots=True, eq=False)
 class ActiveRun:
-    """All resources of one run at this node: executor, links, loop, reporter, saver."""
+    """All resources of one run at this node: executor, links, loop, reporter, saver.
+
+    ``num_loads`` counts the calls with a saved result, of which only the newest one is loaded.
+    """
 
     run_id: str
     node: str
@@ -86,12 +90,12 @@ class ActiveRun:
     run: AgentRun | None = None
     reporter: Reporter | None = None
     clock: SharedClock = field(default_factory=SharedClock)
-    keeper: TurnSnapshotSink | None = None
+    keeper: TurnSnapshotter | CheckpointCopier | None = None
     audit: Any = None
     addresses: Mapping[str, str] = field(default_factory=dict)
     grants: GrantReader = field(init=False)
+    num_loads: int = 0
     _channels: dict[str, tuple[grpc.Channel, Any]] = field(default_factory=dict)
-    _num_loads: int = 0
     _received_s: dict[str, float] = field(default_factory=dict)
     _refused: RepeatCounter = field(default_factory=RepeatCounter)
     _reopened: RepeatCounter = field(default_factory=RepeatCounter)
@@ -103,16 +107,6 @@ class ActiveRun:
         """Stop the preparation of a released run; raises ``InterruptedRunError``."""
         if self.cancelled.is_set():
             raise InterruptedRunError(f"run {self.run_id} was released while node {self.node} prepared it")
-
-    def next_load(self) -> int:
-        """Count the calls with a saved result; only the newest one is loaded."""
-        self._num_loads += 1
-        return self._num_loads
-
-    def check_load(self, number: int) -> None:
-        """Refuse a saved result after a later call with one: turns may have begun; raises ``InterruptedRunError``."""
-        if number != self._num_loads:
-            raise InterruptedRunError(f"node {self.node} got the saved result again")
 
     def audit_stub(self, node: str, address: str) -> Any:
         """Return what fetches from another node what it keeps for the audit, on one channel until the run ends."""
@@ -270,7 +264,7 @@ class TorchBackend(Protocol):
     def audit(self, options: AgentOptions, run_id: str, job: Job, plan: Plan, executor: Any) -> Any:
         """Make what an audited run needs at a node, an ``edge.runtime.audit.NodeAudit``."""
 
-    def snapshot(self, active: ActiveRun, metadata: Mapping[str, str]) -> SnapshotLike:
+    def snapshot(self, active: ActiveRun, metadata: Mapping[str, str]) -> Snapshot:
         """Make a snapshot of the slice's trained tensors, and at an owner of the head; on the compute thread."""
 
     def kept_file(self, executor: Any, blocks: tuple[int, ...], of: Mapping[str, str]) -> bytes:
@@ -289,7 +283,7 @@ class TorchBackend(Protocol):
         """Let the servicer receive the run's frames and deliver them to ``active``."""
 
     def connect(self, active: ActiveRun, target: str, address: str) -> Any:
-        """Make an unopened link: an ``edge.runtime.loop.Link`` with ``open(timeout_s)``."""
+        """Make an unopened link: an ``edge.transport.link.OutLink``."""
 
 
 _LINK_RETRY_S = 0.1

@@ -31,16 +31,17 @@ from edge.machine import resources
 from edge.machine.libraries import ComputeThread
 from edge.options import AgentOptions
 from edge.profiler.timing import TimingRequest
-from edge.runtime.loop import NO_KEEPER, NO_TRAIL, AgentRun
+from edge.runtime.loop import NO_TRAIL, AgentRun
 from edge.runtime.reporter import Reporter, SharedClock, Totals
 from edge.transport.access import RunAccess
-from edge.transport.probe import LinkRate, computing_lost_s_per_byte, measure_link
+from edge.transport.probe import computing_lost_s_per_byte, measure_link
 from edge.weights.weight_fetch import ModelFetcher
 from ringtune.errors import (
     ConnectionFailedError,
     DeadlineError,
     FrameError,
     IntegrityError,
+    InterruptedRunError,
     PeerLostError,
     RingTuneError,
     UsageError,
@@ -217,7 +218,11 @@ class Agent:
             if self.models is not None:
                 job = self.models.for_run(run_id, job, plan, timeout_s=deadline_s - time.monotonic())
                 active.check_wanted()
-            with self._with_initial(active, job, deadline_s) as job_here:
+            initial: AbstractContextManager[Job] = nullcontext(job)
+            if self.models is not None:
+                left_s = deadline_s - time.monotonic()
+                initial = self.models.with_initial(run_id, job, plan.course.initial, timeout_s=left_s)
+            with initial as job_here:
                 left_s, what = deadline_s - time.monotonic(), f"node {active.node} to build its slice"
                 build = functools.partial(self._build, active, job_here, deadline_s, goes_on, taken)
                 self._compute.call(build, timeout_s=left_s, what=what)
@@ -241,10 +246,12 @@ class Agent:
         """
         active, run = self.of(run_id, None)
         executor = active.executor
-        number = active.next_load()
+        active.num_loads += 1
+        number = active.num_loads
 
         def load(folder: Path) -> None:
-            active.check_load(number)
+            if number != active.num_loads:  # turns may have begun since the later call
+                raise InterruptedRunError(f"node {active.node} got the saved result again")
             executor.load_saved(folder)
 
         with tempfile.TemporaryDirectory(prefix="ringtune-") as name:
@@ -363,31 +370,21 @@ class Agent:
             return refused(source, error)
         return control_pb2.RepeatReply(results_json=json.dumps(found.results))
 
-    def measure(
-        self, target: str, address: str, message_bytes: int, *, timeout_s: float, brief: bool = False
-    ) -> LinkRate:
-        """Measure the link to another node; see ``edge.transport.probe``.
+    def measure(self, request: control_pb2.MeasureLinkRequest, *, timeout_s: float) -> control_pb2.MeasureLinkReply:
+        """Measure the link to another node, or the computing that messages to it cost; see ``edge.transport.probe``.
 
         Raises:
             ConnectionFailedError: the link can't be measured, or is to another machine without encryption; names both
                 ends.
             DeadlineError: the timeout is over.
         """
-        check_private(self.options, target, address)
-        me = self.options.name
-        return measure_link(me, target, address, message_bytes=message_bytes, timeout_s=timeout_s, brief=brief)
-
-    def computing_lost_s_per_byte(
-        self, target: str, address: str, message_bytes: int, computing_s: float, *, timeout_s: float
-    ) -> float:
-        """Measure the seconds of this node's computing per byte sent to another node; see ``edge.transport.probe``.
-
-        Raises:
-            ConnectionFailedError: as for ``measure``.
-        """
-        check_private(self.options, target, address)
-        me = self.options.name
-        return computing_lost_s_per_byte(me, target, address, message_bytes, computing_s, timeout_s=timeout_s)
+        check_private(self.options, request.target, request.address)
+        ends, size = (self.options.name, request.target, request.address), request.message_bytes
+        if request.computing_s:
+            lost_s = computing_lost_s_per_byte(*ends, size, request.computing_s, timeout_s=timeout_s)
+            return control_pb2.MeasureLinkReply(computing_lost_s_per_byte=lost_s)
+        found = measure_link(*ends, message_bytes=size, timeout_s=timeout_s, brief=request.brief)
+        return control_pb2.MeasureLinkReply(**found._asdict())  # fields have the same names
 
     def collect(
         self,
@@ -473,13 +470,6 @@ class Agent:
 
     # ---- parts of prepare -------------------------------------------------------------------------
 
-    def _with_initial(self, active: ActiveRun, job: Job, deadline_s: float) -> AbstractContextManager[Job]:
-        """Yield the job with the file of initial values, if the run has one, while the slice is built."""
-        if self.models is None:
-            return nullcontext(job)
-        left_s = deadline_s - time.monotonic()
-        return self.models.with_initial(active.run_id, job, active.plan.course.initial, timeout_s=left_s)
-
     def _build(
         self, active: ActiveRun, job: Job, deadline_s: float, goes_on: ResumeShard | None, taken: MigratedState | None
     ) -> None:
@@ -517,16 +507,16 @@ class Agent:
         )
         if job.keeps_state_on_disk and saver is not None:
             active.inactive_state = active.executor.inactive_state
-            active.inactive_state.keep_on_disk(saver.moments(), {"run": first_run, "node": active.node})
+            active.inactive_state.keep_on_disk(saver.open().moments, {"run": first_run, "node": active.node})
         if plan.course.helper_settings.merged and saver is not None:
-            active.executor.offloading.keep_on_disk(saver.moments(), {"run": first_run, "node": active.node})
+            active.executor.offloading.keep_on_disk(saver.open().moments, {"run": first_run, "node": active.node})
         if job.generation is not None and active.executor.texts is not None and saver is not None:
-            active.executor.texts.file = saver.texts()
+            active.executor.texts.file = saver.open().texts()
         if job.audit is not None:
             active.audit = backend.audit(options, active.run_id, job, plan, active.executor)
         for technique in active.executor.techniques.values():
             try:
-                technique.open(saver.hidden() if saver is not None else None, active.start)
+                technique.open(saver.open().hidden if saver is not None else None, active.start)
             except RingTuneError as error:  # the run continues without, and the node reports the reason
                 technique.open(None, active.start, problem=str(error))
         if taken is not None:
@@ -564,7 +554,7 @@ class Agent:
             record=job.runtime.record,
             start=active.start,
             saver=active.saver,
-            keeper=active.keeper or NO_KEEPER,
+            keeper=active.keeper,
             trail=active.audit.recorder if active.audit is not None else NO_TRAIL,
             worked=self.backend().working_clock(active.executor),
             totals=totals,

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Protocol
 
 from edge.agent.active_run import ActiveRun, TorchBackend, check_private
 from edge.checkpoint.shard_saver import ResumeShard, Saver, finish_run, saved_parts
-from edge.checkpoint.snapshot_servicer import fetch, fetch_head
+from edge.checkpoint.snapshot_servicer import SnapshotFetcher
 from edge.checkpoint.snapshots import (
     MigratedState,
     SnapshotFile,
@@ -104,11 +104,15 @@ class NextPlacement(NamedTuple):
 class MigratingAgent(Protocol):
     """The part of ``edge.agent.agent.Agent`` that a move needs."""
 
+    models: Any
     options: AgentOptions
     access: RunAccess
 
     def current(self) -> ActiveRun | None:
         """Return the prepared or active run, if any."""
+
+    def job_of(self, run_id: str, job_toml: str) -> Job:
+        """Read a job, with the model's folder on this machine."""
 
     def of(self, run_id: str, placement_number: int | None) -> tuple[ActiveRun, AgentRun]:
         """Return a run and its loop."""
@@ -249,18 +253,17 @@ class AgentMigration:
         node, folder, run_id = self._node, self._agent.options.state, goes_on.run_id
         step, attempt, lease_s = goes_on.shard.step, saved.attempt, _lease_s(job_toml, run_id)
         parts, files, head = saved_parts(folder, node, run_id), list[Pieces](), None
-        limits: dict[str, Any] = {"lease_s": lease_s, "attempt": attempt, "folder": folder, "sizes": sizes}
+        fetcher = SnapshotFetcher(
+            node, run_id, 0, addresses, deadline_s, self._check, lease_s, attempt, folder=folder, sizes=sizes
+        )
         for source in saved.sources:
             if source.node != node:
-                terms = (node, run_id, 0, [source], addresses, deadline_s, self._check)
-                files += fetch(*terms, step=step, **limits)
+                files.append(fetcher.blocks(source, step))
             else:
                 own = _own_copies(parts, node)
                 files.append(own.part(step, attempt, source.start, source.stop, sha256=source.sha256))
         if saved.head_from not in ("", node):
-            address = addresses.get(saved.head_from, "")
-            of_head = (node, run_id, 0, step, saved.head_from, address, deadline_s, self._check)
-            head = fetch_head(*of_head, sha256=saved.head_sha256, **limits)
+            head = fetcher.head(saved.head_from, step, saved.head_sha256)
         elif saved.head_from or goes_on.holder == node:
             head = _own_copies(parts, node).head(step, attempt, sha256=saved.head_sha256)
         return MigratedState(tuple(files), metadata(attempt, step), head, run_id, is_resumed=parts is not None)
@@ -280,6 +283,35 @@ class AgentMigration:
             raise DeadlineError(f"node {self._node}: waited {_SHARE * timeout_s:g} s for its last action to end")
         if active.reporter is not None:
             active.reporter.flush(min(_FLUSH_S, timeout_s))
+
+    def fetch_ahead(self, run_id: str, plan_json: str, job_toml: str, *, timeout_s: float) -> int:
+        """Fetch the base weights of this node's slice in another placement, and read them ahead from the disk.
+
+        ``plan_json`` is the part of the plan for that placement.
+
+        Returns:
+            Bytes fetched from other nodes.
+
+        Raises:
+            FrameError: another run is active here.
+            RingTuneError: no node has the tensors, or they can't be fetched.
+        """
+        agent, node = self._agent, self._node
+        active = agent.current()
+        if active is not None and active.run_id != run_id:
+            raise FrameError(f"node {node} has run {active.run_id}, not run {run_id}; prepare it first")
+        plan, job = Plan.from_json(read_object(plan_json, "the received plan")), agent.job_of(run_id, job_toml)
+        came = 0
+        if agent.models is not None:
+            before = agent.models.fetched_bytes
+            job = agent.models.for_run(run_id, job, plan, timeout_s=timeout_s)
+            came = agent.models.fetched_bytes - before
+        piece = plan.slice_of(node)
+        asked = read_ahead(Path(job.model.path), range(piece.start, piece.stop))
+        _LOG.info(
+            "run %s: next blocks %s, %s fetched, %s read ahead", run_id, piece.text, *map(format_bytes, (came, asked))
+        )
+        return came
 
     def move(self, to: NextPlacement, *, timeout_s: float) -> tuple[int, int]:
         """Build the slice of another placement with the trained state; a node without a part in it only stops.
@@ -315,7 +347,8 @@ class AgentMigration:
 
     def _snapshot(self, to: NextPlacement, deadline_s: float) -> tuple[MigratedState, int]:
         """Return the state after a move, and the bytes fetched: this node's snapshot, and parts of other nodes'."""
-        files = tuple(self._fetch(to, source, deadline_s) for source in to.sources if source.node != self._node)
+        fetcher = self._fetcher(to, deadline_s)
+        files = tuple(fetcher.blocks(source) for source in to.sources if source.node != self._node)
         fetched_bytes = sum(file.size_bytes for file in files)
         head, own = None, [source for source in to.sources if source.node == self._node]
         if own or to.start.holder == self._node:
@@ -325,11 +358,9 @@ class AgentMigration:
         of = _snapshot_metadata(to.run_id, to.from_placement_number)
         return MigratedState(files, of, head, to.shards_run), fetched_bytes
 
-    def _fetch(self, to: NextPlacement, source: Source, deadline_s: float) -> Pieces:
-        """Fetch blocks of another node: of its snapshot, or as it keeps them after ``to.from_step`` steps."""
-        terms = (self._node, to.run_id, to.from_placement_number, [source], to.addresses, deadline_s, self._check)
-        (file,) = fetch(*terms, step=to.from_step, lease_s=_lease_s(to.job_toml, to.run_id), sizes=to.sizes)
-        return file
+    def _fetcher(self, to: NextPlacement, deadline_s: float) -> SnapshotFetcher:
+        terms = (self._node, to.run_id, to.from_placement_number, to.addresses, deadline_s, self._check)
+        return SnapshotFetcher(*terms, _lease_s(to.job_toml, to.run_id), sizes=to.sizes)
 
     def _kept(self, to: NextPlacement, step: int, head_unit: int, deadline_s: float) -> tuple[MigratedState, int]:
         """Return the state of a recovery, from copies after ``step`` steps, and the bytes fetched; these are kept too.
@@ -337,7 +368,8 @@ class AgentMigration:
         Raises:
             IntegrityError: no node has a block, or the head, as it was trained.
         """
-        fetched = [one for source in to.sources for one in self._checked(to, step, source, deadline_s)]
+        fetcher = self._fetcher(to, deadline_s)
+        fetched = [one for source in to.sources for one in self._checked(to, step, source, fetcher)]
         self.kept.begin(to.run_id)
         self.kept.rewind(step, to.placement_number)
         fetched_bytes = 0
@@ -347,18 +379,18 @@ class AgentMigration:
                 self.kept.keep(to.run_id, step, f"{source.node} {source.start}-{source.stop}", bytes(file))
         head = None
         if to.start.holder == self._node and step:
-            head = self._checked_head(to, step, to.digests.get(head_unit), deadline_s)
+            head = self._checked_head(to, step, to.digests.get(head_unit), fetcher)
         if head is not None and to.head_from:
             fetched_bytes += head.size_bytes
         files = tuple(file for _, file in fetched)
         return MigratedState(files, metadata(to.run_id, step), head, to.shards_run), fetched_bytes
 
     def _checked(
-        self, to: NextPlacement, step: int, source: Source, deadline_s: float
+        self, to: NextPlacement, step: int, source: Source, fetcher: SnapshotFetcher
     ) -> Iterator[tuple[Source, Pieces]]:
         """Yield the blocks of a source, or of other nodes where it gives none, or other ones than were trained."""
         try:
-            yield source, self._checked_part(to, step, source, deadline_s)
+            yield source, self._checked_part(to, step, source, fetcher)
             return
         except _SAYS_NO as error:
             problem: RingTuneError = error
@@ -370,7 +402,7 @@ class AgentMigration:
                 others.insert(0, Source(source.node, block, block + 1))  # its other blocks may be right
             for other in others:
                 try:
-                    yield other, self._checked_part(to, step, other, deadline_s)
+                    yield other, self._checked_part(to, step, other, fetcher)
                     break
                 except _SAYS_NO as error:
                     problem = error
@@ -378,42 +410,35 @@ class AgentMigration:
             else:
                 raise _not_kept(problem, f"block {block}", step)
 
-    def _checked_part(self, to: NextPlacement, step: int, source: Source, deadline_s: float) -> Pieces:
+    def _checked_part(self, to: NextPlacement, step: int, source: Source, fetcher: SnapshotFetcher) -> Pieces:
         """Return the blocks that a node, perhaps this one, keeps; raises ``IntegrityError``."""
         if source.node == self._node:
             file = self.kept.part(to.run_id, step, source.start, source.stop)
         else:
-            file = self._fetch(to, source, deadline_s)
+            file = fetcher.blocks(source, step)
         found = block_digests(file)
         for block in range(source.start, source.stop):
             if found.get(block) != to.digests.get(block, found.get(block)):
                 raise _differs(source.node, f"block {block}", step)
         return file
 
-    def _checked_head(self, to: NextPlacement, step: int, sha256: str | None, deadline_s: float) -> Pieces:
+    def _checked_head(self, to: NextPlacement, step: int, sha256: str | None, fetcher: SnapshotFetcher) -> Pieces:
         """Return the head that this node keeps, or fetch and keep it."""
-        nodes = [to.head_from or self._node, *filter(None, [to.other_head])]
         problem: RingTuneError = IntegrityError("nobody has it")
-        for node in nodes:
+        for node in filter(None, (to.head_from or self._node, to.other_head)):
+            is_own = node == self._node
             try:
-                return self._head_of(to, step, node, sha256, deadline_s)
+                head = self.kept.head(to.run_id, step) if is_own else fetcher.head(node, step)
+                if sha256 not in (None, head_digest(bytes(head))):
+                    raise _differs(node, "the head", step)
             except _SAYS_NO as error:
                 problem = error
                 _LOG.warning("the head is not taken: %s", error)
+                continue
+            if not is_own:
+                self.kept.keep_head(to.run_id, step, bytes(head))
+            return head
         raise _not_kept(problem, "the head", step)
-
-    def _head_of(self, to: NextPlacement, step: int, node: str, sha256: str | None, deadline_s: float) -> Pieces:
-        if node == self._node:
-            head = self.kept.head(to.run_id, step)
-        else:
-            address, lease_s = to.addresses.get(node, ""), _lease_s(to.job_toml, to.run_id)
-            terms = (self._node, to.run_id, to.from_placement_number, step, node, address, deadline_s, self._check)
-            head = fetch_head(*terms, lease_s=lease_s, sizes=to.sizes)
-        if sha256 not in (None, head_digest(bytes(head))):
-            raise _differs(node, "the head", step)
-        if node != self._node:
-            self.kept.keep_head(to.run_id, step, bytes(head))
-        return head
 
     def granted(self, active: ActiveRun, turns: Sequence[Turn]) -> None:
         """Drop the snapshot of a move at the first grant after it."""
@@ -474,47 +499,6 @@ def _lease_s(job_toml: str, run_id: str) -> float:
 
 def _snapshot_metadata(run_id: str, placement_number: int) -> dict[str, str]:
     return {"run": run_id, "epoch": str(placement_number)}  # nodes compare it, so the key keeps its old name
-
-
-class ModelHolder(Protocol):
-    """The part of ``edge.agent.agent.Agent`` that finds base weights."""
-
-    models: Any
-
-    def current(self) -> ActiveRun | None:
-        """Return the prepared or active run, if any."""
-
-    def job_of(self, run_id: str, job_toml: str) -> Job:
-        """Read a job, with the model's folder on this machine."""
-
-
-def fetch_ahead(agent: ModelHolder, node: str, run_id: str, plan_json: str, job_toml: str, *, timeout_s: float) -> int:
-    """Fetch the base weights of a node's slice in another placement of its active run; read them ahead from the disk.
-
-    ``plan_json`` is the part of the plan for that placement.
-
-    Returns:
-        Bytes fetched from other nodes.
-
-    Raises:
-        FrameError: another run is active here.
-        RingTuneError: no node has the tensors, or they can't be fetched.
-    """
-    active = agent.current()
-    if active is not None and active.run_id != run_id:
-        raise FrameError(f"node {node} has run {active.run_id}, not run {run_id}; prepare it first")
-    plan, job = Plan.from_json(read_object(plan_json, "the received plan")), agent.job_of(run_id, job_toml)
-    came = 0
-    if agent.models is not None:
-        before = agent.models.fetched_bytes
-        job = agent.models.for_run(run_id, job, plan, timeout_s=timeout_s)
-        came = agent.models.fetched_bytes - before
-    piece = plan.slice_of(node)
-    asked = read_ahead(Path(job.model.path), range(piece.start, piece.stop))
-    _LOG.info(
-        "run %s: next blocks %s, %s fetched, %s read ahead", run_id, piece.text, *map(format_bytes, (came, asked))
-    )
-    return came
 
 
 def read_ahead(folder: Path, blocks: range) -> int:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 from ringtune import __version__
@@ -126,9 +125,7 @@ class MetricsServer:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._thread.join(_REQUEST_S)
         self._server.server_close()

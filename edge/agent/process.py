@@ -226,7 +226,8 @@ def _identity(options: AgentOptions, port: int) -> control_pb2.JoinRequest:
         version=__version__,
         has_data=options.data is not None,
         memory_bytes=options.memory_bytes or resources.memory_budget(),
-        device=_likely_device(options),
+        # a guess without torch: there is a device file of NVIDIA's
+        device=options.device if options.device != "auto" else "cuda" if has_cuda_device() else "cpu",
         threads=options.threads or usable_cores(),
         system=f"{platform.system()} {platform.machine()}",
         instance=secrets.token_hex(8),
@@ -238,13 +239,6 @@ def _identity(options: AgentOptions, port: int) -> control_pb2.JoinRequest:
         wire=WIRE,
         rack=options.rack,
     )
-
-
-def _likely_device(options: AgentOptions) -> str:
-    """Guess the device of a run without loading torch: ``cuda`` if there is a device file of NVIDIA's."""
-    if options.device != "auto":
-        return options.device
-    return "cuda" if has_cuda_device() else "cpu"
 
 
 _SAVE_S: Final = 60.0

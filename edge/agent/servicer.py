@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from edge.agent.migration import NextPlacement, fetch_ahead
+from edge.agent.migration import NextPlacement
 from edge.checkpoint.shard_saver import ResumeShard, SavedStart, ShardRequest, check_shards, list_parts
 from edge.checkpoint.snapshot_servicer import SnapshotServicer
 from edge.profiler.timing import DEFAULT_BUDGET_S, TimingRequest
@@ -90,29 +90,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         self, request: control_pb2.MeasureLinkRequest, context: grpc.ServicerContext
     ) -> control_pb2.MeasureLinkReply:
         """Measure the link to another node, or the computing time that messages to it cost."""
-        if request.computing_s:
-            lost_s = answer(
-                context,
-                lambda: self._agent.computing_lost_s_per_byte(
-                    request.target,
-                    request.address,
-                    request.message_bytes,
-                    request.computing_s,
-                    timeout_s=_left_s(context),
-                ),
-            )
-            return control_pb2.MeasureLinkReply(computing_lost_s_per_byte=lost_s)
-        found = answer(
-            context,
-            lambda: self._agent.measure(
-                request.target,
-                request.address,
-                request.message_bytes,
-                timeout_s=_left_s(context),
-                brief=request.brief,
-            ),
-        )
-        return control_pb2.MeasureLinkReply(**found._asdict())  # fields have the same names
+        return answer(context, lambda: self._agent.measure(request, timeout_s=_left_s(context)))
 
     def Prepare(self, request: control_pb2.PrepareRequest, context: grpc.ServicerContext) -> control_pb2.PrepareReply:
         """Build this node's slice of a plan, and open its links."""
@@ -147,8 +125,8 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         self, request: control_pb2.PrepareRequest, context: grpc.ServicerContext
     ) -> control_pb2.FetchAheadReply:
         """Fetch the base weights of this node's slice in another placement."""
-        asked = (self._agent.options.name, request.run_id, request.plan_json, request.job_toml)
-        fetched = answer(context, lambda: fetch_ahead(self._agent, *asked, timeout_s=_left_s(context)))
+        moves, asked = self._agent.moves, (request.run_id, request.plan_json, request.job_toml)
+        fetched = answer(context, lambda: moves.fetch_ahead(*asked, timeout_s=_left_s(context)))
         return control_pb2.FetchAheadReply(fetched_bytes=fetched)
 
     def Rest(self, request: control_pb2.RestRequest, context: grpc.ServicerContext) -> control_pb2.RestReply:

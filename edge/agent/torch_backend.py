@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from edge.agent.active_run import ActiveRun
-from edge.checkpoint.snapshots import METADATA, MigratedState, block_of
+from edge.checkpoint.snapshots import METADATA, MigratedState, Snapshot, block_of
 from edge.checkpoint.state_folder import disk_of, room_bytes
 from edge.data.dataset import NO_TOKENS, OwnerDataset
 from edge.machine.accelerator import capacity_errors, device_budget, device_name, multiplies_bfloat16_fast, numerics_of
@@ -47,13 +47,12 @@ from ringtune.costs.memory_sizes import CONTEXT_BYTES, data_bytes
 from ringtune.costs.model_facts import computed_token_bytes, job_subnets, model_facts
 from ringtune.costs.profile import ModelFacts, NodeFacts, SkippedRows, TimedShape, Work
 from ringtune.engine.failure_texts import LOWER_THE_RATE
-from ringtune.errors import DataError, DivergedError, FrameError, IntegrityError, UsageError
+from ringtune.errors import DataError, DivergedError, IntegrityError, UsageError
 from ringtune.job.job import Job
 from ringtune.machine.resources import cpu_cores, cpu_quota, machine_load, usable_cores
 from ringtune.models.folder import has_tower
 from ringtune.models.text_towers import TEXT_ONLY
 from ringtune.schedule.plan import Plan
-from ringtune.storage.pieces import Pieces
 from ringtune.storage.strict import parse_json
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
 from ringtune.techniques.audit import checked_by, fits_checked_by
@@ -314,31 +313,6 @@ def connect(active: ActiveRun, target: str, address: str) -> OutLink:
         reopen_s=active.lease_s,
         now_unix_s=active.clock.now_unix_s,
     )
-
-
-class Snapshot:
-    """The trained tensors of one node in one run, without a copy.
-
-    ``executor`` must not compute any more; ``blocks`` are those that it trains; ``metadata`` is run, and placement
-    number or step.
-    """
-
-    def __init__(
-        self, executor: NodeExecutor, blocks: Collection[int], metadata: Mapping[str, str], *, with_head: bool
-    ) -> None:
-        self.metadata = dict(metadata)
-        self.head = executor.head_blob() if with_head else None
-        self._blocks = frozenset(blocks)
-        self._tensors = executor.part.tensors()
-
-    def part(self, start: int, stop: int) -> Pieces:
-        """Return the blocks ``[start, stop)`` as a file, read from the tensors when iterated; raises ``FrameError``."""
-        if not self._blocks.issuperset(range(start, stop)) or start >= stop:
-            raise FrameError(
-                f"blocks [{start}, {stop}) are asked for, this node trained {sorted(self._blocks)}; plan anew"
-            )
-        found = {name: value for name, value in self._tensors.items() if start <= _block_of(name) < stop}
-        return write_tensors(found, metadata={METADATA: json.dumps(self.metadata, sort_keys=True)})
 
 
 def kept_file(executor: NodeExecutor, blocks: Collection[int], of: Mapping[str, str]) -> bytes:

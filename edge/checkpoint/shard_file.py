@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Protocol
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -32,7 +33,6 @@ from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensor
 FORMAT = "ringtune-shard-1"
 PREFIXES = NamePrefixes(value="adapter/", state=f"{STATE}/")
 VECTORS, PAIRS, SUMS, MERGED = "velora/", "pairs/", "sums/", "merged/"
-_WHERE = "the shard"
 
 Parameters = Mapping[str, torch.nn.Parameter]
 Tensors = Mapping[str, torch.Tensor]
@@ -51,80 +51,82 @@ class ExtraTensors(Protocol):
         """Replace all of them."""
 
 
-def to_shard(
-    parameters: Parameters,
-    optimizers: UnitOptimizers | None,
-    head: Pieces | None,
-    metadata: Mapping[str, str],
-    *,
-    besides: Mapping[str, ExtraTensors] | None = None,
-    installed: Tensors | None = None,
-) -> Pieces:
-    """Make the shard of a node; tensors are read when the pieces are iterated.
+class ShardContent(NamedTuple):
+    """What a node has for its shard, and loads from one.
 
-    Args:
+    Attributes:
         parameters: trainable tensors of the node's slice, by name.
         optimizers: over ``parameters``; None if there are none.
-        head: bytes of ``head_blob``; None = another node holds the head.
-        metadata: run, plan, node and step.
         besides: further tensors of the shard, by the prefix of their names.
         installed: tensors of the slice that a helper trains, by name.
+        where, part: names of file and tensors in errors.
     """
-    tensors = _state(parameters, optimizers, installed).tensors()
-    for prefix, more in (besides or {}).items():
-        tensors |= {f"{prefix}/{name}": pieces_of(value) for name, value in more.tensors().items()}
-    if head is not None:
-        tensors[HEAD] = TensorPieces("U8", (head.size_bytes,), head)
-    # one entry, so that equal shards are equal bytes
-    return write_tensors(tensors, metadata={METADATA: json.dumps({"format": FORMAT, **metadata}, sort_keys=True)})
 
+    parameters: Parameters
+    optimizers: UnitOptimizers | None
+    besides: Mapping[str, ExtraTensors] = MappingProxyType({})
+    installed: Tensors = MappingProxyType({})
+    where: str = "the shard"
+    part: str = "slice"
 
-def load_shard(
-    data: Pieces,
-    parameters: Parameters,
-    optimizers: UnitOptimizers | None,
-    metadata: Mapping[str, str],
-    *,
-    with_head: bool,
-    besides: Mapping[str, ExtraTensors] | None = None,
-    installed: Tensors | None = None,
-) -> Pieces | None:
-    """Replace parameters, optimizer state and further tensors by those of a shard; arguments as for ``to_shard``.
-
-    The shard must have this metadata, and a head exactly if the node held it at that step (``with_head``).
-
-    Returns:
-        The bytes of the head; None if another node held it.
-
-    Raises:
-        IntegrityError: the shard is unreadable, of another run, or its tensors do not fit; nothing was changed then.
-    """
-    file = TensorFile(data, where=_WHERE)
-    _check_metadata(file, metadata)
-    if with_head is not (HEAD in file.infos):
-        raise IntegrityError(
-            "the shard has no head, but this node held it at that step"
-            if with_head
-            else "the shard has a head, but another node held it at that step"
+    def state(self) -> TrainingState:
+        """Return the trained tensors with their optimizer state."""
+        return TrainingState(
+            values={**self.parameters, **self.installed},
+            parameters=self.parameters,
+            optimizers=self.optimizers,
+            prefixes=PREFIXES,
+            where=self.where,
+            part=self.part,
         )
-    state = _state(parameters, optimizers, installed)
-    given = {prefix: small_tensors(file, f"{prefix}/") for prefix in besides or {}}
-    state.check(file, besides=(HEAD, *(f"{prefix}/{name}" for prefix, found in given.items() for name in found)))
-    for prefix, more in (besides or {}).items():
-        more.check(given[prefix], where=_WHERE)
-    for prefix, more in (besides or {}).items():
-        more.load(given[prefix])
-    state.load(file)
-    return file.tensor(HEAD).data if with_head else None
 
+    def tensors(self) -> dict[str, TensorPieces]:
+        """Return all tensors by their names in a shard, read when the pieces are iterated."""
+        found = self.state().tensors()
+        for prefix, more in self.besides.items():
+            found |= {f"{prefix}/{name}": pieces_of(value) for name, value in more.tensors().items()}
+        return found
 
-def _state(
-    parameters: Parameters, optimizers: UnitOptimizers | None, installed: Tensors | None = None
-) -> TrainingState:
-    values = {**parameters, **(installed or {})}
-    return TrainingState(
-        values=values, parameters=parameters, optimizers=optimizers, prefixes=PREFIXES, where=_WHERE, part="slice"
-    )
+    def write(self, head: Pieces | None, metadata: Mapping[str, str]) -> Pieces:
+        """Make the shard of a node; tensors are read when the pieces are iterated.
+
+        ``head`` is the bytes of ``head_blob``; None = another node holds the head. ``metadata`` is run, plan, node and
+        step.
+        """
+        tensors = self.tensors()
+        if head is not None:
+            tensors[HEAD] = TensorPieces("U8", (head.size_bytes,), head)
+        # one entry, so that equal shards are equal bytes
+        return write_tensors(tensors, metadata={METADATA: json.dumps({"format": FORMAT, **metadata}, sort_keys=True)})
+
+    def load(self, data: Pieces, metadata: Mapping[str, str], *, with_head: bool) -> Pieces | None:
+        """Replace all tensors by those of a shard.
+
+        The shard must have this metadata, and a head exactly if the node held it at that step (``with_head``).
+
+        Returns:
+            The bytes of the head; None if another node held it.
+
+        Raises:
+            IntegrityError: the shard is unreadable, of another run, or its tensors do not fit; nothing was changed.
+        """
+        file = TensorFile(data, where=self.where)
+        _check_metadata(file, metadata)
+        if with_head is not (HEAD in file.infos):
+            raise IntegrityError(
+                "the shard has no head, but this node held it at that step"
+                if with_head
+                else "the shard has a head, but another node held it at that step"
+            )
+        state = self.state()
+        given = {prefix: small_tensors(file, f"{prefix}/") for prefix in self.besides}
+        state.check(file, besides=(HEAD, *(f"{prefix}/{name}" for prefix, found in given.items() for name in found)))
+        for prefix, more in self.besides.items():
+            more.check(given[prefix], where=self.where)
+        for prefix, more in self.besides.items():
+            more.load(given[prefix])
+        state.load(file)
+        return file.tensor(HEAD).data if with_head else None
 
 
 def small_tensors(file: TensorFile, prefix: str) -> dict[str, torch.Tensor]:

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from edge.checkpoint.retention import KEPT, RetentionLimits
 from edge.checkpoint.state_folder import LOCK_WAIT_S, RunShards, SavedParts, StateFolder
@@ -32,20 +32,6 @@ _NO_FOLDER_FOR_STATE = (
 )
 
 NO_FOLDER_FOR_BEST = "has no folder for the best result; start it with --state DIR, or leave train.keep_best out"
-
-
-class ShardSource(Protocol):
-    """The part of ``edge.runtime.executor.NodeExecutor`` that a checkpoint needs."""
-
-    def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> Pieces:
-        """Return this node's shard; tensors are read when the pieces are iterated."""
-
-
-class ShardTarget(Protocol):
-    """The part of ``edge.runtime.executor.NodeExecutor`` that loads a checkpoint."""
-
-    def load_shard(self, data: Pieces, metadata: Mapping[str, str], *, with_head: bool) -> None:
-        """Load the shard ``data``."""
 
 
 class Saver:
@@ -78,7 +64,7 @@ class Saver:
             self._state.drop_old_runs(self._run_id, self._kept)
         return self._state.run(self._run_id)
 
-    def save(self, step: int, executor: ShardSource, *, with_head: bool) -> Shard:
+    def save(self, step: int, executor: Any, *, with_head: bool) -> Shard:
         """Write this node's shard of the checkpoint at ``step``; after a ``StorageError`` earlier ones are intact."""
         content = executor.shard(self._metadata(step), with_head=with_head)
         shards = self.open()
@@ -127,7 +113,7 @@ class Saver:
         if self._is_over:
             raise InterruptedRunError(f"the run ended before node {self._node} had kept its best result")
 
-    def load(self, step: int, sha256: str, executor: ShardTarget, *, with_head: bool, plan_digest: str = "") -> None:
+    def load(self, step: int, sha256: str, executor: Any, *, with_head: bool, plan_digest: str = "") -> None:
         """Load the shard of ``step`` with this hex digest into the executor.
 
         ``with_head`` says whether this node held the head at that step; ``plan_digest`` is of the plan under which the
@@ -146,18 +132,6 @@ class Saver:
         """Refuse rows of this owner that differ from those of the run's start; raises ``DataError``."""
         if self._rows:
             _refuse_other_rows(self._node, self.open().rows(), self._rows)
-
-    def moments(self) -> Path:
-        """Return the folder for optimizer state of inactive units, removed at the run's end; errors as ``open``."""
-        return self.open().moments
-
-    def hidden(self) -> Path:
-        """Return the folder for cached hidden states, which is removed at the run's end; errors as ``open``."""
-        return self.open().hidden
-
-    def texts(self) -> Path:
-        """Return the path of the file of this owner's texts; errors as ``open``."""
-        return self.open().texts()
 
     def keep_from(self, step: int) -> None:
         """Delete shards, copies and heads of steps before ``step``."""

@@ -6,10 +6,10 @@ import io
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import grpc
 
@@ -37,97 +37,71 @@ _SLOWEST_BYTES_PER_S = 32 * 1024
 _MAX_BLOCKS = 1 << 16
 
 
-def fetch(
-    node: str,
-    run_id: str,
-    placement_number: int,
-    sources: Sequence[Source | SavedSource],
-    addresses: Mapping[str, str],
-    deadline_s: float,
-    check: Callable[[str, str], None],
-    *,
-    step: int | None = None,
-    lease_s: float = 0.0,
-    attempt: str = "",
-    folder: Path | None = None,
-    sizes: CopyBytes = NOT_PLANNED,
-) -> tuple[Pieces, ...]:
-    """Fetch blocks of other nodes' snapshots into memory, or with ``attempt`` to files.
+class SnapshotFetcher(NamedTuple):
+    """Fetches trained state of a run from other nodes into memory, or with ``attempt`` to files.
 
-    Args:
+    Attributes:
         node: this one.
         run_id: of the run; with ``attempt`` the id under which shards are kept.
         placement_number: in which the sources hosted the blocks.
-        sources: other nodes, with the blocks.
         addresses: ``host:port`` by node.
         deadline_s: monotonic seconds.
         check: called with node and address; raises if a node may not be reached there.
-        step: fetch the copies kept after so many steps; None = the current snapshot.
         lease_s: seconds for which a node without an answer is retried.
         attempt: fetch from disks, as this run trained the blocks; empty = from memory.
         folder: on the disk for the files; None = the one for temporary files.
         sizes: planned; no larger file is received.
-
-    Raises:
-        ConnectionFailedError: a node can't be reached.
-        FrameError: a node has no such snapshot in memory.
-        IntegrityError: a received file is damaged, or larger than planned.
-        DeadlineError: the deadline is over.
-        StorageError: the disk is full.
     """
-    found: list[Pieces] = []
-    for source in sources:
-        request = _request(node, run_id, placement_number, source, step, attempt)
-        address = addresses.get(source.node, "")
-        check(source.node, address)
-        name = part_name(source.start, source.stop)
-        most_bytes = copy_limit(sizes, source.stop - source.start, on_disk=bool(attempt))
-        found.append(_received(request, name, source.node, address, deadline_s, lease_s, folder, most_bytes))
-    return tuple(found)
 
+    node: str
+    run_id: str
+    placement_number: int
+    addresses: Mapping[str, str]
+    deadline_s: float
+    check: Callable[[str, str], None]
+    lease_s: float = 0.0
+    attempt: str = ""
+    folder: Path | None = None
+    sizes: CopyBytes = NOT_PLANNED
 
-def _request(
-    node: str, run_id: str, placement_number: int, source: Source | SavedSource, step: int | None, attempt: str
-) -> control_pb2.SnapshotRequest:
-    request = control_pb2.SnapshotRequest(
-        node=node, run_id=run_id, placement_number=placement_number, start=source.start, stop=source.stop
-    )
-    if attempt:
-        request.is_saved, request.attempt = True, attempt
-        request.sha256 = source.sha256 if isinstance(source, SavedSource) else ""
-    if step is not None:
-        request.is_kept, request.step = not attempt, step
-    return request
+    def blocks(self, source: Source | SavedSource, step: int | None = None) -> Pieces:
+        """Fetch blocks of another node: of its snapshot, or as it keeps them after ``step`` steps.
 
+        Raises:
+            ConnectionFailedError: the node can't be reached.
+            FrameError: it has no such snapshot in memory.
+            IntegrityError: the received file is damaged, or larger than planned.
+            DeadlineError: the deadline is over.
+            StorageError: the disk is full.
+        """
+        start, stop = source.start, source.stop
+        sha256 = source.sha256 if isinstance(source, SavedSource) else ""
+        most_bytes = copy_limit(self.sizes, stop - start, on_disk=bool(self.attempt))
+        name = part_name(start, stop)
+        return self._file(source.node, name, most_bytes, step, start=start, stop=stop, sha256=sha256)
 
-def fetch_head(
-    node: str,
-    run_id: str,
-    placement_number: int,
-    step: int,
-    source: str,
-    address: str,
-    deadline_s: float,
-    check: Callable[[str, str], None],
-    *,
-    lease_s: float = 0.0,
-    attempt: str = "",
-    sha256: str = "",
-    folder: Path | None = None,
-    sizes: CopyBytes = NOT_PLANNED,
-) -> Pieces:
-    """Fetch another node's copy of the head after ``step`` steps; arguments and errors as for ``fetch``.
+    def head(self, source: str, step: int, sha256: str = "") -> Pieces:
+        """Fetch another node's copy of the head after ``step`` steps; errors as for ``blocks``.
 
-    With ``attempt`` it is in the shard with digest ``sha256``, or beside the shards.
-    """
-    check(source, address)
-    request = control_pb2.SnapshotRequest(
-        node=node, run_id=run_id, placement_number=placement_number, is_kept=not attempt, step=step, is_head=True
-    )
-    if attempt:
-        request.is_saved, request.attempt, request.sha256 = True, attempt, sha256
-    most_bytes = copy_limit(sizes, 0, has_head=True, on_disk=bool(attempt))
-    return _received(request, HEAD_FILE, source, address, deadline_s, lease_s, folder, most_bytes)
+        With ``attempt`` it is in the shard with digest ``sha256``, or beside the shards.
+        """
+        most_bytes = copy_limit(self.sizes, 0, has_head=True, on_disk=bool(self.attempt))
+        return self._file(source, HEAD_FILE, most_bytes, step, is_head=True, sha256=sha256)
+
+    def _file(self, source: str, name: str, most_bytes: int, step: int | None, **what: Any) -> Pieces:
+        address = self.addresses.get(source, "")
+        self.check(source, address)
+        request = control_pb2.SnapshotRequest(
+            node=self.node,
+            run_id=self.run_id,
+            placement_number=self.placement_number,
+            is_saved=bool(self.attempt),
+            attempt=self.attempt,
+            is_kept=step is not None and not self.attempt,
+            step=step,
+            **what,
+        )
+        return _received(request, name, source, address, self.deadline_s, self.lease_s, self.folder, most_bytes)
 
 
 def _received(
@@ -209,7 +183,7 @@ def fetch_audited(
     lease_s: float,
     stub: control_pb2_grpc.SnapshotsStub,
 ) -> Pieces:
-    """Fetch what another node keeps of a turn for the audit with a stub of it; the rest as for ``fetch``."""
+    """Fetch what another node keeps of a turn for the audit; errors as for ``SnapshotFetcher.blocks``."""
     request.is_audit = True
     return _received(request, AUDIT_FILE, source, address, deadline_s, lease_s, None, MAX_COPY_BYTES, stub)
 
@@ -227,19 +201,10 @@ def push(
     is_saved: bool = False,
     placement_number: int = 0,
 ) -> None:
-    """Send another node a copy of this node's trained blocks or head.
+    """Send another node a copy of this node's trained blocks, or with ``is_head`` of the head, after ``step`` steps.
 
-    Args:
-        run_id: of the run.
-        step: optimizer steps done.
-        node: this one.
-        file: content of the copy.
-        holder: the receiver.
-        address: of the holder.
-        timeout_s: until the holder has the copy; at least 60 s, and the time that a link of 32 KiB/s needs, are used.
-        is_head: whether the copy is a head, and no blocks.
-        is_saved: whether it is of a checkpoint, for the holder's disk.
-        placement_number: of the placement in which this node trained it.
+    With ``is_saved`` it is of a checkpoint, for the holder's disk. ``timeout_s`` is at least 60 s, and the time that a
+    link of 32 KiB/s needs. ``placement_number`` is of the placement in which this node trained it.
 
     Raises:
         ConnectionFailedError: the holder can't be reached.

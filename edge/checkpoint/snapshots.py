@@ -12,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final, NamedTuple
 
 from ringtune.errors import FrameError
 from ringtune.schedule.migration import TURNS_KEPT
@@ -63,16 +63,11 @@ class TurnSnapshots:
         *,
         placement_number: int | None = None,
     ) -> None:
-        """Keep a node's trained blocks after ``step`` steps, and the head; drop all but ``TURNS_KEPT`` turns.
+        """Keep a node's trained blocks after ``step`` steps, and the head if the node has it.
 
-        Args:
-            run_id: of the run.
-            step: optimizer steps done.
-            whose: the node that trained the blocks; for a part of its blocks, with the name of the part, as ``a/part``.
-            file: the trained tensors.
-            head: at that step; None = the node does not have it.
-            placement_number: of the placement in which another node trained them; None = they are this node's own, or
-                it asked for them.
+        All but ``TURNS_KEPT`` turns are dropped. ``whose`` is the node that trained the blocks; for a part of its
+        blocks, with the name of the part, as ``a/part``. ``placement_number`` is of the placement in which another node
+        trained them; None = they are this node's own, or it asked for them.
 
         Raises:
             FrameError: the run is not active here, or the placement is from before a recovery.
@@ -185,9 +180,9 @@ class SnapshotShelf:
         self._node = node
         self._lock = threading.Lock()
         self._of: tuple[str, int] = ("", -1)
-        self._snapshot: SnapshotLike | None = None
+        self._snapshot: Snapshot | None = None
 
-    def put(self, run_id: str, placement_number: int, snapshot: SnapshotLike | None) -> None:
+    def put(self, run_id: str, placement_number: int, snapshot: Snapshot | None) -> None:
         """Replace the kept snapshot; None = keep none."""
         with self._lock:
             self._of, self._snapshot = (run_id, placement_number), snapshot
@@ -204,7 +199,7 @@ class SnapshotShelf:
             if run_id != self._of[0]:
                 self._of, self._snapshot = ("", -1), None
 
-    def get(self, run_id: str, placement_number: int) -> SnapshotLike:
+    def get(self, run_id: str, placement_number: int) -> Snapshot:
         """Return the snapshot of a run in a placement; raises ``FrameError``."""
         with self._lock:
             if self._snapshot is None or self._of != (run_id, placement_number):
@@ -220,19 +215,27 @@ def part_name(start: int, stop: int) -> str:
     return f"blocks-{start}-{stop}.safetensors"
 
 
-class SnapshotLike(Protocol):
-    """The part of ``edge.agent.torch_backend.Snapshot`` that needs no torch."""
+class Snapshot:
+    """The trained tensors of one node in one run, without a copy.
 
-    @property
-    def head(self) -> Pieces | None:
-        """The head, if the node owns data."""
+    ``executor`` must not compute any more; ``blocks`` are those that it trains; ``metadata`` is run, and placement
+    number or step.
+    """
 
-    @property
-    def metadata(self) -> Mapping[str, str]:
-        """Run, and placement number or step."""
+    def __init__(self, executor: Any, blocks: Collection[int], metadata: Mapping[str, str], *, with_head: bool) -> None:
+        self.metadata = dict(metadata)
+        self.head = executor.head_blob() if with_head else None
+        self._blocks = frozenset(blocks)
+        self._tensors = executor.part.tensors()
 
     def part(self, start: int, stop: int) -> Pieces:
-        """Return the blocks ``[start, stop)`` as a file."""
+        """Return the blocks ``[start, stop)`` as a file, read from the tensors when iterated; raises ``FrameError``."""
+        if not self._blocks.issuperset(range(start, stop)) or start >= stop:
+            raise FrameError(
+                f"blocks [{start}, {stop}) are asked for, this node trained {sorted(self._blocks)}; plan anew"
+            )
+        found = {name: value for name, value in self._tensors.items() if start <= block_of(name) < stop}
+        return write_tensors(found, metadata={METADATA: json.dumps(self.metadata, sort_keys=True)})
 
 
 class MigratedState(NamedTuple):

@@ -234,20 +234,15 @@ def disk_of(folder: Path) -> str:
 
 
 class RunShards:
-    """The shards of one run at one node, in ``folder``."""
+    """The shards of one run at one node, in ``folder``.
+
+    Attributes:
+        moments: the folder for optimizer state of inactive units.
+        hidden: the folder for hidden states of the activation cache.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    @property
-    def moments(self) -> Path:
-        """The folder for optimizer state of inactive units."""
-        return self.folder / _MOMENTS
-
-    @property
-    def hidden(self) -> Path:
-        """The folder for hidden states of the activation cache."""
-        return self.folder / _HIDDEN
+        self.folder, self.moments, self.hidden = folder, folder / _MOMENTS, folder / _HIDDEN
 
     def texts(self) -> Path:
         """Path of the file of texts, in a folder that is made if it is missing; raises ``StorageError``."""

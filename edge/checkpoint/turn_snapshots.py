@@ -284,13 +284,8 @@ def save_turns(
 ) -> tuple[int, ...]:
     """Write the snapshots in a node's memory beside the shards of its run; the caller holds no lock of its folder.
 
-    Args:
-        state: the node's folder.
-        node: its name.
-        shards_run: run id under which shards are kept.
-        attempt: id of the run that trained them.
-        files: the snapshots.
-        rows: digest of the node's rows for this run; empty = it has none.
+    Shards are kept under the id ``shards_run``; ``attempt`` is the run that trained the snapshots. ``rows`` is the
+    digest of the node's rows for this run; empty = it has none.
 
     Returns:
         The steps, ascending; none after a failure, which is logged: the run then resumes from its newest checkpoint.

@@ -24,15 +24,7 @@ from ringtune.ids import check_node_name
 from ringtune.options import DEFAULT_COORDINATOR
 from ringtune.transport.discovery import LOOK_S, MAX_FOUND, SERVICE, Announcement, choose, read_announcement
 from ringtune.transport.endpoints import split_address
-from ringtune.transport.parties import (
-    IDENTITY,
-    NODE_ROLE,
-    Party,
-    Token,
-    node_party,
-    node_trust,
-    parse_token,
-)
+from ringtune.transport.parties import IDENTITY, NODE_ROLE, Party, Token, node_party, node_trust, parse_token
 from ringtune.transport.speaker import Speaker, refuse_both, speak_as, speak_from
 
 _LOG = logging.getLogger(__name__)
@@ -257,7 +249,7 @@ def announced(
     Listens for ``look_s`` seconds on ``interfaces`` (empty = all), until ``enough`` accepts an announcement.
     """
     try:
-        from zeroconf import InterfaceChoice, ServiceBrowser, ServiceListener, Zeroconf
+        from zeroconf import InterfaceChoice, ServiceBrowser, ServiceStateChange, Zeroconf
     except ImportError as error:
         raise UsageError(
             f"no --coordinator was given, and none listens at {DEFAULT_COORDINATOR}; give --coordinator HOST:PORT, or "
@@ -265,19 +257,10 @@ def announced(
         ) from error
     names: queue.Queue[str] = queue.Queue(MAX_FOUND)
 
-    class Listener(ServiceListener):
-        """Queues the names of announced services."""
-
-        def add_service(self, zc: Zeroconf, type_: str, name: str) -> None:
-            """Queue a new name."""
+    def changed(zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
+        if state_change is ServiceStateChange.Added:
             with contextlib.suppress(queue.Full):
                 names.put_nowait(name)
-
-        def update_service(self, zc: Zeroconf, type_: str, name: str) -> None:
-            """Ignore a change: the announcement is requested later."""
-
-        def remove_service(self, zc: Zeroconf, type_: str, name: str) -> None:
-            """Ignore a removal: the service will not answer."""
 
     try:
         network = Zeroconf(interfaces=list(interfaces) or InterfaceChoice.All)
@@ -286,7 +269,7 @@ def announced(
             f"can't search for a coordinator on this network ({error}); give --coordinator HOST:PORT"
         ) from error
     with contextlib.closing(network):
-        browser = ServiceBrowser(network, SERVICE, Listener())
+        browser = ServiceBrowser(network, SERVICE, handlers=[changed])
         try:
             return _read(network, names, time.monotonic() + look_s, enough)
         finally:

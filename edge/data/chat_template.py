@@ -87,7 +87,6 @@ class ChatTemplate:
     """A template with its variables.
 
     Args:
-        text: its source.
         variables: names of special tokens -> their texts.
         limit_s: seconds of processor time for one bunch of conversations.
     """

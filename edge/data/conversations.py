@@ -89,7 +89,7 @@ class Conversations:
             _LOG.info(
                 "%d answers are examples of their own: the template shows an answer otherwise when others follow", more
             )
-        return ChatExamples(kept, of_rows, self._padder, num_cut=num_cut, left_out=left_out)
+        return ChatExamples(kept, of_rows, self._padder, cut_rows=num_cut, left_out=left_out)
 
     def prompts(self, rows: Sequence[Conversation | PlainPair]) -> list[list[int]]:
         """Encode rows up to where the model answers; raises as ``examples``."""
@@ -217,6 +217,7 @@ class ChatExamples(UnscoredExamples):
     """The ``Examples`` of chat.
 
     Args:
+        cut_rows: number of cut rows; what of their answers is within ``train.max_length`` is learned.
         left_out: reason -> number of rows without an example.
     """
 
@@ -226,11 +227,11 @@ class ChatExamples(UnscoredExamples):
         of_rows: Sequence[int],
         padder: Padder,
         *,
-        num_cut: int,
+        cut_rows: int,
         left_out: Mapping[str, int],
     ) -> None:
         self._examples, self._of_rows, self._padder = examples, of_rows, padder
-        self._num_cut, self.left_out = num_cut, left_out
+        self.cut_rows, self.left_out = cut_rows, left_out
 
     def __len__(self) -> int:
         return len(self._examples)
@@ -239,11 +240,6 @@ class ChatExamples(UnscoredExamples):
     def of_rows(self) -> Sequence[int]:
         """Number of examples of each row: one, or more where the template shows an answer otherwise later, or none."""
         return self._of_rows
-
-    @property
-    def cut_rows(self) -> int:
-        """Number of cut rows; what of their answers is within ``train.max_length`` is learned."""
-        return self._num_cut
 
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
         """Make a batch of the chosen examples; a token of an answer is a target at its own position."""

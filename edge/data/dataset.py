@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from edge.data.images import EncodedImage, Images
 from edge.data.prompts import Prompt, PromptReader
 from edge.data.questions import Questions
 from edge.data.tagged import TaggedTexts
-from edge.data.texts import LabelledTexts, Language, LanguageExamples, NumberedTexts
+from edge.data.texts import LabelledTexts, Language, LanguageExamples
 from edge.data.tokens import Batch, Padder, RowFaultError, TokenRow
 from ringtune.config.sections import Data
 from ringtune.costs.profile import PackedRows
@@ -57,7 +57,7 @@ _LOG = logging.getLogger(__name__)
 TOKENS_BUDGET_S = 5.0
 SOURCES: Mapping[str, Callable[[Job, Path], Source]] = {
     CLASSIFICATION: LabelledTexts,
-    REGRESSION: NumberedTexts,
+    REGRESSION: LabelledTexts,
     TAGGING: TaggedTexts,
     QUESTION_ANSWERING: Questions,
     CAUSAL_LM: Language,
@@ -91,14 +91,6 @@ class MeanTokens(NamedTuple):
 
     train: float
     evaluation: float
-
-
-class RowPredictions(Protocol):
-    """Output of a head for a micro-batch."""
-
-    @property
-    def predictions(self) -> torch.Tensor | None:
-        """Predictions to be scored row by row; None if there are none."""
 
 
 NO_TOKENS = MeanTokens(0.0, 0.0)
@@ -324,17 +316,17 @@ class OwnerDataset:
         width = _mean_width(rows, map(stream.rows, range(stream.num_batches)), TOKENS_BUDGET_S)
         return PackedRows(rows=len(rows), tokens=self._train.num_tokens, row_tokens=width)
 
-    def score(self, course: Course, item: Item, batch: Batch, found: RowPredictions) -> Values:
-        """Score an evaluation's predictions row by row, beyond the head's own numbers.
+    def score(self, course: Course, item: Item, batch: Batch, predictions: torch.Tensor | None) -> Values:
+        """Score an evaluation's predictions, if there are any, row by row, beyond the head's own numbers.
 
         Sums over all rows leave the node, so they are made only in the evaluation after the last step; in every
         evaluation if counts need not be hidden.
         """
-        if found.predictions is None or self._evaluation is None:
+        if predictions is None or self._evaluation is None:
             return ()
         if isinstance(self._evaluation, SummedExamples) and self._hides_counts and item.step < course.num_steps:
             return ()
-        return self._evaluation.score(batch, found.predictions, item.turn)
+        return self._evaluation.score(batch, predictions, item.turn)
 
 
 def require_names(path: Path, rows: Rows, data: Data, *, known: Rows | None = None) -> None:

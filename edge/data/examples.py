@@ -69,7 +69,16 @@ class Source(Protocol):
         """Make the examples of these rows; ``labels`` are their ``Rows.targets``."""
 
 
-class SummedExamples(Sized, abc.ABC):
+class _OneForEachRow(Sized):
+    left_out: Mapping[str, int] = NONE_LEFT_OUT
+
+    @property
+    def of_rows(self) -> Sequence[int]:
+        """One example for each row."""
+        return [1] * len(self)
+
+
+class SummedExamples(_OneForEachRow, abc.ABC):
     """Examples, one for each row, with predictions summed over a whole evaluation.
 
     Only these sums leave the owner, never sums of a batch.
@@ -79,12 +88,6 @@ class SummedExamples(Sized, abc.ABC):
     """
 
     min_rows = MIN_ROWS
-    left_out = NONE_LEFT_OUT
-
-    @property
-    def of_rows(self) -> Sequence[int]:
-        """One example for each row."""
-        return [1] * len(self)
 
     def score(self, batch: Batch, predictions: torch.Tensor, key: int) -> Values:
         """Add predictions up; return all sums with the last row, before it nothing."""
@@ -147,15 +150,8 @@ class ClassifiedExamples(SummedExamples):
         return ClassCounts()
 
 
-class UnscoredExamples(Sized):
+class UnscoredExamples(_OneForEachRow):
     """Examples, one for each row, without scores: the head's own numbers suffice for an evaluation."""
-
-    left_out: Mapping[str, int] = NONE_LEFT_OUT
-
-    @property
-    def of_rows(self) -> Sequence[int]:
-        """One example for each row."""
-        return [1] * len(self)
 
     def score(self, batch: Batch, predictions: torch.Tensor, key: int) -> Values:
         """Return no numbers."""

@@ -24,15 +24,7 @@ from edge.data.examples import ClassifiedExamples
 from edge.data.tokens import IGNORED, Batch
 from ringtune.errors import DataError, ModelError
 from ringtune.job.job import Job
-from ringtune.job.rows import (
-    ARRAY,
-    Rows,
-    account_of,
-    list_pictures,
-    opened_picture,
-    read_rows,
-    task_rows,
-)
+from ringtune.job.rows import ARRAY, Rows, account_of, list_pictures, opened_picture, read_rows, task_rows
 from ringtune.models.families import image_tokens
 from ringtune.models.family import IMAGE_CLASSIFICATION
 from ringtune.models.folder import read_config
@@ -83,11 +75,7 @@ class ImageFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
-    """An image in a column, decoded at its use.
-
-    Attributes:
-        row: its number in the table, from 1.
-    """
+    """An image in a column, decoded at its use. ``row``: its number in the table, from 1."""
 
     content: bytes
     path: Path

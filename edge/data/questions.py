@@ -84,7 +84,7 @@ class Questions:
             made, is_cut = self._windows(index, row)
             windows += made
             num_cut += is_cut
-        return QuestionExamples(rows, windows, self._padder, num_cut=num_cut)
+        return QuestionExamples(rows, windows, self._padder, cut_rows=num_cut)
 
     def _windows(self, index: int, row: Question) -> tuple[list[Window], bool]:
         """Make the windows of a question, and return whether the question is cut."""
@@ -110,35 +110,30 @@ class Questions:
 
 
 class QuestionExamples:
-    """The ``Examples`` of question answering."""
+    """The ``Examples`` of question answering.
+
+    Attributes:
+        of_rows: number of windows of each question.
+        cut_rows: number of questions cut to half a window; contexts become windows instead.
+    """
 
     left_out = NONE_LEFT_OUT
 
     def __init__(
-        self, questions: Sequence[Question], windows: Sequence[Window], padder: Padder, *, num_cut: int = 0
+        self, questions: Sequence[Question], windows: Sequence[Window], padder: Padder, *, cut_rows: int = 0
     ) -> None:
         self._questions = questions
         self._windows = windows
         self._padder = padder
-        self._num_cut = num_cut
+        self.cut_rows = cut_rows
         self._open: dict[tuple[int, int], AnswerSpan] = {}
-        self._num_windows = [0] * len(questions)
+        self.of_rows = [0] * len(questions)
         for window in windows:
-            self._num_windows[window.question] += 1
+            self.of_rows[window.question] += 1
 
     def __len__(self) -> int:
         """Number of windows."""
         return len(self._windows)
-
-    @property
-    def of_rows(self) -> Sequence[int]:
-        """Number of windows of each question."""
-        return self._num_windows
-
-    @property
-    def cut_rows(self) -> int:
-        """Number of questions cut to half a window; contexts become windows instead."""
-        return self._num_cut
 
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
         """Make a batch of the chosen windows; labels are token positions of the padded row."""
@@ -181,7 +176,7 @@ class QuestionExamples:
             entry = self._open.setdefault((key, window.question), AnswerSpan(question=window.question))
             place = (window.starts[first], window.stops[last]) if len(window.starts) else (0, 0)
             entry.add((score, -index), place, self._questions[window.question].context)
-            if entry.seen == self._num_windows[window.question]:
+            if entry.seen == self.of_rows[window.question]:
                 closed.append(self._open.pop((key, window.question)))
         return closed
 

@@ -140,11 +140,7 @@ class TaggedExamples(SummedExamples):
 
 
 class _TagCounts:
-    """Confusion counts of tags, and counts of entities by type.
-
-    Args:
-        num_cut: number of words that are left out.
-    """
+    """Confusion counts of tags, and counts of entities by type."""
 
     def __init__(self, labels: Sequence[str], num_cut: int) -> None:
         self._tags = ClassCounts()

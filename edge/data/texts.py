@@ -18,14 +18,14 @@ from edge.data.tokens import IGNORED, Batch, Encoder, Padder, Text, TokenRow, lo
 from ringtune.errors import DataError, ModelError
 from ringtune.job.job import Job
 from ringtune.job.rows import Rows, is_plain_text, read_rows, refuse_plain_text
-from ringtune.models.family import CAUSAL_LM
+from ringtune.models.family import CAUSAL_LM, REGRESSION
 from ringtune.models.folder import read_config
 from ringtune.run_control.evaluation import number_sums
 from ringtune.storage.text_files import read_text
 
 
 class LabelledTexts:
-    """The ``Source`` of sequence classification.
+    """The ``Source`` of sequence classification, and of regression: a number for each text, or pair of texts.
 
     A decoder classifies by the last token of a row that is no padding. AdapterHub and transformers, which load the
     result, find it by the padding id, so config and tokenizer have to name the same id.
@@ -47,9 +47,10 @@ class LabelledTexts:
         """Read texts, or pairs of texts, with their class names or, for regression, numbers."""
         return read_rows(path, self._task, self._data)
 
-    def examples(self, rows: Sequence[Text], labels: Sequence[str]) -> LabelledExamples:
+    def examples(self, rows: Sequence[Text], labels: Sequence[Any]) -> LabelledExamples:
         """Make one example of each text."""
-        return LabelledExamples(Encoder(self._tokenizer, rows), labels, self._padder, self._max_length)
+        kind = NumberedExamples if self._task == REGRESSION else LabelledExamples
+        return kind(Encoder(self._tokenizer, rows), labels, self._padder, self._max_length)
 
 
 class LabelledExamples(ClassifiedExamples):
@@ -72,30 +73,21 @@ class LabelledExamples(ClassifiedExamples):
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
         """Make a batch of the chosen texts and their class indices."""
         ids, mask, types = self._padder.pad(self._encoder.rows(chosen, max_length=self._max_length))
-        labels = [targets.get(self._labels[row], IGNORED) for row in chosen]
-        return Batch(ids=ids, mask=mask, token_type_ids=types, labels=torch.tensor(labels, dtype=torch.int64))
+        return Batch(ids=ids, mask=mask, token_type_ids=types, labels=self._targets(chosen, targets))
+
+    def _targets(self, chosen: Sequence[int], targets: Mapping[str, int]) -> torch.Tensor:
+        return torch.tensor([targets.get(self._labels[row], IGNORED) for row in chosen], dtype=torch.int64)
 
     def width(self, chosen: Sequence[int]) -> int:
         """Number of tokens of the longest chosen text."""
         return max(len(row.ids) for row in self._encoder.rows(chosen, max_length=self._max_length))
 
 
-class NumberedTexts(LabelledTexts):
-    """The ``Source`` of regression: a number for each text, or pair of texts."""
-
-    def examples(self, rows: Sequence[Text], labels: Sequence[Any]) -> NumberedExamples:
-        """Make one example of each text."""
-        return NumberedExamples(Encoder(self._tokenizer, rows), labels, self._padder, self._max_length)
-
-
 class NumberedExamples(LabelledExamples):
     """The ``Examples`` of regression; ``labels`` are numbers."""
 
-    def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
-        """Make a batch of the chosen texts and their numbers, float64."""
-        ids, mask, types = self._padder.pad(self._encoder.rows(chosen, max_length=self._max_length))
-        numbers = torch.tensor([float(self._labels[row]) for row in chosen], dtype=torch.float64)
-        return Batch(ids=ids, mask=mask, token_type_ids=types, labels=numbers)
+    def _targets(self, chosen: Sequence[int], targets: Mapping[str, int]) -> torch.Tensor:
+        return torch.tensor([float(self._labels[row]) for row in chosen], dtype=torch.float64)
 
     def no_sums(self) -> Sums:
         """Make empty sums."""
@@ -133,11 +125,7 @@ MIN_TOKENS = 2  # one to predict, and one before it
 
 
 class Language:
-    """The ``Source`` of causal language modelling.
-
-    Raises:
-        ModelError: no tokenizer.
-    """
+    """The ``Source`` of causal language modelling; raises ``ModelError``."""
 
     def __init__(self, job: Job, folder: Path) -> None:
         self._data = job.data

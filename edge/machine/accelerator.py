@@ -51,11 +51,7 @@ def settle_of(device: torch.device) -> Callable[[], None]:
     On an accelerator a call returns once its work is queued. Without the wait an action's time would be that of its
     launch, and unfinished results would be reported as done.
     """
-    return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else _nothing
-
-
-def _nothing() -> None:
-    """Do nothing."""
+    return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
 
 
 def device_name(device: str) -> str:

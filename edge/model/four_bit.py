@@ -22,7 +22,7 @@ import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import torch
 
@@ -67,16 +67,12 @@ class WideningBuffer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FourBit:
-    """A matrix of 4-bit numbers, or some of its rows and columns.
+class PackedMatrix:
+    """A matrix whose numbers are packed in blocks, or some of its rows and columns.
 
     Attributes:
-        kind: key of ``CODEBOOKS``.
-        packed: uint8, 32 for each block.
-        scales: of blocks, uint8 with double quantisation, else float32.
-        groups: float32, largest magnitudes of 256 scales each; None without double quantisation.
-        levels: float32, values of the 256 codes of scales.
-        offset: mean of the scales.
+        kind: of the blocks.
+        packed: uint8, the blocks.
         width: columns of the whole matrix.
         rows: first row, and the row after the last.
         columns: first column, and the column after the last.
@@ -84,10 +80,6 @@ class FourBit:
 
     kind: str
     packed: torch.Tensor
-    scales: torch.Tensor
-    groups: torch.Tensor | None
-    levels: torch.Tensor
-    offset: float
     width: int
     rows: tuple[int, int]
     columns: tuple[int, int]
@@ -96,11 +88,6 @@ class FourBit:
     def shape(self) -> tuple[int, int]:
         """Rows and columns."""
         return self.rows[1] - self.rows[0], self.columns[1] - self.columns[0]
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of the whole matrix."""
-        return self.packed.nbytes + self.scales.nbytes + (0 if self.groups is None else self.groups.nbytes)
 
     @property
     def device(self) -> torch.device:
@@ -112,9 +99,31 @@ class FourBit:
         rows, columns = self.shape
         return self.packed.as_strided((rows, columns), (1, 0) if rows <= columns else (0, 1))
 
-    def part(self, rows: slice, columns: slice) -> FourBit:
+    def part(self, rows: slice, columns: slice) -> Self:
         """Return some rows and columns without a copy."""
         return dataclasses.replace(self, rows=rows_inside(self.rows, rows), columns=rows_inside(self.columns, columns))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FourBit(PackedMatrix):
+    """A matrix of 4-bit numbers; its kind is a key of ``CODEBOOKS``, and a block has 32 bytes.
+
+    Attributes:
+        scales: of blocks, uint8 with double quantisation, else float32.
+        groups: float32, largest magnitudes of 256 scales each; None without double quantisation.
+        levels: float32, values of the 256 codes of scales.
+        offset: mean of the scales.
+    """
+
+    scales: torch.Tensor
+    groups: torch.Tensor | None
+    levels: torch.Tensor
+    offset: float
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the whole matrix."""
+        return self.packed.nbytes + self.scales.nbytes + (0 if self.groups is None else self.groups.nbytes)
 
     def to(self, device: torch.device) -> FourBit:
         """Copy the matrix to a device."""

@@ -112,13 +112,7 @@ SmallMatrix = RowScaled | FourBit | GgufBlocks
 
 
 class CompactMatrix:
-    """A matrix in few bytes, and products with it.
-
-    Args:
-        numbers: as it is held.
-        native: whether to multiply in bfloat16.
-        room: buffer for widening.
-    """
+    """A matrix in few bytes, and products with it. ``native``: whether to multiply in bfloat16."""
 
     def __init__(self, numbers: SmallMatrix, *, native: bool, room: WideningBuffer) -> None:
         self.numbers = numbers
@@ -158,10 +152,6 @@ class CompactMatrix:
             exact = room.take(piece.numel(), torch.float64, piece.device, part="summed").view(piece.shape)
             sums[index] = exact.copy_(piece).sum()
         return sums.sum()
-
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return rows by index in float32."""
-        return self.numbers.look_up(ids)
 
     def times_rows(
         self, x_NC: torch.Tensor, bias_R: torch.Tensor | None = None, *, out: torch.Tensor | None = None
@@ -373,15 +363,11 @@ def _matmul(x: Any, weight: Any) -> torch.Tensor | None:
 
 def _embedding(ids: torch.Tensor, weight: Any, *args: Any, **kwargs: Any) -> torch.Tensor | None:
     is_plain = isinstance(weight, FrozenMatrix) and not weight.is_transposed
-    return weight.held.rows(ids) if is_plain else None
+    return weight.held.numbers.look_up(ids) if is_plain else None
 
 
 def _transpose(matrix: Any, *dimensions: int) -> FrozenMatrix | None:
     return matrix.flipped() if sorted(at % 2 for at in dimensions) in ([], [0, 1]) else None
-
-
-def _detach(matrix: Any) -> FrozenMatrix:
-    return FrozenMatrix.of(matrix.held, is_transposed=matrix.is_transposed)
 
 
 def _sum(matrix: Any, *args: Any, **kwargs: Any) -> torch.Tensor | None:
@@ -412,7 +398,10 @@ _HANDLERS: Final[Mapping[Any, _Handler]] = {
     **dict.fromkeys((torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__), _matmul),
     **dict.fromkeys((torch.t, torch.transpose, torch.Tensor.t, torch.Tensor.transpose), _transpose),
     **dict.fromkeys((torch.Tensor.T.__get__, torch.Tensor.mT.__get__), _transpose),  # type: ignore[attr-defined]
-    **dict.fromkeys((torch.Tensor.detach, torch.Tensor.data.__get__), _detach),  # type: ignore[attr-defined]
+    **dict.fromkeys(
+        (torch.Tensor.detach, torch.Tensor.data.__get__),  # type: ignore[attr-defined]
+        lambda matrix: FrozenMatrix.of(matrix.held, is_transposed=matrix.is_transposed),
+    ),
     torch.Tensor.dtype.__get__: lambda matrix: torch.float32,  # type: ignore[attr-defined]
     torch.Tensor.__getitem__: _getitem,
     torch.Tensor.sum: _sum,
@@ -470,8 +459,16 @@ class FrozenFiles(SafetensorsFiles):
             return RowScaled(numbers=self.read(name, torch.bfloat16, private=private))
         if dtype == NF4 and private and self.is_four_bit(name):
             return self.read_four_bit(name)
-        in_four_bits = dtype == NF4 and private
-        numbers: RowScaled | FourBit = self._in_four_bits(name) if in_four_bits else self._by_rows(name)
+        rows, columns = self.shape(name)
+        if dtype == NF4 and private:
+            pieces = ((start, self._scratch(piece)) for start, piece in self.number_pieces(name, multiple=BLOCK))
+            numbers: RowScaled | FourBit = round_to_nf4(pieces, (rows, columns))
+        else:
+            rounded, scales = torch.empty((rows, columns), dtype=torch.int8), torch.empty(rows, 1)
+            for start, piece in self.row_pieces(name):
+                own = slice(start, start + len(piece))
+                round_to_int8(self._scratch(piece), rounded[own], scales[own])
+            numbers = RowScaled(numbers=rounded, scales=scales)
         largest = numbers.groups if isinstance(numbers, FourBit) else numbers.scales
         if largest is None or not largest.isfinite().all():
             raise ModelError(
@@ -479,18 +476,6 @@ class FrozenFiles(SafetensorsFiles):
                 "model again, or remove runtime.frozen"
             )
         return numbers
-
-    def _by_rows(self, name: str) -> RowScaled:
-        numbers, scales = torch.empty(self.shape(name), dtype=torch.int8), torch.empty(self.shape(name)[0], 1)
-        for start, piece in self.row_pieces(name):
-            own = slice(start, start + len(piece))
-            round_to_int8(self._scratch(piece), numbers[own], scales[own])
-        return RowScaled(numbers=numbers, scales=scales)
-
-    def _in_four_bits(self, name: str) -> FourBit:
-        rows, columns = self.shape(name)
-        pieces = ((start, self._scratch(piece)) for start, piece in self.number_pieces(name, multiple=BLOCK))
-        return round_to_nf4(pieces, (rows, columns))
 
     def _scratch(self, piece: torch.Tensor) -> torch.Tensor:
         """Copy a piece to memory for the rounding in float32, always the same."""

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from edge.model.four_bit import WideningBuffer, rows_inside
+from edge.model.four_bit import PackedMatrix, WideningBuffer, rows_inside
 from ringtune.storage.gguf import BLOCK_TYPES
 from ringtune.techniques.frozen_weights import CHUNK
 
@@ -139,56 +139,27 @@ _CODECS: Final = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GgufBlocks:
-    """A matrix in blocks, or some of its rows and columns.
+class GgufBlocks(PackedMatrix):
+    """A matrix in blocks; its kind is a key of ``BLOCK_TYPES``, and a row of ``packed`` is one of the matrix.
 
     Attributes:
-        kind: key of ``BLOCK_TYPES``.
-        data: uint8, (rows of the whole matrix, bytes of a row).
-        width: columns of the whole matrix.
-        rows: first row, and the row after the last.
-        columns: first column, and the column after the last.
         is_added: whether 1 was added to each number.
     """
 
-    kind: str
-    data: torch.Tensor
-    width: int
-    rows: tuple[int, int]
-    columns: tuple[int, int]
     is_added: bool = False
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
-        return self.rows[1] - self.rows[0], self.columns[1] - self.columns[0]
 
     @property
     def held_bytes(self) -> int:
         """Bytes of the whole matrix."""
-        return self.data.nbytes
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the numbers."""
-        return self.data.device
-
-    def view(self) -> torch.Tensor:
-        """Return a tensor of this shape on the memory of the numbers; its values mean nothing."""
-        rows, columns = self.shape
-        return self.data.as_strided((rows, columns), (1, 0) if rows <= columns else (0, 1))
-
-    def part(self, rows: slice, columns: slice) -> GgufBlocks:
-        """Return some rows and columns without a copy."""
-        return dataclasses.replace(self, rows=rows_inside(self.rows, rows), columns=rows_inside(self.columns, columns))
+        return self.packed.nbytes
 
     def to(self, device: torch.device) -> GgufBlocks:
         """Copy the matrix to a device."""
-        return dataclasses.replace(self, data=self.data.to(device))
+        return dataclasses.replace(self, packed=self.packed.to(device))
 
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
         """Return rows by index in float32; no other row is widened."""
-        taken = torch.embedding(self.data, ids.reshape(-1) + self.rows[0])
+        taken = torch.embedding(self.packed, ids.reshape(-1) + self.rows[0])
         found = torch.empty(len(taken), self.width, device=self.device)
         self._fill(taken, found)
         return found[:, self.columns[0] : self.columns[1]].reshape(*ids.shape, -1)
@@ -204,14 +175,14 @@ class GgufBlocks:
             exact = wide
             if dtype is not torch.float32:
                 exact = room.take(wide.numel(), torch.float32, self.device, part="exact").view(wide.shape)
-            self._fill(self.data[at:to], exact)
+            self._fill(self.packed[at:to], exact)
             if exact is not wide:
                 wide.copy_(exact)
         return out[:, self.columns[0] : self.columns[1]]
 
     def is_finite(self) -> bool:
         """Whether the scales of all blocks are finite, or the numbers where there are no scales."""
-        blocks = self.data.view(-1, BLOCK_TYPES[self.kind].nbytes)
+        blocks = self.packed.view(-1, BLOCK_TYPES[self.kind].nbytes)
         if scales := _CODECS[self.kind].scales:
             return all(bool(_half(blocks, at).isfinite().all()) for at in scales)
         each = max(1, CHUNK // self.width)

@@ -89,11 +89,7 @@ class Matrix(NamedTuple):
 
 
 def subnets_of_block(block: nn.Module, model_type: str, config: Any, count: int) -> Subnets:
-    """Divide a block of the base model into ``count`` subnets.
-
-    Raises:
-        PlanError: ``count`` does not divide the key/value heads.
-    """
+    """Divide a block of the base model into ``count`` subnets; raises ``PlanError``."""
     layout = LAYOUTS[model_type]
     return subnets_of_config(config, inner=_outputs_and_inputs(block, layout, layout.up)[0], count=count)
 
@@ -167,9 +163,7 @@ def _lora_matrices(block: nn.Module, shared: Mapping[str, Matrix]) -> Iterator[t
         lora = beside(module, ADAPTER)
         if lora is None:
             continue
-        if enabled := getattr(
-            lora, "enable_lora", None
-        ):  # a fused matrix, with outputs of the wrapped ones side by side
+        if enabled := getattr(lora, "enable_lora", None):  # a fused matrix, with outputs of the wrapped ones in turn
             at = _ATTENTION.index(field)
             if not enabled[at]:
                 continue
@@ -229,9 +223,7 @@ class HeadGroups:
         if (index, count) not in self._blocks:
             model_type, block = self._skeleton.layout.model_type, self._skeleton.blocks[index]
             subnets = subnets_of_block(block, model_type, self._skeleton.model.config, count)
-            self._blocks[index, count] = PartialBlock(
-                block, model_type, subnets, adapter=ADAPTER, dropout=self._dropout
-            )
+            self._blocks[index, count] = PartialBlock(block, model_type, subnets, self._dropout)
         return self._blocks[index, count]
 
 
@@ -245,9 +237,6 @@ Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 class DropoutMasks:
     """Dropout masks of one run of a block; each is drawn once, for the whole layer.
-
-    Args:
-        probability: of a dropped number.
 
     Attributes:
         draws: whether there are any.
@@ -289,12 +278,9 @@ class PartialBlock:
         dropout: probability of every dropout in the block, in training mode.
     """
 
-    def __init__(
-        self, block: nn.Module, model_type: str, subnets: Subnets, *, adapter: str, dropout: float = 0.0
-    ) -> None:
+    def __init__(self, block: nn.Module, model_type: str, subnets: Subnets, dropout: float) -> None:
         self._layout, self._attend = LAYOUTS[model_type], ATTEND[model_type]
-        self._subnets, self._adapter = subnets, adapter
-        self._block, self._dropout = block, dropout
+        self._subnets, self._block, self._dropout = subnets, block, dropout
         self._masks = DropoutMasks(0.0)
         self._matrices = matrices(block, model_type, subnets)
         inside = {path: module for path, module in block.named_modules() if path}
@@ -306,7 +292,9 @@ class PartialBlock:
 
         ``pattern`` has a code for each subnet, not all shortcuts; with a graph, at least one is full.
         """
-        free = _with_code(pattern, FORWARD_ONLY) if torch.is_grad_enabled() else ()
+        free: Active = ()
+        if torch.is_grad_enabled():
+            free = tuple(at for at, code in enumerate(pattern) if code == FORWARD_ONLY)
         full = tuple(at for at in range(len(pattern)) if at not in free and pattern[at] != SHORTCUT)
         self._masks = DropoutMasks(self._dropout if self._block.training else 0.0)
 
@@ -345,7 +333,7 @@ class PartialBlock:
 
     def _bottleneck(self, name: str) -> Bottleneck | None:
         home = self._modules.get(f"{name}_adapter")
-        found: Bottleneck | None = dict(getattr(home, "adapters", {})).get(self._adapter)
+        found: Bottleneck | None = dict(getattr(home, "adapters", {})).get(ADAPTER)
         return found
 
     def _attention(self, x_BTD: torch.Tensor, active: Active, with_bias: bool, context: Any) -> torch.Tensor:
@@ -372,7 +360,7 @@ class PartialBlock:
         ranges = [_ranges(self._matrices[name], self._subnets, active) for name in _ATTENTION]
         found = active_outputs(x_BTD, self._weight(module), module.bias, sum(ranges, ()))
         parts = list(found.chunk(3, -1))
-        if (lora := self._lora(module)) is not None:
+        if (lora := beside(module, ADAPTER)) is not None:
             wrapped = [at for at, enabled in enumerate(lora.enable_lora) if enabled]
             dropped = self._masks.drop("query", x_BTD)
             inners = torch.nn.functional.linear(dropped, lora.lora_A).chunk(len(wrapped), -1)
@@ -398,7 +386,7 @@ class PartialBlock:
     def _outputs(self, name: str, x_BTD: torch.Tensor, active: Active) -> torch.Tensor:
         module, matrix = self._modules[name], self._matrices[name]
         found = active_outputs(x_BTD, self._weight(module), module.bias, _ranges(matrix, self._subnets, active))
-        lora = self._lora(module)
+        lora = beside(module, ADAPTER)
         if lora is None:
             return found
         inner = torch.nn.functional.linear(self._masks.drop(name, x_BTD), lora.lora_A)
@@ -408,7 +396,7 @@ class PartialBlock:
     def _inputs(self, name: str, x_BTa: torch.Tensor, active: Active, with_bias: bool) -> torch.Tensor:
         module, ranges = self._modules[name], _ranges(self._matrices[name], self._subnets, active)
         found = active_inputs(x_BTa, self._weight(module), module.bias if with_bias else None, ranges)
-        lora = self._lora(module)
+        lora = beside(module, ADAPTER)
         if lora is None:
             return found
         dropped = self._masks.drop(name, x_BTa, ranges, whole=lora.lora_A.shape[1])
@@ -419,13 +407,6 @@ class PartialBlock:
         """Return the matrix with a row for each output."""
         weight: torch.Tensor = module.weight
         return weight.t() if self._layout.inputs_first else weight
-
-    def _lora(self, module: Any) -> Any:
-        return beside(module, self._adapter)
-
-
-def _with_code(pattern: str, code: str) -> Active:
-    return tuple(at for at, found in enumerate(pattern) if found == code)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -607,30 +588,24 @@ class _ActiveOutputs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return _gradients(ctx, grads[0], _x_of_outputs, _weight_of_outputs, _bias_of_outputs)
-
-
-def _x_of_outputs(grad: torch.Tensor, weight: torch.Tensor, ranges: Ranges) -> torch.Tensor:
-    found = grad.new_empty(grad.shape[0], weight.shape[1])
-    for at, ((start, stop), part) in enumerate(_range_parts(grad, ranges)):
-        mm_into(found, part, weight[start:stop], add=at > 0)
-    return found
-
-
-def _weight_of_outputs(
-    grad: torch.Tensor, rows: torch.Tensor, vector: torch.Tensor | None, weight: torch.Tensor, ranges: Ranges
-) -> torch.Tensor:
-    found = grad.new_zeros(weight.shape[0], rows.shape[1])
-    for (start, stop), part in _range_parts(grad, ranges):
-        torch.mm(part.t(), rows, out=found[start:stop])
-    return found if vector is None else rebuilt_gradient(found, vector, weight.shape[1])
-
-
-def _bias_of_outputs(grad: torch.Tensor, weight: torch.Tensor, ranges: Ranges) -> torch.Tensor:
-    found = grad.new_zeros(weight.shape[0])
-    for (start, stop), part in _range_parts(grad.sum(0, keepdim=True), ranges):
-        found[start:stop] = part[0]
-    return found
+        grad, (rows, vector, weight), ranges = _flat(grads[0]), _saved(ctx), ctx.ranges
+        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        x_grad = weight_grad = bias_grad = None
+        if needs_x:
+            x_grad = grad.new_empty(grad.shape[0], weight.shape[1])
+            for at, ((start, stop), part) in enumerate(_range_parts(grad, ranges)):
+                mm_into(x_grad, part, weight[start:stop], add=at > 0)
+            x_grad = x_grad.view(*grads[0].shape[:-1], -1)
+        if needs_weight:
+            weight_grad = grad.new_zeros(weight.shape[0], rows.shape[1])
+            for (start, stop), part in _range_parts(grad, ranges):
+                torch.mm(part.t(), rows, out=weight_grad[start:stop])
+            weight_grad = weight_grad if vector is None else rebuilt_gradient(weight_grad, vector, weight.shape[1])
+        if needs_bias:
+            bias_grad = grad.new_zeros(weight.shape[0])
+            for (start, stop), part in _range_parts(grad.sum(0), ranges):
+                bias_grad[start:stop] = part
+        return x_grad, weight_grad, bias_grad, None, None
 
 
 class _ActiveInputs(torch.autograd.Function):
@@ -652,50 +627,24 @@ class _ActiveInputs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return _gradients(ctx, grads[0], _x_of_inputs, _weight_of_inputs, _bias_of_inputs)
-
-
-def _x_of_inputs(grad: torch.Tensor, weight: torch.Tensor, ranges: Ranges) -> torch.Tensor:
-    found = grad.new_empty(grad.shape[0], _width(ranges))
-    for (start, stop), part in _range_parts(found, ranges):
-        mm_into(part, grad, weight[:, start:stop])
-    return found
-
-
-def _weight_of_inputs(
-    grad: torch.Tensor, rows: torch.Tensor, vector: torch.Tensor | None, weight: torch.Tensor, ranges: Ranges
-) -> torch.Tensor:
-    found = torch.zeros_like(weight)
-    if vector is None:
-        for (start, stop), part in _range_parts(rows, ranges):
-            torch.mm(grad.t(), part, out=found[:, start:stop])
-        return found
-    rebuilt = rebuilt_gradient(grad.t() @ rows, vector, weight.shape[1])
-    for start, stop in ranges:
-        found[:, start:stop] = rebuilt[:, start:stop]
-    return found
-
-
-def _bias_of_inputs(grad: torch.Tensor, weight: torch.Tensor, ranges: Ranges) -> torch.Tensor:
-    return grad.sum(0)
-
-
-def _gradients(
-    ctx: Any,
-    grad: torch.Tensor,
-    of_x: Callable[[torch.Tensor, torch.Tensor, Ranges], torch.Tensor],
-    of_weight: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, Ranges], torch.Tensor],
-    of_bias: Callable[[torch.Tensor, torch.Tensor, Ranges], torch.Tensor],
-) -> tuple[torch.Tensor | None, ...]:
-    flat, (rows, vector, weight) = _flat(grad), _saved(ctx)
-    needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-    return (
-        of_x(flat, weight, ctx.ranges).view(*grad.shape[:-1], -1) if needs_x else None,
-        of_weight(flat, rows, vector, weight, ctx.ranges) if needs_weight else None,
-        of_bias(flat, weight, ctx.ranges) if needs_bias else None,
-        None,
-        None,
-    )
+        grad, (rows, vector, weight), ranges = _flat(grads[0]), _saved(ctx), ctx.ranges
+        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        x_grad = weight_grad = None
+        if needs_x:
+            x_grad = grad.new_empty(grad.shape[0], _width(ranges))
+            for (start, stop), part in _range_parts(x_grad, ranges):
+                mm_into(part, grad, weight[:, start:stop])
+            x_grad = x_grad.view(*grads[0].shape[:-1], -1)
+        if needs_weight:
+            weight_grad = torch.zeros_like(weight)
+            if vector is None:
+                for (start, stop), part in _range_parts(rows, ranges):
+                    torch.mm(grad.t(), part, out=weight_grad[:, start:stop])
+            else:
+                rebuilt = rebuilt_gradient(grad.t() @ rows, vector, weight.shape[1])
+                for start, stop in ranges:
+                    weight_grad[:, start:stop] = rebuilt[:, start:stop]
+        return x_grad, weight_grad, grad.sum(0) if needs_bias else None, None, None
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

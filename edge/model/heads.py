@@ -284,9 +284,7 @@ class QuestionAnswering(_OneOutput):
             for which, logits_BT1 in enumerate(torch.split(logits, 1, dim=-1))
         ]
         return HeadCounts(
-            loss_sum=(losses[0] + losses[1]) / 2,
-            num_targets=self.num_targets(batch),
-            predictions=logits.detach(),
+            loss_sum=(losses[0] + losses[1]) / 2, num_targets=self.num_targets(batch), predictions=logits.detach()
         )
 
 
@@ -393,11 +391,7 @@ TASKS: Mapping[str, Task] = {
 
 
 def task_of(name: str) -> Task:
-    """Return the task of a job's ``model.task``.
-
-    Raises:
-        JobError: the task is not supported.
-    """
+    """Return the task of a job's ``model.task``; raises ``JobError``."""
     if name not in TASKS:
         raise JobError(f"model.task = {name!r} is not supported yet; use one of {', '.join(sorted(TASKS))}")
     return TASKS[name]

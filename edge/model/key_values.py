@@ -31,9 +31,6 @@ from ringtune.models.family import Dimensions
 class KeyValueCache:
     """Keys and values of one batch; given to ``BlockRunner.context`` of each forward.
 
-    Args:
-        config: of the model.
-
     Attributes:
         of_library: the argument of a block.
     """

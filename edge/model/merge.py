@@ -196,11 +196,7 @@ def summed_files(folders: Sequence[Path], names: Sequence[str], *, is_own: Calla
 
 
 def opened(path: Path) -> TensorFile:
-    """Open the tensors of an adapter.
-
-    Raises:
-        IntegrityError: it can't be read.
-    """
+    """Open the tensors of an adapter; raises ``IntegrityError``."""
     try:
         return TensorFile(FilePieces(path), where=str(path))
     except OSError as error:
@@ -292,11 +288,6 @@ class UserAdapter(NamedTuple):
     config: str
 
 
-class _Opened(NamedTuple):
-    file: TensorFile
-    config: str
-
-
 def summed_kinds_files(users: Sequence[UserAdapter], *, is_own: Callable[[int], bool]) -> dict[str, Pieces]:
     """Make the files of the sum, a ``linear``, by name; the head, equal for all, is the first user's.
 
@@ -309,15 +300,15 @@ def summed_kinds_files(users: Sequence[UserAdapter], *, is_own: Callable[[int], 
     facts = _facts(folder)
     (auxiliary,) = auxiliary_of(sum_of_kinds([user.config for user in users]))
     family, layout = FAMILIES[facts["model_type"]], LAYOUTS[facts["model_type"]]
-    files = [_Opened(opened(user.folder / ADAPTER_FILE), user.config) for user in users]
-    blocks = sorted({block for one in files for name in one.file.infos if (block := block_of(name)) is not None})
+    files = [(opened(user.folder / ADAPTER_FILE), user.config) for user in users]
+    blocks = sorted({block for file, _ in files for name in file.infos if (block := block_of(name)) is not None})
     tensors: dict[str, TensorPieces] = {}
     for block in blocks:
         for path, places in places_by_module(layout, auxiliary.places).items():
             stem = f"{family.prefix}{family.block_prefix}{block}.{path}"
             for place in places if in_block((auxiliary,), block) else ():
                 name = f"{stem}.{ADAPTER}.{place}.weight" if _is_fused(layout, place) else f"{stem}.{ADAPTER}.weight"
-                by_user = [_changes(one, stem, block, place, layout) for one in files]
+                by_user = [_changes(*one, stem, block, place, layout) for one in files]
                 every = [change for changes in by_user for change in changes]
                 tensors[name] = _sum(every, len(every) if is_own(block) else len(by_user[0]), name)
     found: dict[str, Pieces] = {
@@ -394,20 +385,20 @@ def _sum(changes: Sequence[_Change], counted: int, where: str) -> TensorPieces:
     return TensorPieces(dtype, shape, Pieces(size_bytes, make))
 
 
-def _changes(one: _Opened, stem: str, block: int, place: str, layout: BlockLayout) -> list[_Change]:
+def _changes(file: TensorFile, config: str, stem: str, block: int, place: str, layout: BlockLayout) -> list[_Change]:
     """List the changes of a user's adapter at one place of a block."""
     is_fused, found = _is_fused(layout, place), list[_Change]()
     own = f"{stem}.{ADAPTER}.{place}.weight" if is_fused else f"{stem}.{ADAPTER}.weight"
-    for auxiliary in in_block(auxiliary_of(one.config), block):
-        if place in auxiliary.places and own in one.file.infos:
-            found.append(_Change(one.file, own, "", 0, 1, auxiliary.alpha))
+    for auxiliary in in_block(auxiliary_of(config), block):
+        if place in auxiliary.places and own in file.infos:
+            found.append(_Change(file, own, "", 0, 1, auxiliary.alpha))
     down, up = (f"{stem}.loras.{ADAPTER}.{name}" for name in ("lora_A", "lora_B"))
-    if not {down, up} <= one.file.infos.keys():
+    if not {down, up} <= file.infos.keys():
         return found
-    for part in parse_adapter_config(one.config):
+    for part in parse_adapter_config(config):
         places = [other for other in FUSED_PARTS if other in places_of_part(part)] if is_fused else [place]
         if part.name not in AUXILIARY_KINDS and place in places_of_part(part):
-            found.append(_Change(one.file, up, down, places.index(place), len(places), lora_scale(part)))
+            found.append(_Change(file, up, down, places.index(place), len(places), lora_scale(part)))
     return found
 
 

@@ -23,6 +23,7 @@ import contextlib
 import io
 import json
 import logging
+import math
 import mmap
 import os
 import queue
@@ -77,11 +78,7 @@ class DiskStateStore(StateStore):
                 self._reserved[unit] = self._made(unit, shapes)
 
     def load_state(self, unit: int, updated: Parameters) -> dict[str, torch.Tensor] | None:
-        """Map the state of a unit, with zeros for parameters that have none yet.
-
-        Raises:
-            IntegrityError: the file was replaced or cut.
-        """
+        """Map the state of a unit, with zeros for parameters that have none yet; raises ``IntegrityError``."""
         wanted = _shapes(self._optimizer, updated)
         file = self._files.get(unit)
         if not wanted:
@@ -242,7 +239,9 @@ class StateFile:
         ordered = dict(sorted(shapes.items(), key=lambda item: (-DTYPE_BYTES[item[1][0]], item[0])))
         text = json.dumps({"format": FORMAT, **self._of}, sort_keys=True)
         self._header = header_bytes(ordered, metadata={_METADATA: text})
-        self.size_bytes = len(self._header) + sum(_num_bytes(*shape) for shape in ordered.values())
+        self.size_bytes = len(self._header) + sum(
+            math.prod(shape, start=DTYPE_BYTES[dtype]) for dtype, shape in ordered.values()
+        )
         self.infos: dict[str, TensorInfo] = header_of(io.BytesIO(self._header), self.size_bytes, where=str(path))
 
     def make(self) -> None:
@@ -288,11 +287,7 @@ class StateFile:
                 pages.madvise(mmap.MADV_DONTNEED, start, info.offset + info.nbytes - start)
 
     def pieces(self) -> dict[str, TensorPieces]:
-        """Return the tensors, read from the file when iterated.
-
-        Raises:
-            IntegrityError: as ``map``.
-        """
+        """Return the tensors, read from the file when iterated; raises ``IntegrityError``."""
         with self._opened("rb") as file:
             self._check(file)
         return {
@@ -352,13 +347,6 @@ def _tensor(pages: mmap.mmap, info: TensorInfo) -> torch.Tensor:
         return torch.empty(info.shape, dtype=dtype)
     count = info.nbytes // dtype.itemsize
     return torch.frombuffer(pages, dtype=dtype, count=count, offset=info.offset).view(info.shape)
-
-
-def _num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    count = DTYPE_BYTES[dtype]
-    for side in shape:
-        count *= side
-    return count
 
 
 def _origin(header: bytes) -> str:

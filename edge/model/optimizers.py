@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 
 from edge.model.tensor_files import DTYPE_NAMES, TORCH_DTYPES, fill, pieces_of, torch_dtype
-from ringtune.config.optimizers import MOMENTUM, STEP, Shape, state_shapes
+from ringtune.config.optimizers import MOMENTUM, STEP, state_shapes
 from ringtune.errors import IntegrityError, PlanError
 from ringtune.job.job import Train
 from ringtune.storage.tensor_files import TensorFile, TensorInfo, TensorPieces
@@ -67,11 +67,7 @@ class StateStore:
         return False
 
     def fill(self, unit: int, name: str, source: TensorPieces) -> None:
-        """Fill a tensor of a unit's room.
-
-        Raises:
-            PlanError: it has no room, because ``make_room`` returned False.
-        """
+        """Fill a tensor of a unit's room; raises ``PlanError``."""
         raise PlanError(f"unit {unit} has no room for the state {name}: its optimizer keeps it")
 
     def close(self) -> None:
@@ -95,30 +91,26 @@ class UnitOptimizers:
 
     Attributes:
         name: of the optimizer, as in the job.
+        units: the parameters of each unit, by name.
     """
 
     def __init__(self, train: Train, units: Mapping[int, Parameters], keeper: StateStore | None = None) -> None:
         self.name = train.optimizer
-        self._units = {unit: dict(parameters) for unit, parameters in units.items() if parameters}
+        self.units: dict[int, Parameters] = {unit: dict(parameters) for unit, parameters in units.items() if parameters}
         self._optimizers = {
-            unit: make_optimizer(train, list(parameters.values())) for unit, parameters in self._units.items()
+            unit: make_optimizer(train, list(parameters.values())) for unit, parameters in self.units.items()
         }
-        self._unit_of = {name: unit for unit, parameters in self._units.items() for name in parameters}
+        self._unit_of = {name: unit for unit, parameters in self.units.items() for name in parameters}
         self._keeper: StateStore = keeper or MemoryStateStore()
 
     @property
     def held_bytes(self) -> int:
         """Bytes of the state in the optimizers, without that of the store; for tests and benchmarks."""
-        return sum(value.nbytes for unit in self._units for value in self._held(unit).values())
+        return sum(value.nbytes for unit in self.units for value in self._held(unit).values())
 
     def keep_in(self, keeper: StateStore) -> None:
         """Set the store for inactive units; no unit may have state yet."""
         self._keeper = keeper
-
-    @property
-    def units(self) -> Mapping[int, Parameters]:
-        """The parameters of each unit, by name."""
-        return self._units
 
     # ---- training ---------------------------------------------------------------------------------
 
@@ -128,7 +120,7 @@ class UnitOptimizers:
         A parameter without a gradient is not updated.
         """
         for unit in units:
-            updated = {name: value for name, value in self._units.get(unit, {}).items() if value.grad is not None}
+            updated = {name: value for name, value in self.units.get(unit, {}).items() if value.grad is not None}
             if updated:
                 state = self._keeper.load_state(unit, updated)
                 if state is not None:
@@ -146,12 +138,12 @@ class UnitOptimizers:
 
     def prefetch(self, units: Iterable[int]) -> None:
         """Start to read the state of units before their update."""
-        self._keeper.prefetch(unit for unit in units if unit in self._units)
+        self._keeper.prefetch(unit for unit in units if unit in self.units)
 
     def exchange(self, fresh: Mapping[int, torch.nn.Parameter]) -> None:
         """Replace parameters by new ones, by ``id`` of the old; state and counts stay."""
         for unit, optimizer in self._optimizers.items():
-            self._units[unit] = {name: fresh.get(id(value), value) for name, value in self._units[unit].items()}
+            self.units[unit] = {name: fresh.get(id(value), value) for name, value in self.units[unit].items()}
             for group in optimizer.param_groups:
                 group["params"] = [fresh.get(id(parameter), parameter) for parameter in group["params"]]
             for parameter in list(optimizer.state):
@@ -173,20 +165,16 @@ class UnitOptimizers:
     def tensors(self) -> dict[str, TensorPieces]:
         """Return all state as ``name/key``, read when iterated; a parameter without updates has none."""
         found: dict[str, TensorPieces] = {}
-        for unit in self._units:
+        for unit in self.units:
             kept = self._keeper.tensors(unit)
             if kept is None:
                 kept = {name: pieces_of(value) for name, value in self._held(unit).items()}
             found |= kept
         return found
 
-    def state_shapes(self, shape: Shape) -> dict[str, Shape]:
-        """Return the shapes of an updated parameter's state, by key."""
-        return state_shapes(self.name, shape)
-
     def make_room(self, wanted: Mapping[str, TensorInfo]) -> None:
         """Make room for exactly the state ``wanted``, as ``name/key``; a tensor of the same dtype and shape stays."""
-        for unit in self._units:
+        for unit in self.units:
             of_unit = {full: info for full, info in wanted.items() if self._unit_of[full.rpartition("/")[0]] == unit}
             if not self._keeper.make_room(unit, of_unit):
                 self._give(unit, self._room_in_memory(unit, of_unit))
@@ -205,14 +193,14 @@ class UnitOptimizers:
     # ---- one unit ---------------------------------------------------------------------------------
 
     def _held(self, unit: int) -> State:
-        return state_tensors(self._optimizers[unit], self._units[unit])
+        return state_tensors(self._optimizers[unit], self.units[unit])
 
     def _give(self, unit: int, state: State) -> None:
         optimizer = self._optimizers[unit]
         optimizer.state.clear()
         for full, value in state.items():
             name, _, key = full.rpartition("/")
-            optimizer.state[self._units[unit][name]][key] = value
+            optimizer.state[self.units[unit][name]][key] = value
 
     def _room_in_memory(self, unit: int, wanted: Mapping[str, TensorInfo]) -> State:
         before, room = self._held(unit), {}
@@ -220,7 +208,7 @@ class UnitOptimizers:
             name = full.rpartition("/")[0]
             dtype, old = torch_dtype(info.dtype), before.get(full)
             if old is None or old.dtype != dtype or tuple(old.shape) != info.shape:
-                old = torch.empty(info.shape, dtype=dtype, device=self._units[unit][name].device)
+                old = torch.empty(info.shape, dtype=dtype, device=self.units[unit][name].device)
             room[full] = old
         return room
 
@@ -230,12 +218,6 @@ def make_optimizer(train: Train, parameters: Sequence[torch.nn.Parameter]) -> to
 
     ``step`` skips parameters without a gradient, so their state and counts start when they first train.
     """
-    made = _made(train, parameters)
-    made.state.clear()  # Adagrad makes its state at once
-    return made
-
-
-def _made(train: Train, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
     rate, decay = train.learning_rate, train.weight_decay
     is_plain = all(parameter.is_contiguous() for parameter in parameters)
     if train.optimizer == "adagrad":  # its kernel is written for processors alone
@@ -248,7 +230,9 @@ def _made(train: Train, parameters: Sequence[torch.nn.Parameter]) -> torch.optim
             momentum = MOMENTUM if train.momentum is None else train.momentum
             return torch.optim.SGD(parameters, lr=rate, momentum=momentum, weight_decay=decay, **path)
         case "adagrad":
-            return torch.optim.Adagrad(parameters, lr=rate, weight_decay=decay, **path)
+            adagrad = torch.optim.Adagrad(parameters, lr=rate, weight_decay=decay, **path)
+            adagrad.state.clear()  # it makes its state at once
+            return adagrad
         case "adafactor":
             return torch.optim.Adafactor(parameters, lr=rate, weight_decay=decay, foreach=False)
         case _:
@@ -350,11 +334,7 @@ class TrainingState:
         return found
 
     def check(self, file: TensorFile, *, besides: tuple[str, ...] = ()) -> None:
-        """Refuse a file with other tensors than ``tensors()``, except ``besides``.
-
-        Raises:
-            IntegrityError: names, shapes or dtypes differ.
-        """
+        """Refuse a file with other tensors than ``tensors()``, except ``besides``; raises ``IntegrityError``."""
         own = {name: info for name, info in file.infos.items() if name not in besides}
         given, state = _named(own, self.prefixes.value), _named(own, self.prefixes.state)
         if given.keys() != self.values.keys() or len(given) + len(state) != len(own):
@@ -362,7 +342,7 @@ class TrainingState:
                 f"{self.where} has the tensors {sorted(own)[:3]}..., not those of this node's {self.part}"
             )
         for name, info in given.items():
-            self._check_like(name, info, self.values[name])
+            self._check_is(name, info, DTYPE_NAMES[self.values[name].dtype], tuple(self.values[name].shape))
         for name in dict.fromkeys(full.rpartition("/")[0] for full in state):
             self._check_state(name, state)
 
@@ -388,7 +368,7 @@ class TrainingState:
         parameter = self.parameters.get(name)
         if parameter is None or self.optimizers is None:
             raise IntegrityError(f"{self.where} has state of {name}, which does not train here")
-        expected = self.optimizers.state_shapes(tuple(parameter.shape))
+        expected = state_shapes(self.optimizers.name, tuple(parameter.shape))
         given = {full.rpartition("/")[2] for full in state if full.rpartition("/")[0] == name}
         if given != expected.keys():
             raise IntegrityError(
@@ -398,9 +378,6 @@ class TrainingState:
         for key, shape in expected.items():
             info = state[f"{name}/{key}"]
             self._check_is(f"{name}/{key}", info, info.dtype if key == STEP else DTYPE_NAMES[parameter.dtype], shape)
-
-    def _check_like(self, name: str, info: TensorInfo, expected: torch.Tensor) -> None:
-        self._check_is(name, info, DTYPE_NAMES[expected.dtype], tuple(expected.shape))
 
     def _check_is(self, name: str, info: TensorInfo, dtype: str, shape: tuple[int, ...]) -> None:
         if (info.dtype, info.shape) != (dtype, shape):

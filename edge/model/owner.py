@@ -34,7 +34,7 @@ from edge.model.prediction_heads import HEAD, Head
 from edge.model.skeleton import ADAPTER, EMBEDDING_UNIT, HEAD_UNIT, Skeleton, owner_modules, seed_unit
 from edge.model.slice import set_mode
 from edge.model.tensor_files import digest_of, first_not_finite, is_finite, require_finite_values
-from edge.model.unit_grads import add_up_rows, collect_sparse, complete, grad_blob, load_grads
+from edge.model.unit_grads import collect_sparse, complete, grad_blob
 from ringtune.engine.failure_texts import LOWER_THE_RATE
 from ringtune.errors import DivergedError, ModelError
 from ringtune.job.job import Train
@@ -76,12 +76,13 @@ class OwnerParts:
     def __init__(self, skeleton: Skeleton, head: Head, task: Task, train: Train) -> None:
         self._skeleton = skeleton
         self.head = head
-        self._task = task
+        self.task = task
         self._train = train
         self.units = owner_units(skeleton, head)
         self.parameters = {name: value for unit in self.units.values() for name, value in unit.items()}
         self._head_unit = head_of(len(skeleton.blocks))
-        self._embedding = embedding_modules(skeleton)
+        top = skeleton.layout.blocks_path.partition(".")[0]
+        self._embedding = [child for name, child in skeleton.base.named_children() if name != top]
         self._inverse = inverse_of(skeleton, head)
         self._tied = (*tied_table(skeleton, head), *_stand_ins(skeleton, self._inverse))
         self.optimizers = UnitOptimizers(train, self.units)
@@ -127,10 +128,6 @@ class OwnerParts:
     def _set_embedding_mode(self, *, train: bool) -> None:
         for module in self._embedding:
             set_mode(module, train=train)
-
-    def num_targets(self, batch: Batch) -> int:
-        """Number of valid targets of a batch."""
-        return self._task.num_targets(batch)
 
     def next_logits(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
         """Compute the logits (V) of the token after a text, from the hidden state of its newest token; on the CPU."""
@@ -188,7 +185,7 @@ class OwnerParts:
         self, hidden_BTD: torch.Tensor, batch: Batch, leaf: torch.Tensor | None, num_targets: int
     ) -> HeadResult:
         last_BTD, more = head_input(self._skeleton, self._inverse, hidden_BTD, batch)
-        counts = self._task.run(self.head, last_BTD, batch, more)
+        counts = self.task.run(self.head, last_BTD, batch, more)
         if counts.loss_sum.requires_grad:
             torch.autograd.backward(counts.loss_sum / num_targets)
         values = (("loss_sum", float(counts.loss_sum.detach())), ("count", float(counts.num_targets)), *counts.more)
@@ -200,10 +197,6 @@ class OwnerParts:
         """Make the gradient of a unit complete and dense, right before its update."""
         complete(self.units[unit], self._tied_in(unit))
 
-    def update(self, unit: int, learning_rate: float) -> None:
-        """Do one optimizer step of a unit, after ``complete``."""
-        self.optimizers.update([unit], learning_rate)
-
     def digest(self, unit: int) -> str:
         """Return the hex SHA-256 of a unit's parameters; see ``digest_of``."""
         return digest_of(self.units[unit])
@@ -214,19 +207,6 @@ class OwnerParts:
         All backwards of the item have to be done.
         """
         return grad_blob(self.units[unit], self._tied_in(unit))
-
-    def add_up_rows(self) -> None:
-        """Bound the memory of the embedding's sparse gradient after its backward."""
-        add_up_rows(self.units[EMBEDDING])
-
-    def load_unit_grad(self, unit: int, data: Pieces, *, where: str) -> None:
-        """Set the gradient of a unit from ``unit_grad`` of another owner, for the next update.
-
-        Raises:
-            IntegrityError: unreadable, or tensors with other names, shapes or dtypes than those of the unit.
-            DivergedError: numbers that are not finite.
-        """
-        load_grads(data, self.units[unit], where=where)
 
     def _tied_in(self, unit: int) -> tuple[Pair, ...]:
         return self._tied if unit == EMBEDDING else ()
@@ -306,12 +286,6 @@ def owner_units(skeleton: Skeleton, head: Head) -> dict[int, Parameters]:
         units[unit] |= {f"{path}.{name}": value for name, value in part.named_parameters() if value.requires_grad}
     units[top] |= _head(skeleton, head, own)
     return units
-
-
-def embedding_modules(skeleton: Skeleton) -> tuple[nn.Module, ...]:
-    """Return every child of the base model between input and block 0, dropout included."""
-    top = skeleton.layout.blocks_path.partition(".")[0]
-    return tuple(child for name, child in skeleton.base.named_children() if name != top)
 
 
 def tied_table(skeleton: Skeleton, head: Head) -> tuple[Pair, ...]:

@@ -64,10 +64,6 @@ class Head(nn.Sequential):
 class ModelWithHead(nn.Module):
     """A base model and its head, with the names of AdapterHub's model of the family.
 
-    Args:
-        base: of transformers.
-        family: of the base model.
-
     Attributes:
         heads: empty, or the head under the name ``HEAD``.
     """

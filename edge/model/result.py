@@ -107,11 +107,7 @@ def result_files(
 
 
 def require_finite(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse tensors that are not finite after the last update, a piece at a time.
-
-    Raises:
-        DivergedError: names the first such tensor.
-    """
+    """Refuse tensors that are not finite after the last update, a piece at a time; raises ``DivergedError``."""
     for name, tensor in tensors.items():
         if not is_finite(pieces_of(tensor)):
             what = f"{name} is not finite after the last step"
@@ -185,19 +181,12 @@ def _set_by_name(
     skeleton: Skeleton, common: Mapping[str, torch.Tensor], tensors: Tensors, without_blocks: Collection[int]
 ) -> Tensors:
     """Return a user's set and the tensors common to all users, by name in the whole model."""
-    prefix, names = _blocks_prefix(skeleton), _names_of_parameters(skeleton)
+    prefix, names = _blocks_prefix(skeleton), dict[int, str]()  # a file may have a parameter under a second name
+    for index, block in enumerate(skeleton.blocks):
+        names |= {value.data_ptr(): f"{index}.{name}" for name, value in block.named_parameters()}
     unwanted = tuple(f"{block}." for block in without_blocks)
     found = {name: tensors.get(names.get(value.data_ptr(), ""), value) for name, value in common.items()}
     return found | {f"{prefix}{name}": value for name, value in tensors.items() if not name.startswith(unwanted)}
-
-
-def _names_of_parameters(skeleton: Skeleton) -> dict[int, str]:
-    """Return address -> name of each parameter of a block: a file may have it under a second name."""
-    return {
-        parameter.data_ptr(): f"{index}.{name}"
-        for index, block in enumerate(skeleton.blocks)
-        for name, parameter in block.named_parameters()
-    }
 
 
 def _blocks_prefix(skeleton: Skeleton) -> str:
@@ -219,7 +208,9 @@ def _with_configs(skeleton: Skeleton, found: Mapping[str, Tensors], *, with_head
     """Write these tensors to files, and with the head the configs."""
     files = {name: _written(tensors) for name, tensors in found.items()}
     if with_head:
-        files |= _descriptions(skeleton) | _interface(skeleton)
+        files |= _descriptions(skeleton)
+        if skeleton.layout.plugged and not skeleton.auxiliary and not skeleton.own_weights:
+            files[INTERFACE_FILE] = Pieces.of(interface(skeleton.layout))  # a family without a class in AdapterHub
     if HEAD_FILE in files:
         files[HEAD_CONFIG_FILE] = Pieces.of(_head(skeleton)[1])
     return files
@@ -236,19 +227,11 @@ def _descriptions(skeleton: Skeleton) -> dict[str, Pieces]:
     return {} if skeleton.own_weights else {ADAPTER_CONFIG_FILE: Pieces.of(_adapter_config(skeleton))}
 
 
-def _interface(skeleton: Skeleton) -> dict[str, Pieces]:
-    """Write the plug-in interface of the library's adapters, for a family without a class in AdapterHub."""
-    if not skeleton.layout.plugged or skeleton.auxiliary or skeleton.own_weights:
-        return {}
-    return {INTERFACE_FILE: Pieces.of(interface(skeleton.layout))}
-
-
 def saved_tensors(skeleton: Skeleton, *, without_blocks: Collection[int], with_head: bool) -> dict[str, Tensors]:
     """Return the tensors of each file, by name; see ``adapter_files``. An invertible adapter is with the head."""
     prefix = _blocks_prefix(skeleton)
     unwanted = tuple(f"{prefix}{block}." for block in without_blocks)
-    whole = _own_tensors(skeleton, prefix, _trained_names(skeleton))
-    whole |= _adapter(skeleton)
+    whole = _own_tensors(skeleton) | _adapter(skeleton)
     unwanted += () if with_head else (_invertible_prefix(skeleton),)
     own = {name: value for name, value in whole.items() if not name.startswith(unwanted)}
     files = {
@@ -258,27 +241,17 @@ def saved_tensors(skeleton: Skeleton, *, without_blocks: Collection[int], with_h
     return {name: tensors for name, tensors in files.items() if tensors}
 
 
-def _trained_names(skeleton: Skeleton) -> dict[int, tuple[str, ...]]:
-    """Return the names of the trained tensors in each hosted block: of auxiliary models, or of own weights."""
-    hosted = {index: block for index, block in enumerate(skeleton.blocks) if list(block.parameters())}
-    if skeleton.auxiliary:
-        return {
-            index: tuple(f"{path}.{name}" for path, delta in deltas_of(block) for name, _ in delta.named_parameters())
-            for index, block in hosted.items()
-        }
-    return {
-        index: tuple(name for name in skeleton.own_weights if name in present)
-        for index, block in hosted.items()
-        for present in [dict(block.named_parameters())]
-    }
-
-
-def _own_tensors(skeleton: Skeleton, prefix: str, names: Mapping[int, tuple[str, ...]]) -> Tensors:
-    return {
-        f"{prefix}{index}.{name}": skeleton.blocks[index].get_parameter(name).detach()
-        for index, found in names.items()
-        for name in found
-    }
+def _own_tensors(skeleton: Skeleton) -> Tensors:
+    """Return the trained tensors of hosted blocks by name: of auxiliary models, or of own weights."""
+    prefix, found = _blocks_prefix(skeleton), Tensors()
+    for index, block in enumerate(skeleton.blocks):
+        own = dict(block.named_parameters())
+        if skeleton.auxiliary:
+            names = [f"{path}.{name}" for path, delta in deltas_of(block) for name, _ in delta.named_parameters()]
+        else:
+            names = [name for name in skeleton.own_weights if name in own]
+        found |= {f"{prefix}{index}.{name}": own[name].detach() for name in names}
+    return found
 
 
 def _description(skeleton: Skeleton) -> bytes:
@@ -361,15 +334,11 @@ def model_tensors(skeleton: Skeleton, task: str, *, without_blocks: Collection[i
             where = f"{prefix}{skeleton.layout.blocks_path}.{index}."
             found |= {where + name: value for name, value in block.state_dict().items()}
     if with_owner:
-        found |= {prefix + name: value for name, value in _around_blocks(skeleton).items()}
+        own = tuple(f"{path}." for path in skeleton.layout.owner_paths)
+        around = (entry for entry in skeleton.base.named_parameters() if entry[0].startswith(own))
+        found |= {prefix + name: value.detach() for name, value in around}
         found |= _head_tensors(skeleton, task)
     return found
-
-
-def _around_blocks(skeleton: Skeleton) -> Tensors:
-    """Return the base model's parameters outside the blocks, by name."""
-    own = tuple(f"{path}." for path in skeleton.layout.owner_paths)
-    return {name: value.detach() for name, value in skeleton.base.named_parameters() if name.startswith(own)}
 
 
 def _head_tensors(skeleton: Skeleton, task: str) -> Tensors:
@@ -526,7 +495,12 @@ def _load(path: Path, targets: Mapping[str, torch.Tensor], is_own: Callable[[str
 def _fill_all(where: str, file: TensorFile, targets: Mapping[str, torch.Tensor]) -> None:
     """Read all targets, after a check of all shapes."""
     for name in sorted(targets):
-        _check_shape(where, name, file.infos[name].shape, targets[name])
+        shape, needed = file.infos[name].shape, tuple(targets[name].shape)
+        if shape != needed:
+            raise IntegrityError(
+                f"{where} has {name} of shape {list(shape)}, this model needs {list(needed)}; it belongs "
+                "to another adapter.config, model or number of classes"
+            )
     for name in sorted(targets):
         fill(targets[name], file.tensor(name))
 
@@ -536,11 +510,3 @@ def _check_names(where: str, names: set[str], targets: Mapping[str, torch.Tensor
     if missing or unknown:
         what = f"lacks {missing[0]}" if missing else f"has {unknown[0]}, which this model has not"
         raise IntegrityError(f"{where} {what}; it belongs to another adapter.config, model or task")
-
-
-def _check_shape(where: str, name: str, shape: tuple[int, ...], target: torch.Tensor) -> None:
-    if shape != tuple(target.shape):
-        raise IntegrityError(
-            f"{where} has {name} of shape {list(shape)}, this model needs {list(target.shape)}; it belongs "
-            "to another adapter.config, model or number of classes"
-        )

@@ -185,7 +185,6 @@ class BlockRunner:
     """Runs ranges of hosted blocks; torch's grad mode decides whether a graph is kept.
 
     Args:
-        skeleton: after ``materialise``.
         top_tokens: first tokens of each row that the model's last block computes; 0 = all.
         compute: number type of products, one of ``COMPUTE``.
     """

@@ -69,14 +69,14 @@ class SafetensorsFiles:
         """
         stored = self._stored[name]
         if stored.is_coded:
-            return self._read_widened(name, torch.float32 if dtype is None else dtype)
+            return self._read_converted(name, torch.float32 if dtype is None else dtype)
         kind = _kind_of(name, stored)
         wanted = dtype if dtype is not None and kind.is_floating_point else kind
         is_mapped = wanted is kind and not private
         if is_mapped:
             found: torch.Tensor = self._open(stored.path).get_tensor(name)
         else:
-            found = _read_in_place(stored, kind) if wanted is kind else self._read_converted(stored, kind, wanted)
+            found = _read_in_place(stored, kind) if wanted is kind else self._read_converted(name, wanted)
         if is_mapped and found.dim() > 1:
             return found
         if wanted.is_floating_point and first_not_finite({name: found}):
@@ -122,7 +122,7 @@ class SafetensorsFiles:
         """
         stored = self._stored[name]
         if not stored.is_coded:
-            yield from _pieces(stored, self._piece_of(_kind_of(name, stored), multiple=multiple))
+            yield from _pieces(stored, self._piece_of(_kind_of(name, stored), multiple))
             return
         held: FourBit | GgufBlocks = self.read_gguf(name) if stored.four_bit is None else self.read_four_bit(name)
         (rows, columns), room = held.shape, WideningBuffer()
@@ -160,7 +160,7 @@ class SafetensorsFiles:
         width = stored.shape[-1]
         found = GgufBlocks(
             kind=kind.name,
-            data=flat.view(rows, -1),
+            packed=flat.view(rows, -1),
             width=width,
             rows=(0, rows),
             columns=(0, width),
@@ -186,7 +186,10 @@ class SafetensorsFiles:
         stored = self._stored[name]
         if stored.four_bit is None:
             raise ValueError(f"{name} is no matrix in 4 bits")
-        parts = {end: _read_part(StoredTensor(*part)).flatten() for end, part in stored.four_bit.parts.items()}
+        parts = {
+            end: _read_in_place(part := StoredTensor(*place), torch_dtype(part.info.dtype)).flatten()
+            for end, place in stored.four_bit.parts.items()
+        }
         codebook = torch.tensor(CODEBOOKS[stored.four_bit.kind])
         problem = "" if torch.allclose(parts["quant_map"], codebook, atol=1e-4) else "another codebook than its type"
         if first_not_finite({end: part for end, part in parts.items() if part.is_floating_point()}):
@@ -209,22 +212,14 @@ class SafetensorsFiles:
             columns=(0, columns),
         )
 
-    def _read_widened(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """Read a tensor that the files have in 4 bits or in GGUF's blocks into memory of its own, in another type."""
+    def _read_converted(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """Read a tensor into memory of its own in another type, a piece at a time."""
         result = torch.empty(self.shape(name), dtype=dtype)
         for start, piece in self.number_pieces(name, multiple=1):
             result.view(-1)[start : start + len(piece)].copy_(piece)
         return result
 
-    def _read_converted(self, stored: StoredTensor, kind: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
-        """Read a tensor into memory of its own, a piece at a time."""
-        result = torch.empty(stored.shape, dtype=dtype)
-        flat = result.view(-1)
-        for start, part in _pieces(stored, self._piece_of(kind)):
-            flat[start : start + part.numel()].copy_(part)
-        return result
-
-    def _piece_of(self, dtype: torch.dtype, *, multiple: int = 1) -> torch.Tensor:
+    def _piece_of(self, dtype: torch.dtype, multiple: int) -> torch.Tensor:
         """Return the buffer for a piece, always the same, so that the heap has no gaps between the tensors."""
         count = max(1, PIECE_BYTES // (multiple * dtype.itemsize)) * multiple
         if self._piece is None or self._piece.numel() < count * dtype.itemsize:
@@ -258,10 +253,6 @@ def _mapped(stored: StoredTensor) -> torch.Tensor:
         return torch.from_file(str(stored.path), shared=False, size=end, dtype=torch.uint8)[stored.info.offset :]
     except RuntimeError as error:
         raise ModelError(f"{stored.path} can't be mapped ({error}); fetch the model again") from error
-
-
-def _read_part(stored: StoredTensor) -> torch.Tensor:
-    return _read_in_place(stored, torch_dtype(stored.info.dtype))
 
 
 def _read_in_place(stored: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
@@ -314,11 +305,7 @@ DTYPE_NAMES: Final = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return torch's dtype for a dtype of a safetensors file, such as ``F32``.
-
-    Raises:
-        IntegrityError: the dtype is not supported.
-    """
+    """Return torch's dtype for a dtype of a safetensors file, such as ``F32``; raises ``IntegrityError``."""
     if name not in TORCH_DTYPES:
         raise IntegrityError(f"a tensor has the type {name}, which is not supported; save it as float32 or bfloat16")
     return TORCH_DTYPES[name]

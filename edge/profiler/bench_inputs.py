@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import torch
 
-from edge.data.dataset import OwnerDataset, RowPredictions
+from edge.data.dataset import OwnerDataset
+from edge.data.examples import Values
 from edge.data.tokens import Batch
 from ringtune.costs.measurement import Size
 from ringtune.job.job import Job
@@ -140,9 +141,9 @@ class SizedRows:
             self._made[kind, self._size] = resized(real, self._size, self._task)
         return self._made[kind, self._size]
 
-    def score(self, course: Course, item: Item, batch: Batch, found: RowPredictions) -> tuple[tuple[str, float], ...]:
+    def score(self, course: Course, item: Item, batch: Batch, predictions: torch.Tensor | None) -> Values:
         """Score the predictions with the real rows, as an evaluation does."""
-        return self._real.score(course, item, batch, found)
+        return self._real.score(course, item, batch, predictions)
 
 
 def _first(item: Item, kind: StepKind) -> Item:

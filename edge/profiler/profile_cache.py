@@ -55,16 +55,9 @@ def timings(
 ) -> MeasuredWork:
     """Time every kind of work at this node, or return the timings of an earlier measurement.
 
-    Args:
-        job: with the model's folder on this machine.
-        model: facts of that folder.
-        dataset: the node's rows; None = it is no owner.
-        device: torch device.
-        hardware: processor and the share of it that may be used; part of the cache's key.
-        state: the node's folder; None = no cache, and saving is not timed.
-        timing: budget, neighbours, and whether to measure anew.
-        memory_bytes: limit of the measurement, rows and tokenizer included.
-        data_bytes: of rows and tokenizer.
+    Without ``dataset`` the node is no owner; without ``state``, its folder, there is no cache, and saving is not timed.
+    ``memory_bytes`` limit the measurement, rows and tokenizer (``data_bytes``) included. ``hardware``, processor and
+    the share of it that may be used, is part of the cache's key.
 
     Raises:
         ModelError: the model folder can't be used.

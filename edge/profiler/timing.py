@@ -100,16 +100,7 @@ class Quartiles(NamedTuple):
 
     def at(self, work: Work, rows: int = 0, tokens: int = 0, *, share: float = 1.0) -> WorkTime:
         """Make the measured point of ``work`` at this size; ``share`` is the active part of a block's subnets."""
-        return WorkTime(
-            work=work,
-            rows=rows,
-            tokens=tokens,
-            median_s=self.median_s,
-            low_s=self.low_s,
-            high_s=self.high_s,
-            samples=self.samples,
-            share=share,
-        )
+        return WorkTime(work=work, rows=rows, tokens=tokens, share=share, **self._asdict())
 
 
 class Laps:

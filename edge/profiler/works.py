@@ -72,7 +72,6 @@ from ringtune.models.folder import base_tensors, model_dimensions, read_config
 from ringtune.quantities import format_bytes
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.course import FrozenWeights
-from ringtune.schedule.operation_tables import BlockScores
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, turn_sequence
 from ringtune.storage.durable import make_folder
@@ -185,12 +184,13 @@ class Bench:
         """
         loops = _BLOCK_LOOPS + (_OWNER_LOOPS if self._rows else 0) + (_PART_LOOPS if self._subnets > 1 else 0)
         each_s = budget_s / (len(self.sizes) * loops + _ONCE_LOOPS)
+        shares = dict.fromkeys(PART_OF.values(), part_subnets(self._subnets) / self._subnets)
         found: list[WorkTime] = []
         once: dict[Work, Quartiles] = {}
         with torch.random.fork_rng(devices=[]):
             for size in self.sizes:
                 sized, unsized = self._at_size(size, timer, each_s)
-                found += [spread.at(work, *size, share=self._share_of(work)) for work, spread in sized.items()]
+                found += [spread.at(work, *size, share=shares.get(work, 1.0)) for work, spread in sized.items()]
                 once = once or unsized
             once |= self._once(timer, each_s, disk)
             found += [spread.at(work) for work, spread in once.items()]
@@ -354,9 +354,6 @@ class Bench:
         self._executor.grant(turn)
         return index
 
-    def _share_of(self, work: Work) -> float:
-        return part_subnets(self._subnets) / self._subnets if work in PART_OF.values() else 1.0
-
     @contextmanager
     def _forgetting(self) -> Iterator[None]:
         """Drop the tensors of a loop at its end, so that the next loop begins with an empty node."""
@@ -396,10 +393,11 @@ def handling_s(plan: Plan, node: str, clock: Callable[[], float]) -> float:
         send=control_pb2.ReportRequest.SerializeToString,
         on_refused=lambda reason: None,
     )
-    reports = _Reports(reporter, turns[-1].index)
+    reports: Any = _Reports(reporter, turns[-1].index)
     try:
+        idle: Any = _Idle()  # has all that a node alone needs
         run = AgentRun(
-            plan=plan, node=node, executor=_Idle(), links={}, ack=lambda source, boundary: None, reports=reports
+            plan=plan, node=node, executor=idle, links={}, ack=lambda source, boundary: None, reports=reports
         )
         reports.stop = lambda: run.stop("measured")
         run.grant(turns)
@@ -448,33 +446,6 @@ class _Idle:
 
     def copy_digest(self, start: int, stop: int) -> str:
         return ""
-
-    def take_scores(self, turn: int) -> tuple[BlockScores, ...]:
-        return ()
-
-    def put_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> None:
-        """Ignore a tensor."""
-
-    def take_tensor(self, key: TensorKey) -> tuple[Any, Any]:
-        return None, None
-
-    def head_blob(self) -> Any:
-        return b""
-
-    def load_head_blob(self, data: Any) -> None:
-        """Ignore a head."""
-
-    def take_parcel(self, key: TensorKey) -> Any:
-        return b""
-
-    def put_parcel(self, key: TensorKey, data: Any) -> None:
-        """Ignore a parcel."""
-
-    def drop_head_state(self) -> None:
-        """Hold no head."""
-
-    def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> Any:
-        return b""
 
 
 class HelperBench:

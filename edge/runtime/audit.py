@@ -499,8 +499,8 @@ class WorkRepeater:
             set_gradients(executor.part.trained, b"")
             load_state(executor, _file(files, "before"))
             if lent := [one.start for one in self._plan.placement.helpers_of(self._alias)]:
-                weights = (weights_in(_file(files, f"held {block}")) for block in lent)
-                held = {name: tensor for one in weights for name, tensor in one.items()}
+                told = [_tensors(_file(files, f"held {block}")) for block in lent]
+                held = {name.removeprefix(PREFIXES.value): value for one in told for name, value in one.items()}
                 executor.offloading.load_held(held, lent, where=_WHERE)
             if "vectors before" in files:
                 set_vectors(executor, files["vectors before"])
@@ -530,7 +530,10 @@ class WorkRepeater:
                         set_gradients(executor.part.trained, _file(files, "added"))
                     executor.run(action)
                     if leg.op is Op.FORWARD and now.course.velora is not None:
-                        found.results |= self._with_vectors(vectors_name(seq, micro), files)
+                        vectors = vectors_file(executor)
+                        far = _distance(vectors, _file(files, "vectors"))
+                        name = vectors_name(seq, micro)
+                        found.results[name] = Compared(hashlib.sha256(vectors).hexdigest(), far)
             if any(leg.op is Op.BACKWARD for leg in way):
                 found.results.update(self._updated(now, item, place, files))
         except DivergedError as error:  # the host itself would not have gone on
@@ -540,16 +543,11 @@ class WorkRepeater:
             executor.forget_turn(turn.index)
         return found
 
-    def _with_vectors(self, name: str, files: Mapping[str, bytes]) -> dict[str, Compared]:
-        """Compare VeLoRA's vectors after the forward."""
-        own, told = vectors_file(self._executor), _file(files, "vectors")
-        return {name: Compared(hashlib.sha256(own).hexdigest(), distance(_tensors(own), _tensors(told)))}
-
     def _updated(self, now: Plan, item: Item, place: CellPlace, files: Mapping[str, bytes]) -> dict[str, Compared]:
         """Compare the sum of gradients, then update with that of the last micro-batch and compare the state."""
         executor, seq = self._executor, place.seq
-        own, told = bytes(write_tensors(gradients(executor.part.trained))), _file(files, "sum")
-        far = 0.0 if own == told else distance(_tensors(own), _tensors(told), least=smallest_norm(self._plan.course))
+        own, least = bytes(write_tensors(gradients(executor.part.trained))), smallest_norm(self._plan.course)
+        far = _distance(own, _file(files, "sum"), least=least)
         found = {sum_name(seq, place.micro): Compared(hashlib.sha256(own).hexdigest(), far)}
         if "after" not in files:
             return found
@@ -558,8 +556,8 @@ class WorkRepeater:
             set_vectors(executor, _file(files, "vectors last"))
         for action in own_updates(now, item, self._alias):
             executor.run(action)
-        own, told = bytes(write_tensors(executor.part.tensors())), _file(files, "after")
-        far = 0.0 if own == told else distance(_tensors(own), _tensors(told))
+        own = bytes(write_tensors(executor.part.tensors()))
+        far = _distance(own, _file(files, "after"))
         return found | {
             state_name(seq, block): Compared(digest, far) for block, digest in State.of(own).digests.items()
         }
@@ -598,12 +596,9 @@ class FitRepeater:
             if place.before >= 0:
                 set_gradients(trained, _file(files, "added"))
             executor.run(Action(Op.FIT, seq, micro, block, block + 1))
-            own, told = bytes(write_tensors(gradients(trained))), _file(files, "sum")
-            name = fit_name(seq, micro, block)
-            found.results[name] = Compared(
-                hashlib.sha256(own).hexdigest(),
-                0.0 if own == told else distance(_tensors(own), _tensors(told), least=smallest_norm(now.course)),
-            )
+            own = bytes(write_tensors(gradients(trained)))
+            far = _distance(own, _file(files, "sum"), least=smallest_norm(now.course))
+            found.results[fit_name(seq, micro, block)] = Compared(hashlib.sha256(own).hexdigest(), far)
             if "after" in files:
                 found.results |= self._updated(now, item, place, trained, files)
                 if (after := held_name(seq, block)) in given:  # of the state that was told, so in equal bits
@@ -627,15 +622,14 @@ class FitRepeater:
                 executor.run(action)
                 executor.take_parcel(weights_key(action))
         tensors = {name: value for name, value in executor.part.tensors().items() if block_of(name) == block}
-        own, told = bytes(write_tensors(tensors)), _file(files, "after")
-        far = 0.0 if own == told else distance(_tensors(own), _tensors(told))
+        own = bytes(write_tensors(tensors))
+        far = _distance(own, _file(files, "after"))
         return {state_name(item.seq, one): Compared(digest, far) for one, digest in State.of(own).digests.items()}
 
     def _held(self, block: int, name: str, files: Mapping[str, bytes]) -> Compared:
         """Compare what the host holds of the loaded state with what was told."""
-        own, told = held_file(self._executor, block), _file(files, name)
-        far = 0.0 if own == told else distance(_tensors(own), _tensors(told))
-        return Compared(weights_digest(State.of(own), block), far)
+        own = held_file(self._executor, block)
+        return Compared(weights_digest(State.of(own), block), _distance(own, _file(files, name)))
 
 
 class NodeAudit:
@@ -755,11 +749,6 @@ def held_file(executor: NodeExecutor, block: int) -> bytes:
     return bytes(write_tensors({f"{PREFIXES.value}{name}": pieces_of(value) for name, value in held.items()}))
 
 
-def weights_in(content: bytes) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file of ``held_file`` by their names at a host; raises ``IntegrityError``."""
-    return {name.removeprefix(PREFIXES.value): tensor for name, tensor in _tensors(content).items()}
-
-
 def parcel_tensor(content: bytes) -> torch.Tensor:
     """Return the bytes of a parcel as a tensor."""
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
@@ -834,6 +823,10 @@ def distance(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor
         norm, apart = max(norms[name], floor), float((own.double() - theirs[name].double()).norm())
         far = max(far, 0.0 if apart == 0.0 else apart / norm if norm > apart else 1.0)
     return far
+
+
+def _distance(own: bytes, told: bytes, *, least: float = 0.0) -> float:
+    return 0.0 if own == told else distance(_tensors(own), _tensors(told), least=least)
 
 
 def pairs_distance(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> float:

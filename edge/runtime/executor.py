@@ -21,26 +21,16 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from edge.checkpoint.shard_file import (
-    MERGED,
-    PAIRS,
-    PREFIXES,
-    SUMS,
-    VECTORS,
-    ExtraTensors,
-    load_shard,
-    small_tensors,
-    to_shard,
-)
+from edge.checkpoint.shard_file import MERGED, PAIRS, PREFIXES, SUMS, VECTORS, ExtraTensors, ShardContent, small_tensors
 from edge.checkpoint.snapshots import block_of as block_of_tensor
 from edge.data.dataset import OwnerDataset
 from edge.machine.accelerator import capacity_errors, device_memory, device_name, settle_of
 from edge.model.optimizer_state import InactiveState
-from edge.model.optimizers import TrainingState
 from edge.model.owner import OwnerParts
 from edge.model.result import load_saved, require_finite, result_files, users_files
 from edge.model.slice import BlockRunner
-from edge.model.tensor_files import digest_of, pieces_of, require_finite_values
+from edge.model.tensor_files import digest_of, require_finite_values
+from edge.model.unit_grads import add_up_rows, load_grads
 from edge.runtime.generation import KeptKeys, TextWriter
 from edge.runtime.micro_batches import MicroBatch, MicroBatches, OpenItem, VersionStore
 from edge.runtime.node_model import HostedModel, host
@@ -228,13 +218,12 @@ class NodeExecutor:
             self._flows.begin(action, self._embedded_text(entry.item, action.micro, owner))
             return ()
         rows = entry.own_rows(action, self._course, dataset, owner, self.device)
-        if not entry.trained.has_embedding:
+        if entry.trained.has_embedding:
+            y = owner.embed_to_train(rows, entry.dropout_at(action))
+            graphs: dict[tuple[int, int], SavedActivations] = {(EMBEDDING, EMBEDDING + 1): SavedGraph(None, y)}
+            self._flows.begin(action, MicroBatch(hidden=y.detach(), mask=rows.mask, graphs=graphs))
+        else:
             self._flows.begin(action, MicroBatch(hidden=owner.embed(rows), mask=rows.mask))
-            return ()
-        y = owner.embed_to_train(rows, entry.dropout_at(action))
-        flow = MicroBatch(hidden=y.detach(), mask=rows.mask)
-        flow.graphs[EMBEDDING, EMBEDDING + 1] = SavedGraph(None, y)
-        self._flows.begin(action, flow)
         return ()
 
     def _embedded_text(self, item: Item, micro: int, owner: OwnerParts) -> MicroBatch:
@@ -246,18 +235,6 @@ class NodeExecutor:
         rows = batch.to(self.device)
         return MicroBatch(hidden=owner.embed(rows), mask=rows.mask)
 
-    def _forward_text(self, action: Action, entry: OpenItem) -> Values:
-        """Run a block on the newest tokens of a text; only the last one goes on to the head."""
-        flow = self._flows.of(action)
-        if flow.mask is not None and not flow.mask.any():
-            self.kept_keys.drop(entry.item, action)
-            return ()
-        cache = functools.partial(self.kept_keys.of, entry.item, action)
-        inputs = flow.block_inputs(action, self._hosted.blocks, cache)
-        hidden = self._forwards.run_free(action, entry, *inputs)
-        flow.hidden = hidden[:, -1:] if action.stop == self._course.head else hidden
-        return ()
-
     def _choose_token(self, action: Action, entry: OpenItem) -> Values:
         hidden, owner = self._flows.enter_head(action), self._owner(action)[0]
         entry.heads_left -= 1
@@ -267,11 +244,15 @@ class NodeExecutor:
         return self.texts.chosen(entry.item, action.micro, functools.partial(owner.next_logits, hidden))
 
     def _forward_free(self, action: Action, entry: OpenItem) -> Values:
-        if entry.item.kind is StepKind.GENERATE:
-            return self._forward_text(action, entry)
-        flow = self._flows.of(action)
-        inputs = flow.block_inputs(action, self._hosted.blocks)
-        flow.hidden = self._forwards.run_free(action, entry, *inputs)
+        """Run blocks without a graph; of a text on its newest tokens, of which the head gets the last one alone."""
+        flow, is_text = self._flows.of(action), entry.item.kind is StepKind.GENERATE
+        if is_text and flow.mask is not None and not flow.mask.any():
+            self.kept_keys.drop(entry.item, action)
+            return ()
+        cache = functools.partial(self.kept_keys.of, entry.item, action) if is_text else None
+        inputs = flow.block_inputs(action, self._hosted.blocks, cache)
+        hidden = self._forwards.run_free(action, entry, *inputs)
+        flow.hidden = hidden[:, -1:] if is_text and action.stop == self._course.head else hidden
         return ()
 
     def _forward(self, action: Action, entry: OpenItem) -> Values:
@@ -303,7 +284,8 @@ class NodeExecutor:
         else:
             result = owner.evaluate(hidden, rows)
             if item.kind is StepKind.EVALUATE:
-                result = result._replace(values=result.values + dataset.score(self._course, item, rows, result))
+                more = dataset.score(self._course, item, rows, result.predictions)
+                result = result._replace(values=result.values + more)
         if may_diverge(item) and not math.isfinite(loss := dict(result.values)["loss_sum"]):
             raise diverged(item, f"the loss is {loss}", course=self._course, micro=action.micro)
         entry.heads_left -= 1
@@ -324,7 +306,7 @@ class NodeExecutor:
             for parameter in self._parameters_of(action).values():
                 parameter.grad = None
         elif action.start == EMBEDDING:
-            self._owner(action)[0].add_up_rows()
+            add_up_rows(self._owner(action)[0].units[EMBEDDING])
         self._flows.drop_if_empty(action)
         return ()
 
@@ -339,7 +321,7 @@ class NodeExecutor:
         rate = learning_rate(self._job.train, *rate_at(self._course, action.start, entry.item.step))
         complete_grads(action, entry, self._course, self._hosted, self._replica)
         if action.start in self._ends:
-            self._owner(action)[0].update(action.start, rate)
+            self._owner(action)[0].optimizers.update([action.start], rate)
         else:
             if action.start < self._slice.stop and action.stop > self._slice.start:  # not of blocks that others host
                 self._versions.release(action.seq)
@@ -397,7 +379,7 @@ class NodeExecutor:
                 self._replica.put(key, data, entry)
             else:
                 where = f"the gradient of the {unit_name(key.boundary, self._course.num_blocks)} for item {key.seq}"
-                self._owner(key)[0].load_unit_grad(key.boundary, data, where=where)
+                load_grads(data, self._owner(key)[0].units[key.boundary], where=where)
         except DivergedError as error:
             raise diverged(entry.item, str(error)) from error
 
@@ -583,42 +565,25 @@ class CheckpointPart:
             self._vectors.load(tensors)
 
     def write(self, head: Pieces | None, metadata: Mapping[str, str]) -> Pieces:
-        """Return the shard, read when the pieces are iterated; see ``edge.checkpoint.shard_file.to_shard``.
+        """Return the shard, read when the pieces are iterated; see ``edge.checkpoint.shard_file.ShardContent``.
 
         Raises:
             DivergedError: a trained weight is not finite.
         """
-        require_finite_values(self.trained, "the part of this node")
-        return to_shard(
-            self.trained,
-            self._hosted.optimizers,
-            head,
-            metadata,
-            besides=self._besides(self.trained),
-            installed=self._offloading.installed,
-        )
+        content = self._content()
+        require_finite_values(content.parameters, "the part of this node")
+        return content._replace(installed=self._offloading.installed).write(head, metadata)
 
     def load(self, data: Pieces, metadata: Mapping[str, str], *, with_head: bool) -> Pieces | None:
-        """Load a shard; return the head in it; see ``edge.checkpoint.shard_file.load_shard``."""
-        head = load_shard(
-            data,
-            self.trained,
-            self._hosted.optimizers,
-            metadata,
-            with_head=with_head,
-            besides=self._besides(self.trained),
-            installed=self._offloading.installed,
-        )
+        """Load a shard; return the head in it; see ``edge.checkpoint.shard_file.ShardContent``."""
+        content = self._content()._replace(installed=self._offloading.installed)
+        head = content.load(data, metadata, with_head=with_head)
         self._offloading.loaded()
         return head
 
     def tensors(self) -> dict[str, TensorPieces]:
         """Return trained tensors with optimizer state, and what goes with them, by their names in a shard."""
-        trained = self.trained
-        found = self._state(trained).tensors()
-        for prefix, more in self._besides(trained).items():
-            found |= {f"{prefix}/{name}": pieces_of(value) for name, value in more.tensors().items()}
-        return found
+        return self._content().tensors()
 
     def load_migrated(self, tensors: Mapping[str, TensorPieces], *, blocks: Collection[int]) -> None:
         """Load ``tensors()`` of other nodes for ``blocks``; all other blocks are untrained yet.
@@ -629,7 +594,8 @@ class CheckpointPart:
         installed = {name: value for name, value in self._offloading.installed.items() if block_of(name) in blocks}
         is_sum = self._course.helper_settings.users == COLLABORATION
         file = TensorFile(write_tensors(_for_node(tensors, installed, is_sum=is_sum)), where=_WHERE)
-        state, sums = self._state(trained, installed), Sums(self._added_up(trained))
+        own = ShardContent(trained, self._hosted.optimizers, installed=installed, where=_WHERE, part="blocks")
+        state, sums = own.state(), Sums(self._added_up(trained))
         given = {prefix: small_tensors(file, prefix) for prefix in (VECTORS, PAIRS, SUMS)}
         state.check(file, besides=tuple(f"{prefix}{name}" for prefix, found in given.items() for name in found))
         sums.check(given[SUMS], where=_WHERE)
@@ -640,20 +606,9 @@ class CheckpointPart:
         state.load(file)
         self._offloading.loaded()
 
-    def _state(
-        self, parameters: Mapping[str, nn.Parameter], installed: Mapping[str, torch.Tensor] | None = None
-    ) -> TrainingState:
-        optimizers = self._hosted.optimizers
-        return TrainingState(
-            values={**parameters, **(installed or {})},
-            parameters=parameters,
-            optimizers=optimizers,
-            prefixes=PREFIXES,
-            where=_WHERE,
-            part="blocks",
-        )
-
-    def _besides(self, trained: Mapping[str, nn.Parameter]) -> dict[str, ExtraTensors]:
+    def _content(self) -> ShardContent:
+        """Return what this node has, without the adapters that helpers train."""
+        trained = self.trained
         found: dict[str, ExtraTensors] = {} if self._vectors is None else {"velora": self._vectors}
         if self._offloading.vectors is not None:
             found["pairs"] = self._offloading.vectors
@@ -661,7 +616,7 @@ class CheckpointPart:
             found["merged"] = self._offloading.merged_sums
         if added_up := self._added_up(trained):
             found["sums"] = Sums(added_up)
-        return found
+        return ShardContent(trained, self._hosted.optimizers, found)
 
     def _added_up(self, trained: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
         """Select the tensors with gradients that are added up over several steps, here or at a helper."""

@@ -25,12 +25,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from edge.data.conversations import Conversations
-from edge.data.images import ImageExamples, Images
-from edge.data.questions import Questions
-from edge.data.tagged import TaggedTexts
+from edge.data.dataset import SOURCES
+from edge.data.images import ImageExamples
 from edge.data.text_pieces import Ends, TextPieces, ends_with
-from edge.data.texts import LabelledTexts, NumberedTexts
 from edge.data.tokens import Batch, RowFaultError, Text, check_ids, load_tokenizer, prompt_ids
 from edge.machine.libraries import load_libraries
 from edge.model.frozen_weights import FrozenFiles
@@ -95,8 +92,6 @@ def predictions(job: Job, given: argparse.Namespace) -> Iterator[dict[str, Any]]
     Raises:
         RingTuneError: model or rows can't be used.
     """
-    import torch
-
     torch.set_num_threads(job.runtime.threads or usable_cores())
     sampling = Sampling(max_new_tokens=given.max_new_tokens, temperature=given.temperature, seed=given.seed)
     model = WholeModel(job, given.saved, job.data.labels)
@@ -104,9 +99,7 @@ def predictions(job: Job, given: argparse.Namespace) -> Iterator[dict[str, Any]]
     if job.model.task in LANGUAGE_TASKS and (note := unused_settings(Path(job.model.path))):
         yield {"told": note}
     rows, first = predictor.rows(given.data), 0
-    at_once = (
-        1 if job.model.task in LANGUAGE_TASKS else job.train.batch_size
-    )  # texts are continued one by one in any case
+    at_once = 1 if job.model.task in LANGUAGE_TASKS else job.train.batch_size  # texts are continued one by one anyway
     while taken := list(itertools.islice(rows, at_once)):
         try:
             found = predictor.predict([value for _, value in taken], first)
@@ -266,15 +259,10 @@ class Sampling(NamedTuple):
 def next_tokens(
     ids: Sequence[int], next_logits: NextLogits, how: Sampling, *, ends: Collection[int], longest: int, row: int = 0
 ) -> Iterator[int]:
-    """Yield the next tokens; a prompt is cut at its beginning to ``longest`` tokens.
+    """Yield the tokens after a prompt of at least one, which is cut at its beginning to ``longest`` tokens.
 
-    Args:
-        ids: of the prompt, at least one.
-        next_logits: computes the logits (V) of the next token.
-        how: choice of the token.
-        ends: tokens that end a text; they are not yielded.
-        longest: most tokens of the model.
-        row: index of the row, for its draws.
+    ``next_logits`` computes the logits (V) of the next token. Tokens in ``ends`` end a text, and are not yielded.
+    ``row`` is the index of the row, for its draws.
     """
     draws, kept = seeded(how.seed, row), list(ids)
     for _ in range(how.max_new_tokens):
@@ -284,13 +272,6 @@ def next_tokens(
             return
         kept.append(token)
         yield token
-
-
-def generate_tokens(
-    ids: Sequence[int], next_logits: NextLogits, how: Sampling, *, ends: Collection[int], longest: int, row: int = 0
-) -> list[int]:
-    """Return the next tokens, as ``next_tokens``."""
-    return list(next_tokens(ids, next_logits, how, ends=ends, longest=longest, row=row))
 
 
 def seeded(seed: int, row: int) -> torch.Generator:
@@ -339,6 +320,11 @@ class Predictor(abc.ABC):
         self._model, self._job, self._labels, self._sampling = model, job, job.data.labels, sampling
         self._folder = Path(job.model.path)
 
+    @functools.cached_property
+    def _source(self) -> Any:
+        """The ``edge.data.examples.Source`` of the task."""
+        return SOURCES[self._job.model.task](self._job, self._folder)
+
     def rows(self, path: Path) -> Iterator[tuple[Row, Any]]:
         """Yield each row of the file, with the model's input for it; raises ``DataError``.
 
@@ -352,6 +338,12 @@ class Predictor(abc.ABC):
     @abc.abstractmethod
     def predict(self, inputs: Sequence[Any], first: int) -> list[Row]:
         """Return the prediction for each input; ``first`` is the index of the first row."""
+
+    def _logits(self, inputs: Sequence[Text], target: str | float) -> torch.Tensor:
+        examples = self._source.examples(inputs, [target] * len(inputs))
+        batch = examples.batch(range(len(inputs)), {})
+        self.cut_rows += examples.cut_rows
+        return self._model.predict(batch)
 
 
 class _Classes(Predictor):
@@ -371,63 +363,40 @@ class _Classes(Predictor):
 class TextClasses(_Classes):
     """The ``Predictor`` of sequence classification."""
 
-    def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
-        super().__init__(model, job, sampling)
-        self._source = LabelledTexts(job, self._folder)
-
     def predict(self, inputs: Sequence[Text], first: int) -> list[Row]:
         """Name the class of each text."""
-        examples = self._source.examples(inputs, [""] * len(inputs))
-        batch = examples.batch(range(len(inputs)), {})
-        self.cut_rows += examples.cut_rows
-        return self.named(self._model.predict(batch))
+        return self.named(self._logits(inputs, ""))
 
 
 class Numbers(Predictor):
     """The ``Predictor`` of regression: a number for each text, or pair of texts."""
 
-    def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
-        super().__init__(model, job, sampling)
-        self._source = NumberedTexts(job, self._folder)
-
     def predict(self, inputs: Sequence[Text], first: int) -> list[Row]:
         """Predict the number of each text."""
-        examples = self._source.examples(inputs, [0.0] * len(inputs))
-        batch = examples.batch(range(len(inputs)), {})
-        self.cut_rows += examples.cut_rows
-        logits_B1 = self._model.predict(batch)
-        return [{"predicted": value} for value in logits_B1.squeeze(-1).tolist()]
+        return [{"predicted": value} for value in self._logits(inputs, 0.0).squeeze(-1).tolist()]
 
 
 class ImageClasses(_Classes):
     """The ``Predictor`` of image classification: npz, Parquet, Arrow, or a folder with images at any depth."""
 
-    def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
-        super().__init__(model, job, sampling)
-        self._images = Images(job, self._folder)
-
     def rows(self, path: Path) -> Iterator[tuple[Row, Any]]:
         """Yield the images, with the name of the file or the index in the array or table."""
         if is_arrow(path):
-            yield from (({"row": number - 1}, image) for number, image in self._images.rows_of(path))
+            yield from (({"row": number - 1}, image) for number, image in self._source.rows_of(path))
             return
         if path.is_dir():
-            yield from (({"file": str(file.path.relative_to(path))}, file) for file in self._images.files_in(path))
+            yield from (({"file": str(file.path.relative_to(path))}, file) for file in self._source.files_in(path))
             return
-        yield from (({"row": index}, image) for index, image in enumerate(self._images.images_of(path)))
+        yield from (({"row": index}, image) for index, image in enumerate(self._source.images_of(path)))
 
     def predict(self, inputs: Sequence[Any], first: int) -> list[Row]:
         """Name the class of each image."""
-        examples = ImageExamples(inputs, [""] * len(inputs), self._images)
+        examples = ImageExamples(inputs, [""] * len(inputs), self._source)
         return self.named(self._model.predict(examples.batch(range(len(inputs)), {})))
 
 
 class Tags(Predictor):
     """The ``Predictor`` of token classification: a tag for each word, None for a cut word."""
-
-    def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
-        super().__init__(model, job, sampling)
-        self._source = TaggedTexts(job, self._folder)
 
     def predict(self, inputs: Sequence[tuple[str, ...]], first: int) -> list[Row]:
         """Name the tag of each word."""
@@ -448,10 +417,6 @@ class Answers(Predictor):
     """The ``Predictor`` of question answering: the best span of all windows of a context."""
 
     _WINDOWS = 16
-
-    def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
-        super().__init__(model, job, sampling)
-        self._source = Questions(job, self._folder)
 
     def predict(self, inputs: Sequence[Question], first: int) -> list[Row]:
         """Answer each question; the score is the sum of the logits of the first and the last token."""
@@ -509,10 +474,6 @@ class ChatAnswers(Texts):
     """The ``Predictor`` of chat: the next answer in each conversation, or the continuation of a plain prompt."""
 
     _AT_ONCE = 64
-
-    def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
-        super().__init__(model, job, sampling)
-        self._source = Conversations(job, self._folder)
 
     def rows(self, path: Path) -> Iterator[tuple[Row, Any]]:
         """Yield the rows of a table with the tokens before the answer."""

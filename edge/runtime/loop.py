@@ -8,8 +8,7 @@
 
 Only this loop touches the engine and the executor. Other threads put tensors into the inbox, or a ``Call``, which runs
 between two actions, into the queue. Events that arrive during an action are handled before its end, so that the engine
-then chooses among all inputs. All decisions are the engine's. The loop needs neither torch nor gRPC; executor, links,
-reporter and saver are protocols here.
+then chooses among all inputs. All decisions are the engine's. The loop itself needs neither torch nor gRPC.
 
 ``CopyMonitor`` takes digests of equal weights on several nodes: of the owners' copies of embedding and head once a
 sweep, and of a replica's blocks once a turn. It takes them right after the update, because the next turn's first update
@@ -26,7 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from edge.runtime import reporter as rp
 from edge.runtime.reporter import CopyCompared, Totals, header_line, table_line
@@ -34,10 +33,9 @@ from ringtune.engine import events as ev
 from ringtune.engine.events import Handled, Span
 from ringtune.engine.node_engine import NodeEngine
 from ringtune.errors import DeadlineError, PeerLostError, RingTuneError, StorageError, error_from_name, internal_error
-from ringtune.run_control.checkpoint import Shard
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.lowering import credit_boundary
-from ringtune.schedule.operation_tables import BlockScores, Operations
+from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import saves_head
 from ringtune.schedule.turns import StartPoint, StepKind, Turn
@@ -45,137 +43,19 @@ from ringtune.storage.pieces import Pieces
 from ringtune.techniques.replicas import compared_at
 from ringtune.transport.codecs import scores_to_proto
 
-
-class Executor(Protocol):
-    """The part of ``edge.runtime.executor.NodeExecutor`` that the loop needs."""
-
-    def grant(self, turn: Turn) -> None:
-        """Open the items of a turn."""
-
-    def forget_turn(self, index: int) -> str:
-        """Drop the items and tensors of a turn; return, once, why a technique can't continue."""
-
-    def run(self, action: Action) -> tuple[tuple[str, float], ...]:
-        """Run a compute action; return numbers for the report."""
-
-    def take_scores(self, turn: int) -> tuple[BlockScores, ...]:
-        """Return and drop this node's scores of a score turn, in any order."""
-
-    def copy_digest(self, start: int, stop: int) -> str:
-        """Return the digest of this owner's embedding or head, or of a replica's blocks."""
-
-    def put_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> None:
-        """Add a received tensor to its micro-batch."""
-
-    def take_tensor(self, key: TensorKey) -> tuple[Any, Any]:
-        """Take a micro-batch's tensor and mask to send them."""
-
-    def head_blob(self) -> Pieces:
-        """Return the head with its optimizer state; the head must not change before the pieces were iterated."""
-
-    def load_head_blob(self, data: Pieces) -> None:
-        """Replace the head and its optimizer state by those of ``head_blob``; ``data`` is freed while it is read."""
-
-    def drop_head_state(self) -> None:
-        """Free the optimizer state of a head after its hand-over."""
-
-    def take_parcel(self, key: TensorKey) -> Pieces:
-        """Return a parcel for sending; its source tensors may change before the pieces were iterated."""
-
-    def put_parcel(self, key: TensorKey, data: Pieces) -> None:
-        """Take a parcel of another node."""
-
-    def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> Pieces:
-        """Return this node's part of a checkpoint."""
-
-
-class Link(Protocol):
-    """The part of a link to a peer that the loop needs; a send only queues, and returns the payload's bytes."""
-
-    def send_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> int:
-        """Queue a tensor for the peer."""
-
-    def send_blob(self, kind: str, seq: int, data: Pieces) -> int:
-        """Queue a head for a peer; ``seq`` is the index of the turn."""
-
-    def send_parcel(self, key: TensorKey, data: Pieces) -> int:
-        """Queue a parcel."""
-
-    def close(self) -> None:
-        """Close the link."""
-
-
-class ReportSink(Protocol):
-    """The part of ``edge.runtime.reporter.Reporter`` that the loop needs."""
-
-    def put(self, entry: rp.Entry) -> None:
-        """Queue an entry."""
-
-
-class ShardSink(Protocol):
-    """The part of ``edge.checkpoint.shard_saver.Saver`` that the loop needs."""
-
-    def save(self, step: int, executor: Executor, *, with_head: bool) -> Shard:
-        """Write this node's shard of the checkpoint at ``step`` to the disk."""
-
-    def keep_from(self, step: int) -> None:
-        """Delete the shards of steps before ``step``."""
-
-
-class TurnSnapshotSink(Protocol):
-    """The part of ``edge.checkpoint.turn_snapshots.TurnSnapshotter`` that the loop needs."""
-
-    def copy_outgoing_head(self, index: int, turns: Iterable[Turn]) -> None:
-        """Copy the head before its hand-over to the owner of turn ``index``; ``turns`` are open here."""
-
-    def end(self, turn: Turn, then: Callable[[Mapping[int, str]], None]) -> None:
-        """Keep the trained tensors of a turn's end; call ``then`` after the copies have arrived.
-
-        ``then`` gets the digests of the units that other nodes keep now.
-        """
-
-    def close(self) -> None:
-        """Send no more copies."""
-
-
-class NoTurnSnapshots:
-    """A ``TurnSnapshotSink`` that keeps nothing."""
-
-    def copy_outgoing_head(self, index: int, turns: Iterable[Turn]) -> None:
-        """Do nothing."""
-
-    def end(self, turn: Turn, then: Callable[[Mapping[int, str]], None]) -> None:
-        """Call ``then`` at once."""
-        then({})
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-NO_KEEPER: Final = NoTurnSnapshots()
-
-
-class TrailSink(Protocol):
-    """The part of ``edge.runtime.audit.AuditRecorder`` that the loop needs."""
-
-    def grant(self, turn: Turn) -> None:
-        """Begin a turn."""
-
-    def exchanged(self, key: TensorKey, tensor: Any, mask: Any, *, is_sent: bool) -> None:
-        """Note a tensor, or a parcel, that is sent or was received."""
-
-    def after(self, action: Action) -> None:
-        """Note what an action has changed."""
-
-    def take(self, turn: int) -> Any:
-        """Return the trail of a finished turn, an ``edge.runtime.audit.Commitment``; None if it has none."""
+if TYPE_CHECKING:
+    from edge.checkpoint.shard_saver import Saver
+    from edge.checkpoint.turn_snapshots import CheckpointCopier, TurnSnapshotter
+    from edge.runtime.audit import AuditRecorder
+    from edge.runtime.executor import NodeExecutor
+    from edge.transport.link import OutLink
 
 
 class NoTrail:
-    """A ``TrailSink`` of a run without audit."""
+    """Stands for an ``AuditRecorder`` in a run without audit."""
 
-    def take(self, *_: Any, **__: Any) -> None:
-        """Return that there is no trail."""
+    def take(self, *_: Any, **__: Any) -> Any:
+        """Return None: there is no trail."""
 
     grant = exchanged = after = take
 
@@ -244,6 +124,7 @@ class AgentRun:
         done_before: called with the index of the first unfinished turn.
         record: whether events and commands are reported as a recording.
         start: the item from which the run continues; None = the first.
+        keeper: copies the ends of turns, or checkpoints; None = nothing is copied.
         worked: seconds of the calling thread's computing at the node's quota alone; constant without a quota.
         totals: of the run so far; None = zero.
     """
@@ -253,17 +134,17 @@ class AgentRun:
         *,
         plan: Plan,
         node: str,
-        executor: Executor,
-        links: Mapping[str, Link],
+        executor: NodeExecutor,
+        links: Mapping[str, OutLink],
         ack: Callable[[str, int], None],
         done_before: Callable[[int], None] = lambda index: None,
-        reports: ReportSink,
+        reports: rp.Reporter,
         wait_s: float = 300.0,
         record: bool = False,
         start: StartPoint | None = None,
-        saver: ShardSink | None = None,
-        keeper: TurnSnapshotSink = NO_KEEPER,
-        trail: TrailSink = NO_TRAIL,
+        saver: Saver | None = None,
+        keeper: TurnSnapshotter | CheckpointCopier | None = None,
+        trail: AuditRecorder | NoTrail = NO_TRAIL,
         clock: Callable[[], float] = time.monotonic,
         worked: Callable[[], float] = lambda: 0.0,
         totals: Totals | None = None,
@@ -506,7 +387,8 @@ class AgentRun:
                 if key.is_hidden:
                     self._ack(source, key.boundary)
             case ev.SendHead(turn, target):
-                self._keeper.copy_outgoing_head(turn, self._turns.values())
+                if self._keeper is not None:
+                    self._keeper.copy_outgoing_head(turn, self._turns.values())
                 sent = self._links[target].send_blob(Payload.HEAD, turn, self._executor.head_blob())
                 self._head_went_for = turn
                 self._drop_head_state()
@@ -538,7 +420,10 @@ class AgentRun:
                 if trail := self._trail.take(turn):
                     self._reports.put(rp.AuditTrail(turn, *trail))
                 self._forget(turn)
-                self._keeper.end(done, functools.partial(self._turn_done, turn))
+                if self._keeper is None:
+                    self._turn_done(turn, {})
+                else:
+                    self._keeper.end(done, functools.partial(self._turn_done, turn))
             case ev.Fail(error, message):
                 self.fail(error_from_name(error, message))
 

@@ -170,7 +170,7 @@ class OpenItem:
         if self.batch is None:
             batch = dataset.batch(course, self.item)
             parts = zip(itertools.pairwise(self.offsets), self.takes_part, strict=True)
-            self.num_targets = sum(owner.num_targets(batch.rows(*rows)) for rows, is_active in parts if is_active)
+            self.num_targets = sum(owner.task.num_targets(batch.rows(*rows)) for rows, is_active in parts if is_active)
             self.batch = batch.to(device)
         return self.batch.rows(self.offsets[action.micro], self.offsets[action.micro + 1])
 

@@ -27,6 +27,7 @@ from edge.techniques.offload.helper import AdapterModules, AuxiliaryModels
 from edge.techniques.offload.merged_matrices import MergedMatrices
 from edge.techniques.offload.pairs import Capture, Captures
 from edge.techniques.offload.users import UserSets
+from ringtune.costs.offload_costs import LOSSY
 from ringtune.errors import DataError, JobError, ModelError
 from ringtune.job.job import Job, Kind, job_of, kinds_of
 from ringtune.models.adapter_support import head_group_refusal
@@ -129,7 +130,8 @@ def host(
     kept: dict[str, torch.Tensor] = {}
     if helpers:  # captures first: they change which tensors train
         is_merged = course.helper_settings.merged
-        own = Capture(skeleton, helped_blocks)
+        with_signs = course.helper_settings.pairs in LOSSY
+        own = Capture(skeleton, helped_blocks, with_signs=with_signs)
         for kind in more:
             other = job_of(job, kind.config)
             if is_merged:
@@ -138,7 +140,7 @@ def host(
                 kin = sharing(skeleton, folder, other, blocks=hosted_blocks, dtype=dtype, device=device)
                 others.append((kind, kin))
         at = skeleton if is_merged else None
-        also = [(kind, Capture(kin, helped_blocks, at=at)) for kind, kin in others]
+        also = [(kind, Capture(kin, helped_blocks, with_signs=with_signs, at=at)) for kind, kin in others]
         captures = Captures([(first, own), *also], by_kind=not is_merged)
         if is_merged:
             counts = [(kin, len(kind.users)) for kind, kin in others]

@@ -18,7 +18,6 @@ from edge.techniques.offload.helper import AdapterModules, AuxiliaryModels, Merg
 from edge.techniques.offload.pairs import PairsByKind, PairVectors, PairWire, from_file, to_file
 from edge.techniques.offload.sites import adapter_weights, check_like, install
 from edge.techniques.offload.users import block_of
-from ringtune.costs.offload_costs import LOSSY
 from ringtune.engine.failure_texts import diverged
 from ringtune.errors import DivergedError, PlanError
 from ringtune.job.job import Job, job_of, kinds_of
@@ -42,19 +41,12 @@ class OffloadRunner:
         settings, seed = plan.course.helper_settings, plan.course.seed
         wire, projected = settings.pairs, settings.projected
         self._wire = PairWire(wire, hosted.captures.inputs(projected) if hosted.captures else {}, seed=seed)
-        if hosted.captures is not None:
-            hosted.captures.with_signs = wire in LOSSY
         self._fitted = [(models, PairWire(wire, models.inputs(projected), seed=seed)) for models in hosted.helped]
         self._shipped: dict[TensorKey, Pieces] = {}
         self._file: StateFile | None = None
         self._came: dict[TensorKey, Mapping[str, torch.Tensor]] = {}
 
     # ---- at a host --------------------------------------------------------------------------------
-
-    @property
-    def is_host(self) -> bool:
-        """Whether helpers fit adapters of blocks hosted here."""
-        return bool(self._helpers)
 
     @property
     def vectors(self) -> PairVectors | None:

@@ -38,12 +38,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class ActivationCache:
-    """Cached hidden states of one node during one run.
-
-    Args:
-        cache: settings of the placement.
-        flows: open micro-batches of the node.
-    """
+    """Cached hidden states of one node during one run."""
 
     def __init__(self, plan: Plan, cache: ActivationCacheSettings, node: str, flows: MicroBatches) -> None:
         self._course, self._cache, self._node = plan.course, cache, node

@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -158,51 +158,42 @@ def run_saving(
 ) -> tuple[SavedActivations, torch.Tensor]:
     """Run blocks ``[start, stop)`` by the policy of each; return their saved activations and the last output."""
     parts: list[SavedActivations] = []
-    for first, last, is_recomputed in _ranges(start, stop, placement):
-        part: SavedActivations
+    for is_recomputed, group in itertools.groupby(range(start, stop), placement.is_recomputed):
+        first, *others = group
         if is_recomputed:
-            part, hidden = recompute(forward, hidden, first)
+            for block in (first, *others):
+                saved, hidden = recompute(forward, hidden, block)
+                parts.append(saved)
         else:
-            part, hidden = keep(forward, hidden, first, last)
-        parts.append(part)
+            graph, hidden = keep(forward, hidden, first, first + len(others) + 1)
+            parts.append(graph)
     forward.drop_context()
     return (parts[0] if len(parts) == 1 else SavedBlocks(parts, forward)), hidden
 
 
-def _ranges(start: int, stop: int, placement: Placement) -> Sequence[tuple[int, int, bool]]:
-    """Cut a range of blocks where the policy changes; each recomputed block is a range of its own."""
-    found: list[tuple[int, int, bool]] = []
-    for is_recomputed, group in itertools.groupby(range(start, stop), placement.is_recomputed):
-        blocks = list(group)
-        if is_recomputed:
-            found += [(block, block + 1, True) for block in blocks]
-        else:
-            found.append((blocks[0], blocks[-1] + 1, False))
-    return found
-
-
+@dataclass(slots=True)
 class SavedGraph:
     """Graph of some blocks, or of the embedding, of one micro-batch.
 
-    Args:
+    Attributes:
         x: leaf that enters the lowest block; None for the embedding.
         y: output of the highest block.
     """
 
-    def __init__(self, x: torch.Tensor | None, y: torch.Tensor) -> None:
-        self._x, self._y = x, y
+    x: torch.Tensor | None
+    y: torch.Tensor
 
     def backward(self, grad: torch.Tensor) -> torch.Tensor | None:
         """See ``SavedActivations.backward``."""
-        if self._y.requires_grad:
-            torch.autograd.backward([self._y], [grad])
-        return None if self._x is None else self._x.grad
+        if self.y.requires_grad:
+            torch.autograd.backward([self.y], [grad])
+        return None if self.x is None else self.x.grad
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """See ``SavedActivations.tensors``."""
-        if self._x is not None:
-            yield self._x
-        yield from (self._y, *saved_tensors(self._y))
+        if self.x is not None:
+            yield self.x
+        yield from (self.y, *saved_tensors(self.y))
 
 
 def keep(forward: BlockForward, hidden: torch.Tensor, start: int, stop: int) -> tuple[SavedGraph, torch.Tensor]:
@@ -218,8 +209,6 @@ class Recomputed:
 
     Args:
         forward: runs the block.
-        hidden: input of the block.
-        block: its index.
         masks: of its dropout; None without dropout.
     """
 

@@ -153,17 +153,14 @@ class ScoreCollector:
 
         A part of an adapter may be without a gradient, and counts 0 then.
         """
-        slices, zero = self._slices_of(block), self._zero(block)
+        device = next(self._skeleton.blocks[block].parameters()).device
+        slices, zero = self._slices_of(block), torch.zeros((), dtype=torch.float64, device=device)
 
         def total(parts: Sequence[WeightSlice]) -> torch.Tensor:
             found = (sums[part][score] for part in parts if part in sums or not self._of_adapter)
             return functools.reduce(torch.add, found, zero)
 
         return torch.stack([total(parts) for parts in slices.own]) + total(slices.shared) / len(slices.own)
-
-    def _zero(self, block: int) -> torch.Tensor:
-        device = next(self._skeleton.blocks[block].parameters()).device
-        return torch.zeros((), dtype=torch.float64, device=device)
 
 
 def _read(rows: Sequence[torch.Tensor]) -> list[Row]:

@@ -115,11 +115,7 @@ class Projections:
 
 
 def chosen_layers(velora: Velora, skeleton: Skeleton, index: int) -> list[ChosenLayer]:
-    """List the layers of one block that are named and train.
-
-    Raises:
-        JobError: see ``Projections``.
-    """
+    """List the layers of one block that are named and train; raises ``JobError``."""
     found: list[ChosenLayer] = []
     if not any(parameter.requires_grad for parameter in skeleton.blocks[index].parameters()):
         return found
@@ -134,25 +130,18 @@ def chosen_layers(velora: Velora, skeleton: Skeleton, index: int) -> list[Chosen
     for layer in found:
         if problem := velora.misfit(layer.inputs, f"the input of {layer.name}"):
             raise JobError(problem)
-    _check_gate(velora, skeleton)
-    _check_activation(velora, skeleton, index)
-    return found
-
-
-def _check_gate(velora: Velora, skeleton: Skeleton) -> None:
-    if LAYOUTS[skeleton.layout.model_type].gate and "up" in velora.layers and "gate" not in velora.layers:
+    model_type = skeleton.layout.model_type
+    if LAYOUTS[model_type].gate and "up" in velora.layers and "gate" not in velora.layers:
         raise JobError(
-            f"velora.layers has up without gate: in a {skeleton.layout.model_type} both read one tensor, which is kept "
+            f"velora.layers has up without gate: in a {model_type} both read one tensor, which is kept "
             "as long as one of them keeps it; name both, or none"
         )
-
-
-def _check_activation(velora: Velora, skeleton: Skeleton, index: int) -> None:
     if "down" in velora.layers and _keeps_down_input(skeleton, index):
         raise JobError(
-            f"velora.layers has 'down', but the activation function of this {skeleton.layout.model_type} keeps the "
+            f"velora.layers has 'down', but the activation function of this {model_type} keeps the "
             "input of that layer anyway; leave it out"
         )
+    return found
 
 
 def _keeps_down_input(skeleton: Skeleton, index: int) -> bool:
@@ -282,7 +271,7 @@ class _Watch(TorchFunctionMode):
             name = self._name(weight) or self._name(_base(weight))
             return name, _Call(functional.linear, x, weight, bias) if name else None
         if func in _MATMUL and (name := self._name(_base(args[1]))) and args[1].dim() == 2:
-            return name, _Call(_times_transposed, args[0], args[1].t(), None)
+            return name, _Call(_added_to_bias, args[0], args[1].t(), None)
         if func is torch.addmm and not kwargs and (name := self._name(args[2])):
             return name, _Call(_added_to_bias, args[1], args[2].t(), args[0])
         return "", None
@@ -310,10 +299,6 @@ class _Watch(TorchFunctionMode):
 def _base(tensor: Any) -> Any:
     """Return the tensor of which a plain tensor is a view; not for a frozen matrix, which would be widened."""
     return tensor._base if type(tensor) is torch.Tensor else None
-
-
-def _times_transposed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return x @ weight.t()
 
 
 def _added_to_bias(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -378,11 +363,7 @@ class Vectors:
         return found
 
     def check(self, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
-        """Refuse tensors of other layers or sizes than those of ``tensors()``.
-
-        Raises:
-            IntegrityError: layers or sizes differ.
-        """
+        """Refuse tensors of other layers or sizes than those of ``tensors()``; raises ``IntegrityError``."""
         if tensors.keys() != self.tensors().keys():
             names = sorted(tensors.keys() ^ self.tensors().keys())
             raise IntegrityError(f"{where} has VeLoRA's vectors of other layers than this node's: {names[0]}")
@@ -398,11 +379,7 @@ class Vectors:
         self._counts = {layer: int(count) for layer, count in counts.items() if count is not None}
 
     def load_blocks(self, tensors: Mapping[str, torch.Tensor], blocks: Collection[int], *, where: str) -> None:
-        """Replace the vectors of some blocks by those of their former host.
-
-        Raises:
-            IntegrityError: layers or sizes differ.
-        """
+        """Replace the vectors of some blocks by those of their former host; raises ``IntegrityError``."""
         others = {name: value for name, value in self.tensors().items() if block_of(name) not in blocks}
         self.check(others | dict(tensors), where=where)
         self.load(others | dict(tensors))

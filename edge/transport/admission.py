@@ -51,7 +51,6 @@ class RunExpectation:
     Attributes:
         digest: of the plan; a peer with another one is refused.
         start: item from which the run continues; None = from its first.
-        max_blob_bytes: size limit of a head or of a unit's gradient.
         access: who may open a link; None = the nodes that the plan lets send to this one.
         reopen_s: seconds for which a broken link may be opened again; 0 = it is lost at once.
     """
@@ -63,7 +62,6 @@ class RunExpectation:
     node: str
     compute_dtype: torch.dtype = torch.float32
     start: StartPoint | None = None
-    max_blob_bytes: int = MAX_BLOB_BYTES
     access: RunAccess | None = None
     reopen_s: float = 0.0
 
@@ -173,9 +171,8 @@ class FrameCheck:
     # ---- blobs --------------------------------------------------------------------------------------
 
     def _check_size(self, header: ring_pb2.FrameHeader) -> None:
-        limit = self._expectation.max_blob_bytes
-        if header.payload_bytes > limit:
-            raise FrameError(f"{as_text(header)} has {header.payload_bytes} bytes, the limit is {limit}")
+        if header.payload_bytes > MAX_BLOB_BYTES:
+            raise FrameError(f"{as_text(header)} has {header.payload_bytes} bytes, the limit is {MAX_BLOB_BYTES}")
 
     def _admit_parcel(self, header: ring_pb2.FrameHeader, kind: str) -> None:
         self._check_size(header)

@@ -28,7 +28,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import grpc
@@ -78,34 +77,17 @@ class _State(enum.Enum):
     CLOSED = enum.auto()
 
 
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    key: TensorKey
-    tensor: torch.Tensor
-    mask: torch.Tensor | None
-    sent_unix_s: float
+class _Entry(NamedTuple):
+    """A queued payload: the action of its sending, and what encodes it as frames."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Parcel:
-    key: TensorKey
-    data: Pieces
-
-
-@dataclass(frozen=True, slots=True)
-class _Blob:
-    kind: str
-    seq: int
-    data: Pieces
-
-
-_Entry = _Tensor | _Parcel | _Blob
+    action: Action
+    encode: Callable[[], Iterator[bytes]]
 
 
 class _Encoding(NamedTuple):
-    """The entry that is being sent, with its remaining frames."""
+    """The payload that is being sent, with its remaining frames."""
 
-    entry: _Entry
+    action: Action
     frames: Iterator[bytes]
     began_s: float
 
@@ -190,15 +172,21 @@ class OutLink:
     def send_tensor(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> int:
         """Queue a hidden state or gradient, which must not change until it is sent; raises ``PeerLostError``.
 
-        Args:
-            key: of the tensor.
-            tensor: (B, T, D), any float type and device.
-            mask: (B, T) for a hidden state that enters a block, otherwise None.
+        The tensor is (B, T, D), of any float type and device; the mask (B, T) of a hidden state that enters a block,
+        otherwise None.
 
         Returns:
             Payload bytes on the wire.
         """
-        self._put(_Tensor(key, tensor, mask, self._now_unix_s()))
+        sent_unix_s = self._now_unix_s()
+
+        def encode() -> Iterator[bytes]:
+            encoded = tensors.encode(tensor, mask, self._hello.wire_dtype)
+            header = frames.tensor_header(self._hello, key, encoded)
+            header.sent_unix_s = sent_unix_s
+            return frames.messages(header, encoded.parts)
+
+        self._put(_Entry(actions.message(Op.SEND, key, self.target), encode))
         return tensors.wire_bytes(tensor.shape, self._hello.wire_dtype, 0 if mask is None else mask.numel())
 
     def send_blob(self, kind: str, seq: int, data: Pieces) -> int:
@@ -210,7 +198,8 @@ class OutLink:
         Raises:
             PeerLostError: the link is broken or closed.
         """
-        self._put(_Blob(kind, seq, data))
+        action = Action(Op.SEND, 0, -1, seq, 0, self.target, kind)  # a head belongs to a turn instead of an item
+        self._put(_Entry(action, lambda: frames.messages(frames.blob_header(self._hello, kind, seq, data), data)))
         return data.size_bytes
 
     def send_parcel(self, key: TensorKey, data: Pieces) -> int:
@@ -219,7 +208,8 @@ class OutLink:
         Returns:
             Payload bytes on the wire.
         """
-        self._put(_Parcel(key, data))
+        action = actions.message(Op.SEND, key, self.target)
+        self._put(_Entry(action, lambda: frames.messages(frames.parcel_header(self._hello, key, data), data)))
         return data.size_bytes
 
     def close(self) -> None:
@@ -297,7 +287,7 @@ class OutLink:
                     self._is_encoding = True
                     if self._encoding is None:
                         entry = self._queue.popleft()
-                        self._encoding = _Encoding(entry, self._encode(entry), time.monotonic())
+                        self._encoding = _Encoding(entry.action, entry.encode(), time.monotonic())
                     encoding = self._encoding
                 self._encode_next(encoding, asked_s)
         except Exception as error:
@@ -334,28 +324,13 @@ class OutLink:
                     self._kept_bytes += len(message)
                 self._changed.notify_all()
         if message is None:
-            entry = encoding.entry
-            if isinstance(entry, _Blob):  # a head belongs to a turn instead of an item
-                action = Action(Op.SEND, 0, -1, entry.seq, 0, self.target, entry.kind)
-            else:
-                action = actions.message(Op.SEND, entry.key, self.target)
-            self._on_sent(Span(action, encoding.began_s, max(asked_s, encoding.began_s)))
+            self._on_sent(Span(encoding.action, encoding.began_s, max(asked_s, encoding.began_s)))
 
     def _forget_below(self, number: int) -> None:
         """Forget the frames before ``number``, which the peer has; the lock is held."""
         while self._first < number and self._kept:
             self._kept_bytes -= len(self._kept.popleft())
             self._first += 1
-
-    def _encode(self, entry: _Entry) -> Iterator[bytes]:
-        if isinstance(entry, _Blob):
-            return frames.messages(frames.blob_header(self._hello, entry.kind, entry.seq, entry.data), entry.data)
-        if isinstance(entry, _Parcel):
-            return frames.messages(frames.parcel_header(self._hello, entry.key, entry.data), entry.data)
-        encoded = tensors.encode(entry.tensor, entry.mask, self._hello.wire_dtype)
-        header = frames.tensor_header(self._hello, entry.key, encoded)
-        header.sent_unix_s = entry.sent_unix_s
-        return frames.messages(header, encoded.parts)
 
     # ---- the reader of acknowledgements -------------------------------------------------------------
 

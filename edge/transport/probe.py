@@ -45,7 +45,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 import grpc
@@ -513,9 +512,7 @@ class CpuLoad:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop after the current piece, about a millisecond."""
         self._stop.set()
         self._thread.join(_BURNER_JOIN_S)

@@ -101,11 +101,7 @@ class ModelCache:
         return CheckedFile(path, what=what, sha256=entry.sha256, nbytes=entry.nbytes, header=header)
 
     def require_room(self, wanted: Sequence[CheckedFile]) -> None:
-        """Refuse to fetch files for which the disk has no room.
-
-        Raises:
-            CapacityError: names the bytes that the files still need, and the free ones.
-        """
+        """Refuse to fetch files for which the disk has no room; raises ``CapacityError``."""
         needed_bytes = sum(file.nbytes - file.offset for file in wanted)
         free_bytes = shutil.disk_usage(self._folder).free
         if needed_bytes + _SPARE_BYTES > free_bytes:

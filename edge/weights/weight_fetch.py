@@ -97,46 +97,40 @@ class ModelFetcher:
 
         At most ``timeout_s`` seconds pass. Raises ``ModelError`` or ``RingTuneError``.
         """
-        stop = self._begin(run_id)
+        wanted = PendingFetch(run_id, time.monotonic() + timeout_s, self._begin(run_id))
         if self._has_copy(run_id, job):
             return job
-        wanted = PendingFetch(run_id=run_id, deadline_s=time.monotonic() + timeout_s, stop=stop)
-        with Sources(self._sources()) as peers:
-            cache = self._cache(job, peers, wanted)
-            with cache.locked(deadline_s=wanted.deadline_s, stop=stop):
-                files = needed_files(cache.manifest, is_owner=self._options.data is not None)
-                return _at(job, self._outline(cache, files, peers, wanted))
+        with self._open(job, wanted) as (cache, peers):
+            files = needed_files(cache.manifest, is_owner=self._options.data is not None)
+            return _at(job, self._outline(cache, files, peers, wanted))
 
     def for_run(self, run_id: str, job: Job, plan: Plan, *, timeout_s: float) -> Job:
         """Return the job with a model folder that has the tensors of this node's slice and of its parts as an owner.
 
         At most ``timeout_s`` seconds pass. Raises ``ModelError`` or ``RingTuneError``.
         """
-        stop = self._begin(run_id)
+        wanted = PendingFetch(run_id, time.monotonic() + timeout_s, self._begin(run_id))
         if self._has_copy(run_id, job):
             return job
-        wanted = PendingFetch(run_id=run_id, deadline_s=time.monotonic() + timeout_s, stop=stop)
         name = self._options.name
         is_owner = plan.owner(name) is not None
         piece = plan.slice_of(name)
         blocks = {*range(plan.placement.private_blocks if is_owner else 0), *range(piece.start, piece.stop)}
         for other in checked_by(plan.placement, name) if job.audit is not None else ():
             blocks |= {*range(plan.slice_of(other).start, plan.slice_of(other).stop)}
-        with Sources(self._sources()) as peers:
-            cache = self._cache(job, peers, wanted)
-            with cache.locked(deadline_s=wanted.deadline_s, stop=stop):
-                files = needed_files(cache.manifest, is_owner=is_owner)
-                config = read_config(self._outline(cache, files, peers, wanted))
-                tensors = needed_tensors(
-                    cache.manifest,
-                    config,
-                    blocks=blocks,
-                    is_owner=is_owner,
-                    with_decoder=job.model.task in LANGUAGE_TASKS,
-                    with_unused=is_owner and job.method.full_parameters,  # the result is a whole model
-                )
-                self.fetched_bytes += _fetch_tensors(cache, tensors, peers, wanted)
-                return _at(job, cache.publish(files))
+        with self._open(job, wanted) as (cache, peers):
+            files = needed_files(cache.manifest, is_owner=is_owner)
+            config = read_config(self._outline(cache, files, peers, wanted))
+            tensors = needed_tensors(
+                cache.manifest,
+                config,
+                blocks=blocks,
+                is_owner=is_owner,
+                with_decoder=job.model.task in LANGUAGE_TASKS,
+                with_unused=is_owner and job.method.full_parameters,  # the result is a whole model
+            )
+            self.fetched_bytes += _fetch_tensors(cache, tensors, peers, wanted)
+            return _at(job, cache.publish(files))
 
     @contextlib.contextmanager
     def with_initial(self, run_id: str, job: Job, sha256: str, *, timeout_s: float) -> Iterator[Job]:
@@ -196,6 +190,14 @@ class ModelFetcher:
         allowed = sorted({address for address in found if is_allowed(address, insecure=self._options.insecure)})
         start = sum(self._options.name.encode()) % max(1, len(allowed))
         return [*allowed[start:], *allowed[:start], self._options.coordinator]
+
+    @contextlib.contextmanager
+    def _open(self, job: Job, wanted: PendingFetch) -> Iterator[tuple[ModelCache, Sources]]:
+        """Connect to the sources, and lock the cache of the model, inside the context."""
+        with Sources(self._sources()) as peers:
+            cache = self._cache(job, peers, wanted)
+            with cache.locked(deadline_s=wanted.deadline_s, stop=wanted.stop):
+                yield cache, peers
 
     def _cache(self, job: Job, peers: Sources, wanted: PendingFetch) -> ModelCache:
         if not self._model_sha256:
@@ -302,7 +304,8 @@ class Sources:
                     answers[address] = str(error)
                     waiting.remove(address)
                 else:
-                    self._forget(answers, first=address)
+                    others = (other for other in self.addresses if other not in answers and other != address)
+                    self.addresses = (address, *others)
                     return manifest
             wanted.stop.wait(_ASK_AGAIN_S if waiting else 0.0)
         said = "; ".join(f"{address}: {answer}" for address, answer in answers.items()) or "there was no source"
@@ -334,7 +337,9 @@ class Sources:
                 wanted.check(what)
                 error = _as_error(raised, address)
                 if isinstance(error, DamagedError):
-                    _discard_from(address, files)
+                    for file in files:  # with bytes of this source, which sent a wrong digest
+                        if address in file.origins and not file.path.is_file():
+                            file.discard()
             wanted.stop.wait(sources.after(error, what=what, is_further=came > before))
         return came
 
@@ -397,10 +402,6 @@ class Sources:
             self._channels[address] = open_channel(address, _OPTIONS)
         return weights_pb2_grpc.WeightsStub(self._channels[address])
 
-    def _forget(self, refused: dict[str, str], *, first: str) -> None:
-        others = [address for address in self.addresses if address not in refused and address != first]
-        self.addresses = (first, *others)
-
 
 def _finish_if_whole(file: CheckedFile, address: str = "") -> None:
     """Finish a file if all of its bytes are there.
@@ -418,13 +419,6 @@ def _finish_if_whole(file: CheckedFile, address: str = "") -> None:
         _LOG.warning("%s; it is fetched again", error)
 
 
-def _discard_from(address: str, files: Sequence[CheckedFile]) -> None:
-    """Discard partial files with bytes of ``address``, which sent a wrong digest."""
-    for file in files:
-        if address in file.origins and not file.path.is_file():
-            file.discard()
-
-
 def _as_error(error: Exception, address: str) -> RingTuneError:
     if isinstance(error, RingTuneError):
         return error
@@ -440,11 +434,7 @@ _BUSY_S = 0.5
 
 
 class PendingFetch(NamedTuple):
-    """The run that waits for a fetch.
-
-    Attributes:
-        idle_s: a stream without bytes for this long is cancelled.
-    """
+    """The run that waits for a fetch. ``idle_s``: a stream without bytes for this long is cancelled."""
 
     run_id: str
     deadline_s: float

@@ -330,7 +330,7 @@ def sets_at_hosts(carrier: TorchCarrier) -> Tensors:
     """All users' adapters, as the hosts of the blocks have them."""
     found: Tensors = {}
     for executor in carrier.executors.values():
-        found |= executor.offloading.installed if executor.offloading.is_host else {}
+        found |= executor.offloading.installed
     return found
 
 

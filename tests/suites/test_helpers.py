@@ -104,7 +104,8 @@ def test_rounded_pairs_end_near_exact_ones(pairs: str, least: float, most: float
     begun = as_vector(trained(*case_of(adapter=case.adapter, optimizer="sgd", owners=("a",), num_steps=1))[1])
     assert least <= float((got - wanted).norm()) / float((wanted - begun).norm()) <= most
     captures = [[one._hosted.captures for one in carrier.executors.values()] for carrier, _ in runs]
-    assert [[one.with_signs for one in each if one is not None] for each in captures] == [[False], [True]]
+    signs = [[one._kinds[0][1]._with_signs for one in each if one is not None] for each in captures]
+    assert signs == [[False], [True]]
 
 
 def test_vectors_of_pairs_are_in_the_part_of_their_host() -> None:

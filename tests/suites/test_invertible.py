@@ -64,7 +64,7 @@ def test_its_bytes_are_those_that_were_planned(model_type: str, task: str, confi
     for value in owner.owner.parameters.values():
         value.grad = torch.ones_like(value)
     for unit in owner.owner.units:
-        owner.owner.update(unit, 0.1)
+        owner.owner.optimizers.update([unit], 0.1)
     header_bytes = 6000
     assert 0 <= owner.owner.to_blob().size_bytes - sizes.handed_over_bytes < header_bytes
 

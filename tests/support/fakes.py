@@ -11,7 +11,7 @@ from typing import Any
 
 from edge.machine.libraries import ComputeThread
 from edge.runtime import reporter as rp
-from edge.runtime.loop import AgentRun, ShardSink
+from edge.runtime.loop import AgentRun
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.lowering import links as plan_links
 from ringtune.schedule.operation_tables import BlockScores
@@ -169,7 +169,7 @@ class FakeRing:
         executors: dict[str, FakeExecutor] | None = None,
         wait_s: float = 300.0,
         record: bool = False,
-        savers: Mapping[str, ShardSink] | None = None,
+        savers: Mapping[str, Any] | None = None,
         start: StartPoint | None = None,
     ) -> None:
         self.plan = plan
@@ -180,13 +180,17 @@ class FakeRing:
         self._threads = {node: ComputeThread(f"compute-{node}") for node in plan.nodes}
         for node in plan.nodes:
             targets = [target for source, target in plan_links(plan, start) if source == node]
+            links = {target: DirectLink(node, partial(self.runs.__getitem__, target)) for target in targets}
+            stand_ins: dict[str, Any] = {
+                "executor": self.executors[node],
+                "links": links,
+                "reports": self.reports[node],
+            }
             self.runs[node] = AgentRun(
                 plan=plan,
                 node=node,
-                executor=self.executors[node],
-                links={target: DirectLink(node, partial(self.runs.__getitem__, target)) for target in targets},
                 ack=partial(self._ack, node),
-                reports=self.reports[node],
+                **stand_ins,
                 wait_s=wait_s,
                 record=record,
                 saver=(savers or {}).get(node),

@@ -51,7 +51,7 @@ def owner_of(folder: Path) -> tuple[NodeExecutor, Plan]:
     parts: Any = owner._hosted.owner
     for parameter in parts.head.parameters():
         parameter.grad = torch.ones_like(parameter)
-    parts.update(plan.course.head, 0.01)
+    parts.optimizers.update([plan.course.head], 0.01)
     return owner, plan
 
 

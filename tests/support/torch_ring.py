@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load
 
 from coordinator.client.initial_values import unpickled
-from edge.agent.torch_backend import Snapshot, kept_file, load_migrated
-from edge.checkpoint.snapshots import MigratedState, TurnSnapshots, metadata
+from edge.agent.torch_backend import kept_file, load_migrated
+from edge.checkpoint.snapshots import MigratedState, Snapshot, TurnSnapshots, metadata
 from edge.data.dataset import OwnerDataset
 from edge.runtime.executor import NodeExecutor
 from ringtune.job.job import Job, parse_job

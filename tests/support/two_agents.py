@@ -9,7 +9,7 @@ from typing import Any
 
 from edge.agent.active_run import ActiveRun
 from edge.agent.agent import Agent
-from edge.checkpoint.snapshots import MigratedState
+from edge.checkpoint.snapshots import MigratedState, Snapshot
 from edge.options import AgentOptions
 from edge.profiler.timing import TimingRequest
 from ringtune.errors import FrameError
@@ -97,11 +97,11 @@ class FakeLink:
         self.on_close()
 
 
-class FakeSnapshot:
+class FakeSnapshot(Snapshot):
     """Says whose blocks it has."""
 
     def __init__(self, node: str, metadata: Mapping[str, str]) -> None:
-        self.node, self.metadata = node, metadata
+        self.node, self.metadata = node, dict(metadata)
         self.head: Pieces | None = Pieces.of(f"head of {node}".encode())
 
     def part(self, start: int, stop: int) -> Pieces:

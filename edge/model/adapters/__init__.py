@@ -52,14 +52,8 @@ class _Matrix(NamedTuple):
 def add_adapters(base: Any, family: Family, config: str, *, dropout: float, name: str) -> tuple[Options, ...]:
     """Add adapters to all blocks of a base model of transformers, with initial values by torch's generator.
 
-    Weights of ``base`` may be placeholders; DoRA's magnitudes are then to be set.
-
-    Args:
-        base: model without head.
-        family: of the model.
-        config: an ``adapter.config`` without auxiliary models.
-        dropout: probability in the adapters.
-        name: of the adapter.
+    Weights of ``base``, a model without head, may be placeholders; DoRA's magnitudes are then to be set. ``config`` is
+    an ``adapter.config`` without auxiliary models.
 
     Returns:
         All options of each part of ``config``.

@@ -55,7 +55,6 @@ class Bottleneck(nn.Module):
     """Two projections with an activation between them.
 
     Args:
-        width: of the hidden state.
         inner: width between the projections.
         options: all of ``edge.model.adapters.config.options_of``.
 
@@ -187,11 +186,7 @@ class _Whole(torch.Tensor):
 
 
 class Seat:
-    """Hooks of one bottleneck.
-
-    Args:
-        norm: the block's norm after the sum; None where norms are before the parts.
-    """
+    """Hooks of one bottleneck. ``norm``: the block's norm after the sum; None where norms are before the parts."""
 
     _kept = threading.local()
     """Residuals of this thread, and results that a norm passes on, by identity of the seat."""

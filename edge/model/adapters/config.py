@@ -15,10 +15,7 @@ from typing import Any, Final
 
 from edge.model.prediction_heads import LIBRARY_VERSION
 from ringtune.errors import JobError
-from ringtune.models.adapter_config import (
-    AdapterPart,
-    parse_adapter_config,
-)
+from ringtune.models.adapter_config import AdapterPart, parse_adapter_config
 from ringtune.models.decoders import interface_of
 from ringtune.models.family import Family
 

@@ -75,11 +75,7 @@ class Beside(nn.Module, ABC):
 
 
 class LoRA(Beside):
-    """LoRA, and DoRA with ``use_dora``.
-
-    Args:
-        weight: the matrix, for the magnitudes of DoRA.
-    """
+    """LoRA, and DoRA with ``use_dora``. ``weight``: the matrix, for the magnitudes of DoRA."""
 
     def __init__(
         self,

@@ -133,12 +133,6 @@ def make_delta(config: AuxiliaryConfig, inputs: int, outputs: int) -> Delta:
     return LinearDelta(inputs, outputs) if config.kind == LINEAR else MlpDelta(inputs, outputs, config.hidden)
 
 
-def make_fused_delta(configs: Mapping[str, AuxiliaryConfig], inputs: int, outputs: int) -> FusedDelta:
-    """Make a g for some parts of a fused matrix; ``outputs`` is of all three parts."""
-    width = outputs // len(FUSED_PARTS)
-    return FusedDelta({place: make_delta(config, inputs, width) for place, config in configs.items()}, width)
-
-
 def attach_delta(matrix: nn.Module, delta: nn.Module, *, name: str, alpha: float) -> None:
     """Let the module of a matrix, called with its input first, add ``alpha * delta(x)``; ``delta`` is its child."""
     matrix.add_module(name, delta)
@@ -204,7 +198,9 @@ def add_auxiliary(
             if layout.is_merged and places[0] in FUSED_PARTS:
                 own = {place: configs[place] for place in places}
                 check_alphas(own.values())
-                delta: nn.Module = make_fused_delta(own, inputs, outputs)
+                width = outputs // len(FUSED_PARTS)
+                parts: dict[str, nn.Module] = {at: make_delta(one, inputs, width) for at, one in own.items()}
+                delta: nn.Module = FusedDelta(parts, width)
             else:
                 delta = make_delta(configs[places[0]], inputs, outputs)
             attach_delta(matrix, delta, name=name, alpha=configs[places[0]].alpha)
@@ -468,13 +464,8 @@ def _delta(beside: _Beside) -> nn.Module:
 
 
 def _part(tensors: Tensors, config: AuxiliaryConfig) -> Delta:
-    made: Delta
-    if config.kind == LINEAR:
-        outputs, inputs = tensors["weight"].shape
-        made = LinearDelta(inputs, outputs)
-    else:
-        hidden, inputs = tensors["down.weight"].shape
-        made = MlpDelta(inputs, tensors["up.weight"].shape[0], hidden)
+    first, last = ("weight", "weight") if config.kind == LINEAR else ("down.weight", "up.weight")
+    made = make_delta(config, tensors[first].shape[1], tensors[last].shape[0])
     made.load_state_dict(dict(tensors), assign=True)
     return made
 

@@ -65,11 +65,7 @@ class FamilyForward(Protocol):
 
 
 def family_of(model_type: str) -> FamilyForward:
-    """Return the family of a ``model_type`` of config.json.
-
-    Raises:
-        ModelError: the type is not supported; lists the supported ones.
-    """
+    """Return the family of a ``model_type`` of config.json; raises ``ModelError``."""
     known = family_named(model_type)
     if known.generic:
         from edge.model.families.recorded import RecordedFamily

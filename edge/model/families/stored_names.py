@@ -50,9 +50,7 @@ _RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
         "mlp.experts.gate_up_proj": "mlp.experts.fc1.weight",
         "mlp.experts.down_proj": "mlp.experts.fc2.weight",
     },
-    "ernie4_5_moe": {
-        "mlp.gate.moe_statics.e_score_correction_bias": "mlp.moe_statics.e_score_correction_bias",
-    },
+    "ernie4_5_moe": {"mlp.gate.moe_statics.e_score_correction_bias": "mlp.moe_statics.e_score_correction_bias"},
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE,
     "mixtral": {"mlp.gate.weight": "block_sparse_moe.gate.weight"},
@@ -148,11 +146,7 @@ class Experts(nn.Module):
 
 
 class _VitAttention(nn.Module):
-    """Queries, keys, values and their attention.
-
-    Args:
-        config: of a vision transformer.
-    """
+    """Queries, keys, values and their attention."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -180,11 +174,7 @@ class _VitAttention(nn.Module):
 
 
 class _Dense(nn.Module):
-    """A matrix with dropout, which gets the residual too.
-
-    Args:
-        adds: whether it adds the residual.
-    """
+    """A matrix with dropout, which gets the residual too. ``adds``: whether it adds the residual."""
 
     def __init__(self, inputs: int, outputs: int, dropout: float, *, adds: bool) -> None:
         super().__init__()
@@ -227,11 +217,7 @@ class _AttentionPart(nn.Module):
 
 
 class VitBlock(nn.Module):
-    """A block of a vision transformer, with the modules and names of transformers 4.
-
-    Args:
-        config: of the model.
-    """
+    """A block of a vision transformer, with the modules and names of transformers 4."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()

@@ -226,10 +226,7 @@ class AdapterModules:
         return adapter_weights(self.skeleton, blocks)
 
     def check(
-        self,
-        tensors: Mapping[str, torch.Tensor],
-        num_rows: int | None = None,
-        blocks: Collection[int] | None = None,
+        self, tensors: Mapping[str, torch.Tensor], num_rows: int | None = None, blocks: Collection[int] | None = None
     ) -> None:
         """Refuse pairs that do not cover whole blocks here.
 

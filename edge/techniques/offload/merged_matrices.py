@@ -81,7 +81,6 @@ class MergedMatrices:
     here. Pairs are those of unmerged adapters: the input of a matrix, and alpha times the gradient of its output.
 
     Args:
-        skeleton: with these blocks, real ones.
         folder: of the model; read at every ``install``.
         users: number of users of the job's kind; their sets begin equal and are summed (see ``sum_of``). None = all
             users have one set.
@@ -252,11 +251,7 @@ class Change(NamedTuple):
 
 
 def changes_of(site: Site, users: int) -> list[Change]:
-    """List the changes of an adapter, or of the sum of ``users`` adapters.
-
-    Raises:
-        JobError: the adapter is no linear change of a matrix.
-    """
+    """List the changes of an adapter, or of the sum of ``users`` adapters; raises ``JobError``."""
     name, adapter = site.name, site.adapter
     if isinstance(site, FusedLoraSite):
         return _fused_changes(name, site.adapter, users, is_one=is_change(site, users))
@@ -339,11 +334,7 @@ class MatrixAdapters(NamedTuple):
         return {self._name: found}
 
     def changes(self, users: Sequence[int]) -> list[Change]:
-        """List the changes of the sum for so many users of each kind.
-
-        Raises:
-            JobError: an adapter is no linear change of a matrix.
-        """
+        """List the changes of the sum for so many users of each kind; raises ``JobError``."""
         found = [change for kind, site in self.sites for change in changes_of(site, users[kind])]
         return found if len(self.sites) == 1 else [Change(0, self._name, slice(0, self.outputs))]
 
@@ -388,10 +379,7 @@ def sum_of(site: Site, sets: Sequence[Tensors]) -> dict[str, torch.Tensor]:
     if is_change(site, len(sets)):
         return {f"{site.name}.{CHANGE}": _added([_product(own, parts) for own in sets])}
     low = torch.cat([own[_A].view(parts, -1, own[_A].shape[1]) for own in sets], dim=1)
-    return {
-        f"{site.name}.{_A}": low.flatten(0, 1),
-        f"{site.name}.{_B}": torch.cat([own[_B] for own in sets], dim=1),
-    }
+    return {f"{site.name}.{_A}": low.flatten(0, 1), f"{site.name}.{_B}": torch.cat([own[_B] for own in sets], dim=1)}
 
 
 def _added(values: Sequence[torch.Tensor]) -> torch.Tensor:

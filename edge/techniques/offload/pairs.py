@@ -87,11 +87,7 @@ def projected_inputs(sites: Iterable[Site], projected: str) -> dict[str, int]:
 
 
 class Pairs:
-    """Recorded pairs of one micro-batch.
-
-    Args:
-        names: block -> (name, source) of each of its sites.
-    """
+    """Recorded pairs of one micro-batch. ``names``: block -> (name, source) of each of its sites."""
 
     def __init__(self, names: Mapping[int, Iterable[tuple[str, str]]]) -> None:
         self._names = {index: list(found) for index, found in names.items()}
@@ -212,12 +208,10 @@ class Capture:
         blocks: offloaded ones.
         at: the model that runs, where merged matrices replace the adapters and ``skeleton`` has another kind of
             adapters for the same matrices; None = ``skeleton``.
+        with_signs: whether pairs have the signs of ReLUs, which lossy encodings need.
 
     Raises:
         JobError: an adapter that no helper can fit.
-
-    Attributes:
-        with_signs: whether pairs have the signs of ReLUs, which lossy encodings need.
     """
 
     def __init__(
@@ -225,7 +219,7 @@ class Capture:
     ) -> None:
         self._names: dict[int, list[tuple[str, str]]] = {}
         self._sites: list[Site] = []
-        self.with_signs = with_signs
+        self._with_signs = with_signs
         self._handles: list[RemovableHandle] = []
         self._pairs: Pairs | None = None
         self._inputs: dict[str, torch.Tensor] = {}
@@ -303,7 +297,7 @@ class Capture:
         return None
 
     def _sign(self, name: str, activated: torch.Tensor) -> torch.Tensor | None:
-        if self.with_signs and self._pairs is not None and torch.is_grad_enabled():
+        if self._with_signs and self._pairs is not None and torch.is_grad_enabled():
             self._on.setdefault(name, []).append(activated.detach() > 0)
         return None
 
@@ -345,16 +339,6 @@ class Captures:
             for name, width in capture.inputs(projected).items()
         }
 
-    @property
-    def with_signs(self) -> bool:
-        """Whether pairs have the signs of ReLUs."""
-        return any(capture.with_signs for _, capture in self._kinds)
-
-    @with_signs.setter
-    def with_signs(self, wanted: bool) -> None:
-        for _, capture in self._kinds:
-            capture.with_signs = wanted
-
     @contextlib.contextmanager
     def recording(self, given: PairsByKind | None, rows: Sequence[RowsOfUser]) -> Iterator[PairsByKind]:
         """Record forwards with a graph inside the context; see ``Capture.recording``.
@@ -383,16 +367,12 @@ class Captures:
         return PairsByKind(found)
 
 
-class _Part:
+class _Part(NamedTuple):
     """Pairs of one kind, and the recorded rows of its users; None = all rows."""
 
-    def __init__(self, prefix: str, pairs: Pairs, picked: Sequence[int] | None) -> None:
-        self.prefix, self.pairs, self.picked = prefix, pairs, picked
-
-    def take(self, start: int, stop: int) -> dict[str, torch.Tensor]:
-        found = self.pairs.take(start, stop)
-        rows = None if self.picked is None else list(self.picked)
-        return {f"{self.prefix}{name}": value if rows is None else value[rows] for name, value in found.items()}
+    prefix: str
+    pairs: Pairs
+    picked: list[int] | None
 
 
 class PairsByKind:
@@ -404,8 +384,9 @@ class PairsByKind:
     def take(self, start: int, stop: int) -> dict[str, torch.Tensor]:
         """Return the pairs of blocks ``[start, stop)``, named with the kind's prefix, and drop them."""
         found: dict[str, torch.Tensor] = {}
-        for part in self.parts.values():
-            found |= part.take(start, stop)
+        for prefix, pairs, picked in self.parts.values():
+            for name, value in pairs.take(start, stop).items():
+                found[f"{prefix}{name}"] = value if picked is None else value[picked]
         return found
 
     def tensors(self) -> Iterator[torch.Tensor]:
@@ -463,7 +444,10 @@ class PairWire:
     def encode(self, pairs: Tensors) -> dict[str, torch.Tensor]:
         """Return the encoded pairs; with ``velora`` the first pair of a site includes its vector."""
         if self._wire == BFLOAT16:
-            return {name: _rounded(tensor) for name, tensor in pairs.items()}
+            return {
+                name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+                for name, tensor in pairs.items()
+            }
         found: dict[str, torch.Tensor] = {}
         for name, tensor in pairs.items():
             site = name.removesuffix(_X)
@@ -474,11 +458,7 @@ class PairWire:
         return found
 
     def decode(self, sent: Tensors, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Return pairs for ``AuxiliaryModels.fit``, in the compute ``dtype``.
-
-        Raises:
-            IntegrityError: a projection without its vector, or of another shape.
-        """
+        """Return pairs for ``AuxiliaryModels.fit``, in the compute ``dtype``; raises ``IntegrityError``."""
         self._known |= {name.removesuffix(_VECTOR): value for name, value in sent.items() if name.endswith(_VECTOR)}
         found: dict[str, torch.Tensor] = {}
         for name, tensor in sent.items():
@@ -564,10 +544,6 @@ class PairVectors:
             self._own.load_blocks({name: tensors.get(name, torch.zeros(0)) for name in names}, blocks, where=where)
         for wire in self._shown:
             wire.learn(tensors)
-
-
-def _rounded(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
 
 
 def to_file(tensors: Tensors, metadata: Mapping[str, str]) -> Pieces:

@@ -109,11 +109,7 @@ class Site(ABC):
 
 
 class LoraSite(Site):
-    """LoRA beside one matrix.
-
-    Args:
-        layer: module of the matrix with its LoRA.
-    """
+    """LoRA beside one matrix. ``layer``: module of the matrix with its LoRA."""
 
     def __init__(self, name: str, layer: Any, lora: Any) -> None:
         self.name = self.source = name
@@ -175,11 +171,7 @@ class BottleneckSite(Site):
 
 
 class AuxiliarySite(Site):
-    """An auxiliary model beside one matrix: ``linear`` or ``mlp``.
-
-    Args:
-        alpha: factor of the model.
-    """
+    """An auxiliary model beside one matrix: ``linear`` or ``mlp``."""
 
     def __init__(self, name: str, matrix: nn.Module, model: LinearDelta | MlpDelta | FusedDelta, alpha: float) -> None:
         self.name = self.source = name
@@ -221,11 +213,7 @@ class AuxiliarySite(Site):
 
 
 def sites_of(skeleton: Skeleton, index: int) -> list[Site]:
-    """List the sites of one block, in the order of its modules.
-
-    Raises:
-        JobError: the block has an adapter that can't be fitted from pairs.
-    """
+    """List the sites of one block, in the order of its modules; raises ``JobError``."""
     block = skeleton.blocks[index]
     found = [
         _site(f"{index}.{path}", module, path, block)
@@ -265,11 +253,7 @@ def _site(name: str, adapter: Any, path: str, block: nn.Module) -> Site:
 
 
 def check_config(config: str, skeleton: Skeleton, *, dropout: float) -> None:
-    """Refuse adapters that a helper can't fit; ``config`` is ``adapter.config`` of the job.
-
-    Raises:
-        JobError: names reason and remedy.
-    """
+    """Refuse adapters that a helper can't fit; ``config`` is ``adapter.config`` of the job; raises ``JobError``."""
     if problem := offload_refusal(config, dropout=dropout, fused=skeleton.layout.layout.is_merged):
         raise JobError(problem)
 

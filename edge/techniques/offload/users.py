@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -121,7 +121,14 @@ class _KindSets:
         self._homes = {name: _home(skeleton, name) for name in beside}
         self.sets: dict[str, dict[str, nn.Parameter]] = {}
         for user in users:
-            self.sets[user] = beside if not self.sets else {name: _like(value) for name, value in beside.items()}
+            self.sets[user] = (
+                beside
+                if not self.sets
+                else {
+                    name: nn.Parameter(copy_of(value), requires_grad=value.requires_grad)
+                    for name, value in beside.items()
+                }
+            )
         self.used = next(iter(self.sets))
 
     def use(self, user: str) -> None:
@@ -138,10 +145,6 @@ def _home(skeleton: Skeleton, name: str) -> tuple[nn.Module, str]:
     return skeleton.blocks[int(index)].get_submodule(path), attribute
 
 
-def _like(value: nn.Parameter) -> nn.Parameter:
-    return nn.Parameter(copy_of(value), requires_grad=value.requires_grad)
-
-
 RunBlocks = Callable[[BlockRunner, torch.Tensor, torch.Tensor, Any], torch.Tensor]
 """Runs blocks with the adapters of one kind: hidden state, mask, context -> output."""
 
@@ -150,13 +153,7 @@ RunSaving = Callable[[BlockForward, torch.Tensor], tuple[SavedActivations, torch
 
 
 class UserBlockRunner:
-    """Runs the blocks of one node by user.
-
-    Args:
-        sets: the adapters of all users.
-        captures: record the pairs of these blocks.
-        runners: of each user, with the user's kind of adapters.
-    """
+    """Runs the blocks of one node by user. ``runners``: of each user, with the user's kind of adapters."""
 
     def __init__(self, sets: UserSets, captures: Captures, runners: Mapping[str, BlockRunner]) -> None:
         self._sets, self._captures, self._runners = sets, captures, runners
@@ -200,7 +197,7 @@ class UserBlockRunner:
             forward.version = functools.partial(self._version, forward.version, user, None)
             with self._sets.using(user):
                 return run(forward, hidden)
-        parts: list[UserRowsSaved] = []
+        parts: list[tuple[torch.Tensor, SavedActivations]] = []
         found = torch.empty_like(hidden)
         for user, positions in rows:
             at = torch.tensor(positions, device=hidden.device)
@@ -208,7 +205,7 @@ class UserBlockRunner:
             own.blocks = self._runners[user]
             with self._sets.using(user), self._captures.of_rows(user, positions):
                 saved, found[at] = run(own, hidden[at])
-            parts.append(UserRowsSaved(at, saved))
+            parts.append((at, saved))
         return SplitRows(parts), found
 
     @contextlib.contextmanager
@@ -224,21 +221,10 @@ class UserBlockRunner:
             yield
 
 
-class UserRowsSaved(NamedTuple):
-    """Saved activations of the rows of one user.
-
-    Attributes:
-        rows: positions in the micro-batch.
-    """
-
-    rows: torch.Tensor
-    saved: SavedActivations
-
-
 class SplitRows:
-    """Saved activations of one micro-batch by user; every row is in one part."""
+    """Saved activations of one micro-batch by user, with the positions of the user's rows; every row is in one part."""
 
-    def __init__(self, parts: Sequence[UserRowsSaved]) -> None:
+    def __init__(self, parts: Sequence[tuple[torch.Tensor, SavedActivations]]) -> None:
         self._parts = list(parts)
 
     def backward(self, grad: torch.Tensor) -> torch.Tensor | None:
@@ -254,5 +240,5 @@ class SplitRows:
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield every kept tensor."""
-        for part in self._parts:
-            yield from part.saved.tensors()
+        for _, saved in self._parts:
+            yield from saved.tensors()

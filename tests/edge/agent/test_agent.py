@@ -314,10 +314,27 @@ def test_agent_ignores_what_comes_after_the_release(ring: TwoAgents) -> None:
 
 def test_agent_measures_no_link_beyond_this_machine_unless_told(ring: TwoAgents) -> None:
     """As with tensors: nothing unencrypted leaves by accident; both ends are named."""
-    with pytest.raises(ConnectionFailedError, match=r"node a won't send tensors unencrypted to b at 10.0.0.7:1"):
-        ring.agents["a"].measure("b", "10.0.0.7:1", 1000, timeout_s=WAIT_S)
-    with pytest.raises(ConnectionFailedError, match=r"node a won't send tensors unencrypted to b at 10.0.0.7:1"):
-        ring.agents["a"].computing_lost_s_per_byte("b", "10.0.0.7:1", 1000, 1.0, timeout_s=WAIT_S)
+    for computing_s in (0.0, 1.0):
+        request = control_pb2.MeasureLinkRequest(
+            target="b", address="10.0.0.7:1", message_bytes=1000, computing_s=computing_s
+        )
+        with pytest.raises(ConnectionFailedError, match=r"node a won't send tensors unencrypted to b at 10.0.0.7:1"):
+            ring.agents["a"].measure(request, timeout_s=WAIT_S)
+
+
+def test_agent_measures_what_messages_take_of_its_computing(ring: TwoAgents, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names itself, and passes the request's fields on."""
+    asked: list[Any] = []
+
+    def lost_s(*args: Any, timeout_s: float) -> float:
+        asked.append((*args, timeout_s))
+        return 5e-7
+
+    monkeypatch.setattr("edge.agent.agent.computing_lost_s_per_byte", lost_s)
+    request = control_pb2.MeasureLinkRequest(target="b", address="127.0.0.1:1", message_bytes=100, computing_s=2.0)
+    reply = ring.agents["a"].measure(request, timeout_s=5.0)
+    assert reply.computing_lost_s_per_byte == pytest.approx(5e-7)
+    assert asked == [("a", "b", "127.0.0.1:1", 100, 2.0, 5.0)]
 
 
 def test_checker_answers_in_time_whoever_hands_in_too_slowly(monkeypatch: pytest.MonkeyPatch) -> None:

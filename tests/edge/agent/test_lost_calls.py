@@ -15,7 +15,7 @@ import pytest
 from coordinator.server.server import CoordinatorServer
 from edge.agent.membership import Membership
 from edge.agent.process import _peers
-from edge.checkpoint.snapshot_servicer import SnapshotServicer, fetch
+from edge.checkpoint.snapshot_servicer import SnapshotFetcher, SnapshotServicer
 from edge.checkpoint.snapshots import SnapshotShelf, TurnSnapshots
 from edge.checkpoint.turn_snapshots import CopySender, _Copy
 from edge.transport.access import RunAccess
@@ -106,9 +106,8 @@ def test_snapshot_is_fetched_again(
     kept.keep(RUN, 4, "b", file_of(1, 2))
     lose("Fetch", failure)
     deadline_s = time.monotonic() + WAIT_S
-    (file,) = fetch(
-        "a", RUN, 0, [Source("b", 1, 3)], {"b": address}, deadline_s, lambda node, at: None, step=4, lease_s=WAIT_S
-    )
+    fetcher = SnapshotFetcher("a", RUN, 0, {"b": address}, deadline_s, lambda node, at: None, lease_s=WAIT_S)
+    file = fetcher.blocks(Source("b", 1, 3), 4)
     assert sorted(TensorFile(file, where="it").infos) == ["adapter/1.up", "adapter/2.up"]
 
 

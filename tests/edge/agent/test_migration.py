@@ -16,9 +16,9 @@ import pytest
 
 from coordinator.run.migration import MigrationDriver
 from edge.agent.active_run import ActiveRun
-from edge.agent.migration import AgentMigration, NextPlacement, fetch_ahead, read_ahead
+from edge.agent.migration import AgentMigration, NextPlacement, read_ahead
 from edge.agent.servicer import _next_placement
-from edge.checkpoint.snapshot_servicer import SnapshotServicer, fetch
+from edge.checkpoint.snapshot_servicer import SnapshotFetcher, SnapshotServicer
 from edge.checkpoint.snapshots import MigratedState, SnapshotShelf, TurnSnapshots, block_digests, head_digest
 from edge.checkpoint.state_folder import StateFolder
 from edge.options import AgentOptions
@@ -70,9 +70,9 @@ class Host:
         return self._job
 
 
-def ask(host: Host, plan: Plan, *, run_id: str = RUN) -> int:
+def ask(host: Any, plan: Plan, *, run_id: str = RUN) -> int:
     """Let node b fetch ahead for a part of the plan."""
-    return fetch_ahead(host, "b", run_id, json.dumps(plan.to_json()), "", timeout_s=TIMEOUT_S)
+    return AgentMigration(host, "b").fetch_ahead(run_id, json.dumps(plan.to_json()), "", timeout_s=TIMEOUT_S)
 
 
 def test_node_fetches_the_tensors_of_its_next_slice_and_no_others(tmp_path: Path) -> None:
@@ -103,11 +103,11 @@ def test_node_with_a_copy_only_asks_for_the_next_slice_to_be_read(tmp_path: Path
 
 def test_node_fetches_nothing_for_another_run(tmp_path: Path) -> None:
     """The run under way keeps what it has, and a plan that is none is refused."""
-    host = Host(tmp_path / "cache", 1)
+    host: Any = Host(tmp_path / "cache", 1)
     with pytest.raises(FrameError, match="prepare it first"):
         ask(host, PLAN.at(1), run_id="r20260101-000000-11111111")
     with pytest.raises(PlanError):
-        fetch_ahead(host, "b", RUN, "{}", "", timeout_s=TIMEOUT_S)
+        AgentMigration(host, "b").fetch_ahead(RUN, "{}", "", timeout_s=TIMEOUT_S)
 
 
 def test_node_that_nobody_gives_weights_says_so(tmp_path: Path) -> None:
@@ -296,8 +296,8 @@ def shelf() -> Iterator[tuple[SnapshotShelf, RunAccess, str]]:
 def fetch_from(address: str, node: str = "a") -> bytes:
     """What node b kept of blocks 1 and 2."""
     deadline_s = time.monotonic() + WAIT_S
-    (file,) = fetch(node, TWO_AGENTS_RUN, 0, [Source("b", 1, 3)], {"b": address}, deadline_s, lambda node, at: None)
-    return bytes(file)
+    fetcher = SnapshotFetcher(node, TWO_AGENTS_RUN, 0, {"b": address}, deadline_s, lambda node, at: None)
+    return bytes(fetcher.blocks(Source("b", 1, 3)))
 
 
 def test_snapshot_is_fetched_from_the_node_that_hosted_the_blocks(shelf: tuple[SnapshotShelf, RunAccess, str]) -> None:

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from edge.agent.servicer import AgentServicer
-from ringtune.errors import ConnectionFailedError, PlanError, RingTuneError
+from ringtune.errors import PlanError, RingTuneError
 from ringtune.storage.pieces import Pieces
 from ringtune.transport.status import error_of_status
 from ringtune.v1 import control_pb2
@@ -32,16 +32,10 @@ class Context:
 
 
 class FakeAgent:
-    """Answers two calls."""
+    """Answers a call."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
-        self.asked: list[Any] = []
-
-    def computing_lost_s_per_byte(self, *args: Any, timeout_s: float) -> float:
-        """Half a microsecond a byte."""
-        self.asked.append((*args, timeout_s))
-        return 5e-7
 
     def collect(self, run_id: str, **_: Any) -> dict[str, Pieces]:
         """A file whose second piece can't be read."""
@@ -73,12 +67,3 @@ def test_collect_keeps_the_form_of_an_error_while_it_streams(
     with pytest.raises(kind, match=message):
         list(servicer.Collect(control_pb2.CollectRequest(run_id="r"), context))
     assert context.is_ended
-
-
-def test_measuring_what_messages_take_is_one_call_of_the_agent() -> None:
-    """The agent checks the target and measures; the servicer passes the request's fields on."""
-    servicer, agent, context = _servicer(ConnectionFailedError(""))
-    request = control_pb2.MeasureLinkRequest(target="b", address="127.0.0.1:1", message_bytes=100, computing_s=2.0)
-    reply = servicer.MeasureLink(request, context)
-    assert reply.computing_lost_s_per_byte == pytest.approx(5e-7)
-    assert agent.asked == [("b", "127.0.0.1:1", 100, 2.0, 5.0)]

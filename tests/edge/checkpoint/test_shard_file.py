@@ -19,14 +19,15 @@ Parameters = dict[str, torch.nn.Parameter]
 
 def to_shard(own: Parameters, optimizer: UnitOptimizers | None, head: bytes | None, metadata: dict[str, str]) -> bytes:
     """The content of a shard's file."""
-    return bytes(shard_file.to_shard(own, optimizer, None if head is None else Pieces.of(head), metadata))
+    content = shard_file.ShardContent(own, optimizer)
+    return bytes(content.write(None if head is None else Pieces.of(head), metadata))
 
 
 def load_shard(
     data: bytes, own: Parameters, optimizer: UnitOptimizers | None, metadata: dict[str, str], *, with_head: bool
 ) -> bytes | None:
     """Load the content of a shard's file; return the head in it."""
-    head = shard_file.load_shard(Pieces.of(data), own, optimizer, metadata, with_head=with_head)
+    head = shard_file.ShardContent(own, optimizer).load(Pieces.of(data), metadata, with_head=with_head)
     return None if head is None else bytes(head)
 
 

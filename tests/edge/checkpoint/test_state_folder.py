@@ -319,18 +319,18 @@ def test_saver_names_the_file_of_a_shard_that_can_not_be_gone_on_with(tmp_path: 
 
 def test_saver_names_the_file_of_a_holders_shard_without_a_head(tmp_path: Path) -> None:
     """A run that goes on needs the head of the owner that held it; which file lacks it is told."""
-    from edge.checkpoint.shard_file import load_shard, to_shard
+    from edge.checkpoint.shard_file import ShardContent
 
     class Model(FakeModel):
         """Saves without a head whatever it is asked."""
 
         def shard(self, metadata: Any, *, with_head: bool) -> Pieces:
             """Nothing but what it is of."""
-            return to_shard({}, None, None, metadata)
+            return ShardContent({}, None).write(None, metadata)
 
         def load_shard(self, data: Pieces, metadata: Any, *, with_head: bool) -> None:
             """As an executor does."""
-            load_shard(data, {}, None, metadata, with_head=with_head)
+            ShardContent({}, None).load(data, metadata, with_head=with_head)
 
     saver = Saver(tmp_path, RUN, PLAN, "a")
     shard = saver.save(4, Model(), with_head=True)

@@ -15,7 +15,6 @@ import torch
 
 from edge.data.dataset import OwnerDataset, RowsDigest
 from edge.data.tokens import Encoder, NoTokenError, load_tokenizer
-from edge.model.owner import HeadResult
 from ringtune.config.sections import Data
 from ringtune.errors import DataError, ModelError
 from ringtune.job.job import parse_job
@@ -244,8 +243,7 @@ def test_data_counts_classes_where_that_tells_nobody_a_label(model_folder: Path,
                 item = dataclasses.replace(_item(StepKind.EVALUATE, index, count), step=step)
                 batch = dataset.batch(course, item)
                 truths.update(batch.labels.tolist())
-                said = HeadResult((), None, torch.zeros(count, dtype=torch.int64))
-                told.append(dataset.score(course, item, batch, said))
+                told.append(dataset.score(course, item, batch, torch.zeros(count, dtype=torch.int64)))
             counts = tuple((f"class:{true}:0", float(count)) for true, count in sorted(truths.items()))
             assert told[:-1] == [()] * (len(told) - 1) and told[-1] == (counts if is_counted else ()), counted_at
 

@@ -224,7 +224,7 @@ def test_questions_are_judged_when_all_their_windows_are_in(model_folder: Path, 
 def test_questions_half_done_evaluations_do_not_leak(model_folder: Path, tmp_path: Path) -> None:
     """A new run begins without what an interrupted one left; two evaluations don't mix."""
     _, examples = load(model_folder, write_questions(tmp_path / "rows.jsonl", 12, seed=5))
-    long = next(index for index, count in enumerate(examples._num_windows) if count > 1)
+    long = next(index for index, count in enumerate(examples.of_rows) if count > 1)
     first = next(index for index, window in enumerate(examples._windows) if window.question == long)
     batch = examples.batch([first], {})
     wanted = {long: (examples._questions[long].answers[0], 1.0)}

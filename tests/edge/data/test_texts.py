@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from edge.data.dataset import OwnerDataset
-from edge.data.texts import LabelledTexts, NumberedTexts
+from edge.data.texts import LabelledTexts
 from edge.data.tokens import load_tokenizer
 from ringtune.errors import DataError, JobError
 from ringtune.job.job import Job
@@ -36,7 +36,7 @@ def test_numbers_are_targets_as_they_are_written(model_folder: Path, tmp_path: P
 
 def test_number_that_is_none_is_refused_by_its_line(model_folder: Path, tmp_path: Path) -> None:
     """Line and column are named, the cell is not quoted."""
-    path, source = tmp_path / "rows.jsonl", NumberedTexts(job_of(model_folder), model_folder)
+    path, source = tmp_path / "rows.jsonl", LabelledTexts(job_of(model_folder), model_folder)
     values: tuple[tuple[object, str], ...] = (
         ("high", "is not a number but a text; give a number such as 0.75, or remove the row"),
         ("2,5", "is not a number but a text; write a point in place of the decimal comma, or remove the row"),
@@ -64,7 +64,7 @@ def test_pairs_of_texts_are_encoded_as_the_tokenizer_does(model_folder: Path, tm
     first, second = "w1 w2", " ".join(["w3"] * 20)
     path.write_text(f"text,other,label\n{first},{second},1\n{first},w4,2\n")
     job = job_of(model_folder, model__task=task, data__text_pair="other")
-    source = (NumberedTexts if task == "regression" else LabelledTexts)(job, model_folder)
+    source = LabelledTexts(job, model_folder)
     found = source.read(path)
     batch = source.examples(found.rows, found.targets).batch(range(2), {"1": 0, "2": 1})
     tokenizer = load_tokenizer(model_folder)
@@ -87,7 +87,7 @@ def test_pairs_have_columns_that_differ_and_tasks_that_know_them(model_folder: P
 
 def test_sums_of_numbers_come_with_the_last_row(model_folder: Path, tmp_path: Path) -> None:
     """Nothing of a batch alone, nor of nine rows; the correlation of a number with itself is 1."""
-    source = NumberedTexts(job_of(model_folder), model_folder)
+    source = LabelledTexts(job_of(model_folder), model_folder)
     few = source.read(write_numbered(tmp_path / "few.csv", 9, seed=1))
     nine = source.examples(few.rows, few.targets)
     every = nine.batch(range(9), {})

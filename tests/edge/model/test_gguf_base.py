@@ -57,7 +57,7 @@ def test_blocks_are_widened_as_by_the_package(monkeypatch: pytest.MonkeyPatch, k
         data = gguf.quants.quantize(rng.normal(size=(7, 512)).astype(np.float32), gguf.GGMLQuantizationType[kind])
     wanted = torch.from_numpy(dequantize(data, gguf.GGMLQuantizationType[kind]).reshape(7, 512).copy())
     held = torch.from_numpy(np.ascontiguousarray(data).view(np.uint8).reshape(7, -1).copy())
-    matrix = GgufBlocks(kind=kind, data=held, width=512, rows=(0, 7), columns=(0, 512))
+    matrix = GgufBlocks(kind=kind, packed=held, width=512, rows=(0, 7), columns=(0, 512))
     room = WideningBuffer()
     assert torch.equal(matrix.widen(slice(None), torch.float32, room), wanted)
     part = matrix.part(slice(1, 6), slice(100, 300)).part(slice(1, 4), slice(0, 150))

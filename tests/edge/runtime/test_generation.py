@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from edge.runtime.executor import NodeExecutor
-from edge.runtime.inference import Sampling, generate_tokens
+from edge.runtime.inference import Sampling, next_tokens
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.model_facts import model_facts
 from ringtune.run_control import events as rd
@@ -88,7 +88,7 @@ def library_tokens(model: Any, ids: Sequence[int], how: Sampling, row: int) -> l
             logits: torch.Tensor = model(torch.tensor([list(ids)])).logits
         return logits[0, -1].float()
 
-    return generate_tokens(ids, next_logits, how, ends=[model.config.eos_token_id], longest=64, row=row)
+    return list(next_tokens(ids, next_logits, how, ends=[model.config.eos_token_id], longest=64, row=row))
 
 
 @pytest.mark.parametrize(

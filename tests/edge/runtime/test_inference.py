@@ -18,9 +18,9 @@ from edge.runtime.inference import (
     Sampling,
     WholeModel,
     ends_of_text,
-    generate_tokens,
     main,
     model_sampling,
+    next_tokens,
     shares_of,
     unused_settings,
 )
@@ -47,32 +47,37 @@ def one_more(ids: Sequence[int]) -> torch.Tensor:
     return logits
 
 
+def tokens_of(ids: Sequence[int], next_logits: inference.NextLogits, how: Sampling, **limits: Any) -> list[int]:
+    """All next tokens."""
+    return list(next_tokens(ids, next_logits, how, **limits))
+
+
 def test_generating_takes_the_likeliest_token_until_a_text_ends() -> None:
     """Greedy: 3 goes on with 4, 5, and 6 ends it; or the number of tokens does.
 
     The model never sees more tokens than it takes, and always the newest.
     """
     how = Sampling(max_new_tokens=5)
-    assert generate_tokens([3], one_more, how, ends=(6,), longest=9) == [4, 5]
-    assert generate_tokens([3], one_more, how, ends=(), longest=9) == [4, 5, 6, 7, 8]
+    assert tokens_of([3], one_more, how, ends=(6,), longest=9) == [4, 5]
+    assert tokens_of([3], one_more, how, ends=(), longest=9) == [4, 5, 6, 7, 8]
     seen: list[list[int]] = []
 
     def look(ids: Sequence[int]) -> torch.Tensor:
         seen.append(list(ids))
         return one_more(ids)
 
-    generate_tokens([1, 2, 3, 4], look, Sampling(max_new_tokens=2), ends=(), longest=3)
+    tokens_of([1, 2, 3, 4], look, Sampling(max_new_tokens=2), ends=(), longest=3)
     assert seen == [[2, 3, 4], [3, 4, 5]]
 
 
 def test_generating_draws_by_seed_and_row() -> None:
     """The same seed and row draw the same, others draw others; draws are not all the likeliest."""
     warm = Sampling(max_new_tokens=40, temperature=1.0, seed=3)
-    first, again = (generate_tokens([3], one_more, warm, ends=(), longest=9, row=1) for _ in range(2))
+    first, again = (tokens_of([3], one_more, warm, ends=(), longest=9, row=1) for _ in range(2))
     assert first == again
-    assert first != generate_tokens([3], one_more, warm, ends=(), longest=9, row=2)
-    assert first != generate_tokens([3], one_more, warm._replace(seed=4), ends=(), longest=9, row=1)
-    assert first != generate_tokens([3], one_more, warm._replace(temperature=0.0), ends=(), longest=9)
+    assert first != tokens_of([3], one_more, warm, ends=(), longest=9, row=2)
+    assert first != tokens_of([3], one_more, warm._replace(seed=4), ends=(), longest=9, row=1)
+    assert first != tokens_of([3], one_more, warm._replace(temperature=0.0), ends=(), longest=9)
 
 
 def test_draws_are_limited_as_the_library_limits_them() -> None:
@@ -151,7 +156,7 @@ def test_answers_end_where_the_template_ends_them(tmp_path: Path, capsys: pytest
     tokenizer, whole = load_tokenizer(folder), WholeModel(load_job(tmp_path / "job.toml"), folder, ())
     prompts = [tokenizer.apply_chat_template(row["messages"][:-1], return_dict=False) for row in rows]
     greedy = Sampling(max_new_tokens=6)
-    added = [generate_tokens(ids, whole.next_logits, greedy, ends=(3,), longest=64) for ids in prompts]
+    added = [tokens_of(ids, whole.next_logits, greedy, ends=(3,), longest=64) for ids in prompts]
     texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in added]
     assert answered() == texts and any(len(text) > 3 for text in texts)
     longest = max(texts, key=len)

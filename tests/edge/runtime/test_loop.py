@@ -15,7 +15,7 @@ import pytest
 
 from edge.checkpoint.shard_saver import Saver
 from edge.runtime import reporter as rp
-from edge.runtime.loop import CopyMonitor, ShardSink
+from edge.runtime.loop import CopyMonitor
 from edge.runtime.reporter import CopyCompared, record_line
 from ringtune.engine.events import Handled, Span
 from ringtune.errors import DeadlineError, ModelError, PeerLostError, StorageError
@@ -313,7 +313,7 @@ def test_run_drops_shards_when_it_is_told(savers: dict[str, Saver]) -> None:
     [({"b": FullDisk()}, "did not save step 2: No space left"), ({}, r"node b has no folder for checkpoints.*--state")],
 )
 def test_run_that_can_not_save_fails_with_a_name_of_its_own(
-    savers: dict[str, Saver], theirs: Mapping[str, ShardSink], message: str
+    savers: dict[str, Saver], theirs: Mapping[str, Any], message: str
 ) -> None:
     """The coordinator hears which node, which step and why, and ends with the exit code of a full disk."""
     with ring_of(PLAN_OF_CHECKPOINTS, savers={"a": savers["a"], **theirs}) as ring:
