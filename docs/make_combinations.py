@@ -1,7 +1,7 @@
 """Write ``docs/how/combinations.md``: which methods and features go together: ``python -m docs.make_combinations``.
 
 Each cell is found by a job with both: it is parsed, planned for two made-up nodes, and the plan is asked by the checks
-that a run asks. ``--check`` compares the page instead of writing it.
+that a run asks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -75,10 +74,6 @@ def _left_out(words: str) -> Ask:
     return lambda planned, _: next((note for note in planned.left_out if words in note), "")
 
 
-def _no_other_placement(planned: Planned, job: Job) -> str:
-    return stay_reason(planned.plan.course)
-
-
 def _no_resume_elsewhere(planned: Planned, job: Job) -> str:
     return stay_reason(planned.plan.course, from_disks=True)
 
@@ -112,7 +107,7 @@ class Feature(NamedTuple):
 FEATURES: Final = (
     Feature("recovery: copies of trained blocks", {"recovery.copies": "next"}),
     Feature("recovery: a lost owner is left out", {"recovery.owners": "skip", "recovery.copies": "next"}, _no_skip),
-    Feature("moves: replan, late joiners, slices that follow", {}, _no_other_placement),
+    Feature("moves: replan, late joiners, slices that follow", {}, lambda planned, _: stay_reason(planned.plan.course)),
     Feature("resume on other nodes", {}, _no_resume_elsewhere),
     Feature("several hosts of the same blocks", {"placement.replicas": "auto"}, _no_replicas),
     Feature("activation cache", {"cache.prefix": "auto"}, _left_out("hidden states are not kept")),
@@ -289,15 +284,5 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in (titles, ["---"] * len(titles), *rows))
 
 
-def main() -> int:
-    """Write the page, or compare it; 1 if it is not current."""
-    if "--check" in sys.argv:
-        return int(PAGE.read_text(encoding="utf-8") != page())
-    PAGE.write_text(page(), encoding="utf-8")
-    found = {one for each in combinations() for one in each.values() if one is not None}
-    sys.stdout.write(f"{_count(found, _REFUSED)} refusals, {_count(found, _CONTRADICTION)} contradictions\n")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(page(), encoding="utf-8")

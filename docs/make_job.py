@@ -1,8 +1,7 @@
-"""Write ``docs/job.md`` from the code that reads a job: ``python -m docs.make_job``; ``--check`` only compares."""
+"""Write ``docs/job.md`` from the code that reads a job: ``python -m docs.make_job``."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -332,7 +331,8 @@ def page() -> str:
     return "\n".join([_BEGIN, *map(_section, describe_job()), *adapters])
 
 
-def _table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+def table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Write a table of Markdown."""
     lines = [titles, ("---",) * len(titles), *rows]
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
@@ -347,7 +347,7 @@ def _section(section: SectionFacts) -> str:
         for key in section.keys
     ]
     titles = ("key", "type", "default", "allowed", "what it does", "example")
-    return f"## [{section.name}]\n\n{section.meaning}\n\n{_table(titles, rows)}"
+    return f"## [{section.name}]\n\n{section.meaning}\n\n{table(titles, rows)}"
 
 
 def _kinds() -> list[str]:
@@ -361,14 +361,14 @@ def _configurations() -> str:
         aliases = ", ".join(_code(alias) for alias, stands_for in older.items() if stands_for == name)
         shown = ", ".join(f"{option}={value!r}" for option, value in defaults.items() if option in option_rules(kind))
         rows.append((_code(name), aliases, kind, _code(shown)))
-    return _table(
+    return table(
         ("configuration", "also called", "kind", "options that decide size and computation, with defaults"), rows
     )
 
 
 def _options(kind: str) -> str:
     rows = [(_code(name), words) for name, words in option_rules(kind).items()]
-    return f"### Options of the kind {kind}\n\n{_table(('option', 'has to be'), rows)}"
+    return f"### Options of the kind {kind}\n\n{table(('option', 'has to be'), rows)}"
 
 
 def _plugged() -> str:
@@ -381,19 +381,19 @@ def _plugged() -> str:
 def _generic_encoders() -> str:
     """List the encoders that run by their architecture's own forward."""
     titles = ("`model_type`", "query, key, value", "first and last matrix", "adapters")
-    return _ENCODERS.format(table=_table(titles, [row[:4] for row in _rows_of(GENERIC_ENCODERS)]))
+    return _ENCODERS.format(table=table(titles, [row[:4] for row in _rows_of(GENERIC_ENCODERS)]))
 
 
 def _generic() -> str:
     """List the decoders that run by their architecture's own forward."""
     titles = ("`model_type`", "query, key, value", "first and last matrix", "adapters", "`train.packing`")
-    return _GENERIC.format(table=_table(titles, _rows_of(GENERIC)))
+    return _GENERIC.format(table=table(titles, _rows_of(GENERIC)))
 
 
 def _towers() -> str:
     """List the models of texts and pictures whose text part trains."""
     rows = [(_code(name), _code(tower.family)) for name, tower in TOWERS.items()]
-    return _TOWERS.format(table=_table(("`model_type`", "trains as"), rows))
+    return _TOWERS.format(table=table(("`model_type`", "trains as"), rows))
 
 
 def _rows_of(families: Iterable[Family]) -> list[tuple[str, ...]]:
@@ -417,16 +417,8 @@ def _rows_of(families: Iterable[Family]) -> list[tuple[str, ...]]:
 
 def _refused() -> str:
     rows = [(_code(name), reason) for name, reason in refused_configurations().items()]
-    return f"### Configurations that are refused\n\n{_table(('configuration', 'why'), rows)}"
-
-
-def main() -> int:
-    """Write the page, or compare it; 1 if it is not current."""
-    if "--check" in sys.argv:
-        return int(PAGE.read_text(encoding="utf-8") != page())
-    PAGE.write_text(page(), encoding="utf-8")
-    return 0
+    return f"### Configurations that are refused\n\n{table(('configuration', 'why'), rows)}"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(page(), encoding="utf-8")

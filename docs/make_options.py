@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from docs.make_job import table
 from ringtune import cli, options
 from ringtune.transport import parties
 
@@ -38,33 +38,24 @@ def page() -> str:
     return "\n".join([_BEGIN, _arguments(), _options(), _renamed()])
 
 
-def _commands() -> dict[str, Any]:
-    return cli.all_commands()
-
-
-def _table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    lines = [titles, ("---",) * len(titles), *rows]
-    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
-
-
 def _arguments() -> str:
     rows = []
-    for name, command in _commands().items():
+    for name, command in cli.all_commands().items():
         given = [each for each in command.params if each.param_type_name == "argument"]
         rows += [(f"`ringtune {name} {each.metavar}`", each.help or "") for each in given]
-    return f"## Arguments\n\n{_table(('command', 'what it is'), rows)}"
+    return f"## Arguments\n\n{table(('command', 'what it is'), rows)}"
 
 
 def _options() -> str:
     """A row for each option and each way in which commands describe it."""
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for name, command in _commands().items():
+    for name, command in cli.all_commands().items():
         for each in command.params:
             if each.param_type_name == "option" and not each.hidden and each.opts != ["--json"]:
                 written = "/".join([*each.opts, *each.secondary_opts])
                 found[f"{written} {each.metavar or ''}".strip(), f"{each.help}{_default(each)}"].append(name)
     rows = [(f"`{option}`", ", ".join(names), text) for (option, text), names in sorted(found.items())]
-    return f"## Options\n\n{_table(('option', 'commands', 'what it is'), rows)}"
+    return f"## Options\n\n{table(('option', 'commands', 'what it is'), rows)}"
 
 
 def _default(option: Any) -> str:
@@ -77,7 +68,7 @@ def _default(option: Any) -> str:
 
 def _renamed() -> str:
     rows = [(f"`{command} {old}`", f"`{new}`") for (command, old), new in sorted(options.RENAMED.items())]
-    return f"## Older names\n\nThey are refused with the name that counts now.\n\n{_table(('was', 'is'), rows)}"
+    return f"## Older names\n\nThey are refused with the name that counts now.\n\n{table(('was', 'is'), rows)}"
 
 
 if __name__ == "__main__":

@@ -2,13 +2,12 @@
 
 Each cell is found by the checks that a call passes: the permission of the role (``ringtune.transport.parties``), and
 between nodes the access lists of a small run (``ringtune.schedule.access``) with hosts, owners and a helper, at the
-moment of a move or a recovery. ``--check`` compares the page instead of writing it.
+moment of a move or a recovery.
 """
 
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -162,13 +161,5 @@ def page() -> str:
     return "".join((before, BEGIN, *(f"{line}\n" for line in table()), "\n", END, after))
 
 
-def main() -> int:
-    """Write the page, or compare it; 1 if it is not current."""
-    if "--check" in sys.argv:
-        return int(PAGE.read_text(encoding="utf-8") != page())
-    PAGE.write_text(page(), encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(page(), encoding="utf-8")

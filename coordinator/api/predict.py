@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import IO, Any, Final, NamedTuple, TypeAlias
 
 from coordinator.api.arguments import RunLike, folder_of, for_python, reworded
 from coordinator.api.output import Table
@@ -251,17 +251,6 @@ _OF_CLASS = "of_class"
 _MAX_COUNTED = 1000
 
 
-class Writer(Protocol):
-    """Writes predictions one by one."""
-
-    def add(self, found: RowPrediction) -> None:
-        """Write a row with its prediction.
-
-        Raises:
-            DataError: the row already has a column of that name.
-        """
-
-
 class JsonWriter:
     """Writes one JSON object a line: the row's columns, then the predicted ones; ``event`` is added if not empty."""
 
@@ -269,7 +258,11 @@ class JsonWriter:
         self._file, self._head = file, {"event": event} if event else {}
 
     def add(self, found: RowPrediction) -> None:
-        """Write a row; probabilities are an object."""
+        """Write a row; probabilities are an object.
+
+        Raises:
+            DataError: the row already has a column of that name.
+        """
         self._file.write(json.dumps({**self._head, **joined(found)}, ensure_ascii=False) + "\n")
         self._file.flush()
 
@@ -285,7 +278,7 @@ class CsvWriter:
         """Write a row; it is empty in columns that other rows alone have. Each class has a column with its probability.
 
         Raises:
-            DataError: also where its columns are not those of the first row.
+            DataError: it already has a column of that name, or its columns are not those of the first row.
         """
         shares = {f"probability_{label}": share for label, share in found.said.get(_OF_CLASS, {}).items()}
         line = _joined(
@@ -305,7 +298,7 @@ class CsvWriter:
 
 
 @contextmanager
-def writer_to(path: Path, data: Path, tell: Callable[[str], object]) -> Iterator[Writer]:
+def writer_to(path: Path, data: Path, tell: Callable[[str], object]) -> Iterator[CsvWriter | JsonWriter]:
     """Yield the writer of a file, which appears at ``path`` only when the context ends without an error.
 
     An existing file with other content is renamed, because predictions may have been corrected by hand.
