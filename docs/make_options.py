@@ -1,4 +1,4 @@
-"""Write ``docs/options.md``, every option of every command, from the command line: ``python -m docs.make_options``."""
+"""Write the tables of ``docs/options.md``, of all options of all commands: ``python -m docs.make_options``."""
 
 from __future__ import annotations
 
@@ -7,35 +7,16 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from docs.make_job import table
+from docs.make_job import filled, table
 from ringtune import cli, options
-from ringtune.transport import parties
 
 PAGE = Path(__file__).parent / "options.md"
-_BEGIN = f"""\
-# Every option of every command
-
-Written by `python -m docs.make_options` from the command line; do not edit it here. An option has one meaning wherever
-it is. Every command has `-h`, `--help` and `--json`. `ringtune --install-completion` completes commands in a shell.
-
-- `--coordinator` is the address of a coordinator. Without it `{options.COORDINATOR_VARIABLE}` of the environment
-  counts. Without both a command that can't do without one asks `{options.DEFAULT_COORDINATOR}`, where
-  `ringtune coordinator` listens by itself; if none listens there, `ringtune node` looks for one on the local network.
-  `--local N`, and for `plan` also `--assume N`, `--memory SIZE` and `--profile FILE`, say that none is asked: then the
-  environment does not count; `--coordinator ""` says so too. An address beyond this machine needs a certificate, or
-  `--insecure` on the command line: no variable stands for that.
-- `--trust` is a folder of keys and certificates. `{parties.VARIABLE}` of the environment names that of the user's, for
-  commands that talk to a coordinator.
-- `--out DIR` is a folder that is written, `--save FILE` a file.
-- `--local N` starts N nodes on this machine, `--nodes N` waits for N nodes of a coordinator, `--assume N` plans for N
-  equal nodes that are not there.
-- `--set KEY=VALUE` replaces a key of the job, `--change KEY=VALUE` of `what-if` changes nodes, links, keys of a plan.
-"""
+BEGIN = "<!-- written by python -m docs.make_options -->"
 
 
 def page() -> str:
-    """The whole page."""
-    return "\n".join([_BEGIN, _arguments(), _options(), _renamed()])
+    """The page with the present tables."""
+    return filled(PAGE.read_text(encoding="utf-8"), BEGIN, "\n".join([_arguments(), _options(), _renamed()]))
 
 
 def _arguments() -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from docs.make_job import filled
 from ringtune.errors import TrustError
 from ringtune.schedule.access import (
     AccessRight,
@@ -33,8 +34,7 @@ from ringtune.transport.parties import COORDINATOR, Party, node_party, permissio
 from ringtune.v1 import control_pb2, ring_pb2, trust_pb2, weights_pb2
 
 PAGE: Final = Path(__file__).parent / "how" / "trust.md"
-BEGIN: Final = "<!-- written by python -m docs.make_trust -->\n\n"
-END: Final = "<!-- end of what is written -->"
+BEGIN: Final = "<!-- written by python -m docs.make_trust -->"
 OPEN_SERVICE: Final = "Joining"
 """The service without certificates, at a port of its own."""
 
@@ -155,10 +155,7 @@ def table() -> Iterator[str]:
 
 def page() -> str:
     """The page with the present table."""
-    text = PAGE.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return "".join((before, BEGIN, *(f"{line}\n" for line in table()), "\n", END, after))
+    return filled(PAGE.read_text(encoding="utf-8"), BEGIN, "".join(f"{line}\n" for line in table()))
 
 
 if __name__ == "__main__":
