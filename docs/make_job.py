@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ringtune.job.job_reference import KeyFacts, SectionFacts, describe_job
+from ringtune.job.job_reference import SectionFacts, describe_job
 from ringtune.models.adapter_config import known_configurations, option_rules, other_names, refused_configurations
 from ringtune.models.decoders import METHODS
 from ringtune.models.families import DESCRIBED, GENERIC_ENCODERS
@@ -15,80 +16,6 @@ from ringtune.models.text_towers import TOWERS
 
 _OLD = 4
 PAGE = Path(__file__).parent / "job.md"
-EXAMPLES = {
-    "model.path": '"models/all-MiniLM-L6-v2"',
-    "data.train": '"train.csv"',
-    "data.eval": '"test.csv"',
-    "data.held_out": "0.1",
-    "data.labels": '["bad", "good"]',
-    "data.split": '"dirichlet:0.5"',
-    "data.owners": "2",
-    "data.stride": "42",
-    "adapter.config": '"seq_bn[reduction_factor=8]|lora[r=4]"',
-    "adapter.from": '"last-month/adapter"',
-    "train.momentum": "0.9",
-    "train.lr_schedule": '"cosine"',
-    "train.warmup_steps": "100",
-    "train.warmup_share": "0.06",
-    "train.weight_decay": "0.01",
-    "train.dropout": "0.1",
-    "train.rounds": "5",
-    "train.epochs": "3",
-    "train.max_steps": "300",
-    "train.eval_every": "50",
-    "train.patience_evals": "3",
-    "train.keep_best": "true",
-    "train.sample_prompt": '"Once upon a time"',
-    "train.turns": '"rows"',
-    "train.seed": "1",
-    "generation.rows": "100",
-    "generation.at_once": "8",
-    "unfreeze.every_steps": "40",
-    "unfreeze.at": "[40, 100, 160]",
-    "unfreeze.patience_steps": "20",
-    "unfreeze.min_improvement": "0.01",
-    "hift.group_size": "2",
-    "hift.always_active": '["head"]',
-    "hift.state": '"disk"',
-    "wire.dtype": '"bfloat16"',
-    "privacy.private_blocks": "1",
-    "operations.policy": '"two-stage"',
-    "operations.heads": "2",
-    "operations.by_slice": "true",
-    "operations.compute": "0.6",
-    "operations.full": "3",
-    "operations.forward_only": "1",
-    "operations.balance": "true",
-    "operations.backward_score": '"taylor"',
-    "operations.scores": '"adapter"',
-    "operations.refresh_rounds": "5",
-    "operations.table": '"before/operations.json"',
-    "memory.activations": '"auto"',
-    "offload.mode": '{ "pi-1" = "laptop" }',
-    "offload.interval": "4",
-    "offload.pairs": '"bfloat16"',
-    "offload.projected": '"all"',
-    "offload.users": '"alone"',
-    "offload.adapters": '{ "anna" = "linear" }',
-    "data.template": '"chatml"',
-    "data.append_eos": "false",
-    "train.loss_on": '"all"',
-    "train.packing": "true",
-    "train.compute": '"bfloat16"',
-    "data.user": '"author"',
-    "placement.replicas": '"never"',
-    "placement.follow": '"auto"',
-    "placement.replan": '"never"',
-    "placement.microbatches": '"auto"',
-    "recovery.copies": '"next"',
-    "velora.layers": '["adapter_down:down"]',
-    "velora.parts": "16",
-    "velora.values": "32",
-    "runtime.threads": "2",
-    "runtime.record": "true",
-}
-"""Values for keys whose default shows little; the others are shown with their default."""
-
 END = "<!-- end of what is written -->"
 
 
@@ -98,15 +25,23 @@ def filled(text: str, begin: str, content: str) -> str:
     return f"{before}{begin}\n\n{content}\n{END}{after.partition(END)[2]}"
 
 
-def example(key: KeyFacts) -> str:
-    """A line of TOML that has the key."""
-    return f"{key.name.partition('.')[2]} = {EXAMPLES.get(key.name, key.default)}"
+def examples(text: str) -> dict[str, str]:
+    """Lines of TOML by the names of keys: the last cells of the page's rows, which are edited there."""
+    found, section = {}, ""
+    for line in text.splitlines():
+        if titled := re.fullmatch(r"## \[(\w+)\]", line):
+            section = titled[1]
+        elif row := re.fullmatch(r"\| `(\w+)` \|.* \| `(\1 = .*)` \|", line):
+            found[f"{section}.{row[1]}"] = row[2].replace("\\|", "|")
+    return found
 
 
 def page() -> str:
     """The page with the present tables."""
+    text = PAGE.read_text(encoding="utf-8")
+    edited = examples(text)
     parts = {
-        "keys": "\n".join(map(_section, describe_job())),
+        "keys": "\n".join(_section(section, edited) for section in describe_job()),
         "adapters": "\n".join([_configurations(), *map(_options, _kinds()), _refused()]),
         "plugged models": _plugged(),
         "generic encoders": table((*_TITLES, "adapters"), [row[:4] for row in _rows_of(GENERIC_ENCODERS)]),
@@ -115,7 +50,6 @@ def page() -> str:
             ("`model_type`", "trains as"), [(_code(name), _code(tower.family)) for name, tower in TOWERS.items()]
         ),
     }
-    text = PAGE.read_text(encoding="utf-8")
     for name, part in parts.items():
         text = filled(text, f"<!-- {name}, written by python -m docs.make_job -->", part)
     return text
@@ -134,11 +68,12 @@ def _code(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
-def _section(section: SectionFacts) -> str:
-    rows = [
-        (_code(key.name.partition(".")[2]), key.kind, _code(key.default), key.allowed, key.meaning, _code(example(key)))
-        for key in section.keys
-    ]
+def _section(section: SectionFacts, edited: Mapping[str, str]) -> str:
+    rows = []
+    for key in section.keys:
+        name = key.name.partition(".")[2]
+        shown = edited.get(key.name, f"{name} = {key.default}")
+        rows.append((_code(name), key.kind, _code(key.default), key.allowed, key.meaning, _code(shown)))
     titles = ("key", "type", "default", "allowed", "what it does", "example")
     return f"## [{section.name}]\n\n{section.meaning}\n\n{table(titles, rows)}"
 
