@@ -33,16 +33,16 @@ import anyio
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from coordinator.web.app import REQUEST_S, http_server
+from coordinator.web.app import http_server, json_body
 from coordinator.web.server import bound
 from ringtune.errors import ConnectionFailedError, RingTuneError
 from ringtune.texts import shown
-from ringtune.transport.endpoints import is_loopback, is_wildcard, join_address, machine_address, split_address
+from ringtune.transport.endpoints import is_loopback, join_address, split_address
 from ringtune.transport.page_access import Guard
 
 _LOG = logging.getLogger(__name__)
@@ -240,7 +240,10 @@ class Completions:
         return await self._answered(request, _Form(self._name, is_chat=False))
 
     async def _answered(self, request: Request, form: _Form) -> Response:
-        body = await _body(request)
+        try:
+            body = await json_body(request, MAX_BODY_BYTES, "request")
+        except HTTPException as error:
+            raise ProblemError(error.detail, error.status_code) from error
         template = bool(self._process.ready.has_template)
         asked = asked_of(body, self._name, is_chat=form.is_chat, has_template=template)
         answer = await self._begin(asked)
@@ -429,28 +432,6 @@ def _refused(problem: ProblemError) -> Response:
     return _json(_error(problem), problem.status, _MORE.get(problem.status))
 
 
-async def _body(request: Request) -> Any:
-    """Read the JSON of a request, of ``MAX_BODY_BYTES`` at most, within ``REQUEST_S``."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise ProblemError("the request has to be sent as application/json", 415)
-    body = bytearray()
-    try:
-        async with asyncio.timeout(REQUEST_S):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > MAX_BODY_BYTES:
-                    raise ProblemError(f"a request has at most {MAX_BODY_BYTES:,} bytes; shorten it", 413)
-    except TimeoutError as error:
-        raise ProblemError(f"the request was not here within {REQUEST_S:g} s", 408) from error
-    except ClientDisconnect as error:
-        raise ProblemError("the request did not end") from error
-    try:
-        return json.loads(bytes(body))
-    except (ValueError, RecursionError) as error:
-        raise ProblemError("the body has to be JSON") from error
-
-
 def make_app(completions: Completions, guard: Guard) -> ASGIApp:
     """Make the application; a token of ``guard`` is asked for on loopback, too."""
     routes = [
@@ -521,13 +502,6 @@ class CompletionsServer:
         app = make_app(self._completions, Guard(is_loopback(self.address), token))
         self._server = http_server(app)
         self._thread = threading.Thread(target=self._run, name="completions", daemon=True)
-
-    @property
-    def callable_address(self) -> str:
-        """The address, with one of this machine in the place of 0.0.0.0."""
-        if not is_wildcard(self.address):
-            return self.address
-        return join_address(machine_address() or "localhost", self._socket.getsockname()[1])
 
     @property
     def lost(self) -> RingTuneError | None:
