@@ -1,7 +1,7 @@
 """Write ``docs/how/combinations.md``: which methods and features go together: ``python -m docs.make_combinations``.
 
 Each cell is found by a job with both: it is parsed, planned for two made-up nodes, and the plan is asked by the checks
-that a run asks. ``--check`` compares the page instead of writing it.
+that a run asks.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import dataclasses
 import functools
 import itertools
 import json
-import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -23,6 +22,7 @@ from coordinator.planner.limits import Effort
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import Planned
 from coordinator.planner.replicas import choose_replicas
+from docs.make_job import filled, table
 from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import ContradictionError, RingTuneError
@@ -75,10 +75,6 @@ def _left_out(words: str) -> Ask:
     return lambda planned, _: next((note for note in planned.left_out if words in note), "")
 
 
-def _no_other_placement(planned: Planned, job: Job) -> str:
-    return stay_reason(planned.plan.course)
-
-
 def _no_resume_elsewhere(planned: Planned, job: Job) -> str:
     return stay_reason(planned.plan.course, from_disks=True)
 
@@ -112,7 +108,7 @@ class Feature(NamedTuple):
 FEATURES: Final = (
     Feature("recovery: copies of trained blocks", {"recovery.copies": "next"}),
     Feature("recovery: a lost owner is left out", {"recovery.owners": "skip", "recovery.copies": "next"}, _no_skip),
-    Feature("moves: replan, late joiners, slices that follow", {}, _no_other_placement),
+    Feature("moves: replan, late joiners, slices that follow", {}, lambda planned, _: stay_reason(planned.plan.course)),
     Feature("resume on other nodes", {}, _no_resume_elsewhere),
     Feature("several hosts of the same blocks", {"placement.replicas": "auto"}, _no_replicas),
     Feature("activation cache", {"cache.prefix": "auto"}, _left_out("hidden states are not kept")),
@@ -227,28 +223,6 @@ def combinations() -> tuple[dict[tuple[str, str], Found | None], dict[tuple[str,
     return alone, pairs
 
 
-_BEGIN: Final = """\
-# What goes together
-
-Written by `python -m docs.make_combinations` from the checks that a run asks; do not edit it here. Each cell is a job
-that was planned for two made-up nodes: **+** works; a number in brackets, **[3]**, is a refusal; a number in
-parentheses, **(3)**, is a feature that the run goes without; **≠3** is a contradiction: by their meaning the two
-exclude each other. The numbers are those of the [reasons](#reasons): {refused} refusals, {left_out} features that a run
-goes without, {contradictions} contradictions. What a node refuses because of its model or device is not asked.
-
-## Features and methods
-
-{methods}
-## Features and features
-
-With the first method that takes both alone, in the order of the table above. **·**: there is none, or both set one key.
-
-{features}
-## Reasons
-
-{reasons}"""
-
-
 def page() -> str:
     """The whole page."""
     alone, pairs = combinations()
@@ -269,35 +243,22 @@ def page() -> str:
         for at, one in enumerate(FEATURES[1:], start=2)
     ]
     columns = len(FEATURES) - 1
-    return _BEGIN.format(
-        refused=_count(found, _REFUSED),
-        left_out=_count(found, _LEFT_OUT),
-        contradictions=_count(found, _CONTRADICTION),
-        methods=_table(("", *method_names()), by_method),
-        features=_table(
+    refused, left_out, excluded = (
+        sum(one.mark == mark for one in found) for mark in (_REFUSED, _LEFT_OUT, _CONTRADICTION)
+    )
+    counts = f"{refused} refusals, {left_out} features that a run goes without, {excluded} contradictions."
+    parts = {
+        "methods": table(("", *method_names()), by_method),
+        "features": table(
             ("", *map(str, range(1, columns + 1))), [(*row, *[""] * (columns + 1 - len(row))) for row in by_feature]
         ),
-        reasons="".join(f"{at}. {one.reason}.\n" for one, at in numbers.items()),
-    )
-
-
-def _count(found: Iterable[Found], mark: str) -> int:
-    return sum(one.mark == mark for one in found)
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "".join(f"| {' | '.join(line)} |\n" for line in (titles, ["---"] * len(titles), *rows))
-
-
-def main() -> int:
-    """Write the page, or compare it; 1 if it is not current."""
-    if "--check" in sys.argv:
-        return int(PAGE.read_text(encoding="utf-8") != page())
-    PAGE.write_text(page(), encoding="utf-8")
-    found = {one for each in combinations() for one in each.values() if one is not None}
-    sys.stdout.write(f"{_count(found, _REFUSED)} refusals, {_count(found, _CONTRADICTION)} contradictions\n")
-    return 0
+        "reasons": f"{counts}\n\n" + "".join(f"{at}. {one.reason}.\n" for one, at in numbers.items()),
+    }
+    text = PAGE.read_text(encoding="utf-8")
+    for name, part in parts.items():
+        text = filled(text, f"<!-- {name}, written by python -m docs.make_combinations -->", part)
+    return text
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(page(), encoding="utf-8")

@@ -2,17 +2,17 @@
 
 Each cell is found by the checks that a call passes: the permission of the role (``ringtune.transport.parties``), and
 between nodes the access lists of a small run (``ringtune.schedule.access``) with hosts, owners and a helper, at the
-moment of a move or a recovery. ``--check`` compares the page instead of writing it.
+moment of a move or a recovery.
 """
 
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from docs.make_job import filled
 from ringtune.errors import TrustError
 from ringtune.schedule.access import (
     AccessRight,
@@ -34,8 +34,7 @@ from ringtune.transport.parties import COORDINATOR, Party, node_party, permissio
 from ringtune.v1 import control_pb2, ring_pb2, trust_pb2, weights_pb2
 
 PAGE: Final = Path(__file__).parent / "how" / "trust.md"
-BEGIN: Final = "<!-- written by python -m docs.make_trust -->\n\n"
-END: Final = "<!-- end of what is written -->"
+BEGIN: Final = "<!-- written by python -m docs.make_trust -->"
 OPEN_SERVICE: Final = "Joining"
 """The service without certificates, at a port of its own."""
 
@@ -156,19 +155,8 @@ def table() -> Iterator[str]:
 
 def page() -> str:
     """The page with the present table."""
-    text = PAGE.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return "".join((before, BEGIN, *(f"{line}\n" for line in table()), "\n", END, after))
-
-
-def main() -> int:
-    """Write the page, or compare it; 1 if it is not current."""
-    if "--check" in sys.argv:
-        return int(PAGE.read_text(encoding="utf-8") != page())
-    PAGE.write_text(page(), encoding="utf-8")
-    return 0
+    return filled(PAGE.read_text(encoding="utf-8"), BEGIN, "".join(f"{line}\n" for line in table()))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(page(), encoding="utf-8")

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.full_parameters_costs import resting_units
@@ -112,16 +112,6 @@ class Items:
             self.by_seq.pop(seq, None)
 
 
-class Change(NamedTuple):
-    """The change of a node's account by an action for a helper, or at one; see ``Effect``."""
-
-    takes: float = 0.0
-    touches: float = 0.0
-    frees: float = 0.0
-    gradient: tuple[int, ...] = ()
-    updates: tuple[int, ...] = ()
-
-
 class OffloadBytes:
     """Bytes of pairs and weights under a placement."""
 
@@ -139,22 +129,22 @@ class OffloadBytes:
         own = tuple(unit for unit in units if self._of(unit) is None)
         return own, (len(units) - len(own)) * self._sizes.pair_bytes(size)
 
-    def change(self, node: str, action: Action, item: ItemKind) -> Change | None:
-        """The change by an action; None if it is no action for a helper or at one."""
+    def effect(self, held: NodeAccount, node: str, action: Action, item: ItemKind) -> Effect | None:
+        """The effect of an action on its node's account; None if it is no action for a helper or at one."""
         units, one = tuple(range(action.start, action.stop)), self._of(action.start)
         if one is None:
             return None
         if action.op is Op.UPDATE:
             weights = (one.stop - action.start) * self._sizes.helped.sent
-            return Change(takes=weights, updates=units) if node == one.node else Change(frees=weights)
+            return Effect(held, takes=weights, updates=units) if node == one.node else Effect(held, frees=weights)
         if action.op not in (Op.SHIP, Op.FIT):
             return None
         size = item.sizes[action.micro]
         computed = len(units) * self._sizes.pair_bytes(size)
         sent = (one.stop - action.start) * self._sizes.sent_pair_bytes(size)
         if action.op is Op.SHIP:
-            return Change(takes=sent, frees=computed)
-        return Change(touches=computed, frees=sent, gradient=units)
+            return Effect(held, takes=sent, frees=computed)
+        return Effect(held, touches=computed, frees=sent, gradient=units)
 
     def _of(self, block: int) -> Helper | None:
         return next((one for one in self._helpers if one.start <= block < one.stop), None)
@@ -372,8 +362,8 @@ class MemoryLedger:
         """The effect of an action on memory, equal for all actions of its kind; None if there is none."""
         op, _, micro, start, stop, _, _ = action
         held, sizes = self._held[node], self._sizes[node]
-        if self._helping is not None and (change := self._helping.change(node, action, item)) is not None:
-            return Effect(held, **change._asdict())
+        if self._helping is not None and (effect := self._helping.effect(held, node, action, item)) is not None:
+            return effect
         if op.scope is Scope.UNITS:
             return Effect(held, updates=tuple(range(start, stop)), completes=start == EMBEDDING)
         if op in (Op.EMBED, Op.READ):

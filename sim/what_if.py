@@ -16,6 +16,7 @@ all links, without latency. A node may also leave, or join as a copy of another.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -115,7 +116,9 @@ def _change_link(profile: Profile, pair: str, last: str, value: str) -> Profile:
         raise PlanError(f"--change {key}: unknown key {last!r} of a link; {nearest(last, _LINK_KEYS)}")
     number = _number(key, value, parse=parse_rate, above=0.0) if last == "rate" else _number(key, value, least=0.0)
     if not profile.links and pair == "*.*" and last == "rate":
-        return dataclasses.replace(profile, links=_all_links(profile, number))
+        pairs = itertools.permutations(sorted(profile.by_name), 2)
+        made = (LinkFacts(source=one, target=other, rate_bytes_per_s=number, latency_s=0.0) for one, other in pairs)
+        return dataclasses.replace(profile, links=tuple(made))
     source, target = _ends(profile, pair, key)
     links = tuple(
         _with(link, last, number) if source in (link.source, _ALL) and target in (link.target, _ALL) else link
@@ -128,16 +131,6 @@ def _with(link: LinkFacts, key: str, number: float) -> LinkFacts:
     if key == "latency":
         return dataclasses.replace(link, latency_s=number)
     return dataclasses.replace(link, rate_bytes_per_s=number, rate_low_bytes_per_s=0.0, rate_high_bytes_per_s=0.0)
-
-
-def _all_links(profile: Profile, rate: float) -> tuple[LinkFacts, ...]:
-    names = sorted(profile.by_name)
-    return tuple(
-        LinkFacts(source=source, target=target, rate_bytes_per_s=rate, latency_s=0.0)
-        for source in names
-        for target in names
-        if source != target
-    )
 
 
 def _ends(profile: Profile, pair: str, key: str) -> tuple[str, str]:

@@ -334,7 +334,6 @@ def export_run(
     if not merge and form != GGUF:
         if form == PEFT:
             _check_peft(run)
-            _check_tower(run)
         make = model_contents if run.result.is_model else _peft_contents if form == PEFT else _adapter_contents
         with adapter_of(run, user) as chosen:
             return _write(chosen, *make(chosen, base_model), target, is_model=run.result.is_model)
@@ -441,19 +440,15 @@ def _check_peft(run: SavedRun, form: str = PEFT) -> None:
         merged = "--merge" if form == PEFT else f"--format {GGUF}"
         remedy = f"leave --format {form} out" if merge_refusal(config) else f"write a merged model with {merged}"
         raise UsageError(f"adapter.config = {config!r} can't be a folder of PEFT: {problem}; {remedy}")
-
-
-def _digests(contents: Mapping[str, Pieces]) -> dict[str, str]:
-    return {name: content.sha256() for name, content in contents.items()}
-
-
-def _check_tower(run: SavedRun) -> None:
-    """Refuse a folder of PEFT for a model of texts and pictures that has no such head."""
-    if base_is_tower(run) and run.job.model.task not in FROZEN_HEAD_TASKS:
+    if form == PEFT and base_is_tower(run) and run.job.model.task not in FROZEN_HEAD_TASKS:
         raise UsageError(
             f"the base {Path(run.job.model.path).name} is a model of texts and pictures, which has no head for "
             f"{run.job.model.task}; write a text model with --merge"
         )
+
+
+def _digests(contents: Mapping[str, Pieces]) -> dict[str, str]:
+    return {name: content.sha256() for name, content in contents.items()}
 
 
 def _peft_contents(run: SavedRun, base_model: str, *, in_tower: bool | None = None) -> tuple[dict[str, Pieces], str]:

@@ -6,27 +6,21 @@ A process with torch and lm-eval computes on this machine (``edge.runtime.harnes
 from __future__ import annotations
 
 import importlib.util
-import json
-import queue
-import subprocess
-import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
+from coordinator.api.text_process import LineProcess, command_of
 from coordinator.api.user_adapters import adapter_of, require_user
 from coordinator.client.saved_run import SavedRun, evaluation_job
-from ringtune.errors import DeadlineError, UsageError
+from ringtune.errors import UsageError
 from ringtune.hints import hint_to_install
-from ringtune.machine.process import exit_error
 from ringtune.models.family import LANGUAGE_TASKS
 
 Figures = Mapping[str, Mapping[str, Any]]
 SILENCE_S: Final = 3600.0
 """Longest time between two requests; data sets may be fetched before the first one."""
-_END_S: Final = 10.0
 
 
 def harness(
@@ -67,52 +61,16 @@ def harness(
 
 
 def _figures(words: Sequence[str], log: Path, tell: Callable[[str], object]) -> Figures:
-    with log.open("w", encoding="utf-8") as errors:
-        process = subprocess.Popen(  # noqa: S603 - our own module
-            command_of(words), stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, text=True
-        )
-    lines: queue.Queue[str | None] = queue.Queue()
-    reader = threading.Thread(target=_read, args=(process.stdout, lines), name="harness", daemon=True)
-    reader.start()
-    try:
-        found: Figures = {}
-        for line in _until_end(lines):
+    found: Figures = {}
+    late = f"no request of lm-eval was done within {SILENCE_S:g} s; take a smaller task, or a faster machine"
+    with LineProcess("the evaluation", command_of("edge.runtime.harness", *words), log) as process:
+        while (line := process.next(SILENCE_S, late)) is not None:
             found = line.get("tasks", found)
             if "done" in line and str(line["done"]).strip("0") == "1":
                 tell(f"lm-eval: {line['done']:,} requests")
-        if code := process.wait(_END_S):
-            raise exit_error("the evaluation", code, log.read_text(encoding="utf-8", errors="replace")[-4096:], log=log)
-        return found
-    finally:
-        process.kill()
-        process.wait(_END_S)
-        reader.join(_END_S)
-        if process.stdout is not None:
-            process.stdout.close()
-
-
-def command_of(words: Sequence[str]) -> list[str]:
-    """Return the command line of the process."""
-    return [sys.executable, "-P", "-m", "edge.runtime.harness", *words]
-
-
-def _read(output: IO[str], lines: queue.Queue[str | None]) -> None:
-    for line in output:
-        lines.put(line)
-    lines.put(None)
-
-
-def _until_end(lines: queue.Queue[str | None]) -> Iterator[Mapping[str, Any]]:
-    while True:
-        try:
-            line = lines.get(timeout=SILENCE_S)
-        except queue.Empty as error:
-            raise DeadlineError(
-                f"no request of lm-eval was done within {SILENCE_S:g} s; take a smaller task, or a faster machine"
-            ) from error
-        if line is None:
-            return
-        yield json.loads(line)
+        if error := process.error():
+            raise error
+    return found
 
 
 def lines_of(figures: Figures) -> Iterator[str]:

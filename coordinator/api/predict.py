@@ -7,34 +7,29 @@ a line says why there is no sample.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import itertools
 import json
 import logging
 import math
-import queue
-import subprocess
-import sys
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import IO, Any, Final, NamedTuple, TypeAlias
 
 from coordinator.api.arguments import RunLike, folder_of, for_python, reworded
 from coordinator.api.output import Table
+from coordinator.api.text_process import LineProcess, command_of
 from coordinator.api.user_adapters import adapter_of, require_user
 from coordinator.client.saved_run import SavedRun, evaluation_job, read_run, read_run_file, with_data
 from coordinator.screen.progress import Progress, WaitNotice
-from ringtune.errors import DataError, DeadlineError, IntegrityError, RingTuneError, UsageError
+from ringtune.errors import DataError, RingTuneError, UsageError
 from ringtune.job.job import Job
 from ringtune.job.rows import account_of, answers_of, input_columns, is_plain_text, list_pictures, task_rows
-from ringtune.machine.process import exit_error
 from ringtune.models.family import (
     CAUSAL_LM,
     CHAT,
@@ -49,10 +44,6 @@ from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.durable import check_writable, put_other_aside, replacing, write_durably
 from ringtune.storage.text_files import read_text, resolved
 from ringtune.techniques.generation import MAX_ROWS, GenerationSettings
-
-_LINES_AHEAD = 256
-_END_S = 10.0
-_LOOK_S = 0.2
 
 
 class RowPrediction(NamedTuple):
@@ -102,76 +93,23 @@ def predictions_of(
         (Path(name) / "job.toml").write_text(job.to_toml(), encoding="utf-8")
         options = ["--max-new-tokens", str(how.max_new_tokens), "--temperature", str(how.temperature)]
         words = [str(Path(name) / "job.toml"), str(run.saved.resolve()), str(resolved(data)), *options]
-        with _started([*words, "--seed", str(how.seed)], Path(name) / "log") as process:
-            yield from _read(process, Path(name) / "log", wait_s=job.runtime.wait_s, tell=tell)
+        command = command_of("edge.runtime.inference", *words, "--seed", str(how.seed))
+        with LineProcess("predicting", command, Path(name) / "log") as process:
+            yield from _read(process, wait_s=job.runtime.wait_s, tell=tell)
 
 
-@contextmanager
-def _started(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-P", "-m", "edge.runtime.inference", *words]
-    with log.open("w", encoding="utf-8") as errors:
-        process = subprocess.Popen(  # noqa: S603 - our own module
-            command, stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, text=True, encoding="utf-8"
-        )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait(_END_S)
-        if process.stdout is not None:
-            process.stdout.close()
-
-
-def _read(
-    process: subprocess.Popen[str], log: Path, *, wait_s: float, tell: Callable[[str], object] = str
-) -> Iterator[RowPrediction]:
-    """Yield the predictions of the process; a thread reads its lines, so that waiting has a deadline."""
-    lines: queue.Queue[str | None] = queue.Queue(_LINES_AHEAD)
-    left = threading.Event()
-    if process.stdout is None:
-        raise IntegrityError("the process that predicts has no output; please report it")
-    reader = threading.Thread(target=_pass_on, args=(process.stdout, lines, left), daemon=True)
-    reader.start()
-    try:
-        while (line := _next(lines, wait_s)) is not None:
-            found = json.loads(line)
-            if "told" in found:
-                tell(str(found["told"]))
-            else:
-                yield RowPrediction(row=found["row"], said=found["predicted"])
-        if code := process.wait(_END_S):
-            raise exit_error("predicting", code, log.read_text(encoding="utf-8")[-4096:], log=log)
-    finally:
-        left.set()
-        process.kill()
-        reader.join(_END_S)
-
-
-def _pass_on(output: IO[str], lines: queue.Queue[str | None], left: threading.Event) -> None:
-    """Put every line into the queue, and None at the end; stop once ``left`` is set."""
-    with contextlib.suppress(ValueError):  # the output was closed meanwhile
-        for line in output:
-            if not _put(line, lines, left):
-                return
-    _put(None, lines, left)
-
-
-def _put(line: str | None, lines: queue.Queue[str | None], left: threading.Event) -> bool:
-    while not left.is_set():
-        with contextlib.suppress(queue.Full):
-            lines.put(line, timeout=_LOOK_S)
-            return True
-    return False
-
-
-def _next(lines: queue.Queue[str | None], wait_s: float) -> str | None:
-    try:
-        return lines.get(timeout=wait_s)
-    except queue.Empty as error:
-        raise DeadlineError(
-            f"waited {wait_s:g} s for the next row of the process that predicts; shorten the rows, or raise "
-            "runtime.wait_s in the run's job.toml"
-        ) from error
+def _read(process: LineProcess, *, wait_s: float, tell: Callable[[str], object] = str) -> Iterator[RowPrediction]:
+    late = (
+        f"waited {wait_s:g} s for the next row of the process that predicts; shorten the rows, or raise "
+        "runtime.wait_s in the run's job.toml"
+    )
+    while (line := process.next(wait_s, late)) is not None:
+        if "told" in line:
+            tell(str(line["told"]))
+        else:
+            yield RowPrediction(row=line["row"], said=line["predicted"])
+    if error := process.error():
+        raise error
 
 
 MAX_NEW_TOKENS: Final = 4096
@@ -313,17 +251,6 @@ _OF_CLASS = "of_class"
 _MAX_COUNTED = 1000
 
 
-class Writer(Protocol):
-    """Writes predictions one by one."""
-
-    def add(self, found: RowPrediction) -> None:
-        """Write a row with its prediction.
-
-        Raises:
-            DataError: the row already has a column of that name.
-        """
-
-
 class JsonWriter:
     """Writes one JSON object a line: the row's columns, then the predicted ones; ``event`` is added if not empty."""
 
@@ -331,7 +258,11 @@ class JsonWriter:
         self._file, self._head = file, {"event": event} if event else {}
 
     def add(self, found: RowPrediction) -> None:
-        """Write a row; probabilities are an object."""
+        """Write a row; probabilities are an object.
+
+        Raises:
+            DataError: the row already has a column of that name.
+        """
         self._file.write(json.dumps({**self._head, **joined(found)}, ensure_ascii=False) + "\n")
         self._file.flush()
 
@@ -347,7 +278,7 @@ class CsvWriter:
         """Write a row; it is empty in columns that other rows alone have. Each class has a column with its probability.
 
         Raises:
-            DataError: also where its columns are not those of the first row.
+            DataError: it already has a column of that name, or its columns are not those of the first row.
         """
         shares = {f"probability_{label}": share for label, share in found.said.get(_OF_CLASS, {}).items()}
         line = _joined(
@@ -367,7 +298,7 @@ class CsvWriter:
 
 
 @contextmanager
-def writer_to(path: Path, data: Path, tell: Callable[[str], object]) -> Iterator[Writer]:
+def writer_to(path: Path, data: Path, tell: Callable[[str], object]) -> Iterator[CsvWriter | JsonWriter]:
     """Yield the writer of a file, which appears at ``path`` only when the context ends without an error.
 
     An existing file with other content is renamed, because predictions may have been corrected by hand.

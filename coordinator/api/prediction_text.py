@@ -130,14 +130,6 @@ def _depths(found: Prediction) -> list[str]:
     return ["", *table_lines([what, "steps", "per step", "in total"], rows)]
 
 
-def prediction_json(plan: Plan, found: Prediction, measured: MeasuredRun | None = None) -> dict[str, Any]:
-    """Return a prediction as a JSON object, with ``measured`` if there is a real run."""
-    value: dict[str, Any] = {"plan_digest": plan.digest, "method": plan.course.method.name, **found.to_json()}
-    if measured is not None:
-        value["measured"] = measured_json(measured, found)
-    return value
-
-
 def check_out(folder: Path) -> None:
     """Refuse a folder with a ``trace.json`` that no prediction wrote.
 

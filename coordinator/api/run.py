@@ -25,7 +25,7 @@ from coordinator.client.connection import Connection
 from coordinator.client.detached_runs import WHO, fetch_run, kept_record, stop_run
 from coordinator.client.follow import show_events
 from coordinator.client.run_folder import LOG, read_metrics
-from coordinator.client.saved_run import PLACE, RunLocation, is_running, read_place, read_run, read_run_file
+from coordinator.client.saved_run import PLACE, RunLocation, is_running, read_place, read_run, read_run_file, with_data
 from coordinator.run.run_text import STEP_KIND, is_step
 from coordinator.screen.progress import DECISIONS, Progress
 from coordinator.server.restart import last_of
@@ -151,7 +151,6 @@ def evaluate(
     """
     from coordinator.api.evaluation import evaluate_alone, evaluate_on_ring, rows_to_evaluate
     from coordinator.api.user_adapters import adapter_of, require_user
-    from coordinator.client.saved_run import with_data
 
     folder = folder_of(run)
     saved = with_data(read_run(folder), columns or {}, missing)

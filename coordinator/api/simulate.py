@@ -8,8 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.api.arguments import RunLike, folder_of, for_python
-from coordinator.api.prediction_inputs import MeasuredRun, plan_as_run, read_inputs, read_measured, read_recording
-from coordinator.api.prediction_text import check_out, prediction_json, prediction_lines, write_prediction
+from coordinator.api.prediction_inputs import (
+    MeasuredRun,
+    measured_json,
+    plan_as_run,
+    read_inputs,
+    read_measured,
+    read_recording,
+)
+from coordinator.api.prediction_text import check_out, prediction_lines, write_prediction
 from coordinator.screen.progress import WaitNotice
 from ringtune.schedule.plan import Plan
 from sim.prediction import Prediction, check_fits, predict
@@ -35,7 +42,9 @@ class SimulatedPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the output of ``ringtune sim --json``."""
-        return prediction_json(self.plan, self.prediction, self.measured)
+        head = {"plan_digest": self.plan.digest, "method": self.plan.course.method.name}
+        measured = {"measured": measured_json(self.measured, self.prediction)} if self.measured is not None else {}
+        return {**head, **self.prediction.to_json(), **measured}
 
     def __repr__(self) -> str:
         return "\n".join(self.lines())

@@ -1,7 +1,8 @@
-"""The process that continues texts and answers conversations, for ``ringtune chat`` and ``ringtune serve``.
+"""Processes with torch that say what they do in lines of JSON, and the one that writes texts.
 
-It has torch and the model (``edge.runtime.text_process``, which describes its lines); this side has neither. One
-request is answered at a time. Whoever leaves an answer early ends it at its next token.
+``TextProcess`` continues texts and answers conversations, for ``ringtune chat`` and ``ringtune serve``. It has the
+model (``edge.runtime.text_process``, which describes its lines); this side has neither that nor torch. One request is
+answered at a time. Whoever leaves an answer early ends it at its next token.
 """
 
 from __future__ import annotations
@@ -9,24 +10,95 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
+import select
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from coordinator.api.user_adapters import adapter_of, require_user
 from coordinator.client.saved_run import SavedRun, evaluation_job
-from ringtune.errors import DeadlineError, PeerLostError, UsageError
+from ringtune.errors import DeadlineError, PeerLostError, RingTuneError, UsageError
 from ringtune.machine.process import exit_error
 from ringtune.models.family import LANGUAGE_TASKS
 
 Event = Mapping[str, Any]
 _END_S: Final = 10.0
+
+
+def command_of(module: str, *words: str) -> list[str]:
+    """Return the command line of a process that runs one of our modules."""
+    return [sys.executable, "-P", "-m", module, *words]
+
+
+class LineProcess:
+    """A process that writes lines of JSON; it is killed at the end of its context.
+
+    Args:
+        what: it does, for its error.
+        log: gets its standard error.
+        has_input: whether it reads lines of JSON, too; then Ctrl-C is not passed to it.
+    """
+
+    def __init__(self, what: str, command: Sequence[str], log: Path, *, has_input: bool = False) -> None:
+        self._what, self._log = what, log
+        with log.open("w", encoding="utf-8") as errors:
+            self._process = subprocess.Popen(  # noqa: S603 - our own module
+                command,
+                stdin=subprocess.PIPE if has_input else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=has_input,
+            )
+        self._lines = deque[bytes]()
+        self._begun = b""
+
+    def __enter__(self) -> LineProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait(_END_S)
+        for pipe in filter(None, (self._process.stdin, self._process.stdout)):
+            with contextlib.suppress(OSError):  # it has not read all
+                pipe.close()
+
+    def send(self, line: Mapping[str, Any]) -> None:
+        """Write a line to the process; raises ``OSError`` if it has ended."""
+        if (pipe := self._process.stdin) is not None:
+            pipe.write(json.dumps(line).encode() + b"\n")
+            pipe.flush()
+
+    def next(self, wait_s: float, late: str) -> dict[str, Any] | None:
+        """Return the next line; None once the process has closed its output.
+
+        Raises:
+            DeadlineError: with the text ``late``, if no line came for ``wait_s`` seconds.
+        """
+        output, end_s = self._process.stdout, time.monotonic() + wait_s
+        ready = select.poll()
+        ready.register(output or -1, select.POLLIN)
+        while not self._lines:
+            if not ready.poll(max(0.0, end_s - time.monotonic()) * 1000):
+                raise DeadlineError(late)
+            piece = os.read(output.fileno(), 1 << 16) if output is not None else b""
+            if not piece:
+                return None
+            *whole, self._begun = (self._begun + piece).split(b"\n")
+            self._lines.extend(whole)
+        found: dict[str, Any] = json.loads(self._lines.popleft())
+        return found
+
+    def error(self) -> RingTuneError | None:
+        """Return the error of a process that has closed its output; None if it has ended well."""
+        code = self._process.wait(_END_S)
+        output = self._log.read_text(encoding="utf-8", errors="replace")[-4096:]
+        return exit_error(self._what, code, output, log=self._log) if code else None
 
 
 class Ready(NamedTuple):
@@ -83,7 +155,6 @@ class TextProcess:
         require_user(run, user)
         self._run, self._model, self._user = run, model, user
         self._wait_s = run.job.runtime.wait_s
-        self._lines: queue.Queue[str | None] = queue.Queue()
         self._count = 0
         self._is_answering = threading.Lock()
 
@@ -94,46 +165,22 @@ class TextProcess:
             RingTuneError: the error of the process.
             DeadlineError: the model was not loaded within ``runtime.wait_s`` seconds.
         """
-        self._folder = tempfile.TemporaryDirectory(prefix="ringtune-")
-        job_file = Path(self._folder.name) / "job.toml"
-        self._log = Path(self._folder.name) / "log"
-        try:
+        with contextlib.ExitStack() as undo:
+            folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="ringtune-")))
             with adapter_of(self._run, self._user) as chosen:
+                job_file = folder / "job.toml"
                 job_file.write_text(evaluation_job(chosen, None, model=self._model).to_toml(), encoding="utf-8")
-                self._start(job_file, chosen.saved.resolve())
+                words = [str(job_file), str(chosen.saved.resolve()), str(os.getpid())]
+                command = command_of("edge.runtime.text_process", *words)
+                process = LineProcess("the process that writes texts", command, folder / "log", has_input=True)
+                self._process = undo.enter_context(process)
                 self.ready = Ready(**self._next()["ready"])
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
+            self._undo = undo.pop_all()
         return self
 
-    def _start(self, job_file: Path, saved: Path) -> None:
-        with self._log.open("w", encoding="utf-8") as errors:
-            self._process = subprocess.Popen(  # noqa: S603 - our own module
-                command_of(job_file, saved),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                encoding="utf-8",
-                start_new_session=True,  # Ctrl-C ends an answer, not the process
-            )
-        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), name="texts", daemon=True)
-        self._reader.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the process."""
-        process = getattr(self, "_process", None)
-        if process is not None:
-            process.kill()
-            process.wait(_END_S)
-            self._reader.join(_END_S)
-            for pipe in (process.stdin, process.stdout):
-                with contextlib.suppress(OSError):  # it has not read all
-                    pipe.close()
-        self._folder.cleanup()
+        self._undo.close()
 
     def answer(self, request: Mapping[str, Any]) -> Iterator[Event]:
         """Yield the events of a request, the last of which has ``ended`` or ``refused``.
@@ -160,18 +207,10 @@ class TextProcess:
                 raise
 
     def _send(self, line: Mapping[str, Any]) -> None:
-        pipe = self._process.stdin
         try:
-            if pipe is not None:
-                pipe.write(json.dumps(line) + "\n")
-                pipe.flush()
+            self._process.send(line)
         except OSError as error:
             raise self._lost() from error
-
-    def _read(self, output: IO[str]) -> None:
-        for line in output:
-            self._lines.put(line)
-        self._lines.put(None)
 
     def _next_of(self, number: int) -> Event:
         """Return the next event of an answer; those of one before that a second Ctrl-C left at once are dropped."""
@@ -180,32 +219,18 @@ class TextProcess:
         return event
 
     def _next(self) -> Event:
-        try:
-            line = self._lines.get(timeout=self._wait_s)
-        except queue.Empty as error:
-            raise DeadlineError(
-                f"waited {self._wait_s:g} s for the process that writes the text; shorten the text, or raise "
-                "runtime.wait_s in the run's job.toml"
-            ) from error
-        if line is None:
-            self._lines.put(None)  # for whoever asks next
+        found = self._process.next(
+            self._wait_s,
+            f"waited {self._wait_s:g} s for the process that writes the text; shorten the text, or raise "
+            "runtime.wait_s in the run's job.toml",
+        )
+        if found is None:
             raise self._lost()
-        found: Event = json.loads(line)
         return found
 
-    def _lost(self) -> Exception:
-        code = self._process.wait(_END_S)
-        output = self._log.read_text(encoding="utf-8", errors="replace")[-4096:]
-        return (
-            exit_error("the process that writes texts", code, output, log=self._log)
-            if code
-            else PeerLostError("the process that writes texts has ended; start the command again")
-        )
-
-
-def command_of(job_file: Path, saved: Path) -> list[str]:
-    """Return the command line of the process."""
-    return [sys.executable, "-P", "-m", "edge.runtime.text_process", str(job_file), str(saved), str(os.getpid())]
+    def _lost(self) -> RingTuneError:
+        ended = PeerLostError("the process that writes texts has ended; start the command again")
+        return self._process.error() or ended
 
 
 def _is_last(event: Event) -> bool:

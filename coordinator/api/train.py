@@ -27,7 +27,7 @@ from coordinator.client.connection import Connection
 from coordinator.client.detached_runs import start_in_background, update_run_folder
 from coordinator.client.initial_values import initial_file
 from coordinator.client.local_nodes import OWN_COORDINATOR, LocalNodes, LocalSetup, node_name
-from coordinator.client.run_files import require_tensorboard
+from coordinator.client.run_files import TensorBoardLog, require_tensorboard
 from coordinator.client.run_folder import (
     ASKED,
     LOG,
@@ -212,8 +212,6 @@ def _log(log: str, out: Path) -> Iterator[list[EventSink]]:
     if not log:
         yield []
         return
-    from coordinator.client.run_files import TensorBoardLog
-
     with contextlib.closing(TensorBoardLog(out)) as written:
         yield [written]
 

@@ -8,14 +8,14 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from ringtune import options
 
 if TYPE_CHECKING:
-    from coordinator.api.text_process import Event
+    from coordinator.web.completions import Answering
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 MAX_CHARACTERS: Final = 1 << 20
@@ -71,17 +71,6 @@ def chat(
                 return
             if json and said:
                 typer.echo(json_module.dumps({"event": "answer", **said}))
-
-
-class Answering(Protocol):
-    """What answers requests; see ``coordinator.api.text_process.TextProcess``."""
-
-    @property
-    def ready(self) -> Any:
-        """Facts of the model."""
-
-    def answer(self, request: Mapping[str, Any]) -> Iterator[Event]:
-        """Yield the events of a request."""
 
 
 class Talk:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ringtune import options
-from ringtune.errors import StorageError, UsageError
+from ringtune.errors import InterruptedRunError, StorageError, UsageError
 from ringtune.hints import hint_to_install
 from ringtune.transport.parties import AUTHORITY, coordinator_trust
 from ringtune.transport.speaker import refuse_both, speak_as
@@ -57,20 +57,10 @@ def keeper_of(trust: Path | None, *, insecure: bool, shared: Database | None = N
     return keeper
 
 
-def authority_of(keeper: TrustKeeper | None) -> str:
-    """Return the SHA-256 of the coordinator's authority, hex; empty without encryption."""
-    if keeper is None:
-        return ""
-    from ringtune.transport.identity import fingerprint
-
-    return fingerprint(keeper.authority_pem)
-
-
 def init(trust: options.Trust = None, json: options.Json = False) -> None:
     """Create a certificate authority (CA); from then on every connection uses mutual TLS."""
     from coordinator.server.certificate_authority import ADMIN, FILE, init_trust
     from ringtune.transport.identity import fingerprint
-    from ringtune.transport.parties import AUTHORITY, coordinator_trust
 
     folder = trust or coordinator_trust()
     found = fingerprint(init_trust(folder, time.time()).certificate_pem)
@@ -112,7 +102,7 @@ def token(
     from coordinator.server.certificate_authority import make_token
     from ringtune.quantities import parse_seconds
     from ringtune.storage.durable import check_writable, require_absent, write_durably
-    from ringtune.transport.parties import ADMINISTRATOR, NODE_ROLE, SUBMITTER_ROLE, Party, coordinator_trust
+    from ringtune.transport.parties import ADMINISTRATOR, NODE_ROLE, SUBMITTER_ROLE, Party
 
     if role not in (NODE_ROLE, SUBMITTER_ROLE, ADMINISTRATOR):
         raise UsageError(f"--role {role!r} is not one of {NODE_ROLE}, {SUBMITTER_ROLE}, {ADMINISTRATOR}")
@@ -292,10 +282,10 @@ def coordinator(
     from coordinator.server.server import CoordinatorServer, announcing
     from coordinator.web.feeds import watch
     from coordinator.web.server import PageServer, require_web
-    from ringtune.errors import InterruptedRunError
     from ringtune.quantities import parse_bytes
     from ringtune.storage.durable import keep_files_private
     from ringtune.transport.endpoints import machine_address
+    from ringtune.transport.identity import fingerprint
 
     keep_files_private()
     if announce and no_announce:
@@ -360,7 +350,8 @@ def coordinator(
             progress.note(line)
         announced, authority = after.enter_context(contextlib.ExitStack()), None
         while True:
-            if authority != (authority := authority_of(keeper)):  # at the begin, and when it was rotated
+            present = fingerprint(keeper.authority_pem) if keeper is not None else ""
+            if authority != (authority := present):  # at the begin, and when it was rotated
                 announced.close()
                 announced.enter_context(
                     announcing(server.address, asked=asked, authority_sha256=authority, say=progress.note)

@@ -71,10 +71,23 @@ def evaluate(
     from coordinator.run.run_text import all_figures
     from coordinator.screen.tables import class_lines
 
+    tell = functools.partial(typer.echo, err=True)
     if harness or harness_data is not None or apply_chat_template:
+        from coordinator.api.harness import harness as measured
+        from coordinator.api.harness import lines_of
+        from coordinator.client.saved_run import read_run
+
         refuse_other_rows(context, harness)
-        run_harness = functools.partial(_harness, data=harness_data, is_chat=apply_chat_template)
-        typer.echo(run_harness(folder, harness, model=model, user=user, json=json))
+        figures = measured(
+            read_run(folder),
+            [name.strip() for name in harness.split(",")],
+            data=harness_data,
+            model=model,
+            user=user,
+            apply_chat_template=apply_chat_template,
+            tell=tell,
+        )
+        options.show({"event": "harness", "tasks": figures}, lines_of(figures), as_json=json)
         return
     if coordinator and data is None:
         refuse_local_node_options(context)
@@ -89,7 +102,7 @@ def evaluate(
         user=user,
         join_s=join_s,
         insecure=insecure,
-        tell=functools.partial(typer.echo, err=True),
+        tell=tell,
     )
     options.show({"event": "evaluation", **found}, (*all_figures(found), *class_lines(found)), as_json=json)
 
@@ -106,26 +119,14 @@ def refuse_other_rows(context: typer.Context, harness: str) -> None:
         raise UsageError(
             "--harness-data and --apply-chat-template are for --harness; name tasks with it, or leave it out"
         )
-    options_of_rows = {"--data": "data", "--coordinator": "coordinator", "--column": "column", "--missing": "missing"}
-    for option, name in options_of_rows.items():
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise UsageError(f"--harness brings its own rows and computes on this machine; leave {option} out")
+    for option in _typed(context, "--data", "--coordinator", "--column", "--missing"):
+        raise UsageError(f"--harness brings its own rows and computes on this machine; leave {option} out")
 
 
-def _harness(
-    folder: Path, tasks: str, *, data: Path | None, is_chat: bool, model: Path | None, user: str, json: bool
-) -> str:
-    import functools
-    import json as json_module
-
-    from coordinator.api.harness import harness, lines_of
-    from coordinator.client.saved_run import read_run
-
-    names = [name.strip() for name in tasks.split(",")]
-    tell = functools.partial(typer.echo, err=True)
-    found = harness(read_run(folder), names, data=data, model=model, user=user, apply_chat_template=is_chat, tell=tell)
-    return json_module.dumps({"event": "harness", "tasks": found}) if json else "\n".join(lines_of(found))
+def _typed(context: typer.Context, *options_: str) -> list[str]:
+    """Return those of the options that stand on the command line."""
+    sources = {one: context.get_parameter_source(one.removeprefix("--").replace("-", "_")) for one in options_}
+    return [one for one, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
 
 
 def refuse_local_node_options(context: typer.Context) -> None:
@@ -136,11 +137,5 @@ def refuse_local_node_options(context: typer.Context) -> None:
     """
     from ringtune.errors import UsageError
 
-    typed = [
-        option
-        for option, name in (("--model", "model"), ("--join-s", "join_s"))
-        if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
-    ]
-    if typed:
-        words = " and ".join(typed)
+    if words := " and ".join(_typed(context, "--model", "--join-s")):
         raise UsageError(f"{words} would be for a node here that has the rows; give --data FILE, or leave out {words}")

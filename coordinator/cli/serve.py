@@ -48,10 +48,10 @@ def serve(
 
     from coordinator.api.text_process import TextProcess
     from coordinator.client.saved_run import read_run
-    from coordinator.screen.progress import WaitNotice
+    from coordinator.screen.progress import WaitNotice, reachable_address
     from coordinator.server.coordinator import ShutdownSignals
     from coordinator.web.completions import CompletionsServer
-    from ringtune.transport.endpoints import is_loopback
+    from ringtune.transport.endpoints import is_loopback, machine_address
     from ringtune.transport.page_access import token_of
 
     secret = token_of(token) if token is not None or not is_loopback(bind) else ""
@@ -62,7 +62,7 @@ def serve(
             stack.enter_context(process)
         ending = stack.enter_context(ShutdownSignals())
         stack.enter_context(server)
-        url = f"http://{server.callable_address}/v1"
+        url = f"http://{reachable_address(server.address, machine_address() or 'localhost')}/v1"
         shown_token = {"token": secret} if secret and token is None else {}
         if json:
             typer.echo(json_module.dumps({"event": "serving", "url": url, "model": name, **shown_token}))

@@ -59,11 +59,6 @@ def hub_cache(environment: Mapping[str, str]) -> Path:
     return Path(base).expanduser() / "huggingface" / "hub"
 
 
-def download_folder() -> Path:
-    """The folder for fetched models; the library's cache is only read."""
-    return user_cache_path("ringtune") / "hub"
-
-
 def with_local_model(job: Job) -> Job:
     """Replace an id of a hub in ``model.path`` by the folder in a cache, after a fetch if need be.
 
@@ -93,7 +88,7 @@ def model_folder(path: str, *, cache: Path | None = None, own: Path | None = Non
     if wanted is None or Path(path).exists():
         return folder_of_gguf(Path(path))
     cache = cache or hub_cache(os.environ)
-    own = own or download_folder()
+    own = own or user_cache_path("ringtune") / "hub"
     found = cached_folder(wanted, cache) or cached_folder(wanted, own)
     problem = "" if found else (fetch or _fetch_in_process)(wanted, own)
     found = found or cached_folder(wanted, own)

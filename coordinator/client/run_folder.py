@@ -374,12 +374,12 @@ def is_as_written(file: Path, written: list[int] | None, now: Iterable[Path]) ->
 
     ``written`` are size and time when the run wrote it, None = not known; ``now`` are the present files of the run.
     """
-    return _state(file) == written or any(is_plain_file(one) and _begins_with(one, file) for one in now)
 
+    def begins_with_it(new: Path) -> bool:
+        with file.open("rb") as begin, new.open("rb") as whole:
+            return all(piece == whole.read(len(piece)) for piece in iter(lambda: begin.read(CHUNK_BYTES), b""))
 
-def _begins_with(new: Path, old: Path) -> bool:
-    with old.open("rb") as begin, new.open("rb") as whole:
-        return all(piece == whole.read(len(piece)) for piece in iter(lambda: begin.read(CHUNK_BYTES), b""))
+    return _state(file) == written or any(is_plain_file(one) and begins_with_it(one) for one in now)
 
 
 def lock_of(folder: Path) -> FileLock:

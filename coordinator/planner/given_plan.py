@@ -6,9 +6,10 @@ differ from the job's own values; everything else must agree with job and member
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,14 +49,20 @@ _MEASURED = (
 
 def read_profile(path: Path) -> Profile:
     """Read a ``profile.json``; raises ``PlanError``."""
-    try:
+    with _reading(f"the profile {path}", "make it with 'ringtune measure'"):
         return Profile.from_json(read_json(path))
+
+
+@contextlib.contextmanager
+def _reading(what: str, remedy: str) -> Iterator[None]:
+    try:
+        yield
     except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"can't read the profile {path}: {error}; make it with 'ringtune measure'") from error
+        raise PlanError(f"can't read {what}: {error}; {remedy}") from error
     except ValueError as error:
-        raise PlanError(f"the profile {path} is not JSON: {error}; make it with 'ringtune measure'") from error
+        raise PlanError(f"{what} is not JSON: {error}; {remedy}") from error
     except PlanError as error:
-        raise PlanError(f"the profile {path}: {error}") from error
+        raise PlanError(f"{what}: {error}") from error
 
 
 def require_profile_place(path: Path) -> None:
@@ -137,20 +144,14 @@ class GivenPlan:
 
 def read_given_plan(path: Path) -> GivenPlan:
     """Read the file of ``ringtune plan --save`` or ``--json``, or the ``plan.json`` of a run; raises ``PlanError``."""
-    try:
+    remedy = "make it with 'ringtune plan JOB --save FILE'"
+    with _reading(f"the plan {path}", remedy):
         value = read_json(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"can't read the plan {path}: {error}; make it with 'ringtune plan JOB --save FILE'") from error
-    except ValueError as error:
-        raise PlanError(f"{path} is not JSON: {error}; make it with 'ringtune plan JOB --save FILE'") from error
-    if not isinstance(value, Mapping):
-        raise PlanError(f"the plan {path} is no table; make it with 'ringtune plan JOB --save FILE'")
-    try:
+        if not isinstance(value, Mapping):
+            raise PlanError(f"it is no table; {remedy}")
         given = GivenPlan.from_json(value)
         _check_version(given)
-    except PlanError as error:
-        raise PlanError(f"the plan {path}: {error}") from error
-    return given
+        return given
 
 
 def require_plan_place(path: Path) -> None:

@@ -282,7 +282,9 @@ class _Local:
         is_complete = num_rings(*self._sizes) <= self._budget.evaluations
         try:
             if is_complete:
-                self._evaluate_all()
+                for ring in every_ring(*self._sizes):
+                    best = self._pool.get(frozenset(ring.nodes))
+                    self._evaluated(ring, _WORST if best is None else best[0])
             else:
                 self._search(known, construct=construct)
         except _BudgetExhausted:
@@ -298,11 +300,6 @@ class _Local:
             was_cut=self._was_cut,
             is_complete=is_complete,
         )
-
-    def _evaluate_all(self) -> None:
-        for ring in every_ring(*self._sizes):
-            known = self._pool.get(frozenset(ring.nodes))
-            self._evaluated(ring, _WORST if known is None else known[0])
 
     def _search(self, known: tuple[Ring, ...], *, construct: bool) -> None:
         """Climb from the best starts, then from kicked rings, until ``_BudgetExhausted``."""

@@ -99,6 +99,7 @@ _MOST: Final = 8
 
 _StepTimes = dict[Plan, dict[int, float]]
 """Placement -> seconds of a step at every depth."""
+_MoveTimes = Mapping[tuple[Plan, Plan], float]
 
 
 def choose_phases(
@@ -132,9 +133,9 @@ def choose_phases(
 
     ranking = Ranking(seconds, lambda: bool(step_s) and clock.is_over()).judge_all(list(plans)[:_MOST])
     fixed_s, best = ranking.ranked[0]
-    moves = _Moves(profile, caps)
-    moving_s, way = _best_way(step_s, starts, moves)
-    phases = tuple(_phases(way, starts, step_s, best, moves))
+    moves_s = {(one, other): _moving_s(profile, caps, one, other) for one in step_s for other in step_s}
+    moving_s, way = _best_way(step_s, starts, moves_s)
+    phases = tuple(_phases(way, starts, step_s, best, moves_s))
     is_taken = len(phases) > 1 and moving_s <= WORTH * fixed_s
     reason = PhasesReason(fixed_s=fixed_s, moving_s=moving_s, phases=phases, is_taken=is_taken)
     return (_moving(way, starts) if is_taken else None), reason
@@ -149,23 +150,18 @@ class _Stretch(NamedTuple):
     steps: int
 
 
-class _Moves:
-    def __init__(self, profile: Profile, caps: MemoryCaps) -> None:
-        self._profile, self._caps = profile, caps
-
-    def seconds(self, before: Plan, after: Plan) -> float:
-        """Seconds of a move; 0 if nothing changes, infinite if a node has no memory for it."""
-        if before is after:
-            return 0.0
-        caps, facts = self._caps, self._profile.by_name
-        needs = moving_memory(
-            (before.placement, after.placement),
-            {node: caps.estimate(before, node) for node in before.nodes},
-            {node: caps.estimate(after, node) for node in after.nodes},
-        )
-        if any(one.total_bytes > facts[node].memory_bytes for node, one in needs.items()):
-            return float("inf")
-        return move_s(before.placement, after.placement, self._profile.nodes[0])
+def _moving_s(profile: Profile, caps: MemoryCaps, before: Plan, after: Plan) -> float:
+    """Seconds of a move; 0 if nothing changes, infinite if a node has no memory for it."""
+    if before is after:
+        return 0.0
+    needs = moving_memory(
+        (before.placement, after.placement),
+        {node: caps.estimate(before, node) for node in before.nodes},
+        {node: caps.estimate(after, node) for node in after.nodes},
+    )
+    if any(one.total_bytes > caps.facts[node].memory_bytes for node, one in needs.items()):
+        return float("inf")
+    return move_s(before.placement, after.placement, profile.nodes[0])
 
 
 def _refusal_reason(plan: Plan, activations: str) -> str:
@@ -202,15 +198,14 @@ def _steps_s(step_s: Mapping[int, float], starts: Sequence[_Stretch]) -> float:
     return sum(stretch.steps * step_s[stretch.depth] for stretch in starts)
 
 
-def _best_way(step_s: _StepTimes, starts: Sequence[_Stretch], moves: _Moves) -> tuple[float, list[Plan]]:
+def _best_way(step_s: _StepTimes, starts: Sequence[_Stretch], moves_s: _MoveTimes) -> tuple[float, list[Plan]]:
     """Return the least seconds of steps and moves, and the plan for each stretch that gives them."""
     ways = [(_steps_s(own, starts[:1]), [one]) for one, own in step_s.items()]
-    between = {(one, other): moves.seconds(one, other) for one in step_s for other in step_s}
     for stretch in starts[1:]:
         ways = [
             min(
                 (
-                    (seconds + between[way[-1], one] + stretch.steps * own[stretch.depth], [*way, one])
+                    (seconds + moves_s[way[-1], one] + stretch.steps * own[stretch.depth], [*way, one])
                     for seconds, way in ways
                 ),
                 key=lambda pair: pair[0],
@@ -221,7 +216,7 @@ def _best_way(step_s: _StepTimes, starts: Sequence[_Stretch], moves: _Moves) -> 
 
 
 def _phases(
-    way: Sequence[Plan], starts: Sequence[_Stretch], step_s: _StepTimes, fixed: Plan, moves: _Moves
+    way: Sequence[Plan], starts: Sequence[_Stretch], step_s: _StepTimes, fixed: Plan, moves_s: _MoveTimes
 ) -> Iterator[Phase]:
     begin = 0
     for at in range(1, len(way) + 1):
@@ -233,7 +228,7 @@ def _phases(
             first_step=own[0].first_step,
             depth=own[0].depth,
             slices=pieces,
-            move_s=moves.seconds(way[begin - 1], one) if begin else 0.0,
+            move_s=moves_s[way[begin - 1], one] if begin else 0.0,
             gain_s=_steps_s(step_s[fixed], own) - _steps_s(step_s[one], own),
         )
         begin = at

@@ -118,11 +118,16 @@ class Planned:
     def note(self) -> str:
         """Notes on the plan: settings left out, notes of techniques, a search ended by the clock; mostly empty."""
         cut_after_s = self.choice.cut_after_s if self.choice else None
-        cut = [] if cut_after_s is None else [cut_note(cut_after_s)]
+        cut = (
+            f"planning was cut after {cut_after_s:g} s (runtime.plan_s): this is the best plan found so far; with more "
+            "time or on another machine it may be another one"
+            if cut_after_s is not None
+            else ""
+        )
         nodes = self.profile.nodes if self.profile else ()
         unlike = differing_transformers([node for node in nodes if node.node in self.plan.nodes])
         notes = [note for technique in TECHNIQUES for note in technique.notes(self.plan, nodes)]
-        return "; ".join([*self.left_out, *self.told, *notes, *unlike, *cut])
+        return "; ".join([*self.left_out, *self.told, *notes, *unlike, *filter(None, [cut])])
 
     @property
     def memory_bytes(self) -> dict[str, int]:

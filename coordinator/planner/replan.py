@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from coordinator.planner.draft import Draft, drafts_of, racks_of
@@ -188,7 +188,8 @@ def replanned(
         if (one.slices, helping) != (placement.slices, placement.helpers)
     }
     fitting = [one for one in others.values() if _fits(part, one, job, profile)]
-    named = [one for one in fitting if again.items() & job.offload.helpers.items() & _by_host(one)]
+    wanted = again.items() & job.offload.helpers.items()
+    named = [one for one in fitting if wanted & {(one.host_of(each.start), each.node) for each in one.helpers}]
     if not fitting:
         return None
     ranking = Ranking[Placement](lambda one: seconds(Plan.of(now.course, one))).judge_all(named or fitting)
@@ -205,11 +206,6 @@ def _helpers(course: Course, placement: Placement, helper_of: Mapping[str, str])
     """Return the helpers of hosts for their blocks without projections, of which the course has hosts train."""
     found = helpers_of(course, placement.hosts, helper_of)
     return tuple(one for one in found if not in_ranges(one.start, course.projected))
-
-
-def _by_host(placement: Placement) -> Set[tuple[str, str]]:
-    """Return (host, helper) of each helper."""
-    return {(placement.host_of(one.start), one.node) for one in placement.helpers}
 
 
 def _others(

@@ -274,16 +274,12 @@ def choose_replicas(
     options = sorted(_options(drafts, profile, is_over), key=lambda one: one.rough_s)
     if not options:
         return None, ReplicasReason(why_not="no node has memory for blocks of another one too")
-
-    def roughly(one: _Option) -> float:
-        return simulated_steps_s(one.plan, profile, one.tables.costs, max_depths=_ROUGH_DEPTHS)
-
-    def well(one: _Option) -> float:
-        return simulated_steps_s(one.plan, profile, one.tables.costs)
-
-    rough = Ranking(roughly, is_over).judge_all(_worth_judging(options))
+    rough = Ranking[_Option](
+        lambda one: simulated_steps_s(one.plan, profile, one.tables.costs, max_depths=_ROUGH_DEPTHS), is_over
+    ).judge_all(_worth_judging(options))
     _climb(rough)
-    judged = Ranking(well, is_over).judge_all(one for _, one in rough.ranked[:_FINALISTS]).ranked
+    final = Ranking[_Option](lambda one: simulated_steps_s(one.plan, profile, one.tables.costs), is_over)
+    judged = final.judge_all(one for _, one in rough.ranked[:_FINALISTS]).ranked
     if not judged:
         return None, ReplicasReason(why_not="the time for planning was used up")
     costs = ring_costs(dataclasses.replace(Draft.of(plan), optimizer=drafts[0].optimizer), profile)

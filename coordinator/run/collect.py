@@ -249,8 +249,8 @@ _MAX_RESULT_BYTES = 1 << 38
 class Results:
     """Result files of all nodes of one run, in a temporary folder."""
 
-    def __init__(self) -> None:
-        self._model: ModelFacts | None = None
+    def __init__(self, model: ModelFacts | None = None) -> None:
+        self._model = model
         self._holder = ""
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._files: dict[str, dict[str, Pieces]] = {}
@@ -393,9 +393,7 @@ class ResultCollector:
         node, number = command.node, command.number
         if number != self._number:
             self._best.drop()
-            self._number, self._best = number, Results()
-            if self._model is not None:
-                self._best.expect(self._model)
+            self._number, self._best = number, Results(self._model)
         self._best.ask(
             rd.Collect(
                 node, command.with_head, command.with_private, command.step if self._job.keeps_best_on_disk else 0

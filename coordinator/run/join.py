@@ -338,12 +338,9 @@ class JoinHandler:
         if problem:
             self._refuse(candidate, problem)
         else:
-            self._take_in(candidate, self._with_times(facts))
-
-    def _with_times(self, facts: NodeFacts) -> NodeFacts:
-        if not self._has_given_times(facts.node) or self._request.profile is None:
-            return facts
-        return with_given_times({facts.node: facts}, self._request.profile).nodes[0]
+            if self._has_given_times(facts.node) and self._request.profile is not None:
+                facts = with_given_times({facts.node: facts}, self._request.profile).nodes[0]
+            self._take_in(candidate, facts)
 
     def _take_in(self, candidate: JoinCandidate, facts: NodeFacts) -> None:
         if self._known is None or self._recorder is None or self._replanning is None:

@@ -11,6 +11,7 @@ pairs. No round begins after the budget; a note says what is assumed of the othe
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -262,14 +263,10 @@ class MeasureDriver(Driver):
         """
         if not self._request.one_by_one:
             return [list(self._chosen)]
-        groups: list[list[Member]] = []
-        seen: dict[str, int] = {}
+        by_machine: dict[str, list[Member]] = {}
         for member in self._chosen:
-            index = seen.get(machine_of(member), 0)
-            seen[machine_of(member)] = index + 1
-            groups += [[]] if index == len(groups) else []
-            groups[index].append(member)
-        return groups
+            by_machine.setdefault(machine_of(member), []).append(member)
+        return [[one for one in group if one is not None] for group in itertools.zip_longest(*by_machine.values())]
 
     # ---- links ------------------------------------------------------------------------------------
 

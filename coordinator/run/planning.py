@@ -173,62 +173,35 @@ class FirstInspectionDone(NamedTuple):
     frozen: FrozenWeights | None = None
 
 
-class FirstInspection:
-    """The answers of all nodes before they measure; made when the nodes are asked."""
-
-    def __init__(
-        self,
-        request: RunRequest,
-        nodes: tuple[str, ...],
-        on_done: Callable[[FirstInspectionDone], None],
-        *,
-        now_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._request = request
-        self._now_s, self._end_s = now_s, now_s() + request.job.runtime.wait_s
-        self._awaited = set(nodes)
-        self._facts: dict[str, NodeFacts] = {}
-        self._on_done = on_done
-        self._cancelled = threading.Event()
-
-    @staticmethod
-    def is_wanted(request: RunRequest) -> bool:
-        """Whether nodes measure for a plan that is not made yet; that of a resumed run is."""
-        return request.needs_times and request.resume is None
-
-    def take(self, facts: NodeFacts) -> None:
-        """Take a node's answer; the last one starts the check whether a plan fits."""
-        self._facts[facts.node] = facts
-        self._awaited.discard(facts.node)
-        if not self._awaited:
-            work_beside("first-look", self._look, self._on_done, FirstInspectionDone)
-
-    def cancel(self) -> None:
-        """Make the thread end soon: its result is not needed."""
-        self._cancelled.set()
-
-    def _look(self) -> FirstInspectionDone:
-        left_s = max(0.0, self._end_s - self._now_s())
-        seconds = min(self._request.job.runtime.plan_s, _SHARE_OF_WAIT * left_s)
-        effort = Effort(seconds=seconds, is_cancelled=self._cancelled.is_set, judged_actions=0)
-        try:
-            planned = plan_run(self._request, run_profile(self._request, self._facts), None, effort)
-        except DeadlineError as error:  # the planner that knows all will say what is wrong
-            _LOG.info("the first inspection took too long: %s", error)
-            return FirstInspectionDone(None)
-        return FirstInspectionDone(None, planned.plan.course.frozen)
+def first_look(
+    request: RunRequest,
+    facts: Mapping[str, NodeFacts],
+    end_s: float,
+    *,
+    is_cancelled: Callable[[], bool],
+    now_s: Callable[[], float] = time.monotonic,
+) -> FirstInspectionDone:
+    """Look whether a plan fits the nodes, in half of the time to ``end_s`` at most; raises ``RingTuneError``."""
+    seconds = min(request.job.runtime.plan_s, _SHARE_OF_WAIT * max(0.0, end_s - now_s()))
+    effort = Effort(seconds=seconds, is_cancelled=is_cancelled, judged_actions=0)
+    try:
+        planned = plan_run(request, run_profile(request, facts), None, effort)
+    except DeadlineError as error:  # the planner that knows all will say what is wrong
+        _LOG.info("the first inspection took too long: %s", error)
+        return FirstInspectionDone(None)
+    return FirstInspectionDone(None, planned.plan.course.frozen)
 
 
 class RunPlanner:
     """The steps of one run before its plan.
 
     Args:
-        put: takes entries for the run's thread, from any thread: after ``FirstInspectionDone`` set
-            ``first_inspection`` to None, after a ``LinkAnswer`` call ``add_link_answer``; a plan or a failure ends
-            the preparation.
+        put: takes entries for the run's thread, from any thread: after ``FirstInspectionDone`` set ``is_looking`` to
+            False, after a ``LinkAnswer`` call ``add_link_answer``; a plan or a failure ends the preparation.
 
     Attributes:
-        first_inspection: takes answers for a first look; None = answers count for the plan.
+        is_looking: whether nodes' answers are for a first look, before they measure for a plan that is not made yet;
+            else they count for the plan.
     """
 
     def __init__(
@@ -246,7 +219,9 @@ class RunPlanner:
         self._cancelled = threading.Event()
         self._members: tuple[Member, ...] = ()
         self._calls: Mapping[str, AgentCalls] = {}
-        self.first_inspection: FirstInspection | None = None
+        self.is_looking = request.needs_times and request.resume is None
+        self._look_end_s = 0.0
+        self._looked_at: dict[str, NodeFacts] = {}
         self._measuring: LinkMeasurement | None = None
         self._facts: Mapping[str, NodeFacts] = {}
 
@@ -255,13 +230,22 @@ class RunPlanner:
     def begin(self, members: Sequence[Member], calls: Mapping[str, AgentCalls]) -> None:
         """Begin with the members of the run; they are inspected next."""
         self._members, self._calls = tuple(members), calls
-        if FirstInspection.is_wanted(self._request):
-            self.first_inspection = FirstInspection(self._request, tuple(member.node for member in members), self._put)
+        self._look_end_s = time.monotonic() + self._request.job.runtime.wait_s
+
+    def look(self, facts: NodeFacts) -> None:
+        """Take a node's answer for the first look; the last one starts it."""
+        self._looked_at[facts.node] = facts
+
+        def look() -> FirstInspectionDone:
+            return first_look(self._request, self._looked_at, self._look_end_s, is_cancelled=self._cancelled.is_set)
+
+        if len(self._looked_at) == len(self._members):
+            work_beside("first-look", look, self._put, FirstInspectionDone)
 
     @property
     def needs_times(self) -> bool:
         """Whether a node that is asked now has to measure itself."""
-        return self._request.needs_times and self.first_inspection is None
+        return self._request.needs_times and not self.is_looking
 
     # ---- links and plan ---------------------------------------------------------------------------
 
@@ -315,8 +299,6 @@ class RunPlanner:
     def cancel(self) -> None:
         """Make all threads end soon: their answers are not needed."""
         self._cancelled.set()
-        if self.first_inspection is not None:
-            self.first_inspection.cancel()
 
     # ---- after the run ----------------------------------------------------------------------------
 

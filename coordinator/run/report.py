@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -136,14 +136,6 @@ class NodeTotals:
     figures: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Step:
-    """A finished step of an open turn."""
-
-    line: dict[str, Any]
-    ended_unix_s: float
-
-
 _NAMES: Final[Mapping[str, str]] = {
     Payload.UNIT_GRAD: "unit_gradient",
     Payload.PAIRS: "pair",
@@ -151,29 +143,22 @@ _NAMES: Final[Mapping[str, str]] = {
 }
 
 
-class _ParcelBytes:
-    """Sent bytes of parcels by kind and link."""
-
-    def __init__(self) -> None:
-        self._links: dict[str, dict[str, int]] = {payload: defaultdict(int) for payload in _NAMES}
-
-    def add(self, payload: str, link: str, sent_bytes: int) -> None:
-        """Count sent bytes; messages other than parcels are ignored."""
-        if payload in self._links:
-            self._links[payload][link] += sent_bytes
-
-    def to_json(self, what: str) -> dict[str, dict[str, int]]:
-        """Return each kind with bytes under its name, such as ``pair_links`` for ``what`` = ``links``."""
-        return {f"{_NAMES[kind]}_{what}": dict(sorted(found.items())) for kind, found in self._links.items() if found}
+Sent = Counter[tuple[str, str]]
+"""Sent bytes by payload and link."""
 
 
-@dataclass(slots=True)
-class _LinkBytes:
-    """Bytes of one item by link: all, of gradients, and of each kind of parcel."""
+def _by_link(sent: Sent, *payloads: str) -> dict[str, int]:
+    """Add up sent bytes by link, in the order of names; of these payloads alone, if any are given."""
+    found = Counter[str]()
+    for (payload, link), sent_bytes in sent.items():
+        if not payloads or payload in payloads:
+            found[link] += sent_bytes
+    return dict(sorted(found.items()))
 
-    all: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    gradients: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    parcels: _ParcelBytes = field(default_factory=_ParcelBytes)
+
+def _parcels(sent: Sent, what: str) -> dict[str, dict[str, int]]:
+    """Return each kind of parcels with bytes under its name, such as ``pair_links`` for ``what`` = ``links``."""
+    return {f"{name}_{what}": found for kind, name in _NAMES.items() if (found := _by_link(sent, kind))}
 
 
 class RunLedger:
@@ -192,13 +177,11 @@ class RunLedger:
         self._moves: list[dict[str, Any]] = []
         self._job = job
         self._last_end_unix_s = 0.0
-        self._steps: dict[int, _Step] = {}
-        self._other_ends_unix_s: dict[int, float] = {}
+        self._lines: dict[int, dict[str, Any]] = {}  # of finished steps of open turns
+        self._ends_unix_s: dict[int, float] = {}  # of finished items of open turns
         self._steps_s = 0.0
         self._decisions: list[dict[str, Any]] = []
-        self._traffic: dict[int, _LinkBytes] = defaultdict(_LinkBytes)
-        self._links: dict[str, int] = defaultdict(int)
-        self._parcels = _ParcelBytes()
+        self._sent, self._sent_of = Sent(), defaultdict[int, Sent](Sent)  # of the run, and of items of open turns
         self._evaluations: list[dict[str, Any]] = []
         self._known = NONE_DONE
         self._final: dict[str, Any] = {"rows": 0, "count": 0, "loss": None, "accuracy": None}
@@ -220,17 +203,12 @@ class RunLedger:
     def add_traffic(self, node: str, seq: int, target: str, payload: str, sent_bytes: int) -> None:
         """Count the bytes that ``node`` sent to ``target`` for one item."""
         link = f"{node}>{target}"
-        self._links[link] += sent_bytes
+        self._sent[payload, link] += sent_bytes
         self.nodes[node].sent_bytes += sent_bytes
         if target in self.nodes:
             self.nodes[target].received_bytes += sent_bytes
         # a hand-over may be reported after its turn is closed; its bytes then show in the next line
-        traffic = self._traffic[max(seq, self._next_seq)]
-        traffic.all[link] += sent_bytes
-        if payload == Payload.GRAD:
-            traffic.gradients[link] += sent_bytes
-        traffic.parcels.add(payload, link, sent_bytes)
-        self._parcels.add(payload, link, sent_bytes)
+        self._sent_of[max(seq, self._next_seq)][payload, link] += sent_bytes
 
     def add_spans(self, node: str, spans: Iterable[Span]) -> None:
         """Count compute actions of a node, and their seconds."""
@@ -275,12 +253,11 @@ class RunLedger:
     ) -> dict[str, Any]:
         """Note a finished item; return its progress event."""
         line = self.line_of(turn, seq, step, depth, values)
+        self._ends_unix_s[seq] = ended_unix_s
         if turn.kind is StepKind.TRAIN:
-            self._steps[seq] = _Step(line, ended_unix_s)
+            self._lines[seq] = line
             self._steps_done += 1
             self._last.take(line)
-        else:
-            self._other_ends_unix_s[seq] = ended_unix_s
         return {"seq": seq, "num_steps": self._plan.course.num_steps, **line}
 
     def line_of(self, turn: Turn, seq: int, step: int, depth: int, values: Mapping[str, float]) -> dict[str, Any]:
@@ -363,26 +340,25 @@ class RunLedger:
         self._decisions = self._decisions[len(lines) :]
         self._next_seq = turn.end_seq
         for seq in range(turn.first_seq, turn.end_seq):
-            traffic = self._traffic.pop(seq, _LinkBytes())
-            step = self._steps.pop(seq, None)
-            if step is None:  # the time of an evaluation is none of the step after it
-                ended_unix_s = self._other_ends_unix_s.pop(seq, self._last_end_unix_s)
+            sent, line = self._sent_of.pop(seq, Sent()), self._lines.pop(seq, None)
+            ended_unix_s = self._ends_unix_s.pop(seq, self._last_end_unix_s)
+            if line is None:  # the time of an evaluation is none of the step after it
                 self._last_end_unix_s = max(self._last_end_unix_s, ended_unix_s)
                 continue
             # what nodes know of this clock may be some milliseconds off; a step never takes less than nothing
-            seconds = max(0.0, step.ended_unix_s - self._last_end_unix_s)
-            self._last_end_unix_s = step.ended_unix_s
+            seconds = max(0.0, ended_unix_s - self._last_end_unix_s)
+            self._last_end_unix_s = ended_unix_s
             self._steps_s += seconds
-            if (loss := step.line["loss"]) is not None:
+            if (loss := line["loss"]) is not None:
                 self._first_loss = loss if self._first_loss is None else self._first_loss
                 self._losses = [*self._losses, loss][-self._plan.course.local_iterations :]
             lines.append(
                 {
-                    **step.line,
+                    **line,
                     "seconds": round(seconds, 6),
-                    "bytes": dict(sorted(traffic.all.items())),
-                    "gradient_bytes": dict(sorted(traffic.gradients.items())),
-                    **traffic.parcels.to_json("bytes"),
+                    "bytes": _by_link(sent),
+                    "gradient_bytes": _by_link(sent, Payload.GRAD),
+                    **_parcels(sent, "bytes"),
                 }
             )
         return lines
@@ -483,8 +459,8 @@ class RunLedger:
             **({"moves": self._moves} if self.placement_number is not None else {}),
             **({"busy": busy} if (busy := self._busy()) else {}),
             "nodes": {node: self._node(node, predicted_bytes) for node in self._plan.nodes},
-            "links": dict(sorted(self._links.items())),
-            **self._parcels.to_json("links"),
+            "links": _by_link(self._sent),
+            **_parcels(self._sent, "links"),
         }
 
     def _busy(self) -> str:
@@ -544,11 +520,8 @@ class OperationsLedger:
         self._done = {node: NodeWork() for node in plan.nodes}
         self._steps: dict[tuple[Plan, str, int], int] = defaultdict(int)
         self._items: dict[tuple[Plan, str, int], Item] = {}
-        self._total_busy_s = 0.0
-        self._total_bytes = 0
-        self._scored = 0
-        self._score_busy_s = 0.0
-        self._score_bytes = 0
+        self._busy_of: dict[StepKind, float] = defaultdict(float)
+        self._sent_of, self._num_items = Counter[StepKind](), Counter[StepKind]()
 
     def joined(self, node: str) -> None:
         """Count the work of one more node."""
@@ -574,15 +547,9 @@ class OperationsLedger:
             return
         plan = turn.settled(self._plan)
         for seq in range(turn.first_seq, turn.end_seq):
-            busy_s, sent = self._busy_s.pop(seq, 0.0), self._bytes.pop(seq, 0)
-            if turn.kind is StepKind.TRAIN:
-                self._total_busy_s += busy_s
-                self._total_bytes += sent
-            elif turn.kind is StepKind.SCORE:
-                self._score_busy_s += busy_s
-                self._score_bytes += sent
-        if turn.kind is StepKind.SCORE:
-            self._scored += turn.num_items
+            self._busy_of[turn.kind] += self._busy_s.pop(seq, 0.0)
+            self._sent_of[turn.kind] += self._bytes.pop(seq, 0)
+        self._num_items[turn.kind] += turn.num_items
         if turn.kind is StepKind.TRAIN:
             for item in items(plan.course, turn):
                 _add_done(self._done, done_of(plan, item, self._costs), 1)
@@ -602,7 +569,7 @@ class OperationsLedger:
         done = self._done
         full, full_recorded = (self._all_full(costs) for costs in (self._costs, _costs(self._plan, recorded)))
         all_done, everything, measured = total(done.values()), total(full.values()), total(full_recorded.values())
-        busy_s, sent = self._total_busy_s, self._total_bytes
+        busy_s, sent, score = self._busy_of[StepKind.TRAIN], self._sent_of[StepKind.TRAIN], StepKind.SCORE
         has_full_work = all(done[node].full > 0 for node, each in full.items() if each.full > 0)
         all_full_s = measured.work_s if has_full_work else None  # else the seconds of a node are not known
         return {
@@ -622,7 +589,11 @@ class OperationsLedger:
                 "predicted": _share(all_done.sent_bytes, everything.sent_bytes),
                 "paper": _share(all_done.paper_sent, everything.paper_sent),
             },
-            "scores": {"batches": self._scored, "busy_s": self._score_busy_s, "sent_bytes": self._score_bytes},
+            "scores": {
+                "batches": self._num_items[score],
+                "busy_s": self._busy_of[score],
+                "sent_bytes": self._sent_of[score],
+            },
         }
 
     def _all_full(self, costs: CourseCosts | None) -> dict[str, NodeWork]:

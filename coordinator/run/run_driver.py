@@ -288,15 +288,15 @@ class RunDriver(Driver):
 
     def _on_facts(self, entry: Facts) -> None:
         facts = dataclasses.replace(read_facts(entry), rack=self._racks[entry.node])
-        if self._run_planner.first_inspection is not None:
-            self._run_planner.first_inspection.take(facts)
+        if self._run_planner.is_looking:
+            self._run_planner.look(facts)
         else:
             self._checkpoints.note_states(entry.node, entry.shards, entry.saved)
             self._feed(rd.Inspected(entry.node, facts))
 
     def _on_first_inspection(self, looked: FirstInspectionDone) -> None:
         """Make the nodes measure themselves, or end a run for which no plan is possible."""
-        self._run_planner.first_inspection = None
+        self._run_planner.is_looking = False
         if looked.error is not None:
             self._feed(rd.PlanFailed(type(looked.error).__name__, str(looked.error)))
             return

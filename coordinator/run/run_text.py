@@ -25,6 +25,7 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import EQUAL
 from ringtune.schedule.turns import Evaluations, RowUse, evaluates_as, row_uses
+from ringtune.schedule.units import Units
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.generation import JUDGED
 from ringtune.texts import listed
@@ -54,6 +55,11 @@ def is_settled(line: Mapping[str, Any], steps_done: int) -> bool:
     """
     step = int(line["step"])
     return step <= steps_done if is_step(line) else step < steps_done
+
+
+def trained_at(course: Course, step: int, depth: int) -> Units:
+    """The units that a step, from 0, trained: its group, or the head and the top ``depth`` blocks."""
+    return course.method.trained(course, step) if course.method.full_parameters else Units.top(course.num_blocks, depth)
 
 
 class LastStep:

@@ -93,23 +93,18 @@ class TraceText:
 
     def _events(self, pid: int, span: Span) -> Iterator[dict[str, Any]]:
         """Yield the event of a span, preceded by the name of its thread if that is new."""
-        peer = span.action.peer
-        if span.is_compute:
-            yield self._event(pid, _COMPUTE_THREAD, span)
-            return
-        if (pid, peer) not in self._wires:
-            thread = self._wires[pid, peer] = _FIRST_WIRE_THREAD + len(self._wires)
-            yield _name("thread_name", pid, thread, f"wire {peer}")
-        yield self._event(pid, self._wires[pid, peer], span)
-
-    def _event(self, pid: int, thread: int, span: Span) -> dict[str, Any]:
-        action = span.action
+        action, thread = span.action, _COMPUTE_THREAD
+        if not span.is_compute:
+            if (pid, action.peer) not in self._wires:
+                self._wires[pid, action.peer] = _FIRST_WIRE_THREAD + len(self._wires)
+                yield _name("thread_name", pid, self._wires[pid, action.peer], f"wire {action.peer}")
+            thread = self._wires[pid, action.peer]
         args: dict[str, Any] = {"action": format_action(action, self._num_blocks), "item": action.seq}
         if self._placement_number is not None:
             args["placement_number"] = self._placement_number
         if action.micro >= 0:
             args["microbatch"] = action.micro
-        return {
+        yield {
             "ph": "X",
             "name": action_title(action, self._num_blocks),
             "cat": action.op.name,

@@ -12,14 +12,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.run.run_text import STEP_KIND, LastStep, figure
+from coordinator.run.run_text import STEP_KIND, LastStep, figure, trained_at
 from coordinator.screen.listing import node_table, nodes_json
 from coordinator.screen.progress import LineProgress, trained_text
 from coordinator.screen.training_text import run_lines
 from ringtune import options
 from ringtune.errors import InterruptedRunError
 from ringtune.quantities import format_bytes
-from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Units
 from ringtune.texts import printable
@@ -87,7 +86,7 @@ class LiveProgress(LineProgress):
         if not self._last.take(step):
             return
         if self._plan:
-            self._trained = _trained_at(self._plan.course, int(step["step"]) - 1, int(step["depth"]))
+            self._trained = trained_at(self._plan.course, int(step["step"]) - 1, int(step["depth"]))
         numbers = (
             f"round {step['round']}  loss {figure(step['loss'])}  {trained_text(step['depth'], step.get('trains', ''))}"
         )
@@ -122,11 +121,6 @@ class LiveProgress(LineProgress):
             str(owner.train_rows) if owner else "-",
             format_bytes(self._memory_bytes[node]) if node in self._memory_bytes else "",
         )
-
-
-def _trained_at(course: Course, step: int, depth: int) -> Units:
-    """The units that a step trained: its group, or the head and the top ``depth`` blocks."""
-    return course.method.trained(course, step) if course.method.full_parameters else Units.top(course.num_blocks, depth)
 
 
 INTERVAL_S: Final = 1.0

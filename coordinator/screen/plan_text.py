@@ -76,7 +76,8 @@ def plan_text(
     lines += copies_line(plan, memory)
     if why is not None:
         lines += [f"  {node} needs {estimate}" for node, estimate in memory.items()]
-        lines += _parts_legend(memory)
+        shown = {part for estimate in memory.values() for part, size in estimate.parts().items() if size}
+        lines += [f"    {part}: {words}" for part, words in PART_WORDS.items() if part in shown]
         lines += explanation_text(why)
     if num_steps:
         most = " at most, the losses decide" if course.decides else ""
@@ -88,12 +89,6 @@ def plan_text(
         lines += legend_lines()
         lines += operations_lines(plan)
     return lines
-
-
-def _parts_legend(memory: Mapping[str, MemoryEstimate]) -> list[str]:
-    """Explain the parts of memory that any node has."""
-    shown = {part for estimate in memory.values() for part, size in estimate.parts().items() if size}
-    return [f"    {part}: {words}" for part, words in PART_WORDS.items() if part in shown]
 
 
 def _nodes(plan: Plan, memory: Mapping[str, MemoryEstimate], budgets: Mapping[str, int]) -> list[str]:

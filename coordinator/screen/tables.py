@@ -96,15 +96,12 @@ _LINK_TITLES = ("link", "rate", "quartiles", "latency")
 
 def profile_text(profile: Profile) -> list[str]:
     """Write two tables: nodes with times of one block for the largest micro-batch, and links."""
-    lines = [_title(profile), *_table(_NODE_TITLES, [_node(node) for node in profile.nodes])]
+    shape = profile.nodes[0].shape
+    title = f"one block, {shape.rows} rows of up to {shape.tokens} tokens, {shape.adapter}, {shape.dtype}:"
+    lines = [title, *_table(_NODE_TITLES, [_node(node) for node in profile.nodes])]
     if profile.links:
         lines += ["", *_table(_LINK_TITLES, [_link(link) for link in profile.links])]
     return lines
-
-
-def _title(profile: Profile) -> str:
-    shape = profile.nodes[0].shape
-    return f"one block, {shape.rows} rows of up to {shape.tokens} tokens, {shape.adapter}, {shape.dtype}:"
 
 
 def _node(node: NodeFacts) -> tuple[str, ...]:

@@ -76,11 +76,6 @@ def joined_line(member: Member) -> str:
     )
 
 
-def lost_line(member: Member, silent_s: float) -> str:
-    """Return the line about a node without a heartbeat for a whole lease."""
-    return f"node {member.node} is lost: last contact {format_seconds(silent_s)} ago"
-
-
 class RunLogger:
     """An event sink that passes a line to ``say`` when a run begins and when it ends."""
 
@@ -221,7 +216,8 @@ class Coordinator:
         with self._lock:
             lost = self._registry.newly_lost(now_s)
         for member in lost:
-            self.tell(lost_line(member, now_s - member.seen_at_s))
+            silent = format_seconds(now_s - member.seen_at_s)
+            self.tell(f"node {member.node} is lost: last contact {silent} ago")
 
     def living(self) -> tuple[Member, ...]:
         """Return the living members that may be taken into a run, sorted by name."""

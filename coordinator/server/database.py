@@ -213,15 +213,12 @@ class Database:
         """Yield a connection as ``transaction``, to the holder of the lease; else raises ``InterruptedRunError``."""
         self.require_lease()
         with self.transaction() as connection:
-            self._fence(connection)
+            # a fence: the row of the lease is locked, so that nobody takes it before this transaction ends
+            own = _LEASE.c.number == self._number
+            if connection.execute(_LEASE.update().where(own).values(number=_LEASE.c.number)).rowcount == 0:
+                holder = connection.execute(sql.select(_LEASE.c.holder)).scalar_one()
+                self._lose(f"coordinator {holder} has taken over")
             yield connection
-
-    def _fence(self, connection: sql.Connection) -> None:
-        """Lock the row of the lease, so that nobody takes it before this transaction ends."""
-        own = _LEASE.c.number == self._number
-        if connection.execute(_LEASE.update().where(own).values(number=_LEASE.c.number)).rowcount == 0:
-            holder = connection.execute(sql.select(_LEASE.c.holder)).scalar_one()
-            self._lose(f"coordinator {holder} has taken over")
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:

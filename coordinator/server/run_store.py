@@ -315,12 +315,6 @@ class StoredRun:
         return self.record.size_bytes if self._log is None else self._log.size_bytes
 
 
-def _never_began(folder: Path) -> bool:
-    """Whether a crash has left a folder of a run without its record, which is written last, and without events."""
-    events = folder / _EVENTS
-    return not (folder / _RECORD).exists() and not (events.exists() and events.stat().st_size)
-
-
 def _replayed(record: RunRecord, events_path: Path) -> RunRecord:
     size_bytes = 0
     if events_path.exists():
@@ -392,7 +386,8 @@ class RunStore:
             if not RUN_ID.fullmatch(folder.name):
                 continue
             remove_partial_files(folder)
-            if _never_began(folder):
+            events = folder / _EVENTS
+            if not (folder / _RECORD).exists() and not (events.exists() and events.stat().st_size):  # it never began
                 shutil.rmtree(folder, ignore_errors=True)
                 continue
             try:

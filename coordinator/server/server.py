@@ -65,13 +65,11 @@ _TOLD = tuple(name for name in _SAID if name != "instance")
 
 def member_of(request: control_pb2.JoinRequest) -> Member:
     """Make a member from the fields of an agent's join request."""
-    said: dict[str, Any] = {name: _checked(getattr(request, name)) for name in _SAID}
+    said: dict[str, Any] = {name: getattr(request, name) for name in _SAID}
+    for name, value in said.items():
+        if isinstance(value, str):  # of an agent; it is shown and logged later
+            said[name] = printable(value, most=_MAX_TEXT)
     return Member(**said | {name: None for name in _OPTIONAL if not request.HasField(name)})
-
-
-def _checked(value: object) -> object:
-    """Clean and shorten a text of an agent, which is shown and logged later."""
-    return printable(value, most=_MAX_TEXT) if isinstance(value, str) else value
 
 
 def entry_of(member: Member, state: str, seen_s: float) -> control_pb2.NodeEntry:
@@ -607,9 +605,7 @@ class CoordinatorServer:
 def _serve_joining(keeper: TrustKeeper, bind: str, join_port: int) -> Server:
     host, port = split_address(bind, option="--bind")
     address = join_address(host, join_port or (port + 1 if port else 0))
-
-    def add(server: grpc.Server) -> None:
-        trust_pb2_grpc.add_JoiningServicer_to_server(JoiningServicer(keeper), server)
+    add = functools.partial(trust_pb2_grpc.add_JoiningServicer_to_server, JoiningServicer(keeper))
 
     try:
         server = Server(

@@ -29,7 +29,8 @@ from typing import Any, ClassVar, Final
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -215,24 +216,12 @@ class _Pages:
         return _Stream(self._streams, request.query_params.get("run", ""))
 
     async def what_if(self, request: Request) -> Response:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            return _problem(415, "a what-if has to be sent as application/json")
         if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return _problem(403, "a what-if may be asked by this page only")
-        body = b""
         try:
-            async with asyncio.timeout(REQUEST_S):
-                async for piece in request.stream():
-                    body += piece
-                    if len(body) > MAX_QUESTION_BYTES:
-                        return _problem(413, f"a what-if has at most {MAX_QUESTION_BYTES} bytes")
-        except TimeoutError:
-            return _problem(408, f"the what-if was not here within {REQUEST_S:g} s")
-        try:
-            question = json.loads(body)
-        except (ValueError, RecursionError):
-            return _problem(400, "a what-if has to be JSON")
+            question = await json_body(request, MAX_QUESTION_BYTES, "what-if")
+        except HTTPException as error:
+            return _problem(error.status_code, error.detail)
         try:
             return JSONResponse(await self._asking.ask(question), headers={"cache-control": "no-store"})
         except RingTuneError as error:
@@ -258,6 +247,27 @@ class _Stream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._streams.serve(self._run_id, scope, receive, send)
+
+
+async def json_body(request: Request, most_bytes: int, what: str) -> Any:
+    """Read the JSON of a request, within ``REQUEST_S``; raises ``HTTPException`` for a wrong one, named ``what``."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HTTPException(415, f"the {what} has to be sent as application/json")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(REQUEST_S):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > most_bytes:
+                    raise HTTPException(413, f"the {what} has at most {most_bytes:,} bytes; shorten it")
+        return json.loads(body)
+    except TimeoutError as error:
+        raise HTTPException(408, f"the {what} was not here within {REQUEST_S:g} s") from error
+    except ClientDisconnect as error:
+        raise HTTPException(400, f"the {what} did not end") from error
+    except (ValueError, RecursionError) as error:
+        raise HTTPException(400, f"the {what} has to be JSON") from error
 
 
 def _problem(status: int, message: str) -> Response:

@@ -33,16 +33,16 @@ import anyio
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from coordinator.web.app import REQUEST_S, http_server
+from coordinator.web.app import http_server, json_body
 from coordinator.web.server import bound
 from ringtune.errors import ConnectionFailedError, RingTuneError
 from ringtune.texts import shown
-from ringtune.transport.endpoints import is_loopback, is_wildcard, join_address, machine_address, split_address
+from ringtune.transport.endpoints import is_loopback, join_address, split_address
 from ringtune.transport.page_access import Guard
 
 _LOG = logging.getLogger(__name__)
@@ -127,10 +127,7 @@ def asked_of(body: Any, name: str, *, is_chat: bool, has_template: bool) -> Aske
         raise ProblemError("the body has to be a JSON object")
     given = {key: value for key, value in body.items() if value is not None}
     if (model := given.get("model", name)) != name:
-        wanted = shown(model) if isinstance(model, str) else "it"
-        raise ProblemError(
-            f"the model {wanted} is not here; this server has {name!r}", 404, param="model", code="model_not_found"
-        )
+        raise _no_model(shown(model) if isinstance(model, str) else "it", name, param="model")
     for field, values in _NEUTRAL.items():
         if field in given and given[field] not in values:
             raise ProblemError(f"{field} is not built here; leave it out", param=field, code="unsupported_parameter")
@@ -151,6 +148,11 @@ def asked_of(body: Any, name: str, *, is_chat: bool, has_template: bool) -> Aske
     request["max_new_tokens"] = min(request["max_new_tokens"], MAX_NEW_TOKENS)
     request["seed"] %= 1 << 31
     return Asked(request, _flag(given, "stream"), _flag(options, "include_usage"))
+
+
+def _no_model(wanted: str, name: str, *, param: str | None = None) -> ProblemError:
+    words = f"the model {wanted} is not here; this server has {name!r}"
+    return ProblemError(words, 404, param=param, code="model_not_found")
 
 
 def _messages(given: Mapping[str, Any], *, has_template: bool) -> dict[str, Any]:
@@ -223,9 +225,7 @@ class Completions:
     async def model(self, request: Request) -> Response:
         """Describe the model."""
         if (name := request.path_params["name"]) != self._name:
-            raise ProblemError(
-                f"the model {shown(name)} is not here; this server has {self._name!r}", 404, code="model_not_found"
-            )
+            raise _no_model(shown(name), self._name)
         return _json(self._model())
 
     def _model(self) -> dict[str, Any]:
@@ -233,16 +233,19 @@ class Completions:
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
-        return await self._answered(request, _ChatForm(self._name))
+        return await self._answered(request, _Form(self._name, is_chat=True))
 
     async def text(self, request: Request) -> Response:
         """Continue a text."""
-        return await self._answered(request, _TextForm(self._name))
+        return await self._answered(request, _Form(self._name, is_chat=False))
 
     async def _answered(self, request: Request, form: _Form) -> Response:
-        body = await _body(request)
+        try:
+            body = await json_body(request, MAX_BODY_BYTES, "request")
+        except HTTPException as error:
+            raise ProblemError(error.detail, error.status_code) from error
         template = bool(self._process.ready.has_template)
-        asked = asked_of(body, self._name, is_chat=isinstance(form, _ChatForm), has_template=template)
+        asked = asked_of(body, self._name, is_chat=form.is_chat, has_template=template)
         answer = await self._begin(asked)
         try:
             if await request.is_disconnected():
@@ -328,10 +331,10 @@ class _Form:
         num_prompt: tokens before the answer.
     """
 
-    prefix, kind = "", ""
-
-    def __init__(self, name: str) -> None:
-        self._head = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": name}
+    def __init__(self, name: str, *, is_chat: bool) -> None:
+        self.is_chat = is_chat
+        answer_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}"
+        self._head = {"id": answer_id, "created": int(time.time()), "model": name}
         self.num_prompt = self._num_tokens = 0
         self._reason: str | None = None
 
@@ -345,47 +348,24 @@ class _Form:
         total = self.num_prompt + self._num_tokens
         return {"prompt_tokens": self.num_prompt, "completion_tokens": self._num_tokens, "total_tokens": total}
 
-    def choice(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the only choice."""
-        return {"index": 0, **content, "logprobs": None, "finish_reason": self._reason}
-
-    def object(self, choices: list[Any], *, is_chunk: bool, **more: Any) -> dict[str, Any]:
-        """Return an answer, or a chunk of one."""
-        kind = self.kind + ".chunk" * (is_chunk and isinstance(self, _ChatForm))
-        return {**self._head, "object": kind, "choices": choices, **more}
-
     def whole(self, text: str) -> dict[str, Any]:
         """Return a whole answer."""
-        return self.object([self.choice(self.content(text))], is_chunk=False, usage=self.usage())
+        kind = "chat.completion" if self.is_chat else "text_completion"
+        content = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
+        return {**self._head, "object": kind, "choices": [self._choice(content)], "usage": self.usage()}
 
-    def content(self, text: str) -> dict[str, Any]:
-        """Return the fields of a whole text."""
-        return {"text": text}
+    def chunk(self, text: str | None, **more: Any) -> dict[str, Any]:
+        """Return a chunk with a piece of the text; an empty one ends it, None has no choice."""
+        kind = "chat.completion.chunk" if self.is_chat else "text_completion"
+        content = {"delta": {"content": text} if text else {}} if self.is_chat else {"text": text}
+        return {**self._head, "object": kind, "choices": [] if text is None else [self._choice(content)], **more}
 
-    def piece(self, text: str) -> dict[str, Any]:
-        """Return the fields of a piece; an empty one ends the text."""
-        return {"text": text}
+    def opening(self, **more: Any) -> dict[str, Any]:
+        """Return the chunk of a conversation before the first piece."""
+        return self.chunk(None) | {"choices": [self._choice({"delta": {"role": "assistant", "content": ""}})], **more}
 
-    def opening(self) -> list[dict[str, Any]]:
-        """Return the choices before the first piece."""
-        return []
-
-
-class _TextForm(_Form):
-    prefix, kind = "cmpl", "text_completion"
-
-
-class _ChatForm(_Form):
-    prefix, kind = "chatcmpl", "chat.completion"
-
-    def content(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text}}
-
-    def piece(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text} if text else {}}
-
-    def opening(self) -> list[dict[str, Any]]:
-        return [self.choice({"delta": {"role": "assistant", "content": ""}})]
+    def _choice(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        return {"index": 0, **content, "logprobs": None, "finish_reason": self._reason}
 
 
 class _Stream(StreamingResponse):
@@ -413,21 +393,21 @@ class _Stream(StreamingResponse):
 
     async def _events(self) -> AsyncIterator[str]:
         form, more = self._form, {"usage": None} if self._has_usage else {}
-        for choice in form.opening():
-            yield _event(form.object([choice], is_chunk=True, **more))
+        if form.is_chat:
+            yield _event(form.opening(**more))
         event: Mapping[str, Any] = {}
         try:
             while "ended" not in event:
                 event = await self._answer.next()
                 if piece := event.get("piece"):
-                    yield _event(form.object([form.choice(form.piece(piece))], is_chunk=True, **more))
+                    yield _event(form.chunk(piece, **more))
         except ProblemError as error:
             yield _event(_error(error))
             return
         form.end(event["ended"])
-        yield _event(form.object([form.choice(form.piece(""))], is_chunk=True, **more))
+        yield _event(form.chunk("", **more))
         if self._has_usage:
-            yield _event(form.object([], is_chunk=True, usage=form.usage()))
+            yield _event(form.chunk(None, usage=form.usage()))
         yield "data: [DONE]\n\n"
 
 
@@ -450,28 +430,6 @@ def _error(problem: ProblemError) -> dict[str, Any]:
 
 def _refused(problem: ProblemError) -> Response:
     return _json(_error(problem), problem.status, _MORE.get(problem.status))
-
-
-async def _body(request: Request) -> Any:
-    """Read the JSON of a request, of ``MAX_BODY_BYTES`` at most, within ``REQUEST_S``."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise ProblemError("the request has to be sent as application/json", 415)
-    body = bytearray()
-    try:
-        async with asyncio.timeout(REQUEST_S):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > MAX_BODY_BYTES:
-                    raise ProblemError(f"a request has at most {MAX_BODY_BYTES:,} bytes; shorten it", 413)
-    except TimeoutError as error:
-        raise ProblemError(f"the request was not here within {REQUEST_S:g} s", 408) from error
-    except ClientDisconnect as error:
-        raise ProblemError("the request did not end") from error
-    try:
-        return json.loads(bytes(body))
-    except (ValueError, RecursionError) as error:
-        raise ProblemError("the body has to be JSON") from error
 
 
 def make_app(completions: Completions, guard: Guard) -> ASGIApp:
@@ -544,13 +502,6 @@ class CompletionsServer:
         app = make_app(self._completions, Guard(is_loopback(self.address), token))
         self._server = http_server(app)
         self._thread = threading.Thread(target=self._run, name="completions", daemon=True)
-
-    @property
-    def callable_address(self) -> str:
-        """The address, with one of this machine in the place of 0.0.0.0."""
-        if not is_wildcard(self.address):
-            return self.address
-        return join_address(machine_address() or "localhost", self._socket.getsockname()[1])
 
     @property
     def lost(self) -> RingTuneError | None:

@@ -25,13 +25,12 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from coordinator.planner.make_plan import plan_memory
-from coordinator.run.run_text import LastStep, figures_text, is_step, placement_number, shown
+from coordinator.run.run_text import LastStep, figures_text, is_step, placement_number, shown, trained_at
 from ringtune.costs.profile import Profile
 from ringtune.errors import PeerLostError, RingTuneError
 from ringtune.job.job import Job, parse_job
 from ringtune.quantities import format_seconds
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.units import Units
 from ringtune.schedule.versions import ever_trained
 from ringtune.storage.strict import read_object
 from ringtune.texts import printable
@@ -213,13 +212,7 @@ def trained_view(plan: Plan, step: int, depth: int) -> list[list[int]]:
 
     ``depth`` counts where the top of the model trains.
     """
-    course = plan.course
-    units = (
-        course.method.trained(course, max(0, step - 1))
-        if course.method.full_parameters
-        else Units.top(course.num_blocks, depth)
-    )
-    return [list(one) for one in units.ranges]
+    return [list(one) for one in trained_at(plan.course, max(0, step - 1), depth).ranges]
 
 
 class EventLine(NamedTuple):

@@ -23,7 +23,6 @@ TORCH: Final = "torch==2.9.1"
 _TOOLS: Final = (EMULATOR, "debootstrap", "dpkg-deb", "apt-get")
 _PLATFORMS: Final = ("manylinux_2_28_aarch64", "manylinux2014_aarch64", "manylinux_2_17_aarch64")
 _OF_TORCH: Final = ("filelock", "fsspec", "jinja2", "networkx", "sympy", "typing-extensions")
-_NOT_FOR_ALL: Final = ("torch",)
 _MIRROR: Final = "$(RELEASE) $(COMPONENT) $(REPO_URI)"
 _CODE: Final = "import sys; sys.argv = ['ringtune', *sys.argv[1:]]; from ringtune.cli import main; main()"
 
@@ -85,7 +84,9 @@ class Board:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]
         pip += [*platforms, "--python-version", version, "--only-binary=:all:", "--target", str(self.site)]
         call(*pip, "--upgrade", "--no-deps", TORCH)
-        call(*pip, "--upgrade", *wanted_packages())
+        project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        needed = [*project["dependencies"], *project["optional-dependencies"]["node"]]
+        call(*pip, "--upgrade", *(each for each in needed if not each.startswith("torch")), *_OF_TORCH)
 
     def command(self, *words: object) -> list[str]:
         """Write the command that runs ``ringtune`` of this checkout on the board."""
@@ -101,13 +102,6 @@ class Board:
 def call(*words: object) -> None:
     """Run a command to its end; raises ``CalledProcessError``."""
     subprocess.run([str(word) for word in words], check=True, stdin=subprocess.DEVNULL)  # noqa: S603 - ours
-
-
-def wanted_packages() -> list[str]:
-    """List what ``ringtune[node]`` needs beside torch, from ``pyproject.toml``, and what torch needs."""
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    found = [*project["dependencies"], *project["optional-dependencies"]["node"]]
-    return [each for each in found if not each.startswith(_NOT_FOR_ALL)] + list(_OF_TORCH)
 
 
 def _suite_and_mirror() -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import sys
@@ -80,7 +81,7 @@ def verify(
     with Testbed(load_layout(boards), folder=folder) as bed:
         _show_notes(bed)
         measured = measure(bed, duration_s=duration_s, note=lambda text: typer.echo(text, err=True))
-    for line in [json.dumps(one.as_json()) for one in measured] if as_json else table(measured):
+    for line in [json.dumps(dataclasses.asdict(one)) for one in measured] if as_json else table(measured):
         typer.echo(line)
     deviations = [line for one in measured for line in one.deviations()]
     for line in deviations:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deploy.testbed.boards import Board, Layout
-from deploy.testbed.network import Command, address, hub_address
+from deploy.testbed.network import HUB_ADDRESS, Command, address
 
 REPOSITORY = Path(__file__).parents[2]
 AGENT_PORT = 7071
@@ -64,7 +64,7 @@ def agent_command(
 
 def coordinator_command(*, lease_s: float) -> Command:
     """The coordinator, at any free port of the hub; prints JSON lines."""
-    options = ("--bind", f"{hub_address()}:0", "--lease", f"{lease_s:g}", "--insecure", "--json")
+    options = ("--bind", f"{HUB_ADDRESS}:0", "--lease", f"{lease_s:g}", "--insecure", "--json")
     return (sys.executable, "-P", "-m", "ringtune.cli", "coordinator", *options)
 
 

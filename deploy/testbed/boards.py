@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import tomllib
 from dataclasses import dataclass, field
@@ -136,11 +135,6 @@ class Layout:
                 "here: the machine may run out before a board reaches its limit"
             )
         return notes
-
-
-def this_machine_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 # ---- the file ------------------------------------------------------------------------------------

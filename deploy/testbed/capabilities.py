@@ -132,7 +132,8 @@ def _mounts() -> GroupMounts | str:
         mounts = Path("/proc/mounts").read_text()
     except OSError as error:
         return f"/proc/mounts: {error.strerror}"
-    unified = groups.unified_mount(mounts)
+    of_version_2 = (line.split(" ")[1] for line in mounts.splitlines() if line.split(" ")[2] == "cgroup2")
+    unified = next(map(Path, of_version_2), None)
     controllers = _text(unified / "cgroup.controllers") if unified is not None else ""
     return groups.find_mounts(mounts, controllers=controllers)
 

@@ -79,11 +79,6 @@ def find_mounts(mounts: str, *, controllers: str) -> GroupMounts | str:
     return f"no control groups with {' and '.join(missing) or 'both in one version'} are mounted"
 
 
-def unified_mount(mounts: str) -> Path | None:
-    """The folder of version 2."""
-    return next((Path(line.split(" ")[1]) for line in mounts.splitlines() if line.split(" ")[2] == "cgroup2"), None)
-
-
 def bed_settings(mounts: GroupMounts, name: str) -> list[Setting]:
     """What the testbed's own group needs."""
     file, text = _HEAVIEST[mounts.version]

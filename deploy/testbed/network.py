@@ -43,14 +43,13 @@ class Shaper:
     has_delay: bool
 
 
+HUB_ADDRESS = "10.117.0.1"
+"""Where coordinator and command are."""
+
+
 def address(layout: Layout, board: Board) -> str:
     """A board's address."""
     return f"10.117.0.{2 + layout.boards.index(board)}"
-
-
-def hub_address() -> str:
-    """Where coordinator and command are."""
-    return "10.117.0.1"
 
 
 def build_commands(layout: Layout, shaper: Shaper) -> list[Command]:
@@ -60,7 +59,7 @@ def build_commands(layout: Layout, shaper: Shaper) -> list[Command]:
         enter(hub, _CONGESTION_CONTROL),
         ("ip", "-n", hub, "link", "set", "lo", "up"),
         ("ip", "-n", hub, "link", "add", BRIDGE, "type", "bridge"),
-        ("ip", "-n", hub, "addr", "add", f"{hub_address()}/24", "dev", BRIDGE),
+        ("ip", "-n", hub, "addr", "add", f"{HUB_ADDRESS}/24", "dev", BRIDGE),
         ("ip", "-n", hub, "link", "set", BRIDGE, "up"),
     ]
     for index, board in enumerate(layout.boards):
@@ -91,23 +90,19 @@ def shaping_commands(
             (*add, "root", "handle", "1:", "netem", "delay", f"{latency_s * 1e6:.0f}us", "limit", f"{waiting}")
         )
         parent = ("parent", "1:1")
-    rate = ("rate", f"{rate_bytes_per_s * 8:.0f}bit", "burst", f"{burst_bytes(rate_bytes_per_s)}b")
+    burst_bytes = max(_MIN_BURST_BYTES, int(rate_bytes_per_s * _BURST_S))
+    rate = ("rate", f"{rate_bytes_per_s * 8:.0f}bit", "burst", f"{burst_bytes}b")
     if shaper.rate == "tbf":
         commands.append((*add, *parent, "handle", "10:", "tbf", *rate, "latency", f"{_QUEUE_S * 1e3:.0f}ms"))
     else:
-        queue = max(int(rate_bytes_per_s * _QUEUE_S), 2 * burst_bytes(rate_bytes_per_s))
+        queue = max(int(rate_bytes_per_s * _QUEUE_S), 2 * burst_bytes)
         in_class = ("tc", "-n", namespace, "class", "add", "dev", device, "parent", "10:", "classid", "10:1")
         commands += [
             (*add, *parent, "handle", "10:", "htb", "default", "1"),
-            (*in_class, "htb", *rate, "cburst", f"{burst_bytes(rate_bytes_per_s)}b", "quantum", f"{MTU_BYTES}"),
+            (*in_class, "htb", *rate, "cburst", f"{burst_bytes}b", "quantum", f"{MTU_BYTES}"),
             (*add, "parent", "10:1", "bfifo", "limit", f"{queue}"),
         ]
     return commands
-
-
-def burst_bytes(rate_bytes_per_s: float) -> int:
-    """The size of the bucket."""
-    return max(_MIN_BURST_BYTES, int(rate_bytes_per_s * _BURST_S))
 
 
 def enter(namespace: str, command: Command) -> Command:

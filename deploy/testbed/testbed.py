@@ -14,11 +14,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -26,11 +27,11 @@ import psutil
 
 from deploy.testbed import agents, groups, processes
 from deploy.testbed.agents import AgentSetup
-from deploy.testbed.boards import Board, Layout, this_machine_cores
+from deploy.testbed.boards import Board, Layout
 from deploy.testbed.capabilities import Capabilities, find_capabilities
 from deploy.testbed.cleanup import LEDGERS, Ledger
 from deploy.testbed.groups import GroupUse
-from deploy.testbed.network import Shaper, build_commands, hub_address
+from deploy.testbed.network import HUB_ADDRESS, Shaper, build_commands
 from deploy.testbed.processes import Running
 from deploy.testbed.shell import call
 from ringtune.errors import DataError, DeadlineError, PeerLostError, UsageError
@@ -72,7 +73,7 @@ class Testbed:
         """Build everything; raises ``MissingCapability``, ``CapacityError`` or ``BusyError``."""
         self._mounts, shaper = (self._capabilities or find_capabilities()).choose(self.layout)
         free_bytes = int(psutil.virtual_memory().available)
-        self.notes = self.layout.check_fits(num_cores=this_machine_cores(), free_bytes=free_bytes)
+        self.notes = self.layout.check_fits(num_cores=len(os.sched_getaffinity(0)), free_bytes=free_bytes)
         self._ledger.open()
         try:
             self._build(shaper)
@@ -87,7 +88,7 @@ class Testbed:
 
     def close(self) -> None:
         """End all processes and remove what was created; raises ``RingTuneError``."""
-        with _undisturbed():
+        with _handlers(signal.SIG_IGN):  # no signal cuts the removal short
             try:
                 processes.stop([*self._agents.values(), *reversed(self._others)])
             finally:
@@ -185,7 +186,8 @@ class Testbed:
             self._agents[board.name] = self._start(board.name, command, on=board.name, threads=setup.threads)
         deadline_s = time.monotonic() + join_s
         while missing := sorted(set(self._agents) - self._joined()):
-            self._check_agents()
+            if ended := self.ended():
+                raise PeerLostError("; ".join(ended))
             if time.monotonic() > deadline_s:
                 raise DeadlineError(
                     f"{', '.join(missing)} did not join within {join_s:g} s; see {self.folder / 'logs'}, or allow more"
@@ -215,10 +217,6 @@ class Testbed:
         except subprocess.TimeoutExpired:
             return set()
         return {str(json.loads(line)["node"]) for line in done.stdout.splitlines() if done.returncode == 0}
-
-    def _check_agents(self) -> None:
-        if ended := self.ended():
-            raise PeerLostError("; ".join(ended))
 
     def ended(self) -> list[str]:
         """A line for each board whose agent has ended, with the likely cause."""
@@ -288,7 +286,7 @@ class Testbed:
     @property
     def address(self) -> str:
         """The hub's address."""
-        return hub_address()
+        return HUB_ADDRESS
 
 
 @contextlib.contextmanager
@@ -299,33 +297,24 @@ def _signals_for_command() -> Iterator[list[subprocess.Popen[bytes]]]:
     """
     started: list[subprocess.Popen[bytes]] = []
 
-    def ignore(number: int, frame: FrameType | None) -> None:
-        """Unlike SIG_IGN this is not inherited."""
-
     def pass_on(number: int, frame: FrameType | None) -> None:
-        for process in started:
+        """Pass a signal on; unlike SIG_IGN this is not inherited."""
+        for process in started if number != signal.SIGINT else ():
             process.send_signal(number)
 
-    with _handlers({signal.SIGINT: ignore, signal.SIGTERM: pass_on}):
+    with _handlers(pass_on):
         yield started
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Let no signal cut the removal short."""
-    with _handlers({signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: signal.SIG_IGN}):
-        yield
-
-
-@contextlib.contextmanager
-def _handlers(wanted: dict[signal.Signals, object]) -> Iterator[None]:
-    """Signal handlers for a while; only the main thread has any."""
+def _handlers(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> Iterator[None]:
+    """A handler of SIGINT and SIGTERM for a while; only the main thread has any."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number, handler in wanted.items()}  # type: ignore[arg-type]
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from deploy.testbed import processes
 from deploy.testbed.boards import Board
@@ -75,10 +74,6 @@ class BoardCheck:
                 f"{format_seconds(self.wanted_round_trip_s)}"
             )
         return found
-
-    def as_json(self) -> dict[str, Any]:
-        """For machines."""
-        return asdict(self)
 
 
 def verify(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -170,14 +169,6 @@ def recovery() -> str:
 
 DRAWINGS: Final = {"ring": ring, "unfreezing": unfreezing, "pipelining": pipelining, "recovery": recovery}
 
-
-def main() -> int:
-    """Write the drawings."""
-    made = {FOLDER / f"{name}.svg": draw() for name, draw in DRAWINGS.items()}
-    for path, text in made.items():
-        path.write_text(text, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    for name, draw in DRAWINGS.items():
+        (FOLDER / f"{name}.svg").write_text(draw(), encoding="utf-8")

@@ -383,9 +383,9 @@ A folder that this command has made, with nothing in it but what it has written 
 In a temporary folder that this process has made
     coordinator/api/predict.py: _file_of
     coordinator/run/node_client.py: _empty
-    coordinator/api/predict.py: _started, predictions_of
-    coordinator/api/harness.py: _figures, harness
-    coordinator/api/text_process.py: TextProcess.__enter__, TextProcess._start
+    coordinator/api/predict.py: predictions_of
+    coordinator/api/harness.py: harness
+    coordinator/api/text_process.py: LineProcess.__init__, TextProcess.__enter__
     coordinator/api/predict.py: _sample
     coordinator/api/evaluation.py: _invitation
     edge/profiler/works.py: folder_in

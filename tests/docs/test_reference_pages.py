@@ -83,8 +83,10 @@ def test_job_page_defaults_are_those_of_a_job(keys: dict[str, KeyFacts]) -> None
 
 def test_job_page_examples_are_taken_by_a_job(keys: dict[str, KeyFacts]) -> None:
     """Whoever copies an example gets a job that is read."""
-    for name, key in keys.items():
-        value = tomllib.loads(make_job.example(key))[name.partition(".")[2]]
+    found = make_job.examples(make_job.page())
+    assert list(found) == list(keys)
+    for name, line in found.items():
+        value = tomllib.loads(line)[name.partition(".")[2]]
         assert refusal(name, value) == "", name
 
 

@@ -20,7 +20,7 @@ from deploy.testbed import processes
 from deploy.testbed.agents import AgentSetup, agent_command
 from deploy.testbed.boards import Board, Layout
 from deploy.testbed.capabilities import Capabilities
-from deploy.testbed.network import hub_address
+from deploy.testbed.network import HUB_ADDRESS
 from deploy.testbed.processes import Running
 from deploy.testbed.testbed import Testbed
 from ringtune.job.job import Job, Model
@@ -58,7 +58,7 @@ class BoardRing:
         self.processes: dict[str, Running] = {}
         self.model = tiny.write_model(folder / "model", num_blocks=4)
         self._num_runs = 0
-        self.bed.coordinator = f"{hub_address()}:7070"
+        self.bed.coordinator = f"{HUB_ADDRESS}:7070"
         self.job = self._write_job(changes)
         self.start_coordinator()
         for name in NAMES:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from deploy.testbed.network import UPLINK, address, hub_address
+from deploy.testbed.network import HUB_ADDRESS, UPLINK, address
 from deploy.testbed.shell import call
 from tests.bench.testbed_runs import set_rate
 from tests.support.board_ring import NAMES, SLICES, BoardRing, small_disk
@@ -100,7 +100,7 @@ def _deaf(to: Callable[[BoardRing, str], list[str]], *, healed: bool) -> Act:
 
 
 def _coordinator_of(ring: BoardRing, who: str) -> list[str]:
-    return [hub_address()]
+    return [HUB_ADDRESS]
 
 
 def _next_of(ring: BoardRing, who: str) -> list[str]:
@@ -111,7 +111,7 @@ def _next_of(ring: BoardRing, who: str) -> list[str]:
 
 def _all_of(ring: BoardRing, who: str) -> list[str]:
     layout = ring.bed.layout
-    return [hub_address(), *(address(layout, board) for board in layout.boards if board.name != who)]
+    return [HUB_ADDRESS, *(address(layout, board) for board in layout.boards if board.name != who)]
 
 
 def _rate(mbit_per_s: float | None) -> Act:

@@ -39,7 +39,7 @@ def played(code: str, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Let some code be the process; return the words that it gets."""
     got: list[list[str]] = []
 
-    def command(words: Any) -> list[str]:
+    def command(_module: str, *words: str) -> list[str]:
         got.append(list(words))
         return [sys.executable, "-S", "-c", code]
 

@@ -7,10 +7,8 @@ import dataclasses
 import io
 import itertools
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ import ringtune
 from coordinator.api import predict
 from coordinator.api.plan import plan
 from coordinator.api.predict import CsvWriter, JsonWriter, RowPrediction, Sampling, Summary, _read, writer_to
+from coordinator.api.text_process import LineProcess
 from coordinator.cli.init_wizard import DefaultAnswers, WizardOptions, begin
 from coordinator.client.saved_run import read_run
 from ringtune.errors import (
@@ -43,24 +42,17 @@ from tests.support.saved_runs import write_run
 LINE = 'print(\'{"row": {"text": "a"}, "predicted": {"predicted": "pos"}}\', flush=True)\n'
 
 
-def started(code: str, log: Path) -> subprocess.Popen[str]:
+def started(code: str, log: Path) -> LineProcess:
     """Start Python with some code in place of a model."""
-    with log.open("w", encoding="utf-8") as errors:
-        return subprocess.Popen(  # noqa: S603
-            [sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, stderr=errors, text=True, encoding="utf-8"
-        )
+    return LineProcess("predicting", [sys.executable, "-S", "-c", code], log)
 
 
 def read(code: str, folder: Path, *, wait_s: float = 60.0, most: int = 10) -> list[str]:
     """Read what is predicted, at most so many rows; the process has ended then."""
-    process = started(code, folder / "log")
-    lines = _read(process, folder / "log", wait_s=wait_s)
-    try:
-        return [found.said["predicted"] for found in itertools.islice(lines, most)]
-    finally:
-        lines.close()  # type: ignore[attr-defined]
-        assert process.wait(10) is not None
-        process.stdout.close()
+    with started(code, folder / "log") as process:
+        found = [one.said["predicted"] for one in itertools.islice(_read(process, wait_s=wait_s), most)]
+    assert process._process.returncode is not None
+    return found
 
 
 def test_process_gives_every_line_and_ends(tmp_path: Path) -> None:
@@ -68,10 +60,8 @@ def test_process_gives_every_line_and_ends(tmp_path: Path) -> None:
     assert read(LINE * 3, tmp_path) == ["pos"] * 3
     assert read(f"while True: {LINE}", tmp_path, most=700) == ["pos"] * 700
     told = list[str]()
-    process = started(LINE + """print('{"told": "1 of 1 rows"}')""", tmp_path / "log")
-    assert len(list(_read(process, tmp_path / "log", wait_s=60.0, tell=told.append))) == 1 and told == ["1 of 1 rows"]
-    assert process.stdout is not None
-    process.stdout.close()
+    with started(LINE + """print('{"told": "1 of 1 rows"}')""", tmp_path / "log") as process:
+        assert len(list(_read(process, wait_s=60.0, tell=told.append))) == 1 and told == ["1 of 1 rows"]
 
 
 def test_process_that_fails_or_says_nothing_is_told(tmp_path: Path) -> None:
@@ -265,19 +255,14 @@ ROWS = [{"text": "good"}, {"text": "bad", "label": "neg"}]
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ringtune.Run:
     """A finished run; in place of its model a process that knows one word, and says what it was asked."""
 
-    @contextmanager
-    def fake(words: Sequence[str], log: Path) -> Iterator[Any]:
+    def fake(_module: str, *words: str) -> list[str]:
         (tmp_path / "words.json").write_text(json.dumps(list(words)))
         rows = [json.loads(line) for line in Path(words[2]).read_text().splitlines()]
         said = {"predicted": "pos", "of_class": {"pos": 0.75, "neg": 0.25}}
         code = "\n".join(f"print({json.dumps({'row': row, 'predicted': said})!r})" for row in rows)
-        process = started(code, log)
-        yield process
-        process.wait(10)
-        if process.stdout is not None:
-            process.stdout.close()
+        return [sys.executable, "-S", "-c", code]
 
-    monkeypatch.setattr(predict, "_started", fake)
+    monkeypatch.setattr(predict, "command_of", fake)
     return ringtune.Run(write_run(tmp_path / "run"))
 
 

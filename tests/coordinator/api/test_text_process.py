@@ -76,7 +76,8 @@ def test_answer_that_is_left_ends_before_the_next_one(run: SavedRun, monkeypatch
                 next(left)
         *_, last = process.answer({"prompt": "once"})
         assert last["ended"] == {"why": "once"}
-    assert process._process.returncode is not None and not Path(process._folder.name).exists()
+    lines = process._process
+    assert lines._process.returncode is not None and not lines._log.parent.exists()
     assert process.ready.lines() == ["texts of at most 64 tokens, keys and values of at most 3.0 MiB", "a note"]
 
 
@@ -95,7 +96,7 @@ def test_model_that_can_not_be_loaded_is_told(
     process = played(code, run, monkeypatch, 0.5 if kind is DeadlineError else 60.0)
     with pytest.raises(kind, match=told):
         process.__enter__()
-    assert process._process.returncode is not None
+    assert process._process._process.returncode is not None
 
 
 def test_process_that_ends_in_an_answer_is_told_each_time(run: SavedRun, monkeypatch: pytest.MonkeyPatch) -> None:

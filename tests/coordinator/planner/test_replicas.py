@@ -555,17 +555,11 @@ def best_way(seed: int) -> None:
     step_s: dict[Any, dict[int, float]] = {plan: {depth: rng.random() for depth in range(4)} for plan in plans}
     costs = {(one, other): rng.choice([0.5, 3.0]) if one is not other else 0.0 for one in plans for other in plans}
 
-    class Moves:
-        """Drawn seconds."""
-
-        def seconds(self, before: Plan, after: Plan) -> float:
-            return costs[before, after]
-
     def total(way: tuple[Any, ...]) -> float:
         steps = sum(stretch.steps * step_s[one][stretch.depth] for one, stretch in zip(way, starts, strict=True))
         return float(steps + sum(costs[one, other] for one, other in itertools.pairwise(way)))
 
-    seconds, way = phases._best_way(step_s, starts, Moves())  # type: ignore[arg-type]
+    seconds, way = phases._best_way(step_s, starts, costs)  # type: ignore[arg-type]
     assert seconds == pytest.approx(total(tuple(way)))
     assert seconds == pytest.approx(min(map(total, itertools.product(plans, repeat=len(starts)))))
 

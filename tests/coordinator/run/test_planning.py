@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import queue
+import math
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,10 +16,10 @@ from coordinator.planner.limits import Choices
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import Planned
 from coordinator.run import planning
-from coordinator.run.planning import FirstInspection, FirstInspectionDone, check_waits, wire_problem
+from coordinator.run.planning import FirstInspectionDone, check_waits, first_look, wire_problem
 from coordinator.run.requests import RunRequest
 from ringtune.costs.profile import NodeFacts, Profile
-from ringtune.errors import CapacityError, DeadlineError, PeerLostError, PlanError
+from ringtune.errors import CapacityError, DeadlineError, PeerLostError, PlanError, RingTuneError
 from ringtune.job.job import Job
 from ringtune.schedule.course import Generation
 from ringtune.schedule.methods.pipeadapter import PipeAdapter
@@ -41,12 +41,11 @@ def nodes(**changes: Any) -> dict[str, NodeFacts]:
 
 def looked(job: Job, members: dict[str, NodeFacts], **options: Any) -> FirstInspectionDone:
     """What the look at these nodes says."""
-    verdicts: queue.SimpleQueue[FirstInspectionDone] = queue.SimpleQueue()
     request = RunRequest(job=job, plan_only=False, num_nodes=2, join_s=1.0, **options)
-    look = FirstInspection(request, tuple(members), verdicts.put)
-    for node in members.values():
-        look.take(node)
-    return verdicts.get(timeout=CALL_S)
+    try:
+        return first_look(request, members, math.inf, is_cancelled=lambda: False)
+    except RingTuneError as error:
+        return FirstInspectionDone(error)
 
 
 def between(wanted: Job, microbatches: int) -> dict[str, NodeFacts]:
@@ -91,14 +90,12 @@ def test_look_leaves_the_nodes_half_of_the_wait_to_measure(monkeypatch: pytest.M
         raise DeadlineError("planning found nothing in time")
 
     monkeypatch.setattr(planning, "make_plan", slow)
-    now_s, verdicts = [100.0], queue.SimpleQueue[FirstInspectionDone]()
     for plan_s in (60.0, 2.0):
         wanted = job(runtime__wait_s=20.0, runtime__plan_s=plan_s)
         request = RunRequest(job=wanted, plan_only=False, num_nodes=1, join_s=1.0)
-        look = FirstInspection(request, ("a",), verdicts.put, now_s=lambda: now_s[0])
-        now_s[0] += 6.0
-        look.take(facts("a", **NO_TIMES))
-        assert verdicts.get(timeout=CALL_S).error is None
+        asked = {"a": facts("a", **NO_TIMES)}
+        looked_at = first_look(request, asked, 120.0, is_cancelled=lambda: False, now_s=lambda: 106.0)
+        assert looked_at.error is None
     assert seconds == [7.0, 2.0]
 
 
