@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from edge.model.merge import merged_files
-from edge.model.skeleton import build_skeleton, library_config_of
+from edge.model.skeleton import library_config_of
 from ringtune.costs.model_facts import check_job, computed_token_bytes, model_facts
 from ringtune.errors import JobError, ModelError
 from ringtune.job.job import load_job
@@ -201,15 +201,6 @@ def test_result_of_a_generic_family_loads_by_its_interface(tmp_path: Path, model
     model = loaded_plainly(feature.case, write_result(run, tmp_path / "got"))
     assert not distance(adapter_of(model), run.tensors)
     assert all("qkv_proj" in name or "query_key_value" in name for name in run.tensors)
-
-
-def test_activation_that_transformers_has_not_is_refused(tmp_path: Path) -> None:
-    """By a node, since a plan needs no library."""
-    folder = write_family(tmp_path / "model", "phi3", num_blocks=1)
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "hidden_act": "softstep"}))
-    with pytest.raises(ModelError, match="transformers has no function 'softstep' for a phi3"):
-        build_skeleton(folder, Case(folder=tmp_path, task="causal-lm", adapter="lora").job)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from typing import Any, Final, NamedTuple
 
 from ringtune.errors import ModelError
 from ringtune.models.families import FAMILIES, family_named
-from ringtune.models.family import MAX_BLOCKS, NO_NUMBER, ConfigKey, Dimensions, Family, Shapes
+from ringtune.models.family import MAX_BLOCKS, MAX_LONGEST, NO_NUMBER, ConfigKey, Dimensions, Family, Shapes
 from ringtune.models.four_bit import FourBitTensor, check_quantization, four_bit_tensors
 from ringtune.models.gguf import gguf_tensors, only_gguf_file
 from ringtune.models.preprocessor import read_image_steps
@@ -353,9 +353,13 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     padding, vocab = config.get("pad_token_id"), config.get("vocab_size", 0)
     if padding is not None and not padding < vocab:
         raise ModelError(f"{path}: pad_token_id {padding} is no row of a table of {vocab}; make them fit")
-    num_blocks = family.dimensions(config).num_blocks
-    if num_blocks > MAX_BLOCKS:
-        raise ModelError(f"{path}: {num_blocks:,} blocks are more than {MAX_BLOCKS:,}, the most that can be planned")
+    found = family.dimensions(config)
+    for count, most, what in (
+        (found.num_blocks, MAX_BLOCKS, "blocks"),
+        (found.longest, MAX_LONGEST, "tokens of a text"),
+    ):
+        if count > most:
+            raise ModelError(f"{path}: {count:,} {what} are more than {most:,}, the most that can be planned")
     return {"model_type": family.model_type, **config}
 
 
