@@ -35,7 +35,7 @@ from ringtune.models.four_bit import FourBitTensor, check_quantization, four_bit
 from ringtune.models.gguf import gguf_tensors, only_gguf_file
 from ringtune.models.preprocessor import read_image_steps
 from ringtune.models.text_towers import is_tower, text_values, tower_name
-from ringtune.models.tokenizer import SETTINGS_FILE, WHOLE_FILE, read_tokenizer_settings
+from ringtune.models.tokenizer import SETTINGS_FILE, SPECIAL_TOKENS_FILE, WHOLE_FILE, read_tokenizer_settings
 from ringtune.storage.gguf import GgufType
 from ringtune.storage.strict import is_lfs_pointer, pointer_advice, read_given, read_json
 from ringtune.storage.tensor_files import TensorInfo, read_safetensors_header
@@ -49,7 +49,7 @@ TOKENIZER_FILES: Final[tuple[str, ...]] = (
     "merges.txt",
     "preprocessor_config.json",
     "sentencepiece.bpe.model",
-    "special_tokens_map.json",
+    SPECIAL_TOKENS_FILE,
     "spiece.model",
     "tokenizer.json",
     "tokenizer.model",
@@ -531,7 +531,7 @@ def _config_value(path: Path, key: str, spec: ConfigKey, values: Mapping[str, An
 
 
 _LISTS: Final = ("vocab.txt", "vocab.json")
-_SETTINGS: Final = (SETTINGS_FILE, "special_tokens_map.json")
+_SETTINGS: Final = (SETTINGS_FILE, SPECIAL_TOKENS_FILE)
 _HEADS: Final = ("classifier.weight", "classifier.out_proj.weight", "score.weight")
 _NAMED: Final = ("pad_token", "bos_token", "eos_token", "unk_token", "cls_token", "sep_token")
 
