@@ -19,10 +19,10 @@ from ringtune.models.adapter_config import auxiliary_of, invertible_of, library_
 from ringtune.models.decoders import WRITTEN_OUT
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM, PAIR_TASKS, REGRESSION
-from ringtune.models.folder import CONFIG_FILE, has_tower, with_old_rope
+from ringtune.models.folder import CONFIG_FILE, OLD, has_tower, with_old_rope
 from ringtune.models.peft import peft_class
 from ringtune.models.result_files import HEAD_FILE, INTERFACE_FILE, has_trained_head
-from ringtune.models.text_towers import LOADER
+from ringtune.models.text_towers import LOADER, is_tower, text_values
 from ringtune.quantities import format_seconds
 from ringtune.storage.strict import read_json
 
@@ -104,6 +104,12 @@ _SINCE_5 = (
     "The `config.json` of the base model was written by transformers 5; transformers 4 does not read its rotary "
     "positions. Load the base model with `{arguments}` there."
 )
+_TOWER_SINCE_5 = (
+    "The `config.json` of the base model was written by transformers 5; transformers 4 does not read the rotary "
+    "positions of its text part. Load the base model with `config=config` there, which is of "
+    "`AutoConfig.from_pretrained({base})` after `config.text_config.update({moved})`."
+)
+_NEEDS_5 = "Transformers 4 has no `{model_type}`: install `transformers>=5`."
 _AUXILIARY = (
     "`edge` is a package of RingTune. Beside each matrix with the input x stands a model g, and the matrix gives "
     "h + alpha * g(x); `adapter.json` says what g is, and the names in `adapter.safetensors` where."
@@ -180,7 +186,7 @@ def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], 
             loading,
             *_of_library(loading),
             *([_INVERSE] if has_inverse else []),
-            *_of_transformers_5(run),
+            *_of_transformers_5(run, base_model),
         ],
         fact=("library", adapter.get("version", "") if library == "adapters" else ""),
     )
@@ -203,7 +209,7 @@ def peft_card(run: SavedRun, *, base_model: str, model_type: str, digests: Mappi
         library="peft",
         title="LoRA for",
         what=f"adapter configuration `{run.job.adapter.config}`",
-        loading=[loading, *_of_transformers_5(run)],
+        loading=[loading, *_of_transformers_5(run, base_model)],
         fact=("library", "peft"),
     )
 
@@ -240,7 +246,7 @@ def whole_model_card(
         library="transformers",
         title="Model trained from",
         what=what,
-        loading=[loading, *_of_library(loading)],
+        loading=[loading, *_of_library(loading), *_needs_5(config)],
         fact=("architecture", _architecture(config)),
     )
 
@@ -314,16 +320,30 @@ def base_is_tower(run: SavedRun) -> bool:
     return has_tower(run.job.model.path)
 
 
-def _of_transformers_5(run: SavedRun) -> list[str]:
+def _of_transformers_5(run: SavedRun, base_model: str) -> list[str]:
     """Return how transformers 4 loads a base model with a config of version 5; empty if not needed or not here."""
-    config = Path(run.job.model.path) / CONFIG_FILE
-    values = read_json(config) if config.is_file() else {}
-    if not isinstance(values, dict) or not values.get("rope_parameters"):
+    path = Path(run.job.model.path) / CONFIG_FILE
+    values = read_json(path) if path.is_file() else {}
+    if not isinstance(values, dict):
         return []
-    names = family.aliases if (family := FAMILIES.get(str(values.get("model_type")))) else {}
-    old = with_old_rope(values, where=config)
-    moved = {names.get(key, key): value for key, value in old.items() if values.get(key) != value}
+    text = text_values(values, where=str(path))
+    if needed := _needs_5(text):
+        return needed
+    if not text.get("rope_parameters"):
+        return []
+    names = family.aliases if (family := FAMILIES.get(str(text.get("model_type")))) else {}
+    old = with_old_rope(text, where=path)
+    moved = {names.get(key, key): value for key, value in old.items() if text.get(key) != value}
+    if is_tower(values):
+        return [_TOWER_SINCE_5.format(base=json.dumps(base_model), moved=moved)]
     return [_SINCE_5.format(arguments=", ".join(f"{key}={value!r}" for key, value in moved.items()))]
+
+
+def _needs_5(config: Mapping[str, Any]) -> list[str]:
+    """Say that transformers 4 has not the class of a text model; empty if it has."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    has_class = family is None or family.since <= OLD
+    return [] if has_class else [_NEEDS_5.format(model_type=config["model_type"])]
 
 
 def _of_last_token(run: SavedRun, model_type: str) -> list[str]:

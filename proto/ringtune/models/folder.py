@@ -320,7 +320,8 @@ _RUNS_CODE = {"auto_map": "it names code to run"}
 _QUANTIZATION = "quantization_config"
 _ATTENTIONS = ("eager", "sdpa", None)
 _ATTENTION_KEYS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
-_OLD: Final = 4
+OLD: Final = 4
+"""Version of transformers that reads the older form of rotary positions."""
 _ROPE_PARAMETERS, _ROPE_SCALING = "rope_parameters", "rope_scaling"
 _LOCAL_BASE = "rope_local_base_freq"
 _THETA_OF_LAYERS = {"full_attention": "rope_theta", "sliding_attention": _LOCAL_BASE}
@@ -385,7 +386,7 @@ def with_old_rope(values: Mapping[str, Any], *, where: str | Path = CONFIG_FILE)
     5e5 and ``rope_scaling`` of ``{"rope_type": "linear", "factor": 2.0}``.
     """
     family = FAMILIES.get(str(values.get("model_type")))
-    if family is not None and family.since > _OLD:
+    if family is not None and family.since > OLD:
         return dict(values)
     found = {key: value for key, value in values.items() if key != _ROPE_PARAMETERS}
     parameters = values.get(_ROPE_PARAMETERS) or {}
