@@ -11,7 +11,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from coordinator.client.saved_run import SavedRun
 from coordinator.run.run_text import rows_of
@@ -26,6 +26,8 @@ from ringtune.models.text_towers import LOADER, is_tower, text_values
 from ringtune.quantities import format_seconds
 from ringtune.storage.strict import read_json
 
+OURS: Final = "ringtune"
+"""Library of an adapter that AdapterHub's does not load."""
 _LOADING = """```python
 from adapters import AutoAdapterModel
 
@@ -149,8 +151,15 @@ model = {loader}.from_pretrained("PATH_OF_THIS_FOLDER")
 ```"""
 
 
-def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], digests: Mapping[str, str]) -> str:
-    """Return the text of ``README.md`` for an adapter.
+class Card(NamedTuple):
+    """Text of a ``README.md``, and the library that loads what it describes."""
+
+    text: str
+    library: str
+
+
+def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], digests: Mapping[str, str]) -> Card:
+    """Return the card of an adapter.
 
     ``adapter`` is the content of the file that describes the adapter, ``digests`` the SHA-256 of the other files.
     """
@@ -163,16 +172,16 @@ def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], 
     choices, loader = "", "AutoAdapterModel" if has_inverse else "AutoModelForCausalLM"
     if auxiliary_of(config):
         loading = _LOADING_AUXILIARY if has_head else _LOADING_AUXILIARY_WITH_OWN_HEAD
-        library = "ringtune"
+        library = OURS
     source = "adapters" if has_inverse else "transformers"
     if INTERFACE_FILE in digests:
         loading, what = _LOADING_PLUGGED, "" if has_head else _OWN_HEAD
         loader = peft_class(model_type, run.job.model.task)[1] if has_head else loader
         choices = _choices(run, model_type)
         if base_is_tower(run) or FAMILIES[model_type].layout.is_unlike:
-            loading, library = _OF_TOWER if base_is_tower(run) else _NOT_PLUGGED, "ringtune"
+            loading, library = _OF_TOWER if base_is_tower(run) else _NOT_PLUGGED, OURS
     if problem := library_problem(config):
-        loading, library = _LOADING_BY_RINGTUNE.format(problem=problem, config=config), "ringtune"
+        loading, library = _LOADING_BY_RINGTUNE.format(problem=problem, config=config), OURS
     loading = loading.format(base=json.dumps(base_model), what=what, loader=loader, choices=choices, source=source)
     return _card(
         run,
@@ -192,8 +201,8 @@ def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], 
     )
 
 
-def peft_card(run: SavedRun, *, base_model: str, model_type: str, digests: Mapping[str, str]) -> str:
-    """Return the text of ``README.md`` for a folder of PEFT; arguments as ``adapter_card``."""
+def peft_card(run: SavedRun, *, base_model: str, model_type: str, digests: Mapping[str, str]) -> Card:
+    """Return the card of a folder of PEFT; arguments as ``adapter_card``."""
     what = "" if has_trained_head(run.job.model.task) else f"\n\n{_OWN_HEAD.strip()}"
     loading = _LOADING_PEFT.format(
         loader=LOADER if base_is_tower(run) else peft_class(model_type, run.job.model.task)[1],
@@ -230,8 +239,8 @@ def whole_model_card(
     config: Mapping[str, Any],
     digests: Mapping[str, str],
     what: str = "all parameters",
-) -> str:
-    """Return the text of ``README.md`` for a whole model.
+) -> Card:
+    """Return the card of a whole model.
 
     ``config`` is the content of ``config.json``, ``digests`` the SHA-256 of the other files, ``what`` names the trained
     part.
@@ -253,8 +262,8 @@ def whole_model_card(
 
 def gguf_card(
     run: SavedRun, *, base_model: str, config: Mapping[str, Any], digests: Mapping[str, str], what: str
-) -> str:
-    """Return the text of ``README.md`` for GGUF; arguments as ``whole_model_card``, ``config`` of the base model."""
+) -> Card:
+    """Return the card of GGUF; arguments as ``whole_model_card``, ``config`` of the base model."""
     is_lora = "model.gguf" not in digests
     return _card(
         run,
@@ -291,7 +300,7 @@ def _card(
     what: str,
     loading: Sequence[str],
     fact: tuple[str, object],
-) -> str:
+) -> Card:
     owners = len(run.plan.course.owners)
     parts = [
         _front_matter(base_model, library, model_type),
@@ -307,7 +316,7 @@ def _card(
         "## Files",
         _table(("file", "SHA-256"), [(f"`{name}`", f"`{digest}`") for name, digest in sorted(digests.items())]),
     ]
-    return "\n\n".join(parts) + "\n"
+    return Card("\n\n".join(parts) + "\n", library)
 
 
 def _of_library(loading: str) -> list[str]:
