@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from coordinator.api.gguf import (
     LORA_NAME,
@@ -24,7 +24,7 @@ from coordinator.api.gguf import (
     write_lora,
     write_model,
 )
-from coordinator.api.model_card import adapter_card, base_is_tower, gguf_card, peft_card, whole_model_card
+from coordinator.api.model_card import Card, adapter_card, base_is_tower, gguf_card, peft_card, whole_model_card
 from coordinator.api.user_adapters import adapter_of, as_of, check_can_merge, merge_into, require_user
 from coordinator.client.saved_run import SavedRun, read_run, read_run_file
 from ringtune.errors import IntegrityError, StorageError, UsageError
@@ -213,7 +213,7 @@ def check_private(name: str, text: str, paths: Iterable[str]) -> None:
 
 def model_contents(
     run: SavedRun, base_model: str, *, saved: Path | None = None, what: str = "all parameters"
-) -> tuple[dict[str, Pieces], str]:
+) -> tuple[dict[str, Pieces], Card]:
     """Check the model; return the content of its files by name, and its card.
 
     ``base_model`` is the id of the model that it was trained from, empty = the name of its folder; ``saved`` = None:
@@ -284,6 +284,18 @@ FORMATS: Final = (ADAPTER_HUB, PEFT, GGUF, GGUF_LORA)
 """Forms of an export: an adapter's folder, a merged language model for llama.cpp, or an adapter for it."""
 
 
+class Exported(NamedTuple):
+    """A written folder.
+
+    Attributes:
+        sha256: of every file, by name.
+        library: that loads it, ``model_card.OURS`` where only a job begins with it.
+    """
+
+    sha256: dict[str, str]
+    library: str
+
+
 def export_run(
     folder: Path,
     target: Path,
@@ -293,8 +305,8 @@ def export_run(
     model: Path | None = None,
     user: str = "",
     form: str = ADAPTER_HUB,
-) -> dict[str, str]:
-    """Write the adapter or model of a run, with a model card, to ``target``; return the SHA-256 of every file, by name.
+) -> Exported:
+    """Write the adapter or model of a run, with a model card, to ``target``.
 
     Args:
         folder: of the run.
@@ -342,9 +354,7 @@ def export_run(
     return _export_merged(as_of(run, user), target, base_model, model, user, form)
 
 
-def _export_merged(
-    run: SavedRun, target: Path, base_model: str, model: Path | None, user: str, form: str
-) -> dict[str, str]:
+def _export_merged(run: SavedRun, target: Path, base_model: str, model: Path | None, user: str, form: str) -> Exported:
     """Start a process that writes the merged model beside the target, and export that."""
     base = run.saved if run.result.is_model else folder_of_gguf(model or Path(run.job.model.path))
     if form == GGUF and base.is_dir():
@@ -364,7 +374,7 @@ def _export_merged(
 
 def _gguf_contents(
     run: SavedRun, base_model: str, saved: Path, path: Path, *, what: str
-) -> tuple[dict[str, Pieces], str]:
+) -> tuple[dict[str, Pieces], Card]:
     """Write a model as the GGUF file ``path``; return the content of all files by name, and the card."""
     _check(run, saved, read_run_file(saved / CONFIG_FILE))
     name, chosen = checked_id(base_model or id_of_folder(Path(run.job.model.path))), run.job.data.template
@@ -375,7 +385,7 @@ def _gguf_contents(
     return contents, card
 
 
-def _export_lora(run: SavedRun, target: Path, base_model: str, model: Path | None) -> dict[str, str]:
+def _export_lora(run: SavedRun, target: Path, base_model: str, model: Path | None) -> Exported:
     """Write the LoRA as GGUF beside the target, and export that."""
     _check_peft(run, GGUF_LORA)
     base = folder_of_gguf(model or Path(run.job.model.path))
@@ -410,12 +420,12 @@ def _working_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write(run: SavedRun, contents: Mapping[str, Pieces], card: str, target: Path, *, is_model: bool) -> dict[str, str]:
-    """Write files and card to a folder beside the target, check them, and rename the folder; return their digests.
+def _write(run: SavedRun, contents: Mapping[str, Pieces], card: Card, target: Path, *, is_model: bool) -> Exported:
+    """Write files and card to a folder beside the target, check them, and rename the folder.
 
     Files that contain a path of this machine are refused.
     """
-    contents = {**contents, _CARD: Pieces.of(card.encode())}
+    contents = {**contents, _CARD: Pieces.of(card.text.encode())}
     paths = private_paths(run)
     for name, content in contents.items():
         if not (is_model and name.endswith((".safetensors", ".gguf"))):  # weights of a model have no paths
@@ -429,7 +439,7 @@ def _write(run: SavedRun, contents: Mapping[str, Pieces], card: str, target: Pat
         if target.exists():
             target.rmdir()
         rename_durably(part, target)
-    return digests
+    return Exported(digests, card.library)
 
 
 def _check_peft(run: SavedRun, form: str = PEFT) -> None:
@@ -451,7 +461,7 @@ def _digests(contents: Mapping[str, Pieces]) -> dict[str, str]:
     return {name: content.sha256() for name, content in contents.items()}
 
 
-def _peft_contents(run: SavedRun, base_model: str, *, in_tower: bool | None = None) -> tuple[dict[str, Pieces], str]:
+def _peft_contents(run: SavedRun, base_model: str, *, in_tower: bool | None = None) -> tuple[dict[str, Pieces], Card]:
     """Check the adapter; return the content of a PEFT folder by file name, and its card.
 
     ``in_tower``: whether it is for the whole model of texts and pictures; None = if the base is one.
@@ -477,7 +487,7 @@ def _peft_contents(run: SavedRun, base_model: str, *, in_tower: bool | None = No
     return found, peft_card(run, base_model=name, model_type=model_type, digests=digests)
 
 
-def _adapter_contents(run: SavedRun, base_model: str) -> tuple[dict[str, Pieces], str]:
+def _adapter_contents(run: SavedRun, base_model: str) -> tuple[dict[str, Pieces], Card]:
     """Check the adapter; return the content of its files by name, and its card."""
     names = (*run.result.files, *(name for name in run.result.more if (run.saved / name).is_file()))
     configs = {name: read_run_file(run.saved / name) for name in names if name.endswith(".json")}

@@ -11,7 +11,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from coordinator.client.saved_run import SavedRun
 from coordinator.run.run_text import rows_of
@@ -19,13 +19,15 @@ from ringtune.models.adapter_config import auxiliary_of, invertible_of, library_
 from ringtune.models.decoders import WRITTEN_OUT
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM, PAIR_TASKS, REGRESSION
-from ringtune.models.folder import CONFIG_FILE, has_tower, with_old_rope
+from ringtune.models.folder import CONFIG_FILE, OLD, has_tower, with_old_rope
 from ringtune.models.peft import peft_class
 from ringtune.models.result_files import HEAD_FILE, INTERFACE_FILE, has_trained_head
-from ringtune.models.text_towers import LOADER
+from ringtune.models.text_towers import LOADER, is_tower, text_values
 from ringtune.quantities import format_seconds
 from ringtune.storage.strict import read_json
 
+OURS: Final = "ringtune"
+"""Library of an adapter that AdapterHub's does not load."""
 _LOADING = """```python
 from adapters import AutoAdapterModel
 
@@ -104,6 +106,12 @@ _SINCE_5 = (
     "The `config.json` of the base model was written by transformers 5; transformers 4 does not read its rotary "
     "positions. Load the base model with `{arguments}` there."
 )
+_TOWER_SINCE_5 = (
+    "The `config.json` of the base model was written by transformers 5; transformers 4 does not read the rotary "
+    "positions of its text part. Load the base model with `config=config` there, which is of "
+    "`AutoConfig.from_pretrained({base})` after `config.text_config.update({moved})`."
+)
+_NEEDS_5 = "Transformers 4 has no `{model_type}`: install `transformers>=5`."
 _AUXILIARY = (
     "`edge` is a package of RingTune. Beside each matrix with the input x stands a model g, and the matrix gives "
     "h + alpha * g(x); `adapter.json` says what g is, and the names in `adapter.safetensors` where."
@@ -143,8 +151,15 @@ model = {loader}.from_pretrained("PATH_OF_THIS_FOLDER")
 ```"""
 
 
-def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], digests: Mapping[str, str]) -> str:
-    """Return the text of ``README.md`` for an adapter.
+class Card(NamedTuple):
+    """Text of a ``README.md``, and the library that loads what it describes."""
+
+    text: str
+    library: str
+
+
+def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], digests: Mapping[str, str]) -> Card:
+    """Return the card of an adapter.
 
     ``adapter`` is the content of the file that describes the adapter, ``digests`` the SHA-256 of the other files.
     """
@@ -157,16 +172,16 @@ def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], 
     choices, loader = "", "AutoAdapterModel" if has_inverse else "AutoModelForCausalLM"
     if auxiliary_of(config):
         loading = _LOADING_AUXILIARY if has_head else _LOADING_AUXILIARY_WITH_OWN_HEAD
-        library = "ringtune"
+        library = OURS
     source = "adapters" if has_inverse else "transformers"
     if INTERFACE_FILE in digests:
         loading, what = _LOADING_PLUGGED, "" if has_head else _OWN_HEAD
         loader = peft_class(model_type, run.job.model.task)[1] if has_head else loader
         choices = _choices(run, model_type)
         if base_is_tower(run) or FAMILIES[model_type].layout.is_unlike:
-            loading, library = _OF_TOWER if base_is_tower(run) else _NOT_PLUGGED, "ringtune"
+            loading, library = _OF_TOWER if base_is_tower(run) else _NOT_PLUGGED, OURS
     if problem := library_problem(config):
-        loading, library = _LOADING_BY_RINGTUNE.format(problem=problem, config=config), "ringtune"
+        loading, library = _LOADING_BY_RINGTUNE.format(problem=problem, config=config), OURS
     loading = loading.format(base=json.dumps(base_model), what=what, loader=loader, choices=choices, source=source)
     return _card(
         run,
@@ -180,14 +195,14 @@ def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], 
             loading,
             *_of_library(loading),
             *([_INVERSE] if has_inverse else []),
-            *_of_transformers_5(run),
+            *_of_transformers_5(run, base_model),
         ],
         fact=("library", adapter.get("version", "") if library == "adapters" else ""),
     )
 
 
-def peft_card(run: SavedRun, *, base_model: str, model_type: str, digests: Mapping[str, str]) -> str:
-    """Return the text of ``README.md`` for a folder of PEFT; arguments as ``adapter_card``."""
+def peft_card(run: SavedRun, *, base_model: str, model_type: str, digests: Mapping[str, str]) -> Card:
+    """Return the card of a folder of PEFT; arguments as ``adapter_card``."""
     what = "" if has_trained_head(run.job.model.task) else f"\n\n{_OWN_HEAD.strip()}"
     loading = _LOADING_PEFT.format(
         loader=LOADER if base_is_tower(run) else peft_class(model_type, run.job.model.task)[1],
@@ -203,7 +218,7 @@ def peft_card(run: SavedRun, *, base_model: str, model_type: str, digests: Mappi
         library="peft",
         title="LoRA for",
         what=f"adapter configuration `{run.job.adapter.config}`",
-        loading=[loading, *_of_transformers_5(run)],
+        loading=[loading, *_of_transformers_5(run, base_model)],
         fact=("library", "peft"),
     )
 
@@ -224,8 +239,8 @@ def whole_model_card(
     config: Mapping[str, Any],
     digests: Mapping[str, str],
     what: str = "all parameters",
-) -> str:
-    """Return the text of ``README.md`` for a whole model.
+) -> Card:
+    """Return the card of a whole model.
 
     ``config`` is the content of ``config.json``, ``digests`` the SHA-256 of the other files, ``what`` names the trained
     part.
@@ -240,15 +255,15 @@ def whole_model_card(
         library="transformers",
         title="Model trained from",
         what=what,
-        loading=[loading, *_of_library(loading)],
+        loading=[loading, *_of_library(loading), *_needs_5(config)],
         fact=("architecture", _architecture(config)),
     )
 
 
 def gguf_card(
     run: SavedRun, *, base_model: str, config: Mapping[str, Any], digests: Mapping[str, str], what: str
-) -> str:
-    """Return the text of ``README.md`` for GGUF; arguments as ``whole_model_card``, ``config`` of the base model."""
+) -> Card:
+    """Return the card of GGUF; arguments as ``whole_model_card``, ``config`` of the base model."""
     is_lora = "model.gguf" not in digests
     return _card(
         run,
@@ -285,7 +300,7 @@ def _card(
     what: str,
     loading: Sequence[str],
     fact: tuple[str, object],
-) -> str:
+) -> Card:
     owners = len(run.plan.course.owners)
     parts = [
         _front_matter(base_model, library, model_type),
@@ -301,7 +316,7 @@ def _card(
         "## Files",
         _table(("file", "SHA-256"), [(f"`{name}`", f"`{digest}`") for name, digest in sorted(digests.items())]),
     ]
-    return "\n\n".join(parts) + "\n"
+    return Card("\n\n".join(parts) + "\n", library)
 
 
 def _of_library(loading: str) -> list[str]:
@@ -314,16 +329,30 @@ def base_is_tower(run: SavedRun) -> bool:
     return has_tower(run.job.model.path)
 
 
-def _of_transformers_5(run: SavedRun) -> list[str]:
+def _of_transformers_5(run: SavedRun, base_model: str) -> list[str]:
     """Return how transformers 4 loads a base model with a config of version 5; empty if not needed or not here."""
-    config = Path(run.job.model.path) / CONFIG_FILE
-    values = read_json(config) if config.is_file() else {}
-    if not isinstance(values, dict) or not values.get("rope_parameters"):
+    path = Path(run.job.model.path) / CONFIG_FILE
+    values = read_json(path) if path.is_file() else {}
+    if not isinstance(values, dict):
         return []
-    names = family.aliases if (family := FAMILIES.get(str(values.get("model_type")))) else {}
-    old = with_old_rope(values, where=config)
-    moved = {names.get(key, key): value for key, value in old.items() if values.get(key) != value}
+    text = text_values(values, where=str(path))
+    if needed := _needs_5(text):
+        return needed
+    if not text.get("rope_parameters"):
+        return []
+    names = family.aliases if (family := FAMILIES.get(str(text.get("model_type")))) else {}
+    old = with_old_rope(text, where=path)
+    moved = {names.get(key, key): value for key, value in old.items() if text.get(key) != value}
+    if is_tower(values):
+        return [_TOWER_SINCE_5.format(base=json.dumps(base_model), moved=moved)]
     return [_SINCE_5.format(arguments=", ".join(f"{key}={value!r}" for key, value in moved.items()))]
+
+
+def _needs_5(config: Mapping[str, Any]) -> list[str]:
+    """Say that transformers 4 has not the class of a text model; empty if it has."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    has_class = family is None or family.since <= OLD
+    return [] if has_class else [_NEEDS_5.format(model_type=config["model_type"])]
 
 
 def _of_last_token(run: SavedRun, model_type: str) -> list[str]:

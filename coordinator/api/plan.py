@@ -205,7 +205,7 @@ def plan(
         is_measured=is_measured,
         note="; ".join(filter(None, (note, planned.note))),
         time=time,
-        effort=planned.effort_line,
+        effort="" if coordinator else planned.effort_line,  # the note has that of the search there
         why=reasons,
         rows=(*rows, *_classifier_lines(wanted, len(planned.plan.course.labels))),
     )

@@ -15,12 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from coordinator.client.saved_run import SavedRun
+from coordinator.client.saved_run import SavedRun, read_run_file
 from ringtune.errors import DeadlineError, UsageError
 from ringtune.job.job import job_of_sum, job_of_user
 from ringtune.machine.process import exit_error
-from ringtune.models.adapter_support import merge_refusal
-from ringtune.models.result_files import of_user
+from ringtune.models.adapter_support import generic_refusal, merge_refusal
+from ringtune.models.families import family_named
+from ringtune.models.result_files import DESCRIPTIONS, of_user
 from ringtune.schedule.course import COLLABORATION
 from ringtune.texts import listed
 
@@ -90,7 +91,14 @@ def require_user(run: SavedRun, user: str) -> None:
             f"{listed(run.users, _MAX_NAMED)}"
         )
     if not user:
-        job_of_sum(run.job, run.users)
+        summed, first = job_of_sum(run.job, run.users).adapter.config, run.folder / of_user(run.users[0])
+        path = next(first / name for name in DESCRIPTIONS if (first / name).is_file())
+        family = family_named(read_run_file(path).get("model_type"), where=str(path))
+        if family.generic and generic_refusal(family, summed):
+            raise UsageError(
+                f"in {run.folder} the sum of the adapters of all users is {summed!r}, which a {family.model_type} "
+                f"can't have; give one user with --user, of {listed(run.users, _MAX_NAMED)}"
+            )
 
 
 def as_of(run: SavedRun, user: str) -> SavedRun:

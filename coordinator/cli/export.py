@@ -32,6 +32,7 @@ def export(
 ) -> None:
     """Write the adapter or model of a run as a folder with a model card, checked and without local paths."""
     from coordinator.api.export import export_run
+    from coordinator.api.model_card import OURS
     from coordinator.screen.progress import WaitNotice
     from ringtune.errors import UsageError
     from ringtune.models.result_files import AUXILIARY_CONFIG_FILE
@@ -39,22 +40,22 @@ def export(
     if model is not None and not merge and not form.startswith("gguf"):
         raise UsageError("--model is the base model to merge into; give --merge too, or leave it out")
     with WaitNotice(f"merging {folder} into its base model" if merge or form == "gguf" else f"writing {out}"):
-        digests = export_run(folder, out, base_model=base_model, merge=merge, model=model, user=user, form=form)
+        done = export_run(folder, out, base_model=base_model, merge=merge, model=model, user=user, form=form)
     as_adapter = f"model.load_adapter({str(out)!r}, use_safetensors=True, set_active=True)"
     if form == "peft":
         as_adapter = f"peft.PeftModel.from_pretrained(model, {str(out)!r}), as its README.md says"
-    elif "library_name: ringtune" in (out / "README.md").read_text(encoding="utf-8"):
+    elif done.library == OURS:
         as_adapter = "adapter.from of a job, as its README.md says"
-    if AUXILIARY_CONFIG_FILE in digests:
+    if AUXILIARY_CONFIG_FILE in done.sha256:
         as_adapter = f"edge.model.auxiliary.load_auxiliary(model, {str(out)!r})"
     if form.startswith("gguf"):
         as_adapter = "llama.cpp or Ollama, as its README.md says"
-    load = _as_model(out) if "config.json" in digests else as_adapter
+    load = _as_model(out) if "config.json" in done.sha256 else as_adapter
     lines = [
-        *(f"{digest}  {name}" for name, digest in sorted(digests.items())),
+        *(f"{digest}  {name}" for name, digest in sorted(done.sha256.items())),
         f"exported to {out}; load it with {load}",
     ]
-    options.show({"event": "export", "folder": str(out), "sha256": digests}, lines, as_json=json)
+    options.show({"event": "export", "folder": str(out), "sha256": done.sha256}, lines, as_json=json)
 
 
 def _as_model(out: Path) -> str:

@@ -282,7 +282,7 @@ def begin(wizard_options: WizardOptions, ask: DefaultAnswers) -> WrittenJob:
     elif "bottleneck" not in FAMILIES[model.model_type].methods:
         chosen["adapter.config"] = ChosenValue("lora", f"a {model.model_type} has no bottlenecks")
     if task == CHAT and not has_chat_template(here):
-        chosen["data.template"] = ChosenValue(fitting_template(here), "the model has no chat template of its own")
+        chosen["data.template"] = ChosenValue(*fitting_template(here))
     labels: Sequence[str] = rows.tags
     if rows.tags:  # a rare tag may occur in evaluation rows only
         chosen["data.labels"] = ChosenValue(list(rows.tags), "the tags of all rows")

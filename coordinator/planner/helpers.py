@@ -30,7 +30,7 @@ from ringtune.errors import CapacityError, JobError, StorageError
 from ringtune.job.job import Job
 from ringtune.schedule.course import JOINT
 from ringtune.schedule.plan import Plan
-from ringtune.techniques.offload import AUTO, helped, helpers_by_host, unhelped_reason
+from ringtune.techniques.offload import AUTO, TECHNIQUE, helped, helpers_by_host, unhelped_reason
 
 MAX_TRIED: Final = 3
 """Most nodes that are tried as the helper of one host: those with the fastest blocks."""
@@ -110,6 +110,10 @@ def helper_maps(profile: Profile) -> Iterator[Mapping[str, str]]:
 WORTH: Final = 0.99
 """A helper is taken if the job's seconds with it are at most this share of those without it."""
 
+_NOT_FITTED: Final = (
+    f"{TECHNIQUE.left_out}: offload.mode = {AUTO!r} can't go with this adapter.config in this model, which no helper "
+    "can fit; name helpers in offload.mode to see why, or set offload.mode = 'off'"
+)
 Refuse = Callable[[Plan], Planned]
 """Checks the memory of a plan; raises ``CapacityError`` if a node has too little."""
 
@@ -131,6 +135,9 @@ def with_helpers(
         return placed(drafts)
     if job.offload.helper_settings.has_users:
         return with_needed_helpers(job, drafts, profile, effort, placed, refuse)
+    if not all(node.model.pair_token_bytes for node in profile.nodes):
+        planned = placed(drafts)
+        return dataclasses.replace(planned, left_out=(*planned.left_out, _NOT_FITTED))
     try:
         planned = placed(drafts)
     except CapacityError:

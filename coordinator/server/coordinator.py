@@ -122,6 +122,7 @@ class Coordinator:
         say: gets lines about nodes and runs; must not block.
         sinks: readers of the events of each later run; must not block. Their exceptions are logged.
         onlookers: like ``sinks``, but they also get the actions of each turn.
+        owners: user of the newest run, and of those that it takes up, which may be none that are stored.
     """
 
     def __init__(self, *, lease_s: float = 10.0, insecure: bool = False) -> None:
@@ -132,6 +133,7 @@ class Coordinator:
         self.say: Callable[[str], None] = lambda line: None
         self.sinks: list[EventSink] = []
         self.onlookers: list[EventSink] = []
+        self.owners: dict[str, str] = {}
         self.links = LinkCache()
         self._insecure = insecure
         self._lock = threading.Lock()
@@ -310,6 +312,7 @@ class Coordinator:
             request.kind,
             request.submitted_by,
             make,
+            owner=owner,
             initial=request.initial,
             replaces=replaces,
         )
@@ -370,14 +373,15 @@ class Coordinator:
             raise UsageError("this coordinator stores no runs; it is part of a local run: see the folder of its --out")
         return self.kept
 
-    def measure(self, request: MeasureRequest) -> MeasureDriver:
-        """Start a measurement; raises ``BusyError`` or ``JobError``."""
+    def measure(self, request: MeasureRequest, *, owner: str = "") -> MeasureDriver:
+        """Start a measurement of the user ``owner``; raises ``BusyError`` or ``JobError``."""
         lease_s = request.job.runtime.lease_s
         return self._begin(
             request.job,
             "measurement",
             "",
             lambda run_id, on_end: MeasureDriver(run_id, request, self, lease_s=lease_s, on_end=on_end),
+            owner=owner,
         )
 
     def _begin(
@@ -387,6 +391,7 @@ class Coordinator:
         who: str,
         make: Callable[[str, Callable[[], None]], AnyDriver],
         *,
+        owner: str,
         initial: Pieces | None = None,
         replaces: Driver | None = None,
     ) -> AnyDriver:
@@ -417,6 +422,7 @@ class Coordinator:
             with self._lock:
                 self._registry.lease_s = max(self.lease_s, job.runtime.lease_s)
                 self._driver, self._replaced, self._board = driver, replaces, driver.board
+                self.owners = {**(self.owners if replaces else {}), run_id: owner}
                 driver.start()
                 ending = (other for other in self._drivers if other is replaces or not other.join(0.0))
                 self._drivers = [*ending, driver]

@@ -94,7 +94,6 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         self._repeats = RepeatCounter()
         self._lock = threading.Lock()
         self._uploads: Counter[str] = Counter()
-        self._owners: dict[str, str] = {}  # of the driven run, which may be none that is stored
 
     def Join(self, request: control_pb2.JoinRequest, context: grpc.ServicerContext) -> control_pb2.JoinReply:
         """Add the calling node to the members."""
@@ -210,7 +209,6 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
             if request.resume is not None:
                 self._require_known(context, request.resume.run_id)
             driver = answer(context, lambda: self._coordinator.run(request, owner=_user(context)))
-            self._owners = {driver.run_id: _user(context)}
             kept = self._coordinator.keeps(driver.run_id)
             if kept is None:
                 yield from _follow(driver, context)
@@ -253,7 +251,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         if run_id in records:
             return records[run_id].owner
         resumed = (record.owner for record in records.values() if record.first_run == run_id)
-        return self._owners.get(run_id, next(resumed, None))
+        return self._coordinator.owners.get(run_id, next(resumed, None))
 
     def Follow(
         self, request: control_pb2.FollowRequest, context: grpc.ServicerContext
@@ -279,8 +277,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         self, request: control_pb2.MeasureRequest, context: grpc.ServicerContext
     ) -> Iterator[control_pb2.RunEvent]:
         """Start a measurement and follow it; it stops when its follower disconnects."""
-        driver = answer(context, lambda: self._coordinator.measure(_measure_request(request)))
-        self._owners = {driver.run_id: _user(context)}
+        driver = answer(context, lambda: self._coordinator.measure(_measure_request(request), owner=_user(context)))
         yield from _follow(driver, context)
 
     def Drain(self, request: control_pb2.DrainRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
@@ -304,7 +301,6 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
             with _in_time(context):
                 folder = functools.partial(self._upload_folder, stack, context)
                 driver = answer(context, lambda: self._evaluate(request_iterator, folder, caller_of(context)))
-            self._owners = {driver.run_id: _user(context)}
             yield from _follow(driver, context)
 
     def _upload_folder(self, stack: contextlib.ExitStack, context: grpc.ServicerContext) -> Path:
@@ -341,9 +337,8 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         files = (entry.file for entry in inputs)
         write_files(files, folder, names=result.loaded, max_bytes=result.max_bytes, source=source)
         evaluation = Evaluation(owner=asked.owner, folder=folder)
-        return self._coordinator.run(
-            RunRequest(job=job, plan_only=False, num_nodes=0, join_s=0.0, evaluation=evaluation)
-        )
+        request = RunRequest(job=job, plan_only=False, num_nodes=0, join_s=0.0, evaluation=evaluation)
+        return self._coordinator.run(request, owner=caller.party.name if caller else "")
 
 
 def _rotation_status(keeper: TrustKeeper | None) -> control_pb2.RotationStatus | None:

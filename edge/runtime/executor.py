@@ -95,6 +95,8 @@ class NodeExecutor:
         self._scoring = ScoreCollector(self._hosted.skeleton, self._course)
         self._flows = MicroBatches(plan.course, dtype=self._hosted.dtype, device=torch.device(device))
         self.offloading = OffloadRunner(plan, node, self._hosted, self._flows)
+        helped = {block for one in plan.placement.helpers_of(node) for block in range(one.start, one.stop)}
+        self._trained_here = {*range(self._slice.start, self._slice.stop)} - helped
         self._replica = Replica(plan, node, self._hosted)
         self._forwards = ForwardRunner(plan, node, self._hosted, self._versions, self._scoring)
         self.part = CheckpointPart(plan, self._slice, self._hosted, self.offloading, self._forwards.vectors)
@@ -258,7 +260,7 @@ class NodeExecutor:
     def _forward(self, action: Action, entry: OpenItem) -> Values:
         item, flow = entry.item, self._flows.of(action)
         hidden, mask, context = flow.block_inputs(action, self._hosted.blocks)
-        if item.kind.has_update and entry.trained.ranges_within(self._slice.start, self._slice.stop):
+        if item.kind.has_update and self._trained_here & {*entry.trained}:
             self._versions.use(item.seq)
         with self.offloading.recording(action, entry):
             graph, flow.hidden = self._forwards.run(action, entry, hidden, mask, context)

@@ -418,7 +418,7 @@ def users_of_family(name: str, model_type: str, adapters: dict[str, str], adapte
 USERS = [
     *(
         users(f"-alone/{adapter}-{dropout}", ON_THEIR_OWN, {}, adapter=adapter, dropout=dropout)
-        for adapter in ("seq_bn", LORA_AND_LINEAR, MLP)
+        for adapter in ("seq_bn[leave_out=[1]]", LORA_AND_LINEAR, MLP)
         for dropout in (0.0, 0.1)
     ),
     *(users(f"-alone/interval-{n}", ON_THEIR_OWN | {"interval": n}, {}, dropout=0.1, num_steps=6) for n in (3, 4)),
@@ -430,7 +430,7 @@ USERS = [
     users("-alone/other-kinds-interval", ON_THEIR_OWN | {"interval": 3}, {"ben": LINEAR}, dropout=0.1),
     *(
         users(f"-together/{adapter}", TOGETHER, {}, adapter=adapter)
-        for adapter in ("linear", LORA, "lora[r=8,alpha=16]", LORA_AND_LINEAR)
+        for adapter in ("linear[leave_out=[2]]", LORA, "lora[r=8,alpha=16]", LORA_AND_LINEAR)
     ),
     *(
         users(f"-together/other-kinds-{at}", TOGETHER, adapters)

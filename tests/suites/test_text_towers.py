@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import shutil
@@ -137,6 +138,30 @@ def test_what_is_told_and_refused_of_a_tower(tmp_path: Path) -> None:
     export_run(run, tmp_path / "out", base_model="acme/tiny")
     card = (tmp_path / "out/README.md").read_text()
     assert 'is of the text part of "acme/tiny"' in card and "library_name: ringtune" in card
+
+
+def test_card_says_how_transformers_4_loads_the_base_of_5(tmp_path: Path) -> None:
+    """Its rotary positions by hand, where it knows the model; it can't, where only transformers 5 does."""
+    write_tower(tmp_path / "base", "gemma3")
+    run, _ = lora_run(tmp_path, "", CAUSAL_LM, "lora[r=2,alpha=6]")
+    path = tmp_path / "base/config.json"
+    values = json.loads(path.read_text())
+    theta = {"full_attention": 5e5, "sliding_attention": 77.0}
+    ropes = {"rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in theta.items()}}
+    text = {key: value for key, value in values["text_config"].items() if not key.startswith("rope_")}
+    path.write_text(json.dumps({**values, "text_config": text | ropes}))
+    export_run(run, tmp_path / "peft", base_model="acme/tiny", form="peft")
+    card = (tmp_path / "peft/README.md").read_text()
+    moved = ast.literal_eval(card.partition("config.text_config.update(")[2].partition(")")[0])
+    assert moved == {"rope_theta": 5e5, "rope_local_base_freq": 77.0}
+    if VERSION == 4:
+        config: Any = transformers.AutoConfig.from_pretrained(str(tmp_path / "base"))
+        config.text_config.update(moved)
+        assert read_config(tmp_path / "base").items() >= moved.items() <= config.text_config.to_dict().items()
+    path.write_text(json.dumps({"model_type": "gemma4", "text_config": text | ropes | {"model_type": "gemma4_text"}}))
+    export_run(run, tmp_path / "out", base_model="acme/tiny")
+    card = (tmp_path / "out/README.md").read_text()
+    assert "Transformers 4 has no `gemma4_text`: install `transformers>=5`." in card and "update(" not in card
 
 
 @pytest.mark.parametrize("model_type", DESCRIBED)

@@ -127,6 +127,7 @@ def together(case: Case, plan: Plan, *, turns: Turns = ()) -> Sets:
         models[user] = reference.whole_model(_with_adapter(job, config), plan, case.folder / "model")
         scale[user] = _scale(models[user], config)
     sets = {user: _set_of(model, sums) for user, model in models.items()}
+    sums = {name: value for name, value in sums.items() if name in sets[users[0]]}  # the others stay zero
     head = [value for value in slots.heads.parameters() if value.requires_grad]
     slots.heads.train()
     values = {user: [value for parts in own.values() for value in parts] for user, own in sets.items()}
@@ -161,13 +162,14 @@ def _layers_of(model: Any, num_blocks: int) -> Any:
 
 
 def _set_of(model: Any, slots: Mapping[str, nn.Parameter]) -> dict[str, list[nn.Parameter]]:
-    """A user's own tensors for each slot: a matrix, or both factors, A and B."""
+    """A user's own tensors for each slot that has some: a matrix, or both factors, A and B."""
     state = model.state_dict()
     found: dict[str, list[nn.Parameter]] = {}
     for slot in slots:
         low = slot.replace(f".{reference.NAME}.weight", f".loras.{reference.NAME}.lora_")
         names = [low + "A", low + "B"] if low + "A" in state else [slot]
-        found[slot] = [nn.Parameter(state[name].detach().clone()) for name in names]
+        if names[0] in state:
+            found[slot] = [nn.Parameter(state[name].detach().clone()) for name in names]
     return found
 
 

@@ -174,9 +174,8 @@ class AuxiliaryModels:
             for name, value in tensors.items()
             if name.rpartition("/")[0] == kind.prefix.rstrip("/")
         }
-        if bool(own) is not bool(users):
-            many = "too little" if users else "too much"
-            raise IntegrityError(f"pairs of {kind.config} are {many}; host and helper need the same plan and job")
+        if own and not users:
+            raise IntegrityError(f"pairs of {kind.config} are too much; host and helper need the same plan and job")
         modules.check(own, len(places), blocks if users else None)
         return kind, modules, own if users else {}, [(user, [places[row] for row in part]) for user, part in users]
 

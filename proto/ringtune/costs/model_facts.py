@@ -288,7 +288,9 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         row_kept_values=dimensions.row_kept,
         more_masks=dimensions.more_masks,
     )
-    facts = _with_kinds(_with_pairs(facts, job, widths), folder, job, widths, in_part=in_part or not family.generic)
+    facts = _with_kinds(
+        _with_pairs(facts, job, widths, family), folder, job, widths, in_part=in_part or not family.generic
+    )
     facts = _with_invertible(facts, job, config, item_bytes=item_bytes)
     if in_part or not job.method.full_parameters:
         return facts
@@ -329,10 +331,10 @@ def _shapes_in_block(auxiliary: Iterable[AuxiliaryConfig], block: int, widths: W
     return {name: shape for one in in_block(auxiliary, block) for name, shape in one.shapes(widths).items()}
 
 
-def _with_pairs(facts: ModelFacts, job: Job, widths: Sequence[Widths]) -> ModelFacts:
+def _with_pairs(facts: ModelFacts, job: Job, widths: Sequence[Widths], family: Family) -> ModelFacts:
     """Add the bytes of a block's pairs, for the block with most; unchanged where no helper can train the adapters."""
     config, dropout = job.adapter.config, job.train.dropout
-    if offload_refusal(config, dropout=dropout, fused=widths[0].merged):
+    if offload_refusal(config, dropout=dropout, fused=widths[0].merged) or _unfitted_role(family, [config]):
         return facts
     blocks = [
         pair_widths(config, at, hidden_size=facts.hidden_size, widths=own, dropout=dropout)
@@ -487,9 +489,7 @@ def _check_generic(job: Job, family: Family, where: str) -> None:
                 f"{where}: velora.layers has {layer!r}, but {' and '.join(family.twice)} of a {family.model_type} "
                 "multiply relative positions too, and keep the input; leave it out"
             )
-    names = {INTERMEDIATE: "up", OUTPUT: "down"}
-    beside = {names.get(place, place) for config in configs for place in places_of(config)}
-    if job.offload.is_on and (role := next((role for role in (*family.twice, *family.unfitted) if role in beside), "")):
+    if job.offload.is_on and not job.offload.may_be_left_out and (role := _unfitted_role(family, configs)):
         raise JobError(
             f"{where}: a helper can't fit LoRA beside {getattr(family.layout, role)} of a {family.model_type}, whose "
             "input or output is not that of single tokens; leave it out of adapter.config, or remove [offload]"
@@ -503,6 +503,13 @@ def _check_generic(job: Job, family: Family, where: str) -> None:
             f"{where}: subnets and scores of [operations] need to know the matrices of a {family.model_type} block; "
             "set operations.policy = 'random' and operations.heads = 0, or operations.table to one of whole blocks"
         )
+
+
+def _unfitted_role(family: Family, configs: Iterable[str]) -> str:
+    """Return a matrix beside which no helper can fit the adapters of some of these configurations; empty if none is."""
+    names = {INTERMEDIATE: "up", OUTPUT: "down"}
+    beside = {names.get(place, place) for config in configs for place in places_of(config)}
+    return next((role for role in (*family.twice, *family.unfitted) if role in beside), "")
 
 
 class _HeadSizes(NamedTuple):

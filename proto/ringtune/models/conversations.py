@@ -23,7 +23,15 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ringtune.errors import ModelError
-from ringtune.models.tokenizer import chat_templates
+from ringtune.models.tokenizer import (
+    CLASSES_OF_5,
+    SETTINGS_FILE,
+    SPECIAL_TOKENS_FILE,
+    WHOLE_FILE,
+    chat_templates,
+    read_tokenizer_settings,
+)
+from ringtune.storage.strict import read_json
 from ringtune.storage.tables import Problem, Record, RowError, checked_text
 
 ASSISTANT: Final = "assistant"
@@ -233,6 +241,9 @@ TEMPLATES: Final[Mapping[str, str]] = {
 begins a text with it. ``eos_token`` ends an answer in all but chatml, which is for models that know ``<|im_end|>``.
 """
 
+_NO_TEMPLATE: Final = "the model has no chat template of its own"
+_WITHOUT_END: Final = ("BertTokenizer", "PreTrainedTokenizer", *CLASSES_OF_5)
+"""Classes of tokenizers that have no ``eos_token`` where their settings name none."""
 _CHATML_END: Final = "<|im_end|>"
 _MAX_TOKENIZER_BYTES: Final = 1 << 26
 
@@ -268,12 +279,19 @@ def require_template(folder: Path, template: str | None) -> None:
         )
 
 
-def fitting_template(folder: Path) -> str:
-    """Choose one of ``TEMPLATES`` for a model without a template: chatml where its tokenizer knows ``<|im_end|>``."""
-    file = folder / "tokenizer.json"
+def fitting_template(folder: Path) -> tuple[str, str]:
+    """Choose one of ``TEMPLATES`` for a model without a template, and say why.
+
+    It is chatml where the tokenizer knows ``<|im_end|>``, or names no token to end an answer with.
+    """
+    file, settings = folder / WHOLE_FILE, read_tokenizer_settings(folder)
     knows = (
         file.is_file()
         and file.stat().st_size <= _MAX_TOKENIZER_BYTES
         and _CHATML_END in file.read_text(encoding="utf-8", errors="replace")
     )
-    return "chatml" if knows else "zephyr"
+    kind, others = str(settings.get("tokenizer_class")).removesuffix("Fast"), folder / SPECIAL_TOKENS_FILE
+    named = settings.get("eos_token") or (others.is_file() and dict(read_json(others)).get("eos_token"))
+    is_endless = kind in _WITHOUT_END and not named
+    more = f", and its {SETTINGS_FILE} names no eos_token, with which the others end an answer"
+    return "chatml" if knows or is_endless else "zephyr", _NO_TEMPLATE + (more if is_endless and not knows else "")

@@ -35,6 +35,9 @@ FROZEN_HEAD_TASKS = LANGUAGE_TASKS
 MAX_BLOCKS = 4096
 """Most blocks of a model."""
 
+MAX_LONGEST = 1 << 24
+"""Most tokens of the longest text of a model, for each of which classes of transformers make a number or a few."""
+
 GATE_AND_UP = ("gate_up_proj", "mlp.Wi")
 """Ends of the names of matrices of ``gate`` and ``up`` in one."""
 

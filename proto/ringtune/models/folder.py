@@ -30,12 +30,12 @@ from typing import Any, Final, NamedTuple
 
 from ringtune.errors import ModelError
 from ringtune.models.families import FAMILIES, family_named
-from ringtune.models.family import MAX_BLOCKS, NO_NUMBER, ConfigKey, Dimensions, Family, Shapes
+from ringtune.models.family import MAX_BLOCKS, MAX_LONGEST, NO_NUMBER, ConfigKey, Dimensions, Family, Shapes
 from ringtune.models.four_bit import FourBitTensor, check_quantization, four_bit_tensors
 from ringtune.models.gguf import gguf_tensors, only_gguf_file
 from ringtune.models.preprocessor import read_image_steps
 from ringtune.models.text_towers import is_tower, text_values, tower_name
-from ringtune.models.tokenizer import SETTINGS_FILE, WHOLE_FILE, read_tokenizer_settings
+from ringtune.models.tokenizer import SETTINGS_FILE, SPECIAL_TOKENS_FILE, WHOLE_FILE, read_tokenizer_settings
 from ringtune.storage.gguf import GgufType
 from ringtune.storage.strict import is_lfs_pointer, pointer_advice, read_given, read_json
 from ringtune.storage.tensor_files import TensorInfo, read_safetensors_header
@@ -49,7 +49,7 @@ TOKENIZER_FILES: Final[tuple[str, ...]] = (
     "merges.txt",
     "preprocessor_config.json",
     "sentencepiece.bpe.model",
-    "special_tokens_map.json",
+    SPECIAL_TOKENS_FILE,
     "spiece.model",
     "tokenizer.json",
     "tokenizer.model",
@@ -319,7 +319,8 @@ _RUNS_CODE = {"auto_map": "it names code to run"}
 _QUANTIZATION = "quantization_config"
 _ATTENTIONS = ("eager", "sdpa", None)
 _ATTENTION_KEYS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
-_OLD: Final = 4
+OLD: Final = 4
+"""Version of transformers that reads the older form of rotary positions."""
 _ROPE_PARAMETERS, _ROPE_SCALING = "rope_parameters", "rope_scaling"
 _LOCAL_BASE = "rope_local_base_freq"
 _THETA_OF_LAYERS = {"full_attention": "rope_theta", "sliding_attention": _LOCAL_BASE}
@@ -355,9 +356,13 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     padding, vocab = config.get("pad_token_id"), config.get("vocab_size", 0)
     if padding is not None and not padding < vocab:
         raise ModelError(f"{path}: pad_token_id {padding} is no row of a table of {vocab}; make them fit")
-    num_blocks = family.dimensions(config).num_blocks
-    if num_blocks > MAX_BLOCKS:
-        raise ModelError(f"{path}: {num_blocks:,} blocks are more than {MAX_BLOCKS:,}, the most that can be planned")
+    found = family.dimensions(config)
+    for count, most, what in (
+        (found.num_blocks, MAX_BLOCKS, "blocks"),
+        (found.longest, MAX_LONGEST, "tokens of a text"),
+    ):
+        if count > most:
+            raise ModelError(f"{path}: {count:,} {what} are more than {most:,}, the most that can be planned")
     return {"model_type": family.model_type, **config}
 
 
@@ -376,7 +381,7 @@ def with_old_rope(values: Mapping[str, Any], *, where: str | Path = CONFIG_FILE)
     5e5 and ``rope_scaling`` of ``{"rope_type": "linear", "factor": 2.0}``.
     """
     family = FAMILIES.get(str(values.get("model_type")))
-    if family is not None and family.since > _OLD:
+    if family is not None and family.since > OLD:
         return dict(values)
     found = {key: value for key, value in values.items() if key != _ROPE_PARAMETERS}
     parameters = values.get(_ROPE_PARAMETERS) or {}
@@ -522,7 +527,7 @@ def _config_value(path: Path, key: str, spec: ConfigKey, values: Mapping[str, An
 
 
 _LISTS: Final = ("vocab.txt", "vocab.json")
-_SETTINGS: Final = (SETTINGS_FILE, "special_tokens_map.json")
+_SETTINGS: Final = (SETTINGS_FILE, SPECIAL_TOKENS_FILE)
 _HEADS: Final = ("classifier.weight", "classifier.out_proj.weight", "score.weight")
 _NAMED: Final = ("pad_token", "bos_token", "eos_token", "unk_token", "cls_token", "sep_token")
 

@@ -121,7 +121,10 @@ def _state_values(config: Config, *, has_triangle: bool) -> int:
     return heads * (has_triangle * _CHUNK**2 // 3 + 6 * _CHUNK + 7 * widths)
 
 
-_WHOLE: Final = ("word_embed_proj_dim", "expansion_ratio", "kv_n_heads")
+_WHOLE: Final = (
+    *("word_embed_proj_dim", "expansion_ratio", "kv_n_heads", "qk_nope_head_dim", "qk_rope_head_dim"),
+    *("linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+)
 _FACTORS: Final = ("logit_scale", "logits_scaling", "final_logit_softcapping")
 _MOST_EXPERTS: Final = 1 << 17
 
@@ -140,7 +143,7 @@ def _problem_of_kinds(config: Config) -> str:
             return f"{key} is {value!r}, it has to be a number above 0"
     for size in _NEEDED:
         found = {key: config[key] for key in _KEYS[size] if config.get(key) is not None}
-        if len(set(found.values())) > 1:
+        if any(value != _value(config, size) for value in found.values()):
             return f"{' and '.join(f'{key} {value}' for key, value in found.items())} are one; make them equal"
     if type(values.get("pad_token_id")) not in (int, type(None)):
         return f"pad_token_id is {values['pad_token_id']!r}, it has to be a whole number"
@@ -160,7 +163,7 @@ def buffer_bytes(model_type: str, config: Config) -> int:
 def _problem(config: Config) -> str:
     for size in _KEYS:
         value = _value(config, size)
-        if size == "activation" or (size == "shared" and not value):
+        if size == "activation" or (size == "shared" and value == 0 and type(value) is int):
             continue
         if value is None and size in _NEEDED:
             return f"it has none of {', '.join(_KEYS[size])}"

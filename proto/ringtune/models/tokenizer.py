@@ -17,6 +17,7 @@ from ringtune.errors import ModelError
 from ringtune.storage.strict import is_lfs_pointer, pointer_advice, read_json
 
 SETTINGS_FILE: Final = "tokenizer_config.json"
+SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
 WHOLE_FILE: Final = "tokenizer.json"
 PIECES_FILE: Final = "tokenizer.model"
 OTHER_PIECES: Final = ("spm.model", "sentencepiece.bpe.model")
@@ -30,7 +31,7 @@ MAX_TEMPLATES: Final = 32
 TEMPLATE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 _MAX_TEMPLATE_BYTES: Final = 1 << 20
 _FILES: Final = (WHOLE_FILE, SETTINGS_FILE, "vocab.txt", "vocab.json", "merges.txt", PIECES_FILE)
-_CLASSES_OF_5: Final = ("TokenizersBackend", "PythonBackend")
+CLASSES_OF_5: Final = ("TokenizersBackend", "PythonBackend")
 
 _CARRIED_OUT: Final = """
     added_tokens_decoder additional_special_tokens backend bos_token clean_up_tokenization_spaces cls_token eos_token
@@ -92,7 +93,7 @@ def read_tokenizer_settings(folder: Path) -> dict[str, Any]:
 def is_of_transformers_5(saved: Mapping[str, Any]) -> bool:
     """Whether transformers 5 wrote these settings: they name a backend, or list extra tokens without names."""
     return (
-        saved.get("tokenizer_class") in _CLASSES_OF_5
+        saved.get("tokenizer_class") in CLASSES_OF_5
         or "backend" in saved
         or isinstance(saved.get("extra_special_tokens"), list)
     )

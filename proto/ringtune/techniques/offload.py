@@ -124,6 +124,11 @@ class OffloadSettings:
         return self.mode != OFF
 
     @property
+    def may_be_left_out(self) -> bool:
+        """Whether a job for which no helper is possible trains without: ``auto``, and one set of adapters for all."""
+        return self.mode == AUTO and not self.helper_settings.has_users
+
+    @property
     def is_exact(self) -> bool:
         """Whether the result equals that of a run without helpers."""
         return self.helper_settings.is_exact
@@ -157,8 +162,7 @@ def check_job(job: Any) -> None:
     With ``auto`` and one set of adapters for all rows such a job goes without helpers (``unhelped_reason``).
     """
     settings = job.offload
-    may_go_without = settings.mode == AUTO and not settings.helper_settings.has_users
-    problem = "" if may_go_without else unhelped_reason(job)
+    problem = "" if settings.may_be_left_out else unhelped_reason(job)
     if problem := problem or _merged_problem(job):
         has_adapters = not (job.method.full_parameters or trains_own_weights(job.adapter.config))
         kind = JobError if has_adapters else ContradictionError
@@ -237,7 +241,7 @@ def check_user_column(data: Data, settings: OffloadSettings, *, task: str) -> No
 
 def check_fused(settings: OffloadSettings, *, adapter: Adapter, train: Train, fused: bool) -> None:
     """Refuse adapters that a helper can't fit in a model with a fused query, key and value matrix."""
-    if not settings.is_on:
+    if not settings.is_on or settings.may_be_left_out:
         return
     for where, config in _configs(settings, adapter).items():
         if problem := offload_refusal(config, dropout=train.dropout, fused=fused):

@@ -9,7 +9,7 @@ import pytest
 from ringtune.errors import ContradictionError, JobError, PlanError
 from ringtune.job.job import parse_job
 from ringtune.run_control.continuation import changed_keys, job_digest
-from ringtune.techniques.offload import check_fused, helped, unhelped_reason
+from ringtune.techniques.offload import OffloadSettings, check_fused, helped, unhelped_reason
 from tests.support.cases import cases
 from tests.support.choosing import make_choice
 from tests.support.fake_agents import job
@@ -111,8 +111,9 @@ def test_offload_of_one_item_in_flight_goes_with_any_method() -> None:
 
 def test_offload_of_a_gate_needs_matrices_of_their_own() -> None:
     """Whether query, key and value are one matrix is known with the model only."""
-    found = job(adapter__config="lora[use_gating=True]", offload__mode="auto")
+    found = job(adapter__config="lora[use_gating=True]", offload__mode={"a": "b"})
     check_fused(found.offload, adapter=found.adapter, train=found.train, fused=False)
+    check_fused(OffloadSettings(mode="auto"), adapter=found.adapter, train=found.train, fused=True)  # goes without
     with pytest.raises(JobError, match="one matrix for query, key and value"):
         check_fused(found.offload, adapter=found.adapter, train=found.train, fused=True)
 

@@ -20,6 +20,7 @@ from coordinator.api.user_adapters import adapter_of, require_user
 from coordinator.client.saved_run import evaluation_job, read_run
 from ringtune import cli
 from ringtune.errors import IntegrityError, InvalidInputError, RingTuneError, UsageError
+from ringtune.job.job import load_job
 from ringtune.models.adapter_config import INVERTIBLE_TENSORS, parse_adapter_config
 from ringtune.schedule.methods import Hift
 from ringtune.schedule.plan import Plan
@@ -46,7 +47,7 @@ def run(tmp_path: Path) -> Path:
 
 def test_export_has_adapter_and_card(run: Path, tmp_path: Path) -> None:
     """Five files; tensors byte for byte; the digests are those of the files."""
-    digests = export_run(run, tmp_path / "out")
+    digests = export_run(run, tmp_path / "out").sha256
     assert {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "out").iterdir()
     } == digests
@@ -64,7 +65,7 @@ def test_export_has_adapter_and_card(run: Path, tmp_path: Path) -> None:
 
 def test_export_card_says_what_it_is_and_not_who(run: Path, tmp_path: Path) -> None:
     """Base model, task, labels, steps, seed, owner count, versions and figures; no node name, no path."""
-    digests = export_run(run, tmp_path / "out", base_model="acme/tiny")
+    digests = export_run(run, tmp_path / "out", base_model="acme/tiny").sha256
     card = (tmp_path / "out/README.md").read_text()
     assert "last token" not in card  # an encoder reads the first one
     assert "```\n\nThe lines need AdapterHub's library: `pip install 'adapters==1.3.*'`.\n" in card
@@ -96,7 +97,11 @@ def test_export_of_a_language_model_has_no_head(run: Path, tmp_path: Path, has_o
     if not has_old_head:
         for name in ("head_config.json", "model_head.safetensors"):
             (run / "adapter" / name).unlink()
-    assert sorted(export_run(run, tmp_path / "out")) == ["README.md", "adapter.safetensors", "adapter_config.json"]
+    assert sorted(export_run(run, tmp_path / "out").sha256) == [
+        "README.md",
+        "adapter.safetensors",
+        "adapter_config.json",
+    ]
     card = (tmp_path / "out/README.md").read_text()
     assert 'model = AutoModelForCausalLM.from_pretrained("tiny")\nadapters.init(model)\n' in card
     assert "AutoAdapterModel" not in card
@@ -210,7 +215,7 @@ def test_export_of_own_weights_is_refused(run: Path, tmp_path: Path) -> None:
 def test_export_of_a_whole_model_is_a_folder_of_transformers(run: Path, tmp_path: Path) -> None:
     """Config, weights and tokenizer as they are, and a card with the class that loads them; nothing local."""
     model = whole_model_instead(run)
-    digests = export_run(run, tmp_path / "out", base_model="acme/tiny")
+    digests = export_run(run, tmp_path / "out", base_model="acme/tiny").sha256
     assert sorted(digests) == ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
     for name in set(digests) - {"README.md"}:
         assert (tmp_path / "out" / name).read_bytes() == (model / name).read_bytes()
@@ -235,7 +240,7 @@ def test_card_says_how_the_method_and_velora_were_set(run: Path) -> None:
     method = Hift(group_size=2, order="random", seed=3, always_active=("head",), drops_state=True)
     velora = Velora(blocks=(Range(0, 2),), layers=("query", "key", "value"), parts=4)
     hift = replace(saved, plan=changed(saved.plan, method=method, velora=velora))
-    lines = whole_model_card(hift, base_model="acme/tiny", config={}, digests={}).splitlines()
+    lines = whole_model_card(hift, base_model="acme/tiny", config={}, digests={}).text.splitlines()
     for line in (
         "| method | hift |",
         "| hift, group size | 2 |",
@@ -248,7 +253,7 @@ def test_card_says_how_the_method_and_velora_were_set(run: Path) -> None:
     ):
         assert line in lines
     assert any(line.startswith("| optimizer | adamw, learning rate ") for line in lines)
-    plain = whole_model_card(saved, base_model="acme/tiny", config={}, digests={})
+    plain = whole_model_card(saved, base_model="acme/tiny", config={}, digests={}).text
     assert "| ringada, every steps | " in plain and "velora" not in plain and "hift" not in plain
 
 
@@ -379,7 +384,7 @@ def test_export_is_on_the_disk_before_it_has_its_name(
 ) -> None:
     """Every file is forced to the disk, then the folder is renamed, then its new name is forced to the disk."""
     log = log_of_syncs(monkeypatch)
-    digests = export_run(run, tmp_path / "out")
+    digests = export_run(run, tmp_path / "out").sha256
     (renamed,) = [index for index, entry in enumerate(log) if entry.endswith(".part -> out")]
     named = {entry.split(" -> ")[1] for entry in log[:renamed] if " -> " in entry}
     assert named == set(digests) and tmp_path.name in log[renamed:]
@@ -435,7 +440,7 @@ def test_export_of_a_plugged_model_says_how_it_loads(tmp_path: Path) -> None:
     config = json.loads((run / "adapter/adapter_config.json").read_text())
     (run / "adapter/adapter_config.json").write_text(json.dumps({**config, "model_type": "gemma2"}))
     (run / "adapter/adapter_interface.json").write_text('{"interface": {}}')
-    digests = export_run(run, tmp_path / "out", base_model="acme/tiny")
+    digests = export_run(run, tmp_path / "out", base_model="acme/tiny").sha256
     assert (tmp_path / "out/adapter_interface.json").read_text() == '{"interface": {}}'
     assert "adapter_interface.json" in digests
     card = (tmp_path / "out/README.md").read_text()
@@ -493,7 +498,7 @@ def run_of(folder: Path, users: str) -> Path:
 def test_export_of_a_user_is_their_folder_and_names_nobody(tmp_path: Path, users: str) -> None:
     """Their tensors byte for byte; a card without the figures of all users, and without any name."""
     run = run_of(tmp_path, users)
-    assert sorted(export_run(run, tmp_path / "out", user="bob")) == NAMES
+    assert sorted(export_run(run, tmp_path / "out", user="bob").sha256) == NAMES
     for name in ("adapter.safetensors", "model_head.safetensors"):
         assert (tmp_path / "out" / name).read_bytes() == (run / "users/bob" / name).read_bytes()
     card = (tmp_path / "out/README.md").read_text()
@@ -506,7 +511,7 @@ def test_export_of_a_user_is_their_folder_and_names_nobody(tmp_path: Path, users
 @pytest.mark.usefixtures("merging_here")
 def test_export_of_collaboration_is_the_sum_of_all(tmp_path: Path) -> None:
     """One adapter of twice the rank, with the factors of both beside each other, and the figures of the run."""
-    digests = export_run(run_of(tmp_path, "collaboration"), tmp_path / "out")
+    digests = export_run(run_of(tmp_path, "collaboration"), tmp_path / "out").sha256
     assert sorted(digests) == NAMES
     config = json.loads((tmp_path / "out/adapter_config.json").read_text())["config"]
     assert (config["r"], config["alpha"]) == (4, 8)
@@ -561,6 +566,19 @@ def test_user_has_to_be_named_for_merging_too_where_all_trained_alone(tmp_path: 
         export_run(run, tmp_path / "out", merge=True)
     with pytest.raises(RingTuneError, match="the base model /srv/carol/models/tiny is not there"):
         export_run(run, tmp_path / "out", merge=True, user="alice")
+
+
+def test_sum_that_the_family_can_not_have_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    """Of LoRA of two ranks it is a ``linear``, which a generic family has not; each user's own is there."""
+    run = run_of(tmp_path, "collaboration")
+    job, paths = run / "job.toml", [run / f"users/{user}/adapter_config.json" for user in ("alice", "bob")]
+    job.write_text(load_job(job).with_overrides({"offload.adapters": {"bob": "lora[r=2]"}}).to_toml())
+    require_user(read_run(run), "")  # a BERT has it
+    for path in paths:
+        path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "phi3"}))
+    with pytest.raises(UsageError, match=r"is .linear.*, which a phi3 can't have; give one user with --user, of alice"):
+        require_user(read_run(run), "")
+    require_user(read_run(run), "bob")
 
 
 def test_users_who_are_many_are_not_all_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,9 +212,10 @@ def test_plan_and_run_decide_alike(tmp_path: Path) -> None:
         with Client(cluster.server.address) as client:
             planned, profile, _ = client.plan(job(), num_nodes=2, join_s=0.5, choices=choices)
         trained = trained_plan(tmp_path, cluster, choices=choices)
-        shown = plan_for_nodes(job(), coordinator=cluster.server.address, nodes=2, join_s=0.5)
-    assert shown.rows == ("3 rows are longer than train.max_length = 8 tokens and are cut",)
-    assert shown.note.startswith("searched ") and shown.rows[0] not in shown.note  # once
+        shown = plan_for_nodes(job(), coordinator=cluster.server.address, nodes=2, join_s=0.5, explain=True)
+    assert shown.why is not None and shown.rows == ("3 rows are longer than train.max_length = 8 tokens and are cut",)
+    text = "\n".join(shown.lines())
+    assert (text.count("searched "), text.count(shown.rows[0])) == (1, 1)
     here = make_plan(job(), profile.by_name, links=profile.links, **choices._asdict())
     assert planned.digest == trained.digest == here.plan.digest
     assert (trained.course.microbatches, trained.course.wire_dtype) == (1, "float32")  # not the job's 2

@@ -79,6 +79,16 @@ def why(found: Planned) -> str:
     return "\n".join(explanation_text(explain(found.choice, found, relative=False)))
 
 
+def test_auto_goes_without_where_no_helper_can_fit_the_adapters() -> None:
+    """As facts without bytes of pairs say; the plan says so, and is that of a job without helpers."""
+    near = nodes(LINEAR_PARAMS, bytes_per_s=1e8)
+    models = [dataclasses.replace(one.model, pair_token_bytes=0) for one in near.nodes]
+    known = [dataclasses.replace(one, model=model) for one, model in zip(near.nodes, models, strict=True)]
+    found, off = (planned(Profile(nodes=tuple(known), links=near.links), mode) for mode in ("auto", "off"))
+    assert (found.plan, off.left_out) == (off.plan, ())
+    assert "offload.mode = 'auto' can't go with this adapter.config in this model" in found.note
+
+
 def test_auto_takes_a_helper_where_the_job_gets_faster() -> None:
     """Adapters as large as their matrices, on a fast link: predicted with the helper, and faster than without."""
     profile = nodes(LINEAR_PARAMS, bytes_per_s=1e9)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -22,6 +22,7 @@ import pytest
 from coordinator.client.submit import Client
 from coordinator.run.members import Member, Registry
 from coordinator.run.requests import RunRequest
+from coordinator.run.run_driver import RunDriver
 from coordinator.screen.listing import node_table, nodes_json
 from coordinator.screen.progress import Progress
 from coordinator.server import server as servicer
@@ -311,6 +312,13 @@ def test_service_shows_and_gives_users_their_own_runs(tmp_path: Path, monkeypatc
         assert [(run.run_id, list(run.awaited)) for run in courses] == [(planned, []), *[(planned, ["pi"])] * 2]
         for name, run_id in (("alice", RUN), ("root", OF_BOB), ("bob", planned)):
             assert not [why for why in refusals(stubs[name], run_id) if " is of " in why]
+        request, after, before = RunRequest(job=job(), plan_only=True, num_nodes=9), planned, cast(RunDriver, driver)
+        for _ in range(2):  # the coordinator takes the run up twice, as B and C; none of them is stored
+            before = server.coordinator.run(request, takes_up=after, owner="bob", replaces=before)
+            after = before.run_id
+        for run_id in (planned, after):
+            assert refusals(stubs["alice"], run_id) == [f"run {run_id} is of bob; ask them, or an administrator"] * 5
+            assert not [why for name in ("bob", "root") for why in refusals(stubs[name], run_id) if " is of " in why]
         of_nobody = {name: refusals(stubs[name], FORGOTTEN)[1] for name in users}
         refused = [name for name, why in of_nobody.items() if why.endswith("ask an administrator to resume it")]
         assert refused == ["alice", "bob"], "nodes keep the state of a run for longer than its coordinator knows it"

@@ -18,7 +18,7 @@ from edge.data.examples import PackedExamples
 from edge.data.tokens import IGNORED, Batch, RowFaultError, load_tokenizer
 from ringtune.errors import DataError, ModelError
 from ringtune.job.job import Job, parse_job
-from ringtune.models.conversations import TEMPLATES
+from ringtune.models.conversations import TEMPLATES, fitting_template
 from ringtune.models.tokenizer import chat_templates
 from tests.support.chat_models import (
     GEMMA,
@@ -211,6 +211,25 @@ def test_templates_that_fail_name_row_and_remedy(tmp_path: Path) -> None:
         examples_of(none, path)
     with pytest.raises(ModelError, match=r"the chat template can't be used .*unexpected"):
         examples_of(write_tokenizer(tmp_path / "bad", "{{ x "), path)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_template_that_init_proposes_is_taken(tmp_path: Path, ends: bool) -> None:
+    """Of a tokenizer without ``<|im_end|>``; one that names no end of a text has none of the others."""
+    path = write_conversations(tmp_path / "rows.jsonl", ROWS[:2])
+    folder = write_tokenizer(tmp_path / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        text = (folder / name).read_text().replace("<|im_end|>", "<|im_fin|>")
+        found = json.loads(text)
+        if not ends:
+            found.pop("eos_token", None)
+        (folder / name).write_text(json.dumps(found))
+    name, why = fitting_template(folder)
+    assert (name, "names no eos_token" in why) == ("zephyr" if ends else "chatml", not ends)
+    assert len(examples_of(folder, path, template=name)) == 2
+    if not ends:
+        with pytest.raises(ModelError, match=r"'zephyr' ends answers with the end-of-text token.* has none; name eos"):
+            examples_of(folder, path, template="zephyr")
 
 
 def test_templates_without_an_end_of_answers_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,8 @@ import functools
 import inspect
 import itertools
 import json
+import math
+import random
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,12 +20,24 @@ import transformers
 from transformers import CONFIG_MAPPING, PretrainedConfig
 
 from edge.data.tokens import Batch
+from edge.model.skeleton import build_skeleton
 from ringtune.errors import ModelError
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM, NO_NUMBER
 from ringtune.models.folder import read_config
+from ringtune.models.generic_decoders import _KEYS
+from tests.support import offload
 from tests.support.plain_rows import Ours, Plain
-from tests.support.tiny_families import DECODERS, HIDDEN, IMAGE_SIZE, MODEL_TYPES, write_family
+from tests.support.tiny_families import (
+    DECODERS,
+    HIDDEN,
+    IMAGE_SIZE,
+    MODEL_TYPES,
+    VERSION,
+    config_of,
+    sizes_of,
+    write_family,
+)
 
 _SINCE_5 = {
     **dict.fromkeys(MODEL_TYPES, ("tie_last_hidden_states",)),
@@ -243,6 +257,49 @@ def test_keys_that_are_not_carried_out_are_refused_by_name(tmp_path: Path) -> No
             require_refused(tmp_path, {"model_type": model_type, key: value}, key)
             (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, key: None}))
             assert read_config(tmp_path)["model_type"] == model_type
+
+
+_SENSELESS: tuple[Any, ...] = ([], {}, "x", "", True, -1, 0, 2**62, 1.5, math.nan, math.inf, [1], [[]], {"a": 1}, None)
+_BUILT: tuple[tuple[str, str, Any], ...] = (
+    ("phi3", "hidden_act", "softstep"),
+    ("glm4_moe", "n_shared_experts", []),
+    ("data2vec-text", "max_position_embeddings", 2**62),
+    ("roberta", "max_position_embeddings", 2**31),
+    ("gpt_oss", "rope_theta", []),
+    ("gpt_neo", "attention_types", "x"),
+    ("qwen3", "vocab_size", 2**62),
+    ("qwen2_moe", "mlp_only_layers", 1.5),
+)
+"""Values that only the classes of transformers find senseless, each with an exception of its own, and some others."""
+
+
+def test_senseless_values_are_refused_by_their_file(tmp_path: Path) -> None:
+    """Of every family: what is read is planned with, or it is an error of a model; so is what a class makes of it."""
+    draw, refused = random.Random(7), list[str]()
+    for model_type, family in FAMILIES.items():
+        if family.since > VERSION:
+            continue
+        made = (
+            config_of(model_type) if model_type in MODEL_TYPES else CONFIG_MAPPING[model_type](**sizes_of(model_type))
+        )
+        values = {**made.to_dict(), "model_type": model_type}
+        drawn = draw.sample(
+            sorted({*values, *family.config_keys, *itertools.chain(*_KEYS.values())} - {"model_type"}), 20
+        )
+        for key, value in [(key, draw.choice(_SENSELESS)) for key in drawn] + [
+            each[1:] for each in _BUILT if each[0] == model_type
+        ]:
+            (tmp_path / "config.json").write_text(json.dumps({**values, key: value}))
+            try:
+                config = read_config(tmp_path)
+                assert family.dimensions(config).head_width and family.widths(config)
+                if (model_type, key, value) in _BUILT:
+                    build_skeleton(tmp_path, offload.job_of(tmp_path, "lora"))
+            except ModelError as error:
+                refused.append(str(error))
+            else:
+                assert (model_type, key, value) not in _BUILT
+    assert len(refused) > 300 and all("config.json" in words for words in refused)
 
 
 def require_refused(folder: Path, config: dict[str, Any], message: str) -> None:
