@@ -51,8 +51,8 @@ from ringtune.machine.resources import usable_cores
 END_S: Final = 10.0
 """Seconds that agents may take to end by themselves after their launcher has ended."""
 
-OWN: Final = ("edge.__main__", "edge.agent.process", "edge.agent.torch_backend")
-"""Modules of its own code that an agent loads."""
+LOADED = ["edge.__main__", "edge.agent.process", "edge.agent.torch_backend", "grpc._server", "numpy.random"]
+"""Modules that each agent loads besides the libraries of a run."""
 
 AGENT: Final = "agent"
 """First argument of a process that is an agent from the start."""
@@ -83,7 +83,7 @@ def load_everything() -> None:
     limit_libraries(usable_cores())
     gc.disable()
     load_libraries()
-    for module in OWN:
+    for module in LOADED:
         importlib.import_module(module)
     from edge.cli.node import app
 

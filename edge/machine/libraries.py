@@ -126,6 +126,7 @@ class _WholePackages(MetaPathFinder, Loader):
 
 NEEDED: Final = (
     "safetensors.torch",
+    "transformers.modeling_layers",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
     "transformers.processing_utils",

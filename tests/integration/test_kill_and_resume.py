@@ -111,7 +111,7 @@ def test_run_goes_on_after_ctrl_z(whole: Whole, tmp_path: Path) -> None:
 def test_interrupted_run_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Path) -> None:
     """Ctrl-C once: exit code 130, a checkpoint, the command, no process; a damaged shard then costs only some steps.
 
-    Both parts are processes of their own, as users start them.
+    The part that is interrupted is a process of its own, as users start it.
     """
     job, wanted = whole
     out = tmp_path / "out"
@@ -133,9 +133,9 @@ def test_interrupted_run_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Pat
     content = bytearray(shard.read_bytes())
     content[-100] ^= 1
     shard.write_bytes(content)
-    again = LocalRun(job, out, "--resume")
-    assert again.wait() == 0, again.errors()
-    passed, going_on = [note for note in again.notes() if "step" in note and "the run's files" not in note]
+    again = run_whole(job, out, "--resume")
+    assert again.code == 0, again.errors
+    passed, going_on = [note for note in again.notes if "step" in note and "the run's files" not in note]
     assert f"step-{newest}.safetensors is damaged" in passed and "node-1" in passed
     assert going_on == f"resuming after step {before}"
     assert difference(out, wanted) <= 1e-9
