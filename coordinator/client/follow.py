@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -40,10 +41,12 @@ class Outcome:
     Attributes:
         is_kept: whether the coordinator stores the run, which continues without its submitter.
         memory: needs of each node in bytes, once there is a plan.
+        has_begun: set as soon as the id of the run is known.
     """
 
     def __init__(self, job: Job) -> None:
         self.run_id = ""
+        self.has_begun = threading.Event()
         self.is_kept = False
         self.phase = ""
         self.plan: Plan | None = None
@@ -64,6 +67,7 @@ class Outcome:
         match event.WhichOneof("event"):
             case "run_id":
                 self.run_id = event.run_id
+                self.has_begun.set()
             case "kept":
                 self.is_kept = event.kept
             case "state":

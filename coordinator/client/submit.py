@@ -308,6 +308,7 @@ class Client(Connection):
 
     def _drain(self, outcome: Outcome, progress: Progress) -> None:
         progress.note(_DRAINING if outcome.phase == "training" else _NOTHING_YET)
+        outcome.has_begun.wait(CALL_S)
         request = control_pb2.DrainRequest(run_id=outcome.run_id, reason="stopped by the user")
         try:
             self._stub.Drain(request, timeout=CALL_S)

@@ -43,6 +43,7 @@ from ringtune.schedule.migration import with_owner, without_owner
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
+from ringtune.v1 import control_pb2
 from tests.contract.run_control.test_checkpoint import JOB as CHECKPOINT_JOB
 from tests.contract.run_control.test_checkpoint import PLAN, manifest
 from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, Notes, job, shard_digest, steps_of
@@ -229,16 +230,28 @@ def test_drained_run_ends_with_a_checkpoint_and_its_own_exit_code(
     assert [line["step"] for line in steps_of(tmp_path / "metrics.jsonl")] == list(range(1, step + 1))
 
 
-def test_run_that_is_stopped_before_it_trains_claims_no_checkpoint(tmp_path: Path) -> None:
-    """Neither the line for the user nor the error speaks of one."""
+def test_run_that_is_stopped_before_it_trains_claims_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the line for the user nor the error speaks of one; also where the client does not know the run yet."""
     interrupts, notes = Interrupts(), Notes()
-    asked = threading.Event()
+    asked, told, take = threading.Event(), threading.Event(), Outcome.__call__
 
     def stop() -> None:
         if not asked.is_set():
             asked.set()
             interrupts._on_signal(2, None)
 
+    def note(text: str) -> None:
+        notes.texts.append(text)
+        told.set()
+
+    def late(outcome: Outcome, event: control_pb2.RunEvent) -> None:
+        assert told.wait(CALL_S)
+        take(outcome, event)
+
+    monkeypatch.setattr(notes, "note", note)
+    monkeypatch.setattr(Outcome, "__call__", late)
     with FakeCluster("a", "b") as cluster:
         cluster.agents["a"].on_inspect = stop
         cluster.agents["b"].on_inspect = lambda: cluster.agents["a"].released.wait(CALL_S)
