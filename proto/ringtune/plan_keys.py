@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-PLAN_KEYS: Final = {
-    "batch_size": int,
-    "microbatches": int,
-    "num_steps": int,
-    "local_iterations": int,
-    "every_steps": int,
-    "eval_every": int,
-    "checkpoint_every": int,
-    "credits": int,
-    "wire_dtype": str,
-    "turns": str,
-    "method": str,
-    "activations": str,
-    "offload": str,
-    "users": str,
+PLAN_KEYS: Final[dict[str, type[int] | type[str]]] = {
+    **dict.fromkeys(("batch_size", "microbatches", "num_steps", "local_iterations"), int),
+    **dict.fromkeys(("every_steps", "eval_every", "checkpoint_every", "credits"), int),
+    **dict.fromkeys(("wire_dtype", "turns", "method", "activations", "offload", "users"), str),
 }
 """Key -> type of its value."""

@@ -293,14 +293,8 @@ _ALIASES = {
 _SHARED = "it shares weights between blocks, which live on different nodes"
 _GLOW = "the library's GLOW coupling cuts texts between tokens, and fails"
 _REFUSED = {
-    "compacter": _SHARED,
-    "compacter++": _SHARED,
-    "vera": _SHARED,
-    "dvora": _SHARED,
-    "prefix_tuning": _SHARED,
-    "prefix_tuning_flat": _SHARED,
-    "mam": _SHARED,
-    "unipelt": _SHARED,
+    **dict.fromkeys(("compacter", "compacter++", "vera", "dvora"), _SHARED),
+    **dict.fromkeys(("prefix_tuning", "prefix_tuning_flat", "mam", "unipelt"), _SHARED),
     "prompt_tuning": "it adds tokens at the embedding, outside the blocks",
 }
 _NOT_SAVED = ("direft",)

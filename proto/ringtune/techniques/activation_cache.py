@@ -28,11 +28,12 @@ once.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import itertools
 import operator
-from collections import defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, NamedTuple
@@ -235,14 +236,10 @@ def _turn_of(course: Course, owner: str, count: int) -> int:
     if course.turns == EQUAL:
         return course.turns_apart + count * len(course.owners) + at
     own = weights(course.owners, course.turns)
-    least, most = count, (count + 1) * (sum(own) // own[at] + 1) + len(own)
-    while least < most:  # the first number of turns by which it has had one more than ``count``
-        middle = (least + most) // 2
-        if turn_counts(own, middle)[at] > count:
-            most = middle
-        else:
-            least = middle + 1
-    return course.turns_apart + least - 1
+    numbers = range((count + 1) * (sum(own) // own[at] + 1) + len(own))
+    # the first number of turns by which it has had one more than ``count``
+    first = bisect.bisect_left(numbers, count + 1, lo=count, key=lambda number: turn_counts(own, number)[at])
+    return course.turns_apart + first - 1
 
 
 class _Entry(NamedTuple):
@@ -259,7 +256,7 @@ class CachedBatches:
     def __init__(self, plan: Plan, cache: ActivationCacheSettings, *, items_ahead: int) -> None:
         self._plan, self._cache, self._items_ahead = plan, cache, items_ahead
         self._entries: dict[BatchKey, _Entry] = {}
-        self._held_bytes: dict[str, int] = {}
+        self._held_bytes = Counter[str]()
         self._lost: dict[str, str] = {}
         self._open: deque[Turn] = deque()
         self._useless: dict[int, list[_Entry]] = {}  # turn -> entries that are given up when it is done
@@ -325,7 +322,7 @@ class CachedBatches:
         hosts = hosts_at(placement, boundary) if boundary else ()
         size_bytes = {host: entry_bytes(course, placement, host, item.rows) for host in hosts}
         most = self._cache.max_bytes
-        full = [host for host, size in size_bytes.items() if self._held_bytes.get(host, 0) + size > most]
+        full = [host for host, size in size_bytes.items() if self._held_bytes[host] + size > most]
         if not hosts or full or any(host in self._lost for host in hosts):
             return WHOLE
         key = key_of(course, item)
@@ -349,7 +346,7 @@ class CachedBatches:
 
     def _hold(self, entry: _Entry, sign: int) -> None:
         for host, size in entry.size_bytes.items():
-            self._held_bytes[host] = self._held_bytes.get(host, 0) + sign * size
+            self._held_bytes[host] += sign * size
 
 
 MAX_ITEMS: Final = 100_000
@@ -369,7 +366,7 @@ class ExpectedCacheUse:
     items: int = 0
     entering: int = 0
     blocks: int = 0
-    kept: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    kept: Counter[str] = field(default_factory=Counter)
 
 
 def expected_cache_use(plan: Plan) -> ExpectedCacheUse:
@@ -396,8 +393,7 @@ def expected_cache_use(plan: Plan) -> ExpectedCacheUse:
             found.entering += bool(item.passage.enters)
             found.blocks += item.passage.enters
             if item.passage.keeps:
-                for host in hosts_at(part.placement, item.passage.keeps):
-                    found.kept[host] += 1
+                found.kept.update(hosts_at(part.placement, item.passage.keeps))
     return found
 
 

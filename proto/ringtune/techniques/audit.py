@@ -839,17 +839,14 @@ def check_job(job: Any) -> None:
     """Refuse an audit of what can't be repeated from one cell, or not be taken back; raises ``JobError``."""
     if job.audit is None:
         return
-    if why := refusal(job):
-        raise JobError(f"[audit] {why}, or {_LEAVE}")
-
-
-def refusal(job: Any) -> str:
-    """Say why a job can't be audited, with the remedy; empty if it can."""
     if job.recovery.copies == "none":
-        return "goes back to the last turn that was agreed on; leave recovery.copies = 'none' out"
+        raise JobError(
+            f"[audit] goes back to the last turn that was agreed on; leave recovery.copies = 'none' out, or {_LEAVE}"
+        )
     if job.offload.mode != "off" and job.offload.pairs == VELORA:
-        return f"has no digests of the vectors of pairs; leave offload.pairs = {VELORA!r} out"
-    return ""
+        raise JobError(
+            f"[audit] has no digests of the vectors of pairs; leave offload.pairs = {VELORA!r} out, or {_LEAVE}"
+        )
 
 
 def check_course(job: Any, course: Course) -> None:

@@ -165,8 +165,7 @@ def authorities_version(authorities: Iterable[bytes]) -> str:
 
 def fingerprint(pem: bytes) -> str:
     """Return the SHA-256 of a certificate, hex."""
-    der = read_certificate(pem).public_bytes(serialization.Encoding.DER)
-    return hashlib.sha256(der).hexdigest()
+    return read_certificate(pem).fingerprint(hashes.SHA256()).hex()
 
 
 # ---- keys and requests -----------------------------------------------------------------------------

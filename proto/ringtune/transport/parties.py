@@ -129,44 +129,23 @@ _USERS: Final = Permission(frozenset({SUBMITTER_ROLE}))
 _ADMINISTRATORS: Final = Permission(frozenset({SUBMITTER_ROLE}), of_administrators=True)
 _ANYBODY: Final = Permission(frozenset({NODE_ROLE, SUBMITTER_ROLE}))
 
+_AGENT_CALLS: Final = (
+    *("Inspect", "Prepare", "Load", "FetchAhead", "Rest", "Move", "Grant", "Collect", "Release", "Alive"),
+    *("MeasureLink", "Repeat"),
+)
 PERMISSIONS: Final[Mapping[str, Mapping[str, Permission]]] = {
     "Coordinator": {
-        "Join": _ITSELF,
-        "Heartbeat": _ITSELF,
-        "Leave": _ITSELF,
-        "Report": _ITSELF,
+        **dict.fromkeys(("Join", "Heartbeat", "Leave", "Report"), _ITSELF),
         "Nodes": _ANYBODY,  # a node searches others that have the model
         "Status": Permission(frozenset(ROLES)),  # the doctor makes it as whoever its machine is
-        "Run": _USERS,
-        "Measure": _USERS,
-        "Evaluate": _USERS,
-        "Runs": _USERS,
-        "Follow": _USERS,
-        "Fetched": _USERS,
-        "Drain": _USERS,
-        "Noted": _USERS,
+        **dict.fromkeys(("Run", "Measure", "Evaluate", "Runs", "Follow", "Fetched", "Drain", "Noted"), _USERS),
     },
     "Membership": {
         "Renew": _ANYBODY,
         "Invite": _USERS,
-        "Remove": _ADMINISTRATORS,
-        "DrainNode": _ADMINISTRATORS,
-        "Rotate": _ADMINISTRATORS,
+        **dict.fromkeys(("Remove", "DrainNode", "Rotate"), _ADMINISTRATORS),
     },
-    "Agent": {
-        "Inspect": _COORDINATOR,
-        "Prepare": _COORDINATOR,
-        "Load": _COORDINATOR,
-        "FetchAhead": _COORDINATOR,
-        "Rest": _COORDINATOR,
-        "Move": _COORDINATOR,
-        "Grant": _COORDINATOR,
-        "Collect": _COORDINATOR,
-        "Release": _COORDINATOR,
-        "Alive": _COORDINATOR,
-        "MeasureLink": _COORDINATOR,
-        "Repeat": _COORDINATOR,
-    },
+    "Agent": dict.fromkeys(_AGENT_CALLS, _COORDINATOR),
     "Probe": {"Link": _NODES},
     "Snapshots": {"Fetch": _NODES, "Keep": _NODES},
     "Ring": {"Link": _NODES},
