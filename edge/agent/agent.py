@@ -77,8 +77,7 @@ class Agent:
         clock: SharedClock | None = None,
     ) -> None:
         self.models, self._clock = models, clock or SharedClock()
-        self.options = options
-        self._attach_ring = attach_ring
+        self.options, self._attach_ring = options, attach_ring
         self._ring: Any = None
         self._report = report
         self._load = load_workshop or (lambda: importlib.import_module("edge.agent.torch_backend"))

@@ -71,15 +71,9 @@ class Membership:
         clock: SharedClock | None = None,
         on_answer: Callable[[Removals, Sequence[bytes]], None] = lambda removed, authorities: None,
     ) -> None:
-        self._coordinator = coordinator
-        self._where = where
-        self._identity = identity
-        self._current_run = current_run
-        self._on_run_over = on_run_over
-        self._on_gone = on_gone
-        self._rss_bytes = rss_bytes
-        self._rejoin = rejoin
-        self._on_answer = on_answer
+        self._coordinator, self._where, self._identity = coordinator, where, identity
+        self._current_run, self._on_run_over, self._on_gone = current_run, on_run_over, on_gone
+        self._rss_bytes, self._rejoin, self._on_answer = rss_bytes, rejoin, on_answer
         self._removed, self._removals_version = Removals(), ""
         self._clock = clock or SharedClock()
         self._lease_s = 10.0

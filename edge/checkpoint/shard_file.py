@@ -24,7 +24,7 @@ import torch
 
 from edge.checkpoint.snapshots import HEAD, METADATA, STATE
 from edge.model.optimizers import NamePrefixes, TrainingState, UnitOptimizers
-from edge.model.tensor_files import fill, pieces_of, torch_dtype
+from edge.model.tensor_files import pieces_of, read_tensor
 from ringtune.errors import IntegrityError
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.strict import parse_json
@@ -131,12 +131,7 @@ class ShardContent(NamedTuple):
 
 def small_tensors(file: TensorFile, prefix: str) -> dict[str, torch.Tensor]:
     """Read the tensors with this prefix into memory."""
-    found: dict[str, torch.Tensor] = {}
-    for name, info in file.infos.items():
-        if name.startswith(prefix):
-            found[name.removeprefix(prefix)] = target = torch.empty(info.shape, dtype=torch_dtype(info.dtype))
-            fill(target, file.tensor(name))
-    return found
+    return {name.removeprefix(prefix): read_tensor(file.tensor(name)) for name in file.infos if name.startswith(prefix)}
 
 
 def _check_metadata(file: TensorFile, metadata: Mapping[str, str]) -> None:

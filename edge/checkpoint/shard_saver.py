@@ -45,12 +45,9 @@ class Saver:
     def __init__(
         self, folder: Path, run_id: str, plan: Plan, node: str, *, kept: RetentionLimits = KEPT, rows: str = ""
     ) -> None:
-        self._folder = folder
-        self._run_id = run_id
+        self._folder, self._run_id = folder, run_id
         self._plan_digest = plan.digest
-        self._node = node
-        self._kept = kept
-        self._rows = rows
+        self._node, self._kept, self._rows = node, kept, rows
         self._state: StateFolder | None = None
         self._digests: dict[int, str] = {}
         self._best_lock, self._best_step, self._is_over = threading.Lock(), 0, False

@@ -126,8 +126,7 @@ class OwnerDataset:
         hides_counts: bool = True,
         prompts: Sequence[Prompt] = (),
     ) -> None:
-        self._train = train
-        self._evaluation = evaluation
+        self._train, self._evaluation = train, evaluation
         self._places, self._source = places, str(places[0].path)
         self._digest = digest or RowsDigest()
         self._targets: Mapping[str, int] = {}
@@ -135,9 +134,7 @@ class OwnerDataset:
         self.labels = tuple(sorted(set(labels)))
         self.eval_labels = tuple(sorted(set(eval_labels)))
         self.left_out = dict(left_out or {})
-        self.users = users
-        self.prompts = prompts
-        self._hides_counts = hides_counts
+        self.users, self.prompts, self._hides_counts = users, prompts, hides_counts
         if isinstance(evaluation, SummedExamples) and not hides_counts:
             evaluation.min_rows = 1
 

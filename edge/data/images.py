@@ -243,9 +243,7 @@ class ImageExamples(ClassifiedExamples):
     """The ``Examples`` of image classification."""
 
     def __init__(self, rows: Sequence[Array | EncodedFile], labels: Sequence[str], images: Images) -> None:
-        self._rows = rows
-        self._labels = labels
-        self._images = images
+        self._rows, self._labels, self._images = rows, labels, images
 
     def __len__(self) -> int:
         return len(self._rows)

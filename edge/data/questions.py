@@ -122,9 +122,7 @@ class QuestionExamples:
     def __init__(
         self, questions: Sequence[Question], windows: Sequence[Window], padder: Padder, *, cut_rows: int = 0
     ) -> None:
-        self._questions = questions
-        self._windows = windows
-        self._padder = padder
+        self._questions, self._windows, self._padder = questions, windows, padder
         self.cut_rows = cut_rows
         self._open: dict[tuple[int, int], AnswerSpan] = {}
         self.of_rows = [0] * len(questions)

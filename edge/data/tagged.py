@@ -104,9 +104,7 @@ class TaggedExamples(SummedExamples):
     """The ``Examples`` of token classification."""
 
     def __init__(self, rows: Sequence[TaggedRow], tags: Sequence[tuple[str, ...]], padder: Padder) -> None:
-        self._rows = rows
-        self._tags = tags
-        self._padder = padder
+        self._rows, self._tags, self._padder = rows, tags, padder
         self._labels: tuple[str, ...] = ()
         self.num_cut = sum(row.num_words - len(row.words) for row in rows)
 

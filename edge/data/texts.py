@@ -57,9 +57,7 @@ class LabelledExamples(ClassifiedExamples):
     """The ``Examples`` of sequence classification. ``max_length``: tokens, special ones included."""
 
     def __init__(self, encoder: Encoder, labels: Sequence[str], padder: Padder, max_length: int) -> None:
-        self._encoder = encoder
-        self._labels = labels
-        self._padder = padder
+        self._encoder, self._labels, self._padder = encoder, labels, padder
         self._max_length = max_length
 
     def __len__(self) -> int:
@@ -182,9 +180,7 @@ class LanguageExamples(UnscoredExamples):
     """The ``Examples`` of causal language modelling."""
 
     def __init__(self, rows: Encoder | Sequence[TokenRow], padder: Padder, max_length: int) -> None:
-        self._rows = rows
-        self._padder = padder
-        self._max_length = max_length
+        self._rows, self._padder, self._max_length = rows, padder, max_length
 
     def __len__(self) -> int:
         return len(self._rows)

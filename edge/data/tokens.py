@@ -143,9 +143,7 @@ class Encoder:
     """
 
     def __init__(self, tokenizer: Any, texts: Sequence[Text], *, end: int | None = None) -> None:
-        self._tokenizer = tokenizer
-        self._end = end
-        self._texts = texts
+        self._tokenizer, self._end, self._texts = tokenizer, end, texts
         self._encoded: dict[tuple[int, int], TokenRow] = {}
         self._cut: set[int] = set()
 

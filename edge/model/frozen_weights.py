@@ -115,9 +115,7 @@ class CompactMatrix:
     """A matrix in few bytes, and products with it. ``native``: whether to multiply in bfloat16."""
 
     def __init__(self, numbers: SmallMatrix, *, native: bool, room: WideningBuffer) -> None:
-        self.numbers = numbers
-        self.native = native
-        self._room = room
+        self.numbers, self.native, self._room = numbers, native, room
 
     @property
     def held_bytes(self) -> int:

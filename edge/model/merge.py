@@ -24,7 +24,7 @@ from edge.model.heads import task_of
 from edge.model.result import load_saved, model_files, model_tensors
 from edge.model.skeleton import ADAPTER, Skeleton, build_skeleton
 from edge.model.slice import DTYPES, materialise
-from edge.model.tensor_files import SafetensorsFiles, fill, pieces_of, torch_dtype
+from edge.model.tensor_files import SafetensorsFiles, pieces_of, read_tensor, torch_dtype
 from ringtune.errors import IntegrityError, InvalidInputError, RingTuneError, UsageError
 from ringtune.job.job import Job, config_of, job_of_sum, job_of_user, kinds_of, load_job, result_of
 from ringtune.models.adapter_config import auxiliary_of, parse_adapter_config
@@ -240,13 +240,6 @@ def _rank(file: TensorFile, name: str) -> int:
     if len(down) != 2 or len(up) != 2 or up[1] < 1 or down[0] % up[1]:
         raise IntegrityError(f"{stem}{_DOWN} and {_UP} of a user do not fit each other; copy the run's folder again")
     return up[1]
-
-
-def read_tensor(source: TensorPieces) -> torch.Tensor:
-    """Read one tensor."""
-    tensor = torch.empty(source.shape, dtype=torch_dtype(source.dtype))
-    fill(tensor, source)
-    return tensor
 
 
 def _added(tensors: Sequence[torch.Tensor], name: str, rank: int) -> torch.Tensor:

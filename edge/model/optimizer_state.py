@@ -61,8 +61,7 @@ class DiskStateStore(StateStore):
     """
 
     def __init__(self, folder: Path, optimizer: str, of: Mapping[str, str]) -> None:
-        self._folder = folder
-        self._optimizer = optimizer
+        self._folder, self._optimizer = folder, optimizer
         self._of = dict(of)
         self._files: dict[int, StateFile] = {}
         self._reserved: dict[int, StateFile] = {}

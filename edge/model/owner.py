@@ -74,9 +74,7 @@ class OwnerParts:
     """
 
     def __init__(self, skeleton: Skeleton, head: Head, task: Task, train: Train) -> None:
-        self._skeleton = skeleton
-        self.head = head
-        self.task = task
+        self._skeleton, self.head, self.task = skeleton, head, task
         self._train = train
         self.units = owner_units(skeleton, head)
         self.parameters = {name: value for unit in self.units.values() for name, value in unit.items()}

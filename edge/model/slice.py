@@ -194,8 +194,7 @@ class BlockRunner:
     ) -> None:
         self.skeleton, self._top_tokens = skeleton, top_tokens
         self._is_rounded = compute == BFLOAT16
-        self.dropout = dropout
-        self._seed = seed
+        self.dropout, self._seed = dropout, seed
         # by name: an update may replace tensors, and a resting block needs no gradient for a while
         self._trainable = {
             index: [name for name, parameter in block.named_parameters() if parameter.requires_grad]

@@ -352,6 +352,13 @@ def fill(target: torch.Tensor, source: TensorPieces) -> None:
             target.detach().copy_(flat.view(target.shape))
 
 
+def read_tensor(source: TensorPieces, device: torch.device | None = None) -> torch.Tensor:
+    """Read a tensor to a device, by default the CPU; raises ``IntegrityError``."""
+    tensor = torch.empty(source.shape, dtype=torch_dtype(source.dtype), device=device)
+    fill(tensor, source)
+    return tensor
+
+
 def _fill_bytes(flat: torch.Tensor, data: Pieces) -> int:
     """Copy all pieces; return the number of whole values."""
     room, at = _bytes_of(flat), 0

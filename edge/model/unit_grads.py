@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import nn
 
-from edge.model.tensor_files import DTYPE_NAMES, fill, is_finite, pieces_of
+from edge.model.tensor_files import DTYPE_NAMES, is_finite, pieces_of, read_tensor
 from ringtune.config.optimizers import TABLE_GIVEN_BACK_BYTES
 from ringtune.errors import DivergedError, IntegrityError
 from ringtune.machine.resources import trim_heap
@@ -78,9 +78,7 @@ def complete(parameters: Parameters, tied: Tied) -> None:
         if parameter.grad is not None and parameter.grad.is_sparse:
             if parameter.nbytes >= TABLE_GIVEN_BACK_BYTES:
                 trim_heap()  # memory of the step's graphs
-            parameter.grad = (
-                parameter.grad.coalesce()
-            )  # sums rows of equal tokens in their order; frees the uncoalesced copy
+            parameter.grad = parameter.grad.coalesce()  # sums equal tokens in their order; frees the uncoalesced copy
             parameter.grad = parameter.grad.to_dense()
 
 
@@ -167,9 +165,7 @@ def _read(file: TensorFile, name: str, like: TensorSpec, where: str) -> torch.Te
         )
     if not is_finite(file.tensor(name)):
         raise DivergedError(f"{where} has {name} with numbers that are not finite")
-    target = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-    fill(target, file.tensor(name))
-    return target
+    return read_tensor(file.tensor(name), like.device)
 
 
 def _grad(found: Mapping[str, torch.Tensor], name: str, parameter: nn.Parameter, where: str) -> torch.Tensor | None:

@@ -119,8 +119,7 @@ class SizedRows:
     """An ``OwnerDataset`` with batches of a chosen size, made of the owner's rows."""
 
     def __init__(self, real: OwnerDataset, task: str, rows: int) -> None:
-        self._real = real
-        self._task = task
+        self._real, self._task = real, task
         self._size = Size(rows, 0)
         self._made: dict[tuple[StepKind, Size], Batch] = {}
         self.train_rows = self.eval_rows = rows

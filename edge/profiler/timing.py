@@ -112,9 +112,7 @@ class Laps:
     """
 
     def __init__(self, settle: Callable[[], None], clock: Callable[[], float], cpu: CpuClock | None = None) -> None:
-        self._settle = settle
-        self._clock = clock
-        self._cpu = cpu
+        self._settle, self._clock, self._cpu = settle, clock, cpu
         self._sums: dict[Work, tuple[float, int]] = {}
 
     def lap(self, work: Work, function: Callable[[], T], *, times: int = 1) -> T:

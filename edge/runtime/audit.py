@@ -25,7 +25,7 @@ from torch import nn
 
 from edge.checkpoint.shard_file import PREFIXES
 from edge.checkpoint.snapshots import block_of
-from edge.model.tensor_files import fill, pieces_of, torch_dtype
+from edge.model.tensor_files import fill, pieces_of, read_tensor, torch_dtype
 from edge.runtime.executor import NodeExecutor
 from edge.techniques.offload.users import block_of as block_of_weight
 from edge.transport.tensors import ROUNDS, WIRE_TYPES, as_received, bytes_of
@@ -875,8 +875,4 @@ def _pieces(content: bytes) -> dict[str, TensorPieces]:
 
 
 def _tensors(content: bytes) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
-    for name, pieces in _pieces(content).items():
-        found[name] = torch.empty(pieces.shape, dtype=torch_dtype(pieces.dtype))
-        fill(found[name], pieces)
-    return found
+    return {name: read_tensor(pieces) for name, pieces in _pieces(content).items()}

@@ -150,13 +150,10 @@ class AgentRun:
         totals: Totals | None = None,
     ) -> None:
         self.totals = totals or Totals()
-        self._plan = plan
-        self._node = node
-        self._executor = executor
+        self._plan, self._node, self._executor = plan, node, executor
         self._links = dict(links)
         self._ack, self._done_before = ack, done_before
-        self._reports = reports
-        self._record = record
+        self._reports, self._record = reports, record
         self._clock, self._worked = clock, worked
         self._saver, self._keeper, self._trail = saver, keeper, trail
         self._copies = CopyMonitor(plan, node, executor.copy_digest)

@@ -206,12 +206,8 @@ class Reporter:
         clock: SharedClock | None = None,
         numbers: Iterator[int] | None = None,
     ) -> None:
-        self._run_id = run_id
-        self._node = node
-        self._num_blocks = num_blocks
-        self._send = send
-        self._on_refused = on_refused
-        self._interval_s = interval_s
+        self._run_id, self._node, self._num_blocks = run_id, node, num_blocks
+        self._send, self._on_refused, self._interval_s = send, on_refused, interval_s
         self._clock = clock or SharedClock()
         self._numbers = numbers or itertools.count(1)
         self._entries: deque[Entry] = deque()

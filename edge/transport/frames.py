@@ -268,8 +268,7 @@ class Assembler:
     def __init__(
         self, admit: Callable[[ring_pb2.FrameHeader], None], revoke: Callable[[ring_pb2.FrameHeader], None]
     ) -> None:
-        self._admit = admit
-        self._revoke = revoke
+        self._admit, self._revoke = admit, revoke
         self._header: ring_pb2.FrameHeader | None = None
         self._payload = _NOTHING
         self._pieces: list[memoryview] = []

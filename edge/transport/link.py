@@ -118,15 +118,9 @@ class OutLink:
         reopen_s: float = 0.0,
         now_unix_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._now_unix_s = now_unix_s
-        self.target = target
-        self.address = address
-        self._hello = hello
-        self._on_ack = on_ack
-        self._on_broken = on_broken
-        self._on_sent = on_sent
-        self._on_reopened = on_reopened
-        self._reopen_s = reopen_s
+        self._now_unix_s, self.target, self.address = now_unix_s, target, address
+        self._hello, self._on_ack, self._on_broken = hello, on_ack, on_broken
+        self._on_sent, self._on_reopened, self._reopen_s = on_sent, on_reopened, reopen_s
         self._peer = f"node {target} at {address}"
         self._id = secrets.token_hex(8) if reopen_s else ""
         self._welcome: queue.SimpleQueue[RingTuneError | None] = queue.SimpleQueue()

@@ -102,9 +102,7 @@ class InLink:
         changed: Callable[[InLink], None],
         hello_wait_s: float = HELLO_WAIT_S,
     ) -> None:
-        self._messages = messages
-        self._join = join
-        self._changed = changed
+        self._messages, self._join, self._changed = messages, join, changed
         self._hello_wait_s = hello_wait_s
         self._acks: queue.SimpleQueue[ring_pb2.Ack | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._read, name="link-reader", daemon=True)
@@ -347,8 +345,7 @@ class _Run:
     """The sources, known turns and credits of one run at this node."""
 
     def __init__(self, expectation: RunExpectation, sink: Sink, lock: threading.Condition) -> None:
-        self.expectation = expectation
-        self.sink = sink
+        self.expectation, self.sink = expectation, sink
         self.is_over = False
         self.turns = expectation.known_turns()
         self.sources: dict[str, _Source] = {}

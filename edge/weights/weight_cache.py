@@ -56,8 +56,7 @@ class ModelCache:
     """
 
     def __init__(self, root: Path, manifest: ModelManifest, name: str) -> None:
-        self.manifest = manifest
-        self._root = root
+        self.manifest, self._root = manifest, root
         self._folder = self._inside(root / "models" / manifest.digest)
         self.outline = self._inside(self._folder / "outline")
         self.weights = self._inside(self._folder / "weights" / (name if _SAFE_NAME.fullmatch(name) else "model"))
@@ -179,9 +178,7 @@ class CheckedFile:
     """
 
     def __init__(self, path: Path, *, what: str, sha256: str, nbytes: int, header: bytes = b"") -> None:
-        self.path = path
-        self.what = what
-        self.sha256 = sha256
+        self.path, self.what, self.sha256 = path, what, sha256
         self.nbytes = nbytes
         self.offset = 0
         self.origins: set[str] = set()

@@ -74,8 +74,7 @@ class ModelFetcher:
 
     def __init__(self, options: AgentOptions, find_sources: Callable[[], Sequence[str]]) -> None:
         self.offers, self.fetched_bytes = Offers(), 0
-        self._options = options
-        self._find_sources = find_sources
+        self._options, self._find_sources = options, find_sources
         self._run_id = ""
         self._stop = threading.Event()
         self._manifest: ModelManifest | None = None
@@ -506,9 +505,7 @@ class IdleWatchdog:
     """Cancels a call without progress for ``idle_s``, or after its run was released."""
 
     def __init__(self, call: Any, wanted: PendingFetch, *, idle_s: float) -> None:
-        self._call = call
-        self._wanted = wanted
-        self._idle_s = idle_s
+        self._call, self._wanted, self._idle_s = call, wanted, idle_s
         self._seen_s = time.monotonic()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch-fetch", daemon=True)

@@ -52,7 +52,7 @@ from torch.utils.hooks import RemovableHandle
 
 from edge.model.adapters.bottleneck import Seat
 from edge.model.skeleton import Skeleton
-from edge.model.tensor_files import fill, pieces_of, torch_dtype
+from edge.model.tensor_files import pieces_of, read_tensor
 from edge.techniques.offload.sites import Passage, Site, pack, sites_of
 from edge.techniques.velora import Vectors, block_of, project
 from ringtune.costs.offload_costs import BFLOAT16, VELORA, WIRES
@@ -568,8 +568,7 @@ def from_file(
                 f"{where} are of {key} {file.metadata.get(key)!r}, not {wanted!r}; use one version on all machines"
             )
     found: dict[str, torch.Tensor] = {}
-    for name, info in file.infos.items():
-        found[name] = torch.empty(info.shape, dtype=torch_dtype(info.dtype), device=device)
-        fill(found[name], file.tensor(name))
+    for name in file.infos:
+        found[name] = read_tensor(file.tensor(name), device)
         file.release_pages(name)
     return found
