@@ -135,14 +135,6 @@ class Planned:
         return {node: estimate.total_bytes for node, estimate in self.memory.items()}
 
 
-def cut_note(seconds: float) -> str:
-    """Say that the clock ended the planning, and that the plan may differ elsewhere."""
-    return (
-        f"planning was cut after {seconds:g} s (runtime.plan_s): this is the best plan found so far; with more time "
-        "or on another machine it may be another one"
-    )
-
-
 ASSUMED_FLOP_PER_S: Final = 20e9
 """Assumed rate of a node that was never measured."""
 

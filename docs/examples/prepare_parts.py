@@ -30,7 +30,6 @@ from ringtune.errors import ConnectionFailedError, IntegrityError, RingTuneError
 from ringtune.storage.durable import write_durably
 
 FETCH_DEADLINE_S = 1800.0
-_BIN = Path(sys.executable).parent
 _HOW_TO_GET = {"npm": "install Node.js (Debian: apt-get install npm)", "apt-get": "it comes with Debian and Ubuntu"}
 _AR_MAGIC = b"!<arch>\n"
 _AR_HEADER_BYTES = 60
