@@ -333,7 +333,7 @@ def export_run(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} is there already; choose another --out or remove it")
     if form not in FORMATS:
-        raise UsageError(f"the format {form!r} is not known; {nearest(form, FORMATS)}")
+        raise UsageError(f"--format {form!r} is not known; {nearest(form, FORMATS)}")
     if merge and form in (PEFT, GGUF_LORA):
         raise UsageError(f"--merge writes a whole model and no adapter; leave --merge or --format {form} out")
     if form in (GGUF, GGUF_LORA) and run.job.model.task not in FROZEN_HEAD_TASKS:

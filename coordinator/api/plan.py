@@ -183,7 +183,7 @@ def plan(
         if max(map(len, choices)) > 1:
             raise UsageError("nothing was measured to choose by; give --profile FILE or --coordinator HOST:PORT")
         with WaitNotice("reading model and rows"):
-            assumed = estimate(wanted, assume, memory_bytes=parse_bytes(memory) if memory else 0)
+            assumed = estimate(wanted, assume, memory_bytes=parse_bytes(memory, option="--memory") if memory else 0)
         found, rows, note = Profile(nodes=tuple(assumed.facts.values())), assumed.rows, estimate_note(wanted)
         with WaitNotice("planning"):
             planned = make_plan(wanted, assumed.facts, **choices._asdict())

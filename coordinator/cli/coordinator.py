@@ -291,7 +291,7 @@ def coordinator(
     if announce and no_announce:
         raise UsageError("--announce and --no-announce exclude each other; give one of them, or none")
     asked = announce or (False if no_announce else None)
-    keep_bytes = parse_bytes(keep_size)
+    keep_bytes = parse_bytes(keep_size, option="--keep-size")
     if web:
         require_web()
     after = contextlib.ExitStack()

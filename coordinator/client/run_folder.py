@@ -481,7 +481,7 @@ def require_no_run(folder: Path, own: Sequence[str], *, replace: bool) -> None:
     if holds_run(own) and not replace:
         first = [*sorted(own, key=lambda name: (name not in _OF_RUN, name))][:3]
         raise UsageError(
-            f"{folder} already holds a run ({', '.join(first)}); choose another, or add --replace or --resume"
+            f"{folder} already holds a run ({', '.join(first)}); choose another --out, or add --replace or --resume"
         )
 
 

@@ -21,11 +21,14 @@ _FACTORS = {
 }
 
 
-def parse_bytes(text: str) -> int:
-    """Read a size as bytes, rounded down: ``512MiB``, ``2GB`` (decimal), ``1.5 GiB``, ``1000``; or ``UsageError``."""
+def parse_bytes(text: str, *, option: str = "") -> int:
+    """Read a size as bytes, rounded down: ``512MiB``, ``2GB`` (decimal), ``1.5 GiB``, ``1000``; or ``UsageError``.
+
+    ``option`` is that of the command line, for the error.
+    """
     match = re.fullmatch(r"\s*([0-9]+)(?:\.([0-9]+))?\s*([A-Za-z]*)\s*", text)
     if match is None or match[3].lower() not in _FACTORS:
-        raise UsageError(f"{text!r} is not a size; write it like 512MiB, 2GB or 1073741824")
+        raise UsageError(f"{option}{' ' * bool(option)}{text!r} is not a size; write it like 512MiB, 2GB or 1073741824")
     whole, fraction, factor = match[1], match[2] or "", _FACTORS[match[3].lower()]
     scale: int = 10 ** len(fraction)
     return int(whole + fraction) * factor // scale

@@ -35,9 +35,9 @@ def test_parse_bytes_reads_binary_and_decimal_units(text: str, size: int) -> Non
 
 @cases("text", ["", "MiB", "-1", "1.5.2GB", "1 parsec", "1e3", "0x10", "1,000", "1.GB", "inf", "٣GB"])
 def test_parse_bytes_refuses_what_is_no_size(text: str) -> None:
-    """The message shows how to write one."""
-    with pytest.raises(UsageError, match="is not a size; write it like 512MiB"):
-        parse_bytes(text)
+    """The message shows how to write one, and names the option that has it."""
+    with pytest.raises(UsageError, match=r"^--memory '.*' is not a size; write it like 512MiB"):
+        parse_bytes(text, option="--memory")
 
 
 @given(

@@ -446,8 +446,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.parent.is_dir():
         what = "is a file, it has to be a folder" if path.parent.exists() else "does not exist"
         raise ModelError(
-            f"model folder {path.parent} {what}; model.path is a folder on this machine with config.json and "
-            "model.safetensors, a GGUF file, or OWNER/NAME of a model on a hub"
+            f"model folder {path.parent} {what}; model.path (or --model) is a folder on this machine with config.json "
+            "and model.safetensors, a GGUF file, or OWNER/NAME of a model on a hub"
         )
     if is_lfs_pointer(path):
         raise ModelError(pointer_advice(path))

@@ -117,7 +117,7 @@ def test_read_config_refuses_damaged_files(tmp_path: Path, text: str, message: s
 
 def test_read_config_names_a_missing_folder_or_file(tmp_path: Path) -> None:
     """The two ways to get model.path wrong."""
-    with pytest.raises(ModelError, match=r"does not exist; model\.path is a folder"):
+    with pytest.raises(ModelError, match=r"does not exist; model.path \(or --model\) is a folder"):
         read_config(tmp_path / "nothing")
     with pytest.raises(ModelError, match=r"can't read .*config\.json: No such file"):
         read_config(tmp_path)

@@ -169,7 +169,7 @@ def test_cli_unknown_coordinator_is_an_error_within_seconds(monkeypatch: pytest.
         ("job", JobError.exit_code, "train.batch"),
         ("folder", UsageError.exit_code, "is not the folder of a run: it holds notes.txt"),
         ("place", UsageError.exit_code, "is where the run writes its own files"),
-        ("run", UsageError.exit_code, "already holds a run"),
+        ("run", UsageError.exit_code, "choose another --out, or add --replace"),
     ],
 )
 def test_train_that_is_refused_has_started_and_written_nothing(

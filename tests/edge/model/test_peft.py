@@ -213,7 +213,7 @@ def test_adapter_that_peft_does_not_hold_is_refused(tmp_path: Path, config: str,
     ("typed", "message"),
     [
         (["--format", "peft", "--merge"], "leave --merge or --format peft out"),
-        (["--format", "petf"], "the format 'petf' is not known; did you mean 'peft'?"),
+        (["--format", "petf"], "--format 'petf' is not known; did you mean 'peft'?"),
         (["--format", "peft"], "it is no LoRA"),
     ],
 )
