@@ -116,10 +116,7 @@ def measure_accuracy(workspace: Workspace) -> Figures:
     }
 
 
-PARTS: dict[str, Callable[[Workspace], Figures]] = {
-    "cost": measure_cost,
-    "accuracy": measure_accuracy,
-}
+PARTS: dict[str, Callable[[Workspace], Figures]] = {"cost": measure_cost, "accuracy": measure_accuracy}
 
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:

@@ -114,11 +114,7 @@ TIED: list[tuple[str, bool, str]] = [
     ("llama", True, 'always_active = ["embedding", "head"]'),
     ("llama", False, "group_size = 2"),
 ]
-PRIVATE_LINES = [
-    ("bert", 'order = "random"'),
-    ("gpt2", "group_size = 2"),
-    ("llama", 'always_active = ["head"]'),
-]
+PRIVATE_LINES = [("bert", 'order = "random"'), ("gpt2", "group_size = 2"), ("llama", 'always_active = ["head"]')]
 HIFT = [
     *(hift(f"/{model_type}", model_type) for model_type in MODEL_TYPES),
     *(hift(f"-groups/{at}", "gpt2", lines) for at, lines in enumerate(GROUPS)),

@@ -176,9 +176,7 @@ FAMILY_PRIVATE = [
 ]
 
 CHAT = [
-    Feature(
-        **of_family(f"chat/{microbatches}-microbatches", "llama", "chat", max_length=64, microbatches=microbatches),
-    )
+    Feature(**of_family(f"chat/{microbatches}-microbatches", "llama", "chat", max_length=64, microbatches=microbatches))
     for microbatches in (1, 2, 4, 8)
 ]
 """Rows of 3 and of 60 tokens in a batch: each token counts alike, whatever micro-batch and owner it is in."""
@@ -200,7 +198,7 @@ PACKED = [
                 packing=True,
                 max_length=64,
                 microbatches=microbatches,
-            ),
+            )
         )
         for microbatches in (1, 2, 4)
     ),

@@ -136,12 +136,7 @@ class FaultyRing:
         return self._orders / f"{fault.victim}{DONE_SUFFIX}"
 
     def trial(
-        self,
-        *faults: Fault,
-        moves: bool = False,
-        has_two: bool = False,
-        rotation: str = "",
-        comes_back: bool = False,
+        self, *faults: Fault, moves: bool = False, has_two: bool = False, rotation: str = "", comes_back: bool = False
     ) -> Trial:
         """Carry the job out while processes fail; start them again, and resume the run if it has ended.
 

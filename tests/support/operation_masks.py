@@ -25,15 +25,7 @@ from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.turns import StepKind, items, turn_sequence
 from sim.ring import RingResult, VirtualRing
 from tests.support.literal_velora import make_literal
-from tests.support.reference import (
-    adapter_of,
-    first_drawing,
-    inputs_of,
-    seed_units,
-    targets_of,
-    unpacked,
-    whole_model,
-)
+from tests.support.reference import adapter_of, first_drawing, inputs_of, seed_units, targets_of, unpacked, whole_model
 from tests.support.tiny_families import PLUGGED
 from tests.support.torch_ring import Case, TorchCarrier, make_carrier
 

@@ -11,7 +11,7 @@ import pytest
 
 from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.calibration import MIN_IN_TURN, MIN_TIMES, LinkMonitor, RecordedProfile
-from ringtune.costs.links import KEPT_SAMPLES, MIN_BYTES
+from ringtune.costs.links import MIN_BYTES
 from ringtune.costs.profile import PART_OF, WHOLE_WORKS, LinkFacts, NodeFacts, Profile, Work, WorkTable, WorkTime
 from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.actions import Action, Op
@@ -207,19 +207,6 @@ def test_recorded_profile_takes_no_times_of_scores_and_texts(
     assert found.profile() == prior
 
 
-def test_recorded_profile_leaves_what_was_seldom_or_never_seen() -> None:
-    """Fewer than five of a kind say little: they stay as measured, and so do works that are no action, and links."""
-    prior = profile_of(PLAN, links={("a", "b"): (1e6, 0.1)})
-    few = [("c", Action(Op.BACKWARD, seq, 0, 5, 6), 9.0) for seq in range(MIN_TIMES - 1)]
-    assert corrected(PLAN, prior, few) == prior
-    enough = [*few, ("c", Action(Op.BACKWARD, 4, 0, 5, 6), 9.0)]
-    found = corrected(PLAN, prior, enough)
-    changed = [name for name in prior.by_name if found.by_name[name] != prior.by_name[name]]
-    assert changed == ["c"] and found.links == prior.links
-    assert by_work(found.by_name["c"], Work.BACKWARD_LOWEST).median_s == 9.0
-    assert by_work(found.by_name["c"], Work.HAND_OVER) == point(Work.HAND_OVER, TIMES[Work.HAND_OVER])
-
-
 def test_recorded_profile_takes_a_range_apart_as_it_was_measured() -> None:
     """Measured are 4 s and, of the lowest block, 3 s: of 11 s for three blocks 4, 4 and 3 are theirs, of 22 s twice."""
     plan = make_plan([("a", 0, 6)], ["a"], num_blocks=6, method="all", num_steps=40)
@@ -236,15 +223,6 @@ def test_recorded_profile_counts_the_batch_in_the_mean_of_its_embeddings() -> No
     embeds = [("a", Action(Op.EMBED, seq, micro), 3.0 - 2 * micro) for seq in range(6) for micro in range(2)]
     found = by_work(corrected(plan, profile_of(plan), embeds).by_name["a"], Work.EMBED)
     assert (found.median_s, found.low_s, found.high_s, found.samples) == (2.0, 2.0, 2.0, 6)
-
-
-def test_recorded_profile_tells_evaluations_from_training() -> None:
-    """An H of an evaluation has no backward."""
-    turns = [turn for turn in turn_sequence(PLAN.course) if turn.kind is StepKind.EVALUATE]
-    heads = [(turn.owner, Action(Op.HEAD, turn.first_seq, 0), 7.0) for turn in turns if turn.owner == "d"]
-    found = corrected(PLAN, profile_of(PLAN), heads).by_name["d"]
-    assert by_work(found, Work.HEAD_FREE).median_s == pytest.approx(7.0)
-    assert by_work(found, Work.HEAD).median_s == TIMES[Work.HEAD]
 
 
 def test_recorded_profile_works_where_only_blocks_or_nothing_was_measured() -> None:
@@ -387,29 +365,8 @@ def test_turns_without_messages_say_nothing() -> None:
     assert watched(slow, num_bytes=MIN_BYTES - 1).changed() == {}
 
 
-def test_messages_behind_a_busy_processor_do_not_make_a_link_slow() -> None:
-    """The quicker ones say the rate; half of them waited here."""
-    watch = watched([1e6] * 3)
-    for turn in range(3):
-        for message in range(8):
-            seconds = LINK.latency_s + NUM_BYTES / 1e6 + 0.5 * (message % 2)
-            watch.add("a", "b", NUM_BYTES, seconds, at_s=2000.0 + 10 * turn + message)
-        watch.turn_done({})
-    assert watch.changed() == {}
-
-
 def test_newest_messages_alone_say_the_rate_of_now() -> None:
     """A run of many turns at the old rate does not hide it."""
     watch = watched([1e6] * 60 + [2.5e5] * 3)
     (link,) = watch.newest().links([LINK])
     assert link.rate_bytes_per_s == pytest.approx(2.5e5)
-
-
-def test_messages_of_a_turn_are_bounded_and_those_of_unknown_links_left_out() -> None:
-    """A node that reports a million of them takes no memory."""
-    watch = LinkMonitor([LINK])
-    for message in range(KEPT_SAMPLES + 50):
-        watch.add("a", "b", NUM_BYTES, 0.03, at_s=float(message))
-    watch.add("b", "a", NUM_BYTES, 0.03, at_s=1.0)
-    watch.add("a", "b", NUM_BYTES, float("nan"), at_s=1.0)
-    assert sum(len(found) for found in watch._turn.values()) == KEPT_SAMPLES

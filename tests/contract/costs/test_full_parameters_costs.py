@@ -66,41 +66,12 @@ def test_memory_of_state_in_memory_is_that_of_all_units_and_one_groups_gradients
     assert optimizer_bytes(plan(), "b", "sgd") == 60_000
 
 
-@cases(
-    ("group_size", "of_a", "of_b"),
-    [
-        # the group's gradients, and state of a matrix or the table; it is mapped beside what graphs took
-        (1, 10_000 + 2 * MATRIX + 2 * TENSOR, 60_000 + 2 * 50_000),
-        (2, 10_000 + 2 * MATRIX + 2 * TENSOR, 60_000 + 2 * 50_000),
-        (3, 20_000 + 2 * MATRIX + 2 * TENSOR, 60_000 + 2 * 50_000),
-        (6, 20_000 + 2 * MATRIX + 2 * TENSOR, 83_000 + 2 * 50_000),  # no pages of a group that rests never stay either
-    ],
-)
-def test_memory_of_state_on_disk_is_that_of_one_tensor(group_size: int, of_a: int, of_b: int) -> None:
-    """Groups of 1: e, 0, 1, ..; of 2: (e, 0), (1, 2), (3, head); of 3: (e, 0, 1), (2, 3, head); of 6: all.
-
-    What is read ahead for the next one is page cache.
-    """
-    on_disk = changed(plan(group_size=group_size), state_on_disk=True)
-    assert (optimizer_bytes(on_disk, "a"), optimizer_bytes(on_disk, "b")) == (of_a, of_b)
-
-
 def test_memory_of_dropped_state_is_that_of_one_group() -> None:
     """Nothing is read ahead; the state of a unit that is always active never rests."""
     assert optimizer_bytes(plan(drops_state=True), "a") == 3 * 10_000
     always = plan(drops_state=True, always_active=("head",))
     assert optimizer_bytes(always, "b") == 3 * (60_000 + 3_000)
     assert optimizer_bytes(changed(plan(always_active=("head",)), state_on_disk=True), "b") == 63_000 + 2 * 50_000
-
-
-def test_memory_of_graphs_is_that_of_the_fullest_step() -> None:
-    """At the step of the embedding all blocks only pass gradients on; at its own step a block keeps its inputs too."""
-    passed = KEPT - INPUTS
-    graphs = 2 * (KEPT + passed) + 2 * TENSOR  # two micro-batches of a block that trains and one that does not
-    parts = {term.what: term.total_bytes for term in memory(plan(), "a").terms if term.part == "activations"}
-    assert sum(size for what, size in parts.items() if "graph" in what) == graphs
-    whole = {term.what: term.total_bytes for term in memory(plan(group_size=6), "a").terms}
-    assert whole["graph of a block that trains"] == 2 * 2 * KEPT
 
 
 def test_memory_of_an_owner_has_gradients_that_go_around() -> None:
@@ -132,27 +103,6 @@ def test_a_short_run_needs_no_room_for_what_never_trains() -> None:
 
 
 SMALL = dataclasses.replace(MODEL, embedding_train_bytes=1_000, token_table_bytes=500)
-
-
-def test_the_fuller_of_two_moments_of_a_step_counts() -> None:
-    """Where graphs take more than the embedding's gradient, that has room where the graphs were."""
-    passed = KEPT - INPUTS
-    # two micro-batches, the work space of a block, and its gradient
-    while_graphs = 2 * (KEPT + passed) + 2 * TENSOR + KEPT + 10_000
-    staying = 2 * (2 * 10_000 + 1_000 + 3_000)
-    assert moment_bytes(plan(), "b", model=SMALL) == while_graphs + staying
-    assert moment_bytes(plan(), "b") == 60_000 + 2 * (2 * 10_000 + 60_000 + 3_000)
-
-
-def test_an_owner_with_others_may_have_the_heads_gradient_beside_graphs_of_any_step() -> None:
-    """It is updated beside them too, with state that rests on disk; the embedding waits until graphs are gone."""
-    kept = 2 * (KEPT + KEPT - INPUTS) + 2 * TENSOR
-    both = plan(("b", "a"))
-    assert moment_bytes(both, "b", model=SMALL) == kept + KEPT + 10_000 + 3_000 + 2 * (2 * 10_000 + 1_000 + 3_000)
-    large_head = dataclasses.replace(SMALL, head_bytes=30_000)
-    on_disk = changed(both, state_on_disk=True)
-    assert moment_bytes(on_disk, "b", model=large_head) == kept + 10_000 + 3 * 30_000
-    assert moment_bytes(on_disk, "b") == 60_000 + 2 * 50_000
 
 
 def test_a_small_state_is_mapped_while_what_the_graphs_took_is_resident() -> None:

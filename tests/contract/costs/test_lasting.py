@@ -5,14 +5,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from ringtune.costs.calibration import (
-    BEYOND_NOISE,
     CHANGED,
     LASTING_TURNS,
     MAX_USUAL_TURNS,
-    USUAL_TURNS,
     ChangeDetector,
 )
 from tests.bench.alarms import LONG, NEIGHBOURS, RUNS, board_alarms, link_alarms, other_links, slow_boards, slow_links
@@ -49,26 +45,6 @@ def test_a_link_that_few_turns_use_is_found_after_three_of_them() -> None:
     found = slow_links(other_links(), plan=LONG, since=(24, 40), runs=4)
     assert len(found.turns) == 4 and min(found.turns) > 4 * (LASTING_TURNS - 1)
     assert max(found.turns) <= 4 * LASTING_TURNS
-
-
-def test_noise_alone_is_what_turns_of_a_kind_differ_by() -> None:
-    """Turns of another kind say nothing; one burst among usual turns does not hide a change, nor make one."""
-
-    def watched(paces: list[float]) -> dict[str, float]:
-        watch = ChangeDetector[str](CHANGED)
-        for pace in paces:
-            watch.add("a", "other work", {"w": (9.0, 1.0)})
-            watch.add("a", "work", {"w": (pace, 1.0)})
-        return watch.changed()
-
-    assert watched([1.0, 1.0, 1.5, 1.5, 1.5]) == pytest.approx({"a": 1.5})
-    assert watched([1.0, 1.0, 1.5, 1.5]) == watched([1.0, 1.5, 1.5, 1.5]) == {}
-    assert watched([1.0, 1.0, 1.2, 1.2, 1.2]) == watched([1.0, 2.0, 1.0, 1.0, 1.0]) == {}
-    assert watched([1.0, 1.0, 1.5, 1.0, 1.0, 2.0, 2.0, 2.0]) == pytest.approx({"a": 2.0})
-    assert watched([0.6, 1.4] * 3 + [1.77, 1.78, 1.77]) == {}
-    assert watched([2.0] * 4 + [1.0] * 3) == pytest.approx({"a": 0.5}), "after four usual turns faster counts too"
-    assert watched([2.0] * 3 + [1.0] * 3) == {}
-    assert BEYOND_NOISE > 2 and USUAL_TURNS == 2
 
 
 def test_usual_are_the_first_turns_of_a_kind() -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from ringtune.config.optimizers import update_work_bytes
-from ringtune.costs.memory_estimate import end_of_turn_bytes, memory_estimate, node_memory
+from ringtune.costs.memory_estimate import end_of_turn_bytes, node_memory
 from ringtune.costs.memory_sizes import (
-    CONTEXT_BYTES,
     DTYPE_BYTES,
     MAX_LOGIT_BYTES,
     ROW_BYTES,
@@ -42,8 +41,6 @@ from tests.support.profiles import node as node_facts
 
 MODEL = small_model()
 TENSOR = 2 * 16 * 32 * 4  # rows of a micro-batch x tokens x width x bytes
-MASK = 2 * 16 * 16 * 4  # rows x tokens x tokens x bytes
-KEPT = 2 * 16 * 7  # rows x tokens x what one block keeps for each of them
 MIB = 2**20
 
 
@@ -53,38 +50,6 @@ def _plan(slices: list[tuple[str, int, int]], owners: list[str], **more: object)
 
 def _memory(plan: Plan, node: str, optimizer: str = "adamw") -> MemoryEstimate:
     return node_memory(plan, node, MODEL, optimizer=optimizer, activation_token_bytes=7)
-
-
-def _part(plan: Plan, node: str, part: str, optimizer: str = "adamw") -> int:
-    return _memory(plan, node, optimizer).parts()[part]
-
-
-def test_memory_of_a_host_counts_its_slice() -> None:
-    """A host in the middle of the ring: blocks, adapters, moments, graphs, and six boundaries' tensors."""
-    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
-    assert _memory(plan, "b").parts() == {
-        "weights": 2 * 1000,
-        "adapters": 2 * 10,
-        "optimizer": 2 * 3 * 10,  # gradient and two moments
-        # two blocks x two micro-batches, and work space; input and mask of each micro-batch
-        "activations": (2 * 2 + 1) * KEPT + 2 * (TENSOR + MASK),
-        "head": 0,
-        "data": 0,
-        "buffers": (3 + 3 + 2 + 2 + 1) * TENSOR,  # h in, h out, g in, g out, one being encoded
-        "device": 0,
-        "kept": 0,
-        "passing": 2 * 2 * 3 * 10,  # adapters with their moments, twice
-    }
-
-
-def test_memory_of_a_device_counts_what_holds_no_tensor() -> None:
-    """Of a GPU a context is gone before the first tensor; a processor's libraries are off its budget already."""
-    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
-    for device, context_bytes in (("cpu", 0), ("cuda", CONTEXT_BYTES)):
-        facts = dataclasses.replace(node_facts(plan, "b"), model=MODEL, device=device, activation_token_bytes=7)
-        sizes = Sizes.at(plan.course, facts, optimizer="adamw", dtype="float32")
-        found = memory_estimate(plan.course, Share.of(plan, "b"), sizes).parts()
-        assert found == {**_memory(plan, "b").parts(), "device": context_bytes}
 
 
 def test_memory_of_an_owner_without_blocks_counts_embedding_and_head() -> None:
@@ -125,25 +90,6 @@ def test_activation_estimate_is_a_little_above_the_measurement(dropout: float, m
     """One MiniLM block with seq_bn at 16 x 128 tokens, as measured by saved-tensor hooks."""
     estimate = 16 * 128 * estimate_activation_token_bytes(MINILM, tokens=128, dropout=dropout)
     assert measured_bytes <= estimate <= 1.15 * measured_bytes
-
-
-def test_activations_are_linear_in_rows() -> None:
-    """Twice the rows, twice the bytes; twice the bytes per number as well."""
-    slices, owners = [("a", 0, 2), ("b", 2, 4)], ["c"]
-    once, twice = (_plan(slices, owners, batch_size=batch_size) for batch_size in (4, 8))
-    assert _part(twice, "b", "activations") == 2 * _part(once, "b", "activations") > 0
-    one = estimate_activation_token_bytes(MINILM, tokens=64, dropout=0.1)
-    assert estimate_activation_token_bytes(MINILM, tokens=64, dropout=0.1, dtype="float64") == 2 * one
-
-
-def test_memory_of_an_owner_counts_its_rows_and_tokenizer() -> None:
-    """Whoever hosts only has none."""
-    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
-    parts = [
-        node_memory(plan, node, MODEL, optimizer="sgd", activation_token_bytes=7, data_bytes=77).parts()["data"]
-        for node in "abc"
-    ]
-    assert parts == [0, 0, 77]
 
 
 @pytest.mark.promise("7 bounded memory")
@@ -305,15 +251,6 @@ def test_host_of_all_blocks_has_nobody_to_keep_a_copy() -> None:
     plan = changed(ring(every_steps=1), slices=slices_of((("b", 0, 4),)))
     assert kept(plan, "b") == FILES * 4 * BLOCK
     assert kept(plan, "a") == FILES * HEAD
-
-
-def test_frozen_placement_is_the_same_without_copies() -> None:
-    """The flag is the only difference, and it is in the file of the plan."""
-    plan = ring()
-    assert Plan.from_json(plan.to_json()) == plan
-    without = changed(plan, copies=False)
-    assert "copies" not in without.placement.to_json()
-    assert dataclasses.replace(without.placement, copies=True) == plan.placement
 
 
 TEXT_BYTES, NUM_ROWS, TOKENS = 10_000, 100, 16

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -68,16 +67,6 @@ def test_memory_of_own_weights_is_weights_gradients_and_moments(tmp_path: Path) 
     parts = node_memory(plan, "b", facts, optimizer="adamw", activation_token_bytes=token_bytes).parts()
     assert parts["weights"] == 2 * facts.block_bytes
     assert parts["adapters"] + parts["optimizer"] == 2 * (1 + 1 + 2) * facts.adapter_block_bytes
-
-
-def test_model_facts_are_in_the_compute_dtype(tmp_path: Path) -> None:
-    """A file in half precision is computed in what the job says."""
-    write_model(tmp_path, weights=safetensors_bytes(bert_shapes(), dtype="F16"))
-    single = model_facts(tmp_path, JOB)
-    double = model_facts(tmp_path, JOB.with_overrides({"model.dtype": "float64"}))
-    assert single.block_bytes == 4 * BLOCK_WEIGHTS
-    for name in ("block_bytes", "embedding_bytes", "head_bytes", "head_class_bytes", "adapter_block_bytes"):
-        assert getattr(double, name) == 2 * getattr(single, name)
 
 
 def test_model_facts_digest_does_not_depend_on_path_or_prefix(tmp_path: Path) -> None:
@@ -158,18 +147,6 @@ def _lm_job() -> Job:
     return SHORT.with_overrides({"model.task": CAUSAL_LM})
 
 
-def test_model_facts_of_a_language_model_count_a_decoder_of_its_own(tmp_path: Path) -> None:
-    """An untied decoder is what only an owner holds; a tied one is the token table; neither is trained."""
-    apart = model_facts(_write_llama(tmp_path / "a"), _lm_job())
-    tied = model_facts(_write_llama(tmp_path / "b", tie_word_embeddings=True), _lm_job())
-    assert apart.embedding_bytes - tied.embedding_bytes == 4 * 20 * 8
-    assert tied.embedding_bytes == 4 * (20 * 8 + 8)
-    for facts in (apart, tied):
-        assert (facts.head_bytes, facts.head_class_bytes, facts.head_token_logits) == (0, 0, 20)
-        inside = [shape for name, shape in _llama_shapes(decoder=False).items() if "layers.0." in name]
-        assert facts.block_bytes == 4 * sum(math.prod(shape) for shape in inside)
-
-
 def test_model_facts_name_a_missing_decoder(tmp_path: Path) -> None:
     """A base model can be classified with, but has nothing to speak with."""
     folder = _write_llama(tmp_path, decoder=False)
@@ -222,18 +199,6 @@ def test_check_job_ignores_the_longest_text_for_images() -> None:
 
 
 HIFT = Job.from_tables({"model": {"path": "m"}, "train": {"method": "hift", "max_length": 16}})
-
-
-def test_model_facts_of_full_parameters_count_each_tensor_in_its_unit(tmp_path: Path) -> None:
-    """All of a block trains, all of the embedding; a new head is that of any job, and nothing is frozen."""
-    folder = write_model(tmp_path)
-    plain, facts = model_facts(folder, SHORT), model_facts(folder, HIFT)
-    assert facts.adapter_block_bytes == 4 * BLOCK_WEIGHTS
-    assert facts.embedding_train_bytes == 4 * (OWNER_WEIGHTS - (8 * 8 + 8)), "nobody hosts the pooler"
-    assert facts.token_table_bytes == 4 * 20 * 8
-    assert (facts.block_bytes, facts.embedding_bytes, facts.is_tied) == (0, 0, False)
-    assert (facts.head_bytes, facts.head_class_bytes) == (plain.head_bytes, plain.head_class_bytes)
-    assert facts.digest == plain.digest
 
 
 @cases("tied", [True, False])

@@ -32,7 +32,6 @@ PLAN = make_plan([("a", 0, 4)], ["a"], microbatches=2, batch_size=4, train_rows=
 TOKENS = 2 * 16
 GRAPH = 20_000 * TOKENS
 ADAPTER = node(PLAN, "a").model.adapter_block_bytes
-SUBNETS = (4 * 32 + 4 * 32) * 4 * TOKENS
 
 
 def with_rows(*batches: tuple[str, ...], subnets: int = 1) -> Course:
@@ -103,17 +102,6 @@ def test_given_tables_keep_the_most_of_all() -> None:
     choice = Choice.given([ScheduledTable(step=0, operations=each[0]), ScheduledTable(step=4, operations=each[1])])
     found = kept_graphs(dataclasses.replace(PLAN.course, choice=choice))
     assert found == SavedGraphs((2,) * 4, (2.0,) * 4, (2, 0, 2, 0))
-
-
-def test_graphs_of_a_table_are_less_than_whole_ones() -> None:
-    """Blocks 0 and 1 keep half of their subnets for both micro-batches, 2 and 3 nothing."""
-    course = with_rows(*(("13133333",) * 2,) * 2, subnets=2)
-    found, whole = terms(estimate(course)), terms(estimate(PLAN.course))
-    assert whole["block's graph of a micro-batch"] == 2 * 4 * GRAPH
-    assert found["block's graph of a micro-batch, without its subnets"] == 2 * 2 * (GRAPH - SUBNETS)
-    assert found["all blocks' active subnets in the graphs of an item"] == 2 * 2 * SUBNETS // 2
-    assert found["input of a micro-batch's graph"] == whole["input of a micro-batch's graph"]
-    assert "block's graph of a micro-batch, without its subnets" not in terms(estimate(course, start=2))
 
 
 def test_all_full_tables_keep_what_no_tables_keep() -> None:

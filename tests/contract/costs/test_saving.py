@@ -12,7 +12,7 @@ from ringtune.costs.memory_terms import Share
 from ringtune.costs.model_facts import dropout_token_bytes, estimate_activation_token_bytes
 from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.course import Course
-from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, Choice, Operations
+from ringtune.schedule.operation_tables import BatchOperations, Operations
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
 from tests.support.cases import cases
@@ -87,31 +87,9 @@ def test_blocks_that_run_again_keep_the_masks_of_their_dropout() -> None:
     assert terms(PLAN.course, dropout=0.1) == terms(PLAN.course)
 
 
-def test_some_blocks_run_again_and_the_others_keep_graphs() -> None:
-    """Blocks 0 and 2 run again: blocks 1 and 3 keep their graphs, each with an input of its own."""
-    assert terms(PLAN.course, (0, 1), (2, 3)) == {
-        "block's graph of a micro-batch": 4 * GRAPH,
-        "input of a micro-batch's graph": 2 * 2 * TENSOR,
-        "input of a block that is run again": 4 * TENSOR,
-        "graph of the block that is run again": GRAPH,
-    }
-
-
 def test_blocks_of_other_nodes_that_run_again_count_nothing() -> None:
     """A placement's ranges are of the whole ring; a node counts its own blocks."""
     assert terms(PLAN.course, (2, 4), stop=2) == terms(PLAN.course, stop=2)
-
-
-def test_projections_make_graphs_smaller() -> None:
-    """Of 32 and 128 values 8 numbers are kept; what the attention kernel keeps anyway saves nothing."""
-    assert terms(velora((0, 4))) == {
-        "block's graph of a micro-batch, with projections": 8 * (GRAPH - SAVED),
-        "input of a micro-batch's graph": 2 * TENSOR,
-    }
-    attention = dataclasses.replace(
-        PLAN.course, velora=Velora(blocks=(Range(0, 4),), layers=("attention_out",), parts=8)
-    )
-    assert terms(attention)["block's graph of a micro-batch, with projections"] == 8 * GRAPH
 
 
 def test_random_vectors_keep_a_projection_for_each_layer() -> None:
@@ -145,18 +123,6 @@ def test_both_keep_inputs_and_one_graph_with_projections() -> None:
     again = {"input of a block that is run again": 8 * TENSOR}
     assert terms(velora((0, 4)), (0, 4)) == {**again, "graph of the block that is run again": GRAPH - SAVED}
     assert terms(velora((0, 3)), (0, 4)) == {**again, "graph of the block that is run again": GRAPH}
-
-
-def test_a_run_that_gathers_scores_counts_on_no_projections() -> None:
-    """In such a pass whole inputs are kept; blocks run again there too."""
-    capacity = BlockCapacity(full=2.0, forward_only=1.0, forward=1.0, backward=1.0)
-    choice = Choice(policy="two-stage", subnets=1, capacities=(capacity,))
-    scoring = dataclasses.replace(velora((0, 4)), choice=choice)
-    assert terms(scoring)["block's graph of a micro-batch"] == 8 * GRAPH
-    whole, again = terms(scoring), terms(scoring, (0, 4))
-    inputs = "inputs of a block's linear layers, for scores"
-    assert again["graph of the block that is run again"] == GRAPH
-    assert again[inputs] * 8 == whole[inputs]
 
 
 def test_tables_leave_out_what_blocks_that_run_again_keep() -> None:

@@ -78,22 +78,6 @@ def test_host_names_the_helper_that_takes_no_pairs() -> None:
     assert given_up(driver) == f"node b waited 100 s for {wanted}"
 
 
-def test_host_ships_an_upper_range_before_the_backward_below() -> None:
-    """Each range has a backward of its own; the gradient for the host below goes before the pairs of the lowest."""
-    driver = driver_of(1, (2, 3), (3, 4))
-    driver.arrive("h", 0, 0, 2, "a")
-    driver.step(Op.FORWARD, 2, 3)
-    driver.step(Op.FORWARD, 3, 4)
-    driver.arrive("g", 0, 0, 4, "c")
-    driver.log.clear()
-    driver.step(Op.BACKWARD, 3, 4)
-    driver.step(Op.SHIP, 3, 4)
-    driver.step(Op.BACKWARD, 2, 3)
-    driver.step(Op.SHIP, 2, 3)
-    sent = [command.key for command in driver.log if isinstance(command, ev.SendParcel | ev.SendTensor)]
-    assert [(key.payload, key.boundary) for key in sent] == [("c", 3), ("g", 2), ("c", 2)]
-
-
 def test_gradient_that_overtakes_the_pairs_is_taken() -> None:
     """The host below needs no pairs: the owner of the top blocks and an invertible adapter may ship them later."""
     plan = make_plan([("b", 0, 2), ("a", 2, 4)], ["a"], num_steps=6, local_iterations=6, microbatches=1, method="all")

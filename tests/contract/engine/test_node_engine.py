@@ -77,52 +77,10 @@ def test_engine_gradient_before_its_hidden_state_is_an_error_that_names_its_send
         driver.tell(last)
 
 
-def test_engine_tensors_that_come_twice_change_nothing() -> None:
-    """What came before is not what comes too early."""
-    driver = EngineDriver(host_plan(num_steps=1), "b")
-    driver.arrive(HIDDEN, 0, 0, 2, "a")
-    driver.step(Op.FORWARD_FREE, 2, 3)
-    driver.arrive(HIDDEN, 0, 0, 2, "a")
-    driver.step(Op.FORWARD, 3, 4)
-    driver.arrive(GRAD, 0, 0, 4, "c")
-    driver.arrive(HIDDEN, 0, 0, 2, "a")
-    driver.step(Op.BACKWARD, 3, 4)
-    driver.arrive(GRAD, 0, 0, 4, "c")
-    driver.step(Op.UPDATE, 3, 4)
-
-
 def test_engine_unknown_node_is_refused() -> None:
     """The error lists the nodes of the plan."""
     with pytest.raises(PlanError, match="'x' is not in the plan, which has a, b, c"):
         NodeEngine(host_plan(), "x")
-
-
-def test_engine_frozen_block_runs_ahead_but_the_trainable_one_waits() -> None:
-    """The next step's frozen block runs at once, its trainable block only after the update."""
-    driver = EngineDriver(host_plan(), "b")
-    driver.arrive(HIDDEN, 0, 0, 2, "a")
-    driver.step(Op.FORWARD_FREE, 2, 3)
-    driver.step(Op.FORWARD, 3, 4)
-    driver.arrive(HIDDEN, 1, 0, 2, "a")
-    driver.step(Op.FORWARD_FREE, 2, 3)
-    assert driver.running is None
-    driver.arrive(GRAD, 0, 0, 4, "c")
-    driver.step(Op.BACKWARD, 3, 4)
-    driver.step(Op.UPDATE, 3, 4)
-    driver.step(Op.FORWARD, 3, 4)
-
-
-def test_engine_backward_goes_before_frozen_forward() -> None:
-    """What is on the critical path comes first, one frozen block at most in between."""
-    driver = EngineDriver(host_plan(), "b")
-    driver.arrive(HIDDEN, 0, 0, 2, "a")
-    driver.step(Op.FORWARD_FREE, 2, 3)
-    driver.step(Op.FORWARD, 3, 4)
-    driver.arrive(HIDDEN, 1, 0, 2, "a")
-    driver.arrive(GRAD, 0, 0, 4, "c")
-    driver.arrive(HIDDEN, 2, 0, 2, "a")
-    driver.step(Op.FORWARD_FREE, 2, 3)
-    driver.step(Op.BACKWARD, 3, 4)
 
 
 def test_engine_item_without_update_waits_until_the_one_before_has_freed_its_graphs() -> None:
@@ -154,25 +112,6 @@ def test_engine_credit_is_returned_when_the_tensor_is_used() -> None:
     driver.arrive(HIDDEN, 0, 0, 2, "a")
     assert [type(c).__name__ for c in driver.arrive(HIDDEN, 1, 0, 2, "a")] == []
     assert ev.Accept(TensorKey(HIDDEN, 1, 0, 2), "a") in driver.done() + driver.done() + driver.log
-
-
-def test_engine_owner_embeds_only_as_far_as_its_credits() -> None:
-    """Without credits back from the first host, an owner stops after ``credits`` micro-batches."""
-    plan = make_plan(
-        [("a", 0, 4)], ["c"], num_steps=6, local_iterations=6, microbatches=1, credits_per_channel=3, eval_rows=0
-    )
-    driver = EngineDriver(plan, "c")
-    for _ in range(3):
-        driver.step(Op.EMBED, -1, 0)
-    assert driver.running is None
-    driver.tell(ev.CreditArrived(0, "a"))
-    # the limit of embeddings in flight (credits x segments) holds it back until a head is done
-    assert driver.running is None
-    driver.arrive(HIDDEN, 0, 0, 4, "a")
-    assert driver.running is not None and driver.running.op is Op.HEAD
-    driver.done(loss_sum=1.0, count=4.0)
-    driver.step(Op.UPDATE, 4, 5)
-    driver.step(Op.EMBED, -1, 0)
 
 
 def test_engine_owner_reports_a_step_after_the_head_is_updated() -> None:

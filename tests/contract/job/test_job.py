@@ -194,18 +194,6 @@ def test_job_with_overrides_follows_the_rules_of_the_file() -> None:
     assert JOB.train.seed == 0
 
 
-def test_job_with_overrides_switches_between_rounds_and_max_steps() -> None:
-    """Setting one clears the other, because exactly one may stand."""
-    by_steps = JOB.with_overrides({"train.max_steps": 7})
-    assert (by_steps.train.rounds, by_steps.train.max_steps) == (None, 7)
-    by_epochs = by_steps.with_overrides({"train.epochs": 2})
-    assert (by_epochs.train.epochs, by_epochs.train.max_steps, by_epochs.train.rounds) == (2.0, None, None)
-    by_rounds = by_epochs.with_overrides({"train.rounds": 2})
-    assert (by_rounds.train.rounds, by_rounds.train.max_steps) == (2, None)
-    with pytest.raises(JobError, match="both set the length"):
-        JOB.with_overrides({"train.rounds": 2, "train.max_steps": 7})
-
-
 def test_job_with_overrides_switches_between_the_forms_of_unfreezing() -> None:
     """Setting one form clears the other with all that belongs to it."""
     auto = JOB.with_overrides({"unfreeze.at": "auto", "unfreeze.patience_steps": 9})
@@ -371,16 +359,6 @@ def test_job_file_refuses_classes_where_there_are_none(task: str) -> None:
         parse_job(head + "[data]\nlabels = ['a', 'b']", source="job.toml")
     with pytest.raises(JobError, match=f"shares classes out, model.task = '{task}' has none"):
         parse_job(head + "[data]\nsplit = 'dirichlet:1'", source="job.toml")
-
-
-def test_job_file_takes_names_of_tags_and_shares_no_classes_out() -> None:
-    """A text has many tags, so that no share of the rows can have one class more than another."""
-    head = '[model]\npath = "m"\ntask = "token-classification"\n[data]\n'
-    assert parse_job(head + "labels = ['B-X', 'O']", source="job.toml").data.labels == ("B-X", "O")
-    with pytest.raises(JobError, match=r"shares classes out, model\.task = 'token-classification' has none"):
-        parse_job(head + "split = 'dirichlet:1'", source="job.toml")
-    with pytest.raises(JobError, match=r"data\.words and data\.tags are both column 'tags'; they have to differ"):
-        parse_job(head + "words = 'tags'", source="job.toml")
 
 
 @cases(

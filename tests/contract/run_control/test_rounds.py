@@ -36,22 +36,6 @@ def trained_rounds(plan: Plan = PLAN, nodes: tuple[str, ...] = ("a", "b"), **opt
     return rounds
 
 
-def test_rounds_plan_once_all_nodes_are_inspected() -> None:
-    """The planner is asked when the last node has answered, with the facts sorted by name."""
-    asked: list[list[str]] = []
-
-    def planner(facts: object) -> Plan:
-        asked.append(list(facts))  # type: ignore[call-overload]
-        return PLAN
-
-    rounds = RunStateMachine(planner)
-    assert kinds(rounds.handle(rd.Started(("a", "b")), 0.0)) == ["EnterPhase", "Inspect", "Inspect"]
-    assert rounds.handle(rd.Inspected("b", 1), 0.0) == [] and asked == []
-    answer = rounds.handle(rd.Inspected("a", 1), 0.0)
-    assert asked == [["a", "b"]]
-    assert kinds(answer) == ["EnterPhase", "EnterPhase", "Prepare", "Prepare"]
-
-
 def test_rounds_plan_only_ends_after_planning() -> None:
     """With ``plan_only`` nothing is prepared."""
     rounds = RunStateMachine(lambda facts: PLAN, plan_only=True)
@@ -71,18 +55,6 @@ def test_rounds_error_of_the_planner_ends_the_run() -> None:
     answer = rounds.handle(rd.Inspected("a", 1), 0.0)
     assert answer[-1] == rd.Finish("CapacityError", "node a needs 3 MiB and has 2 MiB")
     assert [command.node for command in answer if isinstance(command, rd.Release)] == ["a"]
-
-
-@cases(("items_ahead", "expected"), [(1, 2), (4, 2), (5, 3), (100, 6)])
-def test_rounds_grant_ahead_at_least_one_turn(items_ahead: int, expected: int) -> None:
-    """Turns are granted until enough items are ahead, and always one beyond the current."""
-    rounds = RunStateMachine(lambda facts: PLAN, items_ahead=items_ahead)
-    rounds.handle(rd.Started(("a", "b")), 0.0)
-    rounds.handle(rd.Inspected("a", None), 0.0)
-    rounds.handle(rd.Inspected("b", None), 0.0)
-    rounds.handle(rd.Prepared("a"), 0.0)
-    grants = [command for command in rounds.handle(rd.Prepared("b"), 0.0) if isinstance(command, rd.Grant)]
-    assert len(grants) == 1 and len(grants[0].turns) == expected
 
 
 def test_rounds_whole_run_logs_every_turn_in_order_and_collects_once() -> None:
@@ -173,26 +145,6 @@ def test_rounds_evaluation_is_summed_in_the_order_of_items(order: list[int]) -> 
     assert [entry.values for entry in log if isinstance(entry, rd.LogEvaluation)] == [(("loss", 1e17 + 0.1 - 1e17),)]
 
 
-@cases(("is_drained", "expected"), [(False, [(4, 8.0)]), (True, [])])
-def test_rounds_log_no_evaluation_that_was_cut_short(is_drained: bool, expected: list[tuple[int, float]]) -> None:
-    """Stopped between the owners' evaluations, a run logs none: the first owner's rows are not all rows."""
-    plan = make_plan([("a", 0, 4)], ["a", "b", "c", "d"], num_steps=4, local_iterations=2, eval_rows=2)
-    rounds = trained_rounds(plan, plan.nodes, items_ahead=1)
-    log: list[rd.Command] = []
-    for turn in turn_sequence(plan.course):
-        if is_drained and turn.kind is StepKind.EVALUATE:
-            log += rounds.handle(rd.DrainRequested("stopped"), 1.0)
-            is_drained = False
-        for seq in range(turn.first_seq, turn.end_seq):
-            log += rounds.handle(
-                rd.StepReported(turn.owner, seq, turn.first_step, turn.kind.value, (("count", 2.0),)), 1.0
-            )
-        for node in plan.nodes:
-            log += rounds.handle(rd.TurnReported(node, turn.index), 1.0)
-    logged = [entry for entry in log if isinstance(entry, rd.LogEvaluation)]
-    assert [(entry.step, dict(entry.values)["count"]) for entry in logged] == expected
-
-
 AUTO = make_plan([("a", 0, 4)], ["a"], num_steps=14, unfreeze="auto", patience_steps=2, eval_rows=0, checkpoint_every=4)
 
 
@@ -203,24 +155,6 @@ def done(rounds: RunStateMachine, turn: Turn, loss: float = 1.0) -> list[rd.Comm
         values = (("count", 4.0), ("loss_sum", 4 * loss))
         answer += rounds.handle(rd.StepReported("a", seq, turn.first_step, turn.kind.value, values), 1.0)
     return answer
-
-
-def test_rounds_keep_what_a_fast_owner_says_of_the_next_evaluation_for_that_one() -> None:
-    """Each evaluation has the rows of both owners once, whoever reports ahead."""
-    plan = make_plan([("a", 0, 4)], ["a", "b"], num_steps=4, local_iterations=2, eval_every=2, eval_rows=2)
-    rounds = trained_rounds(plan, plan.nodes, items_ahead=100)
-    turns = list(turn_sequence(plan.course))
-    for turn in turns:
-        for seq in range(turn.first_seq, turn.end_seq):
-            rounds.handle(rd.StepReported(turn.owner, seq, turn.first_step, turn.kind.value, (("count", 2.0),)), 1.0)
-    log = [
-        command
-        for turn in turns
-        for node in plan.nodes
-        for command in rounds.handle(rd.TurnReported(node, turn.index), 1.0)
-    ]
-    logged = [entry for entry in log if isinstance(entry, rd.LogEvaluation)]
-    assert [(entry.step, dict(entry.values)["count"]) for entry in logged] == [(2, 4.0), (4, 4.0)]
 
 
 def test_rounds_that_decide_grant_a_turn_when_all_losses_it_rests_on_are_known() -> None:
@@ -255,16 +189,6 @@ def test_rounds_that_decide_grant_a_turn_when_all_losses_it_rests_on_are_known()
     assert (depths[4], depths[6], depths[10]) == (1, 2, 3)
     assert rounds.unfreeze_at == (6, 10)
     assert kinds(log)[-1] == "Collect"
-
-
-def test_rounds_that_decide_close_a_turn_when_its_last_loss_is_here() -> None:
-    """A node's word that it is done with a turn may come before the owner's last step; a repeated step counts once."""
-    rounds = trained_rounds(AUTO, ("a",))
-    assert kinds(rounds.handle(rd.TurnReported("a", 0), 1.0)) == []
-    first = rd.StepReported("a", 0, 0, "train", (("count", 4.0), ("loss_sum", 4.0)))
-    assert kinds(rounds.handle(first, 1.0)) == ["LogStep"]
-    assert "LogTurn" not in kinds(rounds.handle(first, 1.0))
-    assert kinds(rounds.handle(first._replace(seq=1, step=1), 1.0)) == ["LogStep", "LogTurn", "Grant"]
 
 
 @pytest.mark.promise("6 every wait ends")

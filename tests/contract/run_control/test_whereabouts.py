@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 from ringtune.run_control.checkpoint import CheckpointHolders, CheckpointManifest, SavedPart, SavedSource, Shard
-from ringtune.schedule.placement import Placement, Slice
 from tests.support.cases import cases
 from tests.support.plans import make_plan
 
@@ -66,16 +64,6 @@ def test_blocks_of_a_lost_disk_come_from_the_copy(problems: dict[str, str]) -> N
     assert found.sources(PLAN.placement, "c") == (SavedSource("a", 4, 6),)
 
 
-def test_other_placement_takes_blocks_from_whoever_has_them() -> None:
-    """B [0,3), a [3,6), and c is gone: its own shard first, neighbouring blocks of one file as one range."""
-    slices = (Slice(node="b", start=0, stop=3), Slice(node="a", start=3, stop=6))
-    placement = Placement(slices=slices)
-    found = where({"a": [copy(4, 5)]}, {"a": "", "b": ""})
-    assert found.sources(placement, "b") == (SavedSource("a", 0, 2, SHA["a"]), SavedSource("b", 2, 3, SHA["b"]))
-    assert found.sources(placement, "a") == (SavedSource("b", 3, 4, SHA["b"]), SavedSource("a", 4, 6))
-    assert found.sources(placement, "z") == ()
-
-
 def test_head_is_at_another_owner_where_its_holder_is_gone() -> None:
     """The copy is at the next owner, else at a host."""
     parts = {"a": [HEAD], "c": [copy(2, 3), HEAD]}
@@ -103,18 +91,3 @@ def test_files_of_another_attempt_or_step_are_not_mixed_in(attempt: str) -> None
     assert where({"a": [copy(4, 5)]}, {"a": "", "b": ""}, of=of).missing == (4, 5)
     assert where({"a": [copy(4, 5, step=6)]}, {"a": "", "b": ""}).missing == (4, 5)
     assert where({"a": [copy(4, 5, attempt=attempt)]}, {"a": "", "b": ""}).missing == (4, 5)
-
-
-def test_end_of_a_turn_has_no_shards_and_is_whole_in_files() -> None:
-    """Every node saved what it kept; a node takes its own file first. Blocks that were not trained are no matter."""
-    parts = {"a": [copy(0, 1), copy(4, 5), HEAD], "b": [copy(2, 3), copy(0, 1), HEAD], "c": [copy(4, 5), copy(2, 3)]}
-    found = where(parts, of=manifest(with_shards=False))
-    assert found.why_not(["a", "b"]) == "" and found.head_at(["a", "b"]) == ("b", "")
-    for node in PLAN.nodes:
-        piece = PLAN.slice_of(node)
-        assert found.sources(PLAN.placement, node) == (SavedSource(node, piece.start, piece.stop),)
-    ringada = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], every_steps=100, num_steps=20)
-    low = dataclasses.replace(manifest(with_shards=False), step=4)
-    files = [SavedPart(4, RUN, (3,)), SavedPart(4, RUN, has_head=True)]
-    only = CheckpointHolders(low, ringada.course, ringada.placement, {"b": files}, {})
-    assert only.missing == () and only.sources(ringada.placement, "a") == ()

@@ -16,7 +16,6 @@ from ringtune.schedule.lowering import (
     lowest_and_pattern,
     lowest_units,
     route,
-    takes_part,
     way,
 )
 from ringtune.schedule.methods import RingAda
@@ -51,21 +50,6 @@ def test_lower_stops_backward_at_lowest_unfrozen_block() -> None:
     assert _table(make_plan(AB, ["c"]), "c", StepKind.TRAIN, 0) == {
         "a": "<h0@c f[0,1) f[1,2) >h2@b",
         "b": "<h2@a f[2,3) F[3,4) >h4@c <g4@c B[3,4) U[3,4)",
-        "c": "E >h0@a <h4@b H >g4@b U[4,5)",
-    }
-
-
-def test_lower_passes_gradients_to_the_slice_that_holds_the_lowest() -> None:
-    """Two steps later block 2 trains, then block 1: the gradient crosses to node a and stops at its block."""
-    plan = make_plan(AB, ["c"], every_steps=2)
-    assert _table(plan, "c", StepKind.TRAIN, 2) == {
-        "a": "<h0@c f[0,1) f[1,2) >h2@b",
-        "b": "<h2@a F[2,4) >h4@c <g4@c B[2,4) U[2,4)",
-        "c": "E >h0@a <h4@b H >g4@b U[4,5)",
-    }
-    assert _table(plan, "c", StepKind.TRAIN, 4) == {
-        "a": "<h0@c f[0,1) F[1,2) >h2@b <g2@b B[1,2) U[1,2)",
-        "b": "<h2@a F[2,4) >h4@c <g4@c B[2,4) >g2@a U[2,4)",
         "c": "E >h0@a <h4@b H >g4@b U[4,5)",
     }
 
@@ -141,25 +125,6 @@ def _with_rows(*rows: str) -> Plan:
     return changed(plan, operations=Operations(batches=(BatchOperations(owner="c", batch_id=0, rows=rows),)))
 
 
-def test_lower_of_a_pattern_stops_gradients_at_the_lowest_full_block() -> None:
-    """The tables of the module's docstring, and a block that is run without a graph."""
-    assert _table(_with_rows("1131"), "c", StepKind.TRAIN, 0) == {
-        "a": "<h0@c F[0,2) >h2@b <g2@b B[0,2) U[0,2)",
-        "b": "<h2@a S[2,3) F[3,4) >h4@c <g4@c B[3,4) >g2@a U[2,4)",
-        "c": "E >h0@a <h4@b H >g4@b U[4,5)",
-    }
-    assert _table(_with_rows("3311"), "c", StepKind.TRAIN, 0) == {
-        "a": "U[0,2)",
-        "b": "<h2@c F[2,4) >h4@c <g4@c B[2,4) U[2,4)",
-        "c": "E >h2@b <h4@b H >g4@b U[4,5)",
-    }
-    assert _table(_with_rows("1222"), "c", StepKind.TRAIN, 0) == {
-        "a": "<h0@c F[0,1) f[1,2) >h2@b <g2@c B[0,1) U[0,2)",
-        "b": "<h2@a f[2,3) f[3,4) >h4@c U[2,4)",
-        "c": "E >h0@a <h4@b H >g2@a U[4,5)",
-    }
-
-
 def test_lower_of_a_pattern_holds_for_train_items_alone() -> None:
     """Evaluations run every block; scores need the gradients of every block."""
     plan, plain = _with_rows("3333"), make_plan(AB, ["c"], method="all", train_rows=4, microbatches=1)
@@ -175,18 +140,6 @@ def test_lowest_units_are_those_of_each_micro_batch() -> None:
     assert lowest_units(plan.course, item) == (0, 2, 4, 2)
     shallow = changed(plan, method=RingAda(every_steps=99))
     assert lowest_units(shallow.course, item) == (3, 3, 4, 3)
-
-
-def test_micro_batch_that_passes_all_trained_blocks_by_does_nothing() -> None:
-    """No node has a leg of it. What trains at the item's step decides, and the head alone is never passed by."""
-    plan = _with_rows("1131", "3333", "1113", "2222")
-    item = train_items(plan)[0]
-    assert takes_part(plan.course, item) == (True, False, True, True)
-    assert [way(plan, item, micro) == {} for micro in range(4)] == [False, True, False, False]
-    shallow = changed(plan, method=RingAda(every_steps=99))
-    assert takes_part(shallow.course, item) == (True, False, False, True)
-    nothing = _with_rows("3333", "3333")
-    assert takes_part(nothing.course, train_items(nothing)[0]) == (True, True)
 
 
 @cases("seed", range(25))

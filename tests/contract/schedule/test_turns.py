@@ -28,8 +28,6 @@ from ringtune.schedule.turns import (
     StepKind,
     Turn,
     Unfreezing,
-    checkpoint_is_due,
-    evaluation_is_due,
     hand_overs,
     holder_after,
     items,
@@ -139,18 +137,6 @@ def test_unfreezing_by_rows_is_not_fooled_by_who_had_the_last_turns(
     assert unfreezing_after(course, losses_of(course, first, fall)).unfreeze_at == ()
     plateau = unfreezing_after(course, losses_of(course, first, lambda turn, own: 1.0))
     assert len(plateau.unfreeze_at) == 5
-
-
-def test_unfreezing_by_rows_begins_anew_with_the_first_turn_of_an_owner() -> None:
-    """An owner with few rows and a high loss joins the mean at its first turn: the loss has not got worse by that."""
-    course = by_rows(90, 10)
-    known = [
-        unfreezing_after(course, losses_of(course, (1.0, 9.0), lambda turn, own: 0.97**turn)[:count])
-        for count in (5, 6)
-    ]
-    assert [len(entry.recent) for entry in known] == [1, 2]
-    assert known[1].best is not None and known[0].best is not None and known[1].best > known[0].best
-    assert known[1].waited_steps == 0
 
 
 def test_unfreezing_of_a_diverged_run_goes_on() -> None:
@@ -288,21 +274,6 @@ def test_turns_go_round_and_evaluate_at_the_end() -> None:
     ]
 
 
-def test_turns_evaluate_at_the_boundary_after_every_multiple() -> None:
-    """``eval_every = 3`` with turns of 2 steps: after steps 4, 6 and at the end, never twice."""
-    plan = make_plan(RING, ["a"], num_steps=9, local_iterations=2, eval_every=3, eval_rows=3)
-    assert _show(plan) == [
-        " 0 r0 train    a seq [ 0, 2) steps [0,2) batch 0",
-        " 1 r1 train    a seq [ 2, 4) steps [2,4) batch 2",
-        " 2 r1 evaluate a seq [ 4, 5) steps [4,4) batch 0",
-        " 3 r2 train    a seq [ 5, 7) steps [4,6) batch 4",
-        " 4 r2 evaluate a seq [ 7, 8) steps [6,6) batch 0",
-        " 5 r3 train    a seq [ 8,10) steps [6,8) batch 6",
-        " 6 r4 train    a seq [10,11) steps [8,9) batch 8",
-        " 7 r4 evaluate a seq [11,12) steps [9,9) batch 0",
-    ]
-
-
 def test_turns_of_no_steps_are_one_evaluation() -> None:
     """A plan without steps evaluates once, every owner with rows."""
     plan = make_plan(RING, ["c", "a"], num_steps=0, eval_rows=5)
@@ -310,17 +281,6 @@ def test_turns_of_no_steps_are_one_evaluation() -> None:
         " 0 r0 evaluate c seq [ 0, 2) steps [0,0) batch 0",
         " 1 r0 evaluate a seq [ 2, 4) steps [0,0) batch 0",
     ]
-
-
-def test_turns_by_rows_are_this_table() -> None:
-    """Rows 40, 20 and 10: four, two and one of seven turns, spread out; then the same again."""
-    plan = make_plan(RING, ["a", "b", "c"], num_steps=27, local_iterations=2, eval_rows=0, turns="rows")
-    plan = with_rows(plan, 40, 20, 10)
-    turns = list(turn_sequence(plan.course))
-    assert "".join(turn.owner for turn in turns) == "abacaba" * 2
-    assert [turn.round for turn in turns] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3 + [4] * 2
-    assert [turn.first_batch for turn in turns if turn.owner == "b"] == [0, 2, 4, 6]
-    assert turns[-1].num_items == 1
 
 
 @settings(max_examples=40)
@@ -444,17 +404,6 @@ PLAN = changed(
     make_plan([("a", 0, 4)], ["a"], num_steps=60, local_iterations=10, checkpoint_every=20, eval_every=25),
     choice=make_choice(refresh_steps=16),
 )
-
-
-def test_boundaries_table_of_the_docstring() -> None:
-    """60 steps in turns of 10, line by line."""
-    steps = range(0, 61, 10)
-    found = [
-        [step for step in steps if step and checkpoint_is_due(PLAN.course, step)],
-        [step for step in steps if step and evaluation_is_due(PLAN.course, step)],
-        [step for step in steps if table_is_due(PLAN.course, step)],
-    ]
-    assert found == [[20, 40, 60], [30, 50, 60], [0, 20, 40, 50]]
 
 
 @cases(

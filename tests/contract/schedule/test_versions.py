@@ -111,23 +111,6 @@ def test_forward_version_of_pipeadapter_lags_by_what_is_in_flight() -> None:
     assert [in_flight(plan.course, block) for block in range(5)] == [3, 2, 2, 1, 1]
 
 
-def test_forward_version_of_pipeadapter_is_flushed_for_evaluations_and_checkpoints() -> None:
-    """What comes between turns sees every update; private blocks never change."""
-    slices = [("a", 1, 2), ("b", 2, 4)]
-    plan = make_plan(
-        slices, ["c"], method="pipeadapter", num_steps=3, local_iterations=3, private_blocks=1, checkpoint_every=1
-    )
-    between = [
-        item
-        for turn in turn_sequence(plan.course)
-        for item in items(plan.course, turn)
-        if turn.kind is not StepKind.TRAIN
-    ]
-    assert {item.kind for item in between} == {StepKind.CHECKPOINT, StepKind.EVALUATE}
-    for item in between:
-        assert [forward_version(plan.course, block, item) for block in range(5)] == [0, 3, 3, 3, 3]
-
-
 @pytest.mark.promise("2 right version")
 @cases("seed", range(20))
 def test_forward_version_of_the_other_methods_is_every_update(seed: int) -> None:

@@ -94,17 +94,6 @@ def test_no_other_choice_of_boundaries_saves_more() -> None:
         assert saving(prefixes) == best_saving(prefixes)
 
 
-def test_entry_has_hidden_state_and_mask_of_rows_of_the_greatest_length() -> None:
-    """Four rows of 16 tokens, 32 wide, in two files: bfloat16 takes half of the hidden state."""
-    plan = make_plan(AB, ["a"])
-    placements = [
-        changed(plan, cache=ActivationCacheSettings(dtype=dtype)).placement for dtype in ("float32", "bfloat16")
-    ]
-    exact, rounded = (entry_bytes(plan.course, placement, "b", 4) for placement in placements)
-    assert exact == 4 * 16 * (32 * 4 + 1) + 2 * 4096
-    assert exact - rounded == 4 * 16 * 32 * 2
-
-
 def test_replicas_keep_their_own_micro_batches() -> None:
     """Of rows 2, 1 and 1 in three micro-batches b has the first and the last, c the one between."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4), ("c", 2, 4)], ["a"], microbatches=3)

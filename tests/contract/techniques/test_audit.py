@@ -109,11 +109,7 @@ def test_cells_of_a_turn_are_those_of_all_hosts() -> None:
 
 def test_owner_hands_in_what_passes_no_link_in_its_own_turns() -> None:
     """Between its slice and embedding or head; it keeps all of them, as it must not know what is drawn of it."""
-    for owner, names in (
-        ("a", ["h 0.0 0 E0.0"]),
-        ("b", []),
-        ("d", ["h 0.0 4 F0.0[3,4)", "g 0.0 4 H0.0"]),
-    ):
+    for owner, names in (("a", ["h 0.0 0 E0.0"]), ("b", []), ("d", ["h 0.0 4 F0.0[3,4)", "g 0.0 4 H0.0"])):
         turn = next(turn for turn in turn_sequence(PLAN.course) if turn.owner == owner)
         own = own_tensors(PLAN, turn, owner)
         first = [one for one in own if (one.key.seq, one.key.micro) == (turn.first_seq, 0)]
@@ -379,13 +375,7 @@ def test_tolerance_is_zero_within_a_class() -> None:
 def test_trail_is_read_strictly() -> None:
     """Names to digests, in their order; anything else is refused."""
     assert micro_order(read_trail('{"sum 1.1": "a", "sum 1.0": "b", "sum 11.0": "c"}', "a"), 1) == (1, 0)
-    for text in (
-        "[",
-        "[]",
-        '{"a": 1}',
-        '{"a": "' + "f" * 65 + '"}',
-        "[" * 100_000,
-    ):
+    for text in ("[", "[]", '{"a": 1}', '{"a": "' + "f" * 65 + '"}', "[" * 100_000):
         with pytest.raises(IntegrityError, match="node a"):
             read_trail(text, "a")
 

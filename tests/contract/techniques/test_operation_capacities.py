@@ -11,7 +11,7 @@ from ringtune.errors import JobError, PlanError
 from ringtune.schedule.operation_tables import BlockCapacity, Choice
 from ringtune.schedule.placement import Slice
 from ringtune.storage.strict import read_dataclass, to_table
-from ringtune.techniques.operation_capacities import HostCost, balanced, choice_of, spread
+from ringtune.techniques.operation_capacities import HostCost, balanced, choice_of
 from ringtune.techniques.operations import OperationsSettings
 from tests.support.cases import cases
 
@@ -99,17 +99,6 @@ def test_boards_of_unequal_speed_are_busy_alike(microbatches: int, compute: floa
     assert (max(busy) - min(busy)) / max(busy) <= 0.10
     done = sum(n_full + n_forward * forward for n_full, n_forward in map(counts, (slow, fast))) / (2 * microbatches)
     assert 0.9 * compute <= done <= compute + 1e-9
-
-
-def test_balance_of_two_boards_as_drawn() -> None:
-    """The table of the docstring: both boards are busy for 3.2 full operations of the slow one."""
-    boards = [
-        HostCost(node="slow", blocks=6, full_s=1.0, forward_s=0.4),
-        HostCost(node="fast", blocks=6, full_s=0.5, forward_s=0.2),
-    ]
-    found = balanced(boards, 8, 0.6 * 8 * 12)
-    assert found == {"slow": (2, 3), "fast": (6, 1)}
-    assert spread(boards, found) == pytest.approx(0)
 
 
 def test_balance_of_equal_boards_is_equal() -> None:

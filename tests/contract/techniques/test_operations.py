@@ -20,7 +20,6 @@ from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, C
 from ringtune.techniques.operations import choosers_of, expected_table, given_tables
 from tests.support.cases import cases
 from tests.support.operation_choices import choosing_course
-from tests.support.plans import make_plan
 
 JOB = Job(model=Model(path="m"))
 CHOSEN = {"operations.policy": "two-stage", "operations.compute": 0.6}
@@ -133,16 +132,6 @@ def test_operations_of_nan_are_refused() -> None:
         OperationsSettings(policy="joint", compute=float("nan"))
     with pytest.raises(JobError, match=r"operations.score_scale is nan"):
         OperationsSettings(policy="joint", score_scale=float("nan"))
-
-
-def test_operations_said_otherwise_leave_the_other_way_behind() -> None:
-    """On the command line one key is changed, not three."""
-    job = JOB.with_overrides(CHOSEN)
-    counted = job.with_overrides({"operations.full": 2})
-    assert (counted.operations.compute, counted.operations.full) == (None, 2)
-    assert counted.with_overrides({"operations.compute": 0.5}).operations.full is None
-    assert job.with_overrides({"operations.policy": "standard"}) == JOB
-    assert job.with_overrides({"operations.table": "a.json"}).operations == OperationsSettings(table="a.json")
 
 
 def test_operations_fit_more_micro_batches() -> None:
@@ -362,14 +351,3 @@ def test_groups_of_subnets_are_refused() -> None:
             groups=((0, 2),),
             capacities=(BlockCapacity(full=1, forward_only=0, forward=1, backward=1),),
         )
-
-
-def test_length_of_a_run_does_not_change_its_operations() -> None:
-    """Blocks that train only in a longer run choose from the start, so that a longer run has the same table."""
-    course = choosing_course(full=2, microbatches=4, num_blocks=6)
-    plan = make_plan([("a", 0, 6)], ["a"], num_blocks=6, num_steps=4, every_steps=2)
-    short = dataclasses.replace(plan.course, choice=course.choice)
-    longer = dataclasses.replace(short, num_steps=40)
-    assert len(choosers_of(short)) == 6
-    assert choosers_of(short) == choosers_of(longer)
-    assert expected_table(short) == expected_table(longer)

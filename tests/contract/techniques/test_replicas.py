@@ -91,16 +91,6 @@ def test_equal_copies_pass_and_are_forgotten() -> None:
     assert not comparison._found
 
 
-def test_different_copies_name_nodes_unit_and_step() -> None:
-    """All owners with their digests, so that it is seen who stands alone."""
-    plan = hift_plan(owners=("a", "b", "c"))
-    comparison, turn = CopyComparison(plan), first_turn(plan)
-    comparison.note("a", turn, digests(turn, plan))
-    comparison.note("c", turn, digests(turn, plan))
-    with pytest.raises(IntegrityError, match=r"copies of the head differ after step 3 \(a, c: 0404\w+; b: ffff\w+\)"):
-        comparison.note("b", turn, digests(turn, plan, head="f" * 64))
-
-
 def test_digests_that_are_not_owed_are_refused() -> None:
     """None from some owner, one of a unit too much, or any from a node without data."""
     plan = hift_plan()

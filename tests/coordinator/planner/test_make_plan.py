@@ -279,12 +279,7 @@ def test_plan_holds_frozen_weights_as_the_job_says() -> None:
 
 def test_auto_takes_the_first_type_that_fits() -> None:
     """On nodes that have just enough for one type, it is taken; ``--explain`` says what the larger ones lack."""
-    rows: list[tuple[str, FrozenWeights | None]] = [
-        ("float32", None),
-        ("bfloat16", BF16),
-        ("int8", INT8),
-        ("nf4", NF4),
-    ]
+    rows: list[tuple[str, FrozenWeights | None]] = [("float32", None), ("bfloat16", BF16), ("int8", INT8), ("nf4", NF4)]
     for fits, frozen in rows:
         found = planned_frozen("auto", min_bytes(fits))
         assert found.plan.course.frozen == frozen

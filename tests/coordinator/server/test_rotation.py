@@ -20,14 +20,7 @@ from coordinator.client import connection
 from coordinator.run.members import Member
 from coordinator.screen.listing import rotation_lines
 from coordinator.server import certificate_authority
-from coordinator.server.certificate_authority import (
-    NEXT,
-    Authority,
-    Register,
-    TrustKeeper,
-    init_trust,
-    make_token,
-)
+from coordinator.server.certificate_authority import NEXT, Authority, Register, TrustKeeper, init_trust, make_token
 from coordinator.server.coordinator import Coordinator
 from coordinator.server.database import Database
 from coordinator.server.rotation import Phase, Rotation

@@ -318,10 +318,7 @@ def test_process_that_is_lost_is_told_to_all() -> None:
         assert isinstance(server.lost, PeerLostError)
 
 
-@cases(
-    ("bind", "kind"),
-    [("8080", UsageError), ("127.0.0.1:x", UsageError), ("203.0.113.9:1", ConnectionFailedError)],
-)
+@cases(("bind", "kind"), [("8080", UsageError), ("127.0.0.1:x", UsageError), ("203.0.113.9:1", ConnectionFailedError)])
 def test_address_that_can_not_be_bound_is_told(bind: str, kind: type[RingTuneError]) -> None:
     """With the option."""
     with pytest.raises(kind, match="--bind"):

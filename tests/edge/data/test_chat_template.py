@@ -97,10 +97,7 @@ BODY = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if
 
 @pytest.mark.parametrize(
     ("template", "answers"),
-    [
-        (FIRST + BODY + "{% endif %}", ["hi</>", "yes</>"]),
-        (BODY + "<think>{% endif %}", ["hi</>", "yes</>"]),
-    ],
+    [(FIRST + BODY + "{% endif %}", ["hi</>", "yes</>"]), (BODY + "<think>{% endif %}", ["hi</>", "yes</>"])],
     ids=["reads the first message", "thinks"],
 )
 def test_a_first_message_may_be_an_answer(template: str, answers: list[str]) -> None:

@@ -13,13 +13,7 @@ from ringtune.models.adapter_config import option_rules, parse_adapter_config
 
 LIBRARY = {"bottleneck": BnConfig, "lora": LoRAConfig, "mtl_lora": MTLLoRAConfig, "reft": ReftConfig}
 # Weights that blocks share, and what the library sets itself.
-NOT_GIVEN = {
-    "architecture",
-    "dtype",
-    "cross_adapter",
-    "vera_d",
-    "vera_b",
-}
+NOT_GIVEN = {"architecture", "dtype", "cross_adapter", "vera_d", "vera_b"}
 PHM = ("phm", "factorized", "shared_", "learn_phm", "hypercomplex")
 
 

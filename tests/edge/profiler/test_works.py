@@ -12,14 +12,7 @@ import pytest
 import torch
 
 from edge.data.tokens import Batch
-from edge.machine.resources import (
-    fit_heap,
-    keep_freed_memory,
-    peak_rss_bytes,
-    release_memory,
-    reset_peak,
-    rss_bytes,
-)
+from edge.machine.resources import fit_heap, keep_freed_memory, peak_rss_bytes, release_memory, reset_peak, rss_bytes
 from edge.model.slice import BlockRunner
 from edge.profiler import works
 from edge.profiler.bench_inputs import known_labels, resized

@@ -14,13 +14,7 @@ import torch
 
 from edge.transport import frames
 from edge.transport.link import KEPT_BYTES, METHOD
-from ringtune.errors import (
-    ConnectionFailedError,
-    DivergedError,
-    FrameError,
-    PeerLostError,
-    TrustError,
-)
+from ringtune.errors import ConnectionFailedError, DivergedError, FrameError, PeerLostError, TrustError
 from ringtune.schedule.actions import Payload, TensorKey, format_action
 from ringtune.storage.pieces import Pieces
 from ringtune.transport import channels
