@@ -445,7 +445,8 @@ def test_helper_that_fits_otherwise_and_host_that_sends_other_pairs_are_named(
 @pytest.mark.parametrize("cheat", [scaled, shifted, projects_otherwise, sends_otherwise])
 def test_host_that_computes_otherwise_is_named(cheat: Cheat) -> None:
     """A gradient, an update, vectors, or what it sends; no other node is, by the checker and by the third."""
-    carrier = audited(cheat, method="all", with_third=True, adapter="lora", velora=projected("average"))
+    changes: dict[str, Any] = {"method": "all", "num_steps": 2, "adapter": "lora", "velora": projected("average")}
+    carrier = audited(cheat, with_third=True, **changes)
     assert {finding.nodes for finding in carrier.findings} == {("b",)}
     assert len(carrier.findings) == sum(asked.cell.node == "b" for asked, _ in carrier.repeated)
 
@@ -512,7 +513,7 @@ def test_only_what_is_drawn_of_others_is_kept_and_for_the_ticket_only() -> None:
 
 def test_other_hand_ins_than_told_are_refused_before_they_are_used() -> None:
     """A state, a sum or a tensor with one changed bit; a file that is no file."""
-    carrier = audited(method="all")
+    carrier = audited(method="all", num_steps=2)
     asked, work, tensors = carrier.handed_in["b"]
     audit, key = carrier.audits["c"], next(iter(tensors))
 
