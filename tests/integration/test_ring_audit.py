@@ -34,7 +34,7 @@ def followed(ring: Cluster) -> tuple[Job, Follower]:
     """A job of which each micro-batch is repeated, with c in the middle of the ring."""
     job = ring.job(
         train__method="all",
-        train__max_steps=18,
+        train__max_steps=12,
         recovery__copies="next",
         audit__share=1.0,
     )

@@ -210,6 +210,7 @@ class Nodes:
 
     def spawn(self, name: str, coordinator: str, *options: str) -> None:
         """Start an agent."""
+        measured.recall([self.state(name)])
         arguments = ["--coordinator", coordinator, "--name", name, *options]
         arguments += ["--bind", f"127.0.0.1:{self.ports[name]}", "--advertise", f"127.0.0.1:{self.advertised[name]}"]
         arguments += ["--threads", "1", "--memory", "1GiB", *self.more.get(name, ())]
@@ -338,7 +339,6 @@ class Cluster(Nodes):
         """Start these agents, all by default, and wait until they have joined."""
         names = names or self.names
         before = self._instances()
-        measured.recall(self.state(name) for name in names)
         for name in names:
             self.spawn(name, self.address, "--watch-parent")
         deadline_s = time.monotonic() + START_S

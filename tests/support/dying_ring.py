@@ -26,7 +26,7 @@ from coordinator.planner.given_plan import GivenPlan
 from coordinator.run.requests import RunRequest
 from ringtune.errors import RingTuneError
 from ringtune.schedule.plan import Plan
-from tests.support import leaks, measured
+from tests.support import leaks
 from tests.support.cluster import LEASE_S, START_S, TEMPLATE, Nodes, free_port
 from tests.support.failpoints import DONE_SUFFIX, VARIABLE, Order
 from tests.support.fake_agents import Notes
@@ -158,7 +158,6 @@ class DyingRing:
         self._num_runs = 0
         self.job = self._nodes.job(**JOB | changes)
         self._steps = list(range(1, (self.job.train.max_steps or STEPS) + 1))
-        measured.recall(map(self._nodes.state, NAMES))
         for name in NAMES:
             self._nodes.spawn(name, coordinator.address)
         self.wait_idle()
