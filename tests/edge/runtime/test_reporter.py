@@ -271,7 +271,9 @@ def test_reporters_of_one_run_give_no_number_twice() -> None:
         assert each.flush(WAIT_S)
     former.close()
     following.close()
-    assert [request.number for request in calls.requests] == [1, 2, 3, 4]
+    numbers_sent = [request.number for request in calls.requests]
+    assert len(numbers_sent) >= 4  # a turn and what flushes it are one report or two
+    assert numbers_sent == list(range(1, len(numbers_sent) + 1))
 
 
 def test_reporter_tells_failures_recordings_and_transfers_in_order() -> None:
