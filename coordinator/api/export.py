@@ -457,10 +457,6 @@ def _check_peft(run: SavedRun, form: str = PEFT) -> None:
         )
 
 
-def _digests(contents: Mapping[str, Pieces]) -> dict[str, str]:
-    return {name: content.sha256() for name, content in contents.items()}
-
-
 def _peft_contents(run: SavedRun, base_model: str, *, in_tower: bool | None = None) -> tuple[dict[str, Pieces], Card]:
     """Check the adapter; return the content of a PEFT folder by file name, and its card.
 
@@ -503,3 +499,7 @@ def _adapter_contents(run: SavedRun, base_model: str) -> tuple[dict[str, Pieces]
             contents[name] = Pieces.of(f"{text}\n".encode())
     digests = _digests(contents)
     return contents, adapter_card(run, base_model=base_model, adapter=adapter, digests=digests)
+
+
+def _digests(contents: Mapping[str, Pieces]) -> dict[str, str]:
+    return {name: content.sha256() for name, content in contents.items()}
