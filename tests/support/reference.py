@@ -234,7 +234,7 @@ def _round_products(model: Any) -> None:
 
     def begin(*_: Any) -> None:
         entered.append(torch.autocast("cpu", torch.bfloat16, cache_enabled=False))
-        entered[-1].__enter__()
+        entered[-1].__enter__()  # type: ignore[no-untyped-call]
 
     def end(_: Any, __: Any, found: Any) -> Any:
         entered.pop().__exit__(None, None, None)
