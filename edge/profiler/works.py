@@ -531,8 +531,9 @@ def check_room(needs: MemoryEstimate, memory_bytes: int) -> None:
     """Refuse a measurement that needs more than ``memory_bytes``; raises ``CapacityError``."""
     if needs.total_bytes > memory_bytes:
         raise CapacityError(
-            f"measuring one block needs {needs} but there are {format_bytes(memory_bytes)}; lower train.batch_size or "
-            "train.max_length, or raise train.microbatches"
+            f"measuring one block needs {needs} but there are {format_bytes(memory_bytes)}: it is timed as it trains, "
+            "with its whole graph, of which a run may keep less; lower train.batch_size or train.max_length, or raise "
+            "train.microbatches"
         )
 
 

@@ -228,6 +228,23 @@ def outputs_of(output: Any) -> torch.Tensor:
     return logits
 
 
+def _round_products(model: Any) -> None:
+    """Let each block multiply in bfloat16, as torch's autocast does; its output is float32 again."""
+    entered: list[torch.autocast] = []
+
+    def begin(*_: Any) -> None:
+        entered.append(torch.autocast("cpu", torch.bfloat16, cache_enabled=False))
+        entered[-1].__enter__()  # type: ignore[no-untyped-call]
+
+    def end(_: Any, __: Any, found: Any) -> Any:
+        entered.pop().__exit__(None, None, None)
+        return (found[0].float(), *found[1:]) if isinstance(found, tuple) else found.float()
+
+    for _, block in model.iter_layers():
+        block.register_forward_pre_hook(begin)
+        block.register_forward_hook(end)
+
+
 def train(
     job: Job,
     plan: Plan,
@@ -243,6 +260,8 @@ def train(
     model = whole_model(job, plan, model_folder, attention=attention)
     if prepare is not None:
         prepare(model)
+    elif job.train.compute == "bfloat16":
+        _round_products(model)
     for dataset in datasets.values():
         dataset.set_labels(plan.course.labels)
     result = Trained(model=model)

@@ -221,7 +221,9 @@ def test_measurement_that_does_not_fit_is_refused_before_anything_is_built(
     """
     counted = Counted(monkeypatch)
     large, plain = ring.make_job(model_folder, train__batch_size=20_000), ring.make_job(model_folder)
-    with pytest.raises(CapacityError, match=r"measuring one block needs [\d,.]+ MiB .* but there are 64\.0 MiB"):
+    with pytest.raises(
+        CapacityError, match=r"measuring one block needs [\d,.]+ MiB .* but there are 64\.0 MiB: it is timed as it"
+    ):
         inspect(model_folder, tmp_path, large, TimingRequest(1.0), memory_bytes=64 << 20)
     with pytest.raises(CapacityError, match="measuring one block needs"):
         inspect(model_folder, tmp_path, plain, TimingRequest(1.0), memory_bytes=1 << 10)
