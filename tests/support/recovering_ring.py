@@ -35,10 +35,6 @@ class KeepingCarrier(Protocol):
         """What a node sends of its result, by name of the tensor."""
 
 
-Moment = Callable[[str, str, Action | None], bool]
-"""Whether a node is lost at this moment: what happens, where, and the action if it is one."""
-
-
 def _place(turn: Turn) -> tuple[int, str, str, int, int, int]:
     """All by which a node tells whether a frame is of a turn."""
     return turn.index, str(turn.kind), turn.owner, turn.first_seq, turn.num_items, turn.first_step

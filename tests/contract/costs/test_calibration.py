@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from ringtune.costs.action_costs import CourseCosts
-from ringtune.costs.calibration import MIN_IN_TURN, MIN_TIMES, LinkMonitor, RecordedProfile
-from ringtune.costs.links import MIN_BYTES
+from ringtune.costs.calibration import MIN_TIMES, LinkMonitor, RecordedProfile
 from ringtune.costs.profile import PART_OF, WHOLE_WORKS, LinkFacts, NodeFacts, Profile, Work, WorkTable, WorkTime
 from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.actions import Action, Op
@@ -225,18 +224,6 @@ def test_recorded_profile_counts_the_batch_in_the_mean_of_its_embeddings() -> No
     assert (found.median_s, found.low_s, found.high_s, found.samples) == (2.0, 2.0, 2.0, 6)
 
 
-def test_recorded_profile_works_where_only_blocks_or_nothing_was_measured() -> None:
-    """A profile of blocks gets points, the blocks' own times included; one of nothing gets what was recorded."""
-    blocks = dataclasses.replace(node(PLAN, "c"), work_times=())
-    nothing = dataclasses.replace(blocks, block_forward_s=0.0, block_graph_s=0.0, block_backward_s=0.0)
-    actions = [("c", Action(Op.BACKWARD, seq, 0, 5, 6), 9.0) for seq in range(5)]
-    others = [node(PLAN, name) for name in ("a", "b", "d")]
-    for facts, works in ((blocks, set(WHOLE_WORKS)), (nothing, {Work.BACKWARD_LOWEST})):
-        found = corrected(PLAN, Profile(nodes=(*others, facts)), actions).by_name["c"]
-        assert {entry.work for entry in found.work_times} == works
-        assert by_work(found, Work.BACKWARD_LOWEST).median_s == pytest.approx(9.0)
-
-
 def test_recorded_profile_ignores_what_belongs_to_no_granted_turn() -> None:
     """A straggler's report after its turn, an unknown node, a clock that went back: nothing breaks, nothing counts."""
     prior = profile_of(PLAN)
@@ -355,18 +342,3 @@ def test_a_link_that_lasts_at_a_quarter_of_its_rate_is_told_with_its_ratio() -> 
     slow = [3e5, 1e6, 1e6, 2.5e5, 2.5e5, 2.5e5]
     assert watched(slow[:5]).changed() == {}
     assert watched(slow).changed() == pytest.approx({("a", "b"): 4.0})
-
-
-def test_turns_without_messages_say_nothing() -> None:
-    """A change that has begun goes on after them; too few messages are none, and so are small ones."""
-    slow = [1e6, 1e6, 1e6, 2.5e5, 0, 2.5e5, 0, 2.5e5]
-    assert watched(slow).changed() == pytest.approx({("a", "b"): 4.0})
-    assert watched(slow, messages=MIN_IN_TURN - 1).changed() == {}
-    assert watched(slow, num_bytes=MIN_BYTES - 1).changed() == {}
-
-
-def test_newest_messages_alone_say_the_rate_of_now() -> None:
-    """A run of many turns at the old rate does not hide it."""
-    watch = watched([1e6] * 60 + [2.5e5] * 3)
-    (link,) = watch.newest().links([LINK])
-    assert link.rate_bytes_per_s == pytest.approx(2.5e5)

@@ -66,14 +66,6 @@ def test_memory_of_state_in_memory_is_that_of_all_units_and_one_groups_gradients
     assert optimizer_bytes(plan(), "b", "sgd") == 60_000
 
 
-def test_memory_of_dropped_state_is_that_of_one_group() -> None:
-    """Nothing is read ahead; the state of a unit that is always active never rests."""
-    assert optimizer_bytes(plan(drops_state=True), "a") == 3 * 10_000
-    always = plan(drops_state=True, always_active=("head",))
-    assert optimizer_bytes(always, "b") == 3 * (60_000 + 3_000)
-    assert optimizer_bytes(changed(plan(always_active=("head",)), state_on_disk=True), "b") == 63_000 + 2 * 50_000
-
-
 def test_memory_of_an_owner_has_gradients_that_go_around() -> None:
     """With another owner one gradient of embedding and head each comes in, and one leaves; alone there are none."""
 
@@ -115,13 +107,6 @@ def test_a_small_state_is_mapped_while_what_the_graphs_took_is_resident() -> Non
     assert moment_bytes(on_disk, "b", model=of_large, token_bytes=2_000) == 3 * large
 
 
-def test_the_gradient_of_a_tied_table_is_whole_from_the_head_on() -> None:
-    """It is there beside the graphs of the embedding's step."""
-    tied = dataclasses.replace(SMALL, is_tied=True, embedding_train_bytes=50_000)
-    graphs = 2 * 2 * (KEPT - INPUTS) + 2 * TENSOR + KEPT
-    assert moment_bytes(plan(), "b", "sgd", tied) == graphs + 50_000
-
-
 @cases(("microbatches", "table_bytes", "rows"), [(1, 50_000, 64), (4, 50_000, 64), (4, 80, 10 + 16)])
 def test_rows_of_an_embeddings_gradient_are_of_all_micro_batches(
     microbatches: int, table_bytes: int, rows: int
@@ -148,10 +133,3 @@ def test_a_decoder_that_trains_has_two_gradients_from_the_second_micro_batch_on(
     graphs = microbatches * (2 * (KEPT - INPUTS) + TENSOR) if is_tied else 0
     work = 2 * TENSOR + logits_peak_bytes(TOKENS, 25_000, 4)
     assert moment_bytes(of, "b", "sgd", model) == graphs + decoder_bytes + work + (microbatches - 1) * decoder_bytes
-
-
-def test_a_node_alone_keeps_the_graphs_of_one_micro_batch() -> None:
-    """Head and backward of a micro-batch come before the next one's forward."""
-    alone = make_plan([("b", 0, 4)], ["b"], method=Hift(), num_steps=30, hidden_size=2)
-    graphs = KEPT + 3 * (KEPT - INPUTS) + TENSOR + KEPT
-    assert moment_bytes(alone, "b", "sgd", SMALL) == graphs + 10_000

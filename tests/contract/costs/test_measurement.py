@@ -144,14 +144,6 @@ def test_job_shape_has_what_changes_the_timings() -> None:
     )
 
 
-def test_job_shape_of_images_has_the_tokens_of_an_image() -> None:
-    """What a job says about the longest text changes nothing for images."""
-    lengths = [JOB.with_overrides({"train.max_length": length}) for length in (3, 64, 128)]
-    assert {job_shape(job, fixed_tokens=50).tokens for job in lengths} == {50}
-    images = dataclasses.replace(MODEL, fixed_tokens=50, hidden_size=8, num_heads=1)
-    assert {hidden_bytes(job, images) for job in lengths} == {3 * 50 * 17}
-
-
 def test_timed_sizes_halve_the_length_or_for_images_the_rows() -> None:
     """Two sizes where there can be two."""
     assert timed_sizes(JOB) == (Size(3, 64), Size(3, 32))

@@ -103,13 +103,6 @@ def test_memory_of_a_large_vocabulary_is_bounded_by_a_chunk() -> None:
     assert logits_peak_bytes(2, 8_000_000, 4) == 32_000_000, "at least one token at a time"
 
 
-def test_estimate_of_a_gated_block_keeps_more_of_the_inner_width() -> None:
-    """Gate, its activation, up and their product instead of one tensor."""
-    gated = dataclasses.replace(MINILM, inner_kept=4)
-    plain, more = (estimate_activation_token_bytes(model, tokens=8, dropout=0.0) for model in (MINILM, gated))
-    assert more - plain == 3 * 1536 * 4
-
-
 @cases(("moved", "held"), [(0, 0), (1 << 20, 2 << 20), (100 << 20, 12 << 20), (1 << 40, 12 << 20)])
 def test_memory_of_what_passes_is_some_pieces_whatever_the_size(moved: int, held: int) -> None:
     """Saving, loading and handing over hold all of something small twice, but only pieces of something large."""
@@ -211,14 +204,6 @@ def ring(**more: object) -> Plan:
         **{"num_steps": 6, "every_steps": 2, **more},  # type: ignore[arg-type]
     )
     return changed(plan, copies=True)
-
-
-def test_hosts_keep_what_they_train_and_copies_of_the_host_before_them() -> None:
-    """Block 0 does not train, and a keeps its head."""
-    plan = ring()
-    assert kept(plan, "a") == FILES * (0 + 1) * BLOCK + FILES * HEAD
-    assert kept(plan, "b") == FILES * (2 + 0) * BLOCK
-    assert kept(plan, "c") == FILES * (1 + 2) * BLOCK
 
 
 def test_bytes_of_a_turn_are_those_of_the_blocks_that_a_node_fits() -> None:

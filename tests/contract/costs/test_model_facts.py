@@ -256,13 +256,6 @@ def test_own_weights_leave_norms_and_shared_biases_out(name: str) -> None:
     assert matrices <= own.keys()
 
 
-def test_own_weights_of_bert_are_ten() -> None:
-    """The example of the docstring."""
-    own = own_weights(FAMILIES["bert"], config_of(FAMILIES["bert"], hidden_size=384, intermediate_size=1536))
-    assert len(own) == 10
-    assert sum(rows * (columns[0] if columns else 1) for rows, *columns in own.values()) == 1_772_160
-
-
 @cases(
     ("name", "values", "biases"),
     [

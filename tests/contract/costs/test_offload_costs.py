@@ -60,24 +60,11 @@ def _model(course: Course, *, block_bytes: int = 50 * ONE) -> ModelFacts:
     return dataclasses.replace(model_of(Plan.of(course, PLACEMENT)), adapter_block_bytes=ONE, block_bytes=block_bytes)
 
 
-def _bytes(**manner: Any) -> SetBytes:
-    course = _plan(**manner).course
-    return set_bytes(course, _model(course))
-
-
 @cases(("counts", "interval", "most"), [((3, 2), 1, 3), ((3, 6), 1, 4), ((3, 6), 2, 8), ((3, 6), 3, 9), ((1, 1), 2, 2)])
 def test_update_changes_at_most_a_user_a_row(counts: tuple[int, int], interval: int, most: int) -> None:
     """A batch has four rows; over several steps all users may come."""
     assert max_changed(_plan(counts, users=ALONE, interval=interval).course) == most
     assert max_changed(_plan(counts, interval=interval).course) == 1
-
-
-def test_sets_take_what_the_table_says() -> None:
-    """One set for all, merged or not; nine users alone; in collaboration their sum goes back."""
-    assert _bytes() == SetBytes(ONE, ONE, ONE, ONE)
-    assert _bytes(merged=True) == SetBytes(0, ONE, ONE, ONE)
-    assert _bytes(users=ALONE) == SetBytes(9 * ONE, 9 * ONE, 4 * ONE, 4 * ONE)
-    assert _bytes(**TOGETHER) == SetBytes(0, 9 * ONE, 9 * ONE, 4 * ONE)
 
 
 def test_sum_is_no_larger_than_the_block_or_of_linear_models_than_one() -> None:
@@ -117,14 +104,6 @@ def test_sets_of_other_kinds_take_what_they_are() -> None:
         held, changing = 7 * ONE + 14 * ONE, 14 * ONE + 2 * ONE
         hosted, sent = (held, changing) if alone else (0, 9 * ONE)
         assert set_bytes(course, model) == SetBytes(hosted, held, sent, changing)
-
-
-def test_optimizer_state_of_other_kinds_is_that_of_their_size() -> None:
-    """Seven sets with two moments of 1,000 bytes, and two of 7,000."""
-    plan = _plan(users=ALONE)
-    model = dataclasses.replace(_model(plan.course), kinds=(_kind("a0", "b5"),))
-    profile = dataclasses.replace(node(plan, "a"), model=model)
-    assert Sizes.at(plan.course, profile, optimizer="adamw", dtype="float32").sets_state_bytes == 2 * (7 + 14) * ONE
 
 
 def test_pairs_and_activations_are_those_of_the_largest_kind() -> None:
@@ -211,13 +190,6 @@ def test_offload_parcels_take_bytes_of_their_blocks() -> None:
     assert around_s == pytest.approx(0.5 * 50_000 / found.head_bytes)
     rounded = helped(PLAN, helpers_by_host(PLAN), HelperSettings(pairs="bfloat16"))
     assert costs(rounded).message_bytes(Payload.PAIRS, 0, SIZE) == SIZE * 3 * width / 2
-
-
-def test_offload_without_helpers_costs_what_it_did() -> None:
-    """A course without helpers has the very seconds and bytes of before."""
-    plain = helped(PLAN, {})
-    assert seconds(costs(plain), "a", Op.BACKWARD, 0, 2) == 2 * 5.0
-    assert plain.nodes == ("a", "b")
 
 
 def test_offload_prediction_has_pairs_and_weights_on_the_links() -> None:

@@ -10,7 +10,7 @@ import pytest
 from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.calibration import LASTING_TURNS, USUAL_TURNS, PaceMonitor, kinds_of_work
 from ringtune.costs.links import RecordedLinks
-from ringtune.costs.profile import NodeFacts, Profile, Work
+from ringtune.costs.profile import NodeFacts, Work
 from ringtune.schedule.actions import Op, Scope
 from ringtune.schedule.methods import RingAda
 from ringtune.schedule.plan import Plan
@@ -59,15 +59,6 @@ def test_a_node_that_lasts_at_half_its_speed_is_told_with_its_ratio() -> None:
     assert watched({"b": slow}, turns=5).changed() == {}
     assert watched({"b": slow}, turns=6).changed() == pytest.approx({"b": 2.0})
     assert 1 + USUAL_TURNS + LASTING_TURNS == 6
-
-
-def test_profile_of_the_newest_turns_has_the_slow_node_s_times() -> None:
-    """Only those turns count, on the clock: the node's work takes twice what it took, the others' as ever."""
-    watch = watched({"b": [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]}, turns=6)
-    found: Profile = watch.profile(RecordedLinks())
-    before, now = profile_of(PLAN).by_name, found.by_name
-    assert seconds(now, "b") == pytest.approx(2 * seconds(before, "b"))
-    assert seconds(now, "a") == pytest.approx(seconds(before, "a"))
 
 
 def seconds(facts: Mapping[str, NodeFacts], node: str, work: Work = Work.BACKWARD) -> float:

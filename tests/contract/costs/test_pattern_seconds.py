@@ -8,13 +8,13 @@ import json
 import pytest
 
 from ringtune.costs.action_costs import NodeCosts
-from ringtune.costs.profile import NodeFacts, Work, WorkTable, WorkTime
+from ringtune.costs.profile import NodeFacts, Work, WorkTime
 from ringtune.errors import InvalidInputError
 from ringtune.schedule.actions import Op
 from ringtune.schedule.turns import StepKind
 from tests.support.cases import cases
 from tests.support.plans import make_plan
-from tests.support.profiles import TIMES, node, part, point
+from tests.support.profiles import TIMES, node, part
 
 PLAN = make_plan([("a", 0, 4)], ["a"])
 PARTS = {Work.FORWARD: 1.2, Work.GRAPH: 2.4, Work.GRAPH_LOWEST: 1.9, Work.BACKWARD: 2.8, Work.BACKWARD_LOWEST: 3.5}
@@ -60,22 +60,6 @@ def test_a_block_takes_the_part_of_its_active_subnets(op: Op, pattern: str, expe
     assert seconds(op, (pattern,)) == pytest.approx(expected, rel=1e-12)
 
 
-def test_patterns_of_several_blocks_add_up() -> None:
-    """The first of three is the lowest with a graph; an empty pattern is all full."""
-    assert seconds(Op.FORWARD, ("1133", "", "1122"), start=0) == pytest.approx(1.9 + 4.0 + 3.2)
-    assert seconds(Op.FORWARD, ("1133", "", "1122"), start=1) == pytest.approx(2.4 + 4.0 + 3.2)
-    assert seconds(Op.BACKWARD, ("1133", "1111"), start=0) == pytest.approx(3.5 + 5.0)
-
-
-def test_no_patterns_are_all_full() -> None:
-    """What has no table takes what it always took."""
-    for op in (Op.FORWARD_FREE, Op.FORWARD, Op.BACKWARD):
-        for start in (0, 1):
-            whole = costs().seconds(op, start, start + 2, size=8.0, lowest=0, kind=StepKind.TRAIN)
-            assert seconds(op, ("11", "11"), start=start) == pytest.approx(whole, rel=1e-12)
-            assert seconds(op, ("", ""), start=start) == whole
-
-
 @cases(("pattern", "share"), [("1133", 0.5), ("1333", 0.25), ("1122", 0.5), ("1111", 1.0)])
 def test_a_profile_without_parts_scales_in_proportion(pattern: str, share: float) -> None:
     """An old profile has whole blocks only."""
@@ -92,22 +76,6 @@ def test_scores_take_the_gradients_of_frozen_weights_too() -> None:
     for trained in (scored("full", Op.BACKWARD), scored("seq_bn", Op.BACKWARD, scores_adapters=True)):
         assert trained == pytest.approx(3.5 + 5.0)
     assert scored("seq_bn", Op.FORWARD) == pytest.approx(3.0 + 4.0)
-
-
-def test_a_part_that_took_longer_than_the_whole_saves_nothing() -> None:
-    """Of two noisy points neither a negative time nor a gain comes; nor can less than nothing be left."""
-    slow = WorkTable([point(Work.GRAPH, 2.0), part(Work.GRAPH, 2.5, share=0.5)], where="node a")
-    fast = WorkTable([point(Work.GRAPH, 2.0), part(Work.GRAPH, 0.5, share=0.5)], where="node a")
-    assert (slow.share_s(Work.GRAPH, 0.0), fast.share_s(Work.GRAPH, 0.0)) == (0.0, 2.0)
-
-
-def test_parts_are_scaled_with_the_size_as_the_whole_is() -> None:
-    """Between two sizes both are linear."""
-    points = [
-        *(point(Work.GRAPH, at / 10, rows=1, tokens=at) for at in (10, 20)),
-        *(part(Work.GRAPH, at / 20, share=0.5, rows=1, tokens=at) for at in (10, 20)),
-    ]
-    assert WorkTable(points, where="node a").share_s(Work.GRAPH, 15.0) == pytest.approx(1.5)
 
 
 @cases(("work", "share"), [("forward", 0.5), ("forward_part", 1.0), ("forward_part", 0.0)])

@@ -187,13 +187,6 @@ def test_work_table_never_falls_below_proportion() -> None:
     assert steep.seconds(Work.HEAD, 1) == pytest.approx(0.0001)
 
 
-def test_work_table_does_not_fall_beyond_the_largest_size() -> None:
-    """Where the larger of two noisy points is the faster one, the time stays as it is there."""
-    falling = WorkTable([point(Work.DECODE, 1, 10, 0.003), point(Work.DECODE, 1, 20, 0.002)], where="node a")
-    assert falling.seconds(Work.DECODE, 15) == pytest.approx(0.0025)
-    assert falling.seconds(Work.DECODE, 20) == falling.seconds(Work.DECODE, 1000) == 0.002
-
-
 def test_work_table_scales_a_single_point() -> None:
     """With one size measured, time is in proportion; without a size it is constant."""
     assert TABLE.seconds(Work.HEAD, 512) == pytest.approx(0.008)

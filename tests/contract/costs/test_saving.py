@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
-
 from ringtune.costs.memory_estimate import memory_estimate
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.memory_terms import Share
 from ringtune.costs.model_facts import dropout_token_bytes, estimate_activation_token_bytes
 from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.course import Course
-from ringtune.schedule.operation_tables import BatchOperations, Operations
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
 from tests.support.cases import cases
@@ -63,22 +60,6 @@ def terms(
     }
 
 
-def test_keeping_everything_is_a_graph_for_each_block_and_one_input() -> None:
-    """Four blocks and two micro-batches are eight graphs."""
-    assert terms(PLAN.course) == {
-        "block's graph of a micro-batch": 8 * GRAPH,
-        "input of a micro-batch's graph": 2 * TENSOR,
-    }
-
-
-def test_blocks_that_run_again_keep_their_inputs_and_one_graph() -> None:
-    """Eight inputs in place of eight graphs; while one block runs again its graph is there."""
-    assert terms(PLAN.course, (0, 4)) == {
-        "input of a block that is run again": 8 * TENSOR,
-        "graph of the block that is run again": GRAPH,
-    }
-
-
 def test_blocks_that_run_again_keep_the_masks_of_their_dropout() -> None:
     """A bit for every attention probability of 4 heads and 16 tokens, and for four hidden states of width 32."""
     assert node(PLAN, "a").model.num_heads == 4
@@ -101,37 +82,11 @@ def test_random_vectors_keep_a_projection_for_each_layer() -> None:
     assert terms(course)["block's graph of a micro-batch, with projections"] == 8 * (GRAPH - saved)
 
 
-def test_projections_free_nothing_that_an_activation_function_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model with ReLU keeps what enters ``down`` in any case."""
-    behind_relu = (*INPUTS[:-1], dataclasses.replace(INPUTS[-1], always_kept=True))
-    monkeypatch.setattr(f"{__name__}.INPUTS", behind_relu)
-    saved = (32 - 8) * 4 * TOKENS
-    assert terms(velora((0, 4)))["block's graph of a micro-batch, with projections"] == 8 * (GRAPH - saved)
-
-
-def test_projections_in_some_blocks_only() -> None:
-    """The course says in which."""
-    assert terms(velora((1, 2))) == {
-        "block's graph of a micro-batch": 6 * GRAPH,
-        "block's graph of a micro-batch, with projections": 2 * (GRAPH - SAVED),
-        "input of a micro-batch's graph": 2 * TENSOR,
-    }
-
-
 def test_both_keep_inputs_and_one_graph_with_projections() -> None:
     """The block that runs again keeps projections while it does; a whole graph counts where one has none."""
     again = {"input of a block that is run again": 8 * TENSOR}
     assert terms(velora((0, 4)), (0, 4)) == {**again, "graph of the block that is run again": GRAPH - SAVED}
     assert terms(velora((0, 3)), (0, 4)) == {**again, "graph of the block that is run again": GRAPH}
-
-
-def test_tables_leave_out_what_blocks_that_run_again_keep() -> None:
-    """Of block 0 one micro-batch is passed by, so that it keeps one input."""
-    rows = tuple(BatchOperations(owner="a", batch_id=at, rows=("1111", "3111")) for at in range(2))
-    course = dataclasses.replace(PLAN.course, operations=Operations(batches=rows))
-    found = terms(course, (0, 2))
-    assert found["input of a block that is run again"] == (1 + 2) * TENSOR
-    assert found["input of a micro-batch's graph"] == 2 * TENSOR
 
 
 def test_dropout_adds_more_than_either_policy_saves_of_a_frozen_base() -> None:

@@ -155,11 +155,3 @@ def test_copy_of_the_embedding_waits_while_blocks_keep_graphs() -> None:
     backward(driver, 1)
     driver.step(Op.UPDATE, EMBEDDING, 0)
     assert driver.running is None
-
-
-def test_copy_of_the_head_is_updated_while_blocks_keep_graphs() -> None:
-    """An own item may wait for it, with graphs that wait for its head."""
-    driver = owner_driver(Hift(always_active=("head",)))
-    forward(driver, 0)
-    driver.tell(ev.ParcelArrived(unit_grad_key(0, HEAD), "a"))
-    driver.step(Op.UPDATE, HEAD, HEAD + 1)

@@ -164,13 +164,6 @@ def test_job_section_refuses_values_out_of_range(cls: type[Any], values: dict[st
     assert message in str(caught.value)
 
 
-def test_train_num_steps_counts_all_owners_turns() -> None:
-    """Rounds are per owner; max_steps is for the whole run."""
-    assert Train(rounds=3, local_iterations=10).num_steps([7] * 4) == 120
-    assert Train(max_steps=7).num_steps([7] * 4) == 7
-    assert Train().num_steps([7]) == 50
-
-
 @cases(
     ("epochs", "rows", "steps"),
     [
@@ -192,14 +185,6 @@ def test_job_with_overrides_follows_the_rules_of_the_file() -> None:
     assert (job.train.seed, job.data.owners, job.train.learning_rate) == (3, 2, 1.0)
     assert job.data.labels == ("a", "b")
     assert JOB.train.seed == 0
-
-
-def test_job_with_overrides_switches_between_the_forms_of_unfreezing() -> None:
-    """Setting one form clears the other with all that belongs to it."""
-    auto = JOB.with_overrides({"unfreeze.at": "auto", "unfreeze.patience_steps": 9})
-    assert auto.unfreeze == Unfreeze(at="auto", patience_steps=9, min_improvement=0.01)
-    assert (given := auto.with_overrides({"unfreeze.at": [3, 5]})).unfreeze == Unfreeze(at=(3, 5))
-    assert given.with_overrides({"unfreeze.every_steps": 7}).unfreeze == Unfreeze(every_steps=7)
 
 
 @cases(

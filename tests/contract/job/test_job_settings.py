@@ -23,13 +23,6 @@ def test_held_out_and_a_file_can_not_go_together() -> None:
         Data(eval="e.csv", held_out=0.1)
 
 
-def test_held_out_and_a_file_clear_each_other() -> None:
-    """Setting one of the two on the command line leaves the other behind."""
-    held_out = JOB.with_overrides({"data.held_out": 0.2})
-    assert (held_out.data.held_out, held_out.data.eval) == (0.2, "")
-    assert held_out.with_overrides({"data.eval": "e.csv"}).data.held_out == 0.0
-
-
 @cases(
     ("before", "changes", "keys"),
     [

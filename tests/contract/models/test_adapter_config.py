@@ -6,14 +6,12 @@ import pytest
 
 from ringtune.errors import JobError
 from ringtune.models.adapter_config import (
-    AdapterPart,
     Invertible,
     adapter_block_params,
     auxiliary_of,
     invertible_of,
     library_config,
     parse_adapter_config,
-    trains_own_weights,
 )
 from ringtune.models.auxiliary_models import AuxiliaryConfig
 from ringtune.models.family import Widths
@@ -94,14 +92,6 @@ def test_adapter_block_params_refuse_options_of_a_wrong_kind(config: str) -> Non
     """A wrong option is the user's mistake, with the option in the message."""
     with pytest.raises(JobError, match="it has to be"):
         adapter_block_params(config, hidden_size=64, widths=WIDTHS, num_blocks=2)
-
-
-def test_parse_adapter_config_reads_options_and_unions() -> None:
-    """Name, options in brackets, parts joined by a bar; deprecated names become today's."""
-    assert parse_adapter_config("pfeiffer[reduction_factor=8] | lora[attn_matrices=['q','k'], r=4]") == (
-        AdapterPart("seq_bn", {"reduction_factor": 8}),
-        AdapterPart("lora", {"attn_matrices": ["q", "k"], "r": 4}),
-    )
 
 
 @cases(
@@ -248,10 +238,3 @@ def test_auxiliary_models_of_a_merged_matrix_are_one_for_each_part() -> None:
     """A GPT-2 has the options of other families, and as many weights."""
     merged = Widths.plain(64, 256, merged=True)
     assert adapter_block_params("linear", hidden_size=64, widths=merged, num_blocks=2) == 8192
-
-
-def test_full_is_no_adapter() -> None:
-    """The word for training the blocks' own weights adds nothing to a block."""
-    assert parse_adapter_config(" full ") == ()
-    assert adapter_block_params("full", hidden_size=64, widths=WIDTHS, num_blocks=2) == 0
-    assert trains_own_weights("full") and not trains_own_weights("seq_bn")

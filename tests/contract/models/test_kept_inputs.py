@@ -163,14 +163,6 @@ def test_layers_behind_some_activation_functions_are_left_alone(key: str, value:
     assert not any(kept.always_kept for kept in inputs_of("llama", "full", hidden_act="relu"))
 
 
-def test_layers_are_taken_with_all_that_read_the_same_tensor() -> None:
-    """Value alone would save nothing; what does not train is left out."""
-    inputs = inputs_of("llama", "full")
-    assert with_shared_inputs(["value", "down", "adapter_down"], inputs) == ("query", "key", "value", "down")
-    assert with_shared_inputs(["gate"], inputs) == ("up", "gate")
-    assert with_shared_inputs(["value"], inputs_of("bert", "lora")) == ()
-
-
 def test_blocks_may_be_left_out() -> None:
     """A part of a configuration may leave blocks out; others may have them."""
     assert [has_adapter("seq_bn[leave_out=[0, 2]]", block) for block in range(3)] == [False, True, False]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from ringtune.errors import JobError
@@ -22,15 +20,6 @@ def plan_of(wanted: Job) -> Plan:
     made = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_blocks=4, max_length=8, hidden_size=8)
     made = changed(made, num_steps=0, local_iterations=wanted.train.local_iterations, method=wanted.method)
     return changed(made, num_steps=num_steps_of(wanted, made))
-
-
-def test_longer_plan_differs_in_its_steps_only() -> None:
-    """Two rounds of 2 steps with 2 owners are 8 steps; five are 20."""
-    short, long = job(train__rounds=2), job(train__rounds=5)
-    plan = plan_of(short)
-    made = longer(plan, long)
-    assert (plan.course.num_steps, made.course.num_steps) == (8, 20)
-    assert dataclasses.replace(made, course=plan.course) == plan
 
 
 @cases(

@@ -36,14 +36,6 @@ def trained_rounds(plan: Plan = PLAN, nodes: tuple[str, ...] = ("a", "b"), **opt
     return rounds
 
 
-def test_rounds_plan_only_ends_after_planning() -> None:
-    """With ``plan_only`` nothing is prepared."""
-    rounds = RunStateMachine(lambda facts: PLAN, plan_only=True)
-    rounds.handle(rd.Started(("a",)), 0.0)
-    assert kinds(rounds.handle(rd.Inspected("a", 1), 0.0))[-1] == "Finish"
-    assert rounds.phase == "done"
-
-
 def test_rounds_error_of_the_planner_ends_the_run() -> None:
     """A plan that does not fit releases every node and keeps the error's class and numbers."""
 
@@ -255,15 +247,6 @@ def test_rounds_ask_the_driver_for_a_plan() -> None:
     asked = commands[-1]
     assert isinstance(asked, rd.MakePlan) and list(asked.facts.items()) == [("a", "of a"), ("b", "of b"), ("z", "of z")]
     assert timer.at_s == 72.0
-
-
-def test_rounds_prepare_when_the_plan_comes() -> None:
-    """The plan's nodes prepare, one that it leaves out is let go, and the deadline counts from then on."""
-    rounds, _ = planning(plan_s=60.0)
-    commands = rounds.handle(rd.PlanMade(PLAN), 50.0)
-    assert [command.node for command in commands if isinstance(command, rd.Prepare)] == ["a", "b"]
-    assert [command.node for command in commands if isinstance(command, rd.Release)] == ["z"]
-    assert [command.at_s for command in commands if isinstance(command, SetTimer)] == [60.0]
 
 
 def test_rounds_whose_copies_are_on_disks_end_with_a_lost_host() -> None:

@@ -10,7 +10,6 @@ from ringtune.schedule.actions import Action, Leg, Op, Payload
 from ringtune.schedule.lowering import (
     Segment,
     item_updates,
-    legs,
     links,
     lower,
     lowest_and_pattern,
@@ -54,22 +53,6 @@ def test_lower_stops_backward_at_lowest_unfrozen_block() -> None:
     }
 
 
-def test_lower_of_scoring_goes_all_the_way_without_update() -> None:
-    """Scores need the gradients of every block, and change nothing."""
-    assert _table(make_plan(AB, ["c"]), "c", StepKind.SCORE, 0) == {
-        "a": "<h0@c F[0,2) >h2@b <g2@b B[0,2)",
-        "b": "<h2@a F[2,4) >h4@c <g4@c B[2,4) >g2@a",
-        "c": "E >h0@a <h4@b H >g4@b",
-    }
-
-
-def test_lower_on_one_node_is_plain_training() -> None:
-    """Method single: no message at all."""
-    plan = make_plan([("a", 0, 4)], ["a"], method="single")
-    assert _table(plan, "a", StepKind.TRAIN, 0) == {"a": "E F[0,4) H B[0,4) U[0,4) U[4,5)"}
-    assert links(plan) == frozenset()
-
-
 def test_lower_merges_private_blocks_with_the_owners_own_slice() -> None:
     """Private blocks below the owner's slice form one stretch with it."""
     plan = make_plan([("a", 1, 2), ("b", 2, 4)], ["a"], private_blocks=1)
@@ -77,15 +60,6 @@ def test_lower_merges_private_blocks_with_the_owners_own_slice() -> None:
     assert _table(plan, "a", StepKind.TRAIN, 0) == {
         "a": "E f[0,1) f[1,2) >h2@b <h4@b H >g4@b U[4,5)",
         "b": "<h2@a f[2,3) F[3,4) >h4@a <g4@a B[3,4) U[3,4)",
-    }
-
-
-def test_lower_visits_an_owner_twice_when_its_slice_is_above_another() -> None:
-    """Private blocks first, another node, then the owner's own slice."""
-    plan = make_plan([("a", 1, 2), ("b", 2, 4)], ["b"], private_blocks=1, method="all")
-    assert _table(plan, "b", StepKind.TRAIN, 0) == {
-        "a": "<h1@b F[1,2) >h2@b <g2@b B[1,2) U[1,2)",
-        "b": "E f[0,1) >h1@a <h2@a F[2,4) H B[2,4) >g2@a U[2,4) U[4,5)",
     }
 
 
@@ -170,22 +144,6 @@ def test_lower_of_any_pattern_is_one_path_through_what_it_does_not_skip(seed: in
             assert set(ran[Op.SKIP]) <= {block for block, code in enumerate(codes) if code == "3"}
             reached = {target for payload, _, _, target in sent if payload == Payload.GRAD}
             assert reached <= {node for node, leg in found if leg.op is Op.BACKWARD}
-
-
-def test_legs_of_a_node_off_the_way_are_empty() -> None:
-    """A node that hosts nothing and does not own the item has nothing to do, for any micro-batch."""
-    plan = make_plan(AB, ["c", "d"])
-    item = Item(seq=0, kind=StepKind.TRAIN, step=0, owner="c", batch=0, rows=4, turn=0)
-    assert legs(plan, item, "d") == ((), ())
-    assert item_updates(plan, item, "d") == ()
-    assert [parts[0] for parts in legs(plan, item, "c")] == [Leg(Op.EMBED, -1, 0)] * 2
-
-
-def test_item_updates_are_bound_to_the_item() -> None:
-    """An update belongs to the whole item: micro is -1, and the head's range is [N, N + 1)."""
-    plan = make_plan(AB, ["b"])
-    item = Item(seq=5, kind=StepKind.TRAIN, step=2, owner="b", batch=0, rows=4, turn=0)
-    assert item_updates(plan, item, "b") == (Action(Op.UPDATE, 5, -1, 2, 4), Action(Op.UPDATE, 5, -1, 4, 5))
 
 
 def test_links_join_neighbours_owners_and_ends() -> None:

@@ -34,15 +34,6 @@ def test_plan_nodes_are_hosts_in_ring_order_then_other_owners() -> None:
     assert plan.nodes == ("b", "a", "c")
 
 
-def test_plan_slice_of_a_node_without_blocks_is_empty() -> None:
-    """An owner that hosts nothing has an empty slice, so nobody needs a special case."""
-    plan = make_plan(SLICES, ["c"])
-    assert plan.slice_of("b") == Slice(node="b", start=2, stop=4)
-    assert plan.slice_of("c").num_blocks == 0
-    assert plan.owner("a") is None
-    assert plan.owner("c") == Owner(node="c", train_rows=10, eval_rows=3)
-
-
 @given(batch=st.integers(1, 64), parts=st.integers(1, 64), rows=st.integers(1, 64))
 def test_plan_microbatches_cover_every_batch(batch: int, parts: int, rows: int) -> None:
     """Sizes add up, differ by one at most, descend, and none is empty."""
@@ -60,14 +51,6 @@ def test_plan_eval_batches_count_a_short_last_one(rows: int, batches: int) -> No
     """Evaluation passes every row once."""
     plan = make_plan(SLICES, ["a"], eval_rows=rows)
     assert plan.course.eval_batches(plan.course.owners[0]) == batches
-
-
-def test_plan_decided_is_the_plan_with_those_steps() -> None:
-    """Under auto a turn's decisions make a plan of the form ``at``; equal decisions give one object."""
-    plan = make_plan(SLICES, ["a"], unfreeze="auto")
-    assert plan.decided(()) is plan
-    assert plan.decided((4, 8)) == make_plan(SLICES, ["a"], unfreeze="at", unfreeze_at=(4, 8))
-    assert plan.decided((4, 8)) is plan.decided((4, 8))
 
 
 @cases("changes", [{}, {"unfreeze": "at"}, {"unfreeze": "auto", "method": "all"}])

@@ -89,28 +89,6 @@ def test_unfreezing_table_of_the_docstring() -> None:
     assert [depth(view.course, turn * 10) for turn in range(10)] == [1, 1, 1, 1, 1, 1, 2, 2, 2, 3]
 
 
-def test_unfreezing_of_a_loss_that_improves_too_little_comes() -> None:
-    """Half a percent a turn beats the best loss by one percent only every third turn; a patience of 20 steps is two."""
-    plan = auto_plan()
-    found = unfreezing_after(plan.course, [0.995**turn for turn in range(40)])
-    assert found.unfreeze_at[0] == 40 and len(found.unfreeze_at) == 5
-
-
-def test_unfreezing_counts_patience_anew_after_each_block() -> None:
-    """Turns that still trained the old depth do not count; then 20 steps more have to pass."""
-    plan = auto_plan()
-    assert unfreezing_after(plan.course, [1.0] * 9).unfreeze_at == (40, 70, 100)
-    better = [1.0, 1.0, 1.0, 1.0, 0.5, 0.4, 0.4, 0.4]
-    assert unfreezing_after(plan.course, better).unfreeze_at == (40, 90)
-
-
-def test_unfreezing_judges_whole_rounds() -> None:
-    """An owner with harder rows is no plateau: the mean over the last turn of every owner falls all the time."""
-    hard_and_easy = [(2.0 if turn % 3 else 0.5) * 0.97**turn for turn in range(40)]
-    assert unfreezing_after(auto_plan(3).course, hard_and_easy).unfreeze_at == ()
-    assert unfreezing_after(auto_plan(1).course, hard_and_easy).unfreeze_at != ()
-
-
 def by_rows(*rows: int, **changes: object) -> Course:
     """The course of owners with so many rows, whose turns go by rows."""
     return with_turns_by_rows(auto_plan(len(rows), **changes), rows).course  # type: ignore[arg-type]
@@ -146,15 +124,6 @@ def test_unfreezing_of_a_diverged_run_goes_on() -> None:
     assert all(math.isfinite(value) for value in (*found.recent, found.best or 0.0))
 
 
-def test_unfreezing_stops_at_private_blocks_and_at_the_end() -> None:
-    """What can't train any more, or would only begin after the run, is not decided."""
-    private = changed(auto_plan(), slices=[("a", 4, 6)], private_blocks=4)
-    assert unfreezing_after(private.course, [1.0] * 40).unfreeze_at == (40,)
-    short = auto_plan(num_steps=40)
-    assert unfreezing_after(short.course, [1.0] * 4).unfreeze_at == ()
-    assert unfreezing_after(auto_plan(num_steps=41).course, [1.0] * 5).unfreeze_at == (40,)
-
-
 @settings(max_examples=40)
 @given(PLANS, LOSSES, LOSSES)
 def test_unfreezing_decisions_are_only_ever_added(plan: Plan, losses: list[float], more: list[float]) -> None:
@@ -185,14 +154,6 @@ def test_unfreezing_is_never_sooner_than_without_any_improvement(plan: Plan, los
     assert all(depth(found.course, step) <= depth(soonest.course, step) for step in range(plan.course.num_steps))
 
 
-def test_unfrozen_soonest_of_a_settled_plan_is_itself() -> None:
-    """Where the plan says when, that is when."""
-    plan = make_plan([("a", 0, 4)], ["a"], unfreeze="at", unfreeze_at=(3,))
-    assert plan.soonest() is plan
-    ignored = make_plan([("a", 0, 4)], ["a"], unfreeze="auto", method="all")
-    assert ignored.soonest() is ignored
-
-
 @settings(max_examples=40)
 @given(PLANS, LOSSES)
 def test_unfreezing_fits_the_step_that_it_knows_of(plan: Plan, losses: list[float]) -> None:
@@ -219,15 +180,6 @@ def test_unfreezing_that_can_not_be_is_refused(known: Unfreezing) -> None:
     """A manifest of another run, or a damaged one."""
     with pytest.raises(PlanError):
         known.check(auto_plan().course, 20)
-
-
-def test_unfreezing_is_not_asked_for_where_the_plan_settles_it() -> None:
-    """A run of the first form has nothing to remember, and a checkpoint that does is of another one."""
-    plan = make_plan([("a", 0, 4)], ["a"])
-    NOTHING_KNOWN.check(plan.course, 4)
-    assert StartPoint.of(plan.course, step=4).unfreezing is NOTHING_KNOWN
-    with pytest.raises(PlanError, match="of another run"):
-        Unfreezing(num_turns=2, recent=(1.0,)).check(plan.course, 4)
 
 
 @settings(max_examples=40)
@@ -271,15 +223,6 @@ def test_turns_go_round_and_evaluate_at_the_end() -> None:
         " 3 r1 train    a seq [ 6, 7) steps [6,7) batch 2",
         " 4 r1 evaluate a seq [ 7, 9) steps [7,7) batch 0",
         " 5 r1 evaluate c seq [ 9,11) steps [7,7) batch 0",
-    ]
-
-
-def test_turns_of_no_steps_are_one_evaluation() -> None:
-    """A plan without steps evaluates once, every owner with rows."""
-    plan = make_plan(RING, ["c", "a"], num_steps=0, eval_rows=5)
-    assert _show(plan) == [
-        " 0 r0 evaluate c seq [ 0, 2) steps [0,0) batch 0",
-        " 1 r0 evaluate a seq [ 2, 4) steps [0,0) batch 0",
     ]
 
 

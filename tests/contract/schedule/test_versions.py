@@ -9,7 +9,6 @@ import pytest
 from ringtune.schedule.actions import Op
 from ringtune.schedule.lowering import item_updates
 from ringtune.schedule.methods import RingAda
-from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, items, turn_sequence
 from ringtune.schedule.versions import (
     awaited_forward,
@@ -28,24 +27,11 @@ from tests.support.plans import changed, make_plan, random_plan, train_items
 AB = [("a", 0, 2), ("b", 2, 4)]
 
 
-def _first_trained_step(plan: Plan, block: int) -> int | None:
-    steps = range(plan.course.num_steps + 99)
-    return next((step for step in steps if block in trained(plan.course, StepKind.TRAIN, step)), None)
-
-
 def test_depth_grows_by_one_block_every_k_steps() -> None:
     """RingAda starts with the top block and stops at the lowest."""
     plan = make_plan(AB, ["a"], every_steps=3, num_steps=20)
     assert [depth(plan.course, step) for step in range(13)] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 4]
     assert [trained(plan.course, StepKind.TRAIN, step).lowest for step in (0, 3, 6, 9, 99)] == [3, 2, 1, 0, 0]
-
-
-def test_depth_grows_at_the_given_steps() -> None:
-    """One more block at each of the steps, and none after the last one."""
-    plan = make_plan(AB, ["a"], unfreeze="at", unfreeze_at=(2, 5))
-    assert [depth(plan.course, step) for step in range(8)] == [1, 1, 2, 2, 2, 3, 3, 3]
-    assert [_first_trained_step(plan, block) for block in (3, 2, 1, 0)] == [0, 2, 5, None]
-    assert depth(make_plan(AB, ["a"], unfreeze="at").course, 99) == 1
 
 
 def test_depth_before_the_first_step_is_nothing() -> None:
@@ -59,14 +45,6 @@ def test_depth_of_the_other_methods_has_nothing_to_unfreeze(method: str) -> None
     """Everything trains from step 0 and the run has nothing to decide."""
     course = make_plan([("a", 0, 4)], ["a"], method=method).course
     assert (depth(course, 0), course.decides, unfreezing_steps(course)) == (4, False, ())
-
-
-def test_unfreezing_steps_are_those_within_the_run() -> None:
-    """What a report says, in a form that another run can be given; the last one may have no block left."""
-    assert unfreezing_steps(make_plan(AB, ["a"], every_steps=3, num_steps=20).course) == (3, 6, 9)
-    assert unfreezing_steps(make_plan(AB, ["a"], every_steps=3, num_steps=6).course) == (3,)
-    assert unfreezing_steps(make_plan(AB, ["a"], unfreeze="at", unfreeze_at=(2, 7), num_steps=7).course) == (2,)
-    assert unfreezing_steps(make_plan([("a", 2, 4)], ["a"], private_blocks=2, every_steps=1).course) == (1,)
 
 
 @cases("seed", range(10))
@@ -83,14 +61,6 @@ def test_every_steps_is_the_same_schedule_as_its_steps(seed: int) -> None:
         assert [weight_version(plan.course, block, step) for block in blocks] == [
             weight_version(other.course, block, step) for block in blocks
         ]
-
-
-def test_depth_stops_above_private_blocks() -> None:
-    """Private blocks stay frozen, whatever the method."""
-    slices = [("a", 1, 2), ("b", 2, 4)]
-    ringada = make_plan(slices, ["a"], every_steps=1, private_blocks=1)
-    assert [depth(ringada.course, step) for step in range(5)] == [1, 2, 3, 3, 3]
-    assert depth(make_plan(slices, ["a"], method="all", private_blocks=1).course, 0) == 3
 
 
 @pytest.mark.promise("2 right version")

@@ -185,13 +185,6 @@ def _read(value: object) -> Bike:
     return read_dataclass(Bike, value, where="bike", error=PlanError)
 
 
-def test_read_dataclass_builds_nested_values() -> None:
-    """Lists become tuples, nested tables become dataclasses, defaults fill in."""
-    assert _read({"wheels": [{"size": 28}, {"size": 26.5, "name": "rear"}], "spare": {"size": 1.0}}) == Bike(
-        wheels=(Wheel(size=28.0), Wheel(size=26.5, name="rear")), spare=Wheel(size=1.0)
-    )
-
-
 @cases(
     ("value", "message"),
     [

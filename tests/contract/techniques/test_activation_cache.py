@@ -30,13 +30,6 @@ AB = [("a", 0, 2), ("b", 2, 4)]
 TRAIN, EVALUATE = StepKind.TRAIN, StepKind.EVALUATE
 
 
-def test_frozen_prefix_ends_where_something_trains_or_was_trained() -> None:
-    """One more block every two steps: an evaluation after step 2 sees block 3 changed, and block 2 as it was."""
-    course = make_plan(AB, ["a"], num_steps=8, every_steps=2).course
-    assert [frozen_prefix(course, TRAIN, step) for step in range(8)] == [3, 3, 2, 2, 1, 1, 0, 0]
-    assert [frozen_prefix(course, EVALUATE, step) for step in range(9)] == [3, 3, 3, 2, 2, 1, 1, 0, 0]
-
-
 def test_frozen_prefix_is_what_no_unit_below_was_trained_before_or_now() -> None:
     """For any method and step, by asking every block."""
     for seed in range(60):

@@ -15,14 +15,6 @@ from tests.support.plans import changed, make_plan
 TEXT = "[model]\npath = 'm'\n[train]\nmethod = 'hift'\nseed = 7\n"
 
 
-def test_a_job_of_hift_trains_its_full_weights_without_saying_so() -> None:
-    """``adapter.config`` is filled in as ``full``, and the section has its defaults."""
-    job = parse_job(TEXT, source="job.toml")
-    assert job.adapter.config == "full"
-    assert job.hift == HiftSettings(group_size=1, order="bottom2up", always_active=(), state="memory")
-    assert parse_job(job.to_toml(), source="job.toml") == job
-
-
 def test_a_job_of_another_method_keeps_its_adapter() -> None:
     """Only a method that trains all parameters fills in ``full``."""
     assert parse_job("[model]\npath = 'm'", source="job.toml").adapter.config == "seq_bn"

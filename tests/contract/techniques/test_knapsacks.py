@@ -197,14 +197,6 @@ def test_random_does_not_depend_on_the_version_of_numpy() -> None:
     assert choose_table(course, (), 0).batches[0].rows == ("1333", "3333", "3313", "3131")
 
 
-@cases("policy", ["magnitude", "magnitude-gradient"])
-def test_pruning_passes_the_least_by(policy: str) -> None:
-    """The budget is over all subnets: those that count least do nothing for any micro-batch."""
-    course = choosing_course(full=3, microbatches=5, subnets=5, num_blocks=2, policy=policy)
-    table = choose_table(course, made_scores(course, lambda entry, _, subnet: 1.0 + entry.block + 0.1 * subnet))
-    assert {row for batch in table.batches for row in batch.rows} == {"3333111111"}
-
-
 def test_pruning_needs_the_scored_batch_only() -> None:
     """Pruning scores one batch of each owner; its table is of all batches, and without that batch it is refused."""
     course = choosing_course(full=3, microbatches=5, subnets=5, num_blocks=2, policy="magnitude", owners=2)
@@ -223,14 +215,6 @@ def test_magnitude_gradient_adds_shares() -> None:
     values = ((100.0, 120.0), (0.03, 0.01))  # shares 0.91 + 1.5 and 1.09 + 0.5
     table = choose_table(course, made_scores(course, lambda _, score, subnet: values[score][subnet]))
     assert table.batches[0].rows == ("13", "13")
-
-
-def test_slices_are_passed_by_for_half_of_the_micro_batches() -> None:
-    """Two of four by slice: all blocks of a slice share one code, by the sum of their scores."""
-    course = choosing_course(full=2, microbatches=4, num_blocks=4, groups=((0, 2), (2, 4)), backward_score="taylor")
-    worth = {(0, 1): 3.0, (1, 3): 2.0, (3, 0): 5.0, (3, 1): 4.0}  # of (block, micro-batch)
-    table = choose_table(course, made_scores(course, lambda each, *_: worth.get((each.block, each.micro), 1.0)))
-    assert table.batches[0].rows == ("3311", "1111", "3333", "1133")
 
 
 def test_blocks_that_never_train_are_full() -> None:

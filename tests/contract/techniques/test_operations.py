@@ -256,14 +256,6 @@ def test_given_tables_that_no_job_has_room_for_are_refused(tmp_path: Path, monke
         load_job(_job_with(tmp_path, TABLE.to_json()))
 
 
-def test_expected_table_as_drawn() -> None:
-    """Three subnets a block, full for 3 of 5 micro-batches and forward-only for one: the table of the docstring."""
-    table = expected_table(choosing_course(full=3, forward_only=1, microbatches=5, subnets=3, num_blocks=2))
-    assert table.subnets == 3
-    assert table.batches[0].rows == ("131321", "112131", "113112", "211113", "321211")
-    assert table.batches[1].rows == ("321211", "131321", "112131", "113112", "211113")
-
-
 @cases("microbatches", [2, 3, 5, 8])
 @cases("subnets", [1, 3, 6, 12])
 def test_full_operations_are_spread_evenly(microbatches: int, subnets: int) -> None:
@@ -275,15 +267,6 @@ def test_full_operations_are_spread_evenly(microbatches: int, subnets: int) -> N
         totals = [row.count("1") for row in rows]
         assert max(totals) - min(totals) <= 2
         assert min(totals) > 0 or full * subnets * 12 < microbatches
-
-
-def test_ties_together_leave_whole_micro_batches_out() -> None:
-    """Every subnet of every block has the same micro-batches; each batch begins one later."""
-    course = choosing_course(full=2, microbatches=3, subnets=3, num_blocks=2, train_rows=6, size=1, ties="together")
-    assert [entry.rows for entry in expected_table(course).batches] == [
-        ("111111", "111111", "333333"),
-        ("333333", "111111", "111111"),
-    ]
 
 
 def test_blocks_of_a_group_share_one_code() -> None:
@@ -311,13 +294,6 @@ def test_small_batch_has_its_share_of_capacity() -> None:
     """An owner of fewer rows than a batch has capacities in the same share."""
     course = choosing_course(full=2, microbatches=4, num_blocks=2, size=2, train_rows=4)
     assert all(row.count("1") == 1 for row in expected_table(course).batches[0].rows)
-
-
-def test_course_without_choice_has_an_empty_table() -> None:
-    """Everything is full where nothing is chosen, and with the policy standard."""
-    course = choosing_course(full=1, microbatches=2, num_blocks=2)
-    assert expected_table(dataclasses.replace(course, choice=None)).batches == ()
-    assert expected_table(choosing_course(full=2, microbatches=2, num_blocks=2, policy="standard")).batches == ()
 
 
 def test_given_tables_are_expected() -> None:

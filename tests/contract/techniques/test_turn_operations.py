@@ -14,7 +14,7 @@ from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.operation_tables import BlockScores, Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, turn_sequence
-from ringtune.techniques.operations import TurnOperations, check_scores, score_keys
+from ringtune.techniques.operations import TurnOperations, check_scores
 from tests.support.cases import cases
 from tests.support.choosing import DrawnTables, make_choice, table_of
 from tests.support.plans import changed, make_plan
@@ -89,15 +89,6 @@ def test_choice_grants_with_the_table_once_it_is_there() -> None:
     ]
     assert {turn.operations for turn in granted(answer)} == {TABLE}
     assert rounds.handle(rd.OperationsChosen(asked.step, table_of(PLAN.course, 2)), 3.0) == []
-
-
-@cases("step", [2, 4, -1])
-def test_choice_for_another_step_changes_nothing(step: int) -> None:
-    """An answer that nobody waits for."""
-    rounds, _ = scored()
-    assert rounds.handle(rd.OperationsChosen(step, TABLE), 2.0) == []
-    assert rounds.handle(rd.OperationsFailed(step, "PlanError", "no"), 2.0) == []
-    assert granted(rounds.handle(rd.OperationsChosen(0, TABLE), 2.0))
 
 
 def test_choice_before_all_scores_changes_nothing() -> None:
@@ -222,15 +213,6 @@ def test_scores_of_a_turn_that_scores_nothing_are_refused() -> None:
     check_scores(PLAN, train, "a", [])
     with pytest.raises(IntegrityError, match="that it does not owe"):
         check_scores(PLAN, train, "a", _entries())
-
-
-def test_scores_of_private_blocks_are_not_owed() -> None:
-    """They never train, and every owner has them."""
-    plan = changed(make_plan([("a", 1, 3), ("b", 3, 4)], ["a", "c"], private_blocks=1), choice=make_choice(subnets=1))
-    turn = next(turn_sequence(plan.course))
-    assert {key.block for key in score_keys(plan, turn, "a")} == {1, 2}
-    assert score_keys(plan, turn, "c") == ()
-    check_scores(plan, turn, "c", [])
 
 
 @cases(

@@ -25,7 +25,6 @@ from tests.support.profiles import all_pairs, profile_of
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=20, local_iterations=2, method="all")
 TURN: Turn = next(turn for turn in turn_sequence(PLAN.course) if turn.first_step)
 OTHER = changed(PLAN, slices=(("a", 0, 3), ("b", 3, 4))).placement
-COMPARED = "compared with earlier turns of the same work"
 
 
 def job_of(**changes: object) -> Job:

@@ -220,13 +220,6 @@ def _twice(own: dict[str, torch.Tensor]) -> None:
 
 
 ADAPTER_CONFIG = "adapter_config.json"
-SUM: dict[str, object] = {
-    "adapter.config": "lora",
-    "data.user": "user",
-    "offload.mode": "auto",
-    "offload.merged": True,
-    "offload.users": "collaboration",
-}
 BAD: list[tuple[Callable[[Path], object], dict[str, object], str]] = [
     (lambda folder: shutil.rmtree(folder), {}, "is no folder; give the --out of a run, or a folder of"),
     (lambda folder: (folder / ADAPTER_CONFIG).unlink(), {}, "has no adapter_config.json; give the --out of a run"),

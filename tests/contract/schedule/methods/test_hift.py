@@ -11,7 +11,6 @@ from ringtune.errors import JobError, PlanError
 from ringtune.schedule.course import Course
 from ringtune.schedule.methods import Everything, Hift, Method
 from ringtune.schedule.run_shape import Extent, Owner
-from ringtune.schedule.units import Range, Units
 from ringtune.techniques.full_parameters import HiftSettings, check_group
 from tests.support.cases import cases
 from tests.support.fake_agents import job
@@ -87,13 +86,6 @@ def test_the_learning_rate_advances_once_a_sweep() -> None:
     assert [method.rate_at(run, step) for step in range(10)] == [
         (0, 4), (0, 4), (0, 4), (1, 4), (1, 4), (1, 4), (2, 4), (2, 4), (2, 4), (3, 4)
     ]  # fmt: skip
-
-
-def test_one_group_of_all_units_trains_everything_at_every_step() -> None:
-    """Full fine-tuning is the case of one group; the learning rate then counts steps."""
-    run, method = extent(), Hift(group_size=6)
-    assert {method.trained(run, step) for step in range(30)} == {Units(4, (Range(-1, 5),))}
-    assert method.rate_at(run, 17) == (17, 30)
 
 
 def test_a_run_shorter_than_a_sweep_reaches_some_units_only() -> None:
