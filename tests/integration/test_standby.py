@@ -33,17 +33,18 @@ from tests.support.postgresql import postgresql
 from tests.support.processes import RUN_S, start_ringtune
 
 LEASE_S = 8.0  # a coordinator whose beats a busy machine holds up for as long ends, as it has to
+LONG_LEASE_S = 30.0  # of real nodes, which keep a machine busy; nobody waits for its end
 JOB = job(train__checkpoint_every=2, train__eval_every=4)
 
 
 class Coordinators:
     """Two processes; the second one is a standby."""
 
-    def __init__(self, folder: Path, url: str) -> None:
+    def __init__(self, folder: Path, url: str, lease_s: float) -> None:
         self.places = [f"127.0.0.1:{free_port()}" for _ in range(2)]
         self.first, self.second = (
             start_ringtune(
-                *("coordinator", "--bind", place, "--database", url, "--lease", LEASE_S, "--json"),
+                *("coordinator", "--bind", place, "--database", url, "--lease", lease_s, "--json"),
                 XDG_STATE_HOME=str(folder / f"home-{number}"),
             )
             for number, place in enumerate(self.places)
@@ -113,9 +114,9 @@ class Killer:
 
 
 @contextlib.contextmanager
-def coordinators(folder: Path, url: str) -> Iterator[Coordinators]:
+def coordinators(folder: Path, url: str, lease_s: float = LEASE_S) -> Iterator[Coordinators]:
     """Two of one database."""
-    made = Coordinators(folder, url)
+    made = Coordinators(folder, url, lease_s)
     try:
         yield made
     finally:
@@ -172,8 +173,7 @@ def test_coordinator_that_loses_its_lease_is_a_standby_again(tmp_path: Path) -> 
         (tmp_path / "away").rename(folder)
         while "coordinator other acts" not in (text := line()["text"]):
             assert "can't use the database" in text
-        with Database(url, lease_s=LEASE_S) as other, other.transaction() as rows:
-            rows.execute(lease.update().values(lease_s=0.0))
+        end_lease(url)
         told = line()
         assert (told["event"], told["address"]) == ("listening", place)
         process.send_signal(signal.SIGTERM)
@@ -192,16 +192,24 @@ def test_run_goes_on_at_the_standby_with_postgresql(tmp_path: Path) -> None:
         taken_over(tmp_path, server.new_database())
 
 
-class KillerAtStep(Progress):
-    """Kills a process as a step is shown."""
+def end_lease(url: str) -> None:
+    """Let the lease of whoever has it be over."""
+    with Database(url, lease_s=LEASE_S) as other, other.transaction() as rows:
+        rows.execute(database._LEASE.update().values(lease_s=0.0))
 
-    def __init__(self, victim: subprocess.Popen[str], step: int) -> None:
-        self._victim, self._step = victim, step
+
+class KillerAtStep(Progress):
+    """Kills a coordinator as a step is shown; its lease is over at once."""
+
+    def __init__(self, victim: subprocess.Popen[str], step: int, url: str) -> None:
+        self._victim, self._step, self._url = victim, step, url
 
     def step(self, step: Mapping[str, Any]) -> None:
         """Kill it."""
         if step["step"] == self._step:
             self._victim.send_signal(signal.SIGKILL)
+            assert self._victim.wait(RUN_S) == -signal.SIGKILL
+            end_lease(self._url)
 
 
 @pytest.mark.slow
@@ -209,8 +217,9 @@ class KillerAtStep(Progress):
 def test_real_nodes_go_on_at_the_standby_with_equal_bits(tmp_path: Path) -> None:
     """From the last turn that ended, with the evaluations and the steps of a run that was left alone, each once."""
     nodes = Nodes(tmp_path, owners=("a", "b"), hosts=("c",))
-    wanted = nodes.job(train__max_steps=18, train__eval_every=6, recovery__copies="next", runtime__lease_s=LEASE_S)
-    with coordinators(tmp_path, f"sqlite:///{tmp_path}/state.sqlite") as two, contextlib.closing(nodes):
+    wanted = nodes.job(train__max_steps=18, train__eval_every=6, recovery__copies="next", runtime__lease_s=LONG_LEASE_S)
+    url = f"sqlite:///{tmp_path}/state.sqlite"
+    with coordinators(tmp_path, url, lease_s=LONG_LEASE_S) as two, contextlib.closing(nodes):
         two.begun()
         places = ",".join(two.places)
         for name in nodes.names:
@@ -222,8 +231,7 @@ def test_real_nodes_go_on_at_the_standby_with_equal_bits(tmp_path: Path) -> None
                 client.run(request, progress=progress, folder=files, coordinator_wait_s=RUN_S)
             return Plan.from_json(json.loads((tmp_path / name / "plan.json").read_text()))
 
-        plan = run("killed", KillerAtStep(two.first, 2))
-        assert two.first.wait(RUN_S) == -signal.SIGKILL
+        plan = run("killed", KillerAtStep(two.first, 2, url))
         run("whole", Progress(), GivenPlan(plan=plan))
         with Client(places) as client:
             assert [record.state for record in client.runs()] == ["interrupted", "done", "done"]
