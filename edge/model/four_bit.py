@@ -22,7 +22,7 @@ import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import torch
 
@@ -232,7 +232,7 @@ def _codes(numbers: torch.Tensor, edges: Sequence[float]) -> torch.Tensor:
 def _rounded_scales(largest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
     """Round scales to levels; return codes, largest magnitudes of groups, and the mean."""
     count = len(largest)
-    numbers = memoryview(largest.numpy())  # a sum by threads would depend on their number
+    numbers: Any = largest.numpy().data  # a sum by threads would depend on their number
     offset = torch.tensor(math.fsum(numbers) / count).item()
     rest = torch.zeros(-(-count // GROUP) * GROUP)
     torch.sub(largest, offset, out=rest[:count])

@@ -17,6 +17,7 @@ from tests.features.offload import (
     OVERLAP_AND_INTERVAL,
     USERS,
     USERS_IN_ANY_TIMING,
+    USERS_WITHOUT_BLOCKS,
 )
 from tests.features.operations import (
     CHOICES,
@@ -30,7 +31,7 @@ from tests.features.operations import (
 
 IN_ORDER: Final[list[Feature]] = [
     *(*PLAIN, *UNFREEZING, *SCATTERED, *EARLY_STOP, *MODELS, *HIFT, *VELORA, *CACHE, *FROZEN, *GGUF_BASES, *COMPUTE),
-    *(*TABLES, *SUBNETS, *CHOICES, *PRIVATE_TABLES, *REPLICAS, *HELPED, *USERS, *INITIAL),
+    *(*TABLES, *SUBNETS, *CHOICES, *PRIVATE_TABLES, *REPLICAS, *HELPED, *USERS, *USERS_WITHOUT_BLOCKS, *INITIAL),
     *(*COMPUTE_OPERATIONS, *COMPUTE_HELPERS),
 ]
 """What one process trains whose steps follow one another."""

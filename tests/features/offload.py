@@ -418,7 +418,7 @@ def users_of_family(name: str, model_type: str, adapters: dict[str, str], adapte
 USERS = [
     *(
         users(f"-alone/{adapter}-{dropout}", ON_THEIR_OWN, {}, adapter=adapter, dropout=dropout)
-        for adapter in ("seq_bn[leave_out=[1]]", LORA_AND_LINEAR, MLP)
+        for adapter in ("seq_bn", LORA_AND_LINEAR, MLP)
         for dropout in (0.0, 0.1)
     ),
     *(users(f"-alone/interval-{n}", ON_THEIR_OWN | {"interval": n}, {}, dropout=0.1, num_steps=6) for n in (3, 4)),
@@ -430,7 +430,7 @@ USERS = [
     users("-alone/other-kinds-interval", ON_THEIR_OWN | {"interval": 3}, {"ben": LINEAR}, dropout=0.1),
     *(
         users(f"-together/{adapter}", TOGETHER, {}, adapter=adapter)
-        for adapter in ("linear[leave_out=[2]]", LORA, "lora[r=8,alpha=16]", LORA_AND_LINEAR)
+        for adapter in ("linear", LORA, "lora[r=8,alpha=16]", LORA_AND_LINEAR)
     ),
     *(
         users(f"-together/other-kinds-{at}", TOGETHER, adapters)
@@ -447,6 +447,11 @@ USERS = [
     ),
 ]
 """What plain loops with a set for each user train."""
+USERS_WITHOUT_BLOCKS = [
+    users("-left-out/alone", ON_THEIR_OWN, {"ben": "seq_bn[leave_out=[1]]"}, adapter="lora[r=4,leave_out=[1,2]]"),
+    users("-left-out/together", TOGETHER, {}, adapter="linear[leave_out=[2]]"),
+]
+"""Users whose adapters are in some blocks only."""
 USERS_IN_ANY_TIMING = [
     users("-timing/overlap", ON_THEIR_OWN | {"overlap": True}, {}, local_iterations=4),
     users(
