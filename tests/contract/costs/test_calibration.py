@@ -11,6 +11,7 @@ import pytest
 
 from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.calibration import MIN_TIMES, LinkMonitor, RecordedProfile
+from ringtune.costs.links import KEPT_SAMPLES
 from ringtune.costs.profile import PART_OF, WHOLE_WORKS, LinkFacts, NodeFacts, Profile, Work, WorkTable, WorkTime
 from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.actions import Action, Op
@@ -342,3 +343,13 @@ def test_a_link_that_lasts_at_a_quarter_of_its_rate_is_told_with_its_ratio() -> 
     slow = [3e5, 1e6, 1e6, 2.5e5, 2.5e5, 2.5e5]
     assert watched(slow[:5]).changed() == {}
     assert watched(slow).changed() == pytest.approx({("a", "b"): 4.0})
+
+
+def test_messages_of_a_turn_are_bounded_and_those_of_unknown_links_left_out() -> None:
+    """A node that reports a million of them takes no memory."""
+    watch = LinkMonitor([LINK])
+    for message in range(KEPT_SAMPLES + 50):
+        watch.add("a", "b", NUM_BYTES, 0.03, at_s=float(message))
+    watch.add("b", "a", NUM_BYTES, 0.03, at_s=1.0)
+    watch.add("a", "b", NUM_BYTES, float("nan"), at_s=1.0)
+    assert sum(len(found) for found in watch._turn.values()) == KEPT_SAMPLES

@@ -66,6 +66,16 @@ def test_memory_of_state_in_memory_is_that_of_all_units_and_one_groups_gradients
     assert optimizer_bytes(plan(), "b", "sgd") == 60_000
 
 
+def test_memory_of_graphs_is_that_of_the_fullest_step() -> None:
+    """At the step of the embedding all blocks only pass gradients on; at its own step a block keeps its inputs too."""
+    passed = KEPT - INPUTS
+    graphs = 2 * (KEPT + passed) + 2 * TENSOR  # two micro-batches of a block that trains and one that does not
+    parts = {term.what: term.total_bytes for term in memory(plan(), "a").terms if term.part == "activations"}
+    assert sum(size for what, size in parts.items() if "graph" in what) == graphs
+    whole = {term.what: term.total_bytes for term in memory(plan(group_size=6), "a").terms}
+    assert whole["graph of a block that trains"] == 2 * 2 * KEPT
+
+
 def test_memory_of_an_owner_has_gradients_that_go_around() -> None:
     """With another owner one gradient of embedding and head each comes in, and one leaves; alone there are none."""
 

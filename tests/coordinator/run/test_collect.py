@@ -78,26 +78,6 @@ def _adapters(users: dict[str, list[str]]) -> dict[str, Pieces]:
     }
 
 
-def test_results_of_users_are_a_whole_folder_each() -> None:
-    """The blocks of all nodes in each user's own file; the head and the configs, which came once, beside each."""
-    results = Results()
-    files: dict[str, bytes] = defaultdict(bytes)
-
-    def take(event: Any) -> None:
-        files[event.file.path] += event.file.chunk
-
-    head = {"head_config.json": b"{}", "model_head.safetensors": save({"h": numpy.ones(1)})}
-    common = {name: Pieces.of(content) for name, content in {"adapter_config.json": b"{}", **head}.items()}
-    results.take("a", {**_adapters({"anna": ["b.0"], "ben": ["b.0"]}), **common})
-    results.take("b", _adapters({"anna": ["b.1"], "ben": ["b.1"]}))
-    results.send(job(), take, part=_part("anna", "ben"))
-    names = ("adapter.safetensors", "adapter_config.json", "head_config.json", "model_head.safetensors")
-    assert files.keys() == {f"users/{user}/{name}" for user in ("anna", "ben") for name in names}
-    for user in ("anna", "ben"):
-        assert load(files[f"users/{user}/adapter.safetensors"]).keys() == {"b.0", "b.1"}
-        assert load(files[f"users/{user}/model_head.safetensors"]).keys() == {"h"}
-
-
 def test_results_without_a_user_or_a_block_of_theirs_are_refused() -> None:
     """Named before anything is sent: a user gets all blocks or the run has no result."""
     rows: list[tuple[dict[str, list[str]], str]] = [
