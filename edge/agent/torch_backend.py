@@ -10,7 +10,6 @@ freed. Nodes send each other its blocks as safetensors files.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 
 from edge.agent.active_run import ActiveRun
-from edge.checkpoint.snapshots import METADATA, MigratedState, Snapshot, block_of
+from edge.checkpoint.snapshots import METADATA, MigratedState, Snapshot, block_of, write_blocks
 from edge.checkpoint.state_folder import disk_of, room_bytes
 from edge.data.dataset import NO_TOKENS, OwnerDataset
 from edge.machine.accelerator import capacity_errors, device_budget, device_name, multiplies_bfloat16_fast, numerics_of
@@ -54,7 +53,7 @@ from ringtune.models.folder import has_tower
 from ringtune.models.text_towers import TEXT_ONLY
 from ringtune.schedule.plan import Plan
 from ringtune.storage.strict import parse_json
-from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
+from ringtune.storage.tensor_files import TensorFile, TensorPieces
 from ringtune.techniques.audit import checked_by, fits_checked_by
 from ringtune.techniques.frozen_weights import first_choice
 from ringtune.transport.speaker import speaker
@@ -324,7 +323,7 @@ def kept_file(executor: NodeExecutor, blocks: Collection[int], of: Mapping[str, 
     for name, value in found.items():
         if not is_finite(value):
             raise DivergedError(f"the training diverged: {name} is not finite at the turn's end; {LOWER_THE_RATE}")
-    return bytes(write_tensors(found, metadata={METADATA: json.dumps(dict(of), sort_keys=True)}))
+    return bytes(write_blocks(found, blocks, of))
 
 
 def load_migrated(executor: NodeExecutor, taken: MigratedState) -> None:

@@ -15,20 +15,19 @@ The metadata names run, plan, node and step. Frozen weights are not in the file.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import torch
 
-from edge.checkpoint.snapshots import HEAD, METADATA, STATE
+from edge.checkpoint.snapshots import HEAD, METADATA, STATE, write_blocks
 from edge.model.optimizers import NamePrefixes, TrainingState, UnitOptimizers
 from edge.model.tensor_files import pieces_of, read_tensor
 from ringtune.errors import IntegrityError
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.strict import parse_json
-from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
+from ringtune.storage.tensor_files import TensorFile, TensorPieces
 
 FORMAT = "ringtune-shard-1"
 PREFIXES = NamePrefixes(value="adapter/", state=f"{STATE}/")
@@ -87,8 +86,8 @@ class ShardContent(NamedTuple):
             found |= {f"{prefix}/{name}": pieces_of(value) for name, value in more.tensors().items()}
         return found
 
-    def write(self, head: Pieces | None, metadata: Mapping[str, str]) -> Pieces:
-        """Make the shard of a node; tensors are read when the pieces are iterated.
+    def write(self, head: Pieces | None, metadata: Mapping[str, str], blocks: Iterable[int] = ()) -> Pieces:
+        """Make the shard of a node, which trains ``blocks``; tensors are read when the pieces are iterated.
 
         ``head`` is the bytes of ``head_blob``; None = another node holds the head. ``metadata`` is run, plan, node and
         step.
@@ -96,8 +95,7 @@ class ShardContent(NamedTuple):
         tensors = self.tensors()
         if head is not None:
             tensors[HEAD] = TensorPieces("U8", (head.size_bytes,), head)
-        # one entry, so that equal shards are equal bytes
-        return write_tensors(tensors, metadata={METADATA: json.dumps({"format": FORMAT, **metadata}, sort_keys=True)})
+        return write_blocks(tensors, blocks, {"format": FORMAT, **metadata})
 
     def load(self, data: Pieces, metadata: Mapping[str, str], *, with_head: bool) -> Pieces | None:
         """Replace all tensors by those of a shard.

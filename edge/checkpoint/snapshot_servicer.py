@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 import grpc
 
-from edge.checkpoint.snapshots import FILE, HEAD_FILE, SnapshotShelf, TurnSnapshots, block_of, part_name
+from edge.checkpoint.snapshots import FILE, HEAD_FILE, SnapshotShelf, TurnSnapshots, file_blocks, part_name
 from edge.checkpoint.state_folder import SavedParts
 from edge.transport.access import RunAccess
 from ringtune.errors import FrameError, IntegrityError, InterruptedRunError, StorageError
@@ -369,8 +369,7 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         """Join a copy in ``file``; refuse other blocks than its node's, and a second one that differs."""
         peer = f"node {asked.node}"
         content = _joined(files, file, FILE, peer, lambda: None, most_bytes)
-        names = () if asked.is_head else TensorFile(content, where=f"a copy of {peer}").infos
-        blocks = tuple(sorted({block_of(name) for name in names}))
+        blocks = () if asked.is_head else tuple(sorted(file_blocks(TensorFile(content, where=f"a copy of {peer}"))))
         self._access.require(asked._replace(blocks=blocks), caller)  # again: the run may have moved meanwhile
         self._access.require_only(asked, content.sha256())
         return content

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from ringtune.errors import FrameError
@@ -21,6 +21,7 @@ from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, tensors_digest, write_tensors
 
 FILE: Final = "kept.safetensors"
+_MAX_BLOCKS: Final = 1 << 16
 
 
 class SnapshotFile(NamedTuple):
@@ -161,16 +162,16 @@ class TurnSnapshots:
         """Return the blocks ``[start, stop)`` after ``step`` steps as one file; raises ``FrameError``."""
         with self._lock:
             files = list(self._files.get(step, {}).values()) if run_id == self._run_id else []
-        found: dict[str, TensorPieces] = {}
+        found, missing = dict[str, TensorPieces](), set(range(start, stop))
         for content in files:
             file = TensorFile(Pieces.of(content), where="what was kept of a turn")
             found |= {name: file.tensor(name) for name in file.infos if start <= block_of(name) < stop}
-        missing = set(range(start, stop)) - {block_of(name) for name in found}
+            missing -= file_blocks(file)
         if missing:
             raise FrameError(
                 f"node {self._node} keeps blocks {sorted(missing)} of run {run_id} after step {step} no longer"
             )
-        return write_tensors(found, metadata={METADATA: json.dumps(metadata(run_id, step), sort_keys=True)})
+        return write_blocks(found, range(start, stop), metadata(run_id, step))
 
 
 class SnapshotShelf:
@@ -235,7 +236,7 @@ class Snapshot:
                 f"blocks [{start}, {stop}) are asked for, this node trained {sorted(self._blocks)}; plan anew"
             )
         found = {name: value for name, value in self._tensors.items() if start <= block_of(name) < stop}
-        return write_tensors(found, metadata={METADATA: json.dumps(self.metadata, sort_keys=True)})
+        return write_blocks(found, range(start, stop), self.metadata)
 
 
 class MigratedState(NamedTuple):
@@ -256,6 +257,9 @@ class MigratedState(NamedTuple):
 METADATA: Final = "ringtune"
 """Metadata key of these files; its value is JSON with the run, and the step or placement number."""
 
+WITHOUT_TENSORS: Final = "blocks_without_tensors"
+"""Metadata key of the blocks of a file that have no trained tensor (``leave_out``): their indices, joined by spaces."""
+
 STATE: Final = "moments"
 """Prefix of the names of optimizer state."""
 
@@ -269,6 +273,20 @@ HEAD: Final = "head"
 def metadata(run_id: str, step: int) -> dict[str, str]:
     """Metadata of a file of the end of a turn."""
     return {"run": run_id, "step": str(step)}
+
+
+def write_blocks(tensors: Mapping[str, TensorPieces], blocks: Iterable[int], of: Mapping[str, str]) -> Pieces:
+    """Make a file of all trained tensors of ``blocks``; ``of`` is run, and step or placement number."""
+    without = sorted(set(blocks) - {block_of(name) for name in tensors})
+    more = {WITHOUT_TENSORS: " ".join(map(str, without))} if without else {}
+    # one entry, so that equal tensors are equal bytes
+    return write_tensors(tensors, metadata={METADATA: json.dumps(dict(of), sort_keys=True), **more})
+
+
+def file_blocks(file: TensorFile) -> set[int]:
+    """Return the blocks of a file, with those that have no trained tensor."""
+    numbers = (text for text in file.metadata.get(WITHOUT_TENSORS, "").split() if text.isdecimal() and len(text) < 10)
+    return {block for block in (*map(block_of, file.infos), *map(int, numbers)) if 0 <= block < _MAX_BLOCKS}
 
 
 def block_digests(file: Pieces) -> dict[int, str]:

@@ -41,7 +41,7 @@ from typing import Final, NamedTuple
 from filelock import FileLock, Timeout
 
 from edge.checkpoint.retention import KEPT, FinishedRun, RetentionLimits
-from edge.checkpoint.snapshots import HEAD, METADATA, block_of, metadata
+from edge.checkpoint.snapshots import HEAD, block_of, file_blocks, metadata, write_blocks
 from ringtune.errors import BusyError, IntegrityError, StorageError
 from ringtune.ids import check_run_id, is_run_id
 from ringtune.quantities import format_bytes
@@ -64,7 +64,7 @@ from ringtune.storage.durable import (
 )
 from ringtune.storage.pieces import FilePieces, Piece, Pieces, StoredPieces
 from ringtune.storage.strict import read_object
-from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
+from ringtune.storage.tensor_files import TensorFile, TensorPieces
 from ringtune.techniques.generation import TEXTS
 from ringtune.transport.parties import node_trust
 
@@ -358,7 +358,6 @@ def _write_with_digest(path: Path, content: Pieces) -> str:
 
 _BEST_NAME: Final = re.compile(rf"best-(\d{{1,18}})(?:-.+(?<!{re.escape(PARTIAL_SUFFIX)})|\.json)")
 _PART_NAME: Final = re.compile(r"(copy|head)-(\d{1,18})-(r[0-9-]{16}[0-9a-f]{8})-([0-9a-f]{64})(?:\.safetensors)?")
-_MAX_BLOCKS: Final = 1 << 16
 _MAX_STEPS: Final = 8
 """Newest steps of which a node lists its files: more than two checkpoints and three ends of turns."""
 
@@ -458,7 +457,7 @@ class SavedParts:
             if file.is_head:
                 self._content(file)
                 return SavedPart(file.step, file.attempt, has_head=True)
-            return SavedPart(file.step, file.attempt, blocks=tuple(sorted(_blocks(self._tensors(file)))))
+            return SavedPart(file.step, file.attempt, blocks=tuple(sorted(file_blocks(self._tensors(file)))))
         except (IntegrityError, OSError) as error:
             _LOG.warning("node %s: %s", self._node, error)
             return None
@@ -471,14 +470,14 @@ class SavedParts:
         found: dict[str, TensorPieces] = {}
         missing = set(range(start, stop))
         for file in [self._shard(step, sha256)] if sha256 else self._tensor_files(step, attempt):
-            taken = missing & _blocks(file)
+            taken = missing & file_blocks(file)
             found |= {name: file.tensor(name) for name in file.infos if block_of(name) in taken}
             missing -= taken
         if missing:
             raise IntegrityError(
                 f"node {self._node} has no whole file with blocks {sorted(missing)} of run {attempt} after step {step}"
             )
-        return write_tensors(found, metadata={METADATA: json.dumps(metadata(attempt, step), sort_keys=True)})
+        return write_blocks(found, range(start, stop), metadata(attempt, step))
 
     def head(self, step: int, attempt: str, *, sha256: str = "") -> Pieces:
         """Return the head after ``step`` steps: of the shard with digest ``sha256`` if it has one, else of a head file.
@@ -523,7 +522,3 @@ class SavedParts:
             match = _PART_NAME.fullmatch(path.name)
             if match and is_plain_file(path):
                 yield _File(path, match[1] == "head", int(match[2]), match[3], match[4])
-
-
-def _blocks(file: TensorFile) -> set[int]:
-    return {block for name in file.infos if 0 <= (block := block_of(name)) < _MAX_BLOCKS}

@@ -548,6 +548,7 @@ class CheckpointPart:
     ) -> None:
         self._course, self._piece, self._hosted = plan.course, piece, hosted
         self._offloading, self._vectors = offloading, vectors
+        self._blocks = plan.placement.held_at(piece.node)
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
@@ -574,7 +575,7 @@ class CheckpointPart:
         """
         content = self._content()
         require_finite_values(content.parameters, "the part of this node")
-        return content._replace(installed=self._offloading.installed).write(head, metadata)
+        return content._replace(installed=self._offloading.installed).write(head, metadata, self._blocks)
 
     def load(self, data: Pieces, metadata: Mapping[str, str], *, with_head: bool) -> Pieces | None:
         """Load a shard; return the head in it; see ``edge.checkpoint.shard_file.ShardContent``."""

@@ -61,7 +61,11 @@ PRIVATE_BLOCKS = [
     )
     for adapter in ("seq_bn", "full")
 ]
-PLAIN = [*SHAPE, *OPTIMIZERS, *ROWS, *PRIVATE_BLOCKS]
+LEFT_OUT = [
+    Feature(name="left-out/lora", changes=SIX_STEPS | {"method": "all", "adapter": "lora[r=4,leave_out=[0,2]]"}),
+]
+"""Blocks without a trained tensor, which copies and shards have too."""
+PLAIN = [*SHAPE, *OPTIMIZERS, *ROWS, *PRIVATE_BLOCKS, *LEFT_OUT]
 """What one process trains with plain transformers, and may move and lose nodes."""
 
 

@@ -20,8 +20,15 @@ from ringtune.schedule.stages import no_replicas
 from ringtune.storage.tensor_files import TensorFile
 from tests.features.feature import Feature, Tensors, each_technique, run_of
 from tests.features.memory import VELORA
-from tests.features.methods import OPTIMIZERS, ROWS, SHAPE
-from tests.features.offload import INTERVALS, USERS, USERS_IN_ANY_TIMING, WITH_HELPERS, sets_of_collaboration
+from tests.features.methods import LEFT_OUT, OPTIMIZERS, ROWS, SHAPE
+from tests.features.offload import (
+    INTERVALS,
+    USERS,
+    USERS_IN_ANY_TIMING,
+    USERS_WITHOUT_BLOCKS,
+    WITH_HELPERS,
+    sets_of_collaboration,
+)
 from tests.features.operations import CHOICES, TABLES
 from tests.suites.test_recovery_on_virtual_clock import recoveries, ring_of
 from tests.support import reference, users_reference
@@ -130,7 +137,9 @@ def losing(
 
 @pytest.mark.promise("1 partition invariance")
 @ROUTES
-@each_technique([*SHAPE, *OPTIMIZERS, *ROWS, *VELORA, *TABLES[:-1], *CHOICES, *WITH_HELPERS])
+@each_technique(
+    [*SHAPE, *OPTIMIZERS, *ROWS, *LEFT_OUT, *VELORA, *TABLES[:-1], *CHOICES, *WITH_HELPERS, *USERS_WITHOUT_BLOCKS]
+)
 def test_run_that_loses_a_host_equals_the_undisturbed_one(feature: Feature, seed: int) -> None:
     """Any host or helper at any moment; masks are drawn by step, micro-batch and unit, whoever draws them."""
     loss = losing(feature, "host", seed)

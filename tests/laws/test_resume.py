@@ -23,9 +23,9 @@ from ringtune.storage.tensor_files import TensorFile, write_tensors
 from tests.features.catalog import ALL
 from tests.features.feature import Feature, Run, carry_out, each, each_technique, run_of
 from tests.features.full_parameters import HIFT
-from tests.features.methods import DRAWN, PIPEADAPTER, SHAPE
+from tests.features.methods import DRAWN, LEFT_OUT, PIPEADAPTER, SHAPE
 from tests.features.models import INVERTIBLE
-from tests.features.offload import WITH_HELPERS
+from tests.features.offload import USERS_WITHOUT_BLOCKS, WITH_HELPERS
 from tests.support.moves import with_slices
 from tests.support.resumed import same_bits
 from tests.support.torch_ring import TorchCarrier, distance
@@ -93,7 +93,7 @@ def placed_anew(run: Run, saved: rd.LogCheckpoint) -> Feature:
 
 
 @pytest.mark.promise("1 partition invariance")
-@each_technique([*SHAPE, *HIFT, *INVERTIBLE, *WITH_HELPERS])
+@each_technique([*SHAPE, *LEFT_OUT, *HIFT, *INVERTIBLE, *WITH_HELPERS, *USERS_WITHOUT_BLOCKS])
 def test_run_resumed_in_another_placement_equals_the_whole(feature: Feature) -> None:
     """Blocks come from the shards of the nodes that trained them, embedding and head from those of an owner."""
     run = run_of(feature, feature.split)
