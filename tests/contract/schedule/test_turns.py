@@ -226,6 +226,21 @@ def test_turns_go_round_and_evaluate_at_the_end() -> None:
     ]
 
 
+def test_turns_evaluate_at_the_boundary_after_every_multiple() -> None:
+    """``eval_every = 3`` with turns of 2 steps: after steps 4, 6 and at the end, never twice."""
+    plan = make_plan(RING, ["a"], num_steps=9, local_iterations=2, eval_every=3, eval_rows=3)
+    assert _show(plan) == [
+        " 0 r0 train    a seq [ 0, 2) steps [0,2) batch 0",
+        " 1 r1 train    a seq [ 2, 4) steps [2,4) batch 2",
+        " 2 r1 evaluate a seq [ 4, 5) steps [4,4) batch 0",
+        " 3 r2 train    a seq [ 5, 7) steps [4,6) batch 4",
+        " 4 r2 evaluate a seq [ 7, 8) steps [6,6) batch 0",
+        " 5 r3 train    a seq [ 8,10) steps [6,8) batch 6",
+        " 6 r4 train    a seq [10,11) steps [8,9) batch 8",
+        " 7 r4 evaluate a seq [11,12) steps [9,9) batch 0",
+    ]
+
+
 @settings(max_examples=40)
 @given(rows=st.lists(st.integers(1, 1000), min_size=1, max_size=6), num_turns=st.integers(0, 300))
 def test_turns_by_rows_stay_near_each_owners_share(rows: list[int], num_turns: int) -> None:
