@@ -217,6 +217,8 @@ def accept_plan(given: GivenPlan, job: Job, facts: Mapping[str, NodeFacts]) -> P
     _check_course(plan, job_draft(job, nodes, model).course)
     for technique in TECHNIQUES:
         technique.check_plan(job, plan)
+    if any(one.helpers for one in plan.placements) and not model.pair_token_bytes:
+        raise PlanError(f"the plan has helpers, but none can fit this adapter.config in this model; {_ANEW}")
     check_given_operations(job, plan, model)
     check_given_activations(job, plan, model)
     _check_placements(plan)

@@ -397,13 +397,13 @@ def _state(folder: Path) -> dict[str, tuple[int, int]]:
 
 def _messages(content: Pieces, at: int) -> Iterator[bytes]:
     """Yield what follows the first ``at`` bytes, at most ``CHUNK_BYTES`` at once."""
-    left = content.size_bytes - at
+    left, name = content.size_bytes - at, content.name if isinstance(content, FilePieces) else "the initial adapter"
     try:
         for piece in content.part(at, left):
             for start in range(0, len(piece), CHUNK_BYTES):
                 yield bytes(piece[start : start + CHUNK_BYTES])
             left -= len(piece)
     except OSError as error:
-        raise ModelError(f"can't read {error.filename}: {error.strerror}; start the run again") from error
+        raise ModelError(f"can't read {name}: {error.strerror}; start the run again") from error
     if left > 0:
-        raise IntegrityError("a file of the model became shorter while it was read; start the run again")
+        raise IntegrityError(f"{name} became shorter while it was read; start the run again")

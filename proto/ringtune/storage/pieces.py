@@ -124,6 +124,11 @@ class FilePieces(Pieces):
         self._path = path
         self._start = start
 
+    @property
+    def name(self) -> str:
+        """Name of the file, without its folder."""
+        return self._path.name
+
     def part(self, start: int, size_bytes: int) -> Pieces:
         """Return a range of the range, which is read alone."""
         return type(self)(self._path, self._start + start, max(0, min(size_bytes, self.size_bytes - start)))

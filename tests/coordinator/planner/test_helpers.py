@@ -401,6 +401,10 @@ def test_helpers_of_a_given_plan_are_those_of_the_job() -> None:
             accept_plan(GivenPlan(plan=found), other, known)
     with pytest.raises(PlanError, match=r"helpers with interval 1, .* says interval 2"):
         accept_plan(GivenPlan(plan=found), job(offload__mode="auto", offload__interval=2), known)
+    unfitted = dataclasses.replace(PAIRS, pair_token_bytes=0)  # as where the plan is of another adapter.config
+    known = {name: dataclasses.replace(one, model=unfitted) for name, one in known.items()}
+    with pytest.raises(PlanError, match=r"the plan has helpers, but none can fit this adapter\.config"):
+        accept_plan(GivenPlan(plan=found), job(offload__mode="auto"), known)
 
 
 def with_memory(found: dict[str, NodeFacts], **memory_bytes: int) -> dict[str, NodeFacts]:

@@ -33,7 +33,7 @@ from ringtune.errors import (
     TrustError,
 )
 from ringtune.job.job import Job, Model
-from ringtune.models.folder import read_config
+from ringtune.models.folder import read_config, read_headers
 from ringtune.models.weights_by_digest import (
     CHUNK_BYTES,
     ModelManifest,
@@ -500,6 +500,19 @@ def test_weights_equal_tensors_travel_once(tmp_path: Path) -> None:
     names = tensors_in(got)
     assert len(names) == 32
     assert sum(content == bytes(32) for content in names.values()) == 14
+
+
+def test_weights_of_a_file_that_changed_are_refused_by_its_name(tmp_path: Path) -> None:
+    """A peer is told no folder of this machine."""
+    folder = write_bert(tmp_path / "m")
+    source, path = ModelSource(folder), folder / "model.safetensors"
+    last = max(source.manifest.tensors, key=lambda entry: read_headers(folder)[entry.name].info.offset)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(IntegrityError, match=r"^model\.safetensors became shorter while it was read; start the run"):
+        list(source.read([(last.sha256, 0)]))
+    path.unlink()
+    with pytest.raises(ModelError, match=r"^can't read model\.safetensors: No such file or directory; start the run"):
+        list(source.read([(last.sha256, 0)]))
 
 
 def test_weights_own_copy_is_used_and_offered(tmp_path: Path) -> None:
