@@ -11,6 +11,7 @@ from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.memory_terms import Share
 from ringtune.costs.model_facts import dropout_token_bytes, estimate_activation_token_bytes
 from ringtune.models.kept_inputs import KeptInput
+from ringtune.schedule import operation_tables
 from ringtune.schedule.course import Course
 from ringtune.schedule.operation_tables import BatchOperations, Operations
 from ringtune.schedule.saved_activations import Velora
@@ -123,6 +124,18 @@ def test_both_keep_inputs_and_one_graph_with_projections() -> None:
     again = {"input of a block that is run again": 8 * TENSOR}
     assert terms(velora((0, 4)), (0, 4)) == {**again, "graph of the block that is run again": GRAPH - SAVED}
     assert terms(velora((0, 3)), (0, 4)) == {**again, "graph of the block that is run again": GRAPH}
+
+
+def test_a_run_that_gathers_scores_counts_on_no_projections() -> None:
+    """In such a pass whole inputs are kept; blocks run again there too."""
+    capacity = operation_tables.BlockCapacity(full=2.0, forward_only=1.0, forward=1.0, backward=1.0)
+    choice = operation_tables.Choice(policy="two-stage", subnets=1, capacities=(capacity,))
+    scoring = dataclasses.replace(velora((0, 4)), choice=choice)
+    whole, again = terms(scoring), terms(scoring, (0, 4))
+    assert whole["block's graph of a micro-batch"] == 8 * GRAPH
+    assert again["graph of the block that is run again"] == GRAPH
+    inputs = "inputs of a block's linear layers, for scores"
+    assert again[inputs] * 8 == whole[inputs]
 
 
 def test_tables_leave_out_what_blocks_that_run_again_keep() -> None:
