@@ -208,6 +208,13 @@ def test_offload_moves_gradients_of_weights_from_the_host_to_the_helper() -> Non
     assert seconds(found, "a", Op.UPDATE, 0, 2) == 0.0
 
 
+def test_costs_of_a_plan_are_with_its_optimizer() -> None:
+    """The head is handed over with its moments."""
+    assert (
+        CourseCosts.of(PLAN, profile(PLAN)).head_bytes > CourseCosts.of(PLAN, profile(PLAN), optimizer="sgd").head_bytes
+    )
+
+
 def test_costs_of_a_plan_name_a_helper_that_was_not_measured() -> None:
     """A node that only helps has to be in the profile as well."""
     few = Profile(nodes=tuple(each for each in profile(PLAN).nodes if each.node != "z"))
