@@ -28,6 +28,8 @@ from ringtune.schedule.turns import (
     StepKind,
     Turn,
     Unfreezing,
+    checkpoint_is_due,
+    evaluation_is_due,
     hand_overs,
     holder_after,
     items,
@@ -272,6 +274,13 @@ def test_turns_go_round_and_evaluate_at_the_end() -> None:
         " 4 r1 evaluate a seq [ 7, 9) steps [7,7) batch 0",
         " 5 r1 evaluate c seq [ 9,11) steps [7,7) batch 0",
     ]
+
+
+def test_checkpoints_and_evaluations_are_at_the_boundary_after_every_multiple() -> None:
+    """Every third step with turns of two: after steps 4, 6 and at the end, never twice."""
+    course = make_plan(RING, ["a"], num_steps=9, local_iterations=2, eval_every=3, checkpoint_every=3).course
+    for is_due in (checkpoint_is_due, evaluation_is_due):
+        assert [step for step in (2, 4, 6, 8, 9) if is_due(course, step)] == [4, 6, 9]
 
 
 def test_turns_of_no_steps_are_one_evaluation() -> None:
