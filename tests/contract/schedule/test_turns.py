@@ -29,7 +29,6 @@ from ringtune.schedule.turns import (
     Turn,
     Unfreezing,
     checkpoint_is_due,
-    evaluation_is_due,
     hand_overs,
     holder_after,
     items,
@@ -276,13 +275,6 @@ def test_turns_go_round_and_evaluate_at_the_end() -> None:
     ]
 
 
-def test_checkpoints_and_evaluations_are_at_the_boundary_after_every_multiple() -> None:
-    """Every third step with turns of two: after steps 4, 6 and at the end, never twice."""
-    course = make_plan(RING, ["a"], num_steps=9, local_iterations=2, eval_every=3, checkpoint_every=3).course
-    for is_due in (checkpoint_is_due, evaluation_is_due):
-        assert [step for step in (2, 4, 6, 8, 9) if is_due(course, step)] == [4, 6, 9]
-
-
 def test_turns_of_no_steps_are_one_evaluation() -> None:
     """A plan without steps evaluates once, every owner with rows."""
     plan = make_plan(RING, ["c", "a"], num_steps=0, eval_rows=5)
@@ -303,6 +295,12 @@ def test_turns_by_rows_stay_near_each_owners_share(rows: list[int], num_turns: i
     quotas = [num_turns * own / sum(rows) for own in rows]
     assert all(abs(count - quota) < 1 + len(rows) / 4 for count, quota in zip(counts, quotas, strict=True))
     assert turn_counts(rows, sum(rows)) == rows
+
+
+def test_checkpoints_are_at_the_boundary_after_every_multiple() -> None:
+    """Every third step with turns of two: after steps 4, 6 and at the end, never twice."""
+    course = make_plan(RING, ["a"], num_steps=9, local_iterations=2, checkpoint_every=3).course
+    assert [step for step in (2, 4, 6, 8, 9) if checkpoint_is_due(course, step)] == [4, 6, 9]
 
 
 def test_turns_by_rows_of_a_very_long_run_are_counted_at_once() -> None:
