@@ -56,8 +56,9 @@ def test_users_results_are_their_sets_and_say_their_kind(manner: dict[str, Any])
         )
         assert distance(anna, own) > 1e-3
     head = {"head_config.json", "model_head.safetensors", "adapter.safetensors"}
-    kinds = {user: {path.split("/")[-1] for path in merged if f"/{user}/" in path} - head for user in names}
-    assert kinds == {"anna": {"adapter_config.json"}, "ben": {"adapter.json"}, "c": {"adapter_config.json"}}
+    folders = {user: {path.split("/")[-1] for path in merged if f"/{user}/" in path} for user in names}
+    kinds = {"anna": "adapter_config.json", "ben": "adapter.json", "c": "adapter_config.json"}
+    assert folders == {user: head | {kind} for user, kind in kinds.items()}
 
 
 @MANNERS

@@ -207,6 +207,16 @@ def test_recorded_profile_takes_no_times_of_scores_and_texts(
     assert found.profile() == prior
 
 
+def test_recorded_profile_leaves_what_was_seldom_or_never_seen() -> None:
+    """Fewer than five of a kind say little: they stay as measured, and so do other nodes and links."""
+    prior = profile_of(PLAN, links={("a", "b"): (1e6, 0.1)})
+    enough = [("c", Action(Op.BACKWARD, seq, 0, 5, 6), 9.0) for seq in range(MIN_TIMES)]
+    assert corrected(PLAN, prior, enough[1:]) == prior
+    found = corrected(PLAN, prior, enough)
+    assert [name for name in prior.by_name if found.by_name[name] != prior.by_name[name]] == ["c"]
+    assert found.links == prior.links
+
+
 def test_recorded_profile_takes_a_range_apart_as_it_was_measured() -> None:
     """Measured are 4 s and, of the lowest block, 3 s: of 11 s for three blocks 4, 4 and 3 are theirs, of 22 s twice."""
     plan = make_plan([("a", 0, 6)], ["a"], num_blocks=6, method="all", num_steps=40)
@@ -336,6 +346,17 @@ def watched(rates: Sequence[float], *, messages: int = 8, num_bytes: int = NUM_B
             watch.add("a", "b", num_bytes, seconds, at_s=1000.0 + 10 * turn + message)
         watch.turn_done({})
     return watch
+
+
+def test_messages_behind_a_busy_processor_do_not_make_a_link_slow() -> None:
+    """The quicker ones say the rate; half of them waited here."""
+    watch = watched([1e6] * 3)
+    for turn in range(3):
+        for message in range(8):
+            seconds = LINK.latency_s + NUM_BYTES / 1e6 + 0.5 * (message % 2)
+            watch.add("a", "b", NUM_BYTES, seconds, at_s=2000.0 + 10 * turn + message)
+        watch.turn_done({})
+    assert watch.changed() == {}
 
 
 def test_a_link_that_lasts_at_a_quarter_of_its_rate_is_told_with_its_ratio() -> None:

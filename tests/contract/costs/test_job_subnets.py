@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ringtune.costs.model_facts import job_subnets
+from ringtune.costs.model_facts import job_subnets, model_facts
 from ringtune.errors import JobError
 from ringtune.job.job import Job, Model
 from ringtune.schedule.operation_tables import BatchOperations, Operations
 from tests.support.cases import cases
 from tests.support.fake_agents import MODEL
+from tests.support.model_folder import write_model
 
 FACTS = dataclasses.replace(MODEL, num_heads=12, num_kv_heads=4, intermediate_size=100)
 JOB = Job(model=Model(path="m"))
@@ -52,6 +54,13 @@ def test_job_subnets_refuse_heads_that_do_not_divide(heads: int, message: str) -
         job_subnets(_job(heads=heads), FACTS)
     assert message in str(caught.value)
     assert str(caught.value).endswith(f"the model is m ({FACTS.model_type})")
+
+
+def test_model_folder_refuses_heads_that_do_not_divide(tmp_path: Path) -> None:
+    """A node says so when it reads the model, with its file."""
+    job = _job(heads=3).with_overrides({"train.max_length": 32})
+    with pytest.raises(JobError, match=r"does not divide the 2 heads .*the model is .*config.json"):
+        model_facts(write_model(tmp_path), job)
 
 
 def _with_table(subnets: int, job: Job = JOB) -> Job:

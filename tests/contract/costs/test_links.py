@@ -96,6 +96,26 @@ def test_links_that_share_a_line_have_the_rate_of_the_line() -> None:
     assert [link.rate_bytes_per_s for link in links.links(known)] == [pytest.approx(5e6)] * 2
 
 
+def test_link_that_is_held_up_elsewhere_has_no_part_in_a_line() -> None:
+    """Node a sends to b at 8 MB/s and to c at 2 at a time: b might have had all 10, c could not."""
+    links = RecordedLinks()
+    known = tuple(dataclasses.replace(KNOWN, target=target, latency_s=0.0) for target in "bc")
+    for index in range(20):
+        links.add("a", "b", 800_000, 0.1, at_s=float(index))
+        links.add("a", "c", 200_000, 0.1, at_s=float(index))
+    assert [link.rate_bytes_per_s for link in links.links(known)] == [pytest.approx(10e6), pytest.approx(2e6)]
+
+
+def test_links_that_only_share_a_line_keep_their_rates() -> None:
+    """Each of two links of 12 MB/s had half of the line: together they carried what is known of either."""
+    links = RecordedLinks()
+    known = tuple(dataclasses.replace(KNOWN, source=source, latency_s=0.0) for source in "ac")
+    for index in range(20):
+        for link in known:
+            links.add(link.source, "b", 200_000, 400_000 / 11.8e6, at_s=float(index))
+    assert links.links(known) == known
+
+
 BOTH = ("a", "b")
 TABLE = 2 * MAX_BLOB_BYTES
 ADAPTERS = make_plan([("a", 0, 4)], BOTH, num_steps=8, hidden_size=2).course

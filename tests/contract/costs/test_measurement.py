@@ -204,6 +204,15 @@ def test_only_copies_need_one_class(plan: Plan, method: Method, says: str, secon
         assert part in str(caught.value)
 
 
+def test_instructions_for_bfloat16_count_where_products_are_rounded() -> None:
+    """A processor without them is of the same class for products in float32, as is a profile of before."""
+    words = ("cpu x86_64 AVX512 amx_bf16 avx512_bf16, torch 2.13.0", "cpu x86_64 AVX512, torch 2.13.0")
+    facts = facts_of(STAGE, a=words[0], b=words[1])
+    refuse_differing_copies(STAGE, facts)
+    with pytest.raises(PlanError, match="amx_bf16 avx512_bf16, torch"):
+        refuse_differing_copies(changed(STAGE, compute="bfloat16"), facts)
+
+
 def test_node_that_tells_no_class_has_that_of_its_device() -> None:
     """Profiles of earlier versions have none: all processors are taken for alike, as they were."""
     facts = facts_of(STAGE, a="", b="")

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from ringtune.config.optimizers import update_work_bytes
-from ringtune.costs.memory_estimate import end_of_turn_bytes, node_memory
+from ringtune.costs.memory_estimate import end_of_turn_bytes, memory_estimate, node_memory
 from ringtune.costs.memory_sizes import (
+    CONTEXT_BYTES,
     DTYPE_BYTES,
     MAX_LOGIT_BYTES,
     ROW_BYTES,
@@ -67,6 +68,16 @@ def test_memory_of_an_owner_without_blocks_counts_embedding_and_head() -> None:
         "kept": 0,
         "passing": 2 * 3 * 400,  # the head with its moments, twice
     }
+
+
+def test_memory_of_an_owner_has_its_rows_and_that_of_a_gpu_what_holds_no_tensor() -> None:
+    """Of a GPU a context is gone before the first tensor; a processor's libraries are off its budget already."""
+    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
+    for node, device, data, context in (("b", "cuda", 0, CONTEXT_BYTES), ("c", "cpu", 77, 0)):
+        facts = dataclasses.replace(node_facts(plan, node), model=MODEL, device=device, data_bytes=77)
+        sizes = Sizes.at(plan.course, facts, optimizer="adamw", dtype="float32")
+        found = memory_estimate(plan.course, Share.of(plan, node), sizes).parts()
+        assert (found["data"], found["device"]) == (data, context)
 
 
 def test_memory_of_a_run_that_decides_is_that_of_the_deepest_it_can_reach() -> None:

@@ -69,6 +69,16 @@ def test_memory_of_own_weights_is_weights_gradients_and_moments(tmp_path: Path) 
     assert parts["adapters"] + parts["optimizer"] == 2 * (1 + 1 + 2) * facts.adapter_block_bytes
 
 
+def test_model_facts_are_in_the_compute_dtype(tmp_path: Path) -> None:
+    """A file in half precision is computed in what the job says."""
+    write_model(tmp_path, weights=safetensors_bytes(bert_shapes(), dtype="F16"))
+    single = model_facts(tmp_path, JOB)
+    double = model_facts(tmp_path, JOB.with_overrides({"model.dtype": "float64"}))
+    assert single.block_bytes == 4 * BLOCK_WEIGHTS
+    for name in ("block_bytes", "embedding_bytes", "head_bytes", "head_class_bytes", "adapter_block_bytes"):
+        assert getattr(double, name) == 2 * getattr(single, name)
+
+
 def test_model_facts_digest_does_not_depend_on_path_or_prefix(tmp_path: Path) -> None:
     """Copies of a model agree, wherever they are."""
     first = model_facts(write_model(tmp_path / "a"), JOB)
@@ -196,6 +206,18 @@ def test_check_job_ignores_the_longest_text_for_images() -> None:
     job = SHORT.with_overrides({"model.task": "image-classification"})
     for length in (3, 197, 1_048_576):
         check_job(job.with_overrides({"train.max_length": length}), config)
+
+
+def test_model_facts_of_full_parameters_count_each_tensor_in_its_unit(tmp_path: Path) -> None:
+    """All of a block trains, all of the embedding; a new head is that of any job, and nothing is frozen."""
+    folder = write_model(tmp_path)
+    plain, facts = model_facts(folder, SHORT), model_facts(folder, HIFT)
+    assert facts.adapter_block_bytes == 4 * BLOCK_WEIGHTS
+    assert facts.embedding_train_bytes == 4 * (OWNER_WEIGHTS - (8 * 8 + 8)), "nobody hosts the pooler"
+    assert facts.token_table_bytes == 4 * 20 * 8
+    assert (facts.block_bytes, facts.embedding_bytes, facts.is_tied) == (0, 0, False)
+    assert (facts.head_bytes, facts.head_class_bytes) == (plain.head_bytes, plain.head_class_bytes)
+    assert facts.digest == plain.digest
 
 
 HIFT = Job.from_tables({"model": {"path": "m"}, "train": {"method": "hift", "max_length": 16}})

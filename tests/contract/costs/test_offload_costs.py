@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from ringtune.costs.action_costs import CourseCosts
+from ringtune.costs.memory_estimate import memory_estimate
 from ringtune.costs.memory_sizes import Sizes
+from ringtune.costs.memory_terms import Share
 from ringtune.costs.offload_costs import (
     BFLOAT16,
     FLOAT32,
@@ -81,6 +83,25 @@ def test_traffic_of_weights_is_that_of_the_sets_that_change() -> None:
     traffic = [step_traffic(plan, plan.placement.helpers[0], facts) for plan in (joint, alone)]
     assert traffic[0][0] == traffic[1][0]
     assert [weights for _, weights in traffic] == [ONE, 4 * ONE]
+
+
+@cases(
+    ("manner", "hosted", "held"), [({}, 2, 2), ({"merged": True}, 0, 2), ({"users": ALONE}, 18, 18), (TOGETHER, 0, 18)]
+)
+def test_memory_has_sets_where_they_are(manner: dict[str, Any], hosted: int, held: int) -> None:
+    """Node a hosts two helped blocks, and fits two others."""
+    plan = _plan(**manner)
+    sizes = Sizes(plan.course, _model(plan.course), optimizer="adamw", dtype="float32", activation_token_bytes=10.0)
+    terms = {term.what: term for term in memory_estimate(plan.course, Share.of(plan, "a"), sizes).terms}
+    own, others = (
+        terms.get("adapter of a block that a helper fits"),
+        terms["adapter of a block that another node hosts"],
+    )
+    assert (own.total_bytes if own else 0) == hosted * ONE
+    assert others.total_bytes == held * ONE
+    moments = terms["gradient and moments of an adapter that is fitted for another node"]
+    sets, changing = (9, 4) if manner.get("users") else (1, 1)
+    assert moments.total_bytes == 2 * (changing * ONE + sets * 2 * ONE)
 
 
 def _kind(*users: str, **sizes: float) -> KindFacts:
@@ -164,6 +185,13 @@ def test_offload_moves_gradients_of_weights_from_the_host_to_the_helper() -> Non
     assert seconds(found, "a", Op.SHIP, 0, 2) == pytest.approx(2 * 3 * 0.1)
     assert seconds(found, "z", Op.UPDATE, 0, 2) == pytest.approx(2 * 0.5)
     assert seconds(found, "a", Op.UPDATE, 0, 2) == 0.0
+
+
+def test_costs_of_a_plan_are_with_its_optimizer() -> None:
+    """The head is handed over with its moments."""
+    assert (
+        CourseCosts.of(PLAN, profile(PLAN)).head_bytes > CourseCosts.of(PLAN, profile(PLAN), optimizer="sgd").head_bytes
+    )
 
 
 def test_costs_of_a_plan_name_a_helper_that_was_not_measured() -> None:

@@ -9,6 +9,7 @@ from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.memory_terms import Share
 from ringtune.costs.model_facts import dropout_token_bytes, estimate_activation_token_bytes
 from ringtune.models.kept_inputs import KeptInput
+from ringtune.schedule import operation_tables
 from ringtune.schedule.course import Course
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
@@ -117,3 +118,15 @@ def test_lowest_block_that_trains_keeps_less_where_that_was_measured() -> None:
     assert terms(PLAN.course, (0, 1), lowest_token_bytes=3000) == terms(PLAN.course, (0, 1))
     assert terms(velora((0, 4)), lowest_token_bytes=3000)["lowest block's graph of a micro-batch"] == 2 * 3000 * TOKENS
     assert terms(velora((0, 4)), lowest_token_bytes=1e9)["lowest block's graph of a micro-batch"] == 2 * (GRAPH - SAVED)
+
+
+def test_a_run_that_gathers_scores_counts_on_no_projections() -> None:
+    """In such a pass whole inputs are kept; blocks run again there too."""
+    capacity = operation_tables.BlockCapacity(full=2.0, forward_only=1.0, forward=1.0, backward=1.0)
+    choice = operation_tables.Choice(policy="two-stage", subnets=1, capacities=(capacity,))
+    scoring = dataclasses.replace(velora((0, 4)), choice=choice)
+    whole, again = terms(scoring), terms(scoring, (0, 4))
+    assert whole["block's graph of a micro-batch"] == 8 * GRAPH
+    assert again["graph of the block that is run again"] == GRAPH
+    inputs = "inputs of a block's linear layers, for scores"
+    assert again[inputs] * 8 == whole[inputs]

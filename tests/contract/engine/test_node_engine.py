@@ -114,6 +114,25 @@ def test_engine_credit_is_returned_when_the_tensor_is_used() -> None:
     assert ev.Accept(TensorKey(HIDDEN, 1, 0, 2), "a") in driver.done() + driver.done() + driver.log
 
 
+def test_engine_owner_embeds_only_as_far_as_its_credits() -> None:
+    """Without credits back from the first host, an owner stops after ``credits`` micro-batches."""
+    plan = make_plan(
+        [("a", 0, 4)], ["c"], num_steps=6, local_iterations=6, microbatches=1, credits_per_channel=3, eval_rows=0
+    )
+    driver = EngineDriver(plan, "c")
+    for _ in range(3):
+        driver.step(Op.EMBED, -1, 0)
+    assert driver.running is None
+    driver.tell(ev.CreditArrived(0, "a"))
+    # the limit of embeddings in flight (credits x segments) holds it back until a head is done
+    assert driver.running is None
+    driver.arrive(HIDDEN, 0, 0, 4, "a")
+    assert driver.running is not None and driver.running.op is Op.HEAD
+    driver.done(loss_sum=1.0, count=4.0)
+    driver.step(Op.UPDATE, 4, 5)
+    driver.step(Op.EMBED, -1, 0)
+
+
 def test_engine_owner_reports_a_step_after_the_head_is_updated() -> None:
     """Numbers of the micro-batches are summed; the report comes once."""
     plan = make_plan([("a", 0, 4)], ["c"], num_steps=1, microbatches=2, eval_rows=0)

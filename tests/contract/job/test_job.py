@@ -346,6 +346,14 @@ def test_job_file_refuses_classes_where_there_are_none(task: str) -> None:
         parse_job(head + "[data]\nsplit = 'dirichlet:1'", source="job.toml")
 
 
+def test_job_file_takes_names_of_tags() -> None:
+    """Texts, each of which has many tags, have no classes to share out."""
+    head = '[model]\npath = "m"\ntask = "token-classification"\n[data]\n'
+    assert parse_job(head + "labels = ['B-X', 'O']", source="job.toml").data.labels == ("B-X", "O")
+    with pytest.raises(JobError, match=r"data\.words and data\.tags are both column 'tags'; they have to differ"):
+        parse_job(head + "words = 'tags'", source="job.toml")
+
+
 @cases(
     ("text", "message"),
     [

@@ -39,6 +39,17 @@ def group_v2(folder: str, *, limit: str, used: int = 0, inactive: int = 0, activ
     }
 
 
+@cases(("outer", "inner", "free"), [(2000, "max", 1300), (2000, 3000, 1300), (9000, 1500, 1200)])
+def test_tightest_of_nested_groups_counts(tmp_path: Path, outer: int, inner: int | str, free: int) -> None:
+    """The limit may be on the own group or on any above it; each counts with its own use."""
+    own = inner if isinstance(inner, str) else str(inner * MIB)
+    files = HOST | {"proc/self/cgroup": "0::/outer/inner\n"}
+    files |= group_v2("outer/inner", limit=own, used=300)
+    files |= group_v2("outer", limit=str(outer * MIB), used=700)
+    proc, cgroup = fake_system(tmp_path, files)
+    assert free_bytes(proc=proc, cgroup=cgroup) == free * MIB
+
+
 def test_page_cache_of_a_group_is_free(tmp_path: Path) -> None:
     """The kernel drops it before it ends a process, whether it was used twice (active) or once (inactive)."""
     files = HOST | {"proc/self/cgroup": "0::/box\n"}

@@ -13,11 +13,11 @@ from ringtune.job.job import Job, Model
 from ringtune.run_control.checkpoint import CheckpointManifest, Resume, Shard
 from ringtune.run_control.continuation import changed_keys, describe_changes, job_digest
 from ringtune.schedule.methods.hift import Hift
-from ringtune.schedule.turns import Evaluations, Unfreezing
+from ringtune.schedule.turns import NOTHING_KNOWN, Evaluations, Unfreezing
 from tests.support.cases import cases
 from tests.support.choosing import make_choice, table_of
 from tests.support.moves import moving
-from tests.support.plans import changed, make_plan
+from tests.support.plans import changed, make_method, make_plan, unfreezing_after
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=20)
 JOB = Job(model=Model(path="model"))
@@ -66,6 +66,17 @@ def test_manifest_of_a_version_with_the_former_key_keeps_its_digest() -> None:
     older = {"epoch" if name == "placement_number" else name: value for name, value in moved.to_json().items()}
     assert older["epoch"] == moved.to_json()["placement_number"] == 1
     assert CheckpointManifest.from_json(older) == moved
+
+
+def test_resume_of_a_run_that_decides_needs_its_losses() -> None:
+    """A manifest without them, or with those of another step, is of another run."""
+    plan = changed(PLAN, method=make_method(unfreeze="auto"))
+    known = unfreezing_after(plan.course, [1.0, 0.5])
+    fits = manifest(plan_digest=plan.digest, unfreezing=known)
+    Resume(plan=plan, manifests=(fits,)).check(JOB)
+    for wrong in (dataclasses.replace(fits, unfreezing=NOTHING_KNOWN), dataclasses.replace(fits, step=6)):
+        with pytest.raises(PlanError, match="the checkpoint is of another run"):
+            Resume(plan=plan, manifests=(wrong,)).check(JOB)
 
 
 def test_manifest_keeps_the_operation_table_in_force() -> None:

@@ -9,6 +9,7 @@ from ringtune.errors import CapacityError
 from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.run_control.state_machine import RunStateMachine
+from ringtune.run_control.turns import EvaluationSums
 from ringtune.schedule.methods.hift import Hift
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, turn_sequence
@@ -135,6 +136,16 @@ def test_rounds_evaluation_is_summed_in_the_order_of_items(order: list[int]) -> 
         for node in ("a", "b"):
             log += rounds.handle(rd.TurnReported(node, turn.index), 1.0)
     assert [entry.values for entry in log if isinstance(entry, rd.LogEvaluation)] == [(("loss", 1e17 + 0.1 - 1e17),)]
+
+
+def test_evaluation_has_the_rows_of_all_owners_once() -> None:
+    """Whoever reports ahead of the next one: here all items of both are reported first."""
+    plan = make_plan([("a", 0, 4)], ["a", "b"], num_steps=4, local_iterations=2, eval_every=2, eval_rows=2)
+    turns = [turn for turn in turn_sequence(plan.course) if turn.kind is StepKind.EVALUATE]
+    sums = EvaluationSums()
+    for turn in turns:
+        sums.note(turn.first_seq, (("count", 2.0),))
+    assert [sums.close(turn, plan.course) for turn in turns] == [None, (("count", 4.0),)] * 2
 
 
 AUTO = make_plan([("a", 0, 4)], ["a"], num_steps=14, unfreeze="auto", patience_steps=2, eval_rows=0, checkpoint_every=4)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from ringtune.run_control.checkpoint import CheckpointHolders, CheckpointManifest, SavedPart, SavedSource, Shard
+from ringtune.schedule.placement import Placement, Slice
 from tests.support.cases import cases
 from tests.support.plans import make_plan
 
@@ -62,6 +64,27 @@ def test_blocks_of_a_lost_disk_come_from_the_copy(problems: dict[str, str]) -> N
     found = where({"a": [copy(4, 5)]}, problems)
     assert found.why_not(["a", "b"]) == ""
     assert found.sources(PLAN.placement, "c") == (SavedSource("a", 4, 6),)
+
+
+def test_other_placement_takes_blocks_from_whoever_has_them() -> None:
+    """What a node has goes first, be it a file; blocks of one shard that are neighbours are one range."""
+    placement = Placement(slices=(Slice(node="b", start=0, stop=3), Slice(node="a", start=3, stop=6)))
+    found = where({"a": [copy(4, 5), HEAD]}, ALL_THERE)
+    assert found.sources(placement, "b") == (SavedSource("a", 0, 2, SHA["a"]), SavedSource("b", 2, 3, SHA["b"]))
+    assert found.sources(placement, "a") == (SavedSource("b", 3, 4, SHA["b"]), SavedSource("a", 4, 6))
+    assert found.head_at(["a"]) == ("a", ""), "the holder has no rows any more"
+    alone = Placement(slices=(Slice(node="b", start=0, stop=6),))
+    sources = where({"b": [copy(4, 5)]}, {"a": "", "b": ""}).sources(alone, "b")
+    assert sources[1:] == (SavedSource("b", 2, 4, SHA["b"]), SavedSource("b", 4, 6))
+
+
+def test_blocks_that_were_not_trained_are_no_matter() -> None:
+    """The end of a turn has no shards: after 4 steps of a run that unfreezes later, all that is needed is in files."""
+    ringada = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], every_steps=100, num_steps=200)
+    low = dataclasses.replace(manifest(with_shards=False), step=4)
+    files = [SavedPart(4, RUN, (3,)), SavedPart(4, RUN, has_head=True)]
+    found = CheckpointHolders(low, ringada.course, ringada.placement, {"b": files}, {})
+    assert found.why_not(["a", "b"]) == "" and found.sources(ringada.placement, "a") == ()
 
 
 def test_head_is_at_another_owner_where_its_holder_is_gone() -> None:

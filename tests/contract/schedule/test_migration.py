@@ -347,6 +347,14 @@ def test_copies_of_a_helper_are_at_the_hosts() -> None:
     assert copies_of(alone, "a") == {"z": (1, 2, 3)} and copies_of(alone, "z") == {"a": (0,)}
 
 
+def test_only_blocks_that_were_trained_travel() -> None:
+    """After 4 steps two blocks have been trained, one of them for two steps; the others are as all nodes make them."""
+    before, after = (one.placement for one in MOVES.parts)
+    assert sources(PLAN.course, before, after, "c", 4) == (Source("b", 2, 4),)
+    assert sources(PLAN.course, before, after, "b", 4) == ()
+    assert sources(PLAN.course, before, after, "c", 5) == (Source("a", 1, 2), Source("b", 2, 4)), "once is enough"
+
+
 def test_replica_goes_on_with_its_own_copy() -> None:
     """Others take the blocks from the first host of the stage."""
     both = moving(PLAN, (2, [("a", 0, 4), ("b", 0, 4)]), (3, [("c", 0, 2), ("b", 2, 4)]))

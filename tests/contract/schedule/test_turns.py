@@ -28,6 +28,7 @@ from ringtune.schedule.turns import (
     StepKind,
     Turn,
     Unfreezing,
+    checkpoint_is_due,
     hand_overs,
     holder_after,
     items,
@@ -252,6 +253,12 @@ def test_turns_by_rows_stay_near_each_owners_share(rows: list[int], num_turns: i
     quotas = [num_turns * own / sum(rows) for own in rows]
     assert all(abs(count - quota) < 1 + len(rows) / 4 for count, quota in zip(counts, quotas, strict=True))
     assert turn_counts(rows, sum(rows)) == rows
+
+
+def test_checkpoints_are_at_the_boundary_after_every_multiple() -> None:
+    """Every third step with turns of two: after steps 4, 6 and at the end, never twice."""
+    course = make_plan(RING, ["a"], num_steps=9, local_iterations=2, checkpoint_every=3).course
+    assert [step for step in (2, 4, 6, 8, 9) if checkpoint_is_due(course, step)] == [4, 6, 9]
 
 
 def test_turns_by_rows_of_a_very_long_run_are_counted_at_once() -> None:

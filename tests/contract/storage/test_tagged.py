@@ -99,3 +99,13 @@ def test_tagged_rows_name_a_file_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "a.conll").write_bytes(b"\x81 O\n")
     with pytest.raises(DataError, match=r"line 1 is neither UTF-8 nor Windows-1252 \(byte 0x81\); set data.encoding"):
         read(tmp_path / "a.conll")
+
+
+def test_tagged_rows_of_conll_have_the_columns_of_the_job(tmp_path: Path) -> None:
+    """Also where tags are there and nobody asks for them: what was predicted is compared with them."""
+    path = tmp_path / "rows.conll"
+    path.write_text("Anna\tB-PER\nsings\tO\n")
+    (asked,) = read(path, words="tokens", tags="ner_tags")
+    (known,) = read(path, words="tokens", tags="", known_tags="ner_tags")
+    assert asked.record[1] == known.record[1] == {"tokens": ["Anna", "sings"], "ner_tags": ["B-PER", "O"]}
+    assert (asked.tags, known.tags) == (("B-PER", "O"), ())

@@ -87,6 +87,16 @@ def test_no_other_choice_of_boundaries_saves_more() -> None:
         assert saving(prefixes) == best_saving(prefixes)
 
 
+def test_entry_in_bfloat16_has_half_of_the_hidden_state() -> None:
+    """Four rows of 16 tokens, 32 wide."""
+    plan = make_plan(AB, ["a"])
+    exact, rounded = (
+        entry_bytes(plan.course, changed(plan, cache=ActivationCacheSettings(dtype=dtype)).placement, "b", 4)
+        for dtype in ("float32", "bfloat16")
+    )
+    assert exact - rounded == 4 * 16 * 32 * 2
+
+
 def test_replicas_keep_their_own_micro_batches() -> None:
     """Of rows 2, 1 and 1 in three micro-batches b has the first and the last, c the one between."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4), ("c", 2, 4)], ["a"], microbatches=3)

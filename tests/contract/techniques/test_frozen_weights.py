@@ -50,6 +50,12 @@ def test_frozen_choices_are_the_given_one_or_from_exact_to_small(
     assert choices(job(frozen=frozen)) == wanted
 
 
+def test_frozen_choices_multiply_natively_where_every_node_can() -> None:
+    """All nodes compute alike, so that the result does not depend on who hosts what."""
+    found = choices(job(frozen="auto"), is_native=True)
+    assert found == (None, *(FrozenWeights(dtype=dtype, native=True) for dtype in ("bfloat16", "int8", "nf4")))
+
+
 def test_frozen_weights_are_exact_in_float64() -> None:
     """A job in float64 is a check; it has no rounded weights, and ``auto`` takes none."""
     with pytest.raises(JobError, match=r"runtime\.frozen = 'bfloat16' rounds weights that model\.dtype = 'float64'"):
@@ -137,6 +143,31 @@ def test_frozen_weights_are_widened_one_matrix_at_a_time(frozen: FrozenWeights |
 def test_frozen_weights_of_a_huge_matrix_are_widened_in_parts() -> None:
     """A decoder of 262 MB in float32 does not ask for that much at once."""
     assert widened_bytes(32_000 * 2_048, item_bytes=4, frozen=BF16) == MAX_WIDENED_BYTES
+
+
+@cases("is_owner", [False, True])
+def test_frozen_weights_are_terms_of_a_node(is_owner: bool) -> None:
+    """Blocks, the owner's embedding, and one room to widen in; an owner with a decoder widens that too."""
+    model = dataclasses.replace(
+        node(PLAN, "a").model,
+        block_bytes=4 * 1_050,
+        block_matrix_params=1_000,
+        block_matrix_rows=10,
+        embedding_bytes=4 * 8_030,
+        embedding_matrix_params=8_000,
+        embedding_matrix_rows=100,
+        largest_matrix_params=600,
+        head_token_logits=100,
+        hidden_size=32,
+    )
+    course = dataclasses.replace(PLAN.course, frozen=INT8)
+    sizes = Sizes.at(course, dataclasses.replace(node(PLAN, "a"), model=model), optimizer="sgd", dtype="float32")
+    found = memory_estimate(course, Share(is_owner=is_owner, start=0, stop=3, above=1), sizes)
+    assert {term.what: term.total_bytes for term in found.terms if term.part == "weights"} == {
+        "frozen block": 3 * (1_000 + 40 + 200),
+        "room for a widened matrix": 4 * (3_200 if is_owner else 600),
+        **({"embedding": 8_000 + 400 + 120} if is_owner else {}),
+    }
 
 
 @pytest.mark.parametrize(

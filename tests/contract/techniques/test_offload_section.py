@@ -73,6 +73,16 @@ def test_offload_is_refused_where_nobody_can_help(changes: dict[str, Any], said:
     assert not unhelped_reason(job().with_overrides(changes))
 
 
+def test_named_helpers_go_with_velora_at_other_hosts() -> None:
+    """The planner's own choice goes without helpers; with users every host has one, and nothing is projected."""
+    keys: dict[str, Any] = {"memory.activations": "velora", "offload.mode": {"a": "b"}}
+    assert not unhelped_reason(job().with_overrides(keys))
+    assert "offload.pairs = 'velora' projects what is sent" in unhelped_reason(
+        job().with_overrides(keys | {"offload.mode": "auto"})
+    )
+    assert not unhelped_reason(job().with_overrides(keys | {"offload.users": "alone"}))
+
+
 CHOSEN = {"operations.policy": "two-stage", "operations.compute": 0.6, "operations.heads": 0}
 
 

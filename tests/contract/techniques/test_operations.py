@@ -134,6 +134,15 @@ def test_operations_of_nan_are_refused() -> None:
         OperationsSettings(policy="joint", score_scale=float("nan"))
 
 
+def test_operations_said_otherwise_leave_the_other_way_behind() -> None:
+    """On the command line one key is changed, not three."""
+    counted = JOB.with_overrides(CHOSEN).with_overrides({"operations.full": 2})
+    assert (counted.operations.compute, counted.operations.full) == (None, 2)
+    assert counted.with_overrides({"operations.compute": 0.5}).operations.full is None
+    assert counted.with_overrides({"operations.policy": "standard"}) == JOB
+    assert counted.with_overrides({"operations.table": "a.json"}).operations == OperationsSettings(table="a.json")
+
+
 def test_operations_fit_more_micro_batches() -> None:
     """The counts are compared with the job's own number."""
     train = Train(microbatches=5)
