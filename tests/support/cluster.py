@@ -24,6 +24,7 @@ from typing import Any
 
 from coordinator.client.local_nodes import AgentTemplate, ForkedAgent
 from coordinator.planner.given_plan import GivenPlan
+from coordinator.run.migration import MigrationDriver
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_driver import RunDriver
 from coordinator.server.certificate_authority import TrustKeeper
@@ -306,8 +307,9 @@ class Hold:
             case "step_json" if not self._after:
                 self._left -= 1
                 if self._left == 0:
-                    self._moving = self._cluster.coordinator._driver._require_moving()
-                    self._grant, self._moving.grant = self._moving.grant, self._keep
+                    self._moving: MigrationDriver = self._cluster.coordinator._driver._require_moving()
+                    self._grant = self._moving.grant
+                    self._moving.grant = self._keep
 
     def _keep(self, turns: Any, keep: Any = None) -> None:
         with self._lock:
