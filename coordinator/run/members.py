@@ -140,9 +140,15 @@ class Registry:
     def __init__(self, lease_s: float) -> None:
         self.lease_s = lease_s
         self._members: dict[str, Member] = {}
+        self._lost: set[str] = set()
         self._told_lost: set[str] = set()
         self._drained: set[str] = set()
         self._refused: dict[str, str] = {}
+
+    def set_lease(self, lease_s: float, now_s: float) -> None:
+        """Change the lease; a lost member stays lost until it joins again, also under a longer lease."""
+        self._lost = {node for node, member in self._members.items() if not self._is_alive(member, now_s)}
+        self.lease_s = lease_s
 
     def join(self, member: Member, now_s: float) -> None:
         """Add a member, or one that was started again; raises ``BusyError`` or ``TrustError``."""
@@ -157,6 +163,7 @@ class Registry:
                 "if it is a restart"
             )
         self._members[member.node] = dataclasses.replace(member, seen_at_s=now_s)
+        self._lost.discard(member.node)
         self._told_lost.discard(member.node)
 
     def heartbeat(self, node: str, instance: str, rss_bytes: int, now_s: float) -> bool:
@@ -227,7 +234,7 @@ class Registry:
         return now_s - present.seen_at_s if present is not None and is_same else float("inf")
 
     def _is_alive(self, member: Member, now_s: float) -> bool:
-        return now_s - member.seen_at_s < self.lease_s
+        return member.node not in self._lost and now_s - member.seen_at_s < self.lease_s
 
     def _forget_ghosts(self, now_s: float) -> None:
         limit_s = _GHOST_LEASES * self.lease_s

@@ -420,7 +420,7 @@ class Coordinator:
             for sink in self.onlookers:
                 driver.listen(sink, closely=True)
             with self._lock:
-                self._registry.lease_s = max(self.lease_s, job.runtime.lease_s)
+                self._registry.set_lease(max(self.lease_s, job.runtime.lease_s), self._now_s())
                 self._driver, self._replaced, self._board = driver, replaces, driver.board
                 self.owners = {**(self.owners if replaces else {}), run_id: owner}
                 driver.start()
@@ -499,7 +499,7 @@ class Coordinator:
         with self._lock:
             if self._driver is driver:
                 self._driver = self._replaced = None
-                self._registry.lease_s = self.lease_s
+                self._registry.set_lease(self.lease_s, self._now_s())
             self.offers.drop(driver.run_id)
         trim_heap()  # return memory of the run, and of refused callers, to the system
 

@@ -7,6 +7,7 @@ start ``python -m edge``. A cluster serves run after run; agents that a test kil
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
@@ -23,6 +24,7 @@ from typing import Any
 
 from coordinator.client.local_nodes import AgentTemplate, ForkedAgent
 from coordinator.planner.given_plan import GivenPlan
+from coordinator.run.migration import MigrationDriver
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_driver import RunDriver
 from coordinator.server.certificate_authority import TrustKeeper
@@ -42,6 +44,9 @@ RUN_S = 200.0
 # Every agent that a cluster has started and not yet seen end.
 AGENTS: set[ForkedAgent] = set()
 LEASE_S = 6.0
+"""Of coordinators; their members tell at each third of it that they live."""
+RUN_LEASE_S = 30.0
+"""Of runs: no process loses its own because a busy machine holds it up, and tests end those that have to be over."""
 
 
 @dataclass(slots=True)
@@ -272,7 +277,7 @@ class Nodes:
             "train.local_iterations": 3,
             "train.max_steps": 12,
             "unfreeze.every_steps": 3,
-            "runtime.lease_s": LEASE_S,
+            "runtime.lease_s": RUN_LEASE_S,
             "runtime.wait_s": 60.0,
             "recovery.copies": "none",
             **{key.replace("__", "."): value for key, value in overrides.items()},
@@ -285,13 +290,26 @@ class Nodes:
 
 
 class Hold:
-    """Keeps the grants of a run back, so that it has not ended when a node has come, or is noticed to be lost."""
+    """Keeps the grants of a run back, so that it has not ended when a node has come, or is noticed to be lost.
 
-    def __init__(self, follower: Follower) -> None:
-        self._moving = follower.driver._require_moving()
+    It begins in the run's own thread, with the step of this number after the first line of a kind; empty = of all.
+    """
+
+    def __init__(self, cluster: Cluster, step: int, *, after: str = "") -> None:
+        self._cluster, self._left, self._after = cluster, step, after
         self._lock, self._held, self._is_open = threading.Lock(), list[Any](), False
-        self._grant = self._moving.grant
-        self._moving.grant = self._keep  # type: ignore[method-assign]
+
+    def __call__(self, event: Any) -> None:
+        """Count the steps of the run."""
+        match event.WhichOneof("event"):
+            case "metrics_json" if json.loads(event.metrics_json).get("kind") == self._after:
+                self._after = ""
+            case "step_json" if not self._after:
+                self._left -= 1
+                if self._left == 0:
+                    self._moving: MigrationDriver = self._cluster.coordinator._driver._require_moving()
+                    self._grant = self._moving.grant
+                    self._moving.grant = self._keep
 
     def _keep(self, turns: Any, keep: Any = None) -> None:
         with self._lock:
@@ -340,6 +358,7 @@ class Cluster(Nodes):
         names = names or self.names
         before = self._instances()
         for name in names:
+            self.end_lease(name)  # of its predecessor, which has ended
             self.spawn(name, self.address, "--watch-parent")
         deadline_s = time.monotonic() + START_S
         while not set(names) <= {name for name, instance in self._instances().items() if before.get(name) != instance}:
@@ -352,12 +371,14 @@ class Cluster(Nodes):
         """Which process each living node is: one that was killed lives on until its lease ends."""
         return {member.node: member.instance for member in self.coordinator.living()}
 
-    def wait_lost(self, name: str) -> None:
-        """Wait until an agent that was killed is no living member any more."""
-        deadline_s = time.monotonic() + START_S
-        while name in self._instances():
-            assert time.monotonic() < deadline_s, f"{name} is still a member"
-            time.sleep(0.02)
+    def end_lease(self, name: str) -> None:
+        """Let the lease of an agent that was killed, or stands still, be over."""
+        coordinator = self.coordinator
+        with coordinator._lock:
+            registry, now_s = coordinator._registry, coordinator._now_s()
+            if name in registry._members:
+                over = dataclasses.replace(registry._members[name], seen_at_s=now_s - registry.lease_s)
+                registry._members[name] = over
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -385,11 +406,19 @@ class Cluster(Nodes):
         assert plan is not None, self.planned(job).message
         return moving(Plan.of(plan.course, Placement(slices=slices_of(slices))), *later)
 
-    def follow(self, job: Job, resume: Resume | None = None, *, plan: Plan | None = None, **more: Any) -> Follower:
+    def follow(
+        self, job: Job, resume: Resume | None = None, *, plan: Plan | None = None, hold: Hold | None = None, **more: Any
+    ) -> Follower:
         """Start a run on the living nodes, by a plan if one is given, or go on with one; ``more`` is of the request."""
         given = GivenPlan(plan=plan) if plan is not None else None
         asked = {"num_nodes": len(self.agents), "join_s": START_S, **more}
-        return Follower(self.coordinator.run(RunRequest(job=job, resume=resume, plan=given, **asked)))
+        request = RunRequest(job=job, resume=resume, plan=given, **asked)
+        sinks = self.coordinator.sinks
+        sinks += [hold] if hold else []
+        try:
+            return Follower(self.coordinator.run(request))
+        finally:
+            sinks[:] = [sink for sink in sinks if sink is not hold]
 
     def run(self, job: Job, resume: Resume | None = None, *, plan: Plan | None = None) -> Outcome:
         """Run a job to its end, which is a good one."""

@@ -21,7 +21,7 @@ from ringtune.schedule.turns import StepKind, turn_sequence
 from ringtune.transport.speaker import speaking_as
 from ringtune.v1 import control_pb2
 from tests.support import failpoints, reference
-from tests.support.cluster import RUN_S, START_S, Cluster, Follower, Hold, Outcome
+from tests.support.cluster import LEASE_S, RUN_S, START_S, Cluster, Follower, Hold, Outcome
 from tests.support.failpoints import DONE_SUFFIX, Failure, Order
 from tests.support.moves import Slices, moving
 from tests.support.results import datasets_of, largest_difference, reference_of, trained, turns_of
@@ -40,7 +40,7 @@ ROTATE_AT = 5
 WHOLE, BEGUN = "rotation", "begun rotation"
 """Of a trial: the run stands still until the old authority is gone, or goes on meanwhile."""
 STOPPED_S = 1.5
-"""How long a process stands still that is stopped: a quarter of the lease."""
+"""How long a process stands still that is stopped: less than the lease of a run."""
 
 
 class Fault(NamedTuple):
@@ -118,9 +118,9 @@ class FaultyRing:
         one = reference.train(self.job, still, cluster.model, datasets_of(cluster, self.job))
         self._wanted, self._books = one.adapter() | one.head(), _books_of(still)
 
-    def _follow(self, job: Job, *, moves: bool, has_two: bool) -> Follower:
-        is_long = job is self._long
-        return self.cluster.follow(job, plan=self._long_plan if is_long else self._plan(moves=moves, has_two=has_two))
+    def _follow(self, job: Job, *, moves: bool, has_two: bool, hold: Hold | None = None) -> Follower:
+        plan = self._long_plan if job is self._long else self._plan(moves=moves, has_two=has_two)
+        return self.cluster.follow(job, plan=plan, hold=hold)
 
     def _plan(self, *, moves: bool, has_two: bool) -> Plan:
         return self._with_two if has_two else self._plans[moves]
@@ -158,9 +158,10 @@ class FaultyRing:
         if rotate is not None:
             self.cluster.coordinator.sinks.append(rotate)
         try:
-            follower = self._follow(job, moves=moves, has_two=has_two)
-            if comes_back:
-                self._bring_back(follower, faults[0].victim)
+            hold = Hold(self.cluster, 1, after="recovery") if comes_back else None
+            follower = self._follow(job, moves=moves, has_two=has_two, hold=hold)
+            if hold:
+                self._bring_back(follower, hold, faults[0].victim)
             outcome = follower.wait()
             ended_unix_s = time.time()
         finally:
@@ -200,23 +201,27 @@ class FaultyRing:
             wall_s=time.monotonic() - began_s,
         )
 
-    def _bring_back(self, follower: Follower, owner: str) -> None:
+    def _bring_back(self, follower: Follower, hold: Hold, owner: str) -> None:
         """Start an owner again that the run has left out, and let the run go on once it knows."""
         follower.wait_for(lambda outcome: bool(outcome.of_kind("recovery")))
-        hold = Hold(follower)
         self.cluster.wait_exit(owner)
         self.cluster.start(owner)
         follower.wait_for(lambda outcome: any(f"node {owner} is back; its rows" in note for note in outcome.notes))
         hold.let_go()
 
     def _let_go_on(self, faults: Sequence[Fault], over: threading.Event) -> None:
-        """Let processes that are stopped go on after a while; until the run is over."""
-        stopped = [fault for fault in faults if Order.parse(fault.order).failure is Failure.STOP]
-        while stopped and not over.wait(0.05):
-            for fault in [fault for fault in stopped if self._done(fault).exists()]:
-                over.wait(STOPPED_S)
-                self.cluster.signal(fault.victim, signal.SIGCONT)
-                stopped.remove(fault)
+        """Let processes that are stopped go on after a while, and end the leases of those that are killed, in a run."""
+        agents = dict(self.cluster.agents)
+        failures = {fault: Order.parse(fault.order).failure for fault in faults}
+        awaited = [fault for fault in faults if failures[fault] in (Failure.STOP, Failure.KILL)]
+        while awaited and not over.wait(0.05):
+            for fault in [fault for fault in awaited if self._done(fault).exists()]:
+                awaited.remove(fault)
+                if failures[fault] is Failure.STOP:
+                    over.wait(STOPPED_S)
+                    self.cluster.signal(fault.victim, signal.SIGCONT)
+                elif not over.wait(LEASE_S) and self.cluster.agents.get(fault.victim) is agents[fault.victim]:
+                    self.cluster.end_lease(fault.victim)
 
     def _resume(self, stopped: Outcome, *, moves: bool, has_two: bool) -> tuple[Outcome, list[tuple[str, int]]]:
         manifests = tuple(reversed(stopped.checkpoints[-2:]))

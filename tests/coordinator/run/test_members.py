@@ -71,6 +71,17 @@ def test_registry_has_members_for_a_lease() -> None:
     registry = Registry(lease_s=10)
     registry.join(member("a"), now_s=0)
     assert not registry.heartbeat("a", "one", rss_bytes=0, now_s=11)
+    # Nor does a run that begins with a longer lease; a living member has that one, and the other after the run
+    registry = Registry(lease_s=10)
+    registry.join(member("a"), now_s=0)
+    registry.join(member("b"), now_s=5)
+    registry.set_lease(60, now_s=11)
+    assert [entry.node for entry in registry.living(now_s=64)] == ["b"]
+    assert not registry.heartbeat("a", "one", rss_bytes=0, now_s=12)
+    registry.join(member("a"), now_s=12)
+    assert registry.is_alive("a", now_s=71)
+    registry.set_lease(10, now_s=40)
+    assert registry.living(now_s=40) == ()
     # A member that was lost long ago is not listed for ever
     registry = Registry(lease_s=10)
     registry.join(member("a"), now_s=0)
