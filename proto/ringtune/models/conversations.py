@@ -29,9 +29,9 @@ from ringtune.models.tokenizer import (
     SPECIAL_TOKENS_FILE,
     WHOLE_FILE,
     chat_templates,
+    read_settings_file,
     read_tokenizer_settings,
 )
-from ringtune.storage.strict import read_json
 from ringtune.storage.tables import Problem, Record, RowError, checked_text
 
 ASSISTANT: Final = "assistant"
@@ -290,8 +290,8 @@ def fitting_template(folder: Path) -> tuple[str, str]:
         and file.stat().st_size <= _MAX_TOKENIZER_BYTES
         and _CHATML_END in file.read_text(encoding="utf-8", errors="replace")
     )
-    kind, others = str(settings.get("tokenizer_class")).removesuffix("Fast"), folder / SPECIAL_TOKENS_FILE
-    named = settings.get("eos_token") or (others.is_file() and dict(read_json(others)).get("eos_token"))
+    kind = str(settings.get("tokenizer_class")).removesuffix("Fast")
+    named = settings.get("eos_token") or read_settings_file(folder / SPECIAL_TOKENS_FILE).get("eos_token")
     is_endless = kind in _WITHOUT_END and not named
     more = f", and its {SETTINGS_FILE} names no eos_token, with which the others end an answer"
     return "chatml" if knows or is_endless else "zephyr", _NO_TEMPLATE + (more if is_endless and not knows else "")

@@ -35,7 +35,13 @@ from ringtune.models.four_bit import FourBitTensor, check_quantization, four_bit
 from ringtune.models.gguf import gguf_tensors, only_gguf_file
 from ringtune.models.preprocessor import read_image_steps
 from ringtune.models.text_towers import is_tower, text_values, tower_name
-from ringtune.models.tokenizer import SETTINGS_FILE, SPECIAL_TOKENS_FILE, WHOLE_FILE, read_tokenizer_settings
+from ringtune.models.tokenizer import (
+    SETTINGS_FILE,
+    SPECIAL_TOKENS_FILE,
+    WHOLE_FILE,
+    read_settings_file,
+    read_tokenizer_settings,
+)
 from ringtune.storage.gguf import GgufType
 from ringtune.storage.strict import is_lfs_pointer, pointer_advice, read_given, read_json
 from ringtune.storage.tensor_files import TensorInfo, read_safetensors_header
@@ -645,13 +651,8 @@ def _around(processor: Any) -> Iterator[tuple[str, int]]:
 def _named(folder: Path, tokens: _Tokens) -> Iterator[tuple[str, int]]:
     """Yield the tokens that the settings name, with their numbers; an unknown one gets the number after all others."""
     for name in _SETTINGS:
-        path = folder / name
-        try:
-            found = read_json(path) if path.is_file() else {}
-            entries = [found.get(key) for key in _NAMED]
-        except (OSError, ValueError, AttributeError) as error:
-            raise ModelError(f"{path} is not JSON that can be read ({error}); fetch the model again") from error
-        for entry in entries:
+        found = read_settings_file(folder / name)
+        for entry in map(found.get, _NAMED):
             token = entry.get("content") if isinstance(entry, dict) else entry
             if isinstance(token, str) and token:
                 yield token, tokens.added.get(token, tokens.ids.get(token, len(tokens)))

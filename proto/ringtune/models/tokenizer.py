@@ -75,18 +75,24 @@ def read_tokenizer_settings(folder: Path) -> dict[str, Any]:
         if is_lfs_pointer(folder / name):
             raise ModelError(pointer_advice(folder / name))
     path = folder / SETTINGS_FILE
-    try:
-        found = read_json(path) if path.is_file() else {}
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} is not JSON that can be read ({error}); fetch the model again") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{path} has to be a table; fetch the model again")
+    found = read_settings_file(path)
     _check_keys(path, found)
     if is_of_transformers_5(found) and not (folder / WHOLE_FILE).is_file():
         raise ModelError(
             f"{folder}: its tokenizer was saved by transformers 5 (tokenizer_class "
             f"{found.get('tokenizer_class')!r}) without {WHOLE_FILE}, which is what is read; save that file too"
         )
+    return found
+
+
+def read_settings_file(path: Path) -> dict[str, Any]:
+    """Read a JSON object of a tokenizer's settings; empty if the file is missing; raises ``ModelError``."""
+    try:
+        found = read_json(path) if path.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} is not JSON that can be read ({error}); fetch the model again") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{path} has to be a table; fetch the model again")
     return found
 
 

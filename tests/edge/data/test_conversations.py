@@ -230,6 +230,9 @@ def test_template_that_init_proposes_is_taken(tmp_path: Path, ends: bool) -> Non
     if not ends:
         with pytest.raises(ModelError, match=r"'zephyr' ends answers with the end-of-text token.* has none; name eos"):
             examples_of(folder, path, template="zephyr")
+        (folder / "special_tokens_map.json").write_text("5")
+        with pytest.raises(ModelError, match=r"special_tokens_map.json has to be a table; fetch the model again"):
+            fitting_template(folder)
 
 
 def test_templates_without_an_end_of_answers_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
