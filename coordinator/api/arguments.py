@@ -142,7 +142,7 @@ def _plain(value: object) -> object:
     return value
 
 
-_OPTION: Final = re.compile(r"(?<![\w-])--([a-z][a-z-]*)(?: (?=[A-Z0-9])|=)?")
+_OPTION: Final = re.compile(r"(?<![\w-])--([a-z][a-z-]*)(?: (?=[A-Z0-9'])|=)?")
 _COMMAND: Final = "ringtune "
 
 

@@ -41,7 +41,7 @@ class Outcome:
     Attributes:
         is_kept: whether the coordinator stores the run, which continues without its submitter.
         memory: needs of each node in bytes, once there is a plan.
-        has_begun: set as soon as the id of the run is known.
+        has_begun: set as soon as the id of the run is known, or is known never to be.
     """
 
     def __init__(self, job: Job) -> None:

@@ -161,7 +161,10 @@ class Client(Connection):
             request = request._replace(submission=secrets.token_hex(8))
             following = FollowerState(self, outcome, folder, submission=request.submission, say=progress.note)
             heard_by: tuple[EventSink, ...] = (following, *files, ShownEvents(progress, outcome), *sinks)
-            self._follow_run(self._submit(request), outcome, heard_by, following, coordinator_wait_s)
+            try:
+                self._follow_run(self._submit(request), outcome, heard_by, following, coordinator_wait_s)
+            finally:
+                outcome.has_begun.set()  # or never will
         return outcome
 
     def start(self, request: RunRequest) -> str:
@@ -308,7 +311,8 @@ class Client(Connection):
 
     def _drain(self, outcome: Outcome, progress: Progress) -> None:
         progress.note(_DRAINING if outcome.phase == "training" else _NOTHING_YET)
-        outcome.has_begun.wait(CALL_S)
+        if outcome.has_begun.wait(CALL_S) and not outcome.run_id:
+            return  # the run was refused
         request = control_pb2.DrainRequest(run_id=outcome.run_id, reason="stopped by the user")
         try:
             self._stub.Drain(request, timeout=CALL_S)

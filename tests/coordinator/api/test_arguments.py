@@ -118,6 +118,7 @@ def test_errors_of_functions_name_arguments_and_no_options() -> None:
         ("give --replace, or another --out", "give replace=, or another out="),
         ("in predict --column text=NAME", "in predict columns={'text': 'NAME'}"),
         ("leave out --detach", "leave out wait=False"),
+        ("--memory '1 x' is not a size", "memory='1 x' is not a size"),
         ("--local 2 is less; give --local 3", "local=2 is less; give local=3"),
         ("raise --join-s; see ringtune nodes --coordinator X", "raise join_s=; see ringtune nodes --coordinator X"),
         ("a--b is -- no option", "a--b is -- no option"),

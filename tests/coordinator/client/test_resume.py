@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from coordinator.client import submit
 from coordinator.client.checkpoints import RunCheckpoints, cut_metrics, find_resume
 from coordinator.client.follow import Outcome
 from coordinator.client.run_folder import RunFolder
@@ -261,6 +262,25 @@ def test_run_that_is_stopped_before_it_trains_claims_no_checkpoint(
             pytest.raises(InterruptedRunError, match=r"^stopped by the user; there is no checkpoint$"),
         ):
             client.run(RunRequest(job=JOB, num_nodes=2), progress=notes, folder=folder, interrupts=interrupts)
+    assert notes.texts == ["stopping; nothing is being trained now, so no checkpoint is added"]
+
+
+def test_ctrl_c_before_a_run_that_is_refused_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for the id of the run ends with the command, long before its deadline."""
+    interrupts, notes, submitted = Interrupts(), Notes(), Client._submit
+    monkeypatch.setattr(submit, "CALL_S", 10 * CALL_S)
+
+    def stop(client: Client, request: RunRequest) -> Any:
+        interrupts._on_signal(2, None)
+        return submitted(client, request)
+
+    monkeypatch.setattr(Client, "_submit", stop)
+    with FakeCluster() as cluster, Client(cluster.server.address) as client:
+        with pytest.raises(JobError, match="shorter than this coordinator's"):
+            client.run(RunRequest(job=job(runtime__lease_s=1.0)), progress=notes, folder=None, interrupts=interrupts)
+        for thread in [one for one in threading.enumerate() if one.name == "drain"]:
+            thread.join(CALL_S)
+            assert not thread.is_alive()
     assert notes.texts == ["stopping; nothing is being trained now, so no checkpoint is added"]
 
 
