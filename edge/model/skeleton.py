@@ -111,6 +111,8 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
     with without_weights(), no_initial_values():  # of base weights: half the time
         try:
             base = _base_model(config)
+        except ImportError:  # a package is missing here, which is no fault of the model
+            raise
         except Exception as error:  # the class of an architecture has its own kinds for values that make no sense
             raise ModelError(
                 f"{CONFIG_FILE}: transformers makes no {layout.model_type} of it ({type(error).__name__}: {error}); "
@@ -143,6 +145,8 @@ def library_config_of(values: Mapping[str, Any]) -> Any:
         )
     try:
         return _with_one_base(CONFIG_MAPPING[values["model_type"]](**own), own)
+    except ImportError:
+        raise
     except Exception as error:
         raise ModelError(
             f"{CONFIG_FILE}: transformers refuses it for a {values['model_type']}: {error}; fetch the model again"
