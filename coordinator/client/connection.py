@@ -160,6 +160,10 @@ class Connection:
         """Return the stored runs by id, oldest first."""
         return {record.run_id: record for record in self.runs()}
 
+    def run_of(self, submission: str) -> str:
+        """Return the id of the stored run that was submitted so; empty if there is none."""
+        return next((record.run_id for record in self.runs() if record.submission == submission), "")
+
     def await_answer(self, wait_s: float, *, on_silence: Callable[[], None]) -> bool:
         """Ask until the coordinator answers; return whether it answered at once, else call ``on_silence`` first.
 

@@ -258,9 +258,8 @@ class FollowerState:
 
     def _find(self) -> str:
         """Find the run by its submission, before its id has arrived."""
-        for record in self._client.runs():
-            if record.submission == self._submission:
-                return record.run_id
+        if run_id := self._client.run_of(self._submission):
+            return run_id
         self.is_left = True
         raise ConnectionFailedError(f"coordinator {self._client.address} has not begun the run; submit it again")
 

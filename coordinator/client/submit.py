@@ -15,6 +15,7 @@ import secrets
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,6 +115,7 @@ def interrupts_handled(log: Path) -> Iterator[Interrupts]:
 
 
 _LOG = logging.getLogger(__name__)
+_LOOK_S = 0.2
 _DRAINING = "stopping after the turns that train now, with a checkpoint; Ctrl-C again stops at once"
 _NOTHING_YET = "stopping; nothing is being trained now, so no checkpoint is added"
 
@@ -174,17 +176,28 @@ class Client(Connection):
             InterruptedRunError: Ctrl-C before it trains.
             RingTuneError: the coordinator stores no runs, or the run failed before it trained.
         """
+        request = request._replace(submission=secrets.token_hex(8))
         call = self._submit(request)
         outcome = Outcome(request.job)
         try:
             self._checked(lambda: _handle_until(call, outcome, lambda: outcome.phase == "training"))
             return outcome.run_id
         except KeyboardInterrupt as error:
-            if outcome.run_id:
-                self._stop_at_once(outcome.run_id)
+            if run_id := outcome.run_id or self._begun(call, request.submission):
+                self._stop_at_once(run_id)
             raise InterruptedRunError("stopped before it trained; nothing is saved") from error
         finally:
             call.cancel()
+
+    def _begun(self, call: Any, submission: str) -> str:
+        """Wait for the id of a submitted run; empty if the call ends first, or after ``CALL_S`` seconds."""
+        end_s = time.monotonic() + CALL_S
+        with contextlib.suppress(RingTuneError):  # as where no runs are stored: they end with their call
+            while call.is_active() and time.monotonic() < end_s:
+                if run_id := self.run_of(submission):
+                    return run_id
+                time.sleep(_LOOK_S)
+        return ""
 
     def _submit(self, request: RunRequest) -> Any:
         """Begin the call of a run, without a deadline: a run may take days, and keepalive finds a dead coordinator."""

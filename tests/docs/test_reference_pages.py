@@ -82,11 +82,13 @@ def test_job_page_defaults_are_those_of_a_job(keys: dict[str, KeyFacts]) -> None
 
 
 def test_job_page_examples_are_taken_by_a_job(keys: dict[str, KeyFacts]) -> None:
-    """Whoever copies an example gets a job that is read."""
-    found = make_job.examples(make_job.page())
-    assert list(found) == list(keys)
-    for name, line in found.items():
-        value = tomllib.loads(line)[name.partition(".")[2]]
+    """Whoever copies an example gets a job that is read; one that is the default follows it."""
+    edited = make_job.examples(make_job.page())
+    assert edited["train.seed"] == "seed = 1" and edited.keys() < keys.keys()
+    assert make_job.examples("## [train]\n| `seed` | integer | `7` | any | what it does | `seed = 7` |") == {}
+    for name, key in keys.items():
+        own = name.partition(".")[2]
+        value = tomllib.loads(edited.get(name, f"{own} = {key.default}"))[own]
         assert refusal(name, value) == "", name
 
 

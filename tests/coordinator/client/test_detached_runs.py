@@ -15,7 +15,7 @@ import pytest
 from coordinator.client import detached_runs as module
 from coordinator.client.checkpoints import RunCheckpoints, find_resume
 from coordinator.client.detached_runs import fetch_run, fetched_folder, find_run, only_run, stop_run, update_run_folder
-from coordinator.client.follow import show_events
+from coordinator.client.follow import Outcome, show_events
 from coordinator.client.run_folder import WRITTEN, RunFolder
 from coordinator.client.saved_run import RunLocation, read_place, read_run
 from coordinator.client.submit import Client, Interrupts
@@ -346,6 +346,24 @@ def test_second_ctrl_c_ends_a_kept_run_at_once(tmp_path: Path) -> None:
                 interrupts=interrupts,
                 sinks=(stop,),
             )
+        (record,) = client.runs()
+        assert ended(client, record.run_id).state == "stopped"
+        gate.open.set()
+
+
+def test_ctrl_c_before_the_id_of_a_run_ends_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stored already, so that it would train without its submitter, who was told that it does not."""
+    gate, take = Gate(), Outcome.__call__
+
+    def stop(outcome: Outcome, event: control_pb2.RunEvent) -> None:
+        take(outcome, event)
+        if event.kept:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Outcome, "__call__", stop)
+    with keeping(tmp_path / "kept", gate) as cluster, Client(cluster.server.address) as client:
+        with pytest.raises(InterruptedRunError, match="stopped before it trained"):
+            start(client)
         (record,) = client.runs()
         assert ended(client, record.run_id).state == "stopped"
         gate.open.set()
