@@ -50,6 +50,18 @@ def test_rounds_error_of_the_planner_ends_the_run() -> None:
     assert [command.node for command in answer if isinstance(command, rd.Release)] == ["a"]
 
 
+@cases(("items_ahead", "expected"), [(1, 2), (4, 2), (5, 3)])
+def test_rounds_grant_ahead_at_least_one_turn(items_ahead: int, expected: int) -> None:
+    """Turns are granted until enough items are ahead, and always one beyond the current."""
+    rounds = RunStateMachine(lambda facts: PLAN, items_ahead=items_ahead)
+    rounds.handle(rd.Started(("a", "b")), 0.0)
+    rounds.handle(rd.Inspected("a", None), 0.0)
+    rounds.handle(rd.Inspected("b", None), 0.0)
+    rounds.handle(rd.Prepared("a"), 0.0)
+    grants = [command for command in rounds.handle(rd.Prepared("b"), 0.0) if isinstance(command, rd.Grant)]
+    assert len(grants) == 1 and len(grants[0].turns) == expected
+
+
 def test_rounds_whole_run_logs_every_turn_in_order_and_collects_once() -> None:
     """Turns close in order even if nodes report them out of order; the last owner gives the head."""
     rounds = trained_rounds(items_ahead=100)
