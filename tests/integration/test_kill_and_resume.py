@@ -93,14 +93,14 @@ def test_run_that_is_killed_again_and_again_ends_with_the_same_result(whole: Who
 
 @pytest.mark.thorough
 def test_run_goes_on_after_ctrl_z(whole: Whole, tmp_path: Path) -> None:
-    """The launcher, with the coordinator, stands still for three leases; its nodes wait for it."""
+    """The launcher, with the coordinator, stands still for two leases; its nodes wait for it."""
     job, wanted = whole
     out = tmp_path / "out"
-    run = LocalRun(job, out, "--set", "runtime.lease_s=2")
+    run = LocalRun(job, out, "--set", "runtime.lease_s=6")
     run.until_steps(13)
     run.process.send_signal(signal.SIGSTOP)
     with pytest.raises(subprocess.TimeoutExpired):
-        run.process.wait(6.0)
+        run.process.wait(13.0)
     run.process.send_signal(signal.SIGCONT)
     assert run.wait() == 0, run.errors()
     assert difference(out, wanted) <= 1e-9

@@ -50,7 +50,7 @@ every_steps = 7
 dtype = "float64"
 [runtime]
 threads = 1
-lease_s = 5.0
+lease_s = 30.0
 [recovery]
 copies = "none"
 """
