@@ -130,6 +130,7 @@ def test_unfreezing_comes_where_a_loss_improves_too_little_and_stops_at_private_
     assert found.unfreeze_at[0] == 40 and len(found.unfreeze_at) == 5
     private = changed(auto_plan(), slices=[("a", 4, 6)], private_blocks=4)
     assert unfreezing_after(private.course, [1.0] * 40).unfreeze_at == (40,)
+    assert unfreezing_after(auto_plan(num_steps=40).course, [1.0] * 4).unfreeze_at == (), "the run ends before"
     with pytest.raises(PlanError, match="of another run"):  # this one has nothing to remember
         found.check(make_plan([("a", 0, 4)], ["a"]).course, 4)
 
