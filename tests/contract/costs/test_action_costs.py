@@ -65,6 +65,13 @@ def test_costs_of_messages_are_in_recorded_times_already() -> None:
     assert costs(cpu_cores=0.5, has_messages=True).taken_s("a", "b", Payload.HIDDEN, 100.0, 4.0) == (0.0, 0.0)
 
 
+def test_costs_of_messages_are_those_of_a_ring_in_which_all_compute() -> None:
+    """Where it was measured what a byte takes from computing, the processor seconds of a quiet link do not count."""
+    found = _with(message_s_per_byte=0.01).taken_s("a", "b", Payload.HIDDEN, 100.0, 4.0)
+    assert found == pytest.approx((1.0 + 0.25, 1.0 + 0.5))
+    assert _with(message_s_per_byte=0.01, has_messages=True).taken_s("a", "b", Payload.HIDDEN, 100.0, 4.0) == (0.0, 0.0)
+
+
 def test_a_rest_is_worth_something_at_a_quota_that_computing_uses_up() -> None:
     """At half a core an action takes half its time at least; recorded times have their rests in them."""
     assert _with(rested_s=0.3).rest("a") == (0.3, 0.5)

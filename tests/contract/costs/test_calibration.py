@@ -366,6 +366,13 @@ def test_a_link_that_lasts_at_a_quarter_of_its_rate_is_told_with_its_ratio() -> 
     assert watched(slow).changed() == pytest.approx({("a", "b"): 4.0})
 
 
+def test_turns_with_few_messages_say_nothing() -> None:
+    """A change that has begun goes on after turns without any."""
+    slow = [1e6, 1e6, 1e6, 2.5e5, 0, 2.5e5, 0, 2.5e5]
+    assert watched(slow).changed() == pytest.approx({("a", "b"): 4.0})
+    assert watched(slow, messages=3).changed() == {}
+
+
 def test_messages_of_a_turn_are_bounded_and_those_of_unknown_links_left_out() -> None:
     """A node that reports a million of them takes no memory."""
     watch = LinkMonitor([LINK])

@@ -64,6 +64,7 @@ def test_memory_of_state_in_memory_is_that_of_all_units_and_one_groups_gradients
     assert optimizer_bytes(plan(), "a") == 10_000 + 2 * 2 * 10_000 + 2 * TENSOR
     assert optimizer_bytes(plan(), "b") == 60_000 + 2 * (2 * 10_000 + 60_000 + 3_000)
     assert optimizer_bytes(plan(), "b", "sgd") == 60_000
+    assert optimizer_bytes(plan(drops_state=True), "a") == 3 * 10_000, "of dropped state that of one group"
 
 
 def test_memory_of_graphs_is_that_of_the_fullest_step() -> None:
@@ -102,6 +103,14 @@ def test_a_short_run_needs_no_room_for_what_never_trains() -> None:
     assert optimizer_bytes(short, "a") == 0
     work = 2 * TENSOR  # of the head
     assert optimizer_bytes(short, "b") == 10_000 + 2 * (20_000 + 3_000) + 2 * TENSOR + work
+
+
+def test_an_owner_with_others_may_have_the_heads_gradient_beside_graphs_of_any_step() -> None:
+    """It is updated beside them too, with state that rests on disk."""
+    model = dataclasses.replace(MODEL, embedding_train_bytes=1_000, token_table_bytes=500, head_bytes=30_000)
+    kept = 2 * (KEPT + KEPT - INPUTS) + 2 * TENSOR
+    on_disk = changed(plan(("b", "a")), state_on_disk=True)
+    assert moment_bytes(on_disk, "b", model=model) == kept + 10_000 + 3 * 30_000
 
 
 SMALL = dataclasses.replace(MODEL, embedding_train_bytes=1_000, token_table_bytes=500)
@@ -143,3 +152,10 @@ def test_a_decoder_that_trains_has_two_gradients_from_the_second_micro_batch_on(
     graphs = microbatches * (2 * (KEPT - INPUTS) + TENSOR) if is_tied else 0
     work = 2 * TENSOR + logits_peak_bytes(TOKENS, 25_000, 4)
     assert moment_bytes(of, "b", "sgd", model) == graphs + decoder_bytes + work + (microbatches - 1) * decoder_bytes
+
+
+def test_a_node_alone_keeps_the_graphs_of_one_micro_batch() -> None:
+    """Head and backward of a micro-batch come before the next one's forward."""
+    alone = make_plan([("b", 0, 4)], ["b"], method=Hift(), num_steps=30, hidden_size=2)
+    graphs = KEPT + 3 * (KEPT - INPUTS) + TENSOR + KEPT
+    assert moment_bytes(alone, "b", "sgd", SMALL) == graphs + 10_000

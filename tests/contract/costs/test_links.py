@@ -64,6 +64,13 @@ def test_link_through_a_machines_memory_stays_what_it_is() -> None:
     assert recorded(5e6).links((link,)) == (link,)
 
 
+def test_link_that_was_assumed_is_known_after_a_run() -> None:
+    """Beyond the budget of a measurement links are assumed; a run that uses one knows it."""
+    assumed = LinkFacts(source="a", target="b", rate_bytes_per_s=5.1e6, latency_s=0.002, is_assumed=True)
+    (found,) = recorded(5e6).links((assumed,))
+    assert not found.is_assumed and found.rate_bytes_per_s == 5.1e6
+
+
 def test_links_that_a_run_hardly_used_are_not_shown_by_it() -> None:
     """Of three links one was used enough, and one agrees with its transfers: only those two say what they are now."""
     links = recorded(5e6)

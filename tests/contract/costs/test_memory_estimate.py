@@ -217,6 +217,14 @@ def ring(**more: object) -> Plan:
     return changed(plan, copies=True)
 
 
+def test_hosts_keep_what_they_train_and_copies_of_the_host_before_them() -> None:
+    """Block 0 does not train, and a keeps its head."""
+    plan = ring()
+    assert kept(plan, "a") == FILES * (0 + 1) * BLOCK + FILES * HEAD
+    assert kept(plan, "b") == FILES * (2 + 0) * BLOCK
+    assert kept(plan, "c") == FILES * (1 + 2) * BLOCK
+
+
 def test_bytes_of_a_turn_are_those_of_the_blocks_that_a_node_fits() -> None:
     """Block 3 and those of b are fitted for their hosts; block 0 does not train, and a has the head."""
     plan = helped(ring(), {"b": "z", "c": "a"})

@@ -60,6 +60,12 @@ def test_a_block_takes_the_part_of_its_active_subnets(op: Op, pattern: str, expe
     assert seconds(op, (pattern,)) == pytest.approx(expected, rel=1e-12)
 
 
+def test_patterns_of_several_blocks_add_up() -> None:
+    """The first of three is the lowest with a graph; an empty pattern is all full."""
+    assert seconds(Op.FORWARD, ("1133", "", "1122"), start=0) == pytest.approx(1.9 + 4.0 + 3.2)
+    assert seconds(Op.BACKWARD, ("1133", "1111"), start=0) == pytest.approx(3.5 + 5.0)
+
+
 @cases(("pattern", "share"), [("1133", 0.5), ("1333", 0.25), ("1122", 0.5), ("1111", 1.0)])
 def test_a_profile_without_parts_scales_in_proportion(pattern: str, share: float) -> None:
     """An old profile has whole blocks only."""

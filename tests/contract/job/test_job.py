@@ -164,6 +164,12 @@ def test_job_section_refuses_values_out_of_range(cls: type[Any], values: dict[st
     assert message in str(caught.value)
 
 
+def test_train_num_steps_counts_all_owners_turns() -> None:
+    """Rounds are per owner; max_steps is for the whole run."""
+    lengths = (Train(rounds=3, local_iterations=10), Train(max_steps=7))
+    assert [train.num_steps([7] * 4) for train in lengths] == [120, 7]
+
+
 @cases(
     ("epochs", "rows", "steps"),
     [

@@ -62,6 +62,15 @@ def test_sum_has_the_rank_and_alpha_of_all_so_that_their_ratio_stays(config: str
     assert {name: part.options[name] for name in options} == options
 
 
+def test_sum_of_a_mixture_is_the_mixture_of_sums() -> None:
+    """Each part by its own rule."""
+    own = "linear[alpha=2.0,attn_matrices=['v']]|linear[selfattn_lora=False,output_lora=True]"
+    config = f"lora[r=4,attn_matrices=['q']] | {own}"
+    lora, *linear = parse_adapter_config(summed_config(config, 3))
+    assert lora == ("lora", {"r": 12, "alpha": 24, "attn_matrices": ["q"]})
+    assert linear == list(parse_adapter_config(config)[1:])
+
+
 @cases(
     ("config", "count", "message"),
     [

@@ -157,6 +157,7 @@ def test_layers_behind_some_activation_functions_are_left_alone(key: str, value:
     name = "bert" if key == "hidden_act" else "distilbert"
     own, lora = (inputs_of(name, adapter, **{key: value}) for adapter in ("full", "lora[output_lora=True]"))
     assert [kept.always_kept for kept in own] == [False, False, False, True]
+    assert own[-1].groups(["down"], has_dropout=False) == [], "its projection would free nothing"
     assert [kept.always_kept for kept in lora] == [False, True]
     assert with_shared_inputs(["value", "down"], own) == ("query", "key", "value")
     assert with_shared_inputs(["adapter_down"], lora) == ("adapter_down",)

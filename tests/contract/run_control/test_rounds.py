@@ -272,6 +272,19 @@ def test_rounds_ask_the_driver_for_a_plan() -> None:
     assert timer.at_s == 72.0
 
 
+def test_rounds_prepare_when_the_plan_comes() -> None:
+    """The plan's nodes prepare, one that it leaves out is let go, and the deadline counts from then on."""
+    rounds, _ = planning(plan_s=60.0)
+    commands = rounds.handle(rd.PlanMade(PLAN), 50.0)
+    assert [command.node for command in commands if isinstance(command, rd.Prepare)] == ["a", "b"]
+    assert [command.node for command in commands if isinstance(command, rd.Release)] == ["z"]
+    assert [command.at_s for command in commands if isinstance(command, SetTimer)] == [60.0]
+    only, _ = planning(plan_only=True)
+    commands = only.handle(rd.PlanMade(PLAN), 50.0)
+    assert {command.node for command in commands if isinstance(command, rd.Release)} == {"a", "b", "z"}
+    assert kinds(commands)[-1] == "Finish"
+
+
 def test_rounds_whose_copies_are_on_disks_end_with_a_lost_host() -> None:
     """Where all parameters train: the run can be resumed without it, and lines are logged as they come."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=8, local_iterations=2, method=Hift())

@@ -125,6 +125,17 @@ def test_unfreezing_of_a_diverged_run_goes_on() -> None:
     assert all(math.isfinite(value) for value in (*found.recent, found.best or 0.0))
 
 
+def test_unfreezing_comes_where_a_loss_improves_too_little_and_stops_at_private_blocks() -> None:
+    """Half a percent a turn beats the best loss by one percent only every third turn; a patience of 20 steps is two."""
+    found = unfreezing_after(auto_plan().course, [0.995**turn for turn in range(40)])
+    assert found.unfreeze_at[0] == 40 and len(found.unfreeze_at) == 5
+    private = changed(auto_plan(), slices=[("a", 4, 6)], private_blocks=4)
+    assert unfreezing_after(private.course, [1.0] * 40).unfreeze_at == (40,)
+    assert unfreezing_after(auto_plan(num_steps=40).course, [1.0] * 4).unfreeze_at == (), "the run ends before"
+    with pytest.raises(PlanError, match="of another run"):  # this one has nothing to remember
+        found.check(make_plan([("a", 0, 4)], ["a"]).course, 4)
+
+
 @settings(max_examples=40)
 @given(PLANS, LOSSES, LOSSES)
 def test_unfreezing_decisions_are_only_ever_added(plan: Plan, losses: list[float], more: list[float]) -> None:

@@ -257,6 +257,15 @@ def asked_of(trail: Trail) -> Question:
     return question(SMALL, TURN, CELL, WORKS["b"], {node: trail_of(node) for node in SMALL.nodes} | {"b": trail})
 
 
+def test_question_names_all_that_goes_in_and_comes_out() -> None:
+    """The sum before and the last one by the order in which the host added them up; micro-batch 1 is before 0."""
+    asked = asked_of(trail_of("b"))
+    assert (asked.place.before, asked.place.last) == (1, 0)
+    assert {*asked.told} == {"h 1.0 4", "g 1.0 2", "sum 1.0", "state 1 2", "state 1 3"}
+    assert {*asked.given} - {*asked.told} == {"h 1.0 2", "g 1.0 4", "sum 1.1", "state 0 2", "state 0 3"}
+    assert asked.peers == {"h 1.0 2": "a", "h 1.0 4": "o", "g 1.0 4": "o", "g 1.0 2": "a"}
+
+
 def test_cell_begins_with_the_vectors_before_it_and_its_update_has_the_last_ones() -> None:
     """Forwards are in ascending order, whatever that of the backwards; the first begins with those of the state."""
     projecting = dataclasses.replace(SMALL.course, velora=Velora(blocks=(Range(0, 4),), layers=("down",), parts=8))

@@ -123,6 +123,15 @@ def test_frozen_bytes_are_those_of_small_matrices_and_whole_vectors(frozen: Froz
     assert frozen_bytes(4_200, params=1_000, rows=10, item_bytes=4, frozen=frozen) == wanted
 
 
+def test_frozen_matrices_outside_of_blocks_have_8_bits_where_blocks_have_4() -> None:
+    """Tables and decoder: a byte a number, and a scale for each row."""
+    found = [
+        frozen_bytes(4_200, params=1_000, rows=10, item_bytes=4, frozen=frozen, in_blocks=False)
+        for frozen in (NF4, INT8)
+    ]
+    assert found == [1_000 + 4 * 10 + 200] * 2
+
+
 @cases(
     ("frozen", "wanted"),
     [

@@ -197,6 +197,14 @@ def test_random_does_not_depend_on_the_version_of_numpy() -> None:
     assert choose_table(course, (), 0).batches[0].rows == ("1333", "3333", "3313", "3131")
 
 
+@cases("policy", ["magnitude", "magnitude-gradient"])
+def test_pruning_passes_the_least_by(policy: str) -> None:
+    """The budget is over all subnets: those that count least do nothing for any micro-batch."""
+    course = choosing_course(full=3, microbatches=5, subnets=5, num_blocks=2, policy=policy)
+    table = choose_table(course, made_scores(course, lambda entry, _, subnet: 1.0 + entry.block + 0.1 * subnet))
+    assert {row for batch in table.batches for row in batch.rows} == {"3333111111"}
+
+
 def test_pruning_needs_the_scored_batch_only() -> None:
     """Pruning scores one batch of each owner; its table is of all batches, and without that batch it is refused."""
     course = choosing_course(full=3, microbatches=5, subnets=5, num_blocks=2, policy="magnitude", owners=2)

@@ -305,6 +305,13 @@ def test_small_batch_has_its_share_of_capacity() -> None:
     assert all(row.count("1") == 1 for row in expected_table(course).batches[0].rows)
 
 
+def test_course_without_choice_has_an_empty_table() -> None:
+    """Everything is full where nothing is chosen, and with the policy standard."""
+    course = choosing_course(full=1, microbatches=2, num_blocks=2)
+    assert expected_table(dataclasses.replace(course, choice=None)).batches == ()
+    assert expected_table(choosing_course(full=2, microbatches=2, num_blocks=2, policy="standard")).batches == ()
+
+
 def test_given_tables_are_expected() -> None:
     """Where tables are given, the first one is what comes, and nobody chooses."""
     course = choosing_course(full=1, microbatches=2, num_blocks=2)

@@ -91,6 +91,15 @@ def test_choice_grants_with_the_table_once_it_is_there() -> None:
     assert rounds.handle(rd.OperationsChosen(asked.step, table_of(PLAN.course, 2)), 3.0) == []
 
 
+def test_choice_for_another_step_changes_nothing() -> None:
+    """An answer that nobody waits for, be it a failure."""
+    rounds, _ = scored()
+    for step in (2, -1):
+        assert rounds.handle(rd.OperationsChosen(step, TABLE), 2.0) == []
+        assert rounds.handle(rd.OperationsFailed(step, "PlanError", "no"), 2.0) == []
+    assert granted(rounds.handle(rd.OperationsChosen(0, TABLE), 2.0))
+
+
 def test_choice_before_all_scores_changes_nothing() -> None:
     """An answer that comes before the question."""
     rounds, _ = begun()

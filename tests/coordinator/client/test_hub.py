@@ -176,6 +176,23 @@ def test_resolve_takes_a_path_that_exists_before_an_id(tmp_path: Path, monkeypat
     assert model_folder("models/a/b", cache=tmp_path, fetch=never) == Path("models/a/b")
 
 
+def test_resolve_fetches_what_the_cache_lacks(tmp_path: Path) -> None:
+    """Once: the next time it is there."""
+    asked: list[str] = []
+
+    def fetch(wanted: HubId, cache: Path) -> str:
+        asked.append(str(wanted))
+        write_cache(cache)
+        return ""
+
+    for _ in range(2):
+        assert (
+            model_folder("acme/mini-v2", cache=tmp_path / "library", own=tmp_path / "own", fetch=fetch).name == COMMIT
+        )
+    assert asked == ["acme/mini-v2"]
+    assert not (tmp_path / "library").exists(), "others' cache is only read"
+
+
 def test_resolve_says_how_to_get_what_it_can_not_fetch(tmp_path: Path) -> None:
     """Id, cache, reason and command stand in one line."""
     with pytest.raises(ConnectionFailedError) as caught:

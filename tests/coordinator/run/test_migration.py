@@ -220,6 +220,22 @@ def test_run_is_watched_once_its_last_placement_holds() -> None:
         assert run.replanning.moved(last) is run.replanning.pace is not None
 
 
+def test_replanning_counts_the_steps_and_nodes_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns that are granted are done where the run is; where no other is left nothing is looked for."""
+    found(monkeypatch, 60.0, 40.0, step=10)
+    run = Run()
+    run.consider({"b": 2.0}, end_step=9)
+    assert run.take() is not None
+    run.consider({"b": 4.0}, end_step=19)
+    assert run.answers.empty() and len(run.notes) == 2
+    # A node that the placement does not need may be lost, before the search or while it goes on
+    found(monkeypatch, 60.0, 40.0, nodes="a")
+    run = Run()
+    run.consider({"a": 2.0}, living="a")
+    assert run.take("a") is None
+    assert run.notes[-1].endswith("as predicted from the newest turns, and node b is lost")
+
+
 def test_replanning_forgets_what_it_looked_for_before_a_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was judged beside a placement that the run has no longer, with times of a node that is lost."""
     found(monkeypatch, 60.0, 40.0)

@@ -38,7 +38,7 @@ from ringtune.schedule.versions import depth, ever_trained
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import facts, job
 from tests.support.plans import make_plan
-from tests.support.profiles import profile_of
+from tests.support.profiles import TIMES, profile_of
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"])
 TURNS = list(turn_sequence(PLAN.course))
@@ -392,6 +392,18 @@ def test_what_scores_took_stands_beside_what_steps_saved() -> None:
     assert found["scores"] == {"batches": count, "busy_s": 2.0 * count, "sent_bytes": 100 * count}
     assert {**found, "scores": before["scores"]} == before
     assert f"{format_seconds(2.0 * count)} and {100 * count} B on top, measured" in saved_lines(found)[-1]
+
+
+def test_measured_seconds_are_compared_with_recorded_ones() -> None:
+    """A run on boards that turned out half as fast has not done more."""
+    plan, turns = planned("1111", "1133")
+    ledger = OperationsLedger(plan, profile_of(plan))
+    for turn in turns:
+        ledger.turn_done(turn)
+    slow = profile_of(plan, times={work: 2 * seconds for work, seconds in TIMES.items()})
+    first, second = (ledger.report(recorded) or {} for recorded in (profile_of(plan), slow))
+    assert second["compute"]["all_full_s"] == pytest.approx(2 * first["compute"]["all_full_s"])
+    assert second["compute"]["predicted"] == first["compute"]["predicted"]
 
 
 def test_seconds_of_all_full_are_not_measured_where_nothing_was_full() -> None:
