@@ -49,6 +49,7 @@ MODEL = small_model(
     adapter_block_bytes=12,
     digest="ab" * 32,
     head_class_bytes=0,
+    pair_token_bytes=4 * (8 + 8),
 )
 JOB_TEXT = """
 [model]
