@@ -49,6 +49,11 @@ def followed(ring: Cluster, job: Job, hold: Hold | None = None) -> Follower:
     return ring.follow(job, plan=ring.plan_on(job, RING), hold=hold)
 
 
+def wait_for_turn(follower: Follower, *, steps: int) -> None:
+    """Wait until so many steps are through, and all nodes are done with the first turn: its copies have arrived."""
+    follower.wait_for(lambda outcome: len(outcome.steps) >= steps and any(map(is_step, outcome.metrics)))
+
+
 def assert_trained(ring: Cluster, job: Job, outcome: Outcome, *, after: int = 0) -> None:
     """Adapters and head are those of one process; each step is in the books once, and was shown once."""
     assert outcome.is_done, outcome.message
@@ -65,7 +70,7 @@ def test_run_goes_on_without_a_host_that_stands_still_and_what_it_says_later_is_
     """For longer than its lease; when it goes on its late messages change nothing, and it is a member again."""
     job = job_of(ring)
     follower = followed(ring, job, hold := Hold(ring, 5))
-    follower.wait_for_steps(5)
+    wait_for_turn(follower, steps=5)
     ring.signal("c", signal.SIGSTOP)
     ring.end_lease("c")
     try:
@@ -89,7 +94,7 @@ def test_run_goes_on_without_a_helper_that_is_killed(ring: Cluster) -> None:
     job = job_of(ring, offload__mode="auto")
     plan = helped(ring.plan_on(job, (("a", 0, 2), ("b", 2, 4))), {"a": "c", "b": "c"})
     follower = ring.follow(job, plan=plan, hold=(hold := Hold(ring, 5)))
-    follower.wait_for_steps(5)
+    wait_for_turn(follower, steps=5)
     ring.signal("c", signal.SIGKILL)
     ring.end_lease("c")
     follower.wait_for(lambda outcome: bool(outcome.of_kind("recovery")))
@@ -114,7 +119,7 @@ def test_run_goes_on_without_the_rows_of_a_lost_owner_until_it_is_back(
     """
     job = job_of(ring, recovery__owners="skip", train__max_steps=96, train__eval_every=48, runtime__wait_s=300.0)
     follower = followed(ring, job, hold := Hold(ring, 9, after="recovery"))
-    follower.wait_for_steps(9)
+    wait_for_turn(follower, steps=9)
     ring.signal(owner, signal.SIGKILL if is_killed else signal.SIGSTOP)
     ring.end_lease(owner)
     try:  # in the third turn without it one of them was its own
@@ -153,7 +158,7 @@ def test_run_that_is_resumed_takes_in_an_owner_that_was_left_out_before(ring: Cl
     """It was the first host, is there when the run is resumed, and is taken in after a turn; resumed once more."""
     job = job_of(ring, recovery__owners="skip", train__max_steps=192, train__eval_every=48, runtime__wait_s=300.0)
     follower = followed(ring, job)
-    follower.wait_for_steps(9)
+    wait_for_turn(follower, steps=9)
     ring.signal("a", signal.SIGKILL)
     parts = list[Outcome]()
     for _ in range(2):
@@ -185,7 +190,7 @@ def test_run_waits_for_an_owner_that_is_killed_and_goes_on_when_it_is_back(ring:
     """With its blocks, and the head if it had it, from the copies; who was awaited was in the status."""
     job = job_of(ring)
     follower = followed(ring, job)
-    follower.wait_for_steps(9)
+    wait_for_turn(follower, steps=9)
     ring.signal(owner, signal.SIGKILL)
     follower.wait_for(lambda outcome: any("the run waits for node" in note for note in outcome.notes))
     status = ring.coordinator.run_status()
@@ -286,7 +291,7 @@ def test_node_that_comes_in_mid_run_takes_blocks(
         ring.wait_exit("c")
     hold = Hold(ring, 5, after="recovery" if was_lost else "")
     follower = ring.follow(job, plan=plan, profile=measured(profile, "abc" if was_lost else "ab"), hold=hold)
-    follower.wait_for_steps(5)
+    wait_for_turn(follower, steps=5)
     if was_lost:
         ring.signal("c", signal.SIGKILL)
         follower.wait_for(lambda outcome: bool(outcome.of_kind("recovery")))
