@@ -23,6 +23,7 @@ from ringtune.schedule.operation_tables import ScheduledTable
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
 from ringtune.techniques.audit import LEDGER
+from ringtune.techniques.operations import chosen_entry
 from ringtune.texts import RepeatCounter, printable, times
 from ringtune.v1 import control_pb2
 
@@ -251,9 +252,11 @@ class RunRecorder:
                     self._emit(control_pb2.RunEvent(note=told))
                     self._emit(control_pb2.RunEvent(metrics_json=json.dumps(fetched_line(command))))
             case rd.LogUnfreeze(step, depth):
-                self._emit(control_pb2.RunEvent(step_json=json.dumps(self.ledger.unfrozen(step, depth))))
+                entry = {"kind": "unfreeze", "step": step, "depth": depth}
+                self._emit(control_pb2.RunEvent(step_json=json.dumps(self.ledger.decided(entry))))
             case rd.LogOperations(step, operations):
-                self._emit(control_pb2.RunEvent(step_json=json.dumps(self.ledger.operations_chosen(step, operations))))
+                entry = chosen_entry(self.plan.course, step, operations)
+                self._emit(control_pb2.RunEvent(step_json=json.dumps(self.ledger.decided(entry))))
                 chosen = ScheduledTable(step=step, operations=operations, origin=self.plan.course.table_origin)
                 self._emit(control_pb2.RunEvent(operations_json=json.dumps(chosen.to_json())))
             case rd.LogTechniqueFailed(_, problem):

@@ -30,11 +30,9 @@ from ringtune.run_control.evaluation import class_figures, entity_figures, numbe
 from ringtune.run_control.events import LogMove
 from ringtune.run_control.turns import Judge
 from ringtune.schedule.actions import Op, Payload
-from ringtune.schedule.operation_tables import FORWARD_ONLY, FULL, SHORTCUT, Operations, pattern_of
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import NONE_DONE, Evaluations, Item, StepKind, Turn, items
 from ringtune.schedule.units import units_text
-from ringtune.schedule.versions import ever_trained
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_checkpointing import SlicePolicy
 from ringtune.techniques.generation import generation_figures
@@ -281,27 +279,11 @@ class RunLedger:
             line["trains"] = units_text(course.method.trained(course, step))
         return line | {"lr": learning_rate(self._job.train, *course.method.rate_at(course, step))}
 
-    def unfrozen(self, step: int, depth: int) -> dict[str, Any]:
-        """Note the decision to train ``depth`` blocks from ``step`` on; return its progress event.
+    def decided(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """Note a decision, with its ``kind`` and the ``step`` from which it holds; return it as progress event.
 
-        Its line of metrics.jsonl precedes the lines of the turn that begins at ``step``.
+        Its line of metrics.jsonl precedes the lines of the turn that begins at that step.
         """
-        entry = {"kind": "unfreeze", "step": step, "depth": depth}
-        self._decisions.append(entry)
-        return entry
-
-    def operations_chosen(self, step: int, operations: Operations) -> dict[str, Any]:
-        """Note the chosen table from ``step`` on; return its progress event.
-
-        The event has the table's digest, and the number of operations of each kind for blocks that ever train. Its line
-        is placed as that of ``unfrozen``.
-        """
-        blocks, subnets = ever_trained(self._plan.course).blocks, operations.subnets
-        rows = [row for batch in operations.batches for row in batch.rows]
-        codes = "".join(pattern_of(row, block, subnets) for row in rows for block in blocks)
-        kinds = {"full": FULL, "forward_only": FORWARD_ONLY, "shortcut": SHORTCUT}
-        counts = {name: codes.count(code) for name, code in kinds.items()}
-        entry = {"kind": "operations", "step": step, "digest": operations.digest, **counts}
         self._decisions.append(entry)
         return entry
 

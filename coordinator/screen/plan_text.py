@@ -10,7 +10,7 @@ from coordinator.planner.explain import Explanation, explanation_text
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.planner.planned import JobTime, copies_line
 from coordinator.screen.tables import table_lines
-from coordinator.screen.training_text import choice_lines, groups_lines, helper_lines, operations_lines, training_lines
+from coordinator.screen.training_text import helper_lines, training_lines
 from ringtune.costs.memory_terms import PART_WORDS, MemoryEstimate
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import UsageError
@@ -66,8 +66,7 @@ def plan_text(
     lines.append(_turns(plan))
     lines += _moves(plan)
     lines += training_lines(course)
-    lines += groups_lines(course, memory)
-    lines += choice_lines(plan)
+    lines += [line for technique in TECHNIQUES for line in technique.training_lines(plan, memory)]
     lines += helper_lines(plan, facts)
     if is_stale(course):
         lines.append(_staleness(plan))
@@ -87,7 +86,7 @@ def plan_text(
         lines.append(f"actions from step {at_step}, {trains}:")
         lines += table_text(plan, at_step=at_step, num_steps=num_steps).splitlines()
         lines += legend_lines()
-        lines += operations_lines(plan)
+        lines += [line for technique in TECHNIQUES for line in technique.table_lines(plan)]
     return lines
 
 

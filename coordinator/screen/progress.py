@@ -17,11 +17,12 @@ from typing import Any, Final, Self, TextIO, TypeVar
 
 from coordinator.run.run_text import STEP_KIND, LastStep, figure, figures_text, training_facts
 from coordinator.screen.tables import class_lines
-from coordinator.screen.training_text import run_lines, saved_lines
+from coordinator.screen.training_text import run_lines
 from ringtune.hints import hint, hint_to_start_coordinator
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind
+from ringtune.techniques import DECISION_LINES, TECHNIQUES
 from ringtune.techniques.activation_checkpointing import NONE
 from ringtune.texts import printable
 from ringtune.transport.endpoints import is_loopback, is_wildcard, join_address, split_address
@@ -109,19 +110,6 @@ def _unfreeze_line(entry: Mapping[str, Any]) -> str:
     return f"the loss has stopped improving: {entry['depth']} blocks train after step {entry['step']}"
 
 
-def operations_line(entry: Mapping[str, Any]) -> str:
-    """Describe an operation table by its shares of operations for blocks that ever train.
-
-    Example: ``operations chosen after step 0: 60 % full, 0 % forward-only, 40 % skipped``.
-    """
-    counts = [entry["full"], entry["forward_only"], entry["shortcut"]]
-    if not sum(counts):
-        return f"operations chosen after step {entry['step']}: all full"
-    full, forward_only, skipped = (100 * count / sum(counts) for count in counts)
-    shares = f"{full:.0f} % full, {forward_only:.0f} % forward-only, {skipped:.0f} % skipped"
-    return f"operations chosen after step {entry['step']}: {shares}"
-
-
 def evaluation_line(entry: Mapping[str, Any]) -> str:
     """Describe an evaluation."""
     if not entry["count"]:
@@ -195,7 +183,7 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
             f"audit: {audit['checked']} of {audit['drawn']} drawn micro-batches repeated by other hosts, "
             f"{audit['disagreed']} with another result; turns waited {format_seconds(audit['seconds'])} for it"
         )
-    lines += saved_lines(report.get("operations"))
+    lines += [line for technique in TECHNIQUES for line in technique.report_lines(report)]
     return [*lines, *_result_lines(report)]
 
 
@@ -247,7 +235,7 @@ class Progress:
         """Show an item that is done."""
 
     def decision(self, entry: Mapping[str, Any]) -> None:
-        """Show a complete evaluation, or the decision to unfreeze or to use another operation table."""
+        """Show a complete evaluation, or a decision: to unfreeze, or one of a technique."""
 
     def report(self, report: Mapping[str, Any]) -> None:
         """Show the totals of a run that is done."""
@@ -259,7 +247,11 @@ class Progress:
         """Show a line of text."""
 
 
-_LINES: Final = {"unfreeze": _unfreeze_line, "operations": operations_line, "evaluation": evaluation_line}
+_LINES: Final = {
+    "unfreeze": _unfreeze_line,
+    **{kind: lines.progress for kind, lines in DECISION_LINES.items()},
+    "evaluation": evaluation_line,
+}
 DECISIONS: Final = tuple(_LINES)
 """Kinds of the lines of ``metrics.jsonl`` that are no items, and are shown."""
 
@@ -268,7 +260,7 @@ class LineProgress(Progress):
     """Shows rare events as lines, each passed to ``note``."""
 
     def decision(self, entry: Mapping[str, Any]) -> None:
-        """Show depth, operations or figures, with the step."""
+        """Show depth, a technique's decision or figures, with the step."""
         self.note(_LINES[entry["kind"]](entry))
 
     def report(self, report: Mapping[str, Any]) -> None:

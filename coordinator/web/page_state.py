@@ -33,6 +33,7 @@ from ringtune.quantities import format_seconds
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.versions import ever_trained
 from ringtune.storage.strict import read_object
+from ringtune.techniques import DECISION_LINES
 from ringtune.texts import printable
 from ringtune.v1 import control_pb2
 
@@ -247,9 +248,8 @@ def metrics_event(line: Mapping[str, Any]) -> EventLine | None:
             return EventLine("move", f"another placement is better from step {shown(int(line['step']))} on")
         case "recovery":
             return EventLine("lost" if line.get("lost") else "move", _recovery(line))
-        case "operations":
-            return EventLine("note", f"another operation table holds from step {shown(int(line['step']))} on")
-    return None
+    decision = DECISION_LINES.get(str(line.get("kind")))
+    return None if decision is None else EventLine("note", decision.page(line))
 
 
 def _move(line: Mapping[str, Any]) -> str:

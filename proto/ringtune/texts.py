@@ -45,6 +45,11 @@ def listed(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def counted(count: int, what: str) -> str:
+    """Write a number of things: ``1 step``, ``4,000 steps``."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
 class RepeatCounter:
     """Counts repeated events and selects the 1st, 10th, 100th, ... of each kind for the log.
 

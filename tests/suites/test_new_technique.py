@@ -22,6 +22,7 @@ from coordinator.planner.make_plan import check_inputs, keep_plan, make_plan
 from coordinator.planner.planned import Planned
 from coordinator.run.report import RunLedger
 from coordinator.screen.plan_text import plan_text
+from coordinator.screen.progress import report_lines
 from edge.techniques.base import Handler, MicroBatches, OpenItem
 from ringtune.costs.model_facts import check_job as check_job_of_model
 from ringtune.costs.profile import NodeFacts, Profile, TimedShape
@@ -147,11 +148,15 @@ NOTES = Technique(
     timing_mismatch=lambda course, node: "notes on paper" if node.shape.rows == 99 else "",
     course_lines=lambda course: [f"notes of {course.num_steps} steps"] if course.seed == SEED else [],
     course_notes=lambda course: ["ink fades"] if course.seed == SEED else [],
+    training_lines=lambda plan, memory: [f"notes by {len(memory)} nodes"] if is_used(plan) else [],
+    helper_lines=lambda plan, traffic, kinds: ["z reads the notes"] if is_used(plan) else [],
     plan_lines=lambda plan: [f"notes on {', '.join(plan.nodes)}"] if is_used(plan) else [],
+    table_lines=lambda plan: ["notes of each step"] if is_used(plan) else [],
     notes=lambda plan, nodes: [f"notes of {len(nodes)} nodes stay"] if is_used(plan) else [],
     turn_rule=lambda plan, items_ahead: OneTurn() if is_used(plan) else None,
     totals={"notes": operator.add, "longest_note": max},
     report=lambda plan, steps: {"noted_steps": steps} if is_used(plan) else {},
+    report_lines=lambda report: [f"notes: {report['noted_steps']}"] if "noted_steps" in report else [],
 )
 
 
@@ -225,7 +230,7 @@ def planned(wanted: Job, known: dict[str, NodeFacts]) -> Planned:
 
 def told(of: Planned) -> str:
     """What a person reads of a plan."""
-    return "\n".join(plan_text(of.plan, of.memory, num_steps=0, measured=True, note=of.note))
+    return "\n".join(plan_text(of.plan, of.memory, measured=True, note=of.note))
 
 
 # ---- jobs and plans --------------------------------------------------------------------------------
@@ -272,6 +277,9 @@ def test_new_technique_is_planned_and_shown_where_a_job_asks_for_it() -> None:
         "notes on a, b",
         f"notes of {found.plan.course.num_steps} steps",
         "note: ink fades",
+        "notes by 2 nodes",
+        "z reads the notes",
+        "notes of each step",
         "notes of 2 nodes stay",
     )
     for line in lines:
@@ -441,3 +449,4 @@ def test_report_has_the_entries_of_a_new_technique_where_a_plan_uses_it() -> Non
         for plan in (noted(plain), plain)
     )
     assert noted_report["noted_steps"] == 0 and "noted_steps" not in plain_report
+    assert "notes: 0" in report_lines(noted_report) and "notes: 0" not in report_lines(plain_report)

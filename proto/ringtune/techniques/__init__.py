@@ -17,7 +17,7 @@ from ringtune.techniques import (
     operations,
     replicas,
 )
-from ringtune.techniques.base import Technique, TurnRule
+from ringtune.techniques.base import DecisionLines, Technique, TurnRule
 
 TECHNIQUES: Final[list[Technique]] = [
     activation_checkpointing.TECHNIQUE,
@@ -34,6 +34,11 @@ TECHNIQUES: Final[list[Technique]] = [
     generation.TECHNIQUE,
 ]
 """Every technique, in the order in which planner and driver ask them."""
+
+DECISION_LINES: Final[dict[str, DecisionLines]] = {
+    kind: lines for technique in TECHNIQUES for kind, lines in technique.decisions.items()
+}
+"""The texts of each kind of decision that a technique logs."""
 
 
 def turn_rules(part: Plan, items_ahead: int) -> tuple[TurnRule, ...]:

@@ -6,9 +6,10 @@ record in the order of that list. A field that a record leaves out has no effect
     a job is read, compared      check_job, check_model, later_keys, unused_keys, equal_values
     a plan is made               courses, placed, smaller_settings, disk_terms, parcels, copies
     a plan or times are given    course_fields, check_plan, timing_mismatch
-    a plan is shown              course_lines, course_notes, plan_lines, notes
+    a plan is shown              course_lines, course_notes, training_lines, helper_lines, notes, plan_lines,
+                                 table_lines
     turns are granted            turn_rule
-    a run is reported            totals, report
+    a run is reported            decisions, totals, report, report_lines
 
 A job, facts of nodes and sizes are passed as ``Any``: their types are defined above this package.
 """
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ringtune.models.family import Dimensions, Widths
 from ringtune.schedule.course import Course
+from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
 
@@ -54,6 +56,17 @@ class Parcel(NamedTuple):
     nodes: tuple[str, ...]
     size_bytes: int
     remedy: str
+
+
+class DecisionLines(NamedTuple):
+    """The texts of a decision that a run logs, from its line of ``metrics.jsonl``: of its progress, and of the page."""
+
+    progress: Callable[[Mapping[str, Any]], str]
+    page: Callable[[Mapping[str, Any]], str]
+
+
+Traffic = Callable[[Helper], tuple[float, float]]
+"""The most bytes of pairs that a helper gets in a step, and of weights that it returns after an update."""
 
 
 class TurnRule(Protocol):
@@ -106,13 +119,19 @@ class Technique:
         timing_mismatch: how the timing of a node, by its facts, differs from the course; empty if it does not.
         course_lines: lines of a text about training.
         course_notes: warnings about training.
+        training_lines: lines of a plan's text about what trains, from the plan and the needs of its nodes in memory.
+        helper_lines: lines about other nodes than hosts and owners, from a plan, the traffic of a helper, and the
+            kinds of adapters of the model's facts; without sizes of nodes None and none.
         plan_lines: lines of a plan's text.
+        table_lines: lines after a plan's table of actions.
         notes: warnings before the run, from a plan and the facts of its nodes.
         turn_rule: decisions about the turns of a placement; the number is the minimum of items between a turn and a
             turn that depends on it. None where the placement does not use the technique.
+        decisions: the kinds of decisions that it logs, each with its texts.
         totals: figures that a node reports at the end of a placement, each with the function that combines two
             placements.
         report: entries of report.json, from a plan and the number of steps done since the beginning of the run.
+        report_lines: lines of a report's text.
     """
 
     name: str
@@ -133,8 +152,13 @@ class Technique:
     timing_mismatch: Callable[[Course, Any], str] = lambda course, facts: ""
     course_lines: Callable[[Course], Sequence[str]] = _nothing
     course_notes: Callable[[Course], Sequence[str]] = _nothing
+    training_lines: Callable[[Plan, Mapping[str, Any]], Sequence[str]] = _nothing
+    helper_lines: Callable[[Plan, Traffic | None, Sequence[Any]], Sequence[str]] = _nothing
     plan_lines: Callable[[Plan], Sequence[str]] = _nothing
+    table_lines: Callable[[Plan], Sequence[str]] = _nothing
     notes: Callable[[Plan, Sequence[Any]], Sequence[str]] = _nothing
     turn_rule: Callable[[Plan, int], TurnRule | None] = lambda part, items_ahead: None
+    decisions: Mapping[str, DecisionLines] = field(default_factory=dict)
     totals: Mapping[str, Callable[[int, int], int]] = field(default_factory=dict)
     report: Callable[[Plan, int], Mapping[str, Any]] = lambda plan, steps: {}
+    report_lines: Callable[[Mapping[str, Any]], Sequence[str]] = _nothing

@@ -20,14 +20,17 @@ from ringtune.config.sections import Adapter, Train
 from ringtune.errors import ContradictionError, JobError
 from ringtune.models.adapter_config import FULL, trains_own_weights
 from ringtune.models.family import MAX_BLOCKS
+from ringtune.quantities import format_bytes
 from ringtune.schedule.course import Course
 from ringtune.schedule.methods import method_class, method_names
 from ringtune.schedule.methods.hift import ALWAYS, BOTTOM_UP, DISK, MEMORY, ORDERS, STATES
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import owner_indices, turns_until_repeat, weights
+from ringtune.schedule.units import EMBEDDING, unit_name, units_text
+from ringtune.schedule.versions import ever_trained
 from ringtune.storage.strict import Bounds, OneOf, check_fields
 from ringtune.techniques.base import Copies, Technique
-from ringtune.texts import listed
+from ringtune.texts import counted, listed
 
 MAX_UNITS = MAX_BLOCKS + 2
 """Limit of units in a group: all blocks, embedding and head."""
@@ -196,6 +199,51 @@ def course_notes(course: Course) -> list[str]:
     ]
 
 
+_MAX_GROUPS = 8
+_EMBEDDING_TELLS = "with texts, the embedding's which tokens it had and, of learned positions, where they stood"
+_HEAD_TELLS = "the head's about how many rows of each class"
+
+
+def groups_lines(course: Course, memory: Mapping[str, Any]) -> list[str]:
+    """Describe groups, sweeps and gradients of copies; empty with adapters. ``memory`` has the sizes of gradients."""
+    if not course.method.full_parameters or not course.num_steps:
+        return []
+    period = course.method.period(course)
+    kinds = [course.method.trained(course, step) for step in range(period)]
+    shown = " | ".join(units_text(units) for units in kinds[:_MAX_GROUPS])
+    more = f" | and {period - _MAX_GROUPS} more" if period > _MAX_GROUPS else ""
+    rate = course.method.rate_at(course, course.num_steps - 1)[1]
+    lines = [
+        f"trains all parameters, one group a step: {shown}{more}",
+        f"a sweep over all groups is {counted(period, 'step')}; the run has {counted(rate, 'sweep')}, and the "
+        "learning rate advances once a sweep",
+    ]
+    return [*lines, *_copies_lines(course, memory)]
+
+
+def _copies_lines(course: Course, memory: Mapping[str, Any]) -> list[str]:
+    """Describe the gradients from initiators to the other owners, for their copies of embedding and head."""
+    if len(course.owners) < 2:
+        return []
+    reach = ever_trained(course)
+    sizes = {term.what: term.each_bytes for estimate in memory.values() for term in estimate.terms}
+    parts = []
+    for unit in (EMBEDDING, course.head):
+        if unit in reach:
+            name = unit_name(unit, course.num_blocks)
+            size = sizes.get(f"gradient of the {name} on its way")
+            parts.append(f"{name}{f' (at most {format_bytes(size)})' if size else ''}")
+    lines = [
+        f"every owner has a copy of embedding and head; a step that trains one sends its gradient to the other owners: "
+        f"{', '.join(parts)}"
+    ]
+    tells = [_EMBEDDING_TELLS] if EMBEDDING in reach else []
+    tells += [_HEAD_TELLS] if course.labels and course.head in reach else []
+    if tells:
+        lines.append(f"note: these gradients tell the other owners much of a batch: {'; '.join(tells)}")
+    return lines
+
+
 TECHNIQUE: Final = Technique(
     name="full_parameters",
     equal_values={"hift.state": (MEMORY, DISK)},
@@ -204,4 +252,5 @@ TECHNIQUE: Final = Technique(
     smaller_settings=lambda job: smaller_settings(job.hift),
     copies=copies,
     course_notes=course_notes,
+    training_lines=lambda plan, memory: groups_lines(plan.course, memory),
 )

@@ -20,6 +20,7 @@ from ringtune.errors import ContradictionError, JobError, PlanError
 from ringtune.models.adapter_config import invertible_of, parse_adapter_config, trains_own_weights
 from ringtune.models.adapter_support import merged_refusal, offload_refusal
 from ringtune.models.family import IMAGE_CLASSIFICATION
+from ringtune.quantities import format_bytes
 from ringtune.schedule.batches import eval_rows
 from ringtune.schedule.course import (
     ALL_INPUTS,
@@ -39,13 +40,14 @@ from ringtune.schedule.course import (
 from ringtune.schedule.operation_tables import ScoredWeights
 from ringtune.schedule.placement import Helper, Slice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.run_shape import Extent, Owner, UserRows, check_user_name
+from ringtune.schedule.run_shape import Extent, Owner, UserRows, check_user_name, users_text
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
 from ringtune.schedule.units import Range
 from ringtune.storage.strict import Bounds, InWords, OneOf, check_fields, nearest, to_table
 from ringtune.techniques.activation_checkpointing import BOTH, VELORA
-from ringtune.techniques.base import Technique
+from ringtune.techniques.base import Technique, Traffic
 from ringtune.techniques.operations import operations_of
+from ringtune.texts import listed
 
 OFF: Final = "off"
 AUTO: Final = "auto"
@@ -457,6 +459,55 @@ def _users_at(owner: Owner, rows: Iterable[int], *, is_training: bool) -> list[s
     return [next(name for end, name in ends if row < end) for row in rows]
 
 
+_MAX_NAMED = 20
+_USERS = {
+    ALONE: "train adapters of their own, which only their rows go through",
+    COLLABORATION: "train adapters of their own, and every row goes through the sum of all",
+}
+_MANNERS = {"bfloat16": "rounded to 16 bits", "velora": "with projections of inputs"}
+
+
+def helper_lines(plan: Plan, traffic: Traffic | None = None, kinds: Sequence[Any] = ()) -> list[str]:
+    """Describe the helper of each host, and users of other ``kinds`` of adapters; empty without helpers."""
+    placement = plan.placement
+    lines = []
+    for one in placement.joined_helpers():
+        sent = ""
+        if traffic is not None:
+            pairs, weights = traffic(one)
+            sent = f": at most {format_bytes(pairs)} of pairs a step, {format_bytes(weights)} of weights an update"
+        lines.append(f"{one.node} fits the adapters of {placement.host_of(one.start)}'s blocks {one.text}{sent}")
+    return [*lines, *_user_lines(plan, kinds), _result(plan)] if lines else []
+
+
+def _user_lines(plan: Plan, kinds: Sequence[Any]) -> list[str]:
+    """List the users with adapters of their own, with their rows and other adapter configurations."""
+    if not plan.course.user_sets:
+        return []
+    users = plan.course.user_sets
+    own = [f"{kind.config}: {listed([user for user in users if user in kind.users], _MAX_NAMED)}" for kind in kinds]
+    own = [f"adapters in place of the job's: {'; '.join(own)}"] if own else []
+    return [f"users, with training and evaluation rows: {users_text(rows_by_user(plan.course))}", *own]
+
+
+def _result(plan: Plan) -> str:
+    offload = plan.course.offload
+    if offload is None:
+        return "helpers fit after every step from exact pairs: the result is that of a run without helpers"
+    said: list[str] = []
+    if users := plan.course.user_sets:
+        said.append(f"{len(users)} users {_USERS[offload.users]}")
+    if offload.interval > 1:
+        said.append(f"helpers add up {offload.interval} steps for one update")
+    if offload.pairs != EXACT:
+        said.append(f"pairs travel {_MANNERS[offload.pairs]}")
+    if offload.merged:
+        said.append("hosts hold the adapters inside matrices, with the rounding of these")
+    if offload.overlap:
+        said.append("hosts don't wait, so that these adapters are one step behind within a turn")
+    return f"{'; '.join(said)}: the result is not that of a run without helpers"
+
+
 def _plan_lines(plan: Plan) -> list[str]:
     has_helpers = bool(plan.placement.helpers)
     return ["pairs of adapters have hidden states in them, and travel to the helpers"] if has_helpers else []
@@ -503,5 +554,6 @@ TECHNIQUE: Final = Technique(
     left_out="helpers are left out",
     check_plan=check_plan,
     plan_lines=_plan_lines,
+    helper_lines=helper_lines,
     report=report,
 )

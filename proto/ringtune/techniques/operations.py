@@ -45,7 +45,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
@@ -54,6 +54,7 @@ from ringtune.config.sections import MAX_STEPS, Adapter, Train
 from ringtune.errors import ContradictionError, IntegrityError, JobError, PlanError
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.models.adapter_support import head_group_refusal
+from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.batches import num_batches
 from ringtune.schedule.course import FROZEN_DTYPES, Course
 from ringtune.schedule.operation_tables import (
@@ -73,13 +74,15 @@ from ringtune.schedule.operation_tables import (
     TieBreak,
     TieWord,
     WeightsWord,
+    pattern_of,
     tables_from_json,
     tables_to_json,
 )
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, items, table_is_due
+from ringtune.schedule.versions import ever_trained
 from ringtune.storage.strict import Bounds, InWords, check_fields, read_given
-from ringtune.techniques.base import Technique
+from ringtune.techniques.base import DecisionLines, Technique
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -642,6 +645,109 @@ def check_in_force(plan: Plan, step: int, operations: Operations | None) -> None
         plan.decided((), operations)
 
 
+def chosen_entry(course: Course, step: int, operations: Operations) -> dict[str, Any]:
+    """Return the progress event of a table that holds from ``step`` on.
+
+    It has the table's digest, and the number of operations of each kind for blocks that ever train.
+    """
+    blocks, subnets = ever_trained(course).blocks, operations.subnets
+    rows = [row for batch in operations.batches for row in batch.rows]
+    codes = "".join(pattern_of(row, block, subnets) for row in rows for block in blocks)
+    kinds = {"full": FULL, "forward_only": FORWARD_ONLY, "shortcut": SHORTCUT}
+    counts = {name: codes.count(code) for name, code in kinds.items()}
+    return {"kind": "operations", "step": step, "digest": operations.digest, **counts}
+
+
+def chosen_line(entry: Mapping[str, Any]) -> str:
+    """Describe an operation table by its shares of operations for blocks that ever train.
+
+    Example: ``operations chosen after step 0: 60 % full, 0 % forward-only, 40 % skipped``.
+    """
+    counts = [entry["full"], entry["forward_only"], entry["shortcut"]]
+    if not sum(counts):
+        return f"operations chosen after step {entry['step']}: all full"
+    full, forward_only, skipped = (100 * count / sum(counts) for count in counts)
+    shares = f"{full:.0f} % full, {forward_only:.0f} % forward-only, {skipped:.0f} % skipped"
+    return f"operations chosen after step {entry['step']}: {shares}"
+
+
+MAX_BATCHES: Final = 2
+
+
+def choice_lines(plan: Plan) -> list[str]:
+    """Describe in a line how a run gets its operations; empty where everything is full."""
+    course = plan.course
+    if course.choice is None:
+        if course.operations is None:
+            return []
+        batches = len({(entry.owner, entry.batch_id) for entry in course.operations.batches})
+        return [f"operations are given, for {batches} batches"]
+    choice = course.choice
+    if choice.tables:
+        return [f"operations are given, {len(choice.tables)} tables, which follow each other"]
+    what = f"{choice.subnets} subnets a block" if choice.subnets > 1 else "whole blocks"
+    what = "whole slices" if choice.by_slice else what
+    scores = " and ".join(choice.scores)
+    by = f" by {scores}" if scores else ""
+    anew = f", and anew every {choice.refresh_steps} steps" if choice.refresh_steps else ""
+    return [f"operations of {what} are chosen by the policy {choice.policy}{by} before training{anew}"]
+
+
+def operations_lines(plan: Plan, *, max_batches: int = MAX_BATCHES) -> list[str]:
+    """Write the first batches of a plan's operation table with a legend; says where the table is only assumed.
+
+    Example: ``1132 3333`` is a micro-batch that passes the second of two blocks of four subnets by.
+    """
+    course = plan.course
+    if not course.may_skip:
+        return []
+    table = expected_table(course)
+    assumed = ", assumed until the run has chosen" if course.operations is None else ""
+    lines = [f"operations{assumed}: 1 full, 2 forward-only, 3 shortcut; a word for each block, a code for each subnet"]
+    for entry in table.batches[:max_batches]:
+        lines += _batch(entry, course.num_blocks, table)
+    more = len(table.batches) - max_batches
+    return [*lines, f"  and {more} more batches"] if more > 0 else lines
+
+
+def saved_lines(operations: Mapping[str, Any] | None) -> list[str]:
+    """Describe done and saved work of operations, from a run's report; empty where everything was full."""
+    if not operations:
+        return []
+    width = max(len(node) for node in operations["nodes"])
+    lines = ["operations of its train steps, as shares of all full:"]
+    for node, shares in operations["nodes"].items():
+        full, forward, skipped = (f"{shares[name]:.0%}" for name in ("full", "forward_only", "skipped"))
+        lines.append(f"  {node:<{width}}  {full} full, {forward} forward-only, {skipped} skipped")
+    lines += [f"  {name:<{width}}  {_shares(operations[name])}" for name in ("compute", "bytes")]
+    scores = operations.get("scores") or {"batches": 0}
+    if not scores["batches"]:
+        return lines
+    on_top = f"{format_seconds(scores['busy_s'])} and {format_bytes(scores['sent_bytes'])} on top"
+    steps = f"{format_seconds(operations['compute']['busy_s'])} and {format_bytes(operations['bytes']['sent_bytes'])}"
+    return [
+        *lines,
+        f"  {'scores':<{width}}  {on_top}, measured, for {scores['batches']} batches; the steps took {steps}",
+    ]
+
+
+def _shares(figures: Mapping[str, Any]) -> str:
+    """Write the shares: ``62 % measured, 61 % predicted, 60 % by the paper's count``."""
+    words = {"measured": "measured", "predicted": "predicted", "paper": "by the paper's count"}
+    known = [f"{figures[name]:.0%} {word}" for name, word in words.items() if figures.get(name) is not None]
+    if "all_full_s" in figures and figures["all_full_s"] is None:
+        known.insert(0, "not measured")
+    return ", ".join(known) or "nothing to compare with"
+
+
+def _batch(entry: BatchOperations, num_blocks: int, table: Operations) -> Iterator[str]:
+    in_pass = f", pass {entry.of_pass + 1} of {table.passes}" if table.passes > 1 else ""
+    yield f"  owner {entry.owner}, batch {entry.batch_id}{in_pass}"
+    for micro, row in enumerate(entry.rows):
+        words = " ".join(pattern_of(row, block, table.subnets) for block in range(num_blocks))
+        yield f"    micro-batch {micro}  {words}"
+
+
 _FORMER: Final[Mapping[str, object]] = {"ties": TieBreak.SPREAD.value, "rotate": False}
 """Keys of which another value was the former behaviour than the one that is now the default."""
 
@@ -659,4 +765,13 @@ TECHNIQUE: Final = Technique(
     },
     unused_keys=_unused_keys,
     check_job=lambda job: check_operations(job.operations, adapter=job.adapter, train=job.train),
+    training_lines=lambda plan, _: choice_lines(plan),
+    table_lines=operations_lines,
+    decisions={
+        "operations": DecisionLines(
+            progress=chosen_line,
+            page=lambda entry: f"another operation table holds from step {int(entry['step']) + 1} on",
+        )
+    },
+    report_lines=lambda report: saved_lines(report.get("operations")),
 )

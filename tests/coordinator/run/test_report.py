@@ -16,7 +16,6 @@ from coordinator.run.report import OperationsLedger, RunLedger, figures, judge_o
 from coordinator.run.run_text import all_figures, figures_text, owners_text, recovery_line, stop_text, training_facts
 from coordinator.run.trace import MAX_SPANS, Activity, TraceText, step_begin, step_waits
 from coordinator.screen.progress import PlainProgress
-from coordinator.screen.training_text import saved_lines
 from coordinator.web.page_state import metrics_event
 from ringtune.costs.links import MIN_SAMPLES
 from ringtune.costs.profile import LinkFacts, Profile
@@ -35,6 +34,7 @@ from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import NONE_DONE, Evaluations, StartPoint, StepKind, Turn, turn_sequence
 from ringtune.schedule.versions import depth, ever_trained
+from ringtune.techniques.operations import chosen_entry, saved_lines
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import facts, job
 from tests.support.plans import make_plan
@@ -114,7 +114,7 @@ def test_ledger_lines_of_late_reports_and_of_other_turns() -> None:
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=2, every_steps=1)
     assert ever_trained(plan.course).blocks == (2, 3)
     table = Operations(batches=(BatchOperations(owner="a", batch_id=0, rows=("1132", "1133")),))
-    line = RunLedger(plan, job()).operations_chosen(0, table)
+    line = chosen_entry(plan.course, 0, table)
     assert [line[name] for name in ("full", "forward_only", "shortcut")] == [0, 1, 3]
 
 
@@ -159,7 +159,7 @@ def test_ledger_report_has_units_and_totals() -> None:
 def test_ledger_writes_a_decision_before_the_steps_that_it_holds_for() -> None:
     """It is known while the turns before still train; a resumed run takes lines from its step on out."""
     books = ledger()
-    assert books.unfrozen(TURNS[1].first_step, 2) == {"kind": "unfreeze", "step": 2, "depth": 2}
+    books.decided({"kind": "unfreeze", "step": TURNS[1].first_step, "depth": 2})
     step(books, TURNS[0], 0, 0.5, 101.0)
     assert [line["step"] for line in books.turn_done(TURNS[0])] == [1]
     step(books, TURNS[1], 0, 0.5, 102.0)
@@ -170,7 +170,7 @@ def test_ledger_writes_a_decision_before_the_steps_that_it_holds_for() -> None:
     table = Operations(batches=(BatchOperations(owner="a", batch_id=0, rows=("1132", "1133")),))
     counts = {"full": 4, "forward_only": 1, "shortcut": 3}
     line = {"kind": "operations", "step": 2, "digest": table.digest, **counts}
-    assert books.operations_chosen(2, table) == line
+    assert books.decided(chosen_entry(PLAN.course, 2, table)) == line
     score = dataclasses.replace(TURNS[1], kind=StepKind.SCORE)
     assert books.turn_done(TURNS[0]) == [] == books.turn_done(score)
     step(books, TURNS[1], 0, 0.5, 102.0)

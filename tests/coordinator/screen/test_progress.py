@@ -19,9 +19,9 @@ from coordinator.screen.progress import (
     WaitNotice,
     evaluating_line,
     evaluation_line,
-    operations_line,
     report_lines,
 )
+from ringtune.techniques.operations import chosen_line
 from tests.support.plans import make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"])
@@ -57,7 +57,7 @@ OPERATIONS = {"kind": "operations", "step": 6, "digest": "ab", "full": 12, "forw
 def test_lines_of_operations_and_scores() -> None:
     """A table that names no batch leaves every batch as it is."""
     nothing = {**OPERATIONS, "full": 0, "forward_only": 0, "shortcut": 0}
-    assert operations_line(nothing) == "operations chosen after step 6: all full"
+    assert chosen_line(nothing) == "operations chosen after step 6: all full"
     # The lines of a turn differ, and say how many are to come
     scored = {**step(0), "kind": "score", "batch": 3, "batches": 30}
     assert evaluating_line(scored) == "score after step 0: 3 of 30 batches, a"

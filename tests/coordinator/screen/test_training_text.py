@@ -14,14 +14,7 @@ from coordinator.planner.make_plan import make_plan as make_plan_make_plan
 from coordinator.run.run_text import rows_lines, training_facts
 from coordinator.screen.plan_text import plan_text, table_text
 from coordinator.screen.progress import PlainProgress
-from coordinator.screen.training_text import (
-    choice_lines,
-    groups_lines,
-    helper_lines,
-    operations_lines,
-    saved_lines,
-    training_lines,
-)
+from coordinator.screen.training_text import helper_lines, training_lines
 from ringtune.costs.memory_terms import PART_WORDS, PARTS, MemoryEstimate, Term
 from ringtune.costs.profile import KindFacts, PackedRows
 from ringtune.schedule.course import Course, HelperSettings
@@ -30,7 +23,9 @@ from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, C
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner, UserRows
 from ringtune.schedule.units import Units, units_text
+from ringtune.techniques.full_parameters import groups_lines
 from ringtune.techniques.offload import helped, report
+from ringtune.techniques.operations import choice_lines, operations_lines, saved_lines
 from tests.support.fake_agents import NO_TIMES, facts, job
 from tests.support.moves import moving, slices_of
 from tests.support.plans import changed, make_plan
