@@ -56,7 +56,7 @@ class LineProcess:
                 start_new_session=has_input,
             )
         self._lines = deque[bytes]()
-        self._begun = b""
+        self._begun: list[bytes] = []  # the pieces of a line that has no end yet
 
     def __enter__(self) -> LineProcess:
         return self
@@ -89,8 +89,11 @@ class LineProcess:
             piece = os.read(output.fileno(), 1 << 16) if output is not None else b""
             if not piece:
                 return None
-            *whole, self._begun = (self._begun + piece).split(b"\n")
-            self._lines.extend(whole)
+            end, *others = piece.split(b"\n")
+            self._begun.append(end)
+            for begun in others:
+                self._lines.append(b"".join(self._begun))
+                self._begun = [begun]
         found: dict[str, Any] = json.loads(self._lines.popleft())
         return found
 

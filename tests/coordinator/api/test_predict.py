@@ -59,6 +59,8 @@ def test_process_gives_every_line_and_ends(tmp_path: Path) -> None:
     """More lines than are read ahead; and whoever reads no more leaves no process behind."""
     assert read(LINE * 3, tmp_path) == ["pos"] * 3
     assert read(f"while True: {LINE}", tmp_path, most=700) == ["pos"] * 700
+    long = LINE.replace("pos", "' + 'é' * 300_000 + '")  # in many pieces
+    assert read(f"{long}{LINE}{long}", tmp_path) == ["é" * 300_000, "pos", "é" * 300_000]
     told = list[str]()
     with started(LINE + """print('{"told": "1 of 1 rows"}')""", tmp_path / "log") as process:
         assert len(list(_read(process, wait_s=60.0, tell=told.append))) == 1 and told == ["1 of 1 rows"]
