@@ -5,8 +5,8 @@ The engine decides the order; here each action is a few lines on the state of it
     E  ids -> hidden            F  hidden -> hidden, keeps (x, y)    H  hidden -> loss, gradient
     f  hidden -> hidden         B  y.backward(gradient) -> x.grad    U  optimizer step
 
-The actions of helpers are in ``edge.runtime.offload``. An E of an item that trains the embedding keeps its y too, for
-its B. A tensor is dropped once it is sent or used, so a frozen slice holds nothing between two micro-batches.
+The actions of helpers are in ``edge.techniques.offload``. An E of an item that trains the embedding keeps its y too,
+for its B. A tensor is dropped once it is sent or used, so a frozen slice holds nothing between two micro-batches.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from edge.model.unit_grads import add_up_rows, load_grads
 from edge.runtime.generation import KeptKeys, TextWriter
 from edge.runtime.micro_batches import MicroBatch, MicroBatches, OpenItem, VersionStore
 from edge.runtime.node_model import HostedModel, host
-from edge.runtime.offload import OffloadRunner
 from edge.runtime.replicas import Replica, complete_grads
 from edge.techniques import build_techniques
 from edge.techniques.activation_checkpointing import (
@@ -45,7 +44,8 @@ from edge.techniques.activation_checkpointing import (
     storage_bytes,
 )
 from edge.techniques.offload.helper import Sums
-from edge.techniques.offload.users import UserBlockRunner, block_of
+from edge.techniques.offload.runner import OffloadRunner
+from edge.techniques.offload.users import block_of
 from edge.techniques.operations import ScoreCollector
 from edge.techniques.velora import Projections, Vectors
 from ringtune.config.sections import learning_rate
@@ -63,7 +63,6 @@ from ringtune.schedule.units import EMBEDDING, Units, unit_name
 from ringtune.schedule.versions import rate_at
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
-from ringtune.techniques.offload import rows_of_users
 
 Values = tuple[tuple[str, float], ...]
 
@@ -94,11 +93,11 @@ class NodeExecutor:
         self._versions = VersionStore(blocks, self._hosted.optimizers)
         self._scoring = ScoreCollector(self._hosted.skeleton, self._course)
         self._flows = MicroBatches(plan.course, dtype=self._hosted.dtype, device=torch.device(device))
-        self.offloading = OffloadRunner(plan, node, self._hosted, self._flows)
+        self.offloading = OffloadRunner(plan, node, self._hosted.parts, self._hosted.kinds, self._flows)
         helped = {block for one in plan.placement.helpers_of(node) for block in range(one.start, one.stop)}
         self._trained_here = {*range(self._slice.start, self._slice.stop)} - helped
         self._replica = Replica(plan, node, self._hosted)
-        self._forwards = ForwardRunner(plan, node, self._hosted, self._versions, self._scoring)
+        self._forwards = ForwardRunner(plan, node, self._hosted, self._versions, self._scoring, self.offloading)
         self.part = CheckpointPart(plan, self._slice, self._hosted, self.offloading, self._forwards.vectors)
         self.inactive_state = InactiveState(self._course, self._hosted.all_optimizers())
         self.dtype, self.device = self._hosted.dtype, torch.device(device)
@@ -118,9 +117,8 @@ class NodeExecutor:
             Op.SKIP: lambda action, entry: (),
             Op.HEAD: self._head,
             Op.BACKWARD: self._backward,
-            Op.SHIP: self.offloading.ship,
-            Op.FIT: self.offloading.fit,
             Op.UPDATE: self._update,
+            **self.offloading.handlers,
         }
         for technique in self.techniques.values():
             self._handlers |= technique.handlers
@@ -433,7 +431,7 @@ class NodeExecutor:
         private = range(0 if with_private else self._plan.placement.private_blocks)
         own = range(self._slice.start, self._slice.stop)
         without = (*private, *(own if not collected_blocks(self._plan.placement, self._slice.node) else ()))
-        skeleton, task, kept = self._hosted.skeleton, self._job.model.task, self._hosted.kept
+        skeleton, task, kept = self._hosted.skeleton, self._job.model.task, self._hosted.parts.kept
         if sets := self.offloading.sets():
             kinds = self.offloading.other_kinds(self._job, self._folder)
             return users_files(skeleton, sets, without_blocks=without, with_head=with_head, others=kinds)
@@ -464,14 +462,16 @@ class ForwardRunner:
     """
 
     def __init__(
-        self, plan: Plan, node: str, hosted: HostedModel, versions: VersionStore, scoring: ScoreCollector
+        self,
+        plan: Plan,
+        node: str,
+        hosted: HostedModel,
+        versions: VersionStore,
+        scoring: ScoreCollector,
+        offloading: OffloadRunner,
     ) -> None:
         self._placement, self._hosted, self._course = plan.placement, hosted, plan.course
-        self._versions, self._scoring = versions, scoring
-        self._by_user: UserBlockRunner | None = None
-        if hosted.sets is not None and hosted.captures is not None:
-            runners = {user: runner for kind, runner in hosted.kinds.items() for user in kind.users}
-            self._by_user = UserBlockRunner(hosted.sets, hosted.captures, runners)
+        self._versions, self._scoring, self._offloading = versions, scoring, offloading
         piece, velora, seed = plan.slice_of(node), plan.course.velora, plan.course.seed
         self._projections: Projections | None = None
         if velora is not None:
@@ -506,10 +506,7 @@ class ForwardRunner:
             projections=self._projections if entry.item.kind.has_update else None,
         )
         run = functools.partial(run_saving, start=action.start, stop=action.stop, placement=self._placement)
-        if self._by_user is None:
-            return run(forward, hidden)
-        rows = rows_of_users(self._course, entry.item, action.micro)
-        return self._by_user.saving(rows, run, forward, hidden)
+        return self._offloading.run_saving(entry.item, action.micro, run, forward, hidden)
 
     def run_free(
         self, action: Action, entry: OpenItem, hidden: torch.Tensor, mask: torch.Tensor, context: Any
@@ -521,10 +518,7 @@ class ForwardRunner:
             return blocks.run(hidden, mask, context, action.start, action.stop, patterns=patterns)
 
         with torch.no_grad():
-            if self._by_user is None:
-                return run(blocks, hidden, mask, context)
-            rows = rows_of_users(self._course, entry.item, action.micro)
-            return self._by_user.free(rows, run, blocks.context, hidden, mask, context)
+            return self._offloading.run_free(entry.item, action.micro, run, blocks, hidden, mask, context)
 
     def _watched(
         self, action: Action, entry: OpenItem, start: int, stop: int
@@ -554,7 +548,7 @@ class CheckpointPart:
     def trained(self) -> dict[str, nn.Parameter]:
         """Trained tensors here: of the slice, and of other hosts' blocks fitted here."""
         own = self._hosted.blocks.parameters(self._piece.start, self._piece.stop)
-        return own | self._hosted.fitted()
+        return own | self._hosted.parts.fitted()
 
     @property
     def vectors(self) -> dict[str, torch.Tensor]:
@@ -598,7 +592,7 @@ class CheckpointPart:
         is_sum = self._course.helper_settings.users == COLLABORATION
         file = TensorFile(write_tensors(_for_node(tensors, installed, is_sum=is_sum)), where=_WHERE)
         own = ShardContent(trained, self._hosted.optimizers, installed=installed, where=_WHERE, part="blocks")
-        state, sums = own.state(), Sums(self._added_up(trained))
+        state, sums = own.state(), Sums(self._offloading.added_up(trained))
         given = {prefix: small_tensors(file, prefix) for prefix in (VECTORS, PAIRS, SUMS)}
         state.check(file, besides=tuple(f"{prefix}{name}" for prefix, found in given.items() for name in found))
         sums.check(given[SUMS], where=_WHERE)
@@ -613,22 +607,7 @@ class CheckpointPart:
         """Return what this node has, without the adapters that helpers train."""
         trained = self.trained
         found: dict[str, ExtraTensors] = {} if self._vectors is None else {"velora": self._vectors}
-        if self._offloading.vectors is not None:
-            found["pairs"] = self._offloading.vectors
-        if self._offloading.merged_sums is not None:
-            found["merged"] = self._offloading.merged_sums
-        if added_up := self._added_up(trained):
-            found["sums"] = Sums(added_up)
-        return ShardContent(trained, self._hosted.optimizers, found)
-
-    def _added_up(self, trained: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-        """Select the tensors with gradients that are added up over several steps, here or at a helper."""
-        offload, fitted = self._course.offload, self._hosted.fitted()
-        return {
-            name: value
-            for name, value in trained.items()
-            if name in fitted or (offload is not None and offload.has_block(block_of(name)))
-        }
+        return ShardContent(trained, self._hosted.optimizers, {**found, **self._offloading.saved(trained)})
 
 
 def _for_node(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -28,12 +28,19 @@ class MicroBatch(Protocol):
     def mask(self) -> torch.Tensor | None:
         """(B, T)."""
 
+    @property
+    def pairs(self) -> dict[int, Any]:
+        """Block -> pairs recorded for its helper."""
+
 
 class MicroBatches(Protocol):
     """The open micro-batches of a node."""
 
     def of(self, action: Action) -> MicroBatch:
         """The micro-batch of an action."""
+
+    def drop_if_empty(self, action: Action) -> None:
+        """Drop the micro-batch of an action if nothing of it is held any more."""
 
     def put(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Set a tensor of a micro-batch as if it had arrived."""

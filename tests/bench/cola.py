@@ -154,8 +154,8 @@ class Step:
         """Return the bytes held before the step, the most that it held, and the most in each kind of operation."""
         torch.manual_seed(0)
         hosted = self._nodes[HOST]._hosted
-        sets = [] if hosted.sets is None else hosted.sets.parameters(range(BLOCKS)).values()
-        alive = Alive([*hosted.weights(), *sets], left_out=hosted.kept.values())
+        sets = [] if hosted.parts.sets is None else hosted.parts.sets.parameters(range(BLOCKS)).values()
+        alive = Alive([*hosted.weights(), *sets], left_out=hosted.parts.kept.values())
         self._carry_out(self._items[0], alive)
         held_bytes = alive.now_bytes()
         peaks = self._carry_out(self._items[1], alive)

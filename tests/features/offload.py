@@ -339,7 +339,7 @@ def sets_at_helpers(carrier: TorchCarrier) -> Tensors:
     return {
         name: value.detach()
         for executor in carrier.executors.values()
-        for models in executor._hosted.helped
+        for models in executor._hosted.parts.helped
         for name, value in models.parameters(models.units.start, models.units.stop).items()
     }
 

@@ -103,7 +103,7 @@ def test_rounded_pairs_end_near_exact_ones(pairs: str, least: float, most: float
     wanted, got = (as_vector(tensors) for _, tensors in runs)
     begun = as_vector(trained(*case_of(adapter=case.adapter, optimizer="sgd", owners=("a",), num_steps=1))[1])
     assert least <= float((got - wanted).norm()) / float((wanted - begun).norm()) <= most
-    captures = [[one._hosted.captures for one in carrier.executors.values()] for carrier, _ in runs]
+    captures = [[one._hosted.parts.captures for one in carrier.executors.values()] for carrier, _ in runs]
     signs = [[one._kinds[0][1]._with_signs for one in each if one is not None] for each in captures]
     assert signs == [[False], [True]]
 

@@ -409,7 +409,7 @@ def fits_otherwise(op: Op, factor: float) -> Cheat:
 
     def cheat(name: str, action: Action, executor: NodeExecutor) -> None:
         if name == "z" and action.op is op:
-            for one in executor._hosted.fitted().values():
+            for one in executor._hosted.parts.fitted().values():
                 if op is Op.FIT and one.grad is not None:
                     one.grad.mul_(factor)
                 elif op is Op.UPDATE:

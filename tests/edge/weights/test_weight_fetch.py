@@ -438,8 +438,8 @@ def test_weights_helper_gets_no_base_weights(tmp_path: Path) -> None:
     assert sorted(hosted.optimizers.units) == [2, 3]
     wanted = host(plan, "b", job.with_overrides({"model.path": str(folder)}), folder, None, device=torch.device("cpu"))
     theirs = adapter_weights(wanted.skeleton, (2, 3))
-    assert hosted.fitted().keys() == theirs.keys()
-    assert all(torch.equal(value, theirs[name]) for name, value in hosted.fitted().items())
+    assert hosted.parts.fitted().keys() == theirs.keys()
+    assert all(torch.equal(value, theirs[name]) for name, value in hosted.parts.fitted().items())
 
 
 def test_weights_owner_gets_embedding_private_blocks_and_tokenizer(tmp_path: Path) -> None:

@@ -1,0 +1,476 @@
+"""Offload of adapters (ColA) at a node: hosts send pairs; helpers fit adapters with them and return weights.
+
+Users with adapters of another kind (``ringtune.job.job``) need a second model with modules of this kind, which shares
+the frozen weights of the first one, also those in 16 or 8 bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from edge.model.auxiliary import start_auxiliary
+from edge.model.optimizer_state import StateFile
+from edge.model.skeleton import ADAPTER, Skeleton, build_skeleton
+from edge.model.slice import BlockRunner, Empty
+from edge.model.tensor_files import DTYPE_NAMES
+from edge.techniques.activation_checkpointing import BlockForward, SavedActivations
+from edge.techniques.base import Handler, MicroBatches, OpenItem
+from edge.techniques.offload.helper import AdapterModules, AuxiliaryModels, MergedSums, Sums
+from edge.techniques.offload.merged_matrices import MergedMatrices
+from edge.techniques.offload.pairs import Capture, Captures, PairsByKind, PairVectors, PairWire, from_file, to_file
+from edge.techniques.offload.sites import adapter_weights, check_like, install
+from edge.techniques.offload.users import RunBlocks, RunSaving, UserBlockRunner, UserSets, block_of
+from ringtune.costs.offload_costs import LOSSY
+from ringtune.engine.failure_texts import diverged
+from ringtune.errors import DivergedError, PlanError
+from ringtune.job.job import Job, Kind, job_of, kinds_of
+from ringtune.schedule.actions import Action, Op, Payload, TensorKey
+from ringtune.schedule.course import COLLABORATION
+from ringtune.schedule.lowering import weights_key
+from ringtune.schedule.placement import Helper
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.saved_activations import merged as joined
+from ringtune.schedule.turns import Item
+from ringtune.schedule.units import Range
+from ringtune.schedule.versions import weight_version
+from ringtune.storage.pieces import Pieces
+from ringtune.techniques.offload import RowsOfUser, rows_of_users
+
+
+@dataclass(kw_only=True, slots=True)
+class OffloadParts:
+    """Modules of one node that helpers fit, or that it fits for other hosts.
+
+    Attributes:
+        kinds: kind of the rows' adapters -> the model with them, the job's own kind first; one if users have one kind,
+            or adapters are merged. All share their frozen weights; only hosted modules are real.
+        captures: record the pairs of hosted blocks that helpers fit; None without helpers.
+        helped: adapters of other hosts' blocks that are fitted here, one for each run of neighbouring blocks,
+            ascending.
+        merged: matrices with merged adapters that helpers fit; None where adapters are unmerged.
+        kept: merged adapters, or the sums of several users', by name, for checkpoints and the result.
+        sets: adapters of each user, of blocks that helpers fit; None with one set for all users, or merged ones.
+    """
+
+    kinds: Mapping[Kind, Skeleton]
+    dtype: torch.dtype
+    device: torch.device
+    captures: Captures | None = None
+    helped: tuple[AuxiliaryModels, ...] = ()
+    merged: MergedMatrices | None = None
+    kept: dict[str, torch.Tensor] = field(default_factory=dict)
+    sets: UserSets | None = None
+
+    @property
+    def skeleton(self) -> Skeleton:
+        """The model with the job's own kind of adapters."""
+        return next(iter(self.kinds.values()))
+
+    @property
+    def other_bytes(self) -> int:
+        """Bytes of weights beside those of the models."""
+        return (self.sets.other_bytes if self.sets is not None else 0) + sum(one.held_bytes for one in self.helped)
+
+    def fitted(self) -> dict[str, nn.Parameter]:
+        """Return the adapters of other hosts' blocks that train here, by name."""
+        found: dict[str, nn.Parameter] = {}
+        for models in self.helped:
+            found |= models.parameters(models.units.start, models.units.stop)
+        return found
+
+
+def offload_parts(
+    plan: Plan,
+    node: str,
+    job: Job,
+    folder: Path,
+    skeleton: Skeleton,
+    hosted_blocks: Sequence[int],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> OffloadParts:
+    """Build what a node needs for its helpers and as a helper; before its optimizers, as captures change what trains.
+
+    ``skeleton`` has the job's own adapters and real ``hosted_blocks``. Of the folder only the configuration is read.
+    """
+    settings, users = plan.course.helper_settings, plan.course.user_sets
+    first, *more = kinds_of(job, users)
+    fitted = joined(Range(one.start, one.stop) for one in plan.placement.helped_by(node))
+    parts = OffloadParts(kinds={first: skeleton}, dtype=dtype, device=device)
+    helped_blocks = _blocks_of(plan.placement.helpers_of(node))
+
+    def other_model(own_job: Job) -> Skeleton:
+        if settings.merged:
+            return AdapterModules(folder, own_job, helped_blocks, dtype, device).skeleton
+        return sharing(skeleton, folder, own_job, blocks=hosted_blocks, dtype=dtype, device=device)
+
+    if helped_blocks:
+        with_signs = settings.pairs in LOSSY
+        own = Capture(skeleton, helped_blocks, with_signs=with_signs)
+        others = [(kind, other_model(job_of(job, kind.config))) for kind in more]
+        at = skeleton if settings.merged else None
+        also = [(kind, Capture(kin, helped_blocks, with_signs=with_signs, at=at)) for kind, kin in others]
+        parts.captures = Captures([(first, own), *also], by_kind=not settings.merged)
+        if settings.merged:
+            counts = [(kin, len(kind.users)) for kind, kin in others]
+            own_count = len(first.users) if users else None
+            parts.merged = MergedMatrices(skeleton, helped_blocks, folder, job, users=own_count, others=counts)
+            parts.kept, parts.merged.initial = parts.merged.initial, {}
+        else:
+            parts.kinds = {first: skeleton, **dict(others)}
+            if users:
+                parts.sets = UserSets([(kin, kind.users) for kind, kin in parts.kinds.items()], helped_blocks)
+    parts.helped = tuple(AuxiliaryModels(folder, job, range(*units), dtype, device, users) for units in fitted)
+    return parts
+
+
+def _blocks_of(helpers: Iterable[Helper]) -> list[int]:
+    return [block for helper in helpers for block in range(helper.start, helper.stop)]
+
+
+def sharing(
+    first: Skeleton, folder: Path, job: Job, *, blocks: Iterable[int], dtype: torch.dtype, device: torch.device
+) -> Skeleton:
+    """Build a model with the adapters of ``job`` on the frozen weights of ``first``, which is materialised.
+
+    Embedding and head are shared too; of the folder only the configuration is read; ``blocks`` are real in ``first``.
+
+    Raises:
+        JobError: see ``build_skeleton``.
+    """
+    with torch.random.fork_rng(devices=[]):
+        found = build_skeleton(folder, job)
+    wanted = set(blocks)
+    for index in range(len(found.blocks)):
+        if index not in wanted:
+            found.blocks[index] = Empty()
+            continue
+        if found.auxiliary:
+            start_auxiliary(found.blocks[index], seed=found.seed, index=index)
+        _share(found.blocks[index], first.blocks[index])
+        for path, module in found.blocks[index].named_modules():
+            if path.split(".")[-1] == ADAPTER:
+                module.to(device=device, dtype=dtype)
+    root = found.layout.blocks_path.split(".")[0]
+    for name, module in first.base.named_children():
+        if name != root:
+            setattr(found.base, name, module)
+    return found
+
+
+def _share(block: nn.Module, first: nn.Module) -> None:
+    """Point all tensors of a block, except adapters, at those of the same block of the first model."""
+    theirs = dict(first.named_modules())
+    for path, module in block.named_modules():
+        if path in theirs and ADAPTER not in path.split("."):
+            for own, others in (
+                (module._parameters, theirs[path]._parameters),
+                (module._buffers, theirs[path]._buffers),
+            ):
+                own.update({name: value for name, value in others.items() if name in own})
+
+
+class OffloadRunner:
+    """Pairs and weights of one node in one run.
+
+    Args:
+        kinds: what runs the hosted blocks with each kind of adapters of ``parts``.
+    """
+
+    def __init__(
+        self, plan: Plan, node: str, parts: OffloadParts, kinds: Mapping[Kind, BlockRunner], flows: MicroBatches
+    ) -> None:
+        self._course, self._parts, self._flows = plan.course, parts, flows
+        self._helpers = plan.placement.helpers_of(node)
+        settings, seed = plan.course.helper_settings, plan.course.seed
+        wire, projected = settings.pairs, settings.projected
+        self._wire = PairWire(wire, parts.captures.inputs(projected) if parts.captures else {}, seed=seed)
+        self._fitted = [(models, PairWire(wire, models.inputs(projected), seed=seed)) for models in parts.helped]
+        self._shipped: dict[TensorKey, Pieces] = {}
+        self._file: StateFile | None = None
+        self._came: dict[TensorKey, Mapping[str, torch.Tensor]] = {}
+        self._by_user: UserBlockRunner | None = None
+        if parts.sets is not None and parts.captures is not None:
+            runners = {user: runner for kind, runner in kinds.items() for user in kind.users}
+            self._by_user = UserBlockRunner(parts.sets, parts.captures, runners)
+
+    @property
+    def handlers(self) -> dict[Op, Handler]:
+        """Handlers of SHIP and FIT actions."""
+        return {Op.SHIP: self.ship, Op.FIT: self.fit}
+
+    # ---- at a host --------------------------------------------------------------------------------
+
+    @property
+    def vectors(self) -> PairVectors | None:
+        """Vectors of projected pairs here; None where pairs are sent exact or rounded."""
+        if self._wire.vectors is None:
+            return None
+        own = self._wire.vectors if self._parts.captures is not None else None
+        return PairVectors(own, [wire for _, wire in self._fitted])
+
+    def saved(self, trained: Mapping[str, nn.Parameter]) -> dict[str, PairVectors | MergedSums | Sums]:
+        """Return what a shard has beside trained tensors: vectors, sums of users' adapters, and of gradients."""
+        found: dict[str, PairVectors | MergedSums | Sums] = {}
+        if (vectors := self.vectors) is not None:
+            found["pairs"] = vectors
+        if self._is_collaboration and self._parts.helped:
+            found["merged"] = MergedSums(self._parts.helped)
+        if added_up := self.added_up(trained):
+            found["sums"] = Sums(added_up)
+        return found
+
+    def added_up(self, trained: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+        """Select the tensors with gradients that are added up over several steps, here or at a helper."""
+        offload, fitted = self._course.offload, self._parts.fitted()
+        return {
+            name: value
+            for name, value in trained.items()
+            if name in fitted or (offload is not None and offload.has_block(block_of(name)))
+        }
+
+    @property
+    def installed(self) -> dict[str, torch.Tensor]:
+        """Adapters of hosted blocks that helpers update, by name; a checkpoint is loaded into them in place."""
+        if self._parts.merged is not None:
+            return dict(self._parts.kept)
+        if self._parts.sets is not None:
+            return dict(self._parts.sets.parameters(range(self._course.num_blocks)))
+        return dict(adapter_weights(self._parts.skeleton, _blocks_of(self._helpers)))
+
+    def held(self, block: int) -> dict[str, torch.Tensor]:
+        """Return the adapters of a block that its host holds of its helper, by name, at either of both."""
+        if not any(block in models.units for models, _ in self._fitted):
+            return {name: value for name, value in self.installed.items() if block_of(name) == block}
+        models, _ = self._models_of(block)
+        if self._is_collaboration:
+            return models.sums(block, block + 1)
+        return {name: value.detach() for name, value in models.parameters(block, block + 1).items()}
+
+    def load_held(self, tensors: Mapping[str, torch.Tensor], blocks: Collection[int], *, where: str) -> None:
+        """Replace what a host holds of the helpers of some blocks.
+
+        Raises:
+            IntegrityError: other names, shapes or types; nothing was replaced then.
+            DivergedError: numbers that are not finite; nothing was replaced then.
+        """
+        wanted = {name: value for name, value in self.installed.items() if block_of(name) in blocks}
+        check_like(tensors, wanted, where=where)
+        with torch.no_grad():
+            for name, value in wanted.items():
+                value.copy_(tensors[name])
+        self.loaded()
+
+    def sets(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Return this node's part of each user's adapters in the result, by block and name; empty without users.
+
+        Users alone: at the host. Users in collaboration: at the helper, because the host has only the sum.
+        """
+        found: dict[str, dict[str, torch.Tensor]] = {user: {} for user in self._course.user_sets}
+        for user, own in found.items():
+            if self._parts.sets is not None:
+                own |= self._parts.sets.of(user)
+            elif self._is_collaboration:
+                for models in self._parts.helped:
+                    own |= models.of_user(user)
+        return found
+
+    def other_kinds(self, job: Job, folder: Path) -> dict[str, Skeleton]:
+        """Return the hosted blocks with the adapters of each user of another kind than the job's own.
+
+        Adapters that are merged or train nowhere are built anew with their initial values, except of blocks of which
+        helpers return the sets. Of the folder only the configuration is read.
+        """
+        found, fitted, parts = dict[str, Skeleton](), _blocks_of(self._helpers), self._parts
+        there = {kind.number: skeleton for kind, skeleton in parts.kinds.items()}
+        own = [index for index, block in enumerate(parts.skeleton.blocks) if not isinstance(block, Empty)]
+        for kind in kinds_of(job, self._course.user_sets)[1:]:
+            skeleton = there.get(kind.number)
+            if skeleton is None:
+                units = [index for index in own if index not in fitted]
+                skeleton = AdapterModules(folder, job_of(job, kind.config), units, parts.dtype, parts.device).skeleton
+            found |= dict.fromkeys(kind.users, skeleton)
+        return found
+
+    @property
+    def _is_collaboration(self) -> bool:
+        return self._course.helper_settings.users == COLLABORATION
+
+    @contextlib.contextmanager
+    def recording(self, action: Action, entry: OpenItem) -> Iterator[None]:
+        """Record pairs of a micro-batch inside the context, which is a forward with a graph, or a backward.
+
+        A backward records the pairs of recomputed blocks.
+        """
+        captures = self._parts.captures
+        blocks = [block for block in range(action.start, action.stop) if self._helper_of(block) is not None]
+        if captures is None or not blocks or not entry.item.kind.has_update:
+            yield
+            return
+        flow = self._flows.of(action)
+        with captures.recording(flow.pairs.get(blocks[0]), self._rows(action, entry)) as pairs:
+            yield
+        flow.pairs.update(dict.fromkeys(blocks, pairs))
+
+    def run_saving(
+        self, item: Item, micro: int, run: RunSaving, forward: BlockForward, hidden: torch.Tensor
+    ) -> tuple[SavedActivations, torch.Tensor]:
+        """Run blocks with a graph, the rows of each user apart where users have adapters of their own."""
+        if self._by_user is None:
+            return run(forward, hidden)
+        return self._by_user.saving(rows_of_users(self._course, item, micro), run, forward, hidden)
+
+    def run_free(self, item: Item, micro: int, run: RunBlocks, blocks: BlockRunner, *inputs: Any) -> torch.Tensor:
+        """Run blocks without a graph in the same way; ``inputs`` are hidden state, mask and context."""
+        if self._by_user is None:
+            return run(blocks, *inputs)
+        return self._by_user.free(rows_of_users(self._course, item, micro), run, blocks.context, *inputs)
+
+    def ship(self, action: Action, entry: OpenItem) -> tuple[()]:
+        """Pack the pairs of some blocks for their helper, and drop the recorded ones; raises ``PlanError``."""
+        found: dict[str, torch.Tensor] = {}
+        flow = self._flows.of(action)
+        for block in range(action.start, action.stop):
+            recorded: PairsByKind | None = flow.pairs.pop(block, None)
+            if recorded is None:
+                raise PlanError(f"{action} has no pairs of block {block} here")
+            found |= recorded.take(block, block + 1)
+        key = TensorKey(Payload.PAIRS, action.seq, action.micro, action.start)
+        self._shipped[key] = to_file(self._wire.encode(found), _metadata(key))
+        self._flows.drop_if_empty(action)
+        return ()
+
+    def install(self, action: Action, item: Item) -> bool:
+        """Install a helper's weights in place of an update; return False for an update of this node's own blocks.
+
+        Raises:
+            IntegrityError: the weights do not fit the blocks; nothing was changed then.
+            DivergedError: they are not finite; nothing was changed then.
+        """
+        helper = self._helper_of(action.start)
+        if helper is None:
+            return False
+        try:
+            self._install(action, self._came.pop(weights_key(action)), helper.node)
+        except DivergedError as error:
+            raise diverged(item, str(error)) from error
+        return True
+
+    def _install(self, action: Action, weights: Mapping[str, torch.Tensor], helper: str) -> None:
+        where = f"the adapters that helper {helper} sent for the blocks [{action.start}, {action.stop})"
+        blocks, parts = range(action.start, action.stop), self._parts
+        if parts.sets is not None:
+            parts.sets.install(weights, blocks, where=where)
+        elif parts.merged is None:
+            install(parts.skeleton, weights, blocks, where=where)
+        else:
+            parts.merged.install(weights, blocks, where=where)
+            for name, value in weights.items():
+                parts.kept[name].copy_(value)
+            self._let_go()
+
+    def loaded(self) -> None:
+        """Merge the adapters of a loaded checkpoint, where adapters are merged."""
+        if self._parts.merged is not None:
+            blocks = _blocks_of(self._helpers)
+            self._parts.merged.install(self._parts.kept, blocks, where="the adapters of the checkpoint")
+            self._let_go()
+
+    def keep_on_disk(self, folder: Path, of: Mapping[str, str]) -> None:
+        """Keep merged adapters in a file in ``folder``; only checkpoints and the result read them.
+
+        ``of`` is run and node, for the file's header. Raises ``StorageError``.
+        """
+        kept = self._parts.kept
+        if not kept:
+            return
+        shapes = {name: (DTYPE_NAMES[value.dtype], tuple(value.shape)) for name, value in kept.items()}
+        self._file = StateFile(folder / "merged.safetensors", {**of, "part": "merged adapters"}, shapes)
+        self._file.make()
+        for name, tensor in self._file.map().items():
+            tensor.copy_(kept[name])
+            kept[name] = tensor
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Release the resident pages of adapters in the file."""
+        if self._file is not None:
+            for name in {name.rpartition("/")[0] for name in self._parts.kept}:
+                self._file.release_pages(name)
+
+    # ---- at a helper ------------------------------------------------------------------------------
+
+    def fit(self, action: Action, entry: OpenItem) -> tuple[()]:
+        """Accumulate the gradients of some blocks from their pairs, and drop the pairs; raises ``IntegrityError``."""
+        models, wire = self._models_of(action.start)
+        key = TensorKey(Payload.PAIRS, action.seq, action.micro, action.start)
+        pairs = wire.decode(self._came.pop(key), self._parts.dtype)
+        models.fit(pairs, self._rows(action, entry), range(action.start, action.stop))
+        return ()
+
+    def _rows(self, action: Action, entry: OpenItem) -> Sequence[RowsOfUser]:
+        """The rows of each user in a micro-batch; empty with one set for all users."""
+        return rows_of_users(self._course, entry.item, action.micro) if self._course.user_sets else ()
+
+    def changing(self, action: Action) -> tuple[str, ...]:
+        """Users with adapters that the next update at this helper changes; empty without users."""
+        return self._models_of(action.start)[0].changing(action.start, action.stop) if self._fits(action) else ()
+
+    def updated(self, action: Action, step: int, users: Collection[str]) -> None:
+        """Prepare the weights of an update at this helper for their host; ignore updates of hosted blocks.
+
+        ``users`` is the result of ``changing`` before the update. With overlap the next update may run before the
+        sending, so the weights are copied.
+        """
+        if self._fits(action):
+            key, (models, _) = weights_key(action), self._models_of(action.start)
+            if self._is_collaboration:
+                weights = models.sums(action.start, action.stop)
+            else:
+                weights = models.weights(action.start, action.stop, users)
+            if self._course.helper_settings.overlap:
+                weights = {name: value.clone() for name, value in weights.items()}
+            self._shipped[key] = to_file(weights, self._metadata(key, step))
+
+    # ---- parcels ----------------------------------------------------------------------------------
+
+    def take_parcel(self, key: TensorKey) -> Pieces:
+        """Return pairs or weights for sending; the weights must not change before the pieces were iterated."""
+        return self._shipped.pop(key)
+
+    def put_parcel(self, key: TensorKey, data: Pieces, step: int) -> None:
+        """Keep received pairs or weights until their action; raises ``IntegrityError``."""
+        where = "the pairs" if key.payload == Payload.PAIRS else "the adapters of a helper"
+        self._came[key] = from_file(data, self._metadata(key, step), where=where, device=self._parts.device)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield the received tensors that no action has used yet; for tests."""
+        for held in self._came.values():
+            yield from held.values()
+
+    def _metadata(self, key: TensorKey, step: int) -> dict[str, str]:
+        found = _metadata(key)
+        if key.payload == Payload.WEIGHTS:
+            found["version"] = str(weight_version(self._course, key.boundary, step + 1))
+        return found
+
+    def _helper_of(self, block: int) -> Helper | None:
+        return next((helper for helper in self._helpers if helper.has_block(block)), None)
+
+    def _fits(self, action: Action) -> bool:
+        return any(action.start in models.units for models, _ in self._fitted)
+
+    def _models_of(self, block: int) -> tuple[AuxiliaryModels, PairWire]:
+        return next(found for found in self._fitted if block in found[0].units)
+
+
+def _metadata(key: TensorKey) -> dict[str, str]:
+    return {"item": str(key.seq), "micro-batch": str(key.micro), "block": str(key.boundary)}
