@@ -51,7 +51,7 @@ from ringtune.machine.resources import usable_cores
 END_S: Final = 10.0
 """Seconds that agents may take to end by themselves after their launcher has ended."""
 
-LOADED = ["edge.__main__", "edge.agent.process", "edge.agent.torch_backend", "grpc._server", "numpy.random"]
+LOADED = ["edge.cli.node", "edge.agent.process", "edge.agent.torch_backend", "grpc._server", "numpy.random"]
 """Modules that each agent loads besides the libraries of a run."""
 
 AGENT: Final = "agent"
@@ -230,13 +230,13 @@ def _be_agent(arguments: Sequence[str], environment: Mapping[str, str], parent: 
         numpy.random.seed()  # agents draw differently; Python seeds ``random`` itself, and torch's seed is fixed
     gc.enable()
     sys.argv[1:] = arguments
-    from edge.__main__ import main as be_agent
+    from edge.cli.node import main as be_agent
 
     return be_agent()
 
 
 def _end(code: int) -> None:
-    from edge.__main__ import end
+    from edge.cli.node import end
 
     if sys.exc_info()[0] is not None:
         traceback.print_exc()
@@ -282,4 +282,4 @@ def set_command_line(words: Sequence[str]) -> None:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # as in ``edge.__main__``
+    os._exit(code)  # as in ``edge.cli.node.end``

@@ -13,15 +13,10 @@ from typing import Final
 from coordinator.run.checkpoint import CheckpointManager
 from coordinator.run.driver import StatusBoard
 from coordinator.run.recorder import RunRecorder
-from coordinator.run.report import judge_of
-from coordinator.run.requests import RunRequest
-from ringtune.config.sections import SKIP_OWNER
 from ringtune.errors import IntegrityError, PeerLostError
 from ringtune.ids import naming_node
 from ringtune.quantities import format_seconds
 from ringtune.run_control import events as rd
-from ringtune.run_control.recovery import RecoveryPolicy
-from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.operation_tables import BlockScores
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.replicas import CopyDigest
@@ -190,37 +185,6 @@ def _note_digests(
         digests.append(CopyDigest(message.unit, message.sha256))
         if len(digests) > most or len(held) > _MAX_TURNS:
             raise IntegrityError(f"node {node} reports too many digests of copies; use one version on all machines")
-
-
-def state_machine_of(request: RunRequest, *, awaits_nodes: bool = True) -> RunStateMachine:
-    """Make the state machine for a request; with copies in the plan it continues without lost nodes.
-
-    ``awaits_nodes``: lost nodes may return, so that it waits for an indispensable one.
-    """
-    runtime, plan_only = request.job.runtime, request.plan_only
-    if request.evaluation is not None:
-        return RunStateMachine(None, plan_only=plan_only, plan_s=runtime.plan_s, wait_s=runtime.wait_s)
-    return RunStateMachine(
-        None,
-        plan_only=plan_only,
-        plan_s=runtime.plan_s,
-        wait_s=runtime.wait_s,
-        patience_evals=request.job.train.patience_evals,
-        keeps_best=bool(request.job.train.keep_best),
-        judge=judge_of(request.job.train.keep_best),
-        recovery=recovery_policy(request, awaits_nodes=awaits_nodes),
-        audits=request.job.audit is not None and request.is_training,
-    )
-
-
-def recovery_policy(request: RunRequest, *, awaits_nodes: bool) -> RecoveryPolicy:
-    """Make the policy of a run that loses nodes; ``awaits_nodes`` as for ``state_machine_of``."""
-    recovery = request.job.recovery
-    return RecoveryPolicy(
-        leaves_out=recovery.owners == SKIP_OWNER,
-        awaits_s=recovery.wait_s if awaits_nodes and request.is_training else 0.0,
-        num_steps=request.job.train.num_steps,
-    )
 
 
 def await_nodes(command: rd.AwaitNodes, board: StatusBoard, now_s: float) -> str:

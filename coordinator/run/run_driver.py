@@ -53,9 +53,11 @@ from coordinator.run.node_client import (
 )
 from coordinator.run.planning import FirstInspectionDone, PlanReady, RunPlanner, wire_problem
 from coordinator.run.recorder import RunRecorder
-from coordinator.run.recovery import Reports, await_nodes, recovery_policy, state_machine_of, with_role
+from coordinator.run.recovery import Reports, await_nodes, with_role
+from coordinator.run.report import judge_of
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_text import rows_lines
+from ringtune.config.sections import SKIP_OWNER
 from ringtune.costs.measurement import SKIPPED_ITEMS
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.errors import (
@@ -69,7 +71,8 @@ from ringtune.errors import (
 )
 from ringtune.machine.resources import busy_text
 from ringtune.run_control import events as rd
-from ringtune.run_control.recovery import checkpoint_reason
+from ringtune.run_control.recovery import RecoveryPolicy, checkpoint_reason
+from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.course import Course
 from ringtune.schedule.operation_tables import BlockScores
 from ringtune.storage.tensor_files import TensorFile
@@ -131,8 +134,8 @@ class RunDriver(Driver):
         self._initial_metadata = None
         if request.initial is not None:  # read now: the file may belong to the call that submits the run
             self._initial_metadata = TensorFile(request.initial, where=INITIAL_FILE).metadata
-        self._rounds = state_machine_of(request, awaits_nodes=awaits_nodes)
         self._policy = recovery_policy(request, awaits_nodes=awaits_nodes)
+        self._rounds = state_machine_of(request, self._policy)
         self._lost = ""
         if request.resume is not None:
             self._rounds.excluded.update(*(manifest.excluded for manifest in request.resume.manifests))
@@ -587,3 +590,30 @@ class RunDriver(Driver):
             self._recorder.emit_profile()
             self._run_planner.remember(self._recorder.shown_links())
         self._recorder.close()
+
+
+def recovery_policy(request: RunRequest, *, awaits_nodes: bool) -> RecoveryPolicy:
+    """Make the policy of a run that loses nodes; ``awaits_nodes``: it waits for an indispensable one to return."""
+    recovery = request.job.recovery
+    return RecoveryPolicy(
+        leaves_out=recovery.owners == SKIP_OWNER,
+        awaits_s=recovery.wait_s if awaits_nodes and request.is_training else 0.0,
+        num_steps=request.job.train.num_steps,
+    )
+
+
+def state_machine_of(request: RunRequest, policy: RecoveryPolicy) -> RunStateMachine:
+    """Make the state machine for a request; with copies in the plan it continues without lost nodes."""
+    job, runtime = request.job, request.job.runtime
+    machine = functools.partial(
+        RunStateMachine, None, plan_only=request.plan_only, plan_s=runtime.plan_s, wait_s=runtime.wait_s
+    )
+    if request.evaluation is not None:
+        return machine()
+    return machine(
+        patience_evals=job.train.patience_evals,
+        keeps_best=bool(job.train.keep_best),
+        judge=judge_of(job.train.keep_best),
+        recovery=policy,
+        audits=job.audit is not None and request.is_training,
+    )

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from edge.checkpoint.retention import KEPT, KEPT_SIZE, RetentionLimits
 from ringtune import options
+from ringtune.errors import RingTuneError
+from ringtune.machine.process import guard_outputs, mark_command_process
+from ringtune.texts import log_to_stderr
 
 if TYPE_CHECKING:
     from edge.options import AgentOptions
@@ -186,3 +191,27 @@ def _tell_joined(given: AgentOptions, address: str) -> None:
 
     told = {"event": "joined", "node": given.name, "address": address, "coordinator": given.coordinator}
     typer.echo(json.dumps(told))
+
+
+def main() -> int:
+    """Run an agent by the arguments of ``python -m edge``; return the exit code."""
+    mark_command_process()
+    guard_outputs()
+    level = os.environ.get("RINGTUNE_LOG", "WARNING").upper()
+    log_to_stderr(level)
+    try:
+        app(prog_name="python -m edge")
+    except SystemExit as ending:
+        return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+    except RingTuneError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return 0
+
+
+def end(code: int) -> NoReturn:
+    """End this process at once: taking torch's modules apart would cost up to a second of every local run."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

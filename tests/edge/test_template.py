@@ -25,7 +25,7 @@ WAIT_S = 30.0
 # Serves as the real one does; what is forked tells what it finds, or waits for the end of its input.
 STAND_IN = """
 import json, os, random, secrets, signal, sys, threading, types
-import edge.__main__ as agent
+import edge.cli.node as agent
 from edge import template
 from edge.template import count_threads
 
@@ -214,7 +214,7 @@ def test_template_that_can_not_fork_starts_agents_afresh(tmp_path: Path, what: s
 
 def test_agent_that_is_started_afresh_ends_with_its_template(tmp_path: Path) -> None:
     """It is a session of its own, shown as the node that it is, and killed with the process that it belongs to."""
-    wait = "import sys, edge.__main__ as agent; agent.main = lambda: print('on', flush=True) or sys.stdin.read()\n"
+    wait = "import sys, edge.cli.node as agent; agent.main = lambda: print('on', flush=True) or sys.stdin.read()\n"
     begin = f"{wait}from edge import template; template.main()"
     lines = [
         "import os, subprocess, sys",

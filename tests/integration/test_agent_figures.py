@@ -28,7 +28,7 @@ import json, sys
 from edge.agent.agent import Agent
 Agent.preload = lambda agent: print(json.dumps(sorted(sys.modules)), flush=True)
 sys.argv[0] = "edge"
-from edge.__main__ import main
+from edge.cli.node import main
 sys.exit(main())
 """
 
@@ -89,7 +89,7 @@ def test_agent_is_a_member_within_2_s_without_torch_and_ends_with_its_parent() -
             times = psutil.Process(process.pid).cpu_times()
             assert process.stdout is not None
             loaded = set(json.loads(process.stdout.readline()))
-            assert {"grpc", "edge.agent.membership"} <= loaded and HEAVY & loaded == set()
+            assert {"grpc", "edge.agent.process"} <= loaded and HEAVY & loaded == set()
             (member,) = server.coordinator.living()
             assert (member.node, member.memory_bytes, member.has_data) == ("a", 64 << 20, False)
             with agent(*options[:4], "--join-s", "0.2") as second:  # one attempt, whose answer may take its time

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from coordinator.server.server import CoordinatorServer
-from edge.agent.membership import Membership
-from edge.agent.process import _peers
+from edge.agent.process import Membership, _peers
 from edge.checkpoint.snapshot_servicer import SnapshotFetcher, SnapshotServicer
 from edge.checkpoint.snapshots import SnapshotShelf, TurnSnapshots
 from edge.checkpoint.turn_snapshots import CopySender, _Copy

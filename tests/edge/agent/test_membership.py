@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from edge.agent import membership as ms
+from edge.agent import process as ms
 from ringtune.errors import BusyError, ConnectionFailedError, RingTuneError, TrustError
 from ringtune.transport.codecs import removal_to_proto
 from ringtune.transport.parties import node_party
