@@ -32,9 +32,7 @@ from edge.model.slice import BlockRunner
 from edge.model.tensor_files import digest_of, require_finite_values
 from edge.model.unit_grads import add_up_rows, load_grads
 from edge.runtime.generation import KeptKeys, TextWriter
-from edge.runtime.micro_batches import MicroBatch, MicroBatches, OpenItem, VersionStore
-from edge.runtime.node_model import HostedModel, host
-from edge.runtime.replicas import Replica, complete_grads
+from edge.runtime.node_model import HostedModel, Replica, complete_grads, host
 from edge.techniques import build_techniques
 from edge.techniques.activation_checkpointing import (
     BlockForward,
@@ -43,6 +41,7 @@ from edge.techniques.activation_checkpointing import (
     run_saving,
     storage_bytes,
 )
+from edge.techniques.micro_batches import MicroBatch, MicroBatches, OpenItem, VersionStore
 from edge.techniques.offload.helper import Sums
 from edge.techniques.offload.runner import OffloadRunner
 from edge.techniques.offload.users import block_of

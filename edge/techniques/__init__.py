@@ -3,7 +3,8 @@
 from typing import Final
 
 from edge.techniques.activation_cache import ActivationCache
-from edge.techniques.base import Build, MicroBatches, NodeTechnique
+from edge.techniques.base import Build, NodeTechnique
+from edge.techniques.micro_batches import MicroBatches
 from ringtune.schedule.plan import Plan
 
 TECHNIQUES: Final[dict[str, Build]] = {"activation_cache": ActivationCache.of}

@@ -25,7 +25,8 @@ from typing import Any, Final
 
 import torch
 
-from edge.techniques.base import Handler, MicroBatches, OpenItem
+from edge.techniques.base import Handler
+from edge.techniques.micro_batches import MicroBatches, OpenItem
 from ringtune.errors import IntegrityError
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.course import Course

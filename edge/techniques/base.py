@@ -8,51 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import torch
-
-from ringtune.schedule.actions import Action, Op, TensorKey
+from edge.techniques.micro_batches import MicroBatches, OpenItem
+from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Item, StartPoint, Turn
-
-
-class MicroBatch(Protocol):
-    """The tensors of a micro-batch that enter a block (B rows, T tokens, D model width)."""
-
-    @property
-    def hidden(self) -> torch.Tensor | None:
-        """(B, T, D), not part of a graph."""
-
-    @property
-    def mask(self) -> torch.Tensor | None:
-        """(B, T)."""
-
-    @property
-    def pairs(self) -> dict[int, Any]:
-        """Block -> pairs recorded for its helper."""
-
-
-class MicroBatches(Protocol):
-    """The open micro-batches of a node."""
-
-    def of(self, action: Action) -> MicroBatch:
-        """The micro-batch of an action."""
-
-    def drop_if_empty(self, action: Action) -> None:
-        """Drop the micro-batch of an action if nothing of it is held any more."""
-
-    def put(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Set a tensor of a micro-batch as if it had arrived."""
-
-
-class OpenItem(Protocol):
-    """An item of a granted turn."""
-
-    @property
-    def item(self) -> Item:
-        """The item."""
-
+from ringtune.schedule.turns import StartPoint, Turn
 
 Handler = Callable[[Action, OpenItem], tuple[tuple[str, float], ...]]
 """Runs an action; returns numbers for the report, summed by name."""

@@ -21,7 +21,8 @@ from edge.model.skeleton import ADAPTER, Skeleton, build_skeleton
 from edge.model.slice import BlockRunner, Empty
 from edge.model.tensor_files import DTYPE_NAMES
 from edge.techniques.activation_checkpointing import BlockForward, SavedActivations
-from edge.techniques.base import Handler, MicroBatches, OpenItem
+from edge.techniques.base import Handler
+from edge.techniques.micro_batches import MicroBatches, OpenItem
 from edge.techniques.offload.helper import AdapterModules, AuxiliaryModels, MergedSums, Sums
 from edge.techniques.offload.merged_matrices import MergedMatrices
 from edge.techniques.offload.pairs import Capture, Captures, PairsByKind, PairVectors, PairWire, from_file, to_file
@@ -450,11 +451,6 @@ class OffloadRunner:
         """Keep received pairs or weights until their action; raises ``IntegrityError``."""
         where = "the pairs" if key.payload == Payload.PAIRS else "the adapters of a helper"
         self._came[key] = from_file(data, self._metadata(key, step), where=where, device=self._parts.device)
-
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield the received tensors that no action has used yet; for tests."""
-        for held in self._came.values():
-            yield from held.values()
 
     def _metadata(self, key: TensorKey, step: int) -> dict[str, str]:
         found = _metadata(key)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from edge.model.optimizers import UnitOptimizers
-from edge.runtime.micro_batches import VersionStore
+from edge.techniques.micro_batches import VersionStore
 from ringtune.errors import PlanError
 from ringtune.job.job import Train
 
