@@ -552,17 +552,19 @@ class ShutdownSignals:
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._count += 1
         self.by_ctrl_c |= number == signal.SIGINT
-        self._asked.set()
+        # on a thread: the main thread may hold the event's lock just now, twice in each wait
+        threading.Thread(target=self._asked.set, name="signal", daemon=True).start()
         end_within(GRACE_S + (SAVE_S if self._count == 1 else 0.0), 128 + number)
 
     @property
     def is_asked(self) -> bool:
         """Whether a signal has arrived."""
-        return self._asked.is_set()
+        return self._count > 0
 
     def wait(self) -> bool:
         """Wait up to ``_WAIT_S``; return whether a signal has arrived."""
-        return self._asked.wait(_WAIT_S)
+        self._asked.wait(_WAIT_S)
+        return self.is_asked
 
     def save(self, coordinator: Coordinator) -> None:
         """End the driven run with a checkpoint; give up after ``SAVE_S`` or at a second signal."""
