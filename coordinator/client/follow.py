@@ -199,7 +199,7 @@ class FollowerState:
         say: Callable[[str], None],
     ) -> None:
         self.is_left = False
-        self._submission = submission
+        self.submission = submission
         self._client, self._outcome, self._folder, self._say = client, outcome, folder, say
         self._run_id = ""
         self._num_heard = 0
@@ -258,7 +258,7 @@ class FollowerState:
 
     def _find(self) -> str:
         """Find the run by its submission, before its id has arrived."""
-        if run_id := self._client.run_of(self._submission):
+        if run_id := self._client.run_of(self.submission):
             return run_id
         self.is_left = True
         raise ConnectionFailedError(f"coordinator {self._client.address} has not begun the run; submit it again")

@@ -190,14 +190,26 @@ class Client(Connection):
             call.cancel()
 
     def _begun(self, call: Any, submission: str) -> str:
-        """Wait for the id of a submitted run; empty if the call ends first, or after ``CALL_S`` seconds."""
+        """Wait for the id of a submitted run that is stored; empty if the call ends first.
+
+        Raises:
+            InterruptedRunError: the coordinator has not begun the run within ``CALL_S`` seconds.
+        """
         end_s = time.monotonic() + CALL_S
-        with contextlib.suppress(RingTuneError):  # as where no runs are stored: they end with their call
+        try:
             while call.is_active() and time.monotonic() < end_s:
                 if run_id := self.run_of(submission):
                     return run_id
                 time.sleep(_LOOK_S)
-        return ""
+        except RingTuneError:  # as where no runs are stored: they end with their call
+            return ""
+        if not call.is_active():
+            return ""
+        words = [hint(*words, coordinator=self.address) for words in (("runs",), ("stop", "RUN"))]
+        raise InterruptedRunError(
+            f"stopped here, but coordinator {self.address} has not begun the run within {CALL_S:g} s; if '{words[0]}' "
+            f"lists it later, end it with '{words[1]}'"
+        )
 
     def _submit(self, request: RunRequest) -> Any:
         """Begin the call of a run, without a deadline: a run may take days, and keepalive finds a dead coordinator."""
@@ -225,7 +237,7 @@ class Client(Connection):
     ) -> None:
         """Follow a run; continue after a lost connection once the coordinator is back."""
         try:
-            self._follow(call, outcome, *sinks)
+            self._follow(call, outcome, *sinks, submission=following.submission)
         except ConnectionFailedError as error:
             if not (following.may_continue and (wait_s or outcome.is_kept)):
                 raise
@@ -358,11 +370,14 @@ class Client(Connection):
         outcome = Outcome(job)
         return self._follow(self._stub.Evaluate(inputs()), outcome, ShownEvents(progress, outcome))
 
-    def _follow(self, call: Any, outcome: Outcome, *sinks: EventSink) -> Outcome:
+    def _follow(self, call: Any, outcome: Outcome, *sinks: EventSink, submission: str = "") -> Outcome:
+        """Follow a call to its end; a run with this ``submission`` may be stored before its first event arrives."""
         try:
             self._checked(lambda: _hear(self.heard(call), outcome, sinks))
             outcome.require_end()
         except KeyboardInterrupt as error:
+            if submission and not outcome.run_id and (run_id := self._begun(call, submission)):
+                self._stop_at_once(run_id)
             raise InterruptedRunError("stopped; every node was asked to release the run") from error
         finally:
             call.cancel()

@@ -108,6 +108,8 @@ AnyDriver = TypeVar("AnyDriver", bound=Driver)
 _MOST_LINES = 20
 """Lines a minute of one node that joins and leaves again and again."""
 _LOG = logging.getLogger(__name__)
+_BEGUN_S = 5.0
+"""Wait for the driver of a run that is stored already; shorter than the deadline of who asks to end the run."""
 _LONGEST_BEGIN_S = 60.0
 """Wait for the beginning of another run, which is refused while a run drives; then the run that goes back begins."""
 
@@ -454,13 +456,22 @@ class Coordinator:
         driver.report(request)
 
     def driver_of(self, run_id: str) -> Driver:
-        """Return the driver of a run, also of one that another run replaces just now; raises ``FrameError``."""
+        """Return the driver of a run, also of one that another run replaces just now; raises ``FrameError``.
+
+        A run that is stored and not driven yet is waited for.
+        """
+        if (driver := self._driver_with(run_id)) is not None:
+            return driver
+        if self.kept is not None and (record := self.kept.records().get(run_id)) and record.state == "running":
+            with self._alone(_BEGUN_S):
+                if (driver := self._driver_with(run_id)) is not None:
+                    return driver
+        raise FrameError(f"run {run_id} is not driven here; it is over")
+
+    def _driver_with(self, run_id: str) -> Driver | None:
         with self._lock:
             drivers = (self._driver, self._replaced) if self._driver is not None else ()
-        for driver in drivers:
-            if driver is not None and driver.run_id == run_id:
-                return driver
-        raise FrameError(f"run {run_id} is not driven here; it is over")
+        return next((driver for driver in drivers if driver is not None and driver.run_id == run_id), None)
 
     def node_failed(self, node: str, error: RingTuneError) -> None:
         """Tell the driven run, if any, that a node has failed."""
@@ -541,17 +552,19 @@ class ShutdownSignals:
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._count += 1
         self.by_ctrl_c |= number == signal.SIGINT
-        self._asked.set()
+        # on a thread: the main thread may hold the event's lock just now, twice in each wait
+        threading.Thread(target=self._asked.set, name="signal", daemon=True).start()
         end_within(GRACE_S + (SAVE_S if self._count == 1 else 0.0), 128 + number)
 
     @property
     def is_asked(self) -> bool:
         """Whether a signal has arrived."""
-        return self._asked.is_set()
+        return self._count > 0
 
     def wait(self) -> bool:
         """Wait up to ``_WAIT_S``; return whether a signal has arrived."""
-        return self._asked.wait(_WAIT_S)
+        self._asked.wait(_WAIT_S)
+        return self.is_asked
 
     def save(self, coordinator: Coordinator) -> None:
         """End the driven run with a checkpoint; give up after ``SAVE_S`` or at a second signal."""

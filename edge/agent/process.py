@@ -35,6 +35,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 import grpc
@@ -108,7 +109,13 @@ def run_agent(options: AgentOptions, *, on_joined: Callable[[str], object] = lam
     keep_files_private()
     keep_freed_memory()  # before a second thread exists, which would have a heap of its own
     ending = _ExitReason()
-    with handled(lambda number, _: ending.ask(128 + number, signal.Signals(number).name)):
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        # on a thread: the main thread may hold the lock of ``ending.wanted`` just now, twice in each wait
+        asked = (128 + number, signal.Signals(number).name)
+        threading.Thread(target=ending.ask, args=asked, name="signal", daemon=True).start()
+
+    with handled(on_signal):
         if options.watch_parent:
             threading.Thread(target=_watch_parent, args=(ending,), name="watch-parent", daemon=True).start()
         limit_libraries(options.threads or usable_cores())

@@ -11,13 +11,17 @@ import pytest
 from coordinator.planner.limits import Effort
 from coordinator.run import planning
 from tests.support import tiny
-from tests.support.cluster import Cluster, running
+from tests.support.cluster import RUN_LEASE_S, Cluster, running
 
 
 @pytest.fixture(scope="session")
 def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Owners a and b, and the host c, which has no data; none is left in the end."""
-    with running(tmp_path_factory.mktemp("ring"), owners=["a", "b"], hosts=["c"]) as made:
+    """Owners a and b, and the host c, which has no data; none is left in the end.
+
+    Between runs, too, nobody's lease ends because the machine is busy: a run that waits for half a second takes all.
+    """
+    folder = tmp_path_factory.mktemp("ring")
+    with running(folder, owners=["a", "b"], hosts=["c"], lease_s=RUN_LEASE_S) as made:
         yield made
 
 

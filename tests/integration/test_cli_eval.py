@@ -23,6 +23,8 @@ from tests.support.typed import run_here
 JOB = """
 [model]
 path = "{model}"
+[runtime]
+lease_s = 30.0
 [train]
 learning_rate = 0.01
 batch_size = 8

@@ -21,6 +21,8 @@ config = "lora"
 train = "rows.jsonl"
 eval = "rows.jsonl"
 owners = 1
+[runtime]
+lease_s = 30.0
 [train]
 batch_size = 4
 microbatches = 2

@@ -34,6 +34,8 @@ task = "{task}"
 [data]
 train = "{train}"
 eval = "{eval}"
+[runtime]
+lease_s = 30.0
 [train]
 batch_size = 4
 microbatches = 2

@@ -114,29 +114,39 @@ def test_interrupted_run_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Pat
     The part that is interrupted is a process of its own, as users start it.
     """
     job, wanted = whole
-    out = tmp_path / "out"
-    run = LocalRun(job, out)
-    run.until_steps(13)
+    out, orders = tmp_path / "out", tmp_path / "orders"
+    orders.mkdir()
+    (orders / "coordinator").write_text("call Grant 24 stop")
+    run = LocalRun(job, out, orders=orders)
+    run.until_stopped()
+    (orders / "coordinator").write_text("answered Drain 1 stop")
     processes = psutil.Process(run.process.pid).children(recursive=True)
     assert len(processes) == len(NODES) + 1, "they and their template"
+    top = json.loads((out / "plan.json").read_text())["placements"][0]["slices"][-1]["node"]  # it trains in each step
+    host = run.agents()[top]
+    host.suspend()  # so that no step ends before the launcher has asked for the end
     run.process.send_signal(signal.SIGINT)
+    run.process.send_signal(signal.SIGCONT)
+    run.until_stopped()
+    host.resume()
+    run.process.send_signal(signal.SIGCONT)
     assert run.wait() == InterruptedRunError.exit_code
     assert "Traceback" not in run.errors()
     assert not [child for child in processes if child.is_running()]
     newest, before = RunCheckpoints(out).steps()
-    assert newest >= 13
+    assert 0 < before < newest < STEPS and newest % 6, "the end of a turn where no checkpoint was due"
     (line,) = [note for note in run.notes() if note.startswith("saved up to step")]
     assert line.startswith(f"saved up to step {newest}; resume with: ") and line.endswith("--resume")
     assert steps_of_metrics(out) == list(range(1, newest + 1))
 
-    (shard,) = (RunCheckpoints(out).node_states() / "node-1").rglob(f"step-{newest}.safetensors")
+    (shard,) = (RunCheckpoints(out).node_states() / top).rglob(f"step-{newest}.safetensors")
     content = bytearray(shard.read_bytes())
     content[-100] ^= 1
     shard.write_bytes(content)
     again = run_whole(job, out, "--resume")
     assert again.code == 0, again.errors
     passed, going_on = [note for note in again.notes if "step" in note and "the run's files" not in note]
-    assert f"step-{newest}.safetensors is damaged" in passed and "node-1" in passed
+    assert f"step-{newest}.safetensors is damaged" in passed and top in passed
     assert going_on == f"resuming after step {before}"
     assert difference(out, wanted) <= 1e-9
     assert steps_of_metrics(out) == list(range(1, STEPS + 1))

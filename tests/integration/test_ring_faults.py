@@ -33,7 +33,7 @@ def test_fault_agent_that_is_told_to_end_leaves_in_order(ring: Cluster, number: 
     assert ring.wait_exit("c") == code
     outcome = follower.wait()
     assert (outcome.error, "c was stopped" in outcome.message) == ("PeerLostError", True), outcome.message
-    assert "c" not in ring.states()
+    ring.wait_gone("c")
 
 
 def test_fault_forged_frames_on_an_open_link_are_refused(tmp_path: Path) -> None:

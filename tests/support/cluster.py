@@ -437,6 +437,13 @@ class Cluster(Nodes):
             assert time.monotonic() < deadline_s, f"not idle: {self.states()}"
             time.sleep(0.02)
 
+    def wait_gone(self, name: str) -> None:
+        """Wait until an agent that has said that it leaves is no member: its call may be answered after its end."""
+        deadline_s = time.monotonic() + START_S
+        while name in self.states():
+            assert time.monotonic() < deadline_s, f"{name} is a member still: {self.states()}"
+            time.sleep(0.02)
+
     def revive(self) -> None:
         """Start again whoever has ended, let go on who stands still, and wait until all are idle."""
         for name in self.names:
@@ -451,9 +458,9 @@ class Cluster(Nodes):
 
 
 @contextmanager
-def running(folder: Path, *, owners: Sequence[str], hosts: Sequence[str] = ()) -> Iterator[Cluster]:
+def running(folder: Path, **nodes: Any) -> Iterator[Cluster]:
     """A cluster whose agents have joined."""
-    cluster = Cluster(folder, owners=owners, hosts=hosts)
+    cluster = Cluster(folder, **nodes)
     with cluster.listening():
         yield cluster
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from coordinator.run.run_text import is_step
 from ringtune.errors import UsageError
 from tests.support import measured, tiny
 from tests.support.cluster import TEMPLATE
+from tests.support.failpoints import VARIABLE
 from tests.support.processes import RUN_S, agents_below, source_environment
 from tests.support.typed import run_here
 
@@ -67,19 +69,20 @@ def write_inputs(folder: Path) -> Path:
 
 
 class LocalRun:
-    """``ringtune train --local 3`` as a process."""
+    """``ringtune train --local 3`` as a process; ``orders`` is the folder of the launcher's failpoints."""
 
-    def __init__(self, job: Path, out: Path, *options: str) -> None:
+    def __init__(self, job: Path, out: Path, *options: str, orders: Path | None = None) -> None:
         out.mkdir(exist_ok=True)
         self._states = measured.recall_in(out, NODES)
-        command = [sys.executable, "-m", "ringtune.cli", "train", str(job), "--local", str(len(NODES))]
+        module = "tests.support.failing_command" if orders else "ringtune.cli"
+        command = [sys.executable, "-m", module, "train", str(job), "--local", str(len(NODES))]
         self._errors = (out.parent / f"{out.name}.err").open("w+")
         self.process = subprocess.Popen(  # noqa: S603 - our own module
             [*command, "--out", str(out), "--json", *options],
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env=source_environment(),
+            env=source_environment(**({VARIABLE: str(orders)} if orders else {})),
         )
         self.events: list[dict[str, Any]] = []
 
@@ -94,6 +97,11 @@ class LocalRun:
             line = self.process.stdout.readline()
             assert line, f"the run ended before {count} steps: {self.errors()}"
             self.events.append(json.loads(line))
+
+    def until_stopped(self) -> None:
+        """Wait until a failpoint has made the launcher stand still."""
+        ended = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        assert ended is not None and ended.si_code == os.CLD_STOPPED, self.errors()
 
     def kill(self, victim: str) -> str:
         """Kill -9 one process; the launcher if the agent is not there. Says which."""

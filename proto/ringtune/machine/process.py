@@ -54,6 +54,7 @@ def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None
 
     An ignored SIGHUP stays ignored, so that ``nohup`` works. The earlier handlers are restored at the end. A handler
     runs between any two instructions of the main thread, so it should only note the signal, start a thread, or raise.
+    It must not set an event: the main thread may hold the event's lock, and would wait for itself for ever.
     """
     hears = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     wanted = [number for number in ENDS if hears or number != signal.SIGHUP]
@@ -67,7 +68,7 @@ def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None
 
 _SAY_S: Final = 0.5
 """Time limit of the last message; standard error may be what hangs."""
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may run inside another one
 _ends_s = float("inf")
 _is_own = False
 

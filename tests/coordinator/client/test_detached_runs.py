@@ -9,23 +9,26 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coordinator.client import detached_runs as module
+from coordinator.client import submit
 from coordinator.client.checkpoints import RunCheckpoints, find_resume
 from coordinator.client.detached_runs import fetch_run, fetched_folder, find_run, only_run, stop_run, update_run_folder
 from coordinator.client.follow import Outcome, show_events
 from coordinator.client.run_folder import WRITTEN, RunFolder
 from coordinator.client.saved_run import RunLocation, read_place, read_run
 from coordinator.client.submit import Client, Interrupts
+from coordinator.run.driver import Driver
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_driver import RunDriver
 from coordinator.screen.listing import run_table, runs_json
 from coordinator.screen.progress import JsonProgress, Progress
-from coordinator.server.coordinator import ShutdownSignals
+from coordinator.server.coordinator import Coordinator, ShutdownSignals
 from coordinator.server.run_record import RunRecord
-from coordinator.server.run_store import RunStore
+from coordinator.server.run_store import RunStore, StoredRun
 from ringtune.errors import BusyError, ConnectionFailedError, InterruptedRunError, StorageError, UsageError
 from ringtune.storage.durable import rename_durably
 from ringtune.v1 import control_pb2
@@ -367,6 +370,59 @@ def test_ctrl_c_before_the_id_of_a_run_ends_it_too(tmp_path: Path, monkeypatch: 
         (record,) = client.runs()
         assert ended(client, record.run_id).state == "stopped"
         gate.open.set()
+
+
+def test_ctrl_c_before_a_run_has_begun_ends_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command waits for the run that its coordinator is about to store, and the coordinator for its driver."""
+    gate, begin, driver_of = Gate(), RunStore.begin, Coordinator.driver_of
+    interrupted, asked = threading.Event(), threading.Event()
+
+    def stop(_call: object) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    def late(store: RunStore, *given: Any, **more: Any) -> StoredRun:
+        assert interrupted.wait(CALL_S)
+        return begin(store, *given, **more)
+
+    def ask(coordinator: Coordinator, run_id: str) -> Driver:
+        asked.set()
+        return driver_of(coordinator, run_id)
+
+    monkeypatch.setattr(RunStore, "begin", late)
+    monkeypatch.setattr(Coordinator, "driver_of", ask)
+    with keeping(tmp_path / "kept", gate) as cluster, Client(cluster.server.address) as client:
+        monkeypatch.setattr(cluster.server.coordinator.offers, "put", lambda *_: asked.wait(CALL_S))
+        monkeypatch.setattr(client, "heard", stop)
+        with pytest.raises(InterruptedRunError, match=r"^stopped; every node"):
+            client.run(RunRequest(job=JOB, num_nodes=2), progress=Progress(), folder=None)
+        monkeypatch.undo()
+        (record,) = client.runs()
+        assert ended(client, record.run_id).state == "stopped"
+        gate.open.set()
+
+
+def test_ctrl_c_before_a_run_begins_that_takes_too_long_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run may train later, so the error has the commands that list and end it."""
+    begin, left = RunStore.begin, threading.Event()
+
+    def late(store: RunStore, *given: Any, **more: Any) -> StoredRun:
+        assert left.wait(CALL_S)
+        return begin(store, *given, **more)
+
+    def stop(_call: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunStore, "begin", late)
+    monkeypatch.setattr(submit, "CALL_S", 0.0)
+    with keeping(tmp_path / "kept") as cluster, Client(cluster.server.address) as client:
+        monkeypatch.setattr(client, "heard", stop)
+        with pytest.raises(InterruptedRunError, match="has not begun the run") as told:
+            client.run(RunRequest(job=JOB, num_nodes=2), progress=Progress(), folder=None)
+        assert f"'ringtune stop RUN --coordinator {client.address}'" in str(told.value)
+        left.set()
 
 
 def test_coordinator_of_a_local_run_keeps_nothing_and_says_so() -> None:

@@ -468,3 +468,11 @@ def test_ending_drains_the_run_though_the_terminal_is_closed(monkeypatch: pytest
         assert ending.wait()
         ending.save(coordinator)
     assert drained == ["the coordinator was stopped"]
+
+
+def test_signal_is_taken_while_the_main_thread_holds_the_lock_of_what_it_waits_for() -> None:
+    """It does so for a moment before and after it sleeps; a handler that waits for the lock would never return."""
+    with ShutdownSignals() as ending:
+        with ending._asked._cond:  # type: ignore[attr-defined]
+            signal.raise_signal(signal.SIGTERM)
+        assert ending._asked.wait(CALL_S) and ending.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,8 @@ import grpc
 import pytest
 
 from coordinator.server.certificate_authority import Authority
-from edge.agent.process import CoordinatorCalls, count_rows, give_up
+from edge.agent import process
+from edge.agent.process import CoordinatorCalls, count_rows, give_up, run_agent
 from edge.checkpoint.snapshots import TurnSnapshots
 from edge.options import AgentOptions
 from ringtune.errors import DataError, DeadlineError
@@ -123,3 +125,20 @@ def test_last_turns_are_saved_between_the_end_of_a_run_and_its_release(caplog: p
         give_up(agent, run_id, "gone")
         assert agent.asked == asked
     assert caplog.text.count("the last turns of run run are not saved: waited 60 s") == 1
+
+
+def test_signal_is_taken_while_the_main_thread_holds_the_lock_of_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It does so for a moment before and after it sleeps; a handler that waits for the lock would never return."""
+
+    def serve(_options: object, _calls: object, ending: Any, _on_joined: object) -> int:
+        with ending.wanted._cond:
+            signal.raise_signal(signal.SIGTERM)
+        assert ending.wanted.wait(WAIT_S)
+        return int(ending.code)
+
+    for name in ("keep_files_private", "keep_freed_memory", "limit_libraries", "CoordinatorCalls"):
+        monkeypatch.setattr(process, name, lambda *_: None)
+    monkeypatch.setattr(process, "_serve", serve)
+    assert run_agent(AgentOptions(coordinator="127.0.0.1:9", name="pi")) == 128 + signal.SIGTERM
