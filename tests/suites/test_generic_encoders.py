@@ -128,6 +128,7 @@ def test_dropout_of_a_generic_encoder_draws_the_same_numbers(model_type: str) ->
         ("modernbert", {"classifier_pooling": "cls", "local_rope_theta": None, "global_rope_theta": 90.0}),
         ("modernbert", dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True)),
         ("mpnet", {"hidden_act": "relu", "relative_attention_num_buckets": 40}),
+        ("albert", {"embedding_size": HIDDEN, "hidden_act": "gelu"}),
     ],
 )
 @pytest.mark.sampled(2)
@@ -143,7 +144,8 @@ def test_option_of_an_encoder_is_carried_out(model_type: str, config: dict[str, 
 @pytest.mark.parametrize(
     ("model_type", "values", "message"),
     [
-        ("albert", {}, "its blocks share one set of weights"),
+        ("albert", {"inner_group_num": 2}, "inner_group_num is 2: a group of several layers is refused"),
+        ("albert", {"num_hidden_groups": 3}, "num_hidden_layers 4 can't be shared by num_hidden_groups 3"),
         ("deberta-v2", {"conv_kernel_size": 3}, "conv_kernel_size is refused: a convolution beside block 0"),
         ("deberta-v2", {"pos_att_type": ["c2p", "p2p"]}, "pos_att_type = 'c2p|p2p' is not supported"),
         ("deberta-v2", {"embedding_size": 16}, "embedding_size: not known for model_type 'deberta-v2'"),
@@ -216,6 +218,7 @@ def test_config_of_transformers_5_is_that_of_4(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model_type", "changes", "message"),
     [
+        ("albert", {"adapter.config": "lora", "offload.mode": {"a": "b"}}, "beside albert_layers.0.attention.query"),
         ("deberta-v2", {"adapter.config": "seq_bn"}, "a deberta-v2 takes lora only"),
         ("deberta", {"adapter.config": "lora[attn_matrices=['q']]"}, "one matrix, attention.self.in_proj, which 'v'"),
         ("deberta", {"adapter.config": "lora", "model.dtype": "float32", "train.compute": "bfloat16"}, "two types"),

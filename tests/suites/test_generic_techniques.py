@@ -179,7 +179,7 @@ def test_velora_of_a_generic_family_saves_what_the_plan_says(tmp_path: Path, mod
     if not layers:
         return
     velora = Velora(blocks=(Range(0, 1),), layers=layers, parts=8)
-    planned_values = sum(kept.saved_values(velora, has_dropout=False) for kept in facts.kept_inputs)
+    planned_values = facts.repeats * sum(kept.saved_values(velora, has_dropout=False) for kept in facts.kept_inputs)
     before, after = (kept_values(model, job, one) for one in (None, velora))
     assert before - after >= 0.98 * planned_values
 
@@ -232,7 +232,7 @@ def test_velora_of_blocks_with_unlike_matrices_is_refused(model_type: str, adapt
         job_velora(job.with_overrides({"memory.activations": "velora"}), course, facts)
 
 
-@pytest.mark.parametrize("model_type", ROWS)
+@pytest.mark.parametrize("model_type", [name for name in ROWS if name != "albert"])
 @pytest.mark.sampled(1)
 def test_helpers_of_a_generic_family_train_what_hosts_would(model_type: str) -> None:
     """LoRA beside all matrices and bottlenecks of several hosts, some with a helper."""

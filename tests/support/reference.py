@@ -113,7 +113,7 @@ def _new_model(job: Job, plan: Plan, model_folder: Path, *, attention: str | Non
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(str(model_folder))
-    for key in [key for key, value in config.to_dict().items() if isinstance(value, float) and _is_dropout(key)]:
+    for key in [key for key, value in config.to_dict().items() if type(value) in (int, float) and _is_dropout(key)]:
         setattr(config, key, job.train.dropout)
     if config.model_type in GENERIC and FAMILIES[config.model_type].since > OF_LIBRARY:
         return lora_model(model_folder, job, config, NAME)
@@ -396,13 +396,18 @@ def first_drawing(model: Any) -> Any:
 
 
 def seed_units(model: Any, job: Job) -> dict[str, int]:
-    """Seed the generator before each block and the head; returns where (step, micro) are to be set."""
-    at = {"step": 0, "micro": 0}
+    """Seed the generator before each block and the head; returns where (step, micro) are to be set.
+
+    A block that is applied to its own output is seeded once.
+    """
+    at, last = {"step": 0, "micro": 0}, [""]
 
     def seeder(unit: str) -> Any:
         def seed(*_: Any) -> None:
             text = f"{job.train.seed}/{at['step']}/{at['micro']}/{unit}"
-            first = hashlib.sha256(text.encode()).digest()[:8]
+            if text == last[0]:
+                return
+            last[0], first = text, hashlib.sha256(text.encode()).digest()[:8]
             torch.default_generator.manual_seed(int.from_bytes(first, "little") & (2**63 - 1))
 
         return seed

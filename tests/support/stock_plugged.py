@@ -139,7 +139,7 @@ STOCK_CLASSES = {
 }
 _OUTPUTS = {"question-answering": ["start", "end"]}
 _POOLED = {"deberta": "pooler.dense", "deberta-v2": "pooler.dense", "ernie": "ernie.pooler.dense"}
-_POOLED |= {"megatron-bert": "bert.pooler.dense"}
+_POOLED |= {"megatron-bert": "bert.pooler.dense", "albert": "albert.pooler"}
 
 
 def _encoder_head(model: Any, task: str) -> torch.nn.ModuleDict:

@@ -181,6 +181,7 @@ GENERIC = {name: GENERIC[name] for name in GENERIC if FAMILIES[name].since <= VE
 """Generic family -> further values of its tiny model."""
 ENCODERS: dict[str, dict[str, Any]] = {
     **{family.model_type: {} for family in GENERIC_ENCODERS},
+    "albert": {"embedding_size": 16, "num_hidden_groups": 4},
     "deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "type_vocab_size": 2},
     "deberta-v2": {
         "relative_attention": True,
@@ -248,6 +249,8 @@ def _write_generic(
     library: Any = importlib.import_module("transformers")
     sizes = sizes_of(model_type)
     sizes |= {key: num_blocks for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if key in sizes}
+    if "num_hidden_groups" in sizes:
+        sizes |= {"num_hidden_groups": num_blocks, "num_hidden_layers": 2 * num_blocks}
     configuration = library.CONFIG_MAPPING[model_type](**{**sizes, **config})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

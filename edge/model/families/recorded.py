@@ -28,8 +28,9 @@ from edge.data.tokens import Batch
 from edge.model.families.decoders import is_packed, last_token, row_places
 from edge.model.key_values import KeyValueCache, cache_argument
 from ringtune.models.family import CAUSAL_LM, Family
+from ringtune.models.generic_encoders import ALBERT_PROJECTION
 
-_BEFORE_BLOCKS = ("embeddings", "project_in")
+_BEFORE_BLOCKS = ("embeddings", "project_in", ALBERT_PROJECTION)
 """Modules that make what enters the first block: a given hidden state is that already."""
 
 
@@ -77,15 +78,16 @@ class _Absent(nn.Module):
 
     def forward(self, *args: Any, inputs_embeds: torch.Tensor | None = None, **_: Any) -> torch.Tensor:
         """Return a hidden state unchanged, and 0 for anything else, such as positions."""
-        given = args[0] if args else inputs_embeds
+        given = args[0] if args and inputs_embeds is None else inputs_embeds
         return given if isinstance(given, torch.Tensor) and given.is_floating_point() else torch.zeros(())
 
 
 class _Arguments(NamedTuple):
-    """Arguments of a block besides the hidden state."""
+    """Arguments of a block besides the hidden state, and how often the block is applied to its own output."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    repeats: int = 1
 
 
 class RecordedFamily:
@@ -94,6 +96,7 @@ class RecordedFamily:
     def __init__(self, family: Family) -> None:
         self._path, self._masked_by_positions, self._last = family.blocks_path, family.packs, family.head_paths
         self._is_encoder = CAUSAL_LM not in family.tasks
+        self._shares_weights = family.model_type == "albert"
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Compute what enters the first block."""
@@ -120,10 +123,12 @@ class RecordedFamily:
         blocks = self._blocks(base)
         hosted = [index for index, block in enumerate(blocks) if any(True for _ in block.parameters())]
         found: dict[int, _Arguments] = {}
+        repeats = base.config.num_hidden_layers // len(blocks) if self._shares_weights else 1
 
         def recorder(index: int) -> Any:
             def call(hidden_BTD: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-                found[id(blocks[index])] = _Arguments(args, {key: _in_float32(value) for key, value in kwargs.items()})
+                kwargs = {key: _in_float32(value) for key, value in kwargs.items()}
+                found[id(blocks[index])] = _Arguments(args, kwargs, repeats)
                 if index == hosted[-1]:
                     raise _Ended
                 return hidden_BTD
@@ -147,11 +152,12 @@ class RecordedFamily:
         return found
 
     def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
-        """Run one layer; in a tuple the hidden state is first."""
+        """Run one block; in a tuple the hidden state is first."""
         own = context[id(block)]
-        found = block(hidden_BTD, *own.args, **own.kwargs)
-        hidden: torch.Tensor = found[0] if isinstance(found, tuple) else found
-        return hidden
+        for _ in range(own.repeats):
+            found = block(hidden_BTD, *own.args, **own.kwargs)
+            hidden_BTD = found[0] if isinstance(found, tuple) else found
+        return hidden_BTD
 
     def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
         """Compute what follows the blocks, and the factor that the architecture has at its logits."""

@@ -46,7 +46,8 @@ def drawn_token_bytes(model: ModelFacts, max_length: int) -> float:
     Example: 12 heads, rows of 128 tokens, width 384 and a bottleneck are 1,536 + 5 * 384 values, 432 bytes.
     """
     adapters = sum(kept.width for kept in model.kept_inputs if kept.is_adapter)
-    return (model.num_heads * max_length + _HIDDEN_STATES * model.hidden_size + adapters) / 8
+    values = model.num_heads * max_length + _HIDDEN_STATES * model.hidden_size + adapters
+    return model.repeats * values / 8
 
 
 MAX_LOGIT_BYTES: Final = 16 << 20
@@ -589,4 +590,4 @@ def _projected_values(course: Course, model: ModelFacts, *, has_dropout: bool) -
     velora = course.velora
     if velora is None:
         return 0
-    return sum(kept.saved_values(velora, has_dropout=has_dropout) for kept in model.kept_inputs)
+    return model.repeats * sum(kept.saved_values(velora, has_dropout=has_dropout) for kept in model.kept_inputs)

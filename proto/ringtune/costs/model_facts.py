@@ -122,6 +122,7 @@ def estimate_activation_token_bytes(
     * queries, keys, values and attention output: 4, each of the width of all heads, as shared keys and values are
       repeated;
     * inputs of layer norms: 3; adapter: 2; feed-forward part: ``inner_kept * intermediate / hidden``;
+    * all of it once for each application of a block that repeats;
     * ``more_kept_values`` of further norms, ``kept_scores`` of written-out attention, and ``row_kept_values`` of a row;
     * with dropout the attention probabilities three times, and 2 for masks;
     * with own weights: no adapter and one norm input less, but 3 for the inputs of query/key/value, attention output
@@ -149,7 +150,7 @@ def estimate_activation_token_bytes(
     attention = 4 * (model.attention_width or model.hidden_size) + model.more_kept_values
     attention += model.kept_scores * model.num_heads * tokens
     whole = (trained_units + inner_units) * model.hidden_size + attention + model.row_kept_values / tokens
-    return whole * DTYPE_BYTES[dtype] + dropped
+    return model.repeats * (whole * DTYPE_BYTES[dtype] + dropped)
 
 
 def _lora_dropout_values(model: ModelFacts) -> int:
@@ -287,6 +288,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         shared_bytes=sum(weights[name] for name in weights if name.startswith(shared)) * item_bytes if shared else 0,
         row_kept_values=dimensions.row_kept,
         more_masks=dimensions.more_masks,
+        repeats=dimensions.repeats,
     )
     facts = _with_kinds(
         _with_pairs(facts, job, widths, family), folder, job, widths, in_part=in_part or not family.generic
@@ -492,7 +494,8 @@ def _check_generic(job: Job, family: Family, where: str) -> None:
     if job.offload.is_on and not job.offload.may_be_left_out and (role := _unfitted_role(family, configs)):
         raise JobError(
             f"{where}: a helper can't fit LoRA beside {getattr(family.layout, role)} of a {family.model_type}, whose "
-            "input or output is not that of single tokens; leave it out of adapter.config, or remove [offload]"
+            "input or output is not one for each token of a micro-batch; leave it out of adapter.config, or remove "
+            "[offload]"
         )
     operations, tables = job.operations, given_tables(job.operations)
     has_parts = bool(tables and tables[0].operations.subnets > 1) or (

@@ -249,6 +249,7 @@ class ModelFacts:
         shared_bytes: frozen weights outside the blocks that every host holds, such as relative positions.
         row_kept_values: values that a block keeps for each row, whatever its length.
         more_masks: numbers for every two tokens of a row that all blocks read, besides those of the mask.
+        repeats: how often a block is applied to its own output.
     """
 
     model_type: str
@@ -296,6 +297,7 @@ class ModelFacts:
     shared_bytes: Annotated[Amount, LATER] = 0
     row_kept_values: Annotated[Amount, LATER] = 0
     more_masks: Annotated[Amount, LATER] = 0
+    repeats: Annotated[Size, LATER] = 1
 
     def __post_init__(self) -> None:
         """Refuse a size below 1, and negative bytes and counts."""

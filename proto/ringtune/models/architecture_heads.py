@@ -86,6 +86,7 @@ _CLASSES: Final[Mapping[str, tuple[str, Mapping[str, Mapping[str, str]]]]] = {
     "gemma2": ("Gemma2", _DECODER),
     "gemma3_text": ("Gemma3Text", {CLASSIFICATION: _SCORE}),
     "smollm3": ("SmolLM3", _DECODER),
+    "albert": ("Albert", {CLASSIFICATION: {"1": "albert.pooler", "4": "classifier"}, **_ENCODER}),
     "camembert": ("Camembert", {CLASSIFICATION: _ROBERTA, **_ENCODER}),
     "data2vec-text": ("Data2VecText", {CLASSIFICATION: _ROBERTA, **_ENCODER}),
     "deberta": ("Deberta", {CLASSIFICATION: _DEBERTA, **_ENCODER}),

@@ -34,7 +34,7 @@ from ringtune.models.family import (
     plain_dimensions,
 )
 from ringtune.models.generic_decoders import GENERIC
-from ringtune.models.generic_encoders import NOT_SPLIT, generic_encoders
+from ringtune.models.generic_encoders import generic_encoders
 
 _ENCODER_TASKS = (CLASSIFICATION, REGRESSION, TAGGING, QUESTION_ANSWERING)
 _PRUNED = {"pruned_heads": "its blocks differ in shape"}
@@ -278,8 +278,6 @@ LAYOUTS: Mapping[str, BlockLayout] = {name: family.layout for name, family in FA
 def family_named(model_type: object, *, where: str = "config.json") -> Family:
     """Return the family of a ``model_type``; else raise ``ModelError`` with the supported ones."""
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
-    if family is None and (reason := NOT_SPLIT.get(str(model_type))):
-        raise ModelError(f"{where}: model_type {model_type!r} is not supported: {reason}")
     if family is None:
         raise ModelError(f"{where}: model_type {model_type!r} is not supported yet; supported: {', '.join(FAMILIES)}")
     return family

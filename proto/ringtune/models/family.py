@@ -114,6 +114,7 @@ class Dimensions:
         kept_scores: number of score tensors (value per head and token pair) that attention keeps without dropout.
         row_kept: values that a block keeps for each row, whatever its length, such as projected relative positions.
         more_masks: numbers for every two tokens of a row that all blocks read, besides those of the mask.
+        repeats: how often a block is applied to its own output, as layers that share their weights are.
     """
 
     num_blocks: int
@@ -131,6 +132,7 @@ class Dimensions:
     kept_scores: int = 0
     row_kept: int = 0
     more_masks: int = 0
+    repeats: int = 1
 
     @property
     def head_width(self) -> int:
@@ -301,8 +303,8 @@ class Family:
         joined: whether attention and feed-forward part read one tensor, in every model or in some.
         twice: matrices that multiply something else besides the block's hidden state, such as relative positions.
         apart: whether queries, keys and values are made of different tensors, as in latent attention.
-        unfitted: matrices beside which no helper fits adapters: they read the tokens of all rows as one list, or their
-            output is changed in place.
+        unfitted: matrices beside which no helper fits adapters: they read the tokens of all rows as one list, their
+            output is changed in place, or they are applied several times.
         head: name of the language model's head in its class.
         since: first version of transformers that has it.
         tied: whether head and token table are one where a generic family's config does not say so.

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from ringtune.models.family import (
     ACTIVATIONS,
+    MATRICES,
     BlockLayout,
     Config,
     ConfigKey,
@@ -28,16 +29,14 @@ from ringtune.models.family import (
     indivisible,
     kept_by,
     layer_norm,
+    linear,
     plain,
     plain_dimensions,
 )
 
-NOT_SPLIT: Final[Mapping[str, str]] = {
-    "albert": "its blocks share one set of weights, and so do their adapters, of which a ring would train copies; "
-    "take a model with weights for each block, such as deberta-v2 or modernbert",
-}
-"""``model_type`` of encoders that can't be divided into blocks -> reason and remedy."""
-
+ALBERT_PROJECTION: Final = "embedding_hidden_mapping_in"
+"""ALBERT's matrix from the width of its embeddings to that of its blocks."""
+_ALBERT_LAYER: Final = "albert_layers.0."
 _POSITIONS: Final = ("c2p", "p2c", "c2p|p2c", "p2c|c2p")
 _DEBERTA_KEYS: Final[Mapping[str, ConfigKey]] = {
     **plain(type_vocab_size=0, layer_norm_eps=1e-7, relative_attention=False, position_biased_input=True),
@@ -52,6 +51,9 @@ _DEBERTA_V2_KEYS: Final[Mapping[str, ConfigKey]] = {
 }
 _DEBERTA_UNREAD: Final = frozenset({"legacy", "padding_idx", "pooler_dropout", "pooler_hidden_size", "cls_dropout"})
 _CONVOLUTION: Final = {"conv_kernel_size": "a convolution beside block 0 reads the embedding too"}
+_ALBERT_UNREAD: Final = """
+    classifier_dropout_prob down_scale_factor gap_size layers_to_keep net_structure_type num_memory_blocks
+"""
 _MODERNBERT_KEYS: Final[Mapping[str, ConfigKey]] = {
     **counts(vocab_size=50368, hidden_size=768, num_hidden_layers=22, num_attention_heads=12, intermediate_size=1152),
     "hidden_activation": ConfigKey(default="gelu", choices=ACTIVATIONS),
@@ -91,6 +93,24 @@ def _mpnet_dimensions(config: Config) -> Dimensions:
 def _deberta_dimensions(config: Config) -> Dimensions:
     """Dimensions of a DeBERTa, whose mask and relative positions have eight bytes each."""
     return dataclasses.replace(_dimensions(config, scores=5, more=5.5), more_masks=3)
+
+
+def _albert_dimensions(config: Config) -> Dimensions:
+    """Dimensions of an ALBERT, whose block is a group: one layer's weights, applied once for each of its layers.
+
+    Example: 12 layers of one group are one block, applied 12 times.
+    """
+    groups = config["num_hidden_groups"]
+    return dataclasses.replace(_dimensions(config), num_blocks=groups, repeats=config["num_hidden_layers"] // groups)
+
+
+def _albert_problem(config: Config) -> str:
+    layers, groups = config["num_hidden_layers"], config["num_hidden_groups"]
+    if layers % groups:
+        return f"num_hidden_layers {layers} can't be shared by num_hidden_groups {groups}"
+    if config["inner_group_num"] != 1:
+        return f"inner_group_num is {config['inner_group_num']}: a group of several layers is refused"
+    return indivisible(config["hidden_size"], config["num_attention_heads"])
 
 
 def _mpnet_shared(config: Config) -> Shapes:
@@ -218,8 +238,7 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
             packs=False,
             methods=("bottleneck", "lora") if layout.norm_first else ("lora",),
             layout=layout,
-            owner_shapes=owner_shapes,
-            **own,
+            **{"owner_shapes": owner_shapes, **own},
         )
 
     def without(*names: str) -> dict[str, ConfigKey]:
@@ -261,9 +280,43 @@ def generic_encoders(bert: Family) -> tuple[Family, ...]:
         attention_norm="attn_norm",
         feed_forward_norm="mlp_norm",
     )
+    albert = dataclasses.replace(
+        layout,
+        attention=f"{_ALBERT_LAYER}attention",
+        query=f"{_ALBERT_LAYER}attention.query",
+        key=f"{_ALBERT_LAYER}attention.key",
+        value=f"{_ALBERT_LAYER}attention.value",
+        attention_out=f"{_ALBERT_LAYER}attention.dense",
+        up=f"{_ALBERT_LAYER}ffn",
+        activation=f"{_ALBERT_LAYER}activation",
+        down=f"{_ALBERT_LAYER}ffn_output",
+        attention_norm=f"{_ALBERT_LAYER}attention.LayerNorm",
+        feed_forward_norm=f"{_ALBERT_LAYER}full_layer_layer_norm",
+    )
     without_types = without("type_vocab_size", "position_embedding_type")
     of_deberta = {**without("position_embedding_type"), **_DEBERTA_KEYS}
     return (
+        row(
+            "albert",
+            "albert",
+            albert,
+            keys={
+                **counts(vocab_size=30000, embedding_size=128, hidden_size=4096, num_attention_heads=64),
+                **counts(intermediate_size=16384, num_hidden_groups=1, inner_group_num=1),
+                "hidden_act": ConfigKey(default="gelu_new", choices=ACTIVATIONS),
+                **plain(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
+            },
+            no_number=bert.no_number | frozenset(_ALBERT_UNREAD.split()),
+            blocks_path="encoder.albert_layer_groups",
+            owner_paths=("embeddings", f"encoder.{ALBERT_PROJECTION}"),
+            unfitted=MATRICES,
+            dimensions=_albert_dimensions,
+            owner_shapes=lambda config: {
+                "embeddings.word_embeddings.weight": (config["vocab_size"], config["embedding_size"]),
+                **linear(f"encoder.{ALBERT_PROJECTION}", config["embedding_size"], config["hidden_size"]),
+            },
+            problem=_albert_problem,
+        ),
         row("camembert", "roberta", keys=roberta, dimensions=like_roberta),
         row(
             "data2vec-text",

@@ -47,7 +47,7 @@ CASES = [
     ("roberta", REGRESSION, FUSED),
     ("electra", QUESTION_ANSWERING, FUSED),
     ("gpt2", TAGGING, FUSED),
-    *((model_type, CLASSIFICATION, ALL_MATRICES) for model_type in ("deberta", "ernie", "mpnet")),
+    *((model_type, CLASSIFICATION, ALL_MATRICES) for model_type in ("albert", "deberta", "ernie", "mpnet")),
     ("deberta-v2", TAGGING, SOME),
     ("modernbert", QUESTION_ANSWERING, ALL_MATRICES),
     ("lfm2", CAUSAL_LM, ALL_MATRICES),
