@@ -140,17 +140,13 @@ def adapter_slices(
 ) -> tuple[tuple[tuple[WeightSlice, ...], ...], tuple[WeightSlice, ...]]:
     """Return the ranges of a block's adapter that each subnet has, and the tensors that belong to all of them.
 
-    Together they cover each trainable parameter. The whole block, as its only subnet, has nothing of its own.
+    Together they cover each trainable parameter.
     """
-    own: list[tuple[WeightSlice, ...]] = [()] * subnets.count
-    if subnets.count > 1:
-        shared = list(_lora_matrices(block, matrices(block, model_type, subnets)))
-        own = [
-            tuple(
-                WeightSlice(name, dimension, *matrix.unit_range(subnets, subnet)) for name, dimension, matrix in shared
-            )
-            for subnet in range(subnets.count)
-        ]
+    shared = list(_lora_matrices(block, matrices(block, model_type, subnets)))
+    own = [
+        tuple(WeightSlice(name, dimension, *matrix.unit_range(subnets, subnet)) for name, dimension, matrix in shared)
+        for subnet in range(subnets.count)
+    ]
     divided = {part.name for part in own[0]}
     rest = (entry for entry in block.named_parameters() if entry[1].requires_grad and entry[0] not in divided)
     return tuple(own), tuple(WeightSlice(name, 0, 0, len(value)) for name, value in rest)

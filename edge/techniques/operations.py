@@ -1,5 +1,8 @@
 """Scores of subnets for the choice of operations (D2FT), per micro-batch, in items without updates.
 
+Of a whole block all weights count that train with ``adapter.config = "full"``; of a generic family these are its norms,
+experts and router too.
+
 With ``ScoredWeights.ADAPTER`` a subnet's score is that of its rows and columns of LoRA, and an equal part of the score
 of what belongs to the whole block: LoRA's other factors, and bottlenecks. LoRA's B is zero at the start, so that then
 Fisher and gradient magnitude are of B alone, weight magnitude of A alone, and Taylor is zero.
@@ -16,7 +19,7 @@ import torch
 from torch import nn
 
 from edge.model.head_groups import WeightSlice, adapter_slices, subnet_slices, subnets_of_block
-from edge.model.skeleton import Skeleton
+from edge.model.skeleton import ADAPTER, Skeleton
 from ringtune.schedule.actions import Action
 from ringtune.schedule.course import Course
 from ringtune.schedule.operation_tables import BlockScores, Score, ScoredWeights
@@ -126,15 +129,26 @@ class ScoreCollector:
 
     def _slices_of(self, block: int) -> ScoredSlices:
         if block not in self._slices:
-            module, config = self._skeleton.blocks[block], self._skeleton.base.config
-            model_type = self._skeleton.layout.model_type
-            subnets = subnets_of_block(module, model_type, config, self._subnets)
-            self._slices[block] = (
-                ScoredSlices(*adapter_slices(module, model_type, subnets))
-                if self._of_adapter
-                else ScoredSlices(subnet_slices(module, model_type, subnets))
-            )
+            self._slices[block] = self._subnet_slices(block) if self._subnets > 1 else self._whole_slices(block)
         return self._slices[block]
+
+    def _subnet_slices(self, block: int) -> ScoredSlices:
+        module, config = self._skeleton.blocks[block], self._skeleton.base.config
+        model_type = self._skeleton.layout.model_type
+        subnets = subnets_of_block(module, model_type, config, self._subnets)
+        if self._of_adapter:
+            return ScoredSlices(*adapter_slices(module, model_type, subnets))
+        return ScoredSlices(subnet_slices(module, model_type, subnets))
+
+    def _whole_slices(self, block: int) -> ScoredSlices:
+        layout = self._skeleton.layout
+
+        def is_scored(name: str, value: nn.Parameter) -> bool:
+            return value.requires_grad if self._of_adapter else f".{ADAPTER}." not in name and layout.trains(name)
+
+        named = self._skeleton.blocks[block].named_parameters()
+        scored = [(name, value) for name, value in named if is_scored(name, value)]
+        return ScoredSlices((tuple(WeightSlice(name, 0, 0, len(value)) for name, value in scored),))
 
     def _block_scores(self, item: Item, micro: int, block: int, by_gradient: Mapping[Score, Row]) -> BlockScores:
         return BlockScores(
@@ -151,13 +165,13 @@ class ScoreCollector:
     def _row(self, block: int, score: Score, sums: Sums) -> torch.Tensor:
         """Sum the parts of each subnet in a fixed order; one number for each subnet.
 
-        A part of an adapter may be without a gradient, and counts 0 then.
+        A part without a gradient counts 0, such as an expert without tokens.
         """
         device = next(self._skeleton.blocks[block].parameters()).device
         slices, zero = self._slices_of(block), torch.zeros((), dtype=torch.float64, device=device)
 
         def total(parts: Sequence[WeightSlice]) -> torch.Tensor:
-            found = (sums[part][score] for part in parts if part in sums or not self._of_adapter)
+            found = (sums[part][score] for part in parts if part in sums)
             return functools.reduce(torch.add, found, zero)
 
         return torch.stack([total(parts) for parts in slices.own]) + total(slices.shared) / len(slices.own)

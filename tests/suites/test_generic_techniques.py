@@ -21,7 +21,7 @@ from edge.techniques.activation_checkpointing import saved_tensors, storage_byte
 from edge.techniques.offload.sites import sites_of
 from edge.techniques.velora import Projections
 from ringtune.costs.activation_costs import check_layers, job_velora, proposed_velora
-from ringtune.costs.memory_sizes import DTYPE_BYTES
+from ringtune.costs.memory_sizes import DTYPE_BYTES, score_token_bytes
 from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.errors import JobError
 from ringtune.job.job import Job
@@ -30,16 +30,20 @@ from ringtune.models.families import FAMILIES
 from ringtune.models.family import LANGUAGE_TASKS
 from ringtune.models.folder import NO_WEIGHTS, read_config
 from ringtune.models.kept_inputs import kept_inputs, paper_layers, with_shared_inputs
+from ringtune.schedule.operation_tables import Score
 from ringtune.schedule.saved_activations import ADAPTER_DOWN, LAYERS, Velora
 from ringtune.schedule.units import Range
-from tests.features.feature import Feature, Run, Wanted, carry_out, planned
+from tests.edge.techniques.test_operations import check_equal, choice_of, make_ring, score, score_turn
+from tests.edge.techniques.test_operations import one_process as scores_of_one_process
+from tests.features.feature import Feature, Run, Wanted, carry_out, on_one_node, planned
 from tests.features.memory import literally
 from tests.features.offload import SLICES, helped_plan
-from tests.features.operations import masked, random_table
+from tests.features.operations import RealScores, masked, random_table
 from tests.suites.test_generic_decoders import ROUNDING, require_equal
 from tests.suites.test_generic_decoders import generic as decoder
 from tests.suites.test_generic_encoders import generic as encoder
 from tests.support import hift_reference
+from tests.support.choosing import make_choice
 from tests.support.hand_ring import make_bench
 from tests.support.tiny_families import ENCODERS, GENERIC, IN_FLOAT32, sizes_of, write_family
 from tests.support.torch_ring import Case, distance
@@ -184,12 +188,14 @@ def test_velora_of_a_generic_family_saves_what_the_plan_says(tmp_path: Path, mod
     assert before - after >= 0.98 * planned_values
 
 
-def kept_values(folder: Path, job: Job, velora: Velora | None) -> float:
-    """Values per token of the saved tensors of block 0, without parameters."""
+def kept_values(folder: Path, job: Job, velora: Velora | None = None, *, scored: bool = False) -> float:
+    """Values per token of the saved tensors of block 0, without parameters, of which all train where it is scored."""
     skeleton = build_skeleton(folder, job)
     with SafetensorsFiles(folder) as weights:
         cpu = torch.device("cpu")
         materialise(skeleton, weights, blocks=range(1), with_embedding=False, dtype=torch.float32, device=cpu)
+    for parameter in skeleton.blocks[0].parameters() if scored else ():
+        parameter.requires_grad_(True)
     runner, used = BlockRunner(skeleton, dropout=0.0, seed=0), dict[str, torch.Tensor]()
     around = None if velora is None else Projections(velora, skeleton, start=0, stop=1, seed=0).block
     mask = torch.ones(4, 40, dtype=torch.int64)
@@ -272,3 +278,41 @@ def test_operations_of_whole_blocks_of_a_generic_family_equal_one_process(model_
     trained = {name: value for name, value in run.tensors.items() if ".ringtune." in name}
     wanted = masked(feature.case, run).tensors
     assert distance(trained, {name: wanted[name] for name in trained}) <= feature.bound
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("model_type", ROWS)
+@pytest.mark.sampled(1)
+def test_scores_of_a_generic_family_equal_one_process(model_type: str, split: str) -> None:
+    """Of all weights of a block, those of norms, routers and experts too; an expert without tokens has no gradient."""
+    feature = generic(model_type)
+    choice = choice_of(Score.TAYLOR, Score.FISHER, 1)
+    hand = make_ring(feature.case, feature.splits[split], choice)
+    turn = score_turn(hand.plan, "b")
+    bound = feature.bound if feature.bound < 1e-5 else 1e-3
+    check_equal(score(hand, turn), scores_of_one_process(feature.case, hand.plan, turn), bound)
+
+
+@pytest.mark.parametrize("model_type", ["gpt_neox", "lfm2", "mixtral", "modernbert"])
+@pytest.mark.sampled(1)
+def test_operations_of_a_generic_family_are_chosen_by_scores(model_type: str) -> None:
+    """Two refreshes on three hosts give what one node alone computes."""
+    choice = make_choice(subnets=1, refresh_steps=2, backward_score=Score.TAYLOR.value, forward_score="fisher")
+    feature = generic(model_type, method="all", num_steps=4, eval_every=0, optimizer="sgd", microbatches=4)
+    feature = dataclasses.replace(
+        feature,
+        plan=planned(choice=choice),
+        ring=lambda plan, carrier: {"chooser": RealScores(plan, carrier)},
+        reference=on_one_node,
+    )
+    run = carry_out(feature, feature.plan_on("three"))
+    assert distance(run.tensors, feature.reference(feature.case, run).tensors) <= feature.bound
+
+
+@pytest.mark.parametrize("model_type", ROWS)
+@pytest.mark.sampled(1)
+def test_memory_of_scores_is_not_below_what_a_block_keeps_more(tmp_path: Path, model_type: str) -> None:
+    """Inputs of all matrices, norms and experts, beside what it keeps for its adapter."""
+    model, job = wide(tmp_path, model_type, **{"adapter.config": "lora"})
+    more = kept_values(model, job, scored=True) - kept_values(model, job)
+    assert more <= score_token_bytes(model_facts(model, job), 1) <= 10 * more

@@ -184,7 +184,7 @@ def score_token_bytes(model: ModelFacts, item_bytes: int) -> int:
     A linear layer with a gradient of its weights keeps its input; where own weights train it does so in any pass.
     """
     attention = model.attention_width or model.hidden_size
-    return (2 * model.hidden_size + attention + model.intermediate_size) * item_bytes
+    return (2 * model.hidden_size + attention + model.intermediate_size + model.more_scored_values) * item_bytes
 
 
 def gathers_scores(course: Course) -> bool:
@@ -448,7 +448,8 @@ class Sizes:
         attention = max(3 * model.hidden_size, model.attention_width)  # query, key and value may be one tensor
         self.gradient_bytes = max(model.intermediate_size, attention) * model.hidden_size * self._item_bytes
         largest = min(self.adapter_bytes, self.gradient_bytes)
-        self.scored_gradient_bytes = largest if scores_adapters(course) else self.gradient_bytes
+        of_base = max(self.gradient_bytes, model.scored_gradient_params * self._item_bytes)
+        self.scored_gradient_bytes = largest if scores_adapters(course) else of_base
         self.tables_bytes = tables_bytes(course)
         self.sequence_bytes = 0
         if course.generation is not None:  # a block with a window keeps fewer

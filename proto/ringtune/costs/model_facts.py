@@ -62,9 +62,9 @@ from ringtune.models.folder import (
     read_config,
     read_headers,
 )
-from ringtune.models.generic_decoders import NOT_ROUNDED, buffer_bytes
+from ringtune.models.generic_decoders import NOT_ROUNDED, active_experts, buffer_bytes
 from ringtune.models.kept_inputs import has_other_adapters, kept_inputs, lora_values
-from ringtune.schedule.operation_tables import Policy, Subnets, subnets_of
+from ringtune.schedule.operation_tables import Subnets, subnets_of
 from ringtune.schedule.saved_activations import ADAPTER_DOWN
 from ringtune.storage.gguf import GgufType
 from ringtune.techniques import TECHNIQUES
@@ -83,6 +83,8 @@ def own_weights(family: Family, config: Config) -> Shapes:
 
 _TRAINED_NORMS = 4
 """Widths per token that norms of a generic family's block keep for their weights, at most; measured."""
+_SCORED_NORMS = 5
+"""The same beside adapters, where scores are of all weights; each expert of a token keeps its input, too."""
 
 
 def _stored_weights(folder: str | Path, family: Family, num_blocks: int) -> Shapes:
@@ -247,6 +249,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
     head = _head_sizes(job.model.task, dimensions, family, config)
     gguf_bytes = _gguf_bytes(tensors, family.block_prefix)
     gguf_outside = gguf_bytes.pop("", 0)
+    experts = active_experts(config) if family.generic else 0
     facts = ModelFacts(
         model_type=config["model_type"],
         num_blocks=dimensions.num_blocks,
@@ -289,6 +292,8 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         row_kept_values=dimensions.row_kept,
         more_masks=dimensions.more_masks,
         repeats=dimensions.repeats,
+        more_scored_values=(_SCORED_NORMS + experts) * dimensions.hidden if family.generic else 0,
+        scored_gradient_params=_largest_gradient(in_block if experts else 0, of_all.largest) if family.generic else 0,
     )
     facts = _with_kinds(
         _with_pairs(facts, job, widths, family), folder, job, widths, in_part=in_part or not family.generic
@@ -305,6 +310,15 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         buffer_bytes=buffer_bytes(family.model_type, config),
         item_bytes=item_bytes,
     )
+
+
+def _largest_gradient(of_experts: int, largest: int) -> int:
+    """Return the numbers of the largest gradient of a block with ``of_experts`` numbers, nearly all in experts.
+
+    Transformers 5 has the first two matrices of all experts in one tensor, and adds its gradient up from one as large
+    for each expert.
+    """
+    return max(4 * of_experts // 3, largest)
 
 
 def _largest_block(weights: Mapping[str, int], family: Family, num_blocks: int) -> str:
@@ -501,10 +515,10 @@ def _check_generic(job: Job, family: Family, where: str) -> None:
     has_parts = bool(tables and tables[0].operations.subnets > 1) or (
         operations.is_chosen and not operations.by_slice and operations.heads > 0
     )
-    if has_parts or operations.policy not in (Policy.STANDARD, Policy.RANDOM):
+    if has_parts:
         raise JobError(
-            f"{where}: subnets and scores of [operations] need to know the matrices of a {family.model_type} block; "
-            "set operations.policy = 'random' and operations.heads = 0, or operations.table to one of whole blocks"
+            f"{where}: [operations] of subnets need to know the matrices of a {family.model_type} block; set "
+            "operations.heads = 0, or operations.table to one of whole blocks"
         )
 
 

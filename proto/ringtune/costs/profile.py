@@ -250,6 +250,9 @@ class ModelFacts:
         row_kept_values: values that a block keeps for each row, whatever its length.
         more_masks: numbers for every two tokens of a row that all blocks read, besides those of the mask.
         repeats: how often a block is applied to its own output.
+        more_scored_values: values per token that a graph keeps for gradients of norms and experts, where scores are of
+            all weights of a block.
+        scored_gradient_params: numbers of the largest gradient of a block's weights then.
     """
 
     model_type: str
@@ -298,6 +301,8 @@ class ModelFacts:
     row_kept_values: Annotated[Amount, LATER] = 0
     more_masks: Annotated[Amount, LATER] = 0
     repeats: Annotated[Size, LATER] = 1
+    more_scored_values: Annotated[Amount, LATER] = 0
+    scored_gradient_params: Annotated[Amount, LATER] = 0
 
     def __post_init__(self) -> None:
         """Refuse a size below 1, and negative bytes and counts."""

@@ -67,6 +67,11 @@ def _kv_heads(config: Config, heads: int) -> int:
     return _size(config, "kv_heads", (own or {}).get("kv_n_heads", heads) if isinstance(own, dict) else heads)
 
 
+def active_experts(config: Config) -> int:
+    """Number of experts that compute one token; 0 where blocks have none."""
+    return _size(config, "active", 1) if _size(config, "experts") and config.get("is_moe", True) else 0
+
+
 def _dimensions(layout: BlockLayout, kept: int, scores: int, config: Config) -> Dimensions:
     """Dimensions by the usual keys; of a mixture the experts of one token together are the feed-forward part.
 
@@ -79,7 +84,7 @@ def _dimensions(layout: BlockLayout, kept: int, scores: int, config: Config) -> 
     if _size(config, "latent"):
         width = int(config.get("qk_nope_head_dim") or 128) + int(config.get("qk_rope_head_dim") or 64)
     inner = _size(config, "inner") or int(config.get("expansion_ratio") or 4) * hidden
-    active = _size(config, "active", 1) if _size(config, "experts") and config.get("is_moe", True) else 0
+    active = active_experts(config)
     if active:
         each = _size(config, "expert_inner", inner)
         together = (active + _size(config, "shared")) * each + _size(config, "shared_inner")

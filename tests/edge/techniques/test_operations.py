@@ -28,7 +28,7 @@ from tests.support import hand_ring as ring
 from tests.support import reference, tiny
 from tests.support.plain_rows import Doubled
 from tests.support.rounded import LORA, write_rounded
-from tests.support.tiny_families import DECODERS, MODEL_TYPES
+from tests.support.tiny_families import DECODERS, ENCODERS, GENERIC, MODEL_TYPES
 from tests.support.torch_ring import TASKS, Case, family_writer, write_family_inputs
 
 SPLITS = {
@@ -139,7 +139,7 @@ def losses(case: Case, plan: Plan, model: Any, item: Item) -> Iterator[torch.Ten
         rows = batch.rows(first, first + size)
         first += size
         targets, count = reference.targets_of(case.task, rows)
-        yield model(**reference.inputs_of(model, rows), **targets).loss * (count / all_targets)
+        yield reference.output_of(model, rows, targets).loss * (count / all_targets)
 
 
 def values_of(module: Any, choice: Choice, config: Any) -> list[list[float]]:
@@ -147,7 +147,8 @@ def values_of(module: Any, choice: Choice, config: Any) -> list[list[float]]:
     count, named = choice.subnets, list(module.named_parameters())
     shared: list[torch.nn.Parameter] = []
     if choice.scored_weights == "base":
-        pairs = [parts_of(name, value, count, config) for name, value in named if is_own(name)]
+        own = is_own_of_any if config.model_type in (*GENERIC, *ENCODERS) else is_own
+        pairs = [parts_of(name, value, count, config) for name, value in named if own(name)]
     else:
         adapter = [(name, value) for name, value in named if ADAPTER in name]
         pairs = [lora_parts_of(name, value, count, config) for name, value in adapter if is_divided(name)]
@@ -175,12 +176,17 @@ def is_own(name: str) -> bool:
     return not name.endswith(tuple(f"{way}.bias" for way in WAYS_OUT))
 
 
+def is_own_of_any(name: str) -> bool:
+    """Whether a tensor of a generic family's block is scored: all but those of adapters and a router's correction."""
+    return ADAPTER not in name and not name.endswith("e_score_correction_bias")
+
+
 def parts_of(name: str, value: Any, subnets: int, config: Any) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
     """For each subnet its parts of weight and gradient: equal parts of outputs, or of inputs of the ways out."""
     is_transposed = config.model_type == "gpt2" and value.dim() == 2
     dimension = int(name.rpartition(".")[0].endswith(WAYS_OUT)) ^ is_transposed if value.dim() == 2 else 0
-    wholes = [(value.detach(), value.grad)]
-    if "c_attn" in name:
+    wholes = [(value.detach(), torch.zeros_like(value) if value.grad is None else value.grad)]  # an idle expert
+    if "c_attn" in name and subnets > 1:
         wholes = list(zip(*(whole.chunk(3, dimension) for whole in wholes[0]), strict=True))
     cut = [[whole.tensor_split(subnets, dimension) for whole in pair] for pair in wholes]
     return [[(weight[subnet], gradient[subnet]) for weight, gradient in cut] for subnet in range(subnets)]
