@@ -247,6 +247,8 @@ def metrics_event(line: Mapping[str, Any]) -> EventLine | None:
             return EventLine("move", f"another placement is better from step {shown(int(line['step']))} on")
         case "recovery":
             return EventLine("lost" if line.get("lost") else "move", _recovery(line))
+        case "node_error":
+            return EventLine("lost", str(line.get("message")))
         case "operations":
             return EventLine("note", f"another operation table holds from step {shown(int(line['step']))} on")
     return None
