@@ -35,6 +35,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
 from ringtune.schedule.units import unit_name
 from ringtune.techniques.audit import (
+    NOTHING,
     Cell,
     Finding,
     Question,
@@ -50,6 +51,8 @@ from ringtune.techniques.audit import (
     read_results,
     read_trail,
     settle,
+    shown_name,
+    shown_order,
     statement,
     tensor_name,
     tolerance,
@@ -110,6 +113,7 @@ class RunAudit:
         self.figures = {"drawn": 0, "checked": 0, "disagreed": 0, "seconds": 0.0}
         self._open: dict[int, _Open] = {}
         self._agreed: dict[int, tuple[str, str]] = {}  # by block: its host, and its state at the end of a turn
+        self._shown: dict[int, tuple[str, str]] = {}  # by block: its host, and the last vectors of pairs that it showed
         self._turn: Turn | None = None
         self._part: Plan | None = None
         self._since_s = 0.0
@@ -128,7 +132,8 @@ class RunAudit:
         """Draw cells of granted turns; return by node the tensors that it has to keep, with their tickets."""
         found: dict[str, dict[TensorKey, str]] = {}
         for turn in turns:
-            now = self._open[turn.index] = _Open(draw(part, turn, self._job.audit_share, self._source))
+            drawn = draw(part, turn, self._job.audit_share, self._source, shown=self._shown)
+            now = self._open[turn.index] = _Open(drawn)
             for node, keys in keys_to_keep(part, turn, now.drawn).items():
                 tickets = {key: f"{self._source.getrandbits(128):032x}" for key in keys}
                 now.tickets |= {(node, tensor_name(key)): ticket for key, ticket in tickets.items()}
@@ -196,6 +201,12 @@ class RunAudit:
                 told = "" if before == node else f" than node {before} ended with"
                 what = unit_name(block, part.course.head)
                 text = f"node {node} began turn {turn.index} with another state of {what}{told}"
+                return Finding(tuple(dict.fromkeys((node, before))), text)
+        trail, first = self._open[turn.index].trails[node], NOTHING if not turn.first_step else ""
+        for block in {one.start for one in part.placement.helpers_of(node)}:
+            name, (before, digest) = shown_name(-1, 0, block), self._shown.get(block, (node, first))
+            if digest and trail.get(name, digest) != digest:
+                text = f"node {node} began turn {turn.index} with other vectors of the pairs of block {block}"
                 return Finding(tuple(dict.fromkeys((node, before))), text)
         return None
 
@@ -317,6 +328,10 @@ class RunAudit:
         self._agreed |= {
             block: (node, end) for node in part.nodes for block, _, end in ends(part, now.trails[node], node)
         }
+        for node in part.nodes:
+            for one in part.placement.helpers_of(node):
+                last = now.trails[node].get(shown_order(now.trails[node], one.start)[-1], NOTHING)
+                self._shown |= {one.start: (node, last)} if last != NOTHING else {}
         lines = [self._line(part, turn, now)]
         if len(self._trusted) != self._num_told:  # at the begin, and when the authority is rotated
             self._num_told = len(self._trusted)

@@ -166,27 +166,38 @@ def check_parts(files: Mapping[str, Mapping[str, Pieces]], wanted: ExpectedResul
     seen: dict[tuple[str, int], FirstOccurrences] = {}
     totals: dict[str, Counter[int | None]] = {path: Counter() for path in wanted.sets()}
     for node, own in sorted(files.items()):
-        missing = [path for path in wanted.paths() if path not in own]
-        sends = (wanted.blocks(node) and not wanted.may_lack) or node == wanted.sends_invertible
-        if missing and sends:
-            raise _refused(f"node {node} sent no {missing[0]}")
-        for path, content in sorted(own.items()):
-            name, where = path.rpartition("/")[2], f"{path} of node {node}"
-            if name in (ADAPTER_FILE, BLOCKS_FILE, HEAD_FILE, WEIGHTS_FILE):
-                tensors = TensorFile(content, where=where, max_header_bytes=MAX_HEADER_BYTES)
-                numbers = wanted.block_numbers(path)
-                found = _counted(node, path, tensors, wanted, seen.setdefault((name, numbers), {}))
-                if path in totals:
-                    totals[path].update(found)
-                else:
-                    _check_counts(f"node {node} sent", path, found, wanted)
-            elif name in _CONFIGS:
-                if content.size_bytes > MAX_CONFIG_BYTES:
-                    raise _refused(f"{where} has {content.size_bytes:,} bytes, {MAX_CONFIG_BYTES:,} are allowed")
-                read_object(bytes(content), where)
+        check_part(node, own, wanted, seen, totals)
     for path, counts in totals.items():
         blocks = range(wanted.part.placement.private_blocks, wanted.part.course.num_blocks)
         _check_counts("the nodes sent", path, {block: counts[block] for block in blocks}, wanted)
+
+
+def check_part(
+    node: str,
+    files: Mapping[str, Pieces],
+    wanted: ExpectedResult,
+    seen: dict[tuple[str, int], FirstOccurrences],
+    totals: Mapping[str, Counter[int | None]],
+) -> None:
+    """Check the files of one node, and add them to what was ``seen`` and to ``totals``; raises ``IntegrityError``."""
+    missing = [path for path in wanted.paths() if path not in files]
+    sends = (wanted.blocks(node) and not wanted.may_lack) or node == wanted.sends_invertible
+    if missing and sends:
+        raise _refused(f"node {node} sent no {missing[0]}")
+    for path, content in sorted(files.items()):
+        name, where = path.rpartition("/")[2], f"{path} of node {node}"
+        if name in (ADAPTER_FILE, BLOCKS_FILE, HEAD_FILE, WEIGHTS_FILE):
+            tensors = TensorFile(content, where=where, max_header_bytes=MAX_HEADER_BYTES)
+            numbers = wanted.block_numbers(path)
+            found = _counted(node, path, tensors, wanted, seen.setdefault((name, numbers), {}))
+            if path in totals:
+                totals[path].update(found)
+            else:
+                _check_counts(f"node {node} sent", path, found, wanted)
+        elif name in _CONFIGS:
+            if content.size_bytes > MAX_CONFIG_BYTES:
+                raise _refused(f"{where} has {content.size_bytes:,} bytes, {MAX_CONFIG_BYTES:,} are allowed")
+            read_object(bytes(content), where)
 
 
 def _counted(
@@ -252,6 +263,7 @@ class Results:
     def __init__(self, model: ModelFacts | None = None) -> None:
         self._model = model
         self._holder = ""
+        self._wanted: ExpectedResult | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._files: dict[str, dict[str, Pieces]] = {}
 
@@ -282,7 +294,7 @@ class Results:
         """Request a node's trained tensors; ``put`` takes its files and progress. ``goes_on``: the node trains on."""
         node, with_head, with_private, best_step = command
         self._holder = node if with_head else self._holder
-        wanted = ExpectedResult(job, part, self._model, self._holder) if self._model else None
+        self._wanted = wanted = ExpectedResult(job, part, self._model, self._holder) if self._model else None
         calls.collect(
             control_pb2.CollectRequest(
                 with_head=with_head,
@@ -299,7 +311,9 @@ class Results:
         )
 
     def take(self, node: str, files: dict[str, Pieces]) -> None:
-        """Take a node's files in its folder."""
+        """Take a node's files in its folder; raises ``IntegrityError`` where they are not what it has to send."""
+        if self._wanted is not None:
+            check_part(node, files, self._wanted, {}, {path: Counter() for path in self._wanted.sets()})
         self._files[node] = files
 
     def totals(self) -> Iterator[tuple[str, dict[str, Any]]]:

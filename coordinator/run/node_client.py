@@ -524,6 +524,11 @@ class Reported(NamedTuple):
 
     request: control_pb2.ReportRequest
 
+    @property
+    def node(self) -> str:
+        """The node."""
+        return self.request.node
+
 
 class Facts(NamedTuple):
     """A node's facts as JSON text that is not checked yet, the states of its shards, and the files beside them."""
@@ -559,12 +564,22 @@ class NodeRested(NamedTuple):
     rested: rd.Rested
     totals_json: str
 
+    @property
+    def node(self) -> str:
+        """The node."""
+        return self.rested.node
+
 
 class NodeMoved(NamedTuple):
     """A node has moved; with the bytes of weights that it holds now."""
 
     moved: rd.Moved
     hosted_bytes: int
+
+    @property
+    def node(self) -> str:
+        """The node."""
+        return self.moved.node
 
 
 Answer = Reported | Facts | NodePrepared | NodeRested | NodeMoved | Files

@@ -35,6 +35,7 @@ from coordinator.run.members import LinkCache, Member
 from coordinator.run.node_client import AgentCalls
 from coordinator.run.requests import RunRequest
 from ringtune.costs.measurement import hidden_bytes
+from ringtune.costs.offload_costs import VELORA
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.errors import DeadlineError, PlanError, RingTuneError
 from ringtune.job.job import Job
@@ -89,6 +90,8 @@ def wire_problem(
         ("[audit]", 5): bool(job.audit_share),
         ("[audit] with VeLoRA", 7): bool(job.audit_share) and plan.course.velora is not None,
         ("[audit] with helpers", 8): bool(job.audit_share) and any(one.helpers for one in plan.placements),
+        ("[audit] with offload.pairs = 'velora'", 9): bool(job.audit_share)
+        and plan.course.helper_settings.pairs == VELORA,
         ("adapters of each user, whose owners may be left out", 8): bool(plan.course.user_sets)
         and job.recovery.owners == "skip",
         ("[generation]", 6): plan.course.generation is not None,

@@ -35,6 +35,7 @@ Logged = (
     | rd.LogUnfreeze
     | rd.LogOperations
     | rd.LogTechniqueFailed
+    | rd.LogNodeError
     | rd.LogEvaluation
     | rd.LogStop
     | rd.LogPlan
@@ -259,6 +260,10 @@ class RunRecorder:
                 self._emit(control_pb2.RunEvent(step_json=json.dumps(self.ledger.decided(entry))))
                 chosen = ScheduledTable(step=step, operations=operations, origin=self.plan.course.table_origin)
                 self._emit(control_pb2.RunEvent(operations_json=json.dumps(chosen.to_json())))
+            case rd.LogNodeError(node, error, message):
+                self._emit(control_pb2.RunEvent(note=f"{message}; the run goes on without node {node}"))
+                line = self.ledger.node_failed(node, error, message)
+                self._emit(control_pb2.RunEvent(metrics_json=json.dumps({"kind": "node_error", **line})))
             case rd.LogTechniqueFailed(_, problem):
                 self._emit(control_pb2.RunEvent(note=problem))
             case rd.LogStop(step, evaluations):

@@ -173,6 +173,7 @@ class RunLedger:
         self._plan = plan
         self.placement_number = placement_number
         self._moves: list[dict[str, Any]] = []
+        self._node_errors: list[dict[str, Any]] = []
         self._job = job
         self._last_end_unix_s = 0.0
         self._lines: dict[int, dict[str, Any]] = {}  # of finished steps of open turns
@@ -300,6 +301,11 @@ class RunLedger:
             entry["problem"] = command.problem
         self._moves.append(entry)
         return {"kind": "move", **entry}
+
+    def node_failed(self, node: str, error: str, message: str) -> dict[str, Any]:
+        """Note the error of a node without which the run goes on; return its entry of the report."""
+        self._node_errors.append(entry := {"step": self._steps_done, "node": node, "error": error, "message": message})
+        return entry
 
     def recovered(self, plan: Plan, placement_number: int, at_unix_s: float) -> None:
         """Take the plan after a recovery; the time until ``at_unix_s`` belongs to no step."""
@@ -439,6 +445,7 @@ class RunLedger:
             "evaluations": self._evaluations,
             **({"stopped": self._stop} if self._stop else {}),
             **({"moves": self._moves} if self.placement_number is not None else {}),
+            **({"node_errors": self._node_errors} if self._node_errors else {}),
             **({"busy": busy} if (busy := self._busy()) else {}),
             "nodes": {node: self._node(node, predicted_bytes) for node in self._plan.nodes},
             "links": _by_link(self._sent),

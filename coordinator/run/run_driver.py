@@ -256,16 +256,14 @@ class RunDriver(Driver):
         | JoinEvent,
     ) -> None:
         match entry:
-            case Reported(request):
-                self._on_report(request)
+            case Reported() | Files() | BestFiles() | NodeRested() | NodeMoved():
+                self._hear(entry)
             case Facts():
                 self._on_facts(entry)
             case NodePrepared(node, hosted_bytes):
                 if self._recorder is not None:
                     self._recorder.ledger.nodes[node].hosted_bytes = hosted_bytes
                 self._feed(rd.Prepared(node))
-            case Files() | BestFiles():
-                self._feed(self._collector.take(entry))
             case PlanReady():
                 self._on_plan(entry)
             case FirstInspectionDone():
@@ -275,9 +273,6 @@ class RunDriver(Driver):
             case ReplanOutcome():
                 if self._replanning is not None and (found := self._replanning.take(entry, self.nodes)) is not None:
                     self._feed(found)
-            case NodeRested() | NodeMoved():
-                if self._recorder is not None:
-                    self._feed(note_figures(entry, self._recorder.ledger))
             case Joined() | InitialNodesJoined() | CandidateAnswered() | CandidateFailed():
                 self._join_handler.take(entry, self.nodes)
             case Noted(step):
@@ -288,6 +283,20 @@ class RunDriver(Driver):
                     (self._judge if failed.lost else self._feed)(failed)
             case _:
                 self._feed(entry)
+
+    def _hear(self, entry: Reported | Files | BestFiles | NodeRested | NodeMoved) -> None:
+        """Take what a node of the run says; one that says what can't be has failed."""
+        node = entry.node
+        try:
+            match entry:
+                case Reported(request):
+                    self._on_report(request)
+                case Files() | BestFiles():
+                    self._feed(self._collector.take(entry))
+                case NodeRested() | NodeMoved() if self._recorder is not None:
+                    self._feed(note_figures(entry, self._recorder.ledger))
+        except IntegrityError as error:
+            self.node_failed(node, error)
 
     def _on_facts(self, entry: Facts) -> None:
         facts = dataclasses.replace(read_facts(entry), rack=self._racks[entry.node])

@@ -248,6 +248,8 @@ def metrics_event(line: Mapping[str, Any]) -> EventLine | None:
             return EventLine("move", f"another placement is better from step {shown(int(line['step']))} on")
         case "recovery":
             return EventLine("lost" if line.get("lost") else "move", _recovery(line))
+        case "node_error":
+            return EventLine("lost", str(line.get("message")))
     decision = DECISION_LINES.get(str(line.get("kind")))
     return None if decision is None else EventLine("note", decision.page(line))
 

@@ -167,7 +167,8 @@ class ActiveRun:
         if ack.refusal:  # the frame is lost, so the run can't end
             name, by_whom = ack.error or FrameError.__name__, f"node {target} refused a frame of node {self.node}: "
             is_damaged = name != DivergedError.__name__
-            run.fail(error_from_name(name, f"{by_whom if is_damaged else ''}{ack.refusal}"))
+            error = error_from_name(name, f"{by_whom if is_damaged else ''}{ack.refusal}")
+            run.fail(error, lost_peer=target if is_damaged else "")
         elif ack.credits:
             run.on_credits(target, ack.boundary, ack.credits)
 

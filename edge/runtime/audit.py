@@ -36,7 +36,9 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StepKind, Turn, items
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import TensorFile, TensorInfo, TensorPieces, tensor_head, write_tensors
+from ringtune.techniques.activation_checkpointing import VELORA
 from ringtune.techniques.audit import (
+    NOTHING,
     TAG_KEY,
     Cell,
     CellPlace,
@@ -57,6 +59,7 @@ from ringtune.techniques.audit import (
     noted_after,
     own_tensors,
     own_updates,
+    shown_name,
     smallest_norm,
     state_digest,
     state_name,
@@ -153,8 +156,7 @@ class _Part(NamedTuple):
 
 
 _SLICE: Final = _Part("slice")
-_FIT, _HELD = "fit", "held"
-_NOTHING: Final = hashlib.sha256().hexdigest()
+_FIT, _HELD, _SHOWN = "fit", "held", "shown"
 
 
 Sign = Callable[[bytes], tuple[bytes, bytes]]
@@ -198,6 +200,9 @@ class AuditRecorder:
         self._own = {*range(self._piece.start, self._piece.stop)} - self._lent.keys()
         self._parts = [_SLICE] if self._piece.num_blocks else []
         self._parts += [*self._fitted.values(), *(_Part(_HELD, block) for block in (*self._fitted, *self._lent))]
+        is_projected = plan.course.helper_settings.pairs == VELORA
+        self._shown = {block: _Part(_SHOWN, block) for block in self._lent if is_projected}
+        self._parts += self._shown.values()
         self._now: dict[_Part, State] = {}
         self._states = {part: FileWriter() for part in self._parts}
         self._sums = {part: FileWriter() for part in self._parts}
@@ -254,6 +259,12 @@ class AuditRecorder:
             self._after_head(kept, action, kept.head_update)
         if action.op is Op.FIT:
             self._after_sum(kept, self._fitted[action.start], action)
+        elif action.op is Op.SHIP and self._shown:
+            part = self._shown[action.start]
+            self._begin(kept.turn.index, part)
+            self._now[part] = state = self._state_of(part)
+            kept.sums[part, action.seq, action.micro] = state.content
+            kept.trail[shown_name(action.seq, action.micro, part.block)] = hashlib.sha256(state.content).hexdigest()
         elif self._piece.start <= action.start < self._piece.stop:
             if action.op is Op.FORWARD and self._plan.course.velora is not None:
                 kept.vectors.setdefault(action.seq, {})[action.micro] = content = vectors_file(self._executor)
@@ -281,6 +292,8 @@ class AuditRecorder:
         """Return the entries of a trail with a state of a part; ``seq`` -1 = at the beginning of the turn."""
         if part.kind == _HELD:
             return {held_name(seq, part.block): weights_digest(state, part.block)}
+        if part.kind == _SHOWN:
+            return {shown_name(-1, 0, part.block): hashlib.sha256(state.content).hexdigest()}
         return {
             (begin_name(block) if seq < 0 else state_name(seq, block)): digest
             for block, digest in state.digests.items()
@@ -301,7 +314,7 @@ class AuditRecorder:
             return None
         for part in self._parts:
             self._begin(turn, part)
-            if part.kind != _HELD:
+            if part.kind not in (_HELD, _SHOWN):
                 last = max((seq for one, seq in kept.after if one == part), default=None)
                 end = kept.begin[part] if last is None else kept.after[part, last]
                 for block, both in end.parts.items():
@@ -338,6 +351,8 @@ class AuditRecorder:
     def _state_of(self, part: _Part) -> State:
         if part.kind == _HELD:
             return State.of(held_file(self._executor, part.block))
+        if part.kind == _SHOWN:
+            return State(shown_file(self._executor, part.block), {})
         tensors, writer = self._executor.part.tensors(), self._states[part]
         if self._lent or self._fitted:
             tensors = {name: value for name, value in tensors.items() if self._has(part, block_of(name))}
@@ -411,6 +426,11 @@ class AuditRecorder:
                 since = held_since(now, kept.turn, item, block)
                 content = kept.begin[held] if since < 0 else kept.after[held, since]
                 found[f"held {block}"] = content.content
+        for block, shown in self._shown.items() if not place.is_fit else ():
+            own = {key: content for key, content in kept.sums.items() if key[0] == shown}
+            if (at := (shown, seq, place.micro)) in own:
+                earlier = [kept.begin[shown].content, *own.values()][[*own].index(at)]
+                found |= {f"shown before {block}": earlier, f"shown {block}": own[at]}
         known = kept.vectors.get(seq, {}) if not place.is_fit else {}
         if place.micro in known:
             before, last = vectors_around(known, place.micro)
@@ -504,6 +524,9 @@ class WorkRepeater:
                 executor.offloading.load_held(held, lent, where=_WHERE)
             if "vectors before" in files:
                 set_vectors(executor, files["vectors before"])
+            for block in (block for block in lent if f"shown before {block}" in files):
+                name = f"shown before {block}"
+                executor.offloading.load_shown(block, _tensors(files[name]) if files[name] else {}, where=_WHERE)
             for leg in way:
                 action = leg.bind(seq, micro)
                 if leg.op is Op.RECEIVE:
@@ -529,6 +552,10 @@ class WorkRepeater:
                         is_added = True
                         set_gradients(executor.part.trained, _file(files, "added"))
                     executor.run(action)
+                    if leg.op is Op.SHIP and (name := shown_name(seq, micro, leg.start)) in given:
+                        shown = shown_file(executor, leg.start)
+                        far = _distance(shown, _file(files, f"shown {leg.start}"))
+                        found.results[name] = Compared(hashlib.sha256(shown).hexdigest(), far)
                     if leg.op is Op.FORWARD and now.course.velora is not None:
                         vectors = vectors_file(executor)
                         far = _distance(vectors, _file(files, "vectors"))
@@ -683,7 +710,7 @@ class NodeAudit:
         before = "begin"  # or the state after the last item before
         for name, digest in given.items():
             kind = name.partition(" ")[0]
-            if kind in ("begin", "state", "sum", "fit", "held", "vectors"):
+            if kind in ("begin", "state", "sum", "fit", "held", "vectors", "shown"):
                 wanted[name] = digest
             if kind == "state" and not name.startswith(f"{after} "):
                 before = name.rpartition(" ")[0]
@@ -702,6 +729,11 @@ class NodeAudit:
                 kept = "held after" if since == str(place.seq) else "held before"
             if kept in found:
                 digests.append((name, weights_digest(State.of(found[kept]), int(block))))
+        for name in (name for name in given if name.startswith("shown ")):
+            block = name.rpartition(" ")[2]
+            kept = "shown" if name == shown_name(place.seq, place.micro, int(block)) else "shown before"
+            if (content := found.get(f"{kept} {block}")) is not None:
+                digests.append((name, hashlib.sha256(content).hexdigest()))
         begin = vectors_name(place.seq, 0)[:-1]
         known = [int(name.removeprefix(begin)) for name in given if name.startswith(begin)]
         first, last = vectors_around(known, place.micro)
@@ -740,13 +772,19 @@ def tensor_digest(tensor: torch.Tensor, mask: torch.Tensor | None) -> str:
 
 def weights_digest(state: State, block: int) -> str:
     """Return the digest of the weights of a block in a state, which may have none."""
-    return state.parts[block][0] if block in state.parts else _NOTHING
+    return state.parts[block][0] if block in state.parts else NOTHING
 
 
 def held_file(executor: NodeExecutor, block: int) -> bytes:
     """Return a file of what the host of a block holds of its helper, at either of both."""
     held = executor.offloading.held(block)
     return bytes(write_tensors({f"{PREFIXES.value}{name}": pieces_of(value) for name, value in held.items()}))
+
+
+def shown_file(executor: NodeExecutor, block: int) -> bytes:
+    """Return a file of the vectors on which a host has projected the pairs of a block; empty before the first."""
+    shown = executor.offloading.shown(block)
+    return bytes(write_tensors({site: pieces_of(vector) for site, vector in shown.items()})) if shown else b""
 
 
 def parcel_tensor(content: bytes) -> torch.Tensor:
@@ -826,7 +864,9 @@ def distance(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor
 
 
 def _distance(own: bytes, told: bytes, *, least: float = 0.0) -> float:
-    return 0.0 if own == told else distance(_tensors(own), _tensors(told), least=least)
+    if own == told:
+        return 0.0
+    return distance(_tensors(own), _tensors(told), least=least) if own and told else 1.0
 
 
 def pairs_distance(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> float:

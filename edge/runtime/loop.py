@@ -32,7 +32,15 @@ from edge.runtime.reporter import CopyCompared, Totals, header_line, table_line
 from ringtune.engine import events as ev
 from ringtune.engine.events import Handled, Span
 from ringtune.engine.node_engine import NodeEngine
-from ringtune.errors import DeadlineError, PeerLostError, RingTuneError, StorageError, error_from_name, internal_error
+from ringtune.errors import (
+    DeadlineError,
+    IntegrityError,
+    PeerLostError,
+    RingTuneError,
+    StorageError,
+    error_from_name,
+    internal_error,
+)
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.lowering import credit_boundary
 from ringtune.schedule.operation_tables import Operations
@@ -390,9 +398,9 @@ class AgentRun:
                 self._head_went_for = turn
                 self._drop_head_state()
                 self._count(self._first_seqs[turn], target, Payload.HEAD, sent)
-            case ev.AcceptHead(turn, _):
+            case ev.AcceptHead(turn, source):
                 self._head_went_for = None
-                self._executor.load_head_blob(self._inbox.heads.pop(turn))
+                self._accept(source, lambda: self._executor.load_head_blob(self._inbox.heads.pop(turn)))
             case ev.SendParcel(key, target):
                 parcel = self._executor.take_parcel(key)
                 self._trail.exchanged(key, parcel, None, is_sent=True)
@@ -401,7 +409,7 @@ class AgentRun:
             case ev.AcceptParcel(key, source):
                 parcel = self._inbox.parcels.pop(key)
                 self._trail.exchanged(key, parcel, None, is_sent=False)
-                self._executor.put_parcel(key, parcel)
+                self._accept(source, lambda: self._executor.put_parcel(key, parcel))
                 self._ack(source, credit_boundary(self._plan.course, key.payload))
             case ev.SetTimer(timer, at_s):
                 self._timers[timer] = at_s
@@ -422,7 +430,15 @@ class AgentRun:
                 else:
                     self._keeper.end(done, functools.partial(self._turn_done, turn))
             case ev.Fail(error, message):
-                self.fail(error_from_name(error, message))
+                awaited = self._engine.awaited()
+                self.fail(error_from_name(error, message), lost_peer=awaited.peer if awaited is not None else "")
+
+    def _accept(self, source: str, take: Callable[[], None]) -> None:
+        """Take what a peer has sent; what can't be used is a matter of both, as a lost link is."""
+        try:
+            take()
+        except IntegrityError as error:
+            self.fail(error, lost_peer=source)
 
     def _count(self, seq: int, target: str, payload: str, num_bytes: int) -> None:
         self.totals.sent_bytes[target] = self.totals.sent_bytes.get(target, 0) + num_bytes

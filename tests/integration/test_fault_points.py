@@ -29,10 +29,14 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyRing]:
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize(
-    "order", ["answer Prepare 1 kill", "after backward 4 kill", "rename step-8* 1 kill", "answer Keep 3 kill"]
+    "order",
+    [
+        *("answer Prepare 1 kill", "after backward 4 kill", "rename step-8* 1 kill", "answer Keep 3 kill"),
+        *("backward 4 error", "rename step-8* 1 error"),
+    ],
 )
 @pytest.mark.sampled(1)
-def test_run_goes_on_without_a_host_that_ends_at_once(faulty: FaultyRing, order: str) -> None:
+def test_run_goes_on_without_a_host_that_ends_or_reports_an_error(faulty: FaultyRing, order: str) -> None:
     """While it prepares, trains, saves, or takes a copy from its neighbour."""
     trial = faulty.trial(Fault("d", order))
     assert trial.is_good and not trial.ended and trial.recoveries == 1, trial

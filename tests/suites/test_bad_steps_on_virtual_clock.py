@@ -14,7 +14,7 @@ from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind
-from tests.suites.test_recovery_on_virtual_clock import lose_at, plan_of, recoveries, ring_of, story
+from tests.suites.test_recovery_on_virtual_clock import lose_at, own_errors, plan_of, recoveries, ring_of, story
 from tests.support.plans import make_plan
 
 WORK = (Op.FORWARD, Op.FORWARD_FREE, Op.HEAD, Op.BACKWARD, Op.UPDATE)
@@ -108,6 +108,25 @@ def test_step_that_is_bad_again_ends_the_run(op: Op) -> None:
     assert int(end[1]) in (4, 6)
     assert steps == list(range(int(end[1])))
     assert [one.step for one in result.logged if isinstance(one, rd.LogCheckpoint)] == [4]
+
+
+@pytest.mark.parametrize(("node", "goes_on"), [("b", True), ("c", True), ("a", False)])
+def test_step_that_is_bad_again_at_a_node_without_rows_is_its_own(node: str, goes_on: bool) -> None:
+    """The run does what it would have done, without the node; the losses of an owner are those of the job."""
+    plan = small_plan(every_steps=1)
+    wanted, ring = ring_of(plan, random.Random(2)).run(), ring_of(plan, random.Random(2))
+
+    def is_bad(name: str, action: Action) -> bool:
+        turn = next(turn for turn in ring._turns.values() if turn.first_seq <= action.seq < turn.end_seq)
+        return name == node and turn.kind is StepKind.TRAIN and turn.first_step >= 6 and action.op is Op.BACKWARD
+
+    ring.is_bad = is_bad
+    result = ring.run()
+    assert result.finish is not None and result.finish.error == ("" if goes_on else "DivergedError")
+    assert [one[:2] for one in own_errors(result)] == [(node, "DivergedError")] * goes_on
+    assert [bool(one.bad_step) for one in recoveries(result)] == [True, *[False] * goes_on]
+    if goes_on:
+        assert story(result) == story(wanted)
 
 
 def test_evaluation_that_is_bad_again_ends_the_run() -> None:

@@ -70,8 +70,12 @@ def ring_of(plan: Plan, rng: random.Random, **values: Any) -> RecoveringRing:
         move_s=lambda move: 5 * rng.random(),
         notice_s=lambda: 3 * rng.random(),
         copy_s=lambda: rng.choice([0.0, 0.5, 20.0]) * rng.random(),
-        place=placing(rng, plan.nodes),
-        **{"chooser": DrawnTables(plan), "choose_s": lambda: 5 * rng.random(), **values},
+        **{
+            "place": placing(rng, plan.nodes),
+            "chooser": DrawnTables(plan),
+            "choose_s": lambda: 5 * rng.random(),
+            **values,
+        },
     )
 
 
@@ -128,6 +132,15 @@ def with_texts(plan: Plan) -> Plan:
     return dataclasses.replace(plan, course=dataclasses.replace(plan.course, generation=generation))
 
 
+OWN_ERRORS = ("CapacityError", "StorageError", "RingTuneError", "IntegrityError", "ModelError")
+"""Classes of errors that nodes report of themselves."""
+
+
+def own_errors(result: RingResult) -> list[rd.LogNodeError]:
+    """What the log says of errors of nodes."""
+    return [entry for entry in result.logged if isinstance(entry, rd.LogNodeError)]
+
+
 def lose_at(ring: RecoveringRing, rng: random.Random, due: list[int]) -> None:
     """Lose any host that owns nothing at the moments of these numbers."""
 
@@ -145,8 +158,8 @@ def lose_at(ring: RecoveringRing, rng: random.Random, due: list[int]) -> None:
 @pytest.mark.parametrize("block", range(20))
 @pytest.mark.sampled(1)
 def test_runs_that_lose_hosts_at_any_moment_log_what_undisturbed_ones_do(block: int) -> None:
-    """No step is lost and none is logged twice, wherever in the run a host is lost, and where a second one is."""
-    recovered = 0
+    """No step is lost and none is logged twice, wherever a host is lost or tells an error, and where a second one."""
+    recovered = told = 0
     for seed in range(block * 15, block * 15 + 15):
         rng = random.Random(seed)
         plan = plan_of(rng)
@@ -154,10 +167,13 @@ def test_runs_that_lose_hosts_at_any_moment_log_what_undisturbed_ones_do(block: 
         assert wanted.finish == rd.Finish("", ""), seed
         ring = ring_of(plan, rng)
         lose_at(ring, rng, sorted(rng.choices(range(1, 400), k=rng.choice([1, 1, 2]))))
+        ring.error = rng.sample([*OWN_ERRORS, "PeerLostError", "PeerLostError"], k=2).pop
         result = ring.run()
         assert result.finish is not None, (seed, ring.lost, ring.waiting_for(plan.nodes[0]))
+        told += len(own_errors(result))
+        assert all(one.error != "PeerLostError" and one.message.endswith(one.error) for one in own_errors(result))
         if result.finish.error:
-            assert result.finish.error in ("PeerLostError", "CapacityError"), (seed, result.finish)
+            assert result.finish.error in ("PeerLostError", *OWN_ERRORS), (seed, result.finish)
             assert any(text in result.finish.message for text in ("no living node", "nothing fits")), (
                 seed,
                 result.finish,
@@ -167,7 +183,63 @@ def test_runs_that_lose_hosts_at_any_moment_log_what_undisturbed_ones_do(block: 
         assert story(result) == story(wanted), seed
         check_kept(result, plan)
         assert ring.surprises == [], seed
-    assert recovered >= 2
+    assert recovered >= 2 and told
+
+
+OWNING: dict[str, Any] = {"num_blocks": 6, "num_steps": 24, "local_iterations": 2}
+
+
+def failing(owners: list[str], due: list[tuple[int, str]], error: str, **values: Any) -> RingResult:
+    """A run of three hosts of which these report an error, each after so many logged steps."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4), ("c", 4, 6)], owners, **OWNING)
+    ring = ring_of(plan, random.Random(0), **values)
+    ring.error = lambda: error
+
+    def when(what: str, node: str) -> str | None:
+        steps = [one for one in ring.result.logged if isinstance(one, rd.LogStep)]
+        is_there = len(recoveries(ring.result)) == len(ring.lost)
+        return due.pop(0)[1] if due and is_there and len(steps) >= due[0][0] else None
+
+    ring.when = when
+    return ring.run()
+
+
+@pytest.mark.parametrize("error", [*OWN_ERRORS, "TrustError", "AnErrorOfANewerBuild"])
+def test_error_of_a_second_node_is_that_of_the_job_until_the_steps_are_trained_again(error: str) -> None:
+    """Then the run ends with it, and the first one was told; later it is the second node's own."""
+    result = failing(["a"], [(4, "b"), (4, "c")], error)
+    assert [one.node for one in own_errors(result)] == ["b"]
+    assert result.finish == rd.Finish(error, f"node c is lost, {error}")
+    result = failing(["a"], [(4, "b"), (12, "c")], error)
+    assert result.finish == rd.Finish("", "")
+    assert [one[:2] for one in own_errors(result)] == [("b", error), ("c", error)]
+
+
+@pytest.mark.parametrize(
+    ("error", "node", "goes_on"),
+    [
+        ("StorageError", "a", False),  # it is awaited if it is lost, but it is there, and fails
+        ("StorageError", "c", True),
+        ("DataError", "c", False),
+        ("DeadlineError", "b", True),
+    ],
+)
+def test_error_of_an_owner_of_rows_is_its_own_where_its_rows_may_be_left_out(
+    error: str, node: str, goes_on: bool
+) -> None:
+    """Unless it is of its rows, which is the user's."""
+    policy = RecoveryPolicy(leaves_out=node == "c", awaits_s=1e5)
+    result = failing(["a", "c"], [(4, node)], error, recovery=policy)
+    assert [one.node for one in own_errors(result)] == ([node] if goes_on else [])
+    assert result.finish is not None and result.finish.error == ("" if goes_on else error)
+    assert not any(isinstance(one, rd.AwaitNodes) for one in result.logged)
+
+
+def test_error_of_a_node_without_which_nothing_fits_ends_the_run_with_it() -> None:
+    """Nobody waits for a node that is there; the error says both."""
+    result = failing(["a"], [(4, "b")], "StorageError", recovery=RecoveryPolicy(awaits_s=1e5), place=lambda asked: None)
+    assert result.finish is not None and result.finish.error == "StorageError"
+    assert result.finish.message.startswith("node b is lost, StorageError; node b is lost, and nothing fits any more")
 
 
 @pytest.mark.parametrize("block", range(6))

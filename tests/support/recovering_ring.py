@@ -90,6 +90,7 @@ class RecoveringRing(VirtualRing):
         self._sent: dict[int, dict[str, Any]] = {}
         self.surprises: list[Turn] = []
         self.moments: list[tuple[str, str]] = []
+        self.error: Callable[[], str] = lambda: "PeerLostError"  # of the next node that is lost
         self.when: Callable[[str, str], str | None] = lambda what, node: None
         self.is_bad: Callable[[str, Action], bool] = lambda node, action: False
         self.cut = ("", "")  # source and target of a link that can't be opened any more
@@ -102,7 +103,7 @@ class RecoveringRing(VirtualRing):
         self._stop(node)
         if self._keeper is not None:
             self._keeper.lose(node)
-        failed = rd.NodeFailed(node, "PeerLostError", f"node {node} is lost")
+        failed = rd.NodeFailed(node, error := self.error(), f"node {node} is lost, {error}")
         self.clock.at(self.clock.now_s + self._notice_s(), self._notice, failed)
 
     def _notice(self, failed: rd.NodeFailed) -> None:

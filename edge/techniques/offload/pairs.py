@@ -31,7 +31,7 @@ wire         of an input x                           of a gradient
 
 With a rounded or projected x also the bits of each ReLU are sent: ``signs``, which ``Capture`` records on demand.
 The gradient itself is sent, never the target ``g(x) - grad``: in 16 bits the difference of two such numbers is lost.
-A site's v is computed from the first micro-batch, sent with it as ``v``, and fixed. With ``z v`` in place of x all
+A site's v is computed from the first micro-batch, fixed, and sent as ``v`` with each z. With ``z v`` in place of x all
 gradients of a module are approximate, also those behind a non-linearity.
 
 Source: ColA, section 3, Algorithm 1 (adaptation data), and section 4.3 (users choose the architecture of their models);
@@ -424,7 +424,6 @@ class PairWire:
         sizes = {name: subtoken_size(size, min(parts, size)) for name, size in inputs.items()}
         self.vectors = Vectors(sizes, init="average", seed=seed) if wire == VELORA else None
         self._sizes = sizes
-        self._shown: set[str] = set()
         self._known: dict[str, torch.Tensor] = {}
 
     @property
@@ -442,7 +441,7 @@ class PairWire:
         self._known |= {site: value for site, value in vectors.items() if site in self._inputs and value.numel()}
 
     def encode(self, pairs: Tensors) -> dict[str, torch.Tensor]:
-        """Return the encoded pairs; with ``velora`` the first pair of a site includes its vector."""
+        """Return the encoded pairs; with ``velora`` a projected pair has its vector beside it."""
         if self._wire == BFLOAT16:
             return {
                 name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
@@ -473,11 +472,7 @@ class PairWire:
     def _projected(self, vectors: Vectors, site: str, x: torch.Tensor) -> dict[str, torch.Tensor]:
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         vector = vectors.next(site, x)
-        found = {site + _Z: project(x, vector).view(*x.shape[:2], -1)}
-        if site not in self._shown:
-            self._shown.add(site)
-            found[site + _VECTOR] = vector
-        return found
+        return {site + _Z: project(x, vector).view(*x.shape[:2], -1), site + _VECTOR: vector}
 
     def _rebuilt(self, site: str, z: torch.Tensor) -> torch.Tensor:
         vector, inputs = self._known.get(site), self._inputs.get(site)

@@ -33,7 +33,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from ringtune.engine import events as ev
-from ringtune.engine.failure_texts import awaited_copy, awaited_grads, awaited_weights
+from ringtune.engine.failure_texts import Awaited, awaited_copy, awaited_grads, awaited_weights
 from ringtune.engine.paths import Channel, Credits, ItemState, MicroBatchState
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.course import Course
@@ -318,17 +318,17 @@ class Exchange:
             return [ev.AcceptParcel(*self._arrived.pop(weights_key(update)))]
         return self.sums.messages(update)
 
-    def awaited(self, states: Sequence[ItemState]) -> str:
-        """Describe the parcel that the oldest item awaits after its micro-batches; empty if there is none."""
+    def awaited(self, states: Sequence[ItemState]) -> Awaited | None:
+        """Describe the parcel that the oldest item awaits after its micro-batches; None if there is none."""
         if not states or states[0].flows_left:
-            return ""
+            return None
         state = states[0]
         unit = self.copies.awaited(state)
         if unit is not None:
             return awaited_copy(state.item, unit, self._course.head)
         install = next((update for update in state.updates if not self.may_update(update)), None)
         if install is None:
-            return ""
+            return None
         if replica := self.sums.missing(install):
             return awaited_grads(state.item, install.start, replica)
         return awaited_weights(state.item, install.start, self._helper_of(install))

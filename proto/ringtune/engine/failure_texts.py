@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from ringtune.engine.paths import MicroBatchState
 from ringtune.errors import DivergedError
@@ -21,7 +21,14 @@ _NAMES: Final[Mapping[str, str]] = {
 }
 
 
-def awaited_by(flow: MicroBatchState, *, has_head: bool, head_from: str) -> str:
+class Awaited(NamedTuple):
+    """What a node awaits, in words, and the ``peer`` that has to send it; empty = none."""
+
+    text: str
+    peer: str = ""
+
+
+def awaited_by(flow: MicroBatchState, *, has_head: bool, head_from: str) -> Awaited:
     """Describe the message, credit or head that the next action of a micro-batch awaits.
 
     Example: ``the gradient of step 7 (train), micro-batch 0, at block 4, from node c``. ``has_head`` says whether the
@@ -30,45 +37,49 @@ def awaited_by(flow: MicroBatchState, *, has_head: bool, head_from: str) -> str:
     place, item = flow.place, flow.state.item
     where = f"of step {item.step} ({item.kind.value}), micro-batch {flow.micro}"
     if place is None:
-        return f"nothing more {where}"
+        return Awaited(f"nothing more {where}")
     if place.receive is not None and flow.arrived is None:
         payload, boundary, peer = place.receive
         name = _NAMES[payload]
-        return f"the {name} {where}, at block {boundary}, from node {peer}"
+        return Awaited(f"the {name} {where}, at block {boundary}, from node {peer}", peer)
     if place.credit is not None and place.credit.left <= 0:
         name = _NAMES[Payload.PAIRS if place.op is Op.SHIP else Payload.HIDDEN]
-        return f"room in the inbox of node {place.credit.target} for the {name} {where}"
+        target = place.credit.target
+        return Awaited(f"room in the inbox of node {target} for the {name} {where}", target)
     if place.op is Op.HEAD and not has_head:
-        return (
-            f"the head {where}, from node {head_from}" if head_from else f"the update of the head before that {where}"
-        )
-    return f"{place.op.name} {where} to become possible"
+        if head_from:
+            return Awaited(f"the head {where}, from node {head_from}", head_from)
+        return Awaited(f"the update of the head before that {where}")
+    return Awaited(f"{place.op.name} {where} to become possible")
 
 
-def awaited_weights(item: Item, block: int, helper: str) -> str:
+def awaited_weights(item: Item, block: int, helper: str) -> Awaited:
     """Say which updated adapters a host awaits from its helper.
 
     Example: ``the updated adapters of step 7 (train), from block 2 on, from helper z``.
     """
-    return f"the updated adapters of step {item.step} ({item.kind.value}), from block {block} on, from helper {helper}"
+    where = f"of step {item.step} ({item.kind.value}), from block {block} on"
+    return Awaited(f"the updated adapters {where}, from helper {helper}", helper)
 
 
-def awaited_grads(item: Item, block: int, replica: str) -> str:
+def awaited_grads(item: Item, block: int, replica: str) -> Awaited:
     """Say which gradients a host awaits from another replica.
 
     Example: ``the gradients of step 7 (train), from block 2 on, of the replica on node b``.
     """
     where = f"of step {item.step} ({item.kind.value}), from block {block} on"
-    return f"the gradients {where}, of the replica on node {replica}"
+    return Awaited(f"the gradients {where}, of the replica on node {replica}", replica)
 
 
-def awaited_copy(item: Item, unit: int, num_blocks: int) -> str:
+def awaited_copy(item: Item, unit: int, num_blocks: int) -> Awaited:
     """Say which gradient a copy of embedding or head awaits.
 
     Example: ``the gradient of the embedding of step 7 (train), from node c``.
     """
     name = unit_name(unit, num_blocks)
-    return f"the gradient of the {name} of step {item.step} ({item.kind.value}), from node {item.owner}"
+    return Awaited(
+        f"the gradient of the {name} of step {item.step} ({item.kind.value}), from node {item.owner}", item.owner
+    )
 
 
 LOWER_THE_RATE = "lower train.learning_rate and train anew"

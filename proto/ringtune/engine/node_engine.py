@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ringtune.engine import events as ev
-from ringtune.engine.failure_texts import awaited_by
+from ringtune.engine.failure_texts import Awaited, awaited_by
 from ringtune.engine.paths import ItemState, MicroBatchState
 from ringtune.engine.ready_queue import HeadTracker, ReadyQueue
 from ringtune.errors import PlanError
@@ -273,16 +273,21 @@ class NodeEngine:
 
     def waiting_for(self) -> str:
         """Describe the message that the oldest unfinished micro-batch awaits: seconds, content, sender."""
-        awaited = self._ready_queue.exchange.awaited(self._ready_queue.states)
-        if awaited:
-            return f"waited {self._wait_s:g} s for {awaited}"
+        awaited = self.awaited()
+        found = f"for {awaited.text}" if awaited is not None else "with no micro-batch under way"
+        return f"waited {self._wait_s:g} s {found}"
+
+    def awaited(self) -> Awaited | None:
+        """Return the message that the oldest unfinished micro-batch awaits; None = no micro-batch is under way."""
+        parcel = self._ready_queue.exchange.awaited(self._ready_queue.states)
+        if parcel is not None:
+            return parcel
         flows = (flow for state in self._ready_queue.states for flow in state.flows)
         flow = next((flow for flow in flows if flow.place is not None), None)
         if flow is None:
-            return f"waited {self._wait_s:g} s with no micro-batch under way"
+            return None
         before = self._turns.get(flow.state.item.turn - 1)
         head_from = before.owner if before else "?"
         if self.plan.course.method.full_parameters:
             head_from = ""
-        awaited = awaited_by(flow, has_head=self._head.counts_for(flow.state), head_from=head_from)
-        return f"waited {self._wait_s:g} s for {awaited}"
+        return awaited_by(flow, has_head=self._head.counts_for(flow.state), head_from=head_from)

@@ -277,6 +277,14 @@ class LogRecovery(NamedTuple):
     returned: tuple[str, ...] = ()
 
 
+class LogNodeError(NamedTuple):
+    """Log the error for which a run goes on without a node, of its class ``error``."""
+
+    node: str
+    error: str
+    message: str
+
+
 # ---- events: the run -------------------------------------------------------------------------------
 
 
@@ -614,6 +622,7 @@ Command = (
     | AwaitNodes
     | CheckTurn
     | LogRecovery
+    | LogNodeError
     | ShowStep
     | LogMove
     | LogPlan

@@ -42,7 +42,15 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from ringtune.errors import CapacityError, DivergedError, PeerLostError, StorageError, needed
+from ringtune.errors import (
+    CapacityError,
+    DivergedError,
+    InvalidInputError,
+    PeerLostError,
+    StorageError,
+    error_from_name,
+    needed,
+)
 from ringtune.run_control.events import (
     AwaitNodes,
     Command,
@@ -266,6 +274,40 @@ class BadSteps:
         if self._is_going_back or self._committed < self._last_again:
             self._last_again = last
         self._is_going_back = False
+
+
+class OwnErrors:
+    """Errors that nodes report of themselves: the run goes on without such a node, as without a lost one.
+
+    A full disk, memory that is too small, weights that are missing, a fault in the program at this node. What a node
+    says is believed of itself only. An error of the same class before the steps are trained again that were granted
+    then, at whichever node, is that of the job::
+
+        turn        0          1          2  (node c has no memory left)
+        committed   yes        no         no        all but c go back to the end of turn 0
+        again                  3          4         no memory at node d, in 3 or 4: the run ends with that error
+
+    Not a node's own: what is wrong with the rows of an owner, and its losses that are not finite. A step that is bad
+    again (``BadSteps``) is the node's own if that one has no rows, until another node finds one too.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, tuple[NodeFailed, int]] = {}
+
+    def take(self, event: NodeFailed, step: int, *, owns_rows: bool) -> bool:
+        """Whether an error is a node's own, and note it; ``step`` is the end of the granted turns."""
+        error = error_from_name(event.error, "")
+        if owns_rows and isinstance(error, InvalidInputError | DivergedError):
+            return False
+        return self._open.setdefault(event.error, (event, step))[0] is event
+
+    def commit(self, step: int) -> None:
+        """Note that all turns up to ``step`` are committed."""
+        self._open = {error: (event, until) for error, (event, until) in self._open.items() if until > step}
+
+    def of(self, nodes: Iterable[str]) -> NodeFailed | None:
+        """Return the last such error of one of these nodes; None if there is none."""
+        return next((event for event, _ in reversed(self._open.values()) if event.node in nodes), None)
 
 
 MOST_OPENINGS: Final = 5

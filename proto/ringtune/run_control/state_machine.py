@@ -52,6 +52,7 @@ from ringtune.run_control.recovery import (
     AwaitedNodes,
     BadSteps,
     LinkOpenings,
+    OwnErrors,
     Recovery,
     RecoveryPolicy,
     UncommittedLog,
@@ -132,7 +133,7 @@ class RunStateMachine:
         self._evaluation = EvaluationSums()
         self._recovers, self._policy = recovery is not None, recovery or RecoveryPolicy()
         self.awaited = AwaitedNodes(self._policy.awaits_s)
-        self._kept, self._log, self._bad = CopyHolders(), UncommittedLog(), BadSteps()
+        self._kept, self._log, self._bad, self._own = CopyHolders(), UncommittedLog(), BadSteps(), OwnErrors()
         self._recovery: Recovery | None = None
         self._gone: set[str] = set()
         self._newest_placement_number = 0
@@ -411,15 +412,24 @@ class RunStateMachine:
     # ---- losses -----------------------------------------------------------------------------------
 
     def _on_node_failed(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
-        """Recover from a lost host or a bad step where nodes keep copies; else end the run if it needs the node."""
-        if self._recovers and is_bad_step(event):
-            self._on_bad_step(event, now_s, commands)
-            return
+        """Go back after a bad step, or go on without a node."""
+        if self._recovers and is_bad_step(event) and (self.phase == "training" or self._recovery is not None):
+            why = self._on_bad_step(event, now_s, commands) if self._recovery is None else ""  # else all go back anyway
+            if not why:
+                return
+            event = event._replace(message=f"{event.message}; {why}")
+        self._go_on_without(event, now_s, commands)
+
+    def _go_on_without(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
+        """Recover from the loss of a node, or from an error of its own; else end the run if it needs the node."""
         lost = event.lost or event.node
         if lost in self._gone or (event.lost and self._recovery is not None):
             return  # nodes that stop are missed by others; who is really lost does not answer
-        moving, is_lost = self._migration, event.error == PeerLostError.__name__
-        if moving is None or not is_lost or not self._goes_back or self.phase not in _RECOVERS_IN:
+        moving, is_lost = self._migration, bool(event.lost) or event.error == PeerLostError.__name__
+        if moving is None or not self._goes_back or self.phase not in _RECOVERS_IN:
+            self._continue_without(event.node, event, now_s, commands)
+            return
+        if not is_lost and not self._is_own(event):
             self._continue_without(event.node, event, now_s, commands)
             return
         self._gone.add(lost)
@@ -430,7 +440,15 @@ class RunStateMachine:
         elif problem := end_reason(lost, self._course, self._kept, self._policy):
             self._fail(event.error, f"{event.message}; {problem}", commands)
         else:
+            if not is_lost:
+                commands.append(rd.LogNodeError(lost, event.error, event.message))
             self._recover(lost, event.message, now_s, commands)
+
+    def _is_own(self, event: rd.NodeFailed) -> bool:
+        """Whether the run goes on without a node that reports an error, as it is the node's own."""
+        owns_rows = self._course.owner(event.node) is not None
+        may_go = event.node in self._dispensable([event.node])
+        return may_go and self._own.take(event, self.last_step, owns_rows=owns_rows)
 
     def _continue_without(self, lost: str, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
         """End the run, unless the present placement does not need this node."""
@@ -501,7 +519,7 @@ class RunStateMachine:
     def _leave_out(self, lost: str, event: rd.LinkFailed, why: str, now_s: float, commands: list[rd.Command]) -> None:
         """Continue without an end of a broken link; note an owner that stays."""
         self._openings.note_cost(node for node in event.ends if node != lost and self._course.owner(node) is not None)
-        self._on_node_failed(rd.NodeFailed(lost, event.failed.error, why), now_s, commands)
+        self._on_node_failed(rd.NodeFailed(lost, PeerLostError.__name__, why), now_s, commands)
 
     def _dispensable(self, nodes: Iterable[str]) -> list[str]:
         """Return the nodes without whose rows the run can go on, those without rows first."""
@@ -513,22 +531,19 @@ class RunStateMachine:
                 left_out.append(node)
         return [*without_rows, *left_out]
 
-    def _on_bad_step(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
-        """Repeat the uncommitted turns, unless they are a repetition themselves."""
-        if self._recovery is not None:
-            return  # all go back anyway
-        if self.phase != "training":
-            self._continue_without(event.node, event, now_s, commands)
-            return
-        missing = end_reason("", self._course, self._kept, self._policy)
-        problem = (self._bad.end_reason(self._kept.step) or missing) if self._goes_back else NOTHING_KEPT
-        if problem:
+    def _on_bad_step(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> str:
+        """Repeat the uncommitted turns; return why that makes no sense as they are a repetition themselves."""
+        missing = end_reason("", self._course, self._kept, self._policy) if self._goes_back else NOTHING_KEPT
+        again = self._bad.end_reason(self._kept.step)
+        if again or missing:
             self._log.forget_held()  # what came since the committed turn may be of the bad step
-            self._fail(event.error, f"{event.message}; {problem}", commands)
-            return
-        self._bad.rewind()
-        recovery = self._rewind((), event.message, now_s, commands)
-        recovery.place(self._required_plan, self._required_migration.part.placement)
+        if missing:
+            self._fail(event.error, f"{event.message}; {again * self._goes_back or missing}", commands)
+        elif not again:
+            self._bad.rewind()
+            recovery = self._rewind((), event.message, now_s, commands)
+            recovery.place(self._required_plan, self._required_migration.part.placement)
+        return "" if missing else again
 
     def _on_joined(self, node: str, now_s: float, commands: list[rd.Command]) -> None:
         """Permit a node in later placements; continue a run that waited for it, or for any node with room."""
@@ -602,6 +617,7 @@ class RunStateMachine:
         self._bad.commit(turn.index)
         if turn.kind is StepKind.TRAIN:
             self._openings.commit()
+            self._own.commit(turn.end_step)
             self._kept.commit(self._required_plan.course, self._required_migration.part.placement, turn)
 
     def _recover(self, lost: str, message: str, now_s: float, commands: list[rd.Command]) -> None:
@@ -682,7 +698,8 @@ class RunStateMachine:
                     self._on_node_failed(rd.NodeFailed(node, PeerLostError.__name__, message), now_s, commands)
                     return
                 if error not in _UNREACHED:
-                    raise error_from_name(error, message)
+                    self._go_on_without(rd.NodeFailed(node, error, message), now_s, commands)
+                    return
                 is_there = error != PeerLostError.__name__  # else its lease says soon that it is lost
                 if recovery.link and is_there and self._broken_link is not None:
                     self._lose_an_end(self._broken_link, now_s, commands)
@@ -692,6 +709,8 @@ class RunStateMachine:
             case rd.NoPlacementFound(placement_number, error, message) if placement_number == recovery.placement_number:
                 lost = [node for node in recovery.lost if node in self._gone]
                 problem = f"node {', '.join(recovery.lost)} is lost, and {message}"
+                if not recovery.is_old and (own := self._own.of(lost)) is not None:  # it is not awaited: it is there
+                    raise error_from_name(own.error, f"{own.message}; {problem}; {RESUME}")
                 if not recovery.is_old and not self.awaited.for_room(error, problem, lost, now_s):
                     raise error_from_name(error, f"{problem}; {RESUME}")
                 self._find_placement(recovery, now_s, commands)
@@ -752,7 +771,14 @@ class RunStateMachine:
     def _on_step(self, event: rd.StepReported, now_s: float, commands: list[rd.Command]) -> None:
         grants = self._grants
         turn = grants.open.of_item(event.seq) if grants else None
-        if grants is None or turn is None or not grants.open.item_done(turn, event):
+        if grants is None or turn is None:
+            return
+        try:
+            is_new = grants.open.item_done(turn, event)
+        except IntegrityError as error:
+            self._go_on_without(rd.NodeFailed(event.node, type(error).__name__, str(error)), now_s, commands)
+            return
+        if not is_new:
             return
         self._set_deadline(now_s, commands)
         commands.append(rd.LogStep(turn, event.seq, event.step, grants.depth(turn, event.step), event.values))
@@ -767,7 +793,11 @@ class RunStateMachine:
         turn = grants.open.get(event.turn) if grants else None
         if grants is None or turn is None:
             return
-        grants.tables.note(event.node, turn, event.scores)
+        try:
+            grants.tables.note(event.node, turn, event.scores)
+        except IntegrityError as error:
+            self._go_on_without(rd.NodeFailed(event.node, type(error).__name__, str(error)), now_s, commands)
+            return
         grants.copies.note(event.node, turn, event.copies)
         if self._goes_back:
             self._kept.note(event.node, turn.index, event.kept)

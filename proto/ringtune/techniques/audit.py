@@ -18,7 +18,10 @@ turn, for each host independently, and tells the neighbours of the host, not the
 exchange with it they have to keep; of these they tell the digest. After the turn the *checker*, the next host in the
 ring, repeats the cell. What it says against another node counts if the host after it, the *third*, finds the same.
 
-VeLoRA's vectors change with each forward, so a trail has them after each, and a cell begins with those before it.
+VeLoRA's vectors change with each forward, so a trail has them after each, and a cell begins with those before it. The
+vector on which pairs are projected is computed from the first ones: a trail has those of a block that were *shown* to
+its helper with each parcel, and at the beginning of a turn, where they have to be those of the turn before. The first
+micro-batch of a turn is drawn as long as no closed turn has them.
 
 A host that scales its gradients in a turn does so in a cell, after the last cell of an item, or in the update; each
 drawn cell is compared with its item's update, and at least one cell of each host is drawn in each turn. So a host of
@@ -245,11 +248,14 @@ def item_of(plan: Plan, turn: Turn, seq: int) -> tuple[Plan, Item]:
     return now, found
 
 
-def draw(plan: Plan, turn: Turn, share: float, source: random.Random) -> tuple[Cell, ...]:
+def draw(
+    plan: Plan, turn: Turn, share: float, source: random.Random, *, shown: Collection[int] = ()
+) -> tuple[Cell, ...]:
     """Draw the cells of a turn: for each host ``share`` of its cells in the mean, at least one, ascending.
 
     And for each helper of its micro-batches, with all blocks of these. Example: of 40 cells with share 0.02 one, with
-    0.03 one with probability 0.8 and two with 0.2. ``source`` has to be one that no node can predict.
+    0.03 one with probability 0.8 and two with 0.2. ``source`` has to be one that no node can predict. Where pairs are
+    projected, the first cell of each block that is not among the ``shown`` ones is drawn too.
     """
     found: list[Cell] = []
 
@@ -260,13 +266,23 @@ def draw(plan: Plan, turn: Turn, share: float, source: random.Random) -> tuple[C
 
     for piece in plan.placement.hosts:
         if checkers_of(plan.placement, piece.node):
-            found += sorted(drawn(cells(plan, turn, piece.node)))
+            own = cells(plan, turn, piece.node)
+            first = {block: cell for cell in reversed(own) for block in ships_of(plan, turn, cell)}
+            found += sorted({*drawn(own), *(cell for block, cell in first.items() if block not in shown)})
     for node in dict.fromkeys(one.node for one in plan.placement.helpers):
         fits = fit_cells(plan, turn, node)
         micros = {*drawn([*dict.fromkeys((cell.seq, cell.micro) for cell in fits)])}
         known = (cell for cell in fits if (cell.seq, cell.micro) in micros)
         found += sorted(cell for cell in known if fit_checkers_of(plan.placement, cell.block))
     return tuple(found)
+
+
+def ships_of(plan: Plan, turn: Turn, cell: Cell) -> tuple[int, ...]:
+    """Return the blocks of which a host ships projected pairs in a cell; raises ``IntegrityError`` as ``item_of``."""
+    if plan.course.helper_settings.pairs != VELORA:
+        return ()
+    now, item = item_of(plan, turn, cell.seq)
+    return tuple(leg.start for leg in legs(now, item, cell.node)[cell.micro] if leg.op is Op.SHIP)
 
 
 def keys_to_keep(plan: Plan, turn: Turn, drawn: tuple[Cell, ...]) -> dict[str, tuple[TensorKey, ...]]:
@@ -385,6 +401,25 @@ def vectors_around(micros: Iterable[int], micro: int) -> tuple[int, int]:
     return max((one for one in known if one < micro), default=-1), max(known, default=-1)
 
 
+def shown_name(seq: int, micro: int, block: int) -> str:
+    """Name of the vectors of a block after the pairs of a micro-batch were projected on them.
+
+    ``seq`` -1 = at the beginning of a turn.
+    """
+    return f"shown {'begin' if seq < 0 else f'{seq}.{micro}'} {block}"
+
+
+NOTHING: Final = hashlib.sha256().hexdigest()
+"""Digest of no tensors at all."""
+
+
+def shown_order(trail: Trail, block: int) -> tuple[str, ...]:
+    """Return the names of the vectors of a block that a host has shown in a turn, in this order, from the beginning."""
+    begin, end = shown_name(-1, 0, block), f" {block}"
+    own = (name for name in trail if name.startswith("shown ") and name.endswith(end) and name != begin)
+    return (begin, *own)
+
+
 def fit_name(seq: int, micro: int, block: int) -> str:
     """Name of the sum of gradients of a block at its helper after the fit of a micro-batch."""
     return f"fit {seq}.{micro} {block}"
@@ -473,7 +508,7 @@ class Work(NamedTuple):
 
     Attributes:
         peers: name of each tensor that it exchanges -> the other node, or itself (``own_tensors``).
-        sums: names of its sums of gradients, and of VeLoRA's vectors.
+        sums: names of its sums of gradients, and of VeLoRA's vectors, also of those of pairs.
         updates: items after which the states of its slice are noted: those of which blocks are updated, ascending.
         has_head: whether it updates the head, as the owner of the turn.
         fits: names of the sums of what it fits as a helper.
@@ -513,7 +548,12 @@ def work_of(plan: Plan, turn: Turn, node: str) -> Work:
     here = (*plan.placement.helped_by(node), *plan.placement.helpers_of(node))
     fitted: dict[int, list[int]] = {one.start: [] for one in plan.placement.helped_by(node)}
     held: dict[int, list[int]] = {one.start: [] for one in here}
+    if plan.course.helper_settings.pairs == VELORA:
+        sums |= {shown_name(-1, 0, one.start) for one in plan.placement.helpers_of(node)}
     for item in items(now.course, turn):
+        if plan.course.helper_settings.pairs == VELORA:
+            ways = enumerate(legs(now, item, node))
+            sums |= {shown_name(item.seq, at, leg.start) for at, way in ways for leg in way if leg.op is Op.SHIP}
         for micro, way in enumerate(fit_legs(now, item, node)):
             peers |= {tensor_name(one.key): one.peer for one in exchanges(way, item.seq, micro)}
         for block in fits_noted_after(now, item, node).values():
@@ -679,6 +719,11 @@ def question(plan: Plan, turn: Turn, cell: Cell, work: Work, trails: Mapping[str
     given = [state_name(earlier[-1], block) if earlier else begin_name(block) for block in blocks]
     given += (held := _held_names(plan, turn, cell, work))
     told, before, last = held if is_fit else [], -1, -1
+    if not is_fit:
+        for block in ships_of(plan, turn, cell):
+            order_of, name = shown_order(trail, block), shown_name(seq, cell.micro, block)
+            given += [order_of[order_of.index(name) - 1], name]
+            told.append(name)
     if cell.micro in order:
         at, last = order.index(cell.micro), order[-1]
         before = order[at - 1] if at else -1
@@ -842,10 +887,6 @@ def check_job(job: Any) -> None:
     if job.recovery.copies == "none":
         raise JobError(
             f"[audit] goes back to the last turn that was agreed on; leave recovery.copies = 'none' out, or {_LEAVE}"
-        )
-    if job.offload.mode != "off" and job.offload.pairs == VELORA:
-        raise JobError(
-            f"[audit] has no digests of the vectors of pairs; leave offload.pairs = {VELORA!r} out, or {_LEAVE}"
         )
 
 

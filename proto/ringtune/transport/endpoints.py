@@ -227,7 +227,7 @@ SERVER_OPTIONS: Final[Options] = (
 """For ``grpc.server(pool, options=SERVER_OPTIONS)``; a busy port then raises at bind."""
 
 
-WIRE: Final = 8
+WIRE: Final = 9
 """Number of the messages that this build knows: one more with each field that an older one would pass over in silence.
 
 1: ``adapter.from``; checkpoints' copies, best results on disks, and heads from other disks, where all parameters train;
@@ -240,6 +240,7 @@ copies of what helpers fit.
 7: VeLoRA's vectors in the trail of an audited node.
 8: what a helper fits, and what its host holds of it, in the trails of an audited run; adapters of users whose owner is
 left out.
+9: vectors of projected pairs in the trail of an audited node, and beside each pair.
 """
 
 

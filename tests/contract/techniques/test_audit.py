@@ -13,7 +13,7 @@ import pytest
 from ringtune.errors import IntegrityError, JobError, PlanError
 from ringtune.job.job import Job, Model
 from ringtune.schedule.actions import Payload, TensorKey, format_action
-from ringtune.schedule.course import FrozenWeights
+from ringtune.schedule.course import FrozenWeights, HelperSettings
 from ringtune.schedule.placement import ActivationCacheSettings
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import Velora
@@ -228,6 +228,29 @@ def test_work_of_a_helper_is_drawn_by_micro_batch_and_repeated_by_other_hosts() 
     assert {node: {key.payload for key in keys} for node, keys in kept.items()} == {"a": {"c"}, "b": {"c"}}
 
 
+def test_first_pairs_that_are_projected_are_drawn_until_a_closed_turn_has_their_vectors() -> None:
+    """Their vectors come from them, and stay. A question has those before and after, and a trail at the beginning."""
+    plan = helped(SMALL, {"b": "z"}, HelperSettings(pairs="velora"))
+    turn = first_turn(plan)
+
+    def drawn(shown: tuple[int, ...], seed: int) -> list[tuple[int, int]]:
+        return [cell[1:3] for cell in draw(plan, turn, 0.01, random.Random(seed), shown=shown) if cell.node == "b"]
+
+    assert all((0, 0) in drawn(shown, seed) for seed in range(8) for shown in ((), (2,)))
+    assert not all((0, 0) in drawn((2, 3), seed) for seed in range(8))
+    trails = {node: audit_trails.trail_of(plan, TURN, node) for node in plan.nodes}
+    work = work_of(plan, TURN, "b")
+    shown = {name for name in work.sums if name.startswith("shown ")}
+    assert shown == {f"shown {at} {block}" for at in ("begin", "0.0", "0.1", "1.0", "1.1") for block in (2, 3)}
+    assert trail_problem(plan, work, {**trails["b"], "shown 1.1 1": "s"}, "b", adapters=["lora"])
+    for cell, before in ((CELL, "1.1"), (CELL._replace(micro=1), "begin"), (CELL._replace(seq=0, micro=1), "1.0")):
+        asked = question(plan, TURN, cell, work, trails)
+        here = {f"shown {cell.seq}.{cell.micro} {block}" for block in (2, 3)}
+        assert {name for name in asked.told if name.startswith("shown")} == here
+        given = {name for name in asked.given if name.startswith("shown")}
+        assert given == here | {f"shown {before} {block}" for block in (2, 3)}
+
+
 def test_question_for_a_fit_has_the_state_before_and_what_the_host_holds() -> None:
     """And the host of the block is asked for its own work with what it holds since the item before."""
     works = {node: work_of(HELPED, TURN, node) for node in HELPED.nodes}
@@ -390,7 +413,6 @@ def job(**keys: object) -> Job:
     ["keys", "remedy"],
     [
         ({"recovery__copies": "none"}, "recovery.copies"),  # copies
-        ({"offload__mode": "auto", "offload__pairs": "velora"}, "offload.pairs"),  # vectors of pairs
         ({"audit__share": 0.0}, "audit.share"),
     ],
 )

@@ -17,7 +17,7 @@ from ringtune.run_control import events as rd
 from ringtune.run_control.recovery import RecoveryPolicy
 from ringtune.schedule.course import COLLABORATION, HelperSettings
 from ringtune.schedule.turns import Turn, turn_sequence
-from ringtune.techniques.audit import Cell, cell_exchanges, question, state_digest, statement, work_of
+from ringtune.techniques.audit import NOTHING, Cell, cell_exchanges, question, state_digest, statement, work_of
 from ringtune.techniques.offload import helped
 from ringtune.transport.identity import sign, signature_problem
 from ringtune.transport.parties import node_party
@@ -300,6 +300,28 @@ def test_state_counts_once_its_turn_is_closed() -> None:
     blocks = {block: ("abcc"[block], state_digest("w", "r")) for block in range(4)}
     assert audit.run._agreed == blocks | {4: ("o", state_digest("v", "q"))}
     assert audit.run.closed(audit.turn) == ""
+
+
+def test_vectors_of_pairs_begin_with_those_of_the_turn_before() -> None:
+    """A run begins with none; a host of which the vectors change between two turns is named, by block."""
+    audit = Audit(helped(TWO, {"b": "z"}, HelperSettings(pairs="velora")))
+    for at, turn in enumerate(itertools.islice(turn_sequence(audit.plan.course), 3)):
+        audit.turn, begin = turn, ("w", "r") if at else ("v", "q")
+        audit.run.granted(audit.plan, [turn])
+        audit.run._open[turn.index].drawn = ()
+        both: Ends = dict.fromkeys(range(4), begin).__getitem__
+        audit.trails = {node: trail_of(audit.plan, turn, node, begin=both) for node in audit.plan.nodes}
+        own = audit.trails["b"] | {f"shown begin {block}": "s" if at else NOTHING for block in (1, 2, 3)}
+        audit.run._agreed.pop(4, None)
+        for wrong, nodes in (({"shown begin 2": "x"}, ("b",)), ({}, ())):
+            audit.trails["b"] = own | wrong
+            audit.run._open[turn.index].told = {}
+            audit.check()
+            checked = audit.put.pop()
+            assert checked.nodes == nodes and ("pairs of block 2" in checked.problem) == bool(wrong)
+            audit.run._open.setdefault(turn.index, audit.opened).drawn = ()
+        audit.run.closed(turn)
+        assert {*audit.run._shown} == {1, 2, 3}
 
 
 def test_sums_of_users_are_compared_once_their_helper_has_sent_one() -> None:

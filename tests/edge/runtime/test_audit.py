@@ -171,6 +171,8 @@ class AuditedCarrier(TorchCarrier):
         for cell in self._drawn[index]:
             asked = question(self.part, turn, cell, works[cell.node], trails)
             for checker in checkers_of_cell(self.part.placement, cell)[: 1 + self.with_third]:
+                if any(name.startswith("shown") for name in asked.told):  # nothing is left of another cell
+                    self.audits[checker]._repeater = None
                 results = self.repeat(asked, checker)
                 self.repeated.append((asked, results))
                 if finding := judge(asked, results, EQUAL_BITS):
@@ -302,6 +304,12 @@ def test_repeated_work_of_honest_hosts_has_equal_bits(changes: dict[str, Any]) -
 
 HELPED: dict[str, Any] = {"method": "all", "num_steps": 2, "helper_of": {"a": "z", "b": "z", "c": "o"}}
 LORA, LINEAR = "lora[r=4,alpha=16]", "linear[alpha=0.5]"
+PROJECTED: dict[str, Any] = {
+    "helper_of": {"a": "z", "c": "b"},
+    "manner": {"pairs": "velora", "projected": "all", "overlap": True},
+    "num_steps": 4,
+    "adapter": LORA,
+}
 KINDS = 'mode = "auto"\nusers = "alone"\nadapters = { ben = "linear" }'
 
 
@@ -316,6 +324,8 @@ KINDS = 'mode = "auto"\nusers = "alone"\nadapters = { ben = "linear" }'
         {"helper_of": {"a": "z", "b": "z"}, "without": {0, 2}, "manner": {"interval": 3}, "num_steps": 8},
         {**HELPED, "manner": {"pairs": "bfloat16"}, "dtype": "float32", "wire": "bfloat16", "helper_of": {"b": "a"}},
         {**HELPED, "manner": {"overlap": True, "interval": 2}, "num_steps": 4, "local_iterations": 4},
+        {**PROJECTED, "owners": ("b", "o"), "helper_of": {"b": "z", "c": "z"}},
+        {**PROJECTED, "microbatches": 4, "method": "all", "operations": TABLE, **ROUNDED},
         pytest.param(
             {**HELPED, "manner": {"overlap": True}, "num_steps": 4, "local_iterations": 4, "recompute": (Range(1, 4),)},
             marks=pytest.mark.thorough,
@@ -342,7 +352,8 @@ def test_repeated_work_of_honest_helpers_has_equal_bits(changes: dict[str, Any])
     assert {asked.cell.node for asked in fits} == {*changes["helper_of"].values()}
     assert {asked.cell.node for asked, _ in carrier.repeated if not asked.cell.is_fit} == {"a", "b", "c"}
     kinds = {name.split()[0] for _, results in carrier.repeated for name in results}
-    assert kinds - {"tag"} == {"h", "g", "c", "sum", "fit", "held", "state"}
+    shown = {"shown"} if changes.get("manner", {}).get("pairs") == "velora" else set[str]()
+    assert kinds - {"tag"} == {"h", "g", "c", "sum", "fit", "held", "state", *shown}
     for asked, results in carrier.repeated:
         assert asked.told.items() <= {name: found for name, (found, _) in results.items()}.items()
 
@@ -419,6 +430,13 @@ def fits_otherwise(op: Op, factor: float) -> Cheat:
     return cheat
 
 
+def projects_pairs_otherwise(name: str, action: Action, executor: NodeExecutor) -> None:
+    """A host that projects its pairs on other vectors than those of the first micro-batch, from the first one on."""
+    own = executor.offloading._wire.vectors
+    if name == "b" and action.op is Op.FORWARD and own is not None:
+        own.load({site: torch.full((own._sizes[site],), 0.1, dtype=torch.float64) for site in own.tensors()})
+
+
 @pytest.mark.parametrize(
     ("cheat", "named", "manner"),
     [
@@ -427,6 +445,7 @@ def fits_otherwise(op: Op, factor: float) -> Cheat:
         (fits_otherwise(Op.FIT, 1.001), ("z",), {"interval": 2}),
         (fits_otherwise(Op.UPDATE, 1.0001), ("z",), {"pairs": "bfloat16"}),
         (fits_otherwise(Op.FIT, 1.001), ("z",), {"users": "alone"}),
+        (projects_pairs_otherwise, ("b",), {"pairs": "velora", "projected": "all"}),
         (fits_otherwise(Op.FIT, 1.001), ("z",), {"users": "collaboration", "merged": True}),
     ],
 )
