@@ -249,6 +249,8 @@ class ModelFacts:
         shared_bytes: frozen weights outside the blocks that every host holds, such as relative positions.
         row_kept_values: values that a block keeps for each row, whatever its length.
         more_masks: numbers for every two tokens of a row that all blocks read, besides those of the mask.
+        entering: values of a token that enter each block and the head; empty = ``hidden_size`` everywhere.
+        returning: the first ones of these, which have a gradient.
     """
 
     model_type: str
@@ -296,6 +298,8 @@ class ModelFacts:
     shared_bytes: Annotated[Amount, LATER] = 0
     row_kept_values: Annotated[Amount, LATER] = 0
     more_masks: Annotated[Amount, LATER] = 0
+    entering: Annotated[tuple[Size, ...], LATER] = ()
+    returning: Annotated[tuple[Size, ...], LATER] = ()
 
     def __post_init__(self) -> None:
         """Refuse a size below 1, and negative bytes and counts."""
