@@ -360,6 +360,8 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         head_tokens=family.head_tokens(job.model.task),
         trims=bool(family.head_tokens(job.model.task)) and may_trim(family, configs, dropout=train.dropout),
         packed=bool(train.packing),
+        entering=model.entering,
+        returning=model.returning,
     )
     course = courses_to_try(job, course, nodes)[0]
     if course.num_steps:

@@ -2,7 +2,7 @@
 
 A part is from another machine, so it is checked against the plan before any merge: only tensors of the node's own
 blocks, in every block the same tensors and shapes, as many numbers as planning counted, in the run's type, all finite.
-Errors name the node.
+Of a model with unlike blocks each has some tensors, and no more numbers than the largest. Errors name the node.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from ringtune.costs.memory_sizes import DTYPE_BYTES
 from ringtune.costs.profile import KindFacts, ModelFacts
 from ringtune.errors import IntegrityError, PlanError
 from ringtune.job.job import Job, result_of, result_of_user
+from ringtune.models.adapter_config import trains_own_weights
+from ringtune.models.families import FAMILIES
 from ringtune.models.folder import CONFIG_FILE, WEIGHTS_FILE
 from ringtune.models.result_files import (
     ADAPTER_FILE,
@@ -104,6 +106,12 @@ class ExpectedResult(NamedTuple):
     def may_lack(self) -> bool:
         """Whether the job leaves adapters out of some blocks."""
         return any(option in self.job.adapter.config for option in _LEFT_OUT)
+
+    @property
+    def is_unlike(self) -> bool:
+        """Whether blocks may have other tensors than others: layers of other kinds or widths, no experts."""
+        family = FAMILIES[self.model.model_type]
+        return family.layout.is_unlike or (family.generic and trains_own_weights(self.job.adapter.config))
 
     @property
     def sends_invertible(self) -> str:
@@ -219,7 +227,10 @@ def _counted(
         if info.dtype != dtype and not (block is None and is_whole):
             raise _refused(f"{where} in numbers of type {info.dtype} instead of {dtype}")
         if block is not None:
-            first = seen.setdefault(name.partition(f".{block}.")[2], FirstOccurrence(info.shape, node, block))
+            unlike_in = f"{block}." if wanted.is_unlike else ""
+            first = seen.setdefault(
+                unlike_in + name.partition(f".{block}.")[2], FirstOccurrence(info.shape, node, block)
+            )
             if first.shape != info.shape:
                 raise _refused(
                     f"{where} of shape {list(info.shape)}, but node {first.node} has {list(first.shape)} in block "
@@ -234,7 +245,7 @@ def _counted(
 def _check_counts(who: str, path: str, found: Mapping[int | None, int], wanted: ExpectedResult) -> None:
     """Compare the numbers by block with the planned ones."""
     counted = wanted.block_numbers(path)
-    least = 0 if wanted.may_lack else counted
+    least = 0 if wanted.may_lack else min(1, counted) if wanted.is_unlike else counted
     for block, count in found.items():
         if block is None:
             lowest, highest = wanted.outside_numbers(path)

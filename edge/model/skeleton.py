@@ -138,9 +138,11 @@ def library_config_of(values: Mapping[str, Any]) -> Any:
 
     since, own = family_named(values["model_type"]).since, {key: copy.deepcopy(value) for key, value in values.items()}
     del own["model_type"]
-    if values["model_type"] not in CONFIG_MAPPING:
+    is_known = values["model_type"] in CONFIG_MAPPING
+    if not is_known or int(version("transformers").partition(".")[0]) < since:
+        does = "trains another model than it predicts with for" if is_known else "has no"
         raise ModelError(
-            f"{CONFIG_FILE}: transformers {version('transformers')} of this machine has no {values['model_type']}; "
+            f"{CONFIG_FILE}: transformers {version('transformers')} of this machine {does} {values['model_type']}; "
             f"install version {since} or later: pip install 'transformers>={since}'"
         )
     try:

@@ -18,6 +18,7 @@ from edge.data.tokens import Batch
 from ringtune.costs.measurement import Size
 from ringtune.job.job import Job
 from ringtune.models.family import LANGUAGE_TASKS, QUESTION_ANSWERING, TAGGING
+from ringtune.models.passed_values import PassedValues
 from ringtune.schedule.course import AS_COMPUTED, Course, FrozenWeights
 from ringtune.schedule.methods import RingAda
 from ringtune.schedule.operation_tables import (
@@ -51,6 +52,7 @@ def bench_plan(
     has_rows: bool,
     subnets: int = 1,
     frozen: FrozenWeights | None = None,
+    passed: PassedValues | None = None,
 ) -> Plan:
     """Make a plan in which this node hosts ``block`` alone; step s unfreezes block N - 1 - s of N blocks.
 
@@ -79,6 +81,8 @@ def bench_plan(
         choice=_any_table(subnets) if subnets > 1 else None,
         frozen=frozen,
         compute=job.train.compute or AS_COMPUTED,
+        entering=() if passed is None else passed.entering,
+        returning=() if passed is None else passed.returning,
     )
     return Plan.of(course, Placement(slices=tuple(piece for piece in pieces if piece.num_blocks)))
 

@@ -125,7 +125,7 @@ class Bench:
         self._job = job.with_overrides(
             {"train.learning_rate": _TINY_RATE, "train.warmup_steps": 0, "train.warmup_share": 0.0}
         )
-        self._num_blocks, self._hidden_size = dimensions.num_blocks, dimensions.hidden
+        self._num_blocks = dimensions.num_blocks
         self._block = fullest_block(
             job.adapter.config,
             hidden_size=dimensions.hidden,
@@ -142,11 +142,12 @@ class Bench:
             tokens=self.sizes[0].tokens,
             block=self._block,
             num_blocks=self._num_blocks,
-            hidden_size=self._hidden_size,
+            hidden_size=dimensions.hidden,
             labels=known_labels(job.data.labels, dataset, has_classes=has_classes),
             has_rows=self._rows is not None,
             subnets=subnets,
             frozen=frozen,
+            passed=family.passed(config),
         )
         needs = self._memory(model, data_bytes)
         check_room(needs, memory_bytes)
@@ -222,7 +223,8 @@ class Bench:
         """
         size, item = self.sizes[0], self._item(lowest=lowest or self._block == 0)
         self._put_hidden(item, self._random(size), uneven_mask(size))
-        self._run(Op.FORWARD_FREE, item)  # tensors that all blocks share are made before the first count
+        # of no block: tensors that all blocks share are made before the first count
+        self._executor.run(Action(Op.FORWARD_FREE, item, 0, self._block, self._block))
         before = self._executor.live_bytes()
         self._run(Op.FORWARD, item)
         kept = self._executor.live_bytes() - before
@@ -243,7 +245,7 @@ class Bench:
         return found, unsized
 
     def _cycles(self, size: Size) -> Iterator[Cycle]:
-        hidden, mask, grad = self._random(size), uneven_mask(size), self._random(size)
+        hidden, mask, grad = self._random(size), uneven_mask(size), self._random(size, is_gradient=True)
         for is_part in (False, True) if self._subnets > 1 else (False,):
             yield self._forward(hidden, mask, is_part=is_part)
             yield self._train(hidden, mask, grad, lowest=True, is_part=is_part)
@@ -367,8 +369,10 @@ class Bench:
     def _run(self, op: Op, item: int) -> object:
         return self._executor.run(Action(op, item, 0, self._block, self._block + 1))
 
-    def _random(self, size: Size) -> torch.Tensor:
-        return torch.randn(size.rows, size.tokens, self._hidden_size, dtype=self._dtype)
+    def _random(self, size: Size, *, is_gradient: bool = False) -> torch.Tensor:
+        """Draw what enters the block, or the gradient of what leaves it."""
+        width = self._plan.course.width(self._block + is_gradient, is_gradient=is_gradient)
+        return torch.randn(size.rows, size.tokens, width, dtype=self._dtype)
 
     def settle(self) -> Callable[[], None]:
         """Return a function that waits until the device has finished its queue; on a processor it does nothing."""

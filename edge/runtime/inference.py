@@ -142,11 +142,11 @@ class WholeModel:
         compute = job.train.compute or AS_COMPUTED
         self._skeleton = skeleton
         self._blocks = BlockRunner(skeleton, dropout=0.0, seed=job.train.seed, compute=compute)
-        self._dimensions, self._dtype = model_dimensions(read_config(folder)), dtype
+        config = read_config(folder)
+        self._dimensions, self._dtype = model_dimensions(config), dtype
         self.longest = self._dimensions.longest
-        has_cache = (
-            skeleton.layout.takes_cache and job.model.task in LANGUAGE_TASKS and not mixed_tokens(job.adapter.config)
-        )
+        has_cache = job.model.task in LANGUAGE_TASKS and not mixed_tokens(job.adapter.config)
+        has_cache = has_cache and skeleton.layout.takes_cache(config)
         self._cache = KeyValueCache(skeleton.base.config) if has_cache else None
         self._cached: list[int] = []
 

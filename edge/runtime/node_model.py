@@ -170,6 +170,13 @@ def _check_model(course: Course, job: Job, skeleton: Skeleton, folder: Path) -> 
             f"{folder} has {num_blocks} blocks of width {hidden_size}, the plan says {course.num_blocks} of "
             f"{course.hidden_size}; every node needs the same model"
         )
+    passed = skeleton.layout.passed(config)
+    widths = ((), ()) if passed is None else (passed.entering, passed.returning)
+    if widths != (course.entering, course.returning):
+        raise ModelError(
+            f"blocks of {folder} pass on {[*widths[0]] or hidden_size} values of a token, the plan says "
+            f"{[*course.entering] or course.hidden_size}; every node needs the same model"
+        )
 
 
 Grads = dict[str, torch.Tensor | None]

@@ -214,12 +214,16 @@ class MicroBatches:
             yield from flow.tensors()
 
     def whole_grad(self, action: Action) -> torch.Tensor | None:
-        """Return the gradient of a micro-batch for a backward, with zeros for tokens that the head did not read."""
+        """Return the gradient of a micro-batch for a backward, with zeros for what was not sent.
+
+        That are tokens that the head did not read, and inputs of blocks, which have no gradient.
+        """
         grad = self.of(action).grad
-        if self._course.top_tokens and action.stop == self._course.head:
+        if grad is None or (self._course.top_tokens and action.stop == self._course.head):
             return grad
-        missing = 0 if grad is None else self._tokens.get((action.seq, action.micro), 0) - grad.shape[1]
-        return nn.functional.pad(grad, (0, 0, 0, missing)) if grad is not None and missing > 0 else grad
+        tokens = max(0, self._tokens.get((action.seq, action.micro), 0) - grad.shape[1])
+        values = self._course.width(action.stop) - grad.shape[2]
+        return nn.functional.pad(grad, (0, values, 0, tokens)) if tokens or values else grad
 
     def enter_head(self, action: Action) -> torch.Tensor:
         """Take a micro-batch's hidden state for the head as after a transfer: contiguous, with the sent tokens only.
@@ -241,6 +245,10 @@ class MicroBatches:
                 at, hidden.shape[1]
             )  # a hidden state that returns for the head may have been cut before
         return self._cut(boundary, hidden)
+
+    def _sent_grad(self, key: TensorKey, grad: torch.Tensor) -> torch.Tensor:
+        """Return the part of a gradient that is sent: not of inputs of blocks, which have none."""
+        return self._cut(key.boundary, grad[..., : self._course.width(key.boundary, is_gradient=True)])
 
     def _cut(self, boundary: int, tensor: torch.Tensor) -> torch.Tensor:
         sent = self._course.sent_tokens(boundary, tensor.shape[1])
@@ -275,7 +283,7 @@ class MicroBatches:
             tensor = self._sent((key.seq, key.micro), key.boundary, tensor)
             flow.drop_hidden()
         else:
-            tensor = self._cut(key.boundary, tensor)
+            tensor = self._sent_grad(key, tensor)
             flow.grad = None
         if flow.is_empty:
             del self._flows[key.seq, key.micro]
@@ -284,7 +292,9 @@ class MicroBatches:
     def copy(self, key: TensorKey) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return copies of what ``take`` would return, and drop nothing; errors as for ``take``."""
         _, tensor, mask = self._held(key)
-        return self._cut(key.boundary, tensor.detach()).cpu().clone(), None if mask is None else mask.cpu().clone()
+        tensor = tensor.detach()
+        sent = self._cut(key.boundary, tensor) if key.is_hidden else self._sent_grad(key, tensor)
+        return sent.cpu().clone(), None if mask is None else mask.cpu().clone()
 
     def _held(self, key: TensorKey) -> tuple[MicroBatch, torch.Tensor, torch.Tensor | None]:
         flow = self._flows.get((key.seq, key.micro))

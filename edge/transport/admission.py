@@ -226,7 +226,8 @@ class FrameCheck:
 
     def _check_shape(self, header: ring_pb2.FrameHeader, rows: int, tokens: int, kind: str) -> None:
         course, shape = self._course, tuple(header.shape)
-        width, most = course.hidden_size, course.sent_tokens(header.boundary, tokens)
+        width = course.width(header.boundary, is_gradient=kind != Payload.HIDDEN)
+        most = course.sent_tokens(header.boundary, tokens)
         if len(shape) != 3 or shape[0] != rows or shape[2] != width or not 1 <= shape[1] <= most:
             raise FrameError(f"{as_text(header)} has shape {list(shape)}, expected [{rows}, 1..{most}, {width}]")
         dtype = DTYPE_NAMES.get(header.dtype)

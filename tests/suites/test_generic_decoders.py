@@ -26,7 +26,7 @@ from tests.support import whole_models as whole
 from tests.support.hand_ring import make_bench
 from tests.support.lora_runs import lora_run
 from tests.support.reference import adapter_of
-from tests.support.tiny_families import GENERIC, IN_FLOAT32, LONGEST, VERSION, sizes_of, write_family
+from tests.support.tiny_families import GEMMA4_ALONE, GENERIC, IN_FLOAT32, LONGEST, VERSION, sizes_of, write_family
 from tests.support.torch_ring import Case, distance
 
 ROUNDING = ("codegen", "gpt_neo", "gptj", "granitemoe", "granitemoeshared", "vaultgemma")
@@ -34,6 +34,7 @@ ROUNDING = ("codegen", "gpt_neo", "gptj", "granitemoe", "granitemoeshared", "vau
 SCORED = {"operations.policy": "two-stage", "operations.compute": 0.6}
 LORA_32 = {"adapter.config": "lora", "model.dtype": "float32"}
 FULL = {"full_attention": {"rope_theta": 1e4}}
+E2B = {"model_type": "gemma4_text", "hidden_size_per_layer_input": 8}
 GEMMA4 = {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0}
 SPLITS = {"one": ONE, "three": THREE}
 
@@ -43,7 +44,10 @@ def generic(model_type: str, adapter: str = "lora", **changes: Any) -> Feature:
     dtype = "float32" if model_type in IN_FLOAT32 else "float64"
     values = {"adapter": adapter, "dtype": dtype, "microbatches": 2, "owners": ("a", "b"), **changes}
     arguments = of_family(f"generic/{model_type}-{adapter}", model_type, "causal-lm", **values)
-    is_single = dtype == "float32" or model_type == "gemma4_text"  # whose norms are in float32 inside any type
+    is_single = dtype == "float32" or model_type in (
+        "gemma3n_text",
+        "gemma4_text",
+    )  # whose norms are in float32 inside any type
     bound = 1e-5 if is_single else 1e-6 if model_type in ROUNDING else 1e-9
     return Feature(**{**arguments, "splits": SPLITS}, bound=bound)
 
@@ -124,10 +128,22 @@ def test_mixture_may_have_blocks_without_experts(model_type: str, config: dict[s
         ("mpt", {"logit_scale": 0.5}),
         ("deepseek_v2", {"q_lora_rank": None, "first_k_dense_replace": 1}),
         ("gptj", {"tie_word_embeddings": True}),
+        *(
+            [
+                ("gemma4_text", GEMMA4_ALONE),
+                ("gemma4_text", {"num_kv_shared_layers": 0}),
+                ("gemma3n_text", {"intermediate_size": (48, 48, 40, 48), "num_kv_shared_layers": 0}),
+            ]
+            if "gemma4_text" in GENERIC
+            else []
+        ),
     ],
 )
 def test_form_of_an_architecture_equals_one_process(model_type: str, config: dict[str, Any]) -> None:
-    """OPT-350M's token table, a key that MPT's class does not read, DeepSeek-V2-Lite's queries, a tied head's bias."""
+    """OPT-350M's token table, a key that MPT's class does not read, DeepSeek-V2-Lite's queries, a tied head's bias.
+
+    Gemma 4 with experts, and small models with inputs of blocks and no shared keys.
+    """
     require_equal(generic(model_type, config=config), "three")
 
 
@@ -269,9 +285,13 @@ def test_what_a_generic_family_has_not_is_refused(
         ({"auto_map": {"AutoModel": "code.Model"}}, "names code to run"),
         ({"_attn_implementation": "owner/kernel"}, "use eager or sdpa"),
         ({"rope_parameters": {**FULL, "sliding_attention": {"rope_theta": 5e5}}}, "two bases, 10000.0 and 500000.0"),
-        ({"model_type": "gemma3n_text"}, "is not supported yet"),
-        ({"model_type": "gemma4_text"}, "each block reads a table of its own for each token"),
-        ({**GEMMA4, "num_kv_shared_layers": 2}, "blocks read keys and values of other blocks"),
+        ({**GEMMA4, "num_kv_shared_layers": 1}, "transformers computes no model with shared keys and without inputs"),
+        ({"model_type": "gemma3"}, "text_config has to be a table"),
+        ({**E2B, "num_kv_shared_layers": 2}, "no block before the last 2 makes keys of full_attention"),
+        ({**E2B, "num_kv_shared_layers": 4}, "num_kv_shared_layers is 4, of 4 blocks the first ones"),
+        ({**E2B, "num_kv_shared_layers": "2"}, "num_kv_shared_layers is '2', it has to be a whole number"),
+        ({**GEMMA4, "layer_types": ["full_attention"]}, "layer_types has to name sliding_attention or full_attention"),
+        ({"model_type": "gemma3n_text", "intermediate_size": [48, 48]}, "or one for each block, but is [48, 48]"),
         ({**GEMMA4, "per_layer_config": [1]}, "head_dim has to be a whole number above 0"),
         ({**GEMMA4, "per_layer_config": {"1": {"head_dim": "8"}}}, "head_dim has to be a whole number above 0"),
     ],

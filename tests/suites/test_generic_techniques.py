@@ -45,11 +45,15 @@ from tests.suites.test_generic_encoders import generic as encoder
 from tests.support import hift_reference
 from tests.support.choosing import make_choice
 from tests.support.hand_ring import make_bench
-from tests.support.tiny_families import ENCODERS, GENERIC, IN_FLOAT32, sizes_of, write_family
+from tests.support.tiny_families import ENCODERS, GEMMA4_ALONE, GENERIC, IN_FLOAT32, sizes_of, write_family
 from tests.support.torch_ring import Case, distance
 
 ROWS = (*GENERIC, *ENCODERS)
 SPLITS = ("one", "three")
+ALONE = [name for name in ROWS if name != "gemma3n_text"]
+"""Families with models whose blocks pass on the hidden state alone."""
+OF_ALONE: dict[str, Any] = {"gemma4_text": {"config": GEMMA4_ALONE}}
+"""Changes of a feature with such a model."""
 
 
 ROUNDED = (*ROUNDING, "cohere2", "deepseek_v2", "diffllama", "helium", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
@@ -95,11 +99,12 @@ def groupwise(case: Case, run: Run) -> Wanted:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("model_type", ROWS)
+@pytest.mark.parametrize("model_type", ALONE)
 @pytest.mark.sampled(1)
 def test_hift_of_a_generic_family_equals_one_process(model_type: str, split: str) -> None:
     """Embedding, blocks and head in turn; the result has every tensor of the model, also those that stay frozen."""
     changes = {"method": "hift", "hift": "group_size = 2", "num_steps": 4, "checkpoint_every": 0}
+    changes |= OF_ALONE.get(model_type, {})
     feature = dataclasses.replace(generic(model_type, "full", **changes), reference=groupwise)
     require_equal(feature, split)
 
@@ -114,11 +119,11 @@ def test_memory_of_own_weights_is_not_below_what_a_block_keeps(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("method", ["all", "hift"])
-@pytest.mark.parametrize("model_type", ROWS)
+@pytest.mark.parametrize("model_type", ALONE)
 @pytest.mark.sampled(1)
 def test_planned_bytes_of_own_weights_are_those_that_train(model_type: str, method: str) -> None:
     """Of a block, and where all parameters train of embedding and head too, counted without torch."""
-    feature = generic(model_type, "full", method=method)
+    feature = generic(model_type, "full", method=method, **OF_ALONE.get(model_type, {}))
     job, labels = feature.case.job, len(feature.case.labels)
     facts, item = model_facts(feature.case.folder / "model", job), DTYPE_BYTES[job.model.dtype]
     with torch.random.fork_rng(devices=[]):
@@ -268,12 +273,13 @@ def test_adapters_of_single_users_have_the_sizes_of_unlike_blocks() -> None:
     assert (kind.adapter_block_bytes, kind.pair_token_bytes) == (alone.adapter_block_bytes, alone.pair_token_bytes)
 
 
-@pytest.mark.parametrize("model_type", ROWS)
+@pytest.mark.parametrize("model_type", ALONE)
 @pytest.mark.sampled(1)
 def test_operations_of_whole_blocks_of_a_generic_family_equal_one_process(model_type: str) -> None:
     """A block is computed without gradient or passed by, whatever is in it."""
     table = random_table(3, ("a", "b"), "11123", num_batches=2)
-    feature = generic(model_type, method="all", operations=table, optimizer="sgd", microbatches=4, eval_every=0)
+    changes: dict[str, Any] = {"optimizer": "sgd", "microbatches": 4, "eval_every": 0, **OF_ALONE.get(model_type, {})}
+    feature = generic(model_type, method="all", operations=table, **changes)
     run = carry_out(feature, feature.plan_on("three"))
     trained = {name: value for name, value in run.tensors.items() if ".ringtune." in name}
     wanted = masked(feature.case, run).tensors

@@ -105,8 +105,8 @@ def test_lora_of_a_tower_equals_one_process(model_type: str, split: str) -> None
     run = carry_out(feature, feature.plan_on(split))
     wanted = of_text(feature.case, run)
     assert distance(run.tensors, wanted.tensors) <= (
-        1e-6 if model_type == "gemma4" else 1e-9
-    )  # its router computes in float32
+        1e-6 if model_type in ("gemma3n", "gemma4") else 1e-9
+    )  # their norms compute in float32
     assert run.losses == pytest.approx(wanted.losses, rel=1e-6)
 
 

@@ -151,6 +151,23 @@ _DELTA = {
     "linear_num_value_heads": 4,
     "linear_value_head_dim": 12,
 }
+_SHARING: dict[str, Any] = {
+    "vocab_size_per_layer_input": len(tiny.vocabulary()),
+    "hidden_size_per_layer_input": 6,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+"""Blocks with inputs of their own, of which the last ones read keys and values of earlier ones."""
+GEMMA4_ALONE: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size_per_layer_input", "num_kv_shared_layers"), 0),
+    **dict.fromkeys(("attention_k_eq_v", "enable_moe_block"), True),
+    "use_double_wide_mlp": False,
+    "num_global_key_value_heads": 1,
+    "top_k_experts": 2,
+    "num_experts": 4,
+    "moe_intermediate_size": 24,
+}
+"""Gemma 4 with experts, whose blocks pass on the hidden state alone."""
 GENERIC: dict[str, dict[str, Any]] = {
     **{family.model_type: {} for family in generic_decoders.GENERIC if family.since <= VERSION},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 5},
@@ -163,16 +180,14 @@ GENERIC: dict[str, dict[str, Any]] = {
     "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False},
-    "gemma4_text": {
-        **dict.fromkeys(("hidden_size_per_layer_input", "num_kv_shared_layers"), 0),
-        **dict.fromkeys(("attention_k_eq_v", "enable_moe_block"), True),
-        "global_head_dim": 16,
-        "num_global_key_value_heads": 1,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "top_k_experts": 2,
-        "num_experts": 4,
-        "moe_intermediate_size": 24,
+    "gemma3n_text": {
+        **_SHARING,
+        "altup_num_inputs": 3,
+        "laurel_rank": 4,
+        "activation_sparsity_pattern": [0.9, 0.0] * 2,
+        "final_logit_softcapping": 3.0,
     },
+    "gemma4_text": {**_SHARING, "use_double_wide_mlp": True, "global_head_dim": 24},
     "qwen3_5_moe_text": _DELTA,
     "qwen3_5_text": _DELTA,
     "qwen3_next": {**_DELTA, "mlp_only_layers": []},
@@ -251,7 +266,8 @@ def _write_generic(
     sizes |= {key: num_blocks for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if key in sizes}
     if "num_hidden_groups" in sizes:
         sizes |= {"num_hidden_groups": num_blocks, "num_hidden_layers": 2 * num_blocks}
-    configuration = library.CONFIG_MAPPING[model_type](**{**sizes, **config})
+    lists = {key: list(value) for key, value in config.items() if isinstance(value, tuple)}
+    configuration = library.CONFIG_MAPPING[model_type](**{**sizes, **config, **lists})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         kind = library.AutoModelForMaskedLM if model_type in ENCODERS else library.AutoModelForCausalLM
@@ -259,6 +275,8 @@ def _write_generic(
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 or "expert" in name or "relative" in name:
                 parameter.data += 0.1 * torch.randn_like(parameter)
+        if model_type == "gemma3n_text":  # the gradient of the mean square of a padding token's zeros is not finite
+            model.get_input_embeddings().weight.data[0] += 0.1
         saved = model.state_dict()
         for name, buffer in model.named_buffers():
             if name in saved and buffer.is_floating_point():  # a correction of a router, a factor of a block

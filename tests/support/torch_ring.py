@@ -127,7 +127,9 @@ class Case:
 
     def plan(self, slices: tuple[tuple[str, int, int], ...]) -> Plan:
         """A plan of this case with these slices."""
-        family = family_named(read_config(self.folder / "model")["model_type"])
+        config = read_config(self.folder / "model")
+        family = family_named(config["model_type"])
+        passed = family.passed(config)
         head_tokens = family.head_tokens(self.task)
         course = Course(
             method=self.job.method,
@@ -159,6 +161,8 @@ class Case:
             packed=self.packing,
             generation=generation_of(self.job),
             compute=self.compute,
+            entering=passed.entering if passed else (),
+            returning=passed.returning if passed else (),
         )
         pieces = tuple(Slice(node=node, start=start, stop=stop) for node, start, stop in slices)
         return Plan.of(course, Placement(slices=pieces, private_blocks=self.private_blocks, credits=4))

@@ -64,7 +64,8 @@ def hidden(rows: int = 2, tokens: int = 6, width: int = 8, seed: int = 0) -> tup
 def tensor_header(of: Plan, source: str, key: TensorKey, rows: int) -> ring_pb2.FrameHeader:
     """The header of a tensor of three tokens that ``source`` sends, with a mask where the plan foresees one."""
     mask = torch.ones(rows, 3) if key.is_hidden and key.boundary < of.course.num_blocks else None
-    encoded = tensors.encode(torch.zeros(rows, 3, of.course.hidden_size), mask, of.course.wire_dtype)
+    width = of.course.width(key.boundary, is_gradient=not key.is_hidden)
+    encoded = tensors.encode(torch.zeros(rows, 3, width), mask, of.course.wire_dtype)
     return frames.tensor_header(hello(of, source), key, encoded)
 
 

@@ -7,6 +7,8 @@ node does not host. So embedding, masks, rotary tables and last norm are compute
     context    forward(inputs_embeds)  ends at the last hosted block; the other arguments of each one are kept
     finish     forward(inputs_embeds)  each block returns the given hidden state; what follows them is computed
 
+Where blocks pass on more than one hidden state (``edge.model.families.passed``), all of it is the hidden state here.
+
 Of an encoder the embedding is computed with mask and token types, ``context`` leaves it out, and ``finish`` computes
 the last norm alone.
 
@@ -26,9 +28,11 @@ from torch import nn
 
 from edge.data.tokens import Batch
 from edge.model.families.decoders import is_packed, last_token, row_places
+from edge.model.families.passed import hidden_states, pack_embedding, run_block, without_inputs
 from edge.model.key_values import KeyValueCache, cache_argument
 from ringtune.models.family import CAUSAL_LM, Family
 from ringtune.models.generic_encoders import ALBERT_PROJECTION
+from ringtune.models.passed_values import PassedValues
 
 _BEFORE_BLOCKS = ("embeddings", "project_in", ALBERT_PROJECTION)
 """Modules that make what enters the first block: a given hidden state is that already."""
@@ -53,9 +57,15 @@ class _TensorOrTuple(torch.Tensor):
 class _StandIn(nn.Module):
     """A module in place of a block; attributes that it has not are those of a real block."""
 
-    def __init__(self, real: nn.Module, call: Callable[[torch.Tensor, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+    def __init__(
+        self,
+        real: nn.Module,
+        call: Callable[[torch.Tensor, tuple[Any, ...], dict[str, Any]], Any],
+        *,
+        may_be_tuple: bool = True,
+    ) -> None:
         super().__init__()
-        self.__dict__.update(real=real, call=call)
+        self.__dict__.update(real=real, call=call, kind=_TensorOrTuple if may_be_tuple else torch.Tensor)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["real"], name)
@@ -63,7 +73,7 @@ class _StandIn(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Pass the arguments on; the hidden state is the first one, or has a name."""
         hidden_BTD = args[0] if args else kwargs.pop("hidden_states")
-        return self.call(hidden_BTD, args[1:], kwargs).as_subclass(_TensorOrTuple)
+        return self.call(hidden_BTD, args[1:], kwargs).as_subclass(self.kind)
 
 
 class _Absent(nn.Module):
@@ -81,6 +91,10 @@ class _Absent(nn.Module):
         given = args[0] if args and inputs_embeds is None else inputs_embeds
         return given if isinstance(given, torch.Tensor) and given.is_floating_point() else torch.zeros(())
 
+    def __getitem__(self, index: int) -> _Absent:
+        """Return itself for one of a list of modules."""
+        return self
+
 
 class _Arguments(NamedTuple):
     """Arguments of a block besides the hidden state, and how often the block is applied to its own output."""
@@ -88,6 +102,7 @@ class _Arguments(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     repeats: int = 1
+    passed: PassedValues | None = None
 
 
 class RecordedFamily:
@@ -97,14 +112,22 @@ class RecordedFamily:
         self._path, self._masked_by_positions, self._last = family.blocks_path, family.packs, family.head_paths
         self._is_encoder = CAUSAL_LM not in family.tasks
         self._shares_weights = family.model_type == "albert"
+        self._passed_of = family.passed
+        self._known: tuple[Any, PassedValues | None] = (None, None)
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Compute what enters the first block."""
         found: list[torch.Tensor] = []
+        passed, count = self._passed(base), len(self._blocks(base))
 
-        def call(hidden_BTD: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-            found.append(hidden_BTD)
-            raise _Ended
+        def call(hidden: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+            if not found:
+                found.append(hidden)
+            if passed is not None and passed.inputs:
+                found.append(args[-1])
+            if len(found) in (1, count + 1):
+                raise _Ended
+            return hidden
 
         is_new = self._masked_by_positions
         places: dict[str, Any] = {}
@@ -113,22 +136,22 @@ class RecordedFamily:
         if self._is_encoder and getattr(base.config, "type_vocab_size", False):
             places = {"token_type_ids": batch.token_type_ids}
         # positions of the older architectures count the tokens of the mask; the others' mask would be made in vain
-        self._forward(base, {0: call}, batch.mask, with_mask=not is_new, input_ids=batch.ids, **places)
-        return found[0]
+        self._forward(base, {-1: call}, batch.mask, with_mask=not is_new, input_ids=batch.ids, **places)
+        return found[0] if passed is None else pack_embedding(*found)
 
     def context(
         self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, cache: KeyValueCache | None = None
     ) -> Mapping[int, _Arguments]:
         """Record the arguments of each hosted block, by its identity."""
-        blocks = self._blocks(base)
+        blocks, passed = self._blocks(base), self._passed(base)
         hosted = [index for index, block in enumerate(blocks) if any(True for _ in block.parameters())]
         found: dict[int, _Arguments] = {}
         repeats = base.config.num_hidden_layers // len(blocks) if self._shares_weights else 1
 
         def recorder(index: int) -> Any:
             def call(hidden_BTD: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-                kwargs = {key: _in_float32(value) for key, value in kwargs.items()}
-                found[id(blocks[index])] = _Arguments(args, kwargs, repeats)
+                own = {key: _in_float32(value) for key, value in kwargs.items()}
+                found[id(blocks[index])] = _Arguments(args, own, repeats, passed)
                 if index == hosted[-1]:
                     raise _Ended
                 return hidden_BTD
@@ -148,12 +171,14 @@ class RecordedFamily:
             }
         with torch.no_grad():
             calls = {index: recorder(index) for index in hosted}
-            self._forward(base, calls, mask_BT, inputs_embeds=hidden_BTD, **behind)
+            self._forward(base, calls, mask_BT, inputs_embeds=_one_hidden_state(base, passed, hidden_BTD), **behind)
         return found
 
     def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
         """Run one block; in a tuple the hidden state is first."""
         own = context[id(block)]
+        if own.passed is not None:
+            return run_block(own.passed, block, hidden_BTD, *own.args, **own.kwargs)
         for _ in range(own.repeats):
             found = block(hidden_BTD, *own.args, **own.kwargs)
             hidden_BTD = found[0] if isinstance(found, tuple) else found
@@ -167,15 +192,25 @@ class RecordedFamily:
             is_mean = getattr(base.config, "classifier_pooling", "") == "mean"
             return hidden_BTD, {"cls_output": mean_of_tokens(hidden_BTD, batch.mask)} if is_mean else {}
 
-        def call(_: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-            return hidden_BTD
+        passed = self._passed(base)
+        hidden = hidden_BTD if passed is None else hidden_states(passed, hidden_BTD, base.config.hidden_size)
 
-        found = self._forward(base, {-1: call}, batch.mask, with_mask=False, inputs_embeds=hidden_BTD)
+        def call(_: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+            return hidden
+
+        one_BTD = _one_hidden_state(base, passed, hidden_BTD)
+        found = self._forward(base, {-1: call}, batch.mask, with_mask=False, inputs_embeds=one_BTD)
         last = found[0] * logit_factor(base.config)
         return last, {"cls_output": last_token(last, batch.mask)}
 
     def _blocks(self, base: Any) -> Any:
         return base.get_submodule(self._path)
+
+    def _passed(self, base: Any) -> PassedValues | None:
+        """Return what blocks pass on besides one hidden state, by the model's own config."""
+        if self._known[0] is not base.config:
+            self._known = (base.config, self._passed_of(base.config.to_dict()))
+        return self._known[1]
 
     def _forward(
         self, base: Any, calls: Mapping[int, Any], mask_BT: torch.Tensor, *, with_mask: bool = True, **inputs: Any
@@ -189,8 +224,13 @@ class RecordedFamily:
             around.append(inner)
         blocks = list(inner._modules[name])
         some = next((block for block in blocks if any(True for _ in block.parameters())), blocks[0])
+        passed = self._passed(base)
         stand_ins = [
-            _StandIn(block if any(True for _ in block.parameters()) else some, calls.get(index) or calls.get(-1, _pass))
+            _StandIn(
+                block if any(True for _ in block.parameters()) else some,
+                calls.get(index) or calls.get(-1, _pass),
+                may_be_tuple=passed is None,
+            )
             for index, block in enumerate(blocks)
         ]
         inner._modules[name] = nn.ModuleList(stand_ins)
@@ -198,6 +238,8 @@ class RecordedFamily:
             for key, module in outside._modules.items():
                 if type(module).__name__ == "Empty" or (key in _BEFORE_BLOCKS and "inputs_embeds" in inputs):
                     outside._modules[key] = _Absent(inputs.get("inputs_embeds"))
+        if passed is not None and passed.inputs and "inputs_embeds" in inputs:
+            without_inputs(shadow, passed, inputs["inputs_embeds"])
         inputs["attention_mask"] = mask_BT if with_mask else None
         if is_packed(mask_BT):
             inputs["attention_mask"], inputs["position_ids"] = None, row_places(mask_BT)[1]
@@ -205,6 +247,11 @@ class RecordedFamily:
             return shadow(**(inputs if self._is_encoder else {"use_cache": False, **inputs}))
         except _Ended:
             return None
+
+
+def _one_hidden_state(base: Any, passed: PassedValues | None, hidden_BTD: torch.Tensor) -> torch.Tensor:
+    """Return a hidden state (B, T, D) of those that enter a block; masks and positions follow from its shape."""
+    return hidden_BTD if passed is None else hidden_BTD[..., : base.config.hidden_size].contiguous()
 
 
 def _in_float32(value: Any) -> Any:

@@ -28,6 +28,7 @@ from edge.techniques.offload.merged_matrices import MergedMatrices
 from edge.techniques.offload.pairs import Capture, Captures, PairsByKind, PairVectors, PairWire, from_file, to_file
 from edge.techniques.offload.sites import adapter_weights, check_like, install
 from edge.techniques.offload.users import RunBlocks, RunSaving, UserBlockRunner, UserSets, block_of
+from edge.techniques.velora import block_of as vector_block
 from ringtune.costs.offload_costs import LOSSY
 from ringtune.engine.failure_texts import diverged
 from ringtune.errors import DivergedError, PlanError
@@ -217,6 +218,18 @@ class OffloadRunner:
             return None
         own = self._wire.vectors if self._parts.captures is not None else None
         return PairVectors(own, [wire for _, wire in self._fitted])
+
+    def shown(self, block: int) -> dict[str, torch.Tensor]:
+        """Return the vectors on which a host has projected the pairs of a block, by site; none before the first."""
+        found = {} if self._wire.vectors is None else self._wire.vectors.tensors()
+        return {site: vector for site, vector in found.items() if vector_block(site) == block and vector.numel()}
+
+    def load_shown(self, block: int, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
+        """Replace the vectors of a block by those of ``shown``; raises ``IntegrityError``."""
+        if self._wire.vectors is not None:
+            sites = (site for site in self._wire.vectors.tensors() if vector_block(site) == block)
+            whole = dict.fromkeys(sites, torch.zeros(0)) | dict(tensors)
+            self._wire.vectors.load_blocks(whole, (block,), where=where)
 
     def saved(self, trained: Mapping[str, nn.Parameter]) -> dict[str, PairVectors | MergedSums | Sums]:
         """Return what a shard has beside trained tensors: vectors, sums of users' adapters, and of gradients."""

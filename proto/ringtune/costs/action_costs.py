@@ -343,11 +343,12 @@ class CourseCosts:
 
         return saving_s(action.op, start, action.stop, self._recompute, projected, seconds, gain=self._gain)
 
-    def tensor_bytes(self, size: float, *, with_mask: bool) -> float:
-        """Payload bytes of a hidden state or gradient of ``size`` padded tokens."""
-        course = self.course
+    def tensor_bytes(self, payload: str, boundary: int, size: float) -> float:
+        """Payload bytes of a hidden state with its mask, or of a gradient, of ``size`` padded tokens."""
+        course, is_hidden = self.course, payload == Payload.HIDDEN
+        with_mask = is_hidden and boundary < course.head
         scales = _ROW_SCALE_BYTES if course.wire_dtype == "int8" else 0
-        token_bytes = course.hidden_size * WIRE_ITEM_BYTES[course.wire_dtype] + scales
+        token_bytes = course.width(boundary, is_gradient=not is_hidden) * WIRE_ITEM_BYTES[course.wire_dtype] + scales
         return size * (token_bytes + (1 if with_mask else 0))
 
     def message_bytes(self, payload: str, boundary: int, size: float) -> float:
@@ -360,8 +361,7 @@ class CourseCosts:
             return self._model.adapter_block_bytes * (min(at for at in self._stops if at > boundary) - boundary)
         if self._offload is not None and payload in PARCELS:
             return self._offload.parcel_bytes(payload, boundary, size)
-        sent = self.sent_size(boundary, size)
-        return self.tensor_bytes(sent, with_mask=payload == Payload.HIDDEN and boundary < self.course.head)
+        return self.tensor_bytes(payload, boundary, self.sent_size(boundary, size))
 
     def sent_size(self, boundary: int, size: float) -> float:
         """Padded tokens that are sent over a boundary, of ``size``; to the head at most ``head_tokens`` a row."""

@@ -78,13 +78,13 @@ def timed_sizes(job: Job, *, fixed_tokens: int = 0) -> tuple[Size, ...]:
 
 
 def hidden_bytes(job: Job, model: ModelFacts) -> int:
-    """Bytes of the hidden state of the largest micro-batch at full length, with its mask.
+    """Bytes of the widest hidden state of the largest micro-batch at full length, with its mask.
 
     Example: 4 rows of 128 tokens, 384 wide, in float32: 4 * 128 * (4 * 384 + 1) = 786,944.
     """
     shape = job_shape(job, fixed_tokens=model.fixed_tokens)
     scale_bytes = _SCALE_BYTES if job.wire.dtype == "int8" else 0
-    token_bytes = model.hidden_size * WIRE_ITEM_BYTES[job.wire.dtype] + scale_bytes + 1
+    token_bytes = max(model.entering, default=model.hidden_size) * WIRE_ITEM_BYTES[job.wire.dtype] + scale_bytes + 1
     return shape.rows * shape.tokens * token_bytes
 
 

@@ -415,7 +415,7 @@ class Sizes:
             + (vectors_bytes := self._item_bytes * _vector_values(course, model))
         )
         self.vectors_bytes = vectors_bytes
-        self.token_bytes, self._hidden_size = course.hidden_size * self._item_bytes, course.hidden_size
+        self.token_bytes, self._hidden_size = course.widest * self._item_bytes, course.hidden_size
         self.data_bytes = data_bytes
         self._embedding_train_bytes = model.embedding_train_bytes
         self._embedding_state_bytes = state_bytes(optimizer, model.embedding_train_bytes, model.embedding_factor_bytes)
@@ -427,9 +427,10 @@ class Sizes:
         self.is_tied = model.is_tied
         self._token_table_bytes = model.token_table_bytes or model.embedding_train_bytes
         micro_tokens = course.microbatch_sizes()[0] * course.max_length
-        max_rows = math.ceil(self._token_table_bytes / self.token_bytes) + micro_tokens
+        row_bytes = course.hidden_size * self._item_bytes
+        max_rows = math.ceil(self._token_table_bytes / row_bytes) + micro_tokens
         # of a batch's rows in the embedding's gradient, at most: the table and one micro-batch
-        self.embedding_rows_bytes = min(batch_tokens, max_rows) * (self.token_bytes + ROW_NUMBER_BYTES)
+        self.embedding_rows_bytes = min(batch_tokens, max_rows) * (row_bytes + ROW_NUMBER_BYTES)
         inputs = score_token_bytes(model, self._item_bytes)
         self._passing_token_bytes = max(0.0, activation_token_bytes - inputs)
         self._drawn_token_bytes = drawn_token_bytes(model, course.max_length) if has_dropout else 0.0

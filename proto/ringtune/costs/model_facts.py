@@ -87,17 +87,19 @@ _SCORED_NORMS = 5
 """The same beside adapters, where scores are of all weights; each expert of a token keeps its input, too."""
 
 
-def _stored_weights(folder: str | Path, family: Family, num_blocks: int) -> Shapes:
+def _stored_weights(folder: str | Path, family: Family, config: Config, num_blocks: int) -> Shapes:
     """Shapes of the own weights of a generic family's largest block in a folder, which may lack blocks.
 
     Files of DeepSeek V3 and GLM-4 MoE have one more block, which predicts further tokens and is not the model's.
     """
     blocks: dict[str, Shapes] = {str(block): {} for block in range(num_blocks)}
+    left_out = family.unread(config)
     for stored_name, stored in read_headers(Path(folder)).items():
         name = base_name(stored_name, family)
         block, _, inside = name.removeprefix(family.block_prefix).partition(".")
         is_wanted = name.startswith(family.block_prefix) and block in blocks
-        if is_wanted and family.trains(inside) and not name.endswith(NO_WEIGHTS):
+        is_wanted = is_wanted and not name.endswith(NO_WEIGHTS) and not name.startswith(left_out)
+        if is_wanted and family.trains(inside):
             blocks[block][inside] = stored.shape
     return max(blocks.values(), key=lambda shapes: sum(map(math.prod, shapes.values())))
 
@@ -233,12 +235,17 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         adapter_params = max(
             block_params(parts, block, dimensions.hidden, own, len(widths)) for block, own in enumerate(widths)
         )
+    passed = family.passed(config)
     weights = {name: math.prod(stored.shape) for name, stored in tensors.items()}
     largest = _largest_block(weights, family, dimensions.num_blocks)
     in_block = sum(count for name, count in weights.items() if name.startswith(largest))
     own: Shapes = {}
     if trains_own_weights(job.adapter.config):
-        own = _stored_weights(folder, family, dimensions.num_blocks) if family.generic else own_weights(family, config)
+        own = (
+            _stored_weights(folder, family, config, dimensions.num_blocks)
+            if family.generic
+            else own_weights(family, config)
+        )
     auxiliary = auxiliary_of(job.adapter.config)
     trained = [own, *(_shapes_in_block(auxiliary, at, family.widths(config)) for at in range(dimensions.num_blocks))]
     own_params = sum(math.prod(shape) for shape in own.values())
@@ -294,6 +301,8 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         repeats=dimensions.repeats,
         more_scored_values=(_SCORED_NORMS + experts) * dimensions.hidden if family.generic else 0,
         scored_gradient_params=_largest_gradient(in_block if experts else 0, of_all.largest) if family.generic else 0,
+        entering=() if passed is None else passed.entering,
+        returning=() if passed is None else passed.returning,
     )
     facts = _with_kinds(
         _with_pairs(facts, job, widths, family), folder, job, widths, in_part=in_part or not family.generic
@@ -460,7 +469,7 @@ def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) 
     family, dimensions = FAMILIES[config["model_type"]], model_dimensions(config)
     check_task(family, job.model.task, where=where)
     if family.generic:
-        _check_generic(job, family, where)
+        _check_generic(job, family, config, where)
     longest, asked = dimensions.longest, job.train.max_length
     if not dimensions.fixed and asked > longest:
         raise JobError(f"train.max_length is {asked}, the model takes {longest} tokens at most; lower it")
@@ -476,12 +485,14 @@ def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) 
         technique.check_model(job, dimensions, family.widths(config))
 
 
-def _check_generic(job: Job, family: Family, where: str) -> None:
+def _check_generic(job: Job, family: Family, config: Config, where: str) -> None:
     """Refuse what needs more of a family than its own forward; raises ``JobError``."""
     configs = {job.adapter.config, *job.offload.chosen_adapters.values()}
-    for config in configs:
-        if problem := generic_refusal(family, config):
-            raise JobError(f"{where}: adapter.config = {config!r}: {problem}")
+    for adapter in configs:
+        if problem := generic_refusal(family, adapter):
+            raise JobError(f"{where}: adapter.config = {adapter!r}: {problem}")
+    if family.passed(config) is not None:
+        _check_passed(job, family, where)
     if job.train.packing and not family.packs:
         raise JobError(
             f"{where}: train.packing = true would let a row of a {family.model_type} attend to others of its "
@@ -492,7 +503,7 @@ def _check_generic(job: Job, family: Family, where: str) -> None:
             f"{where}: train.compute = 'bfloat16' is refused: a {family.model_type} joins numbers of two types, which "
             "torch can't; remove train.compute"
         )
-    if job.generation is not None and not family.takes_cache:
+    if job.generation is not None and not family.takes_cache(config):
         raise JobError(
             f"{where}: [generation] keeps keys and values, behind which a {family.model_type} can't compute a token; "
             "remove the section"
@@ -519,6 +530,21 @@ def _check_generic(job: Job, family: Family, where: str) -> None:
         raise JobError(
             f"{where}: [operations] of subnets need to know the matrices of a {family.model_type} block; set "
             "operations.heads = 0, or operations.table to one of whole blocks"
+        )
+
+
+def _check_passed(job: Job, family: Family, where: str) -> None:
+    """Refuse what does not go with blocks that pass on more than a hidden state; raises ``JobError``."""
+    if job.method.full_parameters:
+        raise JobError(
+            f"{where}: train.method = {job.method.name!r} trains the embedding, and inputs of the blocks of this "
+            f"{family.model_type} go to them without a way back for gradients; use adapters"
+        )
+    operations = job.operations
+    if given_tables(operations) or operations.policy != Policy.STANDARD:
+        raise JobError(
+            f"{where}: a block of this {family.model_type} that is passed by takes no input out of what goes on, and "
+            "makes no keys and values for later ones; remove [operations]"
         )
 
 

@@ -253,6 +253,8 @@ class ModelFacts:
         more_scored_values: values per token that a graph keeps for gradients of norms and experts, where scores are of
             all weights of a block.
         scored_gradient_params: numbers of the largest gradient of a block's weights then.
+        entering: values of a token that enter each block and the head; empty = ``hidden_size`` everywhere.
+        returning: the first ones of these, which have a gradient.
     """
 
     model_type: str
@@ -303,6 +305,8 @@ class ModelFacts:
     repeats: Annotated[Size, LATER] = 1
     more_scored_values: Annotated[Amount, LATER] = 0
     scored_gradient_params: Annotated[Amount, LATER] = 0
+    entering: Annotated[tuple[Size, ...], LATER] = ()
+    returning: Annotated[tuple[Size, ...], LATER] = ()
 
     def __post_init__(self) -> None:
         """Refuse a size below 1, and negative bytes and counts."""

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ringtune.models.passed_values import PassedValues
+
 Config = Mapping[str, Any]
 Shapes = dict[str, tuple[int, ...]]
 
@@ -307,6 +309,8 @@ class Family:
             output is changed in place, or they are applied several times.
         head: name of the language model's head in its class.
         since: first version of transformers that has it.
+        passed: config -> what blocks pass on besides one hidden state; None = nothing.
+        unread: config -> prefixes of names of tensors that files may have, and no block reads.
         tied: whether head and token table are one where a generic family's config does not say so.
     """
 
@@ -344,11 +348,14 @@ class Family:
     head_bias: bool = False
     tied: bool = False
     since: int = 4
+    passed: Callable[[Config], PassedValues | None] = lambda config: None
+    unread: Callable[[Config], tuple[str, ...]] = lambda config: ()
 
-    @property
-    def takes_cache(self) -> bool:
-        """Whether blocks can compute a token behind kept keys and values, as its position is an argument."""
-        return CAUSAL_LM in self.tasks and (self.packs or not self.generic)
+    def takes_cache(self, config: Config) -> bool:
+        """Whether blocks can compute a token behind their own kept keys and values, as its position is an argument."""
+        passed = self.passed(config)
+        has_own = passed is None or not passed.shared
+        return CAUSAL_LM in self.tasks and (self.packs or not self.generic) and has_own
 
     def head_tokens(self, task: str) -> int:
         """Number of first tokens of each row that the head of a task reads; 0 = all, or unknown."""

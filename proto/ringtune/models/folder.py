@@ -176,7 +176,10 @@ def select_tensors(
     owner's head is the pretrained decoder.
     """
     family = FAMILIES[config["model_type"]]
-    weights = {name: shape for name, shape in shapes.items() if not name.endswith(NO_WEIGHTS)}
+    unread = family.unread(config)
+    weights = {
+        name: shape for name, shape in shapes.items() if not name.endswith(NO_WEIGHTS) and not name.startswith(unread)
+    }
     wanted: Shapes = (_unlike_blocks if family.generic else _like_blocks)(weights, config, blocks, where)
     shared = tuple(f"{path}." for path in family.shared_paths)
     wanted |= {name: shape for name, shape in weights.items() if name.startswith(shared)}

@@ -24,8 +24,18 @@ from ringtune.models.family import (
     Config,
     Dimensions,
     Family,
+    Shapes,
     keeps_result,
     kept_by,
+)
+from ringtune.models.passed_values import (
+    PassedValues,
+    gemma3n_kinds_problem,
+    gemma3n_passed,
+    gemma3n_unread,
+    gemma4_kinds_problem,
+    gemma4_passed,
+    gemma4_unread,
 )
 
 _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -195,31 +205,76 @@ def _problem(config: Config) -> str:
 
 def _gemma4_dimensions(layout: BlockLayout, kept: int, scores: int, config: Config) -> Dimensions:
     """As ``_dimensions``; heads of blocks without a window are wider, and experts are beside a feed-forward part."""
+    is_double = config.get("use_double_wide_mlp") and config.get("num_kv_shared_layers")
+    inner = _size(config, "inner") * (2 if is_double else 1)
     found, blocks = _dimensions(layout, kept, scores, config), config.get("per_layer_config") or {}
     widths = [block.get("head_dim", 1) for block in blocks.values()] or [config.get("global_head_dim", 512)]
     experts = _size(config, "active") * _size(config, "expert_inner") if config.get("enable_moe_block") else 0
-    return dataclasses.replace(
+    found = dataclasses.replace(
         found,
         attention=max(found.attention, found.num_heads * max(widths)),
-        inner=_size(config, "inner") + experts,
+        inner=inner + experts,
         more_kept=found.more_kept + (10 if experts else 2) * found.hidden,  # norms of both parts; measured
     )
+    return _with_passed(found, gemma4_passed(config))
+
+
+def _gemma3n_dimensions(layout: BlockLayout, kept: int, scores: int, config: Config) -> Dimensions:
+    """As ``_dimensions`` with the widest feed-forward part, and what a block keeps of several hidden states."""
+    found, passed = _dimensions(layout, kept, scores, _with_widest(config)), gemma3n_passed(config)
+    return _with_passed(dataclasses.replace(found, more_kept=found.more_kept + 5 * passed.hidden), passed)
+
+
+def _with_passed(found: Dimensions, passed: PassedValues | None) -> Dimensions:
+    """Add what a graph keeps of both of its ends, and a block of its parts of one of them; measured."""
+    if passed is None:
+        return found
+    more = 2 * max(passed.entering) + passed.hidden + 2 * passed.inputs
+    return dataclasses.replace(found, more_kept=found.more_kept + more)
+
+
+def _with_widest(config: Config) -> Config:
+    inner = config.get("intermediate_size")
+    return {**config, "intermediate_size": max(inner)} if isinstance(inner, list) else config
 
 
 def _gemma4_problem(config: Config) -> str:
-    """As ``_problem``; Gemma 4's small models pass on more than the hidden state from block to block."""
-    if config.get("hidden_size_per_layer_input", 256):
-        return "hidden_size_per_layer_input: each block reads a table of its own for each token, which is at the owner"
-    if config.get("num_kv_shared_layers"):
-        return "num_kv_shared_layers: blocks read keys and values of other blocks, which are on other nodes"
+    """As ``_problem``, and of heads of blocks without a window."""
     blocks = config.get("per_layer_config") or {"": {"head_dim": config.get("global_head_dim", 512)}}
     blocks = blocks if isinstance(blocks, dict) else {"": blocks}
     widths = [block.get("head_dim", 1) if isinstance(block, dict) else "" for block in blocks.values()]
     if any(type(width) is not int or not 0 < width < 1 << 31 for width in widths):
         return "per_layer_config or global_head_dim: head_dim has to be a whole number above 0"
+    heads = [block.get("num_key_value_heads", 1) for block in blocks.values()]
+    if any(type(number) is not int or not 0 < number < 1 << 31 for number in heads):
+        return "per_layer_config: num_key_value_heads has to be a whole number above 0"
     if config.get("use_bidirectional_attention") == "all":
         return "use_bidirectional_attention: a decoder's tokens attend backwards only"
-    return _problem(config)
+    return _problem(config) or gemma4_kinds_problem(config)
+
+
+def _gemma3n_problem(config: Config) -> str:
+    """As ``_problem``; feed-forward parts may have a width each, and both kinds of attention have rotary bases."""
+    inner, key = config.get("intermediate_size"), "rope_local_base_freq"
+    if isinstance(inner, list):
+        if len(inner) != config.get("num_hidden_layers") or any(type(width) is not int for width in inner):
+            return f"intermediate_size has to be a whole number, or one for each block, but is {inner}"
+        config = {**config, "intermediate_size": min(inner)}
+    return _problem({name: config[name] for name in config if name != key}) or gemma3n_kinds_problem(config)
+
+
+def _gemma_owner_shapes(passed_of: Callable[[Config], PassedValues | None], config: Config) -> Shapes:
+    """Return the shapes of the token table, and of what makes the inputs of all blocks."""
+    hidden, passed = _size(config, "hidden"), passed_of(config)
+    found: Shapes = {"embed_tokens.weight": (_size(config, "vocab"), hidden)}
+    if passed is None or not passed.inputs:
+        return found
+    rows, together = int(config.get("vocab_size_per_layer_input") or 262144), passed.num_blocks * passed.inputs
+    found |= {
+        "embed_tokens_per_layer.weight": (rows, together),
+        "per_layer_model_projection.weight": (together, hidden),
+    }
+    return found
 
 
 _LAYOUT: Final = dataclasses.replace(LLAMA.layout, swaps_lora=False, adds_residual=True)
@@ -274,7 +329,18 @@ def _row(
     **changes: Any,
 ) -> Family:
     """Describe a decoder by what differs from Llama; ``norm`` is the last one, ``tied`` the class's default."""
-    own: dict[str, Any] = {"owner_paths": ("embed_tokens", norm), "head_paths": (norm,), **changes}
+    embeddings = changes.get("embeddings_path", "embed_tokens")
+    own: dict[str, Any] = {
+        "owner_paths": ("embed_tokens", norm),
+        "head_paths": (norm,),
+        "owner_shapes": lambda config: {
+            f"{embeddings}.weight": (
+                _size(config, "vocab"),
+                int(config.get("word_embed_proj_dim") or _size(config, "hidden")),
+            )
+        },
+        **changes,
+    }
     return dataclasses.replace(
         LLAMA,
         model_type=model_type,
@@ -290,12 +356,6 @@ def _row(
         dimensions=functools.partial(dimensions, layout, kept, _SCORES.get(model_type, 0)),
         problem=problem,
         biased=lambda config: (),
-        owner_shapes=lambda config: {
-            f"{own.get('embeddings_path', 'embed_tokens')}.weight": (
-                _size(config, "vocab"),
-                int(config.get("word_embed_proj_dim") or _size(config, "hidden")),
-            )
-        },
         **own,
     )
 
@@ -310,6 +370,9 @@ _WORDS: Final[Mapping[str, Any]] = {
     "owner_paths": ("word_embeddings", "word_embeddings_layernorm", "ln_f"),
     "embeddings_path": "word_embeddings",
 }
+_GEMMA_OWNER: Final = (
+    *("embed_tokens", "norm", "embed_tokens_per_layer", "per_layer_model_projection", "per_layer_projection_norm"),
+)
 _FC: Final = _named(_PLAIN, attention_out="out_proj", up="fc1", down="fc2")
 _UNPACKED: Final = (
     *("biogpt", "bloom", "codegen", "doge", "falcon", "gpt_neo", "gpt_oss", "gptj", "granitemoe", "granitemoeshared"),
@@ -361,13 +424,31 @@ GENERIC: Final = (
     _row("falcon", "Falcon", _FALCON, tied=True, joined=True, unfitted=("down",), **{**_GPT, **_WORDS}),
     _row("flex_olmo", "FlexOlmo", _EXPERTS),
     _row(
+        "gemma3n_text",
+        "Gemma3n",
+        dataclasses.replace(_LAYOUT, optional=("key", "value")),
+        tied=True,
+        since=5,  # transformers 4 shares no keys and values in a forward without a cache, which is another model
+        problem=_gemma3n_problem,
+        dimensions=_gemma3n_dimensions,
+        owner_paths=(*_GEMMA_OWNER, "altup_projections", "altup_unembed_projections"),
+        head_paths=("norm", "altup_unembed_projections"),
+        owner_shapes=functools.partial(_gemma_owner_shapes, gemma3n_passed),
+        passed=gemma3n_passed,
+        unread=gemma3n_unread,
+    ),
+    _row(
         "gemma4_text",
         "Gemma4",
-        dataclasses.replace(_LAYOUT, optional=("value",)),
+        dataclasses.replace(_LAYOUT, optional=("key", "value")),
         tied=True,
         since=5,
         problem=_gemma4_problem,
         dimensions=_gemma4_dimensions,
+        owner_paths=_GEMMA_OWNER,
+        owner_shapes=functools.partial(_gemma_owner_shapes, gemma4_passed),
+        passed=gemma4_passed,
+        unread=gemma4_unread,
         refused={key: reason for key, reason in LLAMA.refused.items() if key != "per_layer_config"},
     ),
     _row("glm", "Glm", _named(_PLAIN, up="mlp.gate_up_proj")),

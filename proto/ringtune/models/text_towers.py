@@ -67,6 +67,7 @@ _QWEN2_VL: Final[Mapping[str, Any]] = {
 _QWEN3_VL: Final[Mapping[str, Any]] = {"max_position_embeddings": 128000, "rope_theta": 5000000.0}
 TOWERS: Final[Mapping[str, _Tower]] = {
     "gemma3": _Tower("gemma3_text"),
+    "gemma3n": _Tower("gemma3n_text"),
     "gemma4": _Tower("gemma4_text"),
     "llava": _Tower("llama"),
     "mistral3": _Tower("mistral"),

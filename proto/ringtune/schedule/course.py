@@ -256,7 +256,7 @@ class Course(Extent):
         max_length: longest sequence in tokens; bounds the shape of every frame.
         generation: texts that are written at each evaluation; None = none are.
         packed: whether what counts as a training row is a sequence of several rows of the owner.
-        hidden_size: width of the hidden state; bounds the shape of every frame.
+        hidden_size: width of the hidden state; bounds the shape of every frame, see also ``width``.
         eval_every: steps between evaluations (at turn boundaries); 0 = at the end only.
         checkpoint_every: steps between checkpoints (at turn boundaries, and at the end); 0 = none.
         wire_dtype: one of ``WIRE_DTYPES``; hidden states and gradients are rounded to it.
@@ -271,6 +271,9 @@ class Course(Extent):
         initial: SHA-256, hex, of the file of initial values (``techniques.initial_adapter``); empty = they are drawn by
             the seed.
         compute: number type of the products of blocks; float32 = the type of the computation.
+        entering: values of a token that enter each block and the head, where blocks pass on more than a hidden state;
+            empty = ``hidden_size`` everywhere.
+        returning: the first ones of these, which have a gradient.
     """
 
     method: Method
@@ -295,6 +298,8 @@ class Course(Extent):
     packed: Annotated[bool, LATER] = False
     generation: Annotated[Generation | None, LATER] = None
     compute: Annotated[str, LATER, OneOf(COMPUTE)] = AS_COMPUTED
+    entering: Annotated[tuple[Size, ...], LATER] = ()
+    returning: Annotated[tuple[Size, ...], LATER] = ()
     _hash: int = field(default=0, init=False, repr=False, compare=False)
     _plain: Course | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -324,6 +329,14 @@ class Course(Extent):
         elif not self.method.full_parameters and EMBEDDING in self.method.reach(self):
             raise PlanError(
                 f"the method {self.method.name} trains the embedding, but has adapters; no node can do that"
+            )
+        widths = (*zip(self.entering, self.returning, strict=False),)
+        if {len(self.entering), len(self.returning)} not in ({0}, {self.num_blocks + 1}) or any(
+            a < b for a, b in widths
+        ):
+            raise PlanError(
+                f"entering {self.entering} and returning {self.returning} have to be widths for {self.num_blocks} "
+                "blocks and the head, gradients no wider than what enters; plan anew"
             )
         if self.velora is not None:
             self.velora.check(num_blocks=self.num_blocks, hidden_size=self.hidden_size)
@@ -380,6 +393,16 @@ class Course(Extent):
     def sent_tokens(self, boundary: int, tokens: int) -> int:
         """Number of a row's tokens that are sent over a boundary: only ``head_tokens`` to the head and back."""
         return min(tokens, self.head_tokens or tokens) if boundary == self.head else tokens
+
+    def width(self, boundary: int, *, is_gradient: bool = False) -> int:
+        """Values of a token that enter a block or the head, or of the gradient that is sent back from there."""
+        widths = self.returning if is_gradient else self.entering
+        return widths[boundary] if widths else self.hidden_size
+
+    @property
+    def widest(self) -> int:
+        """Values of a token at the widest boundary."""
+        return max(self.entering, default=self.hidden_size)
 
     @property
     def top_tokens(self) -> int:

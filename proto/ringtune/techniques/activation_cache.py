@@ -160,7 +160,7 @@ def entry_bytes(course: Course, placement: Placement, host: str, rows: int) -> i
     """
     if placement.cache is None:
         return 0
-    row_bytes = course.max_length * (course.hidden_size * ITEM_BYTES[placement.cache.dtype] + 1)
+    row_bytes = course.max_length * (course.widest * ITEM_BYTES[placement.cache.dtype] + 1)
     own = [
         size
         for micro, size in enumerate(course.microbatch_sizes(rows))

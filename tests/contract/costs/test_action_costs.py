@@ -103,12 +103,20 @@ def test_costs_of_messages_to_the_head_are_of_the_tokens_that_it_reads() -> None
     course = dataclasses.replace(PLAN.course, head_tokens=1)
     some = CourseCosts(course, profile_of(PLAN, times=CODEC))
     rows = course.microbatch_sizes()[0]
-    size, token = 8.0 * rows, some.tensor_bytes(1.0, with_mask=False)
+    size, token = 8.0 * rows, some.tensor_bytes(Payload.GRAD, 1, 1.0)
     assert some.message_bytes(Payload.GRAD, course.head, size) == rows * token
     assert some.message_bytes(Payload.GRAD, 2, size) == size * token
     assert some.message_bytes(Payload.HIDDEN, course.head, size) == rows * token
     whole = CourseCosts(PLAN.course, profile_of(PLAN, times=CODEC))
     assert whole.message_bytes(Payload.HIDDEN, course.head, size) == size * token
+
+
+def test_costs_of_messages_follow_the_width_of_their_boundary() -> None:
+    """Values of four bytes, and a byte of mask for each token that enters a block."""
+    course = dataclasses.replace(PLAN.course, entering=(20, 18, 18, 14, 8), returning=(8, 8, 12, 12, 8))
+    some = CourseCosts(course, profile_of(PLAN, times=CODEC))
+    assert [some.message_bytes(Payload.HIDDEN, at, 10.0) for at in range(5)] == [810, 730, 730, 570, 320]
+    assert [some.message_bytes(Payload.GRAD, at, 10.0) for at in range(5)] == [320, 320, 480, 480, 320]
 
 
 def test_costs_of_the_last_block_are_of_the_tokens_that_the_head_reads() -> None:

@@ -292,10 +292,14 @@ OTHER: dict[str, Any] = {
     "generation": Generation(rows=1, max_new_tokens=2, at_once=1),
     "compute": "bfloat16",
     "invertible": True,
+    "entering": (40, 38, 36, 34, 32),
+    "returning": (33, 32, 32, 32, 32),
     "cache": ActivationCacheSettings(),
 }
 FITTING: dict[str, Any] = {
     "offload": {"helpers": (Helper(node="z", start=0, stop=2),)},
+    "entering": {"returning": (32,) * 5},
+    "returning": {"entering": (40,) * 5},
     "num_blocks": {"slices": (Slice(node="a", start=0, stop=2), Slice(node="b", start=2, stop=5))},
     "private_blocks": {
         "slices": (Slice(node="a", start=1, stop=2), Slice(node="b", start=2, stop=4)),

@@ -250,6 +250,19 @@ def test_blocks_may_lack_adapters_only_where_the_job_says_so() -> None:
         check("b", blocks(2, 3, **{"bert.encoder.layer.3.y": numpy.ones(2, dtype=numpy.float32)}), wanted)
 
 
+def test_unlike_blocks_have_other_tensors_and_at_most_those_of_the_largest() -> None:
+    """Of LFM2, whose convolutions have other matrices; but no block lacks all of them."""
+    wanted = WANTED._replace(job=job(adapter__config="lora"), model=dataclasses.replace(MODEL, model_type="lfm2"))
+    number = numpy.ones(1, dtype=numpy.float32)
+    check("b", blocks(2, **{block_tensor(3): number}), wanted)
+    with pytest.raises(IntegrityError, match="with 0 numbers in block 3"):
+        check("b", blocks(2), wanted)
+    with pytest.raises(IntegrityError, match="with 4 numbers in block 3, but the plan has 3"):
+        check("b", blocks(2, 3, **{f"{block_tensor(3)}.more": number}), wanted)
+    with pytest.raises(IntegrityError, match="of shape"):
+        check("b", blocks(2, **{block_tensor(3): number}))
+
+
 def test_private_blocks_come_from_the_holder_and_replicas_from_the_first() -> None:
     """Who hosts the same as another one sends no block; nobody but the holder sends a private one."""
     plan = make_plan([("a", 1, 4), ("b", 1, 4)], ["a", "b"], private_blocks=1)

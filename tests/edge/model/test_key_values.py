@@ -23,6 +23,8 @@ from ringtune.schedule.course import NF4, FrozenWeights
 from tests.support.tiny_families import DECODERS, GENERIC, IN_FLOAT32, config_of, write_family
 
 NUM_BLOCKS, NUM_TOKENS = 4, 16
+KEEPING = {"hidden_size": 32, "num_hidden_layers": 4, "num_kv_shared_layers": 0}
+"""A config in which each block keeps its own keys and values."""
 PIECES = (7, 3, *[1] * 6)
 LORA = "lora[attn_matrices=['q','k','v'],intermediate_lora=True]"
 
@@ -73,7 +75,7 @@ def ids_of(seed: int) -> torch.Tensor:
     ("model_type", "adapter"),
     [
         *((model_type, LORA if index % 2 else "double_seq_bn") for index, model_type in enumerate(DECODERS)),
-        *((model_type, "lora") for model_type in GENERIC if FAMILIES[model_type].takes_cache),
+        *((model_type, "lora") for model_type in GENERIC if FAMILIES[model_type].takes_cache(KEEPING)),
         ("gpt2", "seq_bn_inv"),
         ("llama", "ia3"),
         ("llama", "par_bn|linear[attn_matrices=['q'],alpha=0.5]"),
@@ -84,7 +86,8 @@ def ids_of(seed: int) -> torch.Tensor:
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_tokens_behind_a_cache_are_those_of_a_whole_forward(model_type: str, adapter: str, tmp_path: Path) -> None:
     """On one host and on two, by pieces of 7, 3 and 1 tokens, of which the last are beyond each window."""
-    folder = write_family(tmp_path, model_type, num_blocks=NUM_BLOCKS, with_decoder=True)
+    more: dict[str, Any] = {"num_kv_shared_layers": 0} if FAMILIES[model_type].passed(KEEPING) else {}
+    folder = write_family(tmp_path, model_type, num_blocks=NUM_BLOCKS, with_decoder=True, **more)
     dtype, bound = ("float32", 1e-4) if model_type in IN_FLOAT32 else ("float64", 1e-5)
     whole = [hosted(folder, adapter, 0, NUM_BLOCKS, dtype=dtype)]
     halves = [hosted(folder, adapter, 0, 2, dtype=dtype), hosted(folder, adapter, 2, NUM_BLOCKS, dtype=dtype)]

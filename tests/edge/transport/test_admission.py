@@ -85,6 +85,10 @@ def _sent(of: Plan, node: str, source: str, turns: KnownTurns | None = None) -> 
                         yield tensor_header(of, source, key, of.course.microbatch_sizes(item.rows)[micro])
 
 
+WIDE: dict[str, Any] = {"entering": (20, 18, 18, 14, 8), "returning": (8, 8, 12, 12, 8)}
+"""Blocks that pass on more than a hidden state."""
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -96,6 +100,7 @@ def _sent(of: Plan, node: str, source: str, turns: KnownTurns | None = None) -> 
         {"method": Everything()},
         {"method": RingAda(every_steps=0, at=(3, 4))},
         {"operations": random_operations(random.Random(0), plan().course)},
+        WIDE,
     ],
 )
 def test_checks_admit_all_that_the_plan_foresees(changes: dict[str, Any]) -> None:
@@ -152,6 +157,20 @@ def test_checks_refuse_what_differs_in_one_field() -> None:
         assert message in str(caught.value), changes
         check.admit(_header())
         check.revoke(_header())
+
+
+def test_checks_know_the_width_of_each_boundary() -> None:
+    """What enters block 2 may be 18 wide, its gradient 12."""
+    of = plan(**WIDE, method=Everything())
+    with pytest.raises(FrameError, match=r"expected \[2, 1..6, 18\]"):
+        _check(of).admit(_header(of))
+    forward, back = TensorKey(Payload.HIDDEN, 0, 0, 2), TensorKey(Payload.GRAD, 0, 0, 2)
+    for key, source, node in ((forward, "a", "b"), (back, "b", "a")):
+        _check(of, source, node).admit(tensor_header(of, source, key, 2))
+    wide = tensor_header(of, "a", forward, 2)
+    wide.kind, wide.source, wide.mask_bytes = ring_pb2.FRAME_KIND_GRAD, "b", 0
+    with pytest.raises(FrameError, match=r"shape \[2, 3, 18\], expected \[2, 1..6, 12\]"):
+        _check(of, "b", "a").admit(wide)
 
 
 def test_checks_refuse_the_same_frame_twice() -> None:
