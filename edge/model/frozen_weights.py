@@ -18,8 +18,8 @@ its products and row lookups, and a backward keeps the small matrix alone. Any o
 copy, such as the norms of DoRA, and for any code the matrix is one of float32; functions that would change the matrix
 are refused.
 
-A matrix stored in bfloat16 is read without a float32 copy, or stays mapped, so that only the used rows of a token table
-become resident. Any other matrix is rounded once, a piece at a time. With ``nf4`` the matrices of blocks have 4 bits,
+A matrix stored in bfloat16, in 4 bits or in a GGUF file stays mapped. Any other matrix is rounded once, a piece at a
+time. With ``nf4`` the matrices of blocks have 4 bits,
 those outside of blocks (tables, a decoder) int8: a row of a table is looked up alone.
 
 Source: torch's documentation, "Extending PyTorch", subclassing with ``__torch_function__``.
@@ -41,6 +41,7 @@ from edge.model.tensor_files import SafetensorsFiles
 from ringtune.errors import ModelError
 from ringtune.models.four_bit import BLOCK
 from ringtune.schedule.course import BFLOAT16, GGUF, NF4, FrozenWeights
+from ringtune.storage.tensor_files import ALIGNMENT
 from ringtune.techniques.frozen_weights import MAX_WIDENED_BYTES
 
 _MAX_INT8 = 127
@@ -435,7 +436,13 @@ class FrozenFiles(SafetensorsFiles):
         self._wide = torch.empty(0)
 
     def read_frozen(
-        self, name: str, dtype: torch.dtype, *, private: bool = False, device: torch.device | None = None
+        self,
+        name: str,
+        dtype: torch.dtype,
+        *,
+        whole: bool = False,
+        alignment: int = ALIGNMENT,
+        device: torch.device | None = None,
     ) -> torch.Tensor:
         """Read a tensor that never trains, a matrix as ``FrozenMatrix``; see ``SafetensorsFiles.read_frozen``.
 
@@ -444,21 +451,22 @@ class FrozenFiles(SafetensorsFiles):
         """
         frozen = self._frozen
         if frozen is None or len(self.shape(name)) != 2:
-            return super().read_frozen(name, dtype, private=private, device=device)
+            return super().read_frozen(name, dtype, whole=whole, alignment=alignment, device=device)
         if frozen.dtype == GGUF:
-            numbers: SmallMatrix = self.read_gguf(name, private=private)
+            numbers: SmallMatrix = self.read_gguf(name, whole=whole)
+        elif frozen.dtype == BFLOAT16:
+            alignment = alignment if frozen.native else 1  # numbers that are widened are multiplied elsewhere
+            numbers = RowScaled(numbers=super().read_frozen(name, torch.bfloat16, whole=whole, alignment=alignment))
         else:
-            numbers = self._numbers(name, frozen.dtype, private=private)
+            numbers = self._rounded(name, frozen.dtype, whole=whole)
         held = CompactMatrix(numbers, native=frozen.native, room=self.room)
         return FrozenMatrix.of(held if device is None else held.to(device))
 
-    def _numbers(self, name: str, dtype: str, *, private: bool) -> RowScaled | FourBit:
-        if dtype == BFLOAT16:
-            return RowScaled(numbers=self.read(name, torch.bfloat16, private=private))
-        if dtype == NF4 and private and self.is_four_bit(name):
+    def _rounded(self, name: str, dtype: str, *, whole: bool) -> RowScaled | FourBit:
+        if dtype == NF4 and whole and self.is_four_bit(name):
             return self.read_four_bit(name)
         rows, columns = self.shape(name)
-        if dtype == NF4 and private:
+        if dtype == NF4 and whole:
             pieces = ((start, self._scratch(piece)) for start, piece in self.number_pieces(name, multiple=BLOCK))
             numbers: RowScaled | FourBit = round_to_nf4(pieces, (rows, columns))
         else:

@@ -313,9 +313,11 @@ class CausalLanguageModel(_OneOutput):
                     f"{weights.folder} has no tensor {name}: it was saved without its decoder; fetch the "
                     "language model, not its base"
                 )
-            private = skeleton.full_parameters
-            read = weights.read if private else weights.read_frozen
-            weight = read(stored, table.dtype, private=private).to(table.device)
+            if skeleton.full_parameters:
+                weight = weights.read(stored, table.dtype, private=True)
+            else:
+                weight = weights.read_frozen(stored, table.dtype)
+            weight = weight.to(table.device)
             if weight.shape != table.shape:
                 raise ModelError(
                     f"{weights.folder}: tensor {name} has shape {list(weight.shape)}, config.json asks for "

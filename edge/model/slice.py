@@ -80,8 +80,8 @@ def materialise(
     if with_embedding:
         paths += [path for path, _ in owner_modules(skeleton)]
     for path in paths:
-        private = skeleton.full_parameters or path not in layout.owner_paths
-        _read_module(skeleton, weights, path, dtype, private=private, device=device)
+        whole = skeleton.full_parameters or path not in layout.owner_paths
+        _read_module(skeleton, weights, path, dtype, whole=whole, device=device)
         _start_magnitudes(base.get_submodule(path))
         base.get_submodule(path).to(device=device, dtype=dtype)
     if skeleton.invertible is not None and with_embedding:
@@ -101,12 +101,12 @@ def materialise(
 
 
 def _read_module(
-    skeleton: Skeleton, weights: SafetensorsFiles, path: str, dtype: torch.dtype, *, private: bool, device: torch.device
+    skeleton: Skeleton, weights: SafetensorsFiles, path: str, dtype: torch.dtype, *, whole: bool, device: torch.device
 ) -> None:
     """Read the tensors of the base model under ``path``.
 
-    ``private``: copied into memory; otherwise frozen tensors stay mapped, for a table with few used rows.
-    ``device`` is that of frozen tensors; the caller moves the others. What blocks share is read as it is computed with.
+    ``whole``: all numbers are used at each step, not only some rows of a table. ``device`` is that of frozen tensors;
+    the caller moves the others. What blocks share is read as it is computed with.
     """
     module = skeleton.base.get_submodule(path)
     state: dict[str, torch.Tensor] = {}
@@ -120,9 +120,9 @@ def _read_module(
         if stored is None:
             raise ModelError(f"{weights.folder}: tensor {full} is missing; fetch the model again")
         if _attribute(module, name).requires_grad or path in skeleton.layout.shared_paths:
-            tensor = weights.read(stored, dtype, private=private)
+            tensor = weights.read(stored, dtype, private=whole)
         else:
-            tensor = weights.read_frozen(stored, dtype, private=private, device=device)
+            tensor = weights.read_frozen(stored, dtype, whole=whole, device=device)
         if tensor.shape != target.shape:
             raise ModelError(
                 f"{weights.folder}: tensor {stored} has shape {list(tensor.shape)}, config.json asks for "

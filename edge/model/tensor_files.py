@@ -1,7 +1,12 @@
 """Tensors as bytes: read or filled a piece at a time, digested, and checked to be finite.
 
-Tensors of a model folder are read a piece at a time, because a mapped file would be resident beside its copy: half as
+Frozen tensors that are used as they are in the file are views of it, mapped: the kernel may drop their pages and read
+them again, and all processes of a machine share them. The mapping is private to a process: a write would never reach
+the file. Other tensors are read a piece at a time, because a mapped file would be resident beside its copy: half as
 much again where bfloat16 becomes float32.
+
+A matrix that is multiplied is mapped only where it begins at a multiple of ``ALIGNMENT``, as tensors of torch do:
+products of one row add up in another order elsewhere (MKL with AVX-512, float32, not at a multiple of 16).
 
 A sum of finite numbers may overflow, but a sum with NaN or infinity is never finite. So one sum per tensor nearly
 always suffices, and single numbers are checked only where the sum is not finite.
@@ -9,6 +14,7 @@ always suffices, and single numbers are checked only where the sum is not finite
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
@@ -25,7 +31,7 @@ from ringtune.models.folder import StoredTensor, read_headers
 from ringtune.models.four_bit import BLOCK
 from ringtune.storage.gguf import GgufType
 from ringtune.storage.pieces import PIECE_BYTES, Pieces
-from ringtune.storage.tensor_files import TensorPieces
+from ringtune.storage.tensor_files import ALIGNMENT, TensorPieces
 
 
 class SafetensorsFiles:
@@ -38,7 +44,7 @@ class SafetensorsFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._handles: dict[Path, Any] = {}
+        self._maps: dict[Path, Any] = {}  # storages
         self._stored = read_headers(folder)
         self._piece: torch.Tensor | None = None
 
@@ -46,14 +52,16 @@ class SafetensorsFiles:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._handles.clear()
+        self._maps.clear()
         self._piece = None
 
     def find(self, *candidates: str) -> str | None:
         """Return the first of these names in the files; None if there is none."""
         return next((name for name in candidates if name in self._stored), None)
 
-    def read(self, name: str, dtype: torch.dtype | None = None, *, private: bool = False) -> torch.Tensor:
+    def read(
+        self, name: str, dtype: torch.dtype | None = None, *, private: bool = False, whole: bool = False
+    ) -> torch.Tensor:
         """Read one tensor, on the CPU.
 
         Args:
@@ -61,10 +69,10 @@ class SafetensorsFiles:
             dtype: to convert to, except from integers; None = the file's.
             private: copied into memory. Otherwise the tensor may be the mapped file, of which only used pages become
                 resident.
+            whole: all numbers are used. Otherwise a mapped matrix is not checked, because it would become resident.
 
         Raises:
-            ModelError: the file is missing, has an unsupported dtype, or numbers that are not finite; a mapped matrix
-                is not checked, because it would become resident.
+            ModelError: the file is missing, has an unsupported dtype, or numbers that are not finite.
             IntegrityError: the file is damaged.
         """
         stored = self._stored[name]
@@ -74,12 +82,11 @@ class SafetensorsFiles:
         wanted = dtype if dtype is not None and kind.is_floating_point else kind
         is_mapped = wanted is kind and not private
         if is_mapped:
-            found: torch.Tensor = self._open(stored.path).get_tensor(name)
+            found = self._mapped(stored).view(kind).view(stored.shape)
         else:
             found = _read_in_place(stored, kind) if wanted is kind else self._read_converted(name, wanted)
-        if is_mapped and found.dim() > 1:
-            return found
-        if wanted.is_floating_point and first_not_finite({name: found}):
+        is_checked = whole or not is_mapped or found.dim() <= 1
+        if is_checked and wanted.is_floating_point and first_not_finite({name: found}):
             as_text = str(wanted).removeprefix("torch.")
             raise ModelError(
                 f"{stored.path}: tensor {name} has numbers that are not finite in {as_text}: the model is damaged, or "
@@ -88,10 +95,28 @@ class SafetensorsFiles:
         return found
 
     def read_frozen(
-        self, name: str, dtype: torch.dtype, *, private: bool = False, device: torch.device | None = None
+        self,
+        name: str,
+        dtype: torch.dtype,
+        *,
+        whole: bool = False,
+        alignment: int = ALIGNMENT,
+        device: torch.device | None = None,
     ) -> torch.Tensor:
-        """Read one tensor that never trains, to ``device`` (None = the CPU); otherwise as ``read``."""
-        tensor = self.read(name, dtype, private=private)
+        """Read one tensor that never trains.
+
+        Args:
+            name: in the files.
+            dtype: see ``read``.
+            whole: see ``read``; then it is mapped only if it begins at a multiple of ``alignment``.
+            alignment: in bytes.
+            device: None = the CPU.
+
+        Raises:
+            ModelError, IntegrityError: see ``read``.
+        """
+        can_map = len(self.shape(name)) > 1 and self._stored[name].info.offset % alignment == 0
+        tensor = self.read(name, dtype, private=whole and not can_map, whole=whole)
         return tensor if device is None else tensor.to(device)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -131,13 +156,13 @@ class SafetensorsFiles:
         for start in range(0, rows, each):
             yield start * columns, held.widen(slice(start, start + each), torch.float32, room).reshape(-1)
 
-    def read_gguf(self, name: str, *, private: bool = True) -> GgufBlocks:
-        """Read a tensor of a GGUF file as it is there, with its rows in the order of transformers; a vector is a row.
+    def read_gguf(self, name: str, *, whole: bool = True) -> GgufBlocks:
+        """Map a tensor of a GGUF file, with its rows in the order of transformers; a vector is a row.
 
-        ``private`` is as for ``read``.
+        Only rows that llama.cpp has in another order are copied. ``whole`` is as for ``read_frozen``.
 
         Raises:
-            ModelError: it has scales or numbers that are not finite; a mapped one is not checked.
+            ModelError: it has scales or numbers that are not finite; a table is not checked.
             IntegrityError: the file is damaged.
         """
         stored = self._stored[name]
@@ -146,17 +171,10 @@ class SafetensorsFiles:
             raise ModelError(
                 f"{stored.path}: tensor {name} is not that of a GGUF file; set runtime.frozen to another type than gguf"
             )
-        rows, is_mapped = math.prod(stored.shape[:-1]), not private and not kind.heads
-        if is_mapped:
-            flat = _mapped(stored)
-        else:
-            flat = torch.empty(stored.info.nbytes, dtype=torch.uint8)
-            for _ in _pieces(stored, flat, in_place=True):
-                pass
-        if kind.heads and rows == 1:
-            flat = flat.view(stored.shape[0], -1)[in_order(kind.heads, stored.shape[0])]
-        elif kind.heads:
-            flat = flat.view(rows, -1)[in_order(kind.heads, rows)]
+        rows, flat = math.prod(stored.shape[:-1]), self._mapped(stored)
+        if kind.heads:
+            ordered = rows if rows > 1 else stored.shape[0]
+            flat = flat.view(ordered, -1)[in_order(kind.heads, ordered)]
         width = stored.shape[-1]
         found = GgufBlocks(
             kind=kind.name,
@@ -166,7 +184,7 @@ class SafetensorsFiles:
             columns=(0, width),
             is_added=kind.is_added,
         )
-        if not is_mapped and not found.is_finite():
+        if whole and not found.is_finite():
             raise ModelError(
                 f"{stored.path}: tensor {name} has numbers that are not finite: the model is damaged; fetch it again"
             )
@@ -197,9 +215,9 @@ class SafetensorsFiles:
         if problem:
             raise ModelError(f"{stored.path}: 4-bit tensor {name} has {problem}; fetch the model again")
         rows, columns = stored.four_bit.shape
-        packed = torch.zeros(len(parts["absmax"]) * BLOCK // 2, dtype=torch.uint8)
-        for _ in _pieces(stored, packed[: stored.info.nbytes], in_place=True):
-            pass
+        packed = self._mapped(stored)
+        if missing := len(parts["absmax"]) * BLOCK // 2 - len(packed):  # of the last block
+            packed = torch.nn.functional.pad(packed, (0, missing))
         return FourBit(
             kind=stored.four_bit.kind,
             packed=packed,
@@ -226,17 +244,15 @@ class SafetensorsFiles:
             self._piece = torch.empty(max(PIECE_BYTES, count * dtype.itemsize), dtype=torch.uint8)
         return self._piece[: count * dtype.itemsize].view(dtype)
 
-    def _open(self, path: Path) -> Any:
-        if path not in self._handles:
-            from safetensors import SafetensorError, safe_open
-
-            try:
-                self._handles[path] = safe_open(path, framework="pt", device="cpu")
-            except FileNotFoundError as error:
-                raise ModelError(f"{path} is missing; fetch the model again") from error
-            except (SafetensorError, OSError) as error:
-                raise IntegrityError(f"{path} is damaged ({error}); fetch the model again") from error
-        return self._handles[path]
+    def _mapped(self, stored: StoredTensor) -> torch.Tensor:
+        """Return the bytes of a tensor as a view of its file, which is mapped once; it may outlive this object."""
+        path, end = stored.path, stored.info.offset + stored.info.nbytes
+        with _reading(path):
+            if path not in self._maps:
+                self._maps[path] = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=path.stat().st_size)
+        if end > self._maps[path].nbytes():
+            raise _ends_too_soon(path)
+        return torch.empty(0, dtype=torch.uint8).set_(self._maps[path][stored.info.offset : end])
 
 
 def _kind_of(name: str, stored: StoredTensor) -> torch.dtype:
@@ -246,13 +262,18 @@ def _kind_of(name: str, stored: StoredTensor) -> torch.dtype:
     return kind
 
 
-def _mapped(stored: StoredTensor) -> torch.Tensor:
-    """Map the bytes of a tensor, of which only used pages become resident, and are shared by all processes."""
-    end = stored.info.offset + stored.info.nbytes
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
     try:
-        return torch.from_file(str(stored.path), shared=False, size=end, dtype=torch.uint8)[stored.info.offset :]
-    except RuntimeError as error:
-        raise ModelError(f"{stored.path} can't be mapped ({error}); fetch the model again") from error
+        yield
+    except FileNotFoundError as error:
+        raise ModelError(f"{path} is missing; fetch the model again") from error
+    except (OSError, RuntimeError) as error:
+        raise IntegrityError(f"{path} is damaged ({error}); fetch the model again") from error
+
+
+def _ends_too_soon(path: Path) -> IntegrityError:
+    return IntegrityError(f"{path} is damaged (it ends too soon); fetch the model again")
 
 
 def _read_in_place(stored: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
@@ -274,19 +295,18 @@ def _pieces(
     """
     count = buffer.numel() if in_place else math.prod(stored.info.shape)
     each = min(count, PIECE_BYTES // buffer.element_size()) if in_place else buffer.numel()
-    try:
-        with stored.path.open("rb", buffering=0) as file:
-            file.seek(stored.info.offset)
-            for start in range(0, count, max(1, each)):
-                num = min(each, count - start)
-                part = buffer[start : start + num] if in_place else buffer[:num]
-                if file.readinto(part.view(torch.uint8).numpy().data) != part.nbytes:
-                    raise IntegrityError(f"{stored.path} is damaged (it ends too soon); fetch the model again")
-                yield start, part
-    except FileNotFoundError as error:
-        raise ModelError(f"{stored.path} is missing; fetch the model again") from error
-    except OSError as error:
-        raise IntegrityError(f"{stored.path} is damaged ({error}); fetch the model again") from error
+    with _reading(stored.path):
+        file = stored.path.open("rb", buffering=0)
+    with file:
+        file.seek(stored.info.offset)
+        for start in range(0, count, max(1, each)):
+            num = min(each, count - start)
+            part = buffer[start : start + num] if in_place else buffer[:num]
+            with _reading(stored.path):
+                size = file.readinto(part.view(torch.uint8).numpy().data)
+            if size != part.nbytes:
+                raise _ends_too_soon(stored.path)
+            yield start, part
 
 
 TORCH_DTYPES: Final = {

@@ -5,7 +5,8 @@ Prints one line of JSON: resident bytes before and after, and what of the differ
 An idle agent has run each kernel once (``touch_kernels``): what that adds to the loaded libraries stands beside it.
 
 With several ways to hold frozen weights, each has a line, and a process that is forked from the idle one. Only its
-anonymous bytes compare then: pages of files that the idle one has are not mapped in it.
+anonymous bytes and those of the model's files compare then: pages of other files that the idle one has are not mapped
+in it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +37,24 @@ def resident() -> dict[str, int]:
     """Resident bytes of this process now, all (``rss``) and those without a file (``anonymous``)."""
     found = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {name: int(found[key].split()[0]) << 10 for name, key in (("rss", "VmRSS"), ("anonymous", "RssAnon"))}
+
+
+def mapped_bytes(folder: Path, key: str = "Rss") -> int:
+    """Bytes of pages of a folder's files that this process has mapped; ``key`` is one of ``/proc/self/smaps``."""
+    found, is_ours = 0, False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            is_ours = str(folder) in line
+        elif is_ours and line.startswith(f"{key}:"):
+            found += int(line.split()[1]) << 10
+    return found
+
+
+def is_mapped(address: int, folder: Path) -> bool:
+    """Whether an address of this process is in a mapped file of a folder."""
+    lines = [line.split() for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()]
+    ours = (line[0].split("-") for line in lines if str(folder) in line[-1])
+    return any(int(start, 16) <= address < int(end, 16) for start, end in ours)
 
 
 def main() -> None:
@@ -107,6 +127,7 @@ def measured(options: argparse.Namespace, frozen: str, loaded: dict[str, int]) -
         "added_bytes": after["rss"] - before["rss"],
         "added_with_kernels_bytes": after["rss"] - loaded["rss"],
         "added_anonymous_bytes": after["anonymous"] - before["anonymous"],
+        "mapped_bytes": mapped_bytes(options.model, "Rss") - mapped_bytes(options.model, "Anonymous"),
         "hosted_bytes": hosted.hosted_bytes,
         "is_finite": bool(torch.isfinite(output).all()),
         "modules": sorted(sys.modules),

@@ -9,11 +9,12 @@ from __future__ import annotations
 import csv
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 
 LABELS = ("bad", "good")
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -97,6 +98,16 @@ def write_bert(
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     config.save_pretrained(folder)
     return folder
+
+
+def write_at(folder: Path, tensors: Mapping[str, torch.Tensor], at: int) -> Path:
+    """Write the weights of a folder, with data that begin ``at`` bytes after a multiple of 64; return the file."""
+    path, content = folder / "model.safetensors", save(dict(tensors))
+    start = 8 + int.from_bytes(content[:8], "little")
+    text = content[8:start].rstrip(b" ")
+    text += b" " * ((at - 8 - len(text)) % 64)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[start:])
+    return path
 
 
 def make_rows(

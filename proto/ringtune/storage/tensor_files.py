@@ -5,6 +5,8 @@ without trust and without tensors: a truncated file, holes, overlaps and inconsi
 is allocated. A file is written header first, from shapes, then each tensor's bytes; the format's Python library builds
 it in memory, in two copies. Bytes are tested for finite numbers without numpy.
 
+``python -m ringtune.storage.tensor_files FILE COPY`` aligns the tensors of a file that another program wrote.
+
 Source: the safetensors format, README (the layout) and ``tensor.rs`` (checks of the metadata).
 """
 
@@ -15,6 +17,8 @@ import hashlib
 import io
 import json
 import math
+import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -33,6 +37,9 @@ DTYPE_BYTES = {
 }
 MAX_HEADER_BYTES = 100_000_000
 """Longest header that is read, ten times as long as that of any known model."""
+
+ALIGNMENT: Final = 64
+"""Bytes: tensors begin at a multiple of this in memory, and the data do in files that are written here."""
 
 _MAX_AXES: Final = 32
 _MAX_NUMBER: Final = 1 << 62
@@ -109,9 +116,25 @@ def header_bytes(
         end = at + (stored_bytes(dtype, shape) or 0)
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
         at = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # tensors of a mapped file begin at a multiple of 8
+    return _aligned(json.dumps(header, separators=(",", ":")).encode())
+
+
+def _aligned(text: bytes) -> bytes:
+    """Return the length of a header and its text, with spaces at its end so that the data are aligned."""
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
+
+
+def write_aligned(path: Path, copy: Path) -> None:
+    """Copy a safetensors file with the same tensors, data aligned; ``copy`` must not exist.
+
+    Raises:
+        ModelError, IntegrityError: ``path`` can't be read, or is no safetensors file.
+    """
+    read_safetensors_header(path)
+    with path.open("rb") as file, copy.open("xb") as target:
+        target.write(_aligned(file.read(int.from_bytes(file.read(8), "little"))))
+        shutil.copyfileobj(file, target, 1 << 20)
 
 
 def _tensor(where: str, name: str, entry: Any, start: int) -> TensorInfo:
@@ -239,3 +262,7 @@ def _are_finite(content: bytes, dtype: str, size: int) -> bool:
     if dtype == "F16":
         return False  # all bits of its exponent are in the highest byte
     return not any(byte in suspects and low >= 0x80 for byte, low in zip(high, content[0::2], strict=True))
+
+
+if __name__ == "__main__":
+    write_aligned(*map(Path, sys.argv[1:]))

@@ -15,7 +15,15 @@ from safetensors.numpy import load, save
 
 from ringtune.errors import IntegrityError, ModelError, RingTuneError
 from ringtune.storage.pieces import HeldPieces, Piece, Pieces
-from ringtune.storage.tensor_files import TensorFile, TensorInfo, TensorPieces, read_safetensors_header, write_tensors
+from ringtune.storage.tensor_files import (
+    ALIGNMENT,
+    TensorFile,
+    TensorInfo,
+    TensorPieces,
+    read_safetensors_header,
+    write_aligned,
+    write_tensors,
+)
 from tests.support.cases import cases
 from tests.support.model_folder import safetensors_bytes, with_header
 
@@ -76,6 +84,28 @@ def test_header_of_a_damaged_file_is_refused(tmp_path: Path, content: bytes, rea
         _read(tmp_path, content)
     assert reason in str(caught.value)
     assert str(caught.value).endswith("copy it again from its source")
+
+
+def test_aligned_copy_has_the_same_tensors_and_metadata(tmp_path: Path) -> None:
+    """Whatever the length of the header; of a damaged file there is no copy."""
+    starts = set()
+    for length in range(1, 65, 8):
+        path, copy = tmp_path / f"{length}.safetensors", tmp_path / f"{length}-copy.safetensors"
+        path.write_bytes(save({"w" * length: numpy.arange(16.0), "x": numpy.ones(16)}, metadata={"format": "pt"}))
+        write_aligned(path, copy)
+        infos = read_safetensors_header(copy)
+        starts.add(read_safetensors_header(path)["x"].offset % ALIGNMENT)
+        assert {info.offset % ALIGNMENT for info in infos.values()} == {0}
+        tensors, copied = load(path.read_bytes()), load(copy.read_bytes())
+        assert tensors.keys() == copied.keys()
+        assert all((tensors[name] == copied[name]).all() for name in tensors)
+        content = HeldPieces([memoryview(copy.read_bytes())])
+        assert TensorFile(content, where="copy").metadata == {"format": "pt"}
+    assert len(starts) > 1
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(IntegrityError):
+        write_aligned(path, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_header_names_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from ringtune.models.weights_by_digest import ModelSource
 from ringtune.schedule.course import FrozenWeights
 from tests.support import hand_ring as ring
 from tests.support import tiny
+from tests.support.slice_memory import is_mapped
 
 RECORDED = (
     "eNrtl3tsFEUcx7eUl0UNFSE9DbQe1Zr2KHe7996bvQDVVIHwCiiFpmx7d31QesVbLRRLrlEeKRpsqKR3xKgtAWkDSVul17t9hGAgkCsaCKlBiB"
@@ -86,7 +87,7 @@ def test_recorded_matrices_have_the_values_of_bitsandbytes(tmp_path: Path) -> No
     with FrozenFiles(tmp_path, FrozenWeights(dtype="nf4")) as files:
         for name, wanted in WIDE.items():
             whole = files.read(name, torch.float32)
-            held = files.read_frozen(name, torch.float32, private=True)
+            held = files.read_frozen(name, torch.float32, whole=True)
             assert isinstance(held, FrozenMatrix)
             assert sha256(whole) == sha256(held.wide()) == wanted
             assert held.held.held_bytes == 3 * (BLOCK // 2) + {"b.weight": 3 * 4}.get(name, 3 + 4)
@@ -158,7 +159,7 @@ def test_damaged_matrix_in_four_bits_is_refused_by_name(tmp_path: Path, damage: 
     change(tensors)
     write(tmp_path, tensors)
     with pytest.raises(ModelError, match=message), FrozenFiles(tmp_path, FrozenWeights(dtype="nf4")) as files:
-        files.read_frozen("a.weight", torch.float32, private=True)
+        files.read_frozen("a.weight", torch.float32, whole=True)
 
 
 def test_matrix_of_an_unknown_type_is_refused(tmp_path: Path) -> None:
@@ -232,6 +233,8 @@ def test_node_holds_a_model_in_four_bits_as_it_is(tmp_path: Path, is_double: boo
         sizes = Sizes(plan.course, facts, optimizer="adamw", dtype="float32", activation_token_bytes=0)
         planned = 3 * (sizes.block_bytes + facts.adapter_block_bytes)
         assert 0 <= node.hosted_bytes - planned <= 3 * 6 * 4  # groups of six matrices are counted together
+        block: Any = node._hosted.skeleton.blocks[2]
+        assert is_mapped(block.output.dense.weight.data_ptr(), path) is (name == "as it is")
         nodes[name] = {
             at: value.wide() if isinstance(value, FrozenMatrix) else value.detach()
             for at, value in node._hosted.skeleton.blocks[2].named_parameters()

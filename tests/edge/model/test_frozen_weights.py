@@ -33,7 +33,7 @@ from tests.support import hand_ring as ring
 from tests.support import tiny
 from tests.support.processes import source_environment
 from tests.support.rounded import in_nf4, rounded
-from tests.support.slice_memory import PLAIN
+from tests.support.slice_memory import PLAIN, is_mapped
 
 ROWS, COLUMNS = 48, 32
 WAYS = [(dtype, native) for dtype in FROZEN_DTYPES for native in (False, True)]
@@ -296,21 +296,22 @@ def test_frozen_embedding_is_held_small_at_an_owner(wide_folder: Path, tmp_path:
 def test_frozen_bfloat16_of_a_file_is_read_without_a_copy(
     wide_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of the blocks is read as float32 but vectors, and the token table stays mapped."""
+    """Nothing of the blocks is read as float32 but vectors; matrices stay mapped, wherever they begin."""
     folder, asked = in_bfloat16(wide_folder, tmp_path / "bf16"), {}
     original = SafetensorsFiles.read
 
-    def read(self: SafetensorsFiles, name: str, dtype: Any = None, *, private: bool = False) -> torch.Tensor:
-        asked[name] = (dtype, private)
-        return original(self, name, dtype, private=private)
+    def read(self: SafetensorsFiles, name: str, dtype: Any = None, **how: bool) -> torch.Tensor:
+        asked[name] = dtype
+        return original(self, name, dtype, **how)
 
     monkeypatch.setattr(SafetensorsFiles, "read", read)
     with FrozenFiles(folder, FrozenWeights(dtype="bfloat16")) as files:
         table = files.read_frozen("embeddings.word_embeddings.weight", torch.float32)
-        matrix = files.read_frozen("encoder.layer.0.output.dense.weight", torch.float32, private=True)
-        vector = files.read_frozen("encoder.layer.0.output.dense.bias", torch.float32, private=True)
-    assert set(asked.values()) == {(torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, True)}
+        matrix = files.read_frozen("encoder.layer.0.output.dense.weight", torch.float32, whole=True)
+        vector = files.read_frozen("encoder.layer.0.output.dense.bias", torch.float32, whole=True)
+    assert list(asked.values()) == [torch.bfloat16, torch.bfloat16, torch.float32]
     assert isinstance(table, FrozenMatrix) and isinstance(matrix, FrozenMatrix) and not isinstance(vector, FrozenMatrix)
+    assert all(is_mapped(value.held.numbers.view().data_ptr(), folder) for value in (table, matrix))
     held = [value.held.numbers.view().dtype for value in (table, matrix)]
     assert (*held, vector.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)
 
@@ -325,7 +326,7 @@ def test_frozen_matrix_is_rounded_a_piece_at_a_time(
     for size in (pieces.PIECE_BYTES, 5_000):
         monkeypatch.setattr("edge.model.tensor_files.PIECE_BYTES", size)
         with FrozenFiles(folder, FrozenWeights(dtype=dtype)) as files:
-            matrix = files.read_frozen(name, torch.float32, private=True)
+            matrix = files.read_frozen(name, torch.float32, whole=True)
             assert isinstance(matrix, FrozenMatrix)
             found.append(matrix.wide())
     assert torch.equal(*found)
@@ -344,7 +345,7 @@ def test_frozen_matrix_refuses_numbers_that_are_not_finite(tmp_path: Path) -> No
         matrix[2, 5] = value
         save_file({"bad": matrix}, tmp_path / "model.safetensors", metadata={"format": "pt"})
         with FrozenFiles(tmp_path, FrozenWeights(dtype=dtype)) as files, pytest.raises(ModelError, match=message):
-            files.read_frozen("bad", torch.float32, private=True)
+            files.read_frozen("bad", torch.float32, whole=True)
 
 
 def resident_bytes(folder: Path, *ways: str) -> list[tuple[int, int]]:
@@ -356,7 +357,7 @@ def resident_bytes(folder: Path, *ways: str) -> list[tuple[int, int]]:
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [one["is_finite"] for one in found] == [True] * len(ways)
-    return [(one["added_anonymous_bytes"], one["planned_bytes"]) for one in found]
+    return [(one["added_anonymous_bytes"] + one["mapped_bytes"], one["planned_bytes"]) for one in found]
 
 
 @pytest.mark.timeout(MEASURE_S + 60)

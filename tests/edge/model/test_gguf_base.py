@@ -39,6 +39,7 @@ from tests.support import hand_ring as ring
 from tests.support.chat_models import write_tokenizer
 from tests.support.gguf_models import K_TYPES, add_tokenizer, random_blocks, write_base, write_gguf
 from tests.support.lora_runs import ALL_MATRICES, lora_run
+from tests.support.slice_memory import is_mapped
 from tests.support.tiny_families import write_family
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "smollm3")
@@ -294,8 +295,9 @@ def test_node_holds_the_blocks_of_the_file_in_planned_bytes(tmp_path: Path) -> N
     assert facts.gguf_block_bytes == (params - 32 * 64) // 32 * 18 + 32 * 64 // 32 * 34
     assert model_facts(plain, job).gguf_block_bytes == 0
     with FrozenFiles(blocks, GGUF) as files, FrozenFiles(plain, FrozenWeights(dtype="int8")) as others:
-        held = files.read_frozen("model.layers.3.mlp.down_proj.weight", torch.float32, private=True)
+        held = files.read_frozen("model.layers.3.mlp.down_proj.weight", torch.float32, whole=True)
         assert isinstance(held, FrozenMatrix) and held.held.held_bytes == 32 * 2 * 34
+        assert is_mapped(held.data_ptr(), blocks)
         with FrozenFiles(blocks, FrozenWeights(dtype="int8")) as again:
             name = "model.layers.3.self_attn.q_proj.weight"
             one, other = again.read_frozen(name, torch.float32), others.read_frozen(name, torch.float32)
@@ -337,7 +339,7 @@ def test_damaged_numbers_are_refused_by_name(tmp_path: Path) -> None:
         file.seek(stored.info.offset)
         file.write(b"\x00\x7c")
     with FrozenFiles(blocks, GGUF) as files, pytest.raises(ModelError, match="numbers that are not finite"):
-        files.read_frozen("model.layers.2.mlp.up_proj.weight", torch.float32, private=True)
+        files.read_frozen("model.layers.2.mlp.up_proj.weight", torch.float32, whole=True)
 
 
 def test_merged_model_is_that_on_the_widened_base(tmp_path: Path) -> None:

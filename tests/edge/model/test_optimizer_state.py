@@ -6,7 +6,6 @@ import errno
 import gc
 import mmap
 import os
-import re
 import sys
 import threading
 from pathlib import Path
@@ -24,6 +23,7 @@ from ringtune.errors import IntegrityError, StorageError
 from ringtune.job.job import Train
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import TensorFile, write_tensors
+from tests.support.slice_memory import mapped_bytes
 
 OF = {"run": "run-1", "node": "a"}
 SHAPES = {"w": (40, 30), "b": (30,), "s": ()}
@@ -135,14 +135,14 @@ def test_state_on_disk_is_resident_one_tensor_at_a_time(tmp_path: Path, monkeypa
 
     def measured(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
         update(optimizer, learning_rate)
-        found.append(resident_bytes(tmp_path / "moments"))
+        found.append(mapped_bytes(tmp_path / "moments"))
 
     monkeypatch.setattr(module, "apply_update", measured)
     for _ in range(2):
         for parameter in units[0].values():
             parameter.grad = parameter.detach().cos()
         disk.update([0], 0.1)
-        assert resident_bytes(tmp_path / "moments") <= 64 * mmap.PAGESIZE  # step counts
+        assert mapped_bytes(tmp_path / "moments") <= 64 * mmap.PAGESIZE  # step counts
     one = 2 * 4 * wide
     assert max(found) >= one
     assert max(found) <= one + 64 * mmap.PAGESIZE
@@ -168,17 +168,6 @@ def test_an_update_by_parts_leaves_gradients_of_later_parts_alone(tmp_path: Path
     disk.close()
 
 
-def resident_bytes(folder: Path) -> int:
-    """Bytes of pages of a folder's files that this process has mapped and resident."""
-    found, is_ours = 0, False
-    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
-        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-            is_ours = str(folder) in line
-        elif is_ours and line.startswith("Rss:"):
-            found += int(line.split()[1]) << 10
-    return found
-
-
 def cut_off(path: Path) -> None:
     """Cut a file off."""
     os.truncate(path, path.stat().st_size - 1)
@@ -202,7 +191,7 @@ def exchange(path: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (cut_off, r"moments/0.safetensors is damaged \(10,603 bytes of 10,604\), not of node a, run run-1, unit 0"),
+        (cut_off, r"moments/0.safetensors is damaged \(10,627 bytes of 10,628\), not of node a, run run-1, unit 0"),
         (damage, "is damaged"),
         (exchange, "is of node a, run run-2, unit 0, not of node a, run run-1, unit 0; nothing but its run may write"),
         (Path.unlink, r"can't be opened \(No such file or directory\); go on from the last checkpoint with --resume"),

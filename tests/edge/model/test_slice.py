@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save, save_file
 
 from edge.model.slice import Empty
 from edge.model.tensor_files import SafetensorsFiles
@@ -18,6 +20,7 @@ from ringtune.models.families import FAMILIES
 from ringtune.models.folder import INDEX_FILE, WEIGHTS_FILE
 from tests.support import hand_ring as ring
 from tests.support import reference, tiny
+from tests.support.slice_memory import is_mapped, mapped_bytes
 
 SLICES = {"b": (0, 1), "c": (1, 4)}
 
@@ -28,9 +31,9 @@ def read_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     original = SafetensorsFiles.read
 
-    def read(self: SafetensorsFiles, name: str, dtype: torch.dtype, *, private: bool) -> torch.Tensor:
+    def read(self: SafetensorsFiles, name: str, dtype: torch.dtype, **how: bool) -> torch.Tensor:
         names.append(name)
-        return original(self, name, dtype, private=private)
+        return original(self, name, dtype, **how)
 
     monkeypatch.setattr(SafetensorsFiles, "read", read)
     return names
@@ -97,10 +100,31 @@ def test_slice_of_own_weights_hosts_no_more_and_in_memory_of_its_own(model_folde
     assert all(parameter.is_contiguous() for parameter in block.parameters())
 
 
+@pytest.mark.promise("7 bounded memory")
+def test_mapped_blocks_train_to_the_bits_of_copied_ones(model_folder: Path, tmp_path: Path) -> None:
+    """Products of a single token, whose order of sums depends on addresses, too; no mapped page is written."""
+    tensors, trained = load_file(model_folder / WEIGHTS_FILE), []
+    hidden, mask = torch.linspace(-1, 1, 32).view(1, 1, 32), torch.ones(1, 1, dtype=torch.int64)
+    for at in (0, 8):
+        folder = Path(shutil.copytree(model_folder, tmp_path / f"at-{at}"))
+        tiny.write_at(folder, tensors, at)
+        hand = ring.make_ring(folder, tmp_path, SLICES, model__dtype="float32").train()
+        runner = hand.nodes["c"]._hosted.blocks
+        with torch.no_grad():
+            token = runner.run(hidden, mask, runner.context(hidden, mask), *SLICES["c"])
+        trained.append(hand.tensors() | {"token": token})
+        blocks = [hand.nodes[node]._hosted.skeleton.blocks[first] for node, (first, _) in SLICES.items()]
+        matrices = [value for block in blocks for value in block.parameters() if value.dim() > 1]
+        frozen = [value for value in matrices if not value.requires_grad]
+        assert len(frozen) == 2 * 6
+        assert {is_mapped(value.data_ptr(), folder) for value in frozen} == {at == 0}
+        assert mapped_bytes(folder) > 0 and mapped_bytes(folder, "Anonymous") == 0
+    assert trained[0].keys() == trained[1].keys()
+    assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
+
+
 def test_slice_reads_other_layouts(model_folder: Path, tmp_path: Path) -> None:
     """Names with the model's prefix, old LayerNorm names and sharded files give the same blocks."""
-    from safetensors.torch import load_file, save_file
-
     tensors = load_file(model_folder / WEIGHTS_FILE)
     prefix, legacy, sharded = (
         tiny.write_model(tmp_path / layout, prefix=layout == "prefix") for layout in ("prefix", "legacy", "sharded")
@@ -124,8 +148,6 @@ def test_slice_reads_other_layouts(model_folder: Path, tmp_path: Path) -> None:
 
 def test_slice_refuses_damaged_checkpoints(model_folder: Path, tmp_path: Path) -> None:
     """A missing tensor, another shape, a cut file and no file at all are told apart."""
-    from safetensors.torch import load_file, save
-
     folder, name = tiny.write_model(tmp_path / "model"), "encoder.layer.1.output.dense.weight"
     whole, tensors = (folder / WEIGHTS_FILE).read_bytes(), load_file(model_folder / WEIGHTS_FILE)
     without = save({key: value for key, value in tensors.items() if key != name})

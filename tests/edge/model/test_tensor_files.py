@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,9 @@ from edge.model.tensor_files import (
 )
 from ringtune.errors import DivergedError, IntegrityError, ModelError
 from ringtune.storage.pieces import PIECE_BYTES, HeldPieces, Pieces
-from ringtune.storage.tensor_files import TensorPieces
+from ringtune.storage.tensor_files import ALIGNMENT, TensorPieces
+from tests.support.slice_memory import is_mapped
+from tests.support.tiny import write_at
 
 
 def test_tensor_of_any_type_comes_out_as_it_was() -> None:
@@ -153,17 +156,51 @@ def test_tensor_that_is_read_whole_is_resident_once(tmp_path: Path) -> None:
     assert added < 128 * MIB + 24 * MIB
 
 
-def test_file_that_is_cut_off_or_gone_meanwhile_is_named(folder: Path) -> None:
-    """The header was whole when the folder was opened."""
+@pytest.mark.parametrize("private", [True, False])
+def test_file_that_is_cut_off_or_gone_meanwhile_is_named(folder: Path, private: bool) -> None:
+    """The header was whole when the folder was opened; a mapped tensor is refused before its pages are used."""
     path = folder / "model.safetensors"
+    content = path.read_bytes()
     with SafetensorsFiles(folder) as files:
-        content = path.read_bytes()
         path.write_bytes(content[: len(content) // 2])
         with pytest.raises(IntegrityError, match="ends too soon"):
-            files.read("single", private=True)
+            files.read("single", private=private)
+    path.write_bytes(content)
+    with SafetensorsFiles(folder) as files:
         path.unlink()
         with pytest.raises(ModelError, match="is missing"):
-            files.read("single", private=True)
+            files.read("single", private=private)
+
+
+@pytest.mark.promise("7 bounded memory")
+@pytest.mark.parametrize("at", [0, 8, 32])
+def test_frozen_matrix_is_its_file_mapped_where_torch_would_place_it(tmp_path: Path, at: int) -> None:
+    """Elsewhere, and where it is converted, or a vector, it is copied. A mapped file is not kept open or changed."""
+    tensors = {"m": torch.randn(64, 48), "v": torch.randn(16)}
+    path = write_at(tmp_path, tensors, at)
+    content = path.read_bytes()
+    with SafetensorsFiles(tmp_path) as files:
+        matrix, anywhere = (files.read_frozen("m", torch.float32, whole=True, alignment=k) for k in (ALIGNMENT, 1))
+        vector = files.read_frozen("v", torch.float32, whole=True)
+        converted = files.read_frozen("m", torch.float64, whole=True)
+    found = [is_mapped(one.data_ptr(), path) for one in (matrix, anywhere, vector, converted)]
+    assert found == [at == 0, True, False, False]
+    assert matrix.data_ptr() % ALIGNMENT == 0
+    assert str(path) not in [os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()]
+    assert torch.equal(matrix, tensors["m"]) and torch.equal(vector, tensors["v"])
+    assert torch.equal(converted, tensors["m"].double())
+    anywhere.add_(1)
+    assert path.read_bytes() == content
+
+
+def test_mapped_matrix_that_is_used_whole_is_checked(tmp_path: Path) -> None:
+    """As a copied one is; a table may have such numbers in rows that nobody uses."""
+    for at in (0, 8):
+        write_at(tmp_path, {"m": torch.tensor([[1.0, 2.0], [torch.nan, 3.0]])}, at)
+        with SafetensorsFiles(tmp_path) as files:
+            files.read_frozen("m", torch.float32)
+            with pytest.raises(ModelError, match="tensor m has numbers that are not finite"):
+                files.read_frozen("m", torch.float32, whole=True)
 
 
 def test_tensor_of_an_unknown_type_is_refused(tmp_path: Path) -> None:

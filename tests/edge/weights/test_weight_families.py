@@ -67,11 +67,9 @@ def test_weights_of_a_family_are_those_that_are_read(
     read: list[str] = []
     original = SafetensorsFiles.read
 
-    def record(
-        weights: SafetensorsFiles, name: str, dtype: torch.dtype | None = None, *, private: bool = False
-    ) -> torch.Tensor:
+    def record(weights: SafetensorsFiles, name: str, dtype: torch.dtype | None = None, **how: bool) -> torch.Tensor:
         read.append(name)
-        return original(weights, name, dtype, private=private)
+        return original(weights, name, dtype, **how)
 
     monkeypatch.setattr(SafetensorsFiles, "read", record)
     with serving(folder) as server:
