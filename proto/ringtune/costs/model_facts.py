@@ -541,7 +541,7 @@ def _check_passed(job: Job, family: Family, where: str) -> None:
             f"{family.model_type} go to them without a way back for gradients; use adapters"
         )
     operations = job.operations
-    if given_tables(operations) or operations.policy != Policy.STANDARD:
+    if operations.is_any:
         raise JobError(
             f"{where}: a block of this {family.model_type} that is passed by takes no input out of what goes on, and "
             "makes no keys and values for later ones; remove [operations]"

@@ -88,7 +88,16 @@ def test_rules_of_plans_are_these() -> None:
 
 def test_no_number_of_a_profile_may_be_negative_or_endless() -> None:
     """Sizes of a model and threads are at least 1; the share of a block is checked with its work."""
-    least_1 = {"num_blocks", "hidden_size", "intermediate_size", "num_heads", "inner_kept", "threads", "samples"}
+    least_1 = {
+        "num_blocks",
+        "hidden_size",
+        "intermediate_size",
+        "num_heads",
+        "inner_kept",
+        "repeats",
+        "threads",
+        "samples",
+    }
     for record in OF_PROFILES:
         rules = _rules(record)
         for name, hint in typing.get_type_hints(type(record)).items():

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from edge.model.families.passed import hidden_states, pack_embedding, run_block
-from edge.runtime.micro_batches import MicroBatch, MicroBatches
+from edge.techniques.micro_batches import MicroBatch, MicroBatches
 from ringtune.errors import ModelError, PlanError
 from ringtune.models.families import FAMILIES
 from ringtune.models.folder import select_tensors
