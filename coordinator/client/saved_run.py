@@ -31,8 +31,7 @@ from ringtune.storage import strict
 from ringtune.storage.durable import write_durably
 from ringtune.storage.strict import read_dataclass, read_json
 from ringtune.storage.text_files import resolved
-from ringtune.techniques.activation_checkpointing import Memory
-from ringtune.techniques.offload import OffloadSettings
+from ringtune.techniques import TECHNIQUES
 
 PLACE = "run.json"
 
@@ -232,10 +231,6 @@ def evaluation_job(run: SavedRun, data: Path | None, *, model: Path | None = Non
         "adapter": dataclasses.replace(job.adapter, from_="", sha256=""),  # the result has all values
         "train": train,
         "runtime": dataclasses.replace(job.runtime, record=False, frozen=dtype_of(run.plan.course.frozen)),
-        # whoever fitted them, the adapters are in the result; the helpers that the job names need not be there
-        "offload": OffloadSettings(),
-        "memory": Memory(),  # without a backward no activations are kept
-        "generation": None,  # other rows need no answers
-        "velora": None,
+        **{name: value for technique in TECHNIQUES for name, value in technique.evaluation_sections.items()},
     }
     return dataclasses.replace(job, **changed)

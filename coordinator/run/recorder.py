@@ -6,7 +6,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 from coordinator.run.events import EventSink, GrowingFile
 from coordinator.run.report import NodeTotals, OperationsLedger, RunLedger
@@ -54,6 +54,7 @@ class RunRecorder:
         part: of the plan with which the run begins or resumes; None = its first one.
 
     Attributes:
+        operations: work done and saved by operations.
         pace: monitor of its nodes; None = they are not monitored.
         onlooker: takes the activity of the nodes after each turn; None = nobody asks.
         rows: left out and cut rows of the owners' files, for the report.
@@ -84,7 +85,7 @@ class RunRecorder:
             plan.course, profile, recompute=plan.placement.recompute, skipped_items=skipped_items
         )
         self.links = self._recorded.links  # with the run's own transfers so far
-        self._operations = OperationsLedger(plan, profile)
+        self.operations = OperationsLedger(plan, profile)
         self.ledger = RunLedger(
             plan, job, placement_number=(part or plan).placement.placement_number if plan.moves else None
         )
@@ -136,7 +137,7 @@ class RunRecorder:
         if facts.node in self.ledger.nodes:  # it may be of a former placement, and was not there at the start
             return
         self.ledger.nodes[facts.node] = NodeTotals()
-        self._operations.joined(facts.node)
+        self.operations.joined(facts.node)
         self._add_to_trace(lambda text: text.joined(facts.node))
         if not self.is_open:
             self._candidates = (*self._candidates, facts.node)
@@ -160,14 +161,14 @@ class RunRecorder:
                 self._emit(control_pb2.RunEvent(note=f"node {node} has more than {_MAX_NOTES:,} notes, left out here"))
         for traffic in request.traffic:
             self.ledger.add_traffic(node, traffic.seq, traffic.target, traffic.payload, traffic.bytes)
-            self._operations.add_traffic(traffic.seq, traffic.payload, traffic.bytes)
+            self.operations.add_traffic(traffic.seq, traffic.payload, traffic.bytes)
         for transfer in request.transfers:
             self.links.add(transfer.source, node, transfer.bytes, transfer.seconds, at_s=transfer.at_unix_s)
             if self.pace is not None:
                 self.pace.links.add(transfer.source, node, transfer.bytes, transfer.seconds, at_s=transfer.at_unix_s)
         spans = list(self._spans(request))
         self.ledger.add_spans(node, spans)
-        self._operations.add_spans(spans)
+        self.operations.add_spans(spans)
         if self.onlooker is not None:
             self._activity.add(node, spans)
         for span in filter(lambda span: span.is_compute, spans):
@@ -210,10 +211,6 @@ class RunRecorder:
         """Make a profile from the times of the run's actions so far."""
         return self._recorded.profile()
 
-    def operations_report(self) -> dict[str, Any] | None:
-        """Return done and saved work of operations; None where everything was full."""
-        return self._operations.report(self._recorded.profile())
-
     def shown_links(self) -> tuple[LinkFacts, ...]:
         """The links with a rate from the run's own transfers."""
         return self.links.shown(self._links)
@@ -238,7 +235,7 @@ class RunRecorder:
                 self._recorded.turn_done(turn)
                 if self.pace is not None:
                     self.pace.turn_done(turn)
-                self._operations.turn_done(turn)
+                self.operations.turn_done(turn)
                 for line in self.ledger.turn_done(turn):
                     self._emit(control_pb2.RunEvent(metrics_json=json.dumps(line)))
                 if self.onlooker is not None and (found := self._activity.turn_done(turn, self.plan.nodes)):

@@ -555,7 +555,7 @@ class RunDriver(Driver):
             predicted_bytes=self._require_plan().memory_bytes,
             unfreeze_at=state.unfreeze_at,
             predicted_steps_s=self._predicted.steps_s if self._predicted else None,
-            operations=recorder.operations_report(),
+            operations=recorder.operations.report(recorder.profile()),
             best=state.best,
             audit=self._audit.figures if self._audit is not None else None,
         )

@@ -11,10 +11,9 @@ for its B. A tensor is dropped once it is sent or used, so a frozen slice holds 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +31,7 @@ from edge.model.slice import BlockRunner
 from edge.model.tensor_files import digest_of, require_finite_values
 from edge.model.unit_grads import add_up_rows, load_grads
 from edge.runtime.generation import KeptKeys, TextWriter
-from edge.runtime.node_model import HostedModel, Replica, complete_grads, host
+from edge.runtime.node_model import HostedModel, Replica, host
 from edge.techniques import build_techniques
 from edge.techniques.activation_checkpointing import (
     BlockForward,
@@ -41,7 +40,7 @@ from edge.techniques.activation_checkpointing import (
     run_saving,
     storage_bytes,
 )
-from edge.techniques.micro_batches import MicroBatch, MicroBatches, OpenItem, VersionStore
+from edge.techniques.micro_batches import Handler, MicroBatch, MicroBatches, OpenItem, VersionStore
 from edge.techniques.offload.helper import Sums
 from edge.techniques.offload.runner import OffloadRunner
 from edge.techniques.offload.users import block_of
@@ -109,7 +108,7 @@ class NodeExecutor:
             prompts = self._dataset.prompts
             self.texts = TextWriter(plan.course, plan.course.generation, job, model_folder, prompts)
         self.techniques = build_techniques(plan, node, self._flows)
-        self._handlers: dict[Op, Callable[[Action, OpenItem], Values]] = {
+        self._handlers: dict[Op, Handler] = {
             Op.EMBED: self._embed,
             Op.FORWARD_FREE: self._forward_free,
             Op.FORWARD: self._forward,
@@ -318,7 +317,7 @@ class NodeExecutor:
         if self.offloading.install(action, entry.item):
             return ()
         rate = learning_rate(self._job.train, *rate_at(self._course, action.start, entry.item.step))
-        complete_grads(action, entry, self._course, self._hosted, self._replica)
+        self._replica.complete(action, entry)
         if action.start in self._ends:
             self._owner(action)[0].optimizers.update([action.start], rate)
         else:
@@ -458,6 +457,9 @@ class ForwardRunner:
 
     Raises:
         JobError: VeLoRA is for layers that do not train here.
+
+    Attributes:
+        vectors: VeLoRA's, for checkpoints; None without VeLoRA.
     """
 
     def __init__(
@@ -473,13 +475,10 @@ class ForwardRunner:
         self._versions, self._scoring, self._offloading = versions, scoring, offloading
         piece, velora, seed = plan.slice_of(node), plan.course.velora, plan.course.seed
         self._projections: Projections | None = None
+        self.vectors: Vectors | None = None
         if velora is not None:
             self._projections = Projections(velora, hosted.skeleton, start=piece.start, stop=piece.stop, seed=seed)
-
-    @property
-    def vectors(self) -> Vectors | None:
-        """VeLoRA's vectors, for checkpoints; None without VeLoRA."""
-        return None if self._projections is None else self._projections.vectors
+            self.vectors = self._projections.vectors
 
     def run(
         self, action: Action, entry: OpenItem, hidden: torch.Tensor, mask: torch.Tensor, context: Any
@@ -500,7 +499,9 @@ class ForwardRunner:
             lowest=entry.lowest[action.micro],
             train_at=entry.dropout_at(action),
             patterns=entry.patterns(action),
-            watched=functools.partial(self._watched, action, entry),
+            watched=lambda start, stop: self._scoring.watched(
+                entry.item, action._replace(start=start, stop=stop), entry.trained
+            ),
             version=functools.partial(self._versions.at, entry.item.seq),
             projections=self._projections if entry.item.kind.has_update else None,
         )
@@ -518,11 +519,6 @@ class ForwardRunner:
 
         with torch.no_grad():
             return self._offloading.run_free(entry.item, action.micro, run, blocks, hidden, mask, context)
-
-    def _watched(
-        self, action: Action, entry: OpenItem, start: int, stop: int
-    ) -> contextlib.AbstractContextManager[None]:
-        return self._scoring.watched(entry.item, action._replace(start=start, stop=stop), entry.trained)
 
 
 _WHERE: Final = "the blocks that were taken over"

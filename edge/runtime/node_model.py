@@ -189,7 +189,7 @@ class Replica:
     """
 
     def __init__(self, plan: Plan, node: str, hosted: HostedModel) -> None:
-        self._piece, self._blocks = plan.slice_of(node), hosted.blocks
+        self._course, self._piece, self._hosted = plan.course, plan.slice_of(node), hosted
         self._names = replicas(plan.placement, node)
         self._rank = self._names.index(node) if self._names else 0
         self._came: dict[TensorKey, Grads] = {}
@@ -203,15 +203,41 @@ class Replica:
         where = f"the gradients of item {key.seq} from node {self._names[key.micro]}"
         self._came[key] = read_grads(data, self._parameters(key, entry), where=where)
 
-    def add_up(self, update: Action) -> None:
+    def complete(self, action: Action, entry: OpenItem) -> None:
+        """Sum the gradients of an update over all copies or replicas, and refuse those that are not finite.
+
+        Raises:
+            DivergedError: a gradient is not finite; names step, unit and rows.
+            PlanError: the node has no embedding and head to update.
+        """
+        if action.start in (EMBEDDING, self._course.head):
+            if self._hosted.owner is None:
+                raise PlanError(f"{action} needs an owner, which this node is not")
+            self._hosted.owner.complete(action.start)
+            units = {action.start: self._hosted.owner.units[action.start]}
+        else:
+            self._add_up(action)
+            trained = self._hosted.optimizers.units
+            units = {unit: dict(trained.get(unit, {})) for unit in range(action.start, action.stop)}
+        if not may_diverge(entry.item):
+            return
+        try:
+            for unit, parameters in units.items():
+                name = unit_name(unit, self._course.head)
+                require_finite_grads(parameters, f"the {name}" if unit in (EMBEDDING, self._course.head) else name)
+        except DivergedError as error:
+            raise diverged(entry.item, str(error), course=self._course) from error
+
+    def _add_up(self, update: Action) -> None:
         """Sum the gradients of all hosts for an update, in ring order.
 
         No sent tensor is changed in place: the link may still read it.
         """
         if not self._names:
             return
-        ranks = {key.micro: self._came.pop(key) for key in list(self._came) if _is_of(key, update)}
-        for name, parameter in self._blocks.parameters(update.start, update.stop).items():
+        own = [key for key in self._came if (key.seq, key.boundary) == (update.seq, update.start)]
+        ranks = {key.micro: self._came.pop(key) for key in own}
+        for name, parameter in self._hosted.blocks.parameters(update.start, update.stop).items():
             total = None
             for rank in range(len(self._names)):
                 grad = parameter.grad if rank == self._rank else ranks[rank][name]
@@ -220,37 +246,7 @@ class Replica:
             parameter.grad = total
 
     def _parameters(self, key: TensorKey, entry: OpenItem) -> dict[str, nn.Parameter]:
-        ranges = entry.trained.ranges_within(self._piece.start, self._piece.stop)
-        for start, stop in ranges:
+        for start, stop in entry.trained.ranges_within(self._piece.start, self._piece.stop):
             if start == key.boundary:
-                return dict(self._blocks.parameters(start, stop))
+                return dict(self._hosted.blocks.parameters(start, stop))
         raise PlanError(f"item {key.seq} trains no blocks from {key.boundary} on here, so it has no gradients of them")
-
-
-def _is_of(key: TensorKey, update: Action) -> bool:
-    return (key.seq, key.boundary) == (update.seq, update.start)
-
-
-def complete_grads(action: Action, entry: OpenItem, course: Course, hosted: HostedModel, replica: Replica) -> None:
-    """Sum the gradients of an update over all copies or replicas, and refuse those that are not finite.
-
-    Raises:
-        DivergedError: a gradient is not finite; names step, unit and rows.
-        PlanError: the node has no embedding and head to update.
-    """
-    if action.start in (EMBEDDING, course.head):
-        if hosted.owner is None:
-            raise PlanError(f"{action} needs an owner, which this node is not")
-        hosted.owner.complete(action.start)
-        units = {action.start: hosted.owner.units[action.start]}
-    else:
-        replica.add_up(action)
-        units = {unit: dict(hosted.optimizers.units.get(unit, {})) for unit in range(action.start, action.stop)}
-    if not may_diverge(entry.item):
-        return
-    try:
-        for unit, parameters in units.items():
-            name = unit_name(unit, course.head)
-            require_finite_grads(parameters, f"the {name}" if unit in (EMBEDDING, course.head) else name)
-    except DivergedError as error:
-        raise diverged(entry.item, str(error), course=course) from error

@@ -25,8 +25,7 @@ from typing import Any, Final
 
 import torch
 
-from edge.techniques.base import Handler
-from edge.techniques.micro_batches import MicroBatches, OpenItem
+from edge.techniques.micro_batches import Handler, MicroBatches, OpenItem
 from ringtune.errors import IntegrityError
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.course import Course

@@ -175,6 +175,10 @@ class OpenItem:
         return self.batch.rows(self.offsets[action.micro], self.offsets[action.micro + 1])
 
 
+Handler = Callable[[Action, OpenItem], tuple[tuple[str, float], ...]]
+"""Runs an action; returns numbers for the report, summed by name."""
+
+
 class MicroBatches:
     """The micro-batches of one node; an empty one is dropped.
 

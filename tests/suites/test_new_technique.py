@@ -23,8 +23,7 @@ from coordinator.planner.planned import Planned
 from coordinator.run.report import RunLedger
 from coordinator.screen.plan_text import plan_text
 from coordinator.screen.progress import report_lines
-from edge.techniques.base import Handler
-from edge.techniques.micro_batches import MicroBatches, OpenItem
+from edge.techniques.micro_batches import Handler, MicroBatches, OpenItem
 from ringtune.costs.model_facts import check_job as check_job_of_model
 from ringtune.costs.profile import NodeFacts, Profile, TimedShape
 from ringtune.engine.events import SetTimer

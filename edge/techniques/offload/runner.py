@@ -21,8 +21,7 @@ from edge.model.skeleton import ADAPTER, Skeleton, build_skeleton
 from edge.model.slice import BlockRunner, Empty
 from edge.model.tensor_files import DTYPE_NAMES
 from edge.techniques.activation_checkpointing import BlockForward, SavedActivations
-from edge.techniques.base import Handler
-from edge.techniques.micro_batches import MicroBatches, OpenItem
+from edge.techniques.micro_batches import Handler, MicroBatches, OpenItem
 from edge.techniques.offload.helper import AdapterModules, AuxiliaryModels, MergedSums, Sums
 from edge.techniques.offload.merged_matrices import MergedMatrices
 from edge.techniques.offload.pairs import Capture, Captures, PairsByKind, PairVectors, PairWire, from_file, to_file
@@ -181,11 +180,7 @@ def _share(block: nn.Module, first: nn.Module) -> None:
 
 
 class OffloadRunner:
-    """Pairs and weights of one node in one run.
-
-    Args:
-        kinds: what runs the hosted blocks with each kind of adapters of ``parts``.
-    """
+    """Pairs and weights of one node in one run; ``kinds`` run the hosted blocks with each kind of adapters."""
 
     def __init__(
         self, plan: Plan, node: str, parts: OffloadParts, kinds: Mapping[Kind, BlockRunner], flows: MicroBatches

@@ -182,5 +182,6 @@ TECHNIQUE: Final = Technique(
     course_fields=("velora",),
     later_keys={"memory.activations": NONE},
     smaller_settings=lambda job: smaller_settings(job.memory),
+    evaluation_sections={"memory": Memory(), "velora": None},  # without a backward no activations are kept
     notes=sites_that_save_nothing,
 )

@@ -4,6 +4,7 @@ Each technique is one module with one record, ``TECHNIQUE``, in the list of ``ri
 record in the order of that list. A field that a record leaves out has no effect::
 
     a job is read, compared      check_job, check_model, later_keys, unused_keys, equal_values
+    a result is evaluated        evaluation_sections
     a plan is made               courses, placed, smaller_settings, disk_terms, parcels, copies
     a plan or times are given    course_fields, check_plan, timing_mismatch
     a plan is shown              course_lines, course_notes, training_lines, helper_lines, notes, plan_lines,
@@ -65,10 +66,6 @@ class DecisionLines(NamedTuple):
     page: Callable[[Mapping[str, Any]], str]
 
 
-Traffic = Callable[[Helper], tuple[float, float]]
-"""The most bytes of pairs that a helper gets in a step, and of weights that it returns after an update."""
-
-
 class TurnRule(Protocol):
     """Decisions of a technique about the turns of one placement."""
 
@@ -102,6 +99,7 @@ class Technique:
         unused_keys: its job keys without any effect on the result of a job, because of its other keys.
         equal_values: its job keys of which several values give the same bits, each with those values; a run continues
             with any of them.
+        evaluation_sections: sections of the job of an evaluation that differ from those of the run's job.
         check_job: refuses a job that does not permit the technique as set; raises ``JobError``.
         check_model: refuses a job for a model with these dimensions and widths; raises ``JobError``.
         courses: variants of a course for nodes with these facts, the preferred first, each next one in less memory; the
@@ -120,8 +118,8 @@ class Technique:
         course_lines: lines of a text about training.
         course_notes: warnings about training.
         training_lines: lines of a plan's text about what trains, from the plan and the needs of its nodes in memory.
-        helper_lines: lines about other nodes than hosts and owners, from a plan, the traffic of a helper, and the
-            kinds of adapters of the model's facts; without sizes of nodes None and none.
+        helper_lines: lines about other nodes than hosts and owners, from a plan, the most bytes that a helper gets in a
+            step and returns after an update, and the model's other kinds of adapters; both need sizes of nodes.
         plan_lines: lines of a plan's text.
         table_lines: lines after a plan's table of actions.
         notes: warnings before the run, from a plan and the facts of its nodes.
@@ -138,6 +136,7 @@ class Technique:
     later_keys: Mapping[str, object] = field(default_factory=dict)
     unused_keys: Callable[[Any], Sequence[str]] = _nothing
     equal_values: Mapping[str, Sequence[object]] = field(default_factory=dict)
+    evaluation_sections: Mapping[str, object] = field(default_factory=dict)
     check_job: Callable[[Any], object] = _nothing
     check_model: Callable[[Any, Dimensions, Widths], object] = _nothing
     courses: Callable[[Any, Course, Sequence[Any]], Sequence[Course]] = lambda job, course, nodes: (course,)
@@ -153,7 +152,7 @@ class Technique:
     course_lines: Callable[[Course], Sequence[str]] = _nothing
     course_notes: Callable[[Course], Sequence[str]] = _nothing
     training_lines: Callable[[Plan, Mapping[str, Any]], Sequence[str]] = _nothing
-    helper_lines: Callable[[Plan, Traffic | None, Sequence[Any]], Sequence[str]] = _nothing
+    helper_lines: Callable[[Plan, Callable[[Helper], Sequence[float]] | None, Sequence[Any]], Sequence[str]] = _nothing
     plan_lines: Callable[[Plan], Sequence[str]] = _nothing
     table_lines: Callable[[Plan], Sequence[str]] = _nothing
     notes: Callable[[Plan, Sequence[Any]], Sequence[str]] = _nothing

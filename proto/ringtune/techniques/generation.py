@@ -146,5 +146,6 @@ TECHNIQUE: Final = Technique(
     check_job=check_job,
     check_model=check_model,
     check_plan=check_plan,
+    evaluation_sections={"generation": None},  # other rows need no answers
     course_lines=course_lines,
 )

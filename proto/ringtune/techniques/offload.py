@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -45,7 +45,7 @@ from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
 from ringtune.schedule.units import Range
 from ringtune.storage.strict import Bounds, InWords, OneOf, check_fields, nearest, to_table
 from ringtune.techniques.activation_checkpointing import BOTH, VELORA
-from ringtune.techniques.base import Technique, Traffic
+from ringtune.techniques.base import Technique
 from ringtune.techniques.operations import operations_of
 from ringtune.texts import listed
 
@@ -467,7 +467,9 @@ _USERS = {
 _MANNERS = {"bfloat16": "rounded to 16 bits", "velora": "with projections of inputs"}
 
 
-def helper_lines(plan: Plan, traffic: Traffic | None = None, kinds: Sequence[Any] = ()) -> list[str]:
+def helper_lines(
+    plan: Plan, traffic: Callable[[Helper], Sequence[float]] | None = None, kinds: Sequence[Any] = ()
+) -> list[str]:
     """Describe the helper of each host, and users of other ``kinds`` of adapters; empty without helpers."""
     placement = plan.placement
     lines = []
@@ -553,6 +555,8 @@ TECHNIQUE: Final = Technique(
     placed=_placed,
     left_out="helpers are left out",
     check_plan=check_plan,
+    # whoever fitted them, the adapters are in the result; the helpers that the job names need not be there
+    evaluation_sections={"offload": OffloadSettings()},
     plan_lines=_plan_lines,
     helper_lines=helper_lines,
     report=report,

@@ -671,9 +671,6 @@ def chosen_line(entry: Mapping[str, Any]) -> str:
     return f"operations chosen after step {entry['step']}: {shares}"
 
 
-MAX_BATCHES: Final = 2
-
-
 def choice_lines(plan: Plan) -> list[str]:
     """Describe in a line how a run gets its operations; empty where everything is full."""
     course = plan.course
@@ -693,7 +690,7 @@ def choice_lines(plan: Plan) -> list[str]:
     return [f"operations of {what} are chosen by the policy {choice.policy}{by} before training{anew}"]
 
 
-def operations_lines(plan: Plan, *, max_batches: int = MAX_BATCHES) -> list[str]:
+def operations_lines(plan: Plan, *, max_batches: int = 2) -> list[str]:
     """Write the first batches of a plan's operation table with a legend; says where the table is only assumed.
 
     Example: ``1132 3333`` is a micro-batch that passes the second of two blocks of four subnets by.
@@ -769,8 +766,7 @@ TECHNIQUE: Final = Technique(
     table_lines=operations_lines,
     decisions={
         "operations": DecisionLines(
-            progress=chosen_line,
-            page=lambda entry: f"another operation table holds from step {int(entry['step']) + 1} on",
+            chosen_line, lambda entry: f"another operation table holds from step {int(entry['step']) + 1} on"
         )
     },
     report_lines=lambda report: saved_lines(report.get("operations")),
