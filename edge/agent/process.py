@@ -305,6 +305,7 @@ def count_rows(path: Path | None, share: tuple[int, int]) -> int | None:
 _JOIN_CALL_S = 5.0
 _JOIN_RETRY_S = 0.5
 _LONGEST_RETRY_S = 5.0
+BEATS_PER_LEASE = 3
 _MAX_MISSED = 1
 _PATIENCE_LEASES = 12
 """Leases for which a run is kept in memory while its coordinator does not answer."""
@@ -425,7 +426,7 @@ class Membership:
     # ---- the heartbeat thread ---------------------------------------------------------------------
 
     def _beat(self) -> None:
-        while not self._leaving.wait(self._lease_s / 3):
+        while not self._leaving.wait(self._lease_s / BEATS_PER_LEASE):
             try:
                 self.send_heartbeat()
             except TrustError as error:  # permanent

@@ -363,7 +363,7 @@ class OutLink:
             credits_ = ack.credits
             with self._changed:
                 if ack.received:
-                    self._forget_below(ack.received)
+                    self._forget_below(min(ack.received, self._next))  # a forged frame is counted, too
                     self._changed.notify_all()
                 if ack.total_credits:
                     credits_ = max(0, ack.total_credits - self._credits.get(ack.boundary, 0))
@@ -443,7 +443,7 @@ class OutLink:
         if not ack.welcome:
             raise error_from_name(ack.error, ack.refusal)
         with self._changed:
-            if not self._first <= ack.received <= self._first + len(self._kept):
+            if not self._first <= ack.received <= self._next:
                 raise PeerLostError(f"{self._peer} has counted {ack.received} frames of this link, it can't go on")
             self._forget_below(ack.received)
             self._next, self._is_welcome = ack.received, True

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from edge.transport import frames
-from edge.transport.link import KEPT_BYTES, METHOD
+from edge.transport.link import KEPT_BYTES, METHOD, _State
 from ringtune.errors import ConnectionFailedError, DivergedError, FrameError, PeerLostError, TrustError
 from ringtune.schedule.actions import Payload, TensorKey, format_action
 from ringtune.storage.pieces import Pieces
@@ -362,6 +362,17 @@ def test_link_that_is_cut_anywhere_loses_nothing(cut_every: int, blob_bytes: int
         assert out.reopened.get(timeout=WAIT_S)[0] == "b"
     assert out.broken.empty()
     assert node.sink.came.empty()
+
+
+def test_link_keeps_a_frame_that_is_counted_before_it_is_sent() -> None:
+    """A peer counts a forged frame, too, and so one more than it got from here; the next frame is sent all the same."""
+    link = LinkSender("127.0.0.1:9", hello()).link
+    link._state, link._is_welcome, link._counts = _State.OPEN, True, True
+    link._kept.append(b"frame")
+    link._take(ring_pb2.Ack(received=1))
+    assert link._next_message(link._num_calls) == b"frame"
+    link._take(ring_pb2.Ack(received=2))
+    assert not link._kept
 
 
 def test_link_to_a_peer_that_is_gone_breaks_at_once() -> None:
