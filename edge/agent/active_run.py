@@ -29,7 +29,6 @@ from edge.transport.access import RunAccess
 from ringtune.engine.events import Span
 from ringtune.errors import (
     ConnectionFailedError,
-    DivergedError,
     FrameError,
     InterruptedRunError,
     PlanError,
@@ -165,10 +164,8 @@ class ActiveRun:
         if run is None:
             return
         if ack.refusal:  # the frame is lost, so the run can't end
-            name, by_whom = ack.error or FrameError.__name__, f"node {target} refused a frame of node {self.node}: "
-            is_damaged = name != DivergedError.__name__
-            error = error_from_name(name, f"{by_whom if is_damaged else ''}{ack.refusal}")
-            run.fail(error, lost_peer=target if is_damaged else "")
+            text = f"node {target} refused a frame of node {self.node}: {ack.refusal}"
+            run.fail(error_from_name(ack.error or FrameError.__name__, text), lost_peer=target)
         elif ack.credits:
             run.on_credits(target, ack.boundary, ack.credits)
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 import grpc
 
-from edge.checkpoint.snapshots import FILE, HEAD_FILE, SnapshotShelf, TurnSnapshots, file_blocks, part_name
+from edge.checkpoint.snapshots import FILE, HEAD_FILE, SnapshotShelf, TurnSnapshots, block_of, file_blocks, part_name
 from edge.checkpoint.state_folder import SavedParts
 from edge.transport.access import RunAccess
 from ringtune.errors import FrameError, IntegrityError, InterruptedRunError, StorageError
@@ -70,7 +70,8 @@ class SnapshotFetcher(NamedTuple):
         Raises:
             ConnectionFailedError: the node can't be reached.
             FrameError: it has no such snapshot in memory.
-            IntegrityError: the received file is damaged, or larger than planned.
+            IntegrityError: the received file is damaged, or larger than planned, or has tensors of other blocks, which
+                would take the place of those of another node.
             DeadlineError: the deadline is over.
             StorageError: the disk is full.
         """
@@ -78,7 +79,14 @@ class SnapshotFetcher(NamedTuple):
         sha256 = source.sha256 if isinstance(source, SavedSource) else ""
         most_bytes = copy_limit(self.sizes, stop - start, on_disk=bool(self.attempt))
         name = part_name(start, stop)
-        return self._file(source.node, name, most_bytes, step, start=start, stop=stop, sha256=sha256)
+        file = self._file(source.node, name, most_bytes, step, start=start, stop=stop, sha256=sha256)
+        names = TensorFile(file, where=f"blocks [{start}, {stop}) of node {source.node}").infos
+        if odd := next((one for one in names if not start <= block_of(one) < stop), ""):
+            raise IntegrityError(
+                f"node {source.node} sent a tensor {odd[:60]!r} with the blocks [{start}, {stop}); repair it, or go on "
+                "without it"
+            )
+        return file
 
     def head(self, source: str, step: int, sha256: str = "") -> Pieces:
         """Fetch another node's copy of the head after ``step`` steps; errors as for ``blocks``.

@@ -46,6 +46,7 @@ from edge.techniques.offload.runner import OffloadRunner
 from edge.techniques.offload.users import block_of
 from edge.techniques.operations import ScoreCollector
 from edge.techniques.velora import Projections, Vectors
+from edge.transport.tensors import check_finite
 from ringtune.config.sections import learning_rate
 from ringtune.engine.failure_texts import diverged, may_diverge
 from ringtune.errors import DivergedError, IntegrityError, PlanError
@@ -337,8 +338,19 @@ class NodeExecutor:
             self._flows.put(key, tensor, mask)
 
     def take_tensor(self, key: TensorKey) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return a micro-batch's hidden state or gradient for sending, and drop it; see ``MicroBatches.take``."""
-        return self._flows.take(key)
+        """Return a micro-batch's hidden state or gradient for sending, and drop it; see ``MicroBatches.take``.
+
+        Raises:
+            DivergedError: it is not finite. Its receiver would refuse it, and nobody could say which of both is wrong.
+        """
+        tensor, mask = self._flows.take(key)
+        try:
+            check_finite(tensor.detach(), tensor.shape)
+        except DivergedError as error:
+            raise diverged(
+                self._items[key.seq].item, f"{error}: {key}", course=self._course, micro=key.micro
+            ) from error
+        return tensor, mask
 
     def copy_tensor(self, key: TensorKey) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return a copy of what ``take_tensor`` would, on the CPU, and keep it."""

@@ -68,6 +68,8 @@ _CONNECT_S: Final = 4.0
 _POLL_S: Final = 1.0
 _JOIN_S: Final = 5.0
 _CLOSE_S: Final = 1.0
+_MAX_BOUNDARIES: Final = 1 << 16
+"""Most boundaries of which a peer gives credits: more blocks than any model has."""
 
 
 class _State(enum.Enum):
@@ -365,7 +367,7 @@ class OutLink:
                 if ack.received:
                     self._forget_below(min(ack.received, self._next))  # a forged frame is counted, too
                     self._changed.notify_all()
-                if ack.total_credits:
+                if ack.total_credits and (ack.boundary in self._credits or len(self._credits) < _MAX_BOUNDARIES):
                     credits_ = max(0, ack.total_credits - self._credits.get(ack.boundary, 0))
                     self._credits[ack.boundary] = self._credits.get(ack.boundary, 0) + credits_
             if credits_ or ack.refusal:

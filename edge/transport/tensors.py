@@ -168,12 +168,12 @@ def decode(
     if dtype == "int8":
         num_scales = elements // shape[-1]
         scales = _read(payload, 0, num_scales, torch.float32).view(*shape[:-1], 1)
-        _check_finite(scales, shape)
+        check_finite(scales, shape)
         steps = _read(payload, num_scales * _SCALE_BYTES, elements, wire_type).view(*shape)
         tensor = steps.to(compute_dtype) * scales.to(compute_dtype)
     else:
         tensor = _read(payload, 0, elements, wire_type).view(*shape)
-        _check_finite(tensor, shape)
+        check_finite(tensor, shape)
         if wire_type is not compute_dtype:
             tensor = tensor.to(compute_dtype)
         if exponent:
@@ -206,7 +206,7 @@ def _read(payload: memoryview, offset: int, count: int, dtype: torch.dtype) -> t
     return tensor
 
 
-def _check_finite(tensor: torch.Tensor, shape: Sequence[int]) -> None:
+def check_finite(tensor: torch.Tensor, shape: Sequence[int]) -> None:
     """Refuse a tensor with NaN or infinite values.
 
     A finite sum has only finite terms, so single terms are checked only if the sum is not finite (it may overflow).

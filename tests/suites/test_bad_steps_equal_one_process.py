@@ -15,7 +15,7 @@ from edge.runtime.executor import NodeExecutor
 from ringtune.run_control import events as rd
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.turns import StartPoint
-from tests.suites.test_recovery_on_virtual_clock import recoveries, ring_of
+from tests.suites.test_recovery_on_virtual_clock import own_errors, recoveries, ring_of
 from tests.support.moves import slices_of
 from tests.support.plans import changed
 from tests.support.recovering_ring import RecoveringRing
@@ -58,8 +58,8 @@ class Fault(NamedTuple):
 
 
 FAULTS: dict[str, Fault] = {
-    "activation at the first stage": Fault("c", Op.FORWARD, hidden_state, False, "the loss is nan"),
-    "activation at the middle stage": Fault("e", Op.FORWARD, hidden_state, False, "the loss is nan"),
+    "activation at the first stage": Fault("c", Op.FORWARD, hidden_state, False, "are NaN or infinite: hidden state"),
+    "activation at the middle stage": Fault("e", Op.FORWARD, hidden_state, False, "are NaN or infinite: hidden state"),
     "gradient at the lowest stage": Fault("c", Op.BACKWARD, upper_gradient, False, "the gradient of block 0"),
     "gradient at the highest stage": Fault("f", Op.BACKWARD, upper_gradient, False, "the gradient of block 3"),
     "loss": Fault("a", Op.HEAD, hidden_state, True, "the loss is nan (micro-batch 0, training rows "),
@@ -142,11 +142,21 @@ def test_run_with_a_bad_gradient_of_one_replica_equals_one_process(folder: Path)
 @pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.sampled(1)
 def test_run_with_a_step_that_is_always_bad_ends_and_saves_nothing_of_it(folder: Path, name: str) -> None:
-    """The error names node, unit, step and rows; what was saved is finite, and a resumed run ends as it should."""
+    """The error names node, unit, step and rows; what was saved is finite, and a resumed run ends as it should.
+
+    At a node without rows it is that node's own: the run goes on without it, to the result of one process.
+    """
     case = case_of(folder)
     ring, carrier = spoiled(case, FAULTS[name], 1000)
     result = ring.run()
     assert result.finish is not None
+    if FAULTS[name].node != "a":
+        assert result.finish == rd.Finish("", "")
+        (told,) = own_errors(result)
+        assert told[:2] == (FAULTS[name].node, "DivergedError") and FAULTS[name].says in told.message
+        got, wanted = carrier.collected(recoveries(result)[-1].part, holder_of(ring.plan, result)), reference_of(case)
+        assert distance(got, wanted.adapter() | wanted.head()) < 1e-9
+        return
     assert result.finish.error == "DivergedError"
     for part in (
         FAULTS[name].says,

@@ -18,6 +18,7 @@ from ringtune.schedule.actions import TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
 from ringtune.storage.pieces import Pieces
+from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
 from ringtune.v1 import control_pb2
 from tests.support.fakes import WAIT_S, FakeExecutor
 from tests.support.plans import make_plan
@@ -106,7 +107,8 @@ class FakeSnapshot(Snapshot):
 
     def part(self, start: int, stop: int) -> Pieces:
         """Which blocks."""
-        return Pieces.of(f"{self.node} [{start}, {stop})".encode())
+        blocks = {f"{self.node}/{block}.up": TensorPieces("U8", (0,), Pieces.of(b"")) for block in range(start, stop)}
+        return write_tensors(blocks)
 
 
 class FakeWorkshop:
@@ -136,7 +138,7 @@ class FakeWorkshop:
 
     def load_migrated(self, executor: Any, taken: MigratedState) -> None:
         """Logged by the executor."""
-        executor.log += [bytes(file).decode() for file in taken.files]
+        executor.log += [sorted(TensorFile(file, where="it").infos) for file in taken.files]
         if taken.head is not None:
             executor.load_head_blob(taken.head)
 

@@ -145,9 +145,11 @@ class NodeEngine:
         return True
 
     def _on_credit(self, event: ev.CreditArrived, now_s: float, commands: list[ev.Command]) -> bool:
-        self._last_progress_s = now_s
         boundary, source = event
-        return self._ready_queue.note_credit(source, boundary)
+        is_missing, is_awaited = self._ready_queue.note_credit(source, boundary)
+        if is_missing:  # one that nobody lacks would put off the end of a wait for ever
+            self._last_progress_s = now_s
+        return is_awaited
 
     def _on_stop(self, event: ev.StopRequested, now_s: float, commands: list[ev.Command]) -> bool:
         self._stopped = True

@@ -51,10 +51,11 @@ class Channel:
         self.target, self.boundary = target, boundary
         self.most = self.left = most
 
-    def return_credit(self) -> None:
-        """Take one credit back, up to ``most``."""
-        if self.left < self.most:
-            self.left += 1
+    def return_credit(self) -> bool:
+        """Take one credit back; return False if none is missing."""
+        is_missing = self.left < self.most
+        self.left += is_missing
+        return is_missing
 
 
 class Credits:

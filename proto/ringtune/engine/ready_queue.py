@@ -267,18 +267,17 @@ class ReadyQueue:
             self._may_run_head = True
         return True
 
-    def note_credit(self, source: str, boundary: int) -> bool:
-        """Take a credit of ``source`` back; return whether an action may have waited for it."""
+    def note_credit(self, source: str, boundary: int) -> tuple[bool, bool]:
+        """Take a credit of ``source`` back; return whether it was missing, and whether an action may have waited."""
         channel = self._credits.known.get((source, boundary))
-        if channel is not None:
-            channel.return_credit()
-            if boundary <= self._head_unit:
-                is_awaited, self._is_starved = self._is_starved, False
-                return is_awaited
-        elif not self.exchange.copies.note_credit(source, boundary):  # nothing was ever sent there
-            return False
+        copies = self.exchange.copies
+        if not (copies.note_credit(source, boundary) if channel is None else channel.return_credit()):
+            return False, False
+        if channel is not None and boundary <= self._head_unit:
+            is_awaited, self._is_starved = self._is_starved, False
+            return True, is_awaited
         self._may_go_down = self.may_update = True
-        return True
+        return True, True
 
     # ---- progress -----------------------------------------------------------------------------------
 

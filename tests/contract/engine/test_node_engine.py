@@ -150,6 +150,25 @@ def test_engine_owner_reports_a_step_after_the_head_is_updated() -> None:
     )
 
 
+def test_engine_credits_that_it_does_not_lack_put_no_deadline_off() -> None:
+    """A peer that returns more of them than it got hidden states is awaited no longer than a silent one."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["c"], method="all", num_steps=1, microbatches=1, eval_rows=0)
+    driver = EngineDriver(plan, "a")
+    driver.arrive(HIDDEN, 0, 0, 0, "c")
+    driver.step(Op.FORWARD, 0, 2)
+    (timer, until_s), *_ = (command for command in reversed(driver.log) if isinstance(command, ev.SetTimer))
+    for boundary in (2, 2, 9):
+        driver.engine.handle(ev.CreditArrived(boundary, "b"), until_s - 1.0)
+    (later,) = driver.engine.handle(ev.TimerFired(timer), until_s)
+    assert isinstance(later, ev.SetTimer)  # one of them was lacking
+    for boundary in (2, 9):
+        driver.engine.handle(ev.CreditArrived(boundary, "b"), later.at_s - 1.0)
+    found = driver.engine.handle(ev.TimerFired(timer), later.at_s)
+    assert [command.error for command in found if isinstance(command, ev.Fail)] == ["DeadlineError"]
+    awaited = driver.engine.awaited()
+    assert awaited is not None and awaited.peer == "b"
+
+
 def test_engine_head_is_handed_over_after_the_last_update_of_the_turn() -> None:
     """The next initiator gets the head once, with the version that its first step needs."""
     plan = make_plan([("a", 0, 4)], ["c", "d"], num_steps=2, local_iterations=1, microbatches=1, eval_rows=0)

@@ -259,7 +259,7 @@ def test_agent_lost_link_is_reported_with_the_peer(ring: TwoAgents) -> None:
     ("error", "message"),
     [
         ("FrameError", "node b refused a frame of node a: it has another shape"),
-        ("DivergedError", "node a: it has another shape"),
+        ("DivergedError", "node b refused a frame of node a: it has another shape"),
     ],
 )
 def test_agent_refused_frame_of_ours_ends_the_run(ring: TwoAgents, error: str, message: str) -> None:
@@ -272,7 +272,7 @@ def test_agent_refused_frame_of_ours_ends_the_run(ring: TwoAgents, error: str, m
     active.on_ack("b", Ack(credits=0, boundary=0, refusal="it has another shape", error=error))
     ring.wait_for(lambda requests: any(request.error for request in requests))
     failed = next(request for request in ring.requests if request.error)
-    assert (failed.error, failed.message) == (error, message)
+    assert (failed.error, failed.message, failed.lost_peer) == (error, message, "b")
 
 
 def test_agent_release_that_takes_long_leaves_the_next_run_alone(ring: TwoAgents) -> None:

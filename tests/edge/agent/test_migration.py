@@ -33,7 +33,7 @@ from ringtune.schedule.migration import Source
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, turn_sequence
 from ringtune.storage.pieces import Pieces
-from ringtune.storage.tensor_files import TensorFile
+from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
 from ringtune.techniques.replicas import CopyDigest
 from ringtune.transport.channels import Server
 from ringtune.v1 import control_pb2, control_pb2_grpc
@@ -186,8 +186,8 @@ def test_node_keeps_its_snapshot_until_the_first_turn_after_a_move(ring: TwoAgen
         lambda: agent.moves.move(to(part, own), timeout_s=WAIT_S),
         lambda: other.moves.move(to(part, Source("b", 2, 4)), timeout_s=WAIT_S),
     )
-    assert ring.shops["a"].executor.log == ["a [0, 2)", b"head of a"]
-    assert ring.shops["b"].executor.log == ["b [2, 4)"]
+    assert ring.shops["a"].executor.log == [["a/0.up", "a/1.up"], b"head of a"]
+    assert ring.shops["b"].executor.log == [["b/2.up", "b/3.up"]]
     assert agent.moves.shelf.get(TWO_AGENTS_RUN, 0).metadata == {"run": TWO_AGENTS_RUN, "epoch": "0"}
     agent.grant(TWO_AGENTS_RUN, 0, ())  # only lets shards go
     agent.moves.shelf.get(TWO_AGENTS_RUN, 0)
@@ -218,7 +218,8 @@ def test_node_without_a_place_only_stops_and_still_has_its_snapshot(ring: TwoAge
     alone = moving(TWO_AGENTS_PLAN, (1, (("a", 0, 4),))).at(1)
     assert agent.moves.move(to(alone), timeout_s=WAIT_S) == (0, 0)
     assert agent.current_run == ""
-    assert bytes(agent.moves.shelf.get(TWO_AGENTS_RUN, 0).part(2, 3)) == b"b [2, 3)"
+    kept = TensorFile(agent.moves.shelf.get(TWO_AGENTS_RUN, 0).part(2, 3), where="it")
+    assert [*kept.infos] == ["b/2.up"]
     agent.release(OTHER, "another run")
     snapshot = agent.moves.shelf.get(TWO_AGENTS_RUN, 0)
     agent.release(TWO_AGENTS_RUN, "over")
@@ -293,11 +294,11 @@ def shelf() -> Iterator[tuple[SnapshotShelf, RunAccess, str]]:
     server.stop()
 
 
-def fetch_from(address: str, node: str = "a") -> bytes:
+def fetch_from(address: str, node: str = "a") -> list[str]:
     """What node b kept of blocks 1 and 2."""
     deadline_s = time.monotonic() + WAIT_S
     fetcher = SnapshotFetcher(node, TWO_AGENTS_RUN, 0, {"b": address}, deadline_s, lambda node, at: None)
-    return bytes(fetcher.blocks(Source("b", 1, 3)))
+    return sorted(TensorFile(fetcher.blocks(Source("b", 1, 3)), where="it").infos)
 
 
 def test_snapshot_is_fetched_from_the_node_that_hosted_the_blocks(shelf: tuple[SnapshotShelf, RunAccess, str]) -> None:
@@ -305,13 +306,13 @@ def test_snapshot_is_fetched_from_the_node_that_hosted_the_blocks(shelf: tuple[S
     kept, access, address = shelf
     to_a = moving(TWO_AGENTS_PLAN, (1, (("a", 0, 4),))).at(1)
     kept.put(TWO_AGENTS_RUN, 0, FakeSnapshot("b", {}))
-    fetched: list[bytes] = []
+    fetched: list[list[str]] = []
     early = threading.Thread(target=lambda: fetched.append(fetch_from(address)))
     early.start()  # it waits until node b hears of the move too
     wait_until(lambda: access._waiting["a"] == 1)
     access.move(TWO_AGENTS_RUN, to_a, START, 0, None)
     early.join(WAIT_S)
-    assert fetched == [b"b [1, 3)"]
+    assert fetched == [["b/1.up", "b/2.up"]]
     access._wait_s = 0.0
     with pytest.raises(TrustError, match=r"node b refuses Snapshots\.Fetch of node 'c', .* no part in this call"):
         fetch_from(address, "c")
@@ -358,8 +359,8 @@ class Keepers:
 
         self.server = Server("127.0.0.1:0", add)
 
-    def recover(self, source: str, other: str) -> MigratedState:
-        """What node b goes on with."""
+    def recover(self, source: str, other: str, blocks: tuple[int, int] = (0, 2)) -> MigratedState:
+        """What node b goes on with; blocks that ``source`` does not have come from the other one alone."""
         to = NextPlacement(
             run_id=TWO_AGENTS_RUN,
             placement_number=1,
@@ -369,11 +370,11 @@ class Keepers:
             shards_run=TWO_AGENTS_RUN,
             start=dataclasses.replace(START, holder="b"),
             from_placement_number=1,
-            sources=[Source(source, 0, 2)],
+            sources=[Source(source, *blocks), *([Source(other, blocks[1], 2)] if blocks[1] < 2 else [])],
             from_step=2,
             head_from="" if source == "b" else source,
             digests={**block_digests(Pieces.of(GOOD)), HEAD_UNIT: head_digest(b"head")},
-            others=[Source(other, 0, 1), Source(other, 1, 2)] if other else [],
+            others=[Source(other, block, block + 1) for block in range(blocks[1]) if other],
             other_head=other,
         )
         return self.near._kept(to, 2, HEAD_UNIT, time.monotonic() + WAIT_S)[0]
@@ -406,6 +407,22 @@ def test_recovery_takes_what_was_trained_wherever_it_is(own: bytes, copy: bytes,
     found = {name: bytes(file.tensor(name).data) for file in files for name in file.infos}
     assert found == {"adapter/0.up": b"\0", "adapter/1.up": b"\1"}
     assert taken.head is not None and bytes(taken.head) == b"head"
+
+
+@pytest.mark.parametrize("more", [{"adapter/0.up": b"\x09"}, {"adapter/up": b"\x09"}], ids=["of a block", "of none"])
+def test_node_that_hands_in_more_than_it_was_asked_for_gives_nothing(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, bytes]
+) -> None:
+    """Tensors of a block that another node has given, which no digest would be compared with, or of none."""
+    keepers = Keepers(GOOD, GOOD)
+    tensors = {"adapter/1.up": b"\1", **more}
+    pieces = {name: TensorPieces("U8", (1,), Pieces.of(content)) for name, content in tensors.items()}
+    monkeypatch.setattr(keepers.far, "part", lambda *_: write_tensors(pieces))
+    try:
+        with pytest.raises(IntegrityError, match=r"node a sent a tensor '.*up' with the blocks \[1, 2\)"):
+            keepers.recover("b", "a", blocks=(0, 1))
+    finally:
+        keepers.server.stop(0.0)
 
 
 @pytest.mark.parametrize(
