@@ -346,10 +346,11 @@ def ring_costs(draft: Draft, profile: Profile) -> RingCosts:
 
     graph, graph_lowest = block(Op.FORWARD, lowest=False), block(Op.FORWARD, lowest=True)
     back, back_lowest = tuple(map(backward, names)), block(Op.BACKWARD, lowest=True)
+    middle = course.num_blocks // 2  # boundaries may differ in width; the judge of rings knows each
     gain = projected_gain(draft.projected_course, profile.by_name[names[0]].model)
     projected = _projected(graph, back, trained_above * gain)
     projected_lowest = _projected(graph_lowest, back_lowest, gain)
-    hidden, grad = _pairs(costs, names, Payload.HIDDEN, 0, size), _pairs(costs, names, Payload.GRAD, 0, size)
+    hidden, grad = (_pairs(costs, names, one, middle, size) for one in (Payload.HIDDEN, Payload.GRAD))
     up, down = _ends(costs, profile, names, size)
     taken = _taken(costs, names, size)
     return RingCosts(

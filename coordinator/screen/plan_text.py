@@ -145,16 +145,32 @@ def _staleness(plan: Plan) -> str:
 def _privacy(plan: Plan) -> str:
     if len(plan.nodes) == 1:
         return "there is one node, nothing leaves it"
-    private = plan.placement.private_blocks
+    private, course = plan.placement.private_blocks, plan.course
+    if course.entering and (readers := _readers_of_inputs(plan)):
+        return (
+            f"privacy: {_named(readers)} can reconstruct the input text from the inputs of blocks that it receives, "
+            f"each made of one token; privacy.private_blocks does not change that{_seen_by_helpers(plan)}"
+        )
     if private:
         said = f"owners run blocks [0, {private}) themselves; later hidden states travel to the other nodes"
         return said + _seen_by_helpers(plan)
-    with_adapters = " with adapters," if plan.course.method.full_parameters else ""
+    with_adapters = " with adapters," if course.method.full_parameters else ""
     first = list(dict.fromkeys(piece.node for one in plan.placements for piece in one.stages[0]))
-    hosts = f"node {first[0]}" if len(first) == 1 else f"each of the nodes {', '.join(first)}"
     return (
-        f"privacy: {hosts} can reconstruct the input text from the embeddings it receives;{with_adapters} "
+        f"privacy: {_named(first)} can reconstruct the input text from the embeddings it receives;{with_adapters} "
         f"set privacy.private_blocks to make that harder{_seen_by_helpers(plan)}"
+    )
+
+
+def _named(nodes: Sequence[str]) -> str:
+    return f"node {nodes[0]}" if len(nodes) == 1 else f"each of the nodes {', '.join(nodes)}"
+
+
+def _readers_of_inputs(plan: Plan) -> list[str]:
+    """Return the hosts that get inputs of blocks, which are what has no gradient (``Course.entering``)."""
+    course, pieces = plan.course, (piece for one in plan.placements for stage in one.stages for piece in stage)
+    return list(
+        dict.fromkeys(piece.node for piece in pieces if course.width(piece.start) > course.returning[piece.start])
     )
 
 

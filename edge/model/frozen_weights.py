@@ -373,6 +373,12 @@ def _sum(matrix: Any, *args: Any, **kwargs: Any) -> torch.Tensor | None:
     return None if args or kwargs else matrix.held.total()
 
 
+def _clamp(matrix: Any, low: float, high: float) -> Any:
+    """Return the matrix where its numbers are within the bounds, as Gemma 3n's coefficients; else it would change."""
+    wide = matrix.wide()
+    return matrix if bool((wide >= low).all() and (wide <= high).all()) else None
+
+
 def _getitem(matrix: Any, index: Any) -> FrozenMatrix | None:
     places = index if isinstance(index, tuple) else (index,)
     if len(places) > 2 or not all(isinstance(place, slice) and place.step in (None, 1) for place in places):
@@ -403,6 +409,7 @@ _HANDLERS: Final[Mapping[Any, _Handler]] = {
     ),
     torch.Tensor.dtype.__get__: lambda matrix: torch.float32,  # type: ignore[attr-defined]
     torch.Tensor.__getitem__: _getitem,
+    torch.Tensor.clamp_: _clamp,
     torch.Tensor.sum: _sum,
     torch.Tensor.to: _to,
 }

@@ -331,6 +331,19 @@ def test_plan_names_all_who_can_tell_the_tokens() -> None:
         assert f"privacy: {hosts} {READS}" in plan_text(plan, {}, num_steps=0, measured=True)
 
 
+def test_plan_names_all_who_get_inputs_of_blocks() -> None:
+    """Those of Gemma 4 E2B are made of one token each, so private blocks hide nothing; shared keys alone have none."""
+    widths = (32,) * 5
+    for private in (0, 1):
+        slices = slices_of([("a", private, 2), ("b", 2, 4)])
+        plan = changed(ONE, slices=slices, private_blocks=private, frozen_blocks=private)
+        inputs = changed(plan, entering=(40, 38, 36, 34, 32), returning=widths)
+        reads = "each of the nodes a, b can reconstruct the input text from the inputs of blocks that it receives"
+        assert reads in "\n".join(plan_text(inputs, {}, num_steps=0, measured=True))
+        alone = changed(plan, entering=widths, returning=widths)
+        assert "inputs of blocks" not in "\n".join(plan_text(alone, {}, num_steps=0, measured=True))
+
+
 def test_table_is_that_of_the_placement_that_holds_at_its_step() -> None:
     """The run moves after step 6: from there on b hosts all blocks."""
     plan = moving(ONE, (3, [("b", 0, 4)]))

@@ -202,6 +202,10 @@ def test_matrix_stays_small_when_its_module_is_converted() -> None:
     assert isinstance(layer.weight.detach(), FrozenMatrix)
     with pytest.raises(TypeError, match="zero_ would change a frozen matrix"):
         nn.init.zeros_(layer.weight)
+    most = float(layer.weight.held.wide().abs().max())
+    assert isinstance(layer.weight.data.clamp_(-most, most), FrozenMatrix)
+    with pytest.raises(TypeError, match="clamp_ would change a frozen matrix"):
+        layer.weight.data.clamp_(-most, most / 2)
 
 
 def test_int8_has_a_scale_for_each_row() -> None:
