@@ -251,6 +251,7 @@ class ModelFacts:
         more_masks: numbers for every two tokens of a row that all blocks read, besides those of the mask.
         more_scored_values: values per token that a graph keeps for gradients of norms and experts, where scores are of
             all weights of a block.
+        unlike_inputs: kept inputs of each kind of block, where blocks have unlike matrices; empty: all are alike.
         scored_gradient_params: numbers of the largest gradient of a block's weights then.
     """
 
@@ -301,6 +302,12 @@ class ModelFacts:
     more_masks: Annotated[Amount, LATER] = 0
     more_scored_values: Annotated[Amount, LATER] = 0
     scored_gradient_params: Annotated[Amount, LATER] = 0
+    unlike_inputs: Annotated[tuple[tuple[KeptInput, ...], ...], LATER] = ()
+
+    @property
+    def block_inputs(self) -> tuple[tuple[KeptInput, ...], ...]:
+        """Kept inputs of each kind of block."""
+        return self.unlike_inputs or (self.kept_inputs,)
 
     def __post_init__(self) -> None:
         """Refuse a size below 1, and negative bytes and counts."""
