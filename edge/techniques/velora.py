@@ -121,7 +121,7 @@ def chosen_layers(velora: Velora, skeleton: Skeleton, index: int) -> list[Chosen
         return found
     for word in velora.layers:
         layers = list(_layers(skeleton, index, word))
-        if not layers:
+        if not layers and not skeleton.layout.layout.is_unlike:  # another block may have it
             raise JobError(
                 f"velora.layers has {word!r}, but nothing of that kind trains in block {index}: a frozen layer keeps "
                 "no input anyway; leave it out"
@@ -166,17 +166,19 @@ def _layers(skeleton: Skeleton, index: int, word: str) -> Iterator[ChosenLayer]:
             for layer in _adapter_layers(f"{index}.{path}", module):
                 _check_alone(layer, word, module, norm_first=layout.norm_first)
                 yield layer
-    elif path := getattr(layout, word) or ("" if word not in FUSED_PARTS else layout.value):
-        module = block.get_submodule(path)
-        weight: Any = module.weight
-        if weight.requires_grad:
+        return
+    modules, beside = dict(block.named_modules()), dict(layout.shared)
+    for path in layout.matrices_of(word) or (layout.matrices_of("value") if word in FUSED_PARTS else ()):
+        is_there = path in modules and beside.get(path) not in modules
+        weight: Any = modules[path].weight if is_there else None
+        if weight is not None and weight.requires_grad:
             inputs = weight.shape[0 if layout.inputs_first else 1]
-            yield ChosenLayer(f"{index}.{path}.weight", module, "weight", inputs)
+            yield ChosenLayer(f"{index}.{path}.weight", modules[path], "weight", inputs)
 
 
 def _is_beside(path: str, module: nn.Module, layout: BlockLayout, matrix: str) -> bool:
     """Whether a LoRA or auxiliary model is beside a matrix; a part of a fused one only beside its own."""
-    if hasattr(module, "adapter_down") or not path.startswith(f"{getattr(layout, matrix)}."):
+    if hasattr(module, "adapter_down") or not any(path.startswith(f"{own}.") for own in layout.matrices_of(matrix)):
         return False
     if enabled := getattr(module, "enable_lora", None):  # one LoRA beside some parts of a fused matrix
         return bool(enabled[FUSED_PARTS.index(matrix)])

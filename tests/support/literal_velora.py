@@ -95,8 +95,10 @@ def make_literal(model: Any, velora: Velora, seed: int) -> None:
         adapters = [layer.split(":") for layer in velora.layers if layer.startswith("adapter_down")]
         fused = {} if layout.query else dict.fromkeys(("query", "key"), layout.value)  # under three names
         own = [layer for layer in velora.layers if not layer.startswith("adapter_down")]
-        paths = {fused.get(layer) or str(getattr(layout, layer)) for layer in own} - {""}
-        for path in sorted(paths):
+        paths = {path for layer in own for path in ([fused[layer]] if layer in fused else layout.matrices_of(layer))}
+        there = {name for name, _ in block.named_modules()}
+        kept = {path for path, other in layout.shared if other in there}  # the input, by a matrix without a name
+        for path in sorted(paths & there - kept):
             _replace(block.get_submodule(path), f"{index}.{path}.weight", velora, seed, layout.inputs_first)
         for path, module in block.named_modules():
             if not any(len(words) == 1 or _is_at(path, words[1], layout) for words in adapters):
@@ -114,7 +116,7 @@ def make_literal(model: Any, velora: Velora, seed: int) -> None:
 
 def _is_at(path: str, layer: str, layout: BlockLayout) -> bool:
     """Whether a module of an adapter is beside a linear layer; parts of a merged one end with the layer's name."""
-    begins = path.startswith(getattr(layout, layer) + ".")
+    begins = any(path.startswith(f"{matrix}.") for matrix in layout.matrices_of(layer))
     return begins and not (layout.query == layout.key and path.endswith(tuple({"query", "key", "value"} - {layer})))
 
 

@@ -71,12 +71,11 @@ def _add(matrix: Any, options: dict[str, Any], dropout: float, name: str) -> Non
     own.lora_A = nn.Parameter(torch.empty(options["r"], matrix.in_features))
     own.lora_B = nn.Parameter(torch.zeros(matrix.out_features, options["r"]))
     nn.init.kaiming_uniform_(own.lora_A, a=math.sqrt(5))
-    own.drop = nn.Dropout(dropout)
-    scale: float = options["alpha"] / options["r"]
+    own.lora_dropout, own.scaling = nn.Dropout(dropout), options["alpha"] / options["r"]
+    own.forward = lambda x: own.scaling * (own.lora_dropout(x) @ own.lora_A.T @ own.lora_B.T)
 
     def added(_: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-        change: torch.Tensor = own.drop(args[0]) @ own.lora_A.T @ own.lora_B.T
-        changed: torch.Tensor = output + scale * change
+        changed: torch.Tensor = output + own(args[0])
         return changed
 
     matrix.loras = nn.ModuleDict({name: own})

@@ -33,7 +33,6 @@ from ringtune.costs.profile import ModelFacts, Work
 from ringtune.errors import JobError
 from ringtune.job.job import Job
 from ringtune.models.adapter_config import has_adapter
-from ringtune.models.families import FAMILIES
 from ringtune.models.kept_inputs import KeptInput, paper_layers, trained_layers, with_shared_inputs
 from ringtune.schedule.actions import Action, Graph, Op
 from ringtune.schedule.course import Course
@@ -50,16 +49,11 @@ def job_velora(job: Job, extent: Extent, model: ModelFacts, settings: VeloraSett
 
     ``settings``: in place of the job's.
     """
-    settings, inputs = settings or job.velora, model.kept_inputs
+    settings, inputs = settings or job.velora, sum(model.block_inputs, ())
     if settings is None:
         return None
-    if FAMILIES[model.model_type].layout.is_unlike:
-        raise JobError(
-            f"velora projects matrices that every block has by one name, and a {model.model_type} may have others in "
-            "some blocks; use memory.activations = 'recompute' without [velora]"
-        )
     check_layers(settings.layers, inputs, job.adapter.config)
-    layers, blocks = _projected_layers(job, settings, inputs), trained_blocks(extent, job.adapter.config)
+    layers, blocks = _projected_layers(job, settings, model), trained_blocks(extent, job.adapter.config)
     if not (layers and blocks):
         return None
     velora = Velora(
@@ -73,10 +67,10 @@ def job_velora(job: Job, extent: Extent, model: ModelFacts, settings: VeloraSett
 
 def unprojected_reason(job: Job, plan: Plan, model: ModelFacts) -> str:
     """Say why a job's VeLoRA projects nothing, and what would save memory; empty if it projects, or is not set."""
-    inputs, adapter = model.kept_inputs, job.adapter.config
+    inputs, adapter = sum(model.block_inputs, ()), job.adapter.config
     if job.velora is None or not plan.course.num_steps:
         return ""
-    if _projected_layers(job, job.velora, inputs):
+    if _projected_layers(job, job.velora, model):
         is_helped = plan.placement.helpers and not plan.course.projected
         return "VeLoRA projects nothing: every host of blocks that train has a helper" if is_helped else ""
     if not any(kept.is_adapter and not kept.always_kept for kept in inputs):
@@ -96,8 +90,15 @@ def unprojected_reason(job: Job, plan: Plan, model: ModelFacts) -> str:
     )
 
 
-def _projected_layers(job: Job, settings: VeloraSettings, inputs: Sequence[KeptInput]) -> tuple[str, ...]:
-    return with_shared_inputs(settings.layers, inputs) or paper_layers(inputs, has_dropout=job.train.dropout > 0)
+def _projected_layers(job: Job, settings: VeloraSettings, model: ModelFacts) -> tuple[str, ...]:
+    """Return the layers of a job, or those of the paper in every kind of block that has them."""
+    inputs = sum(model.block_inputs, ())
+    if given := with_shared_inputs(settings.layers, inputs):
+        return given
+    kinds = [(paper_layers(one, has_dropout=job.train.dropout > 0), trained_layers(one)) for one in model.block_inputs]
+    chosen = {layer for layers, _ in kinds for layer in layers}
+    refused = {layer for layers, trained in kinds for layer in trained if layer not in layers}
+    return with_shared_inputs(chosen - refused, inputs)
 
 
 def proposed_velora(job: Job, extent: Extent, model: ModelFacts) -> Velora | None:
@@ -247,10 +248,12 @@ def projected_gain(course: Course, model: ModelFacts) -> float:
     Example: query, key, value and down of a BERT block of width 384 are 7/12 of its multiplications, of which 32 / 384
     and 32 / 1,536 remain: 0.56 of a forward's are saved, and with 0.77 of its time g is 0.43.
     """
-    own = [kept for kept in model.kept_inputs if not kept.is_adapter]
     velora = course.velora
-    if velora is None or not own:
-        return 0.0
+    return 0.0 if velora is None else min(_gain(velora, inputs, model) for inputs in model.block_inputs)
+
+
+def _gain(velora: Velora, inputs: Sequence[KeptInput], model: ModelFacts) -> float:
+    own = [kept for kept in inputs if not kept.is_adapter]
     all_products = chosen = 0.0
     for kept in own:
         for layer in kept.layers:

@@ -579,12 +579,15 @@ def _vector_values(course: Course, model: ModelFacts) -> int:
     of_pairs = model.pair_vector_values + sum(kind.pair_vector_values for kind in model.kinds) if has_pairs else 0
     if velora is None:
         return of_pairs
-    of_layers = sum(sum(kept.chosen(velora.layers)) * velora.subtoken_size(kept.width) for kept in model.kept_inputs)
+    of_layers = max(
+        sum(sum(kept.chosen(velora.layers)) * velora.subtoken_size(kept.width) for kept in inputs)
+        for inputs in model.block_inputs
+    )
     return max(of_pairs, of_layers)  # a block has one or the other
 
 
 def _projected_values(course: Course, model: ModelFacts, *, has_dropout: bool) -> int:
-    """Values per token that VeLoRA saves in one block; negative if others keep all inputs of its layers.
+    """Values per token that VeLoRA saves in a block at least; negative if others keep all inputs of its layers.
 
     Example: 3,072 inputs in 32 parts are 32 numbers, so 3,040 values less. Random vectors differ by layer: three layers
     that read 768 values keep 96.
@@ -592,4 +595,6 @@ def _projected_values(course: Course, model: ModelFacts, *, has_dropout: bool) -
     velora = course.velora
     if velora is None:
         return 0
-    return model.repeats * sum(kept.saved_values(velora, has_dropout=has_dropout) for kept in model.kept_inputs)
+    return model.repeats * min(
+        sum(kept.saved_values(velora, has_dropout=has_dropout) for kept in inputs) for inputs in model.block_inputs
+    )

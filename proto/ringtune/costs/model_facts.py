@@ -84,7 +84,8 @@ def own_weights(family: Family, config: Config) -> Shapes:
 _TRAINED_NORMS = 4
 """Widths per token that norms of a generic family's block keep for their weights, at most; measured."""
 _SCORED_NORMS = 5
-"""The same beside adapters, where scores are of all weights; each expert of a token keeps its input, too."""
+_SCORED_WITH_EXPERTS = 8
+"""The same beside adapters, where scores are of all weights; each expert of a token keeps its input, too; measured."""
 
 
 def _stored_weights(folder: str | Path, family: Family, config: Config, num_blocks: int) -> Shapes:
@@ -274,6 +275,9 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         fixed_tokens=dimensions.longest if dimensions.fixed else 0,
         num_kv_heads=dimensions.kv_heads or dimensions.num_heads,
         kept_inputs=kept_inputs(family, config, job.adapter.config),
+        unlike_inputs=tuple(dict.fromkeys(kept_inputs(family, config, job.adapter.config, own) for own in widths))
+        if family.layout.is_unlike
+        else (),
         adapter_block_bytes=(adapter_params + own_params) * item_bytes,
         adapter_block_factor_bytes=max(factor_numbers(shapes.values()) for shapes in trained) * item_bytes,
         embedding_factor_bytes=factor_numbers(tensors[name].shape for name in outside) * item_bytes,
@@ -299,7 +303,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         row_kept_values=dimensions.row_kept,
         more_masks=dimensions.more_masks,
         repeats=dimensions.repeats,
-        more_scored_values=(_SCORED_NORMS + experts) * dimensions.hidden if family.generic else 0,
+        more_scored_values=_more_scored(experts) * dimensions.hidden if family.generic else 0,
         scored_gradient_params=_largest_gradient(in_block if experts else 0, of_all.largest) if family.generic else 0,
         entering=() if passed is None else passed.entering,
         returning=() if passed is None else passed.returning,
@@ -319,6 +323,10 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         buffer_bytes=buffer_bytes(family.model_type, config),
         item_bytes=item_bytes,
     )
+
+
+def _more_scored(experts: int) -> int:
+    return _SCORED_WITH_EXPERTS + experts if experts else _SCORED_NORMS
 
 
 def _largest_gradient(of_experts: int, largest: int) -> int:

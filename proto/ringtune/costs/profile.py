@@ -252,6 +252,7 @@ class ModelFacts:
         repeats: how often a block is applied to its own output.
         more_scored_values: values per token that a graph keeps for gradients of norms and experts, where scores are of
             all weights of a block.
+        unlike_inputs: kept inputs of each kind of block, where blocks have unlike matrices; empty: all are alike.
         scored_gradient_params: numbers of the largest gradient of a block's weights then.
         entering: values of a token that enter each block and the head; empty = ``hidden_size`` everywhere.
         returning: the first ones of these, which have a gradient.
@@ -307,6 +308,12 @@ class ModelFacts:
     scored_gradient_params: Annotated[Amount, LATER] = 0
     entering: Annotated[tuple[Size, ...], LATER] = ()
     returning: Annotated[tuple[Size, ...], LATER] = ()
+    unlike_inputs: Annotated[tuple[tuple[KeptInput, ...], ...], LATER] = ()
+
+    @property
+    def block_inputs(self) -> tuple[tuple[KeptInput, ...], ...]:
+        """Kept inputs of each kind of block."""
+        return self.unlike_inputs or (self.kept_inputs,)
 
     def __post_init__(self) -> None:
         """Refuse a size below 1, and negative bytes and counts."""

@@ -199,6 +199,8 @@ class BlockLayout:
         attention_dropout: dropout of the attention's output; empty without one.
         instead: (role, matrix) of a matrix that some blocks have in place of that of the role. Without attention all
             that a block computes of its input counts as the values'.
+        shared: (matrix, other one): the other one of a block has no role and reads the same input, which is kept for it
+            where own weights train.
         optional: roles of which some blocks have no matrix.
         order: in which the block computes queries, keys and values, and draws the dropout of their LoRA.
     """
@@ -228,6 +230,7 @@ class BlockLayout:
     attention_dropout: str = ""
     feed_forward_dropout: str = ""
     instead: tuple[tuple[str, str], ...] = ()
+    shared: tuple[tuple[str, str], ...] = ()
     optional: tuple[str, ...] = ()
     order: tuple[str, ...] = ("query", "key", "value")
 

@@ -315,6 +315,11 @@ def _named(layout: BlockLayout, attention: str = "self_attn", **names: str) -> B
     return dataclasses.replace(layout, **own)
 
 
+def _with_delta(layout: BlockLayout, matrix: str, other: str) -> BlockLayout:
+    """Add a gated delta net, which some blocks have instead of attention; ``other`` reads what ``matrix`` does."""
+    return dataclasses.replace(layout, instead=(("value", matrix),), shared=((matrix, f"{_DELTA}{other}"),))
+
+
 def _row(
     model_type: str,
     class_prefix: str,
@@ -365,6 +370,7 @@ _FALCON: Final = _fused("self_attention", "query_key_value", "dense", "mlp.dense
 _LATENT: Final = dataclasses.replace(
     _named(_EXPERTS, query="q_b_proj", key="kv_a_proj_with_mqa", value="kv_b_proj"),
     instead=(("query", "self_attn.q_proj"),),
+    shared=(("self_attn.kv_a_proj_with_mqa", "self_attn.q_a_proj"),),
 )
 _WORDS: Final[Mapping[str, Any]] = {
     "owner_paths": ("word_embeddings", "word_embeddings_layernorm", "ln_f"),
@@ -550,13 +556,9 @@ GENERIC: Final = (
     _row("phi3", "Phi3", _fused("self_attn", "qkv_proj", "o_proj", "mlp.gate_up_proj", "mlp.down_proj")),
     _row("qwen2_moe", "Qwen2Moe", _EXPERTS),
     _row("qwen3_moe", "Qwen3Moe", _EXPERTS),
-    _row("qwen3_5_moe_text", "Qwen3_5Moe", dataclasses.replace(_EXPERTS, instead=(("value", _QWEN3_5),)), since=5),
-    _row("qwen3_5_text", "Qwen3_5", dataclasses.replace(_LAYOUT, instead=(("value", _QWEN3_5),)), since=5),
-    _row(
-        "qwen3_next",
-        "Qwen3Next",
-        dataclasses.replace(_EXPERTS, instead=(("value", _QWEN3_NEXT),)),
-    ),
+    _row("qwen3_5_moe_text", "Qwen3_5Moe", _with_delta(_EXPERTS, _QWEN3_5, "in_proj_z"), since=5),
+    _row("qwen3_5_text", "Qwen3_5", _with_delta(_LAYOUT, _QWEN3_5, "in_proj_z"), since=5),
+    _row("qwen3_next", "Qwen3Next", _with_delta(_EXPERTS, _QWEN3_NEXT, "in_proj_ba")),
     _row("seed_oss", "SeedOss", methods=_BOTH),
     _row("stablelm", "StableLm", joined=True),
     _row("starcoder2", "Starcoder2", _named(_PLAIN, up="mlp.c_fc", down="mlp.c_proj"), methods=_BOTH, tied=True),

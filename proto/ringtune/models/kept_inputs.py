@@ -19,11 +19,21 @@ from ringtune.models.adapter_config import (
 )
 from ringtune.models.auxiliary_models import AUXILIARY_KINDS, INTERMEDIATE, OUTPUT, places_beside
 from ringtune.models.family import Config, Dimensions, Family, Widths
-from ringtune.schedule.saved_activations import ADAPTER_DOWN, LAYERS, RANDOM, SITES, Velora, has_layer, is_adapter
+from ringtune.schedule.saved_activations import (
+    ADAPTER_DOWN,
+    LAYERS,
+    ONE_INPUT,
+    RANDOM,
+    SITES,
+    Velora,
+    has_layer,
+    is_adapter,
+)
 
 _WRITTEN_OUT: Final = ("electra",)
 """``model_type`` of families with attention that is not fused."""
 _NORM_FIRST: Final = ("gpt2", "llama", "mistral", "vit")
+_ATTENTION: Final = ONE_INPUT[0]
 _PARALLEL: Final = ("par_bn", "scaled_par_bn")
 
 
@@ -82,15 +92,19 @@ class KeptInput:
         return self.width * sum(map(all, groups)) - projections * velora.num_subtokens(self.width)
 
 
-def kept_inputs(family: Family, config: Config, adapter: str) -> tuple[KeptInput, ...]:
+def kept_inputs(family: Family, config: Config, adapter: str, widths: Widths | None = None) -> tuple[KeptInput, ...]:
     """Return the inputs that one block keeps for trained linear layers, each tensor once.
+
+    ``widths`` are those of the block, if blocks may be unlike.
 
     Example: with own weights a BERT block of width 768 keeps three inputs of 768 values and one of 3,072 per token;
     with LoRA on queries and values one of 768.
     """
     dimensions = family.dimensions(config)
     if trains_own_weights(adapter) and family.generic:
-        return tuple(_inputs_by_name(family, dimensions))
+        return tuple(
+            _inputs_by_name(family, dimensions) if widths is None else _inputs_of_block(family, dimensions, widths)
+        )
     if trains_own_weights(adapter):
         has_gate = bool(family.layout.gate)
         readers, merged = (1, 3) if family.widths(config).merged else (3, 0)
@@ -106,7 +120,7 @@ def kept_inputs(family: Family, config: Config, adapter: str) -> tuple[KeptInput
             ),
             KeptInput(layers=("down",), width=dimensions.inner, always_kept=dimensions.keeps_down_input),
         )
-    widths = family.widths(config)
+    widths = widths or family.widths(config)
     found: list[KeptInput] = []
     beside = [_of_places(one.places, widths, is_lora=False, joined=family.joined) for one in auxiliary_of(adapter)]
     for part in parse_adapter_config(adapter):
@@ -133,7 +147,7 @@ def _inputs_by_name(family: Family, dimensions: Dimensions) -> Iterable[KeptInpu
 
     One matrix of queries, keys and values has three names.
     """
-    layout, attention = family.layout, ("query", "key", "value")
+    layout, attention = family.layout, _ATTENTION
     first = tuple(role for role in ("up", "gate") if getattr(layout, role))
     merged = 0 if layout.query else len(attention)
     joined = (*attention, *first) if family.joined else attention
@@ -146,6 +160,35 @@ def _inputs_by_name(family: Family, dimensions: Dimensions) -> Iterable[KeptInpu
         yield KeptInput(layers=first, width=dimensions.hidden, readers=len(first))
     if layout.down:
         yield KeptInput(layers=("down",), width=dimensions.inner, always_kept=dimensions.keeps_down_input)
+
+
+def _inputs_of_block(family: Family, dimensions: Dimensions, widths: Widths) -> Iterable[KeptInput]:
+    """Yield the same where blocks have unlike matrices, of a block with these.
+
+    Not the hidden state where a matrix without a role keeps it (``BlockLayout.shared``): in a block with a gated delta
+    net instead of attention, and where queries are made of latents.
+    """
+    hidden, layout = dimensions.hidden, family.layout
+    is_kept = bool(layout.shared) and (widths.query[0] != hidden if widths.apart else not widths.query[0])
+    for width, words in _by_input(_ATTENTION, widths).items():
+        if not (is_kept and width == hidden):
+            yield KeptInput(layers=words, width=width, readers=len(words))
+    if widths.query[0]:
+        out = dimensions.attention or hidden
+        yield KeptInput(layers=("attention_out",), width=out, kept_anyway=not dimensions.kept_scores)
+    if first := tuple(role for role in ("up", "gate") if getattr(layout, role)):
+        yield KeptInput(layers=first, width=hidden, readers=len(first))
+    if layout.down:
+        yield KeptInput(layers=("down",), width=widths.output[0], always_kept=dimensions.keeps_down_input)
+
+
+def _by_input(words: Iterable[str], widths: Widths) -> dict[int, tuple[str, ...]]:
+    """Group matrices by the width of their input; equal ones read one tensor."""
+    found: dict[int, tuple[str, ...]] = {}
+    for word in words:
+        width = getattr(widths, word)[0]
+        found |= {width: (*found.get(width, ()), word)} if width else {}
+    return found
 
 
 def lora_values(adapter: str) -> int | None:
@@ -203,14 +246,17 @@ def _of_places(places: Collection[str], widths: Widths, *, is_lora: bool, joined
 def _beside_matrices(found: Sequence[_Beside], widths: Widths, *, keeps_down_input: bool) -> Iterable[KeptInput]:
     """Yield the inputs that modules beside matrices read: one for attention, ``up`` and ``down`` each."""
     found = sorted(found, key=lambda one: not one.is_lora)
-    lora = [word for one in found if one.is_lora for word in one.attention]
-    others = [word for one in found if not one.is_lora for word in one.attention]
-    if lora or others:
+    by_input = {widths.value[0] or widths.query[0]: tuple(word for one in found for word in one.attention)}
+    for width, words in (_by_input(_ATTENTION, widths) if widths.apart else by_input).items():
+        lora = [word for one in found if one.is_lora for word in one.attention if word in words]
+        others = [word for one in found if not one.is_lora for word in one.attention if word in words]
+        if not (lora or others):
+            continue
         merged = len(lora) if widths.merged else 0
         of_lora = min(merged, 1) or len(lora)
         yield KeptInput(
             layers=tuple(f"{ADAPTER_DOWN}:{word}" for word in (*lora, *others)),
-            width=widths.value[0],
+            width=width,
             readers=of_lora + len(others),
             lora=of_lora,
             merged=merged,
@@ -248,6 +294,8 @@ def with_shared_inputs(layers: Iterable[str], inputs: Sequence[KeptInput]) -> tu
         found |= {word for word in wanted if any(has_layer([word], layer) for layer in kept.layers)}
         if not kept.is_adapter:
             found |= set(kept.layers)
+    if not found.isdisjoint(_ATTENTION):  # the three are named together, also where they read different tensors
+        found |= set(_ATTENTION)
     return tuple(layer for layer in LAYERS if layer in found)
 
 

@@ -165,7 +165,7 @@ def sites_that_save_nothing(plan: Plan, nodes: Sequence[Any]) -> list[str]:
     velora, found = plan.course.velora, list[str]()
     if velora is None or not nodes:
         return found
-    for kept in nodes[0].model.kept_inputs:
+    for kept in dict.fromkeys(sum(nodes[0].model.block_inputs, ())):
         saved = kept.saved_values(velora, has_dropout=nodes[0].shape.dropout > 0)
         named = [layer for layer in kept.layers if has_layer(velora.layers, layer)]
         others = [layer for layer in kept.layers if layer not in named]
