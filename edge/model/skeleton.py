@@ -11,7 +11,7 @@ With ``adapter.config = "full"`` there is no adapter: the blocks' own weights ar
 trains all parameters, those of the embedding and of the head are marked too.
 
 Base weights are zeros of stride 0 (4 bytes each), not ``meta`` tensors, because some adapters create their weights on
-the device of the wrapped weight. Buffers are real, because no file has them.
+the device of the wrapped weight. Buffers are real, because no file has them, but for masks that nothing reads.
 
 torch's global generator is seeded before each unit (embedding, block, head) from (seed, step, micro-batch, unit), so
 that every dropout mask is a function of these four, whatever the split or the order.
@@ -179,6 +179,12 @@ def _base_model(config: Any) -> Any:
         config._experts_implementation = "eager"
     if getattr(config, "attn_logit_softcapping", None) or config.model_type in ("doge", "electra"):
         config._attn_implementation = "eager"
+    if config.model_type == "gpt2":  # each block makes a mask of its positions squared, for eager attention alone
+        with torch.device("meta"):
+            base = AutoModel.from_config(config)
+        for module in base.modules():
+            module._buffers.update(dict.fromkeys(module._buffers))
+        return base
     if config.model_type != "modernbert":
         return AutoModel.from_config(config)
     # a compiled part, or a kernel that takes no padding, computes the same

@@ -15,8 +15,12 @@ always suffices, and single numbers are checked only where the sum is not finite
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import math
+import mmap
+import os
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -44,7 +48,6 @@ class SafetensorsFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._maps: dict[Path, Any] = {}  # storages
         self._stored = read_headers(folder)
         self._piece: torch.Tensor | None = None
 
@@ -52,7 +55,6 @@ class SafetensorsFiles:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._maps.clear()
         self._piece = None
 
     def find(self, *candidates: str) -> str | None:
@@ -82,7 +84,7 @@ class SafetensorsFiles:
         wanted = dtype if dtype is not None and kind.is_floating_point else kind
         is_mapped = wanted is kind and not private
         if is_mapped:
-            found = self._mapped(stored).view(kind).view(stored.shape)
+            found = _mapped(stored).view(kind).view(stored.shape)
         else:
             found = _read_in_place(stored, kind) if wanted is kind else self._read_converted(name, wanted)
         is_checked = whole or not is_mapped or found.dim() <= 1
@@ -171,7 +173,7 @@ class SafetensorsFiles:
             raise ModelError(
                 f"{stored.path}: tensor {name} is not that of a GGUF file; set runtime.frozen to another type than gguf"
             )
-        rows, flat = math.prod(stored.shape[:-1]), self._mapped(stored)
+        rows, flat = math.prod(stored.shape[:-1]), _mapped(stored)
         if kind.heads:
             ordered = rows if rows > 1 else stored.shape[0]
             flat = flat.view(ordered, -1)[in_order(kind.heads, ordered)]
@@ -215,7 +217,7 @@ class SafetensorsFiles:
         if problem:
             raise ModelError(f"{stored.path}: 4-bit tensor {name} has {problem}; fetch the model again")
         rows, columns = stored.four_bit.shape
-        packed = self._mapped(stored)
+        packed = _mapped(stored)
         if missing := len(parts["absmax"]) * BLOCK // 2 - len(packed):  # of the last block
             packed = torch.nn.functional.pad(packed, (0, missing))
         return FourBit(
@@ -244,16 +246,6 @@ class SafetensorsFiles:
             self._piece = torch.empty(max(PIECE_BYTES, count * dtype.itemsize), dtype=torch.uint8)
         return self._piece[: count * dtype.itemsize].view(dtype)
 
-    def _mapped(self, stored: StoredTensor) -> torch.Tensor:
-        """Return the bytes of a tensor as a view of its file, which is mapped once; it may outlive this object."""
-        path, end = stored.path, stored.info.offset + stored.info.nbytes
-        with _reading(path):
-            if path not in self._maps:
-                self._maps[path] = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=path.stat().st_size)
-        if end > self._maps[path].nbytes():
-            raise _ends_too_soon(path)
-        return torch.empty(0, dtype=torch.uint8).set_(self._maps[path][stored.info.offset : end])
-
 
 def _kind_of(name: str, stored: StoredTensor) -> torch.dtype:
     kind = TORCH_DTYPES.get(stored.info.dtype)
@@ -262,13 +254,41 @@ def _kind_of(name: str, stored: StoredTensor) -> torch.dtype:
     return kind
 
 
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype, _LIBC.munmap.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_size_t)
+_LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+_REFUSED: Final = ctypes.c_void_p(-1).value
+
+
+def _mapped(stored: StoredTensor) -> torch.Tensor:
+    """Map the bytes of a tensor; the mapping ends with the last view of it.
+
+    Python's ``mmap`` keeps a file open for each tensor; torch maps the whole file, which Linux refuses where it is
+    larger than the memory.
+    """
+    size, start = stored.info.nbytes, stored.info.offset // mmap.PAGESIZE * mmap.PAGESIZE
+    before = stored.info.offset - start
+    if not size:
+        return torch.empty(0, dtype=torch.uint8)
+    with _reading(stored.path), stored.path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size < stored.info.offset + size:
+            raise _ends_too_soon(stored.path)
+        allowed = mmap.PROT_READ | mmap.PROT_WRITE
+        address = _LIBC.mmap(None, before + size, allowed, mmap.MAP_PRIVATE, file.fileno(), start)
+        if address == _REFUSED:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    pages = (ctypes.c_uint8 * (before + size)).from_address(address)
+    weakref.finalize(pages, _LIBC.munmap, address, before + size).atexit = False
+    return torch.frombuffer(pages, dtype=torch.uint8, count=size, offset=before)
+
+
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
         raise ModelError(f"{path} is missing; fetch the model again") from error
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         raise IntegrityError(f"{path} is damaged ({error}); fetch the model again") from error
 
 

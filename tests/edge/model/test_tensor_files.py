@@ -23,7 +23,7 @@ from edge.model.tensor_files import (
 from ringtune.errors import DivergedError, IntegrityError, ModelError
 from ringtune.storage.pieces import PIECE_BYTES, HeldPieces, Pieces
 from ringtune.storage.tensor_files import ALIGNMENT, TensorPieces
-from tests.support.slice_memory import is_mapped
+from tests.support.slice_memory import is_mapped, mapped_bytes
 from tests.support.tiny import write_at
 
 
@@ -175,7 +175,7 @@ def test_file_that_is_cut_off_or_gone_meanwhile_is_named(folder: Path, private: 
 @pytest.mark.promise("7 bounded memory")
 @pytest.mark.parametrize("at", [0, 8, 32])
 def test_frozen_matrix_is_its_file_mapped_where_torch_would_place_it(tmp_path: Path, at: int) -> None:
-    """Elsewhere, and where it is converted, or a vector, it is copied. A mapped file is not kept open or changed."""
+    """Elsewhere, converted, or a vector, it is copied. Its file is not kept open or changed, and let go of with it."""
     tensors = {"m": torch.randn(64, 48), "v": torch.randn(16)}
     path = write_at(tmp_path, tensors, at)
     content = path.read_bytes()
@@ -191,6 +191,8 @@ def test_frozen_matrix_is_its_file_mapped_where_torch_would_place_it(tmp_path: P
     assert torch.equal(converted, tensors["m"].double())
     anywhere.add_(1)
     assert path.read_bytes() == content
+    del matrix, anywhere
+    assert not mapped_bytes(path, "Size")
 
 
 def test_mapped_matrix_that_is_used_whole_is_checked(tmp_path: Path) -> None:
