@@ -250,6 +250,7 @@ class ModelFacts:
         row_kept_values: values that a block keeps for each row, whatever its length.
         more_masks: numbers for every two tokens of a row that all blocks read, besides those of the mask.
         repeats: how often a block is applied to its own output.
+        chunk_kept_values: values that a block keeps for each token of a row that is padded to whole chunks.
     """
 
     model_type: str
@@ -298,6 +299,7 @@ class ModelFacts:
     row_kept_values: Annotated[Amount, LATER] = 0
     more_masks: Annotated[Amount, LATER] = 0
     repeats: Annotated[Size, LATER] = 1
+    chunk_kept_values: Annotated[Amount, LATER] = 0
 
     def __post_init__(self) -> None:
         """Refuse a size below 1, and negative bytes and counts."""
