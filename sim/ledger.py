@@ -375,13 +375,13 @@ class MemoryLedger:
         tensor_bytes = sizes.tensor_bytes(item.sizes[micro])
         if start == EMBEDDING:
             return Effect(held, frees=tensor_bytes)
-        block_bytes = sizes.kept_bytes(item.sizes[micro])
+        work_bytes = sizes.work_bytes(item.sizes[micro])
         all_bytes = self._graph_bytes(sizes, item, micro, start, stop)
         if self._has_passing:
             all_bytes -= self._left_out_bytes(sizes, item, micro, start, stop)
-        again = block_bytes if within(self._recompute, start, stop) else 0.0
+        again = sizes.kept_bytes(item.sizes[micro]) if within(self._recompute, start, stop) else 0.0
         if op.graph is Graph.KEEPS:
-            return Effect(held, takes=all_bytes, touches=block_bytes + again, graph=Graph.KEEPS)
+            return Effect(held, takes=all_bytes, touches=work_bytes + again, graph=Graph.KEEPS)
         if op.graph is Graph.FREES:
             units = tuple(unit for unit in range(start, stop) if unit in item.trained) if item.kind.has_update else ()
             reduced = sizes.scored_gradient_bytes if item.kind is StepKind.SCORE and self._scores_gradients else 0
@@ -392,13 +392,13 @@ class MemoryLedger:
             return Effect(
                 held,
                 takes=pairs_bytes,
-                touches=block_bytes + again + reduced,
+                touches=work_bytes + again + reduced,
                 frees=all_bytes + used_up,
                 graph=Graph.FREES,
                 input_bytes=tensor_bytes,
                 gradient=units,
             )
-        return Effect(held, touches=block_bytes)
+        return Effect(held, touches=work_bytes)
 
     def _graph_bytes(self, sizes: Sizes, item: ItemKind, micro: int, start: int, stop: int) -> float:
         """Bytes that blocks [start, stop) keep besides the input of the lowest one: their graphs, or inputs.

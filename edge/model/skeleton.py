@@ -26,7 +26,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
@@ -118,6 +118,7 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
                 f"{CONFIG_FILE}: transformers makes no {layout.model_type} of it ({type(error).__name__}: {error}); "
                 "fetch the model again"
             ) from error
+        _fix_modes(base.get_submodule(layout.blocks_path), layout.model_type)
         use_stored_names(base, layout.model_type, layout.blocks_path, folder)
     _fill_with_zeros(base)
     model, full = ModelWithHead(base, layout), job.method.full_parameters
@@ -191,6 +192,25 @@ def _base_model(config: Any) -> Any:
     config.reference_compile, config._attn_implementation = False, "sdpa"
     with _without_compiler():
         return AutoModel.from_config(config)
+
+
+_FIXED_MODES: Final[Mapping[str, tuple[str, bool]]] = {
+    "gpt_oss": ("mlp.experts", True),
+    "phimoe": ("block_sparse_moe|mlp", False),
+}
+"""``model_type`` -> module of a block that stays in training mode (True) or out of it, under its name in 4 or 5.
+
+Out of training GPT-OSS lets every expert read every token on an accelerator. In training Phi-3.5-MoE draws experts and
+their factors at random; here a token's experts are those of an evaluation, also where a block is run again.
+"""
+
+
+def _fix_modes(blocks: Any, model_type: str) -> None:
+    names, is_training = _FIXED_MODES.get(model_type, ("", False))
+    for block in blocks if names else ():
+        module: Any = next(module for name, module in block.named_modules() if name in names.split("|"))
+        module.training = is_training
+        module.train = lambda mode=True, of=module: of
 
 
 @contextlib.contextmanager

@@ -53,15 +53,17 @@ def lora_model(folder: Path, job: Job, config: Any, name: str) -> Any:
 
 def _separate_experts(model: Any, blocks: Any, family: Family) -> None:
     """Give experts that are stacked in memory the names and values that they have in files."""
-    stacked = [block.mlp.experts for block in blocks if hasattr(block.mlp, "experts")]
+    parts = [part for block in blocks for part in block.children() if hasattr(part, "experts")]
+    stacked = [part.experts for part in parts]
     use_stored_names(model.base_model, family.model_type, family.blocks_path)
-    for block, both in zip(blocks, stacked, strict=False):
+    for part, both in zip(parts, stacked, strict=True):
         for number, (gate_up, down) in enumerate(zip(both.gate_up_proj, both.down_proj, strict=True)):
-            matrices = dict(zip(("gate_proj", "up_proj", "down_proj"), (*gate_up.chunk(2), down), strict=True))
-            for name, value in matrices.items():
-                block.mlp.experts.get_submodule(f"{number}.{name}").weight.data = value.detach().clone()
+            names = _GATE_UP_DOWN.get(family.model_type, ("gate_proj", "up_proj", "down_proj"))
+            for name, value in zip(names, (*gate_up.chunk(2), down), strict=True):
+                part.experts.get_submodule(f"{number}.{name}").weight.data = value.detach().clone()
 
 
+_GATE_UP_DOWN = dict.fromkeys(("lfm2_moe", "minimax_m2"), ("w1", "w3", "w2"))
 _ROLES = {"q": "query", "k": "key", "v": "value"}
 
 

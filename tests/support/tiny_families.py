@@ -124,6 +124,7 @@ _SIZES = {
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"), LONGEST),
     **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk", "moe_num_shared_experts", "n_shared_experts"), 2),
+    "num_shared_experts": 2,
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"), 24),
     **dict.fromkeys(("n_group", "topk_group", "decoder_sparse_step"), 1),
     **dict.fromkeys(("first_k_dense_replace", "moe_layer_start_index", "pad_token_id"), 0),
@@ -180,6 +181,8 @@ GENERIC: dict[str, dict[str, Any]] = {
     "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
+    **dict.fromkeys(("glm4_moe_lite", "minicpm3", "youtu"), _LATENT),
     "gemma3n_text": {
         **_SHARING,
         "altup_num_inputs": 3,

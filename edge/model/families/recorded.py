@@ -281,4 +281,5 @@ def logit_factor(config: Any) -> float:
     """Return the factor of a language model's logits; others have such a key without effect, as MPT has."""
     if config.model_type in ("cohere", "cohere2"):
         return float(config.logit_scale)
-    return 1.0 / float(config.logits_scaling) if config.model_type.startswith("granite") else 1.0
+    has_scaling = config.model_type.startswith(("granite", "minicpm"))
+    return 1.0 / float(config.logits_scaling) if has_scaling else 1.0

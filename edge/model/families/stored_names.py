@@ -27,11 +27,13 @@ from ringtune.models.folder import read_headers
 
 _EXPERT: Final = ("gate_proj", "up_proj", "down_proj")
 _EXPERTS: Final[Mapping[str, tuple[str, tuple[str, str, str]]]] = {
-    "mixtral": ("block_sparse_moe.experts", ("w1", "w3", "w2")),
+    **dict.fromkeys(("minimax_m2", "mixtral", "phimoe"), ("block_sparse_moe.experts", ("w1", "w3", "w2"))),
+    "lfm2_moe": ("feed_forward.experts", ("w1", "w3", "w2")),
     **dict.fromkeys(
         (
-            *("deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "flex_olmo", "glm4_moe", "hunyuan_v1_moe"),
-            *("olmoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe", "qwen3_next"),
+            *("deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe"),
+            *("glm4_moe_lite", "hunyuan_v1_moe", "hy_v3", "mellum", "mimo_v2_flash", "olmoe", "qwen2_moe"),
+            *("qwen3_5_moe_text", "qwen3_moe", "qwen3_next", "solar_open"),
         ),
         ("mlp.experts", _EXPERT),
     ),
@@ -53,7 +55,19 @@ _RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
     "ernie4_5_moe": {"mlp.gate.moe_statics.e_score_correction_bias": "mlp.moe_statics.e_score_correction_bias"},
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE,
+    "exaone_moe": {"mlp.gate.e_score_correction_bias": "mlp.e_score_correction_bias"},
+    "hy_v3": {
+        "mlp.e_score_correction_bias": "mlp.expert_bias",
+        "mlp.gate.weight": "mlp.router.gate.weight",
+        **{f"mlp.shared_experts.{name}.weight": f"mlp.shared_mlp.{name}.weight" for name in _EXPERT},
+    },
+    "mimo_v2_flash": {"self_attn.sinks": "self_attn.attention_sink_bias"},
+    "minimax_m2": {
+        "mlp.e_score_correction_bias": "block_sparse_moe.e_score_correction_bias",
+        "mlp.gate.weight": "block_sparse_moe.gate.weight",
+    },
     "mixtral": {"mlp.gate.weight": "block_sparse_moe.gate.weight"},
+    "phimoe": {"mlp.router.weight": "block_sparse_moe.gate.weight"},
 }
 """``model_type`` -> name of a tensor in a block of transformers 5 -> its name in files."""
 
@@ -68,14 +82,15 @@ def use_stored_names(base: Any, model_type: str, blocks_path: str, folder: Path 
     for block in base.get_submodule(blocks_path):
         for name, stored in _RENAMED.get(model_type, {}).items():
             _rename(block, name, stored)
-        experts = getattr(getattr(block, "mlp", None), "experts", None)
+        mixture: Any = getattr(block, "feed_forward" if model_type == "lfm2_moe" else "mlp", None)
+        experts = getattr(mixture, "experts", None)
         if model_type in _EXPERTS and not is_stacked and _STACKED in getattr(experts, "_parameters", {}):
             path, matrices = _EXPERTS[model_type]
-            del block.mlp.experts
+            del mixture.experts
             separate = Experts(experts, matrices)
             _place(block, path, separate)
-            if not hasattr(block.mlp, "experts"):
-                block.mlp.__dict__["experts"] = separate  # called there, but its tensors have another path
+            if not hasattr(mixture, "experts"):
+                mixture.__dict__["experts"] = separate  # called there, but its tensors have another path
 
 
 def _has_stacked(folder: Path) -> bool:
@@ -93,17 +108,24 @@ def _place(block: nn.Module, path: str, module: nn.Module) -> None:
 
 
 def _rename(block: nn.Module, name: str, stored: str) -> None:
-    """Keep a parameter under another name; its module finds it there whenever it computes."""
+    """Keep a parameter or buffer under another name; its module finds it there whenever it computes."""
     path, _, own = name.rpartition(".")
     try:
         module = block.get_submodule(path)
     except AttributeError:  # of another version, or a block without experts
         return
-    if own not in module._parameters:
+    if own not in module._parameters and own not in module._buffers:
         return
-    home, last = nn.Module(), stored.rpartition(".")[2]
-    home.register_parameter(last, module._parameters.pop(own))
-    _place(block, stored.rpartition(".")[0], home)
+    where, _, last = stored.rpartition(".")
+    try:
+        home = block.get_submodule(where)
+    except AttributeError:
+        home = nn.Module()
+        _place(block, where, home)
+    if own in module._parameters:
+        home.register_parameter(last, module._parameters.pop(own))
+    else:
+        home.register_buffer(last, module._buffers.pop(own))
     module.__dict__[f"_home_of_{own}"] = home
     kind = type(module)
     names = {own: property(lambda self: getattr(self.__dict__[f"_home_of_{own}"], last)), "__module__": kind.__module__}

@@ -156,7 +156,7 @@ def _work_spaces(
     """
     tokens = course.microbatch_sizes()[0] * course.max_length
     again = min(1, count.again) * each.whole
-    block = min(1, share.stop - share.start) * each.whole
+    block = min(1, share.stop - share.start) * round(sizes.work_bytes(tokens))
     head = round(sizes.head_work_bytes(tokens)) if share.is_owner else 0
     if share.is_owner and len(course.microbatch_sizes()) > 1 and (EMBEDDING if sizes.is_tied else course.head) in units:
         head += sizes.decoder_bytes

@@ -240,7 +240,7 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     flying = 1
     if share.start < share.stop:  # by the ring, or by a method with a larger number
         flying = max(course.method.in_flight_below(course, share.above + 1), in_flight(course, share.start))
-    kept, tensor = round(sizes.kept_bytes(tokens)), round(sizes.tensor_bytes(tokens))
+    tensor = round(sizes.tensor_bytes(tokens))
     dealt = len(micro) if share.around is None else share.around.dealt
     if course.method.full_parameters:
         yield from unit_terms(course, share, sizes)
@@ -248,7 +248,7 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     else:
         yield from _adapter_terms(course, share, sizes, flying)
         yield from graph_terms(course, share.recompute, (share.stop - num_kept, share.stop), sizes, flying, dealt)
-        yield Term("activations", "work space of a block", min(1, num_hosted), kept)
+        yield Term("activations", "work space of a block", min(1, num_hosted), round(sizes.work_bytes(tokens)))
         if share.is_owner:
             yield Term("head", "work space of the head", 1, round(sizes.head_work_bytes(tokens)))
     yield from kept_turn_terms(course, share, sizes)

@@ -26,6 +26,7 @@ from ringtune.costs.offload_costs import VELORA, kinds_of_users, sent_pair_token
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.errors import DataError
 from ringtune.models.adapter_config import trains_own_weights
+from ringtune.models.family import CHUNK, in_chunks
 from ringtune.schedule.batches import num_batches
 from ringtune.schedule.course import BFLOAT16, COLLABORATION, EXACT, NF4, TABLES_AT_ONCE, Course, dtype_of
 from ringtune.schedule.operation_tables import FULL, Operations, Policy, ScoredWeights, block_row, pattern_of, share
@@ -436,6 +437,7 @@ class Sizes:
         self._drawn_token_bytes = drawn_token_bytes(model, course.max_length) if has_dropout else 0.0
         self._pair_token_bytes = sent_pair_token_bytes(model, EXACT)
         self._sent_pair_token_bytes = sent_pair_token_bytes(model, course.helper_settings.pairs)
+        self._work_share = _work_share(model, course.max_length)
         self._has_mask, self._more_masks = not model.fixed_tokens, model.more_masks
         self._head = course.head
         # queries, keys, values, attention output and the feed-forward width: those of norms and adapters do not
@@ -529,8 +531,12 @@ class Sizes:
         return tokens * (self.token_bytes + self._drawn_token_bytes)
 
     def kept_bytes(self, tokens: float) -> float:
-        """Bytes that one block keeps for its backward of ``tokens`` padded tokens; its work space is as large."""
+        """Bytes that one block keeps for its backward of ``tokens`` padded tokens."""
         return tokens * self._activation_token_bytes
+
+    def work_bytes(self, tokens: float) -> float:
+        """Bytes of work space of a block that runs, forward or backward, besides graphs that are kept."""
+        return self.kept_bytes(tokens) * self._work_share
 
     def projected_bytes(self, tokens: float) -> float:
         """Bytes that one block keeps for its backward with VeLoRA; as ``kept_bytes`` without."""
@@ -568,6 +574,17 @@ class Sizes:
         """Bytes of work space of the head: the hidden state with its gradient, and the logits."""
         logits = logits_peak_bytes(math.ceil(tokens), self._token_logits, self._item_bytes)
         return 2 * self.tensor_bytes(tokens) + logits
+
+
+def _work_share(model: ModelFacts, max_length: int) -> float:
+    """Upper bound of a block's work space, as a share of what it keeps for its backward.
+
+    Of layers that share their weights one runs at a time. A gated delta net keeps many tensors of each chunk of tokens,
+    and needs few at once, with a state of each row: 0.35 to 0.76 of them, and up to 0.97 in a row of one chunk
+    (measured with heads of 32 to 128). Other blocks need up to 0.75, and are planned with 1.
+    """
+    share = 0.7 + 0.3 * CHUNK / in_chunks(max_length) if model.chunk_kept_values else 1.0
+    return share / model.repeats
 
 
 def _vector_values(course: Course, model: ModelFacts) -> int:

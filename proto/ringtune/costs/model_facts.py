@@ -50,6 +50,7 @@ from ringtune.models.family import (
     Shapes,
     Widths,
     head_task,
+    in_chunks,
 )
 from ringtune.models.folder import (
     CONFIG_FILE,
@@ -128,7 +129,8 @@ def estimate_activation_token_bytes(
       repeated;
     * inputs of layer norms: 3; adapter: 2; feed-forward part: ``inner_kept * intermediate / hidden``;
     * all of it once for each application of a block that repeats;
-    * ``more_kept_values`` of further norms, ``kept_scores`` of written-out attention, and ``row_kept_values`` of a row;
+    * ``more_kept_values`` of further norms, ``kept_scores`` of written-out attention, ``row_kept_values`` of a row,
+      and ``chunk_kept_values`` of each token in whole chunks;
     * with dropout the attention probabilities three times, and 2 for masks;
     * with own weights: no adapter and one norm input less, but 3 for the inputs of query/key/value, attention output
       and first feed-forward matrix, and ``intermediate / hidden`` for that of the last matrix;
@@ -154,7 +156,8 @@ def estimate_activation_token_bytes(
         dropped += _lora_dropout_values(model) * DTYPE_BYTES[dtype]
     attention = 4 * (model.attention_width or model.hidden_size) + model.more_kept_values
     attention += model.kept_scores * model.num_heads * tokens
-    whole = (trained_units + inner_units) * model.hidden_size + attention + model.row_kept_values / tokens
+    of_rows = (model.row_kept_values + model.chunk_kept_values * in_chunks(tokens)) / tokens
+    whole = (trained_units + inner_units) * model.hidden_size + attention + of_rows
     return model.repeats * (whole * DTYPE_BYTES[dtype] + dropped)
 
 
@@ -307,6 +310,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         scored_gradient_params=_largest_gradient(in_block if experts else 0, of_all.largest) if family.generic else 0,
         entering=() if passed is None else passed.entering,
         returning=() if passed is None else passed.returning,
+        chunk_kept_values=dimensions.chunk_kept,
     )
     facts = _with_kinds(
         _with_pairs(facts, job, widths, family), folder, job, widths, in_part=in_part or not family.generic

@@ -256,6 +256,7 @@ class ModelFacts:
         scored_gradient_params: numbers of the largest gradient of a block's weights then.
         entering: values of a token that enter each block and the head; empty = ``hidden_size`` everywhere.
         returning: the first ones of these, which have a gradient.
+        chunk_kept_values: values that a block keeps for each token of a row that is padded to whole chunks.
     """
 
     model_type: str
@@ -308,6 +309,7 @@ class ModelFacts:
     scored_gradient_params: Annotated[Amount, LATER] = 0
     entering: Annotated[tuple[Size, ...], LATER] = ()
     returning: Annotated[tuple[Size, ...], LATER] = ()
+    chunk_kept_values: Annotated[Amount, LATER] = 0
     unlike_inputs: Annotated[tuple[tuple[KeptInput, ...], ...], LATER] = ()
 
     @property

@@ -67,7 +67,15 @@ shape of heads (which are built anew), and choices of kernel.
 Source: ``PretrainedConfig`` and the configurations of the families in transformers 4.57 and 5.24; other programs' keys.
 """
 
+CHUNK = 64
+"""Tokens that a gated delta net computes together."""
+
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh")
+
+
+def in_chunks(tokens: int) -> int:
+    """Return the tokens of a row that is padded to whole chunks. Example: 128 for 65 tokens."""
+    return -(-tokens // CHUNK) * CHUNK
 
 
 def head_task(task: str) -> str:
@@ -117,6 +125,7 @@ class Dimensions:
         row_kept: values that a block keeps for each row, whatever its length, such as projected relative positions.
         more_masks: numbers for every two tokens of a row that all blocks read, besides those of the mask.
         repeats: how often a block is applied to its own output, as layers that share their weights are.
+        chunk_kept: values that a block keeps for each token of a row that is padded to a multiple of ``CHUNK``.
     """
 
     num_blocks: int
@@ -135,6 +144,7 @@ class Dimensions:
     row_kept: int = 0
     more_masks: int = 0
     repeats: int = 1
+    chunk_kept: int = 0
 
     @property
     def head_width(self) -> int:
@@ -264,7 +274,7 @@ _INTO = ("query", "key", "value", "up", "gate")
 _OUT = ("attention_out", "down")
 MATRICES = (*_INTO, *_OUT)
 """Matrices of a block, by their field in ``BlockLayout``."""
-_BUFFERS = ("e_score_correction_bias", "act_fn.bias", "act_fn.eps", "layer_scalar")
+_BUFFERS = ("e_score_correction_bias", "expert_bias", "act_fn.bias", "act_fn.eps", "layer_scalar")
 """Ends of the names of what blocks have in files without a gradient: a router's choice, numbers of an activation, a
 factor of the whole block (Gemma 4).
 
