@@ -27,7 +27,6 @@ from edge.techniques.offload.helper import AdapterModules, AuxiliaryModels
 from edge.techniques.offload.merged_matrices import MergedMatrices
 from edge.techniques.offload.pairs import Capture, Captures
 from edge.techniques.offload.users import UserSets
-from ringtune.costs.offload_costs import LOSSY
 from ringtune.errors import DataError, JobError, ModelError
 from ringtune.job.job import Job, Kind, job_of, kinds_of
 from ringtune.models.adapter_support import head_group_refusal
@@ -39,6 +38,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import users_text
 from ringtune.schedule.saved_activations import merged as joined
 from ringtune.schedule.units import Range
+from ringtune.techniques.offload import LOSSY
 
 
 @dataclass(kw_only=True, slots=True)

@@ -20,7 +20,6 @@ from edge.model.tensor_files import SafetensorsFiles
 from edge.techniques.activation_checkpointing import saved_tensors, storage_bytes
 from edge.techniques.offload.sites import sites_of
 from edge.techniques.velora import Projections
-from ringtune.costs.activation_costs import check_layers, job_velora, proposed_velora
 from ringtune.costs.memory_sizes import DTYPE_BYTES
 from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.errors import JobError
@@ -32,6 +31,7 @@ from ringtune.models.folder import NO_WEIGHTS, read_config
 from ringtune.models.kept_inputs import kept_inputs, paper_layers, with_shared_inputs
 from ringtune.schedule.saved_activations import ADAPTER_DOWN, LAYERS, Velora
 from ringtune.schedule.units import Range
+from ringtune.techniques.activation_checkpointing import check_layers, job_velora, proposed_velora
 from tests.features.feature import Feature, Run, Wanted, carry_out, planned
 from tests.features.memory import literally
 from tests.features.offload import SLICES, helped_plan

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from ringtune.config.sections import Adapter, Train
+from ringtune.config.sections import Adapter
 from ringtune.errors import ContradictionError, JobError
 from ringtune.models.adapter_config import FULL, trains_own_weights
 from ringtune.models.family import MAX_BLOCKS
@@ -114,12 +114,15 @@ def check_group(settings: HiftSettings | None, num_blocks: int, private_blocks: 
         )
 
 
-def check_warmup(train: Train, num_steps: int, num_sweeps: int) -> None:
+def check_course(job: Any, course: Course, _: Any) -> None:
     """Refuse a warm-up longer than the run, or one with which the learning rate is 0 at every step.
 
-    The warm-up counts sweeps; ``num_sweeps`` is the number that the run begins, or that of the steps where each step
-    has its own learning rate.
+    The warm-up counts the sweeps that the run begins, or the steps where each step has its own learning rate.
     """
+    train, num_steps = job.train, course.num_steps
+    if not num_steps:
+        return
+    num_sweeps = course.method.rate_at(course, num_steps - 1)[1]
     if train.warmup_steps > num_steps:
         raise JobError(
             f"train.warmup_steps is {train.warmup_steps}, the run has {num_steps} steps, so that it would end before "
@@ -200,7 +203,8 @@ TECHNIQUE: Final = Technique(
     name="full_parameters",
     equal_values={"hift.state": (MEMORY, DISK)},
     check_job=check_job,
-    check_model=lambda job, dimensions, _: check_group(job.hift, dimensions.num_blocks, job.privacy.private_blocks),
+    check_course=check_course,
+    check_model=lambda job, shape: check_group(job.hift, shape.dimensions.num_blocks, job.privacy.private_blocks),
     smaller_settings=lambda job: smaller_settings(job.hift),
     copies=copies,
     course_notes=course_notes,

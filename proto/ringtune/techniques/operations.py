@@ -45,7 +45,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
@@ -70,16 +70,18 @@ from ringtune.schedule.operation_tables import (
     Score,
     ScoredWeights,
     ScoreWord,
+    Subnets,
     TieBreak,
     TieWord,
     WeightsWord,
+    subnets_of,
     tables_from_json,
     tables_to_json,
 )
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, items, table_is_due
 from ringtune.storage.strict import Bounds, InWords, check_fields, read_given
-from ringtune.techniques.base import Technique
+from ringtune.techniques.base import Shape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,6 +153,43 @@ class OperationsSettings:
     def changed(self) -> tuple[str, ...]:
         """List the keys with another value than their default."""
         return tuple(entry.name for entry in fields(self) if getattr(self, entry.name) != entry.default)
+
+
+def job_subnets(job: Any, model: Any) -> Subnets:
+    """Return the subnets of each block; without operations a whole block is one; raises ``JobError``."""
+    kv_heads, where = model.num_kv_heads or model.num_heads, f"{job.model.path} ({model.model_type})"
+    return _subnets(job, heads=model.num_heads, kv_heads=kv_heads, inner=model.intermediate_size, where=where)
+
+
+def _subnets(job: Any, *, heads: int, kv_heads: int, inner: int, where: str) -> Subnets:
+    given = given_tables(job.operations)
+    try:
+        if given:
+            found = Subnets(heads=heads, kv_heads=kv_heads, inner=inner, count=given[0].operations.subnets)
+            if problem := head_group_refusal(job.adapter.config, heads=found.heads_each if found.count > 1 else 0):
+                raise JobError(f"operations.table has {found.count} subnets a block: {problem}")
+            return found
+        heads_each = job.operations.heads if job.operations.is_chosen and not job.operations.by_slice else 0
+        return subnets_of(heads=heads, kv_heads=kv_heads, inner=inner, heads_each=heads_each)
+    except PlanError as error:
+        what = "operations.table is of another model: " if given else ""
+        raise JobError(f"{what}{error}; the model is {where}") from error
+
+
+def check_model(job: Any, shape: Shape) -> None:
+    """Refuse subnets that a model's blocks don't have, or that nothing is known of; raises ``JobError``."""
+    operations, tables, family = job.operations, given_tables(job.operations), shape.family
+    dimensions, heads = shape.dimensions, shape.dimensions.num_heads
+    _subnets(job, heads=heads, kv_heads=dimensions.kv_heads or heads, inner=dimensions.inner, where=shape.where)
+    has_parts = bool(tables and tables[0].operations.subnets > 1) or (
+        operations.is_chosen and not operations.by_slice and operations.heads > 0
+    )
+    if family.generic and (has_parts or operations.policy not in (Policy.STANDARD, Policy.RANDOM)):
+        raise JobError(
+            f"{shape.where}: subnets and scores of [operations] need to know the matrices of a {family.model_type} "
+            "block; set operations.policy = 'random' and operations.heads = 0, or operations.table to one of whole "
+            "blocks"
+        )
 
 
 def needs_base_gradients(operations: OperationsSettings, adapter: Adapter) -> bool:
@@ -640,23 +679,3 @@ def check_in_force(plan: Plan, step: int, operations: Operations | None) -> None
         raise PlanError(f"the checkpoint of step {step} has no table of operations; it is of another run")
     if operations is not None:
         plan.decided((), operations)
-
-
-_FORMER: Final[Mapping[str, object]] = {"ties": TieBreak.SPREAD.value, "rotate": False}
-"""Keys of which another value was the former behaviour than the one that is now the default."""
-
-
-def _unused_keys(job: Any) -> Sequence[str]:
-    chosen = job.operations.is_chosen and Policy(job.operations.policy).breaks_ties
-    return () if chosen else tuple(f"operations.{name}" for name in _FORMER)
-
-
-TECHNIQUE: Final = Technique(
-    name="operations",
-    course_fields=("operations", "choice"),
-    later_keys={
-        f"operations.{name}": value for name, value in {**dataclasses.asdict(OperationsSettings()), **_FORMER}.items()
-    },
-    unused_keys=_unused_keys,
-    check_job=lambda job: check_operations(job.operations, adapter=job.adapter, train=job.train),
-)

@@ -22,7 +22,7 @@ from coordinator.screen.training_text import (
     saved_lines,
     training_lines,
 )
-from ringtune.costs.memory_terms import PART_WORDS, PARTS, MemoryEstimate, Term
+from ringtune.costs.memory_terms import PART_WORDS, PARTS, MemoryEstimate
 from ringtune.costs.profile import KindFacts, PackedRows
 from ringtune.schedule.course import Course, HelperSettings
 from ringtune.schedule.methods import Hift
@@ -30,6 +30,7 @@ from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, C
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner, UserRows
 from ringtune.schedule.units import Units, units_text
+from ringtune.techniques.base import Term
 from ringtune.techniques.offload import helped, report
 from tests.support.fake_agents import NO_TIMES, facts, job
 from tests.support.moves import moving, slices_of
