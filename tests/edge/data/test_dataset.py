@@ -99,6 +99,8 @@ def test_tokenizer_whose_package_is_missing_says_so(tmp_path: Path, monkeypatch:
     """To fetch the model again would not help: the package is named, however the library tells it."""
     from transformers import AutoTokenizer
 
+    (tmp_path / "tokenizer.model").write_bytes(b"pieces")
+
     def refuse(*_: object, **__: object) -> None:
         raise ImportError("LlamaTokenizer requires the SentencePiece library")
 
@@ -108,7 +110,6 @@ def test_tokenizer_whose_package_is_missing_says_so(tmp_path: Path, monkeypatch:
             ModelError, match=r"needs a package that is missing \(LlamaTok.*SentencePiece.*; install it$"
         ):
             load_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.model").write_bytes(b"pieces")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
     monkeypatch.setattr("edge.data.tokens.find_spec", lambda name: None)
     with pytest.raises(ModelError, match=r"needs the package sentencepiece; install it$"):
