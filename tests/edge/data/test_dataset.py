@@ -79,7 +79,7 @@ def test_data_errors_name_file_line_and_column(model_folder: Path, tmp_path: Pat
     with pytest.raises(DataError, match="UTF-8"):
         read_rows(path, CLASSIFICATION, Data())
     rows, job = tiny.write_rows(tmp_path / "good.csv", 5), ring.make_job(model_folder)
-    for folder, message in ((tmp_path / "none", "is not a folder"), (tmp_path, "no tokenizer")):
+    for folder, message in ((tmp_path / "none", "is not a folder"), (tmp_path, r"tokenizer \(tokenizer.json\); save")):
         with pytest.raises(ModelError, match=message):
             OwnerDataset.load(job, rows, None, tokenizer_folder=folder)
 
