@@ -324,7 +324,7 @@ class _Simulated:
             peak_bytes = max(peak_bytes, peaks[node])
             for op, seconds in meter.busy_s.items():
                 busy_s[op] = busy_s.get(op, 0.0) + seconds
-        share = sum(busy_s.values()) / wall_s if wall_s else 0.0
+        share = min(1.0, sum(busy_s.values()) / wall_s) if wall_s else 0.0  # sums round
         pieces = [placement.slice_of(node) for placement in self._plan.placements]
         texts = [text for text, _ in itertools.groupby(piece.text for piece in pieces)]
         return NodePrediction(

@@ -14,7 +14,7 @@ from coordinator.screen.progress import JsonProgress, PlainProgress, Progress, e
 from coordinator.screen.tables import table_lines
 from ringtune.errors import RingTuneError, UsageError
 from ringtune.storage.durable import require_own, write_durably
-from ringtune.texts import printable
+from ringtune.texts import counted, printable
 
 
 def make_progress(*, as_json: bool, live: bool = True, stream: TextIO | None = None) -> Progress:
@@ -133,7 +133,7 @@ class Table(Sequence[Mapping[str, Any]]):
         cells = [[_cell(row.get(name)) for name in titles] for row in self._rows]
         if len(cells) > _MAX_SHOWN:
             cells = [*cells[:_HALF], ["..."] * len(titles), *cells[-_HALF:]]
-        return "\n".join([*table_lines(titles, cells), f"({len(self._rows)} rows)"])
+        return "\n".join([*table_lines(titles, cells), f"({counted(len(self._rows), 'row')})"])
 
     def to_pandas(self) -> Any:
         """Return the rows as a ``pandas.DataFrame``.

@@ -521,5 +521,5 @@ def _file_of(data: Rows, job: Job) -> Iterator[Path]:
             path.write_text("".join(json.dumps(dict(row)) + "\n" for row in rows), encoding="utf-8")
         except (TypeError, ValueError) as error:
             raise UsageError("a row has a value that JSON has no form for; give texts and numbers") from error
-        with reworded(lambda text: text.replace(str(path), "the rows")):
+        with reworded(lambda text: text.replace(str(path), "the list")):
             yield path

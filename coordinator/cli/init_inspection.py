@@ -25,6 +25,7 @@ from ringtune.models.family import (
 )
 from ringtune.models.folder import CONFIG_FILE, base_tensors, check_files, has_tower, model_dimensions, read_config
 from ringtune.models.text_towers import TEXT_ONLY
+from ringtune.models.tokenizer import require_tokenizer
 from ringtune.storage.arrow_files import PICTURES, arrow_header, is_arrow, split_paths
 from ringtune.storage.strict import read_json
 from ringtune.storage.tables import CONLL_SUFFIXES, TABLE_SUFFIXES, RowAccount, is_conll, row_place, tagged_rows
@@ -79,7 +80,7 @@ def _none_or_many(
     error: type[InvalidInputError], folder: Path, found: Sequence[Path], what: str, how: str
 ) -> InvalidInputError:
     if found:
-        names = ", ".join(path.name for path in found[:_SHOWN_NAMES])
+        names = ", ".join(str(path.relative_to(folder)) for path in found[:_SHOWN_NAMES])
         return error(f"{folder} has several that could be {what} ({names}); give one: {how}")
     names = ", ".join(path.name for path in _entries(folder)[:_SHOWN_NAMES]) or "nothing"
     return error(f"nothing in {folder} looks like {what} (it has {names}); give {how}")
@@ -152,6 +153,8 @@ def inspect_model(folder: Path, path: str) -> Model:
     config = read_config(folder)
     base_tensors(folder, config)
     check_files(folder, config)
+    if model_dimensions(config).vocab:
+        require_tokenizer(folder)
     values = read_json(folder / CONFIG_FILE)
     named = values.get("architectures") if isinstance(values, dict) else None
     classes = [str(name) for name in named] if isinstance(named, list) else []

@@ -177,7 +177,9 @@ def _max_length(seen: JobFacts) -> ChosenValue:
     rounded = -(-tokens // _STEP_TOKENS) * _STEP_TOKENS
     value = min(max(rounded, _MIN_TOKENS), most)
     share = f"{_COVERED:.0%} of the rows have at most {characters:,} characters, some {tokens:,} tokens"
-    cut = {QUESTION_ANSWERING: "; longer contexts become windows"}.get(seen.task, "; the rest is cut")
+    cut = {QUESTION_ANSWERING: "; longer contexts become windows"}.get(
+        seen.task, f"; rows of more than {value:,} tokens are cut"
+    )
     return ChosenValue(value, share + (cut if tokens > value else ""))
 
 

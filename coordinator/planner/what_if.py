@@ -29,6 +29,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import row_uses
 from ringtune.storage.strict import nearest
 from ringtune.techniques import TECHNIQUES
+from ringtune.texts import counted
 from sim.prediction import Prediction, check_fits, memory_bounds, predict
 from sim.recorded_run import Recording
 from sim.what_if import (
@@ -331,7 +332,8 @@ def lost_nodes(nodes: Sequence[str], text: str) -> list[tuple[str, ...]]:
     if word == "any":
         number = _NUMBERS.get(count, int(count) if count.isdecimal() else 0)
         if not 0 < number < len(nodes):
-            raise UsageError(f"--lose {text!r}: give a number from 1 to {len(nodes) - 1}, such as 'any two'")
+            most = f"at most {len(nodes) - 1} of {counted(len(nodes), 'node')} can be lost"
+            raise UsageError(f"--lose {text!r}: {most}; write 'any one' or 'any 2', or names as NODE+NODE")
         return list(itertools.combinations(nodes, number))
     names = tuple(dict.fromkeys(text.split("+")))
     for name in names:

@@ -168,7 +168,7 @@ class AgreedModel:
             except PeerLostError as error:
                 _LOG.info("the model of node %s does not count: %s", node, error)
         if not found:
-            raise ModelError("no node has a copy of the model (model.path); start one with --model DIR")
+            raise ModelError("no node has a copy of the model (model.path); name its folder with --model DIR")
         return found
 
 

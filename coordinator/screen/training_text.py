@@ -38,7 +38,7 @@ def training_lines(course: Course) -> list[str]:
         )
     if len(owners) > _MAX_OWNERS:
         epochs = [own["epochs"] for _, own in owners[_MAX_OWNERS:]]
-        lines.append(f"  and {len(epochs)} more owners, {min(epochs):.3g} to {max(epochs):.3g} epochs each")
+        lines.append(f"  and {counted(len(epochs), 'more owner')}, {min(epochs):.3g} to {max(epochs):.3g} epochs each")
     if course.labels:
         lines.append(f"{len(course.labels)} classes: {_classes(course.labels)}")
     lines += [line for technique in TECHNIQUES for line in technique.course_lines(course)]

@@ -26,6 +26,7 @@ from ringtune.models.tokenizer import (
     WHOLE_FILE,
     is_of_transformers_5,
     read_tokenizer_settings,
+    require_tokenizer,
 )
 
 _REASON_LENGTH = 300
@@ -203,6 +204,7 @@ def load_tokenizer(folder: Path) -> Any:
 
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder; set model.path, or fetch the model")
+    require_tokenizer(folder)
     saved = read_tokenizer_settings(folder)
     loader: Any = AutoTokenizer
     settings: dict[str, Any] = {}

@@ -268,6 +268,8 @@ def test_prediction_of_one_node_is_the_sum_of_its_actions() -> None:
     found = predict(plan, profile_of(plan))
     assert found.wall_s == 4 * (E + LOW + G + H + B + B_LOW + 2 * U + U_HEAD)
     assert (found.bubble_share, found.links) == (0.0, ())
+    tenths = {work: seconds / 10 for work, seconds in TIMES.items()}  # whose sum, rounded, is above the wall time
+    assert predict(plan, profile_of(plan, times=tenths)).bubble_share == 0.0
 
 
 def test_prediction_adds_every_message_of_one_step() -> None:

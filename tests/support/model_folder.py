@@ -73,6 +73,7 @@ def write_model(folder: Path, *, config: Mapping[str, Any] | None = None, weight
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**CONFIG, **(config or {})}))
     (folder / "model.safetensors").write_bytes(safetensors_bytes(bert_shapes()) if weights is None else weights)
+    (folder / "tokenizer_config.json").write_text("{}")
     return folder
 
 
@@ -80,6 +81,7 @@ def write_any_family(folder: Path, values: Mapping[str, Any]) -> Path:
     """A model folder of any family with these values of ``config.json``, and weights that fit them."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(values))
+    (folder / "tokenizer_config.json").write_text("{}")
     config = read_config(folder)
     family = FAMILIES[config["model_type"]]
     blocks = range(family.dimensions(config).num_blocks)

@@ -157,6 +157,8 @@ def rehearsal_of(job: Job, num_blocks: int) -> Job:
         "train.max_steps": 2 * steps,  # it is stopped earlier, as an end evaluates and collects
         "train.local_iterations": min(job.train.local_iterations, _TURN_STEPS),
         "train.eval_every": 0,
+        "train.keep_best": False,  # which evaluations judge, as does patience
+        "train.patience_evals": 0,
         "train.checkpoint_every": 0,
         "recovery.copies": "none",
         "operations.policy": Policy.STANDARD.value,  # whole blocks; the correction holds for parts too
@@ -164,7 +166,7 @@ def rehearsal_of(job: Job, num_blocks: int) -> Job:
     }
     if job.unfreeze is not None:
         changes["unfreeze.at"] = [_SHALLOW_STEPS + block for block in range(_deeper(job, num_blocks))]
-    return job.with_overrides(changes)
+    return dataclasses.replace(job, audit=None).with_overrides(changes)
 
 
 def _deeper(job: Job, num_blocks: int) -> int:

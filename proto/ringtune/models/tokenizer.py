@@ -85,6 +85,14 @@ def read_tokenizer_settings(folder: Path) -> dict[str, Any]:
     return found
 
 
+def require_tokenizer(folder: Path) -> None:
+    """Refuse a folder without any file of a tokenizer, as ``model.save_pretrained`` alone writes it: ``ModelError``."""
+    if not any((folder / name).is_file() for name in (*_FILES, *OTHER_PIECES)):
+        raise ModelError(
+            f"{folder} has no tokenizer ({WHOLE_FILE}); save it there too: tokenizer.save_pretrained({str(folder)!r})"
+        )
+
+
 def read_settings_table(path: Path) -> dict[str, Any]:
     """Read a file of settings of a tokenizer; empty if it is missing; raises ``ModelError``."""
     try:

@@ -221,7 +221,7 @@ def storage_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise StorageError(f"can't write {path}: {reason}; make room or choose another folder, then resume") from error
+        raise StorageError(f"can't write {path}: {reason}; make room or choose another folder") from error
 
 
 _LOG = logging.getLogger(__name__)

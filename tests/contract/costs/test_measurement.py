@@ -80,7 +80,8 @@ def test_rehearsal_sees_every_depth(num_blocks: int, private_blocks: int) -> Non
 def test_rehearsal_saves_and_evaluates_nothing(method: str) -> None:
     """Whatever the job says of checkpoints and evaluations; the work itself is that of the job."""
     train = {"method": method, "eval_every": 3, "checkpoint_every": 5, "local_iterations": 2}
-    job = Job.from_tables({"model": {"path": "m"}, "train": train})
+    train |= {"keep_best": True, "patience_evals": 2}
+    job = Job.from_tables({"model": {"path": "m"}, "train": train, "audit": {}})
     short = rehearsal_of(job, 6)
     assert (short.train.eval_every, short.train.checkpoint_every, short.train.local_iterations) == (0, 0, 2)
     kept = ("method", "optimizer", "batch_size", "microbatches", "max_length", "dropout")

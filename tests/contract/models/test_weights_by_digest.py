@@ -90,7 +90,7 @@ def test_weights_files_are_those_of_a_list(tmp_path: Path) -> None:
     for name in ("rag.jinja", "rag.txt", "a b.jinja"):
         (folder / "additional_chat_templates" / name).write_text("a")
     manifest = manifest_of(folder)
-    files = ["additional_chat_templates/rag.jinja", "config.json", "vocab.txt"]
+    files = ["additional_chat_templates/rag.jinja", "config.json", "tokenizer_config.json", "vocab.txt"]
     assert [file.name for file in manifest.files] == files
     assert [file.name for file in needed_files(manifest, is_owner=False)] == ["config.json"]
     assert needed_files(manifest, is_owner=True) == manifest.files

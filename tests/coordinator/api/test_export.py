@@ -216,7 +216,8 @@ def test_export_of_a_whole_model_is_a_folder_of_transformers(run: Path, tmp_path
     """Config, weights and tokenizer as they are, and a card with the class that loads them; nothing local."""
     model = whole_model_instead(run)
     digests = export_run(run, tmp_path / "out", base_model="acme/tiny").sha256
-    assert sorted(digests) == ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
+    files = ["README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    assert sorted(digests) == files
     for name in set(digests) - {"README.md"}:
         assert (tmp_path / "out" / name).read_bytes() == (model / name).read_bytes()
         assert digests[name] == hashlib.sha256((model / name).read_bytes()).hexdigest()

@@ -364,7 +364,7 @@ def test_predict_writes_what_the_command_writes(run: ringtune.Run, tmp_path: Pat
             r"line 2: column 'text' is empty; fill it in .*\(in predict and eval missing=skip\)",
         ),
         (["a text"], {"missing": "x"}, UsageError, r"missing=?.* is 'x', it has to be one of error, skip"),
-        ([{"body": "x"}], {}, DataError, r"^the rows has no column 'text'; it has the columns 'body'"),
+        ([{"body": "x"}], {}, DataError, r"^the list has no column 'text'; it has the columns 'body'"),
         ([{"text": object()}], {}, UsageError, "JSON has no form for"),
         (ROWS, {"user": "anna"}, UsageError, "no adapters of single users"),
         (ROWS, {"max_new_tokens": 0}, UsageError, r"max_new_tokens is 0, it has to be in \[1, 4096\]"),

@@ -151,6 +151,7 @@ def test_begin_learns_texts_alone_with_a_decoder_only(tmp_path: Path) -> None:
     tensors = {"model.embed_tokens.weight": (20, 8), "model.layers.0.self_attn.qkv_proj.weight": (24, 8)}
     (tmp_path / "phi").mkdir()
     (tmp_path / "phi/config.json").write_text(json.dumps(phi))
+    (tmp_path / "phi/tokenizer_config.json").write_text("{}")
     (tmp_path / "phi/model.safetensors").write_bytes(safetensors_bytes(tensors))
     found = begin(WizardOptions(folder=tmp_path, model=str(tmp_path / "phi")), DefaultAnswers())
     assert (job_of(found).adapter.config, found.task) == ("lora", "causal-lm")
@@ -234,6 +235,9 @@ def test_begin_says_what_lies_there_where_it_finds_nothing(tmp_path: Path) -> No
         (tmp_path / name).write_text("text\n")
     with pytest.raises(DataError, match=r"several that could be rows \(a.csv, b.csv\); give one: --data FILE"):
         made(tmp_path)
+    write_model(tmp_path / "models/other")
+    with pytest.raises(ModelError, match=r"several that could be a model \(model, models/other\); give one"):
+        begin(WizardOptions(folder=tmp_path, data=tmp_path / "a.csv"), DefaultAnswers())
 
 
 @pytest.mark.parametrize(
@@ -296,11 +300,15 @@ def test_begin_takes_a_model_of_a_hub_by_its_id(tmp_path: Path, monkeypatch: pyt
     assert job_of(found).model.path == "acme/mini-v2" and "acme/mini-v2: bert, 3 blocks" in found.saw[1]
 
 
-def test_begin_reads_weights_of_the_model_that_it_names(tmp_path: Path) -> None:
-    """A damaged file is found before a run is."""
+def test_begin_refuses_a_model_with_damaged_weights_or_without_tokenizer(tmp_path: Path) -> None:
+    """Before a job is written, which only a node would refuse."""
     (tmp_path / "rows.csv").write_text("text,label\n" + "aaaa bbbb cccc,x\ncccc dddd eeee,y\n" * 4)
     write_model(tmp_path / "model", weights=safetensors_bytes(bert_shapes())[:40])
     with pytest.raises(IntegrityError, match=r"model\.safetensors"):
+        begin(WizardOptions(folder=tmp_path), DefaultAnswers())
+    write_model(tmp_path / "model")
+    (tmp_path / "model/tokenizer_config.json").unlink()
+    with pytest.raises(ModelError, match=r"model has no tokenizer .*tokenizer\.save_pretrained\('"):
         begin(WizardOptions(folder=tmp_path), DefaultAnswers())
 
 

@@ -145,7 +145,7 @@ def test_what_if_says_what_follows_when_nodes_are_lost_at_once(tmp_path: Path) -
     assert lines[1].split()[:4] == ["b,", "d", "goes", "on"]
     assert lines[2].split()[3] == "ends" and "no living node has a copy of block 0" in lines[2]
     assert lines[3].startswith("in 1 of 2 cases")
-    refused = {"any 4": "give a number from 1 to 3", "b+x": "no node 'x'", "a+b+c+d": "no node would be left"}
+    refused = {"any 4": "at most 3 of 4 nodes can be lost", "b+x": "no node 'x'", "a+b+c+d": "no node would be left"}
     for lost, why in refused.items():
         result = ringtune("what-if", *pair, "--replan", job, "--lose", lost)
         assert result.exit_code == 2 and why in result.stderr

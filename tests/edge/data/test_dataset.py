@@ -79,7 +79,7 @@ def test_data_errors_name_file_line_and_column(model_folder: Path, tmp_path: Pat
     with pytest.raises(DataError, match="UTF-8"):
         read_rows(path, CLASSIFICATION, Data())
     rows, job = tiny.write_rows(tmp_path / "good.csv", 5), ring.make_job(model_folder)
-    for folder, message in ((tmp_path / "none", "is not a folder"), (tmp_path, "no tokenizer")):
+    for folder, message in ((tmp_path / "none", "is not a folder"), (tmp_path, r"tokenizer \(tokenizer.json\); save")):
         with pytest.raises(ModelError, match=message):
             OwnerDataset.load(job, rows, None, tokenizer_folder=folder)
 
@@ -99,6 +99,8 @@ def test_tokenizer_whose_package_is_missing_says_so(tmp_path: Path, monkeypatch:
     """To fetch the model again would not help: the package is named, however the library tells it."""
     from transformers import AutoTokenizer
 
+    (tmp_path / "tokenizer.model").write_bytes(b"pieces")
+
     def refuse(*_: object, **__: object) -> None:
         raise ImportError("LlamaTokenizer requires the SentencePiece library")
 
@@ -108,7 +110,6 @@ def test_tokenizer_whose_package_is_missing_says_so(tmp_path: Path, monkeypatch:
             ModelError, match=r"needs a package that is missing \(LlamaTok.*SentencePiece.*; install it$"
         ):
             load_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.model").write_bytes(b"pieces")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
     monkeypatch.setattr("edge.data.tokens.find_spec", lambda name: None)
     with pytest.raises(ModelError, match=r"needs the package sentencepiece; install it$"):
