@@ -261,7 +261,7 @@ def test_velora_of_a_generic_family_saves_what_the_plan_says(tmp_path: Path, mod
 
 
 def kept_values(folder: Path, job: Job, velora: Velora | None = None, *, block: int = 0, scored: bool = False) -> float:
-    """Values per token of the saved tensors of a block, without parameters, of which all train where it is scored."""
+    """Values per token of the saved tensors of a block, parameters included; all of these train where it is scored."""
     skeleton = build_skeleton(folder, job)
     with SafetensorsFiles(folder) as weights:
         cpu = torch.device("cpu")
