@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ringtune.costs import action_costs
 from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.measurement import check_profile
-from ringtune.costs.memory_estimate import fullest, max_memory, parts_memory
+from ringtune.costs.memory_estimate import max_memory, parts_memory
 from ringtune.costs.memory_terms import MemoryEstimate
 from ringtune.costs.profile import Profile, TimedShape
 from ringtune.errors import CapacityError, PlanError
@@ -58,8 +58,7 @@ def check_fits(plan: Plan, profile: Profile, *, optimizer: str, dtype: str, shap
 
 def memory_bounds(plan: Plan, profile: Profile, *, optimizer: str, dtype: str) -> dict[str, MemoryEstimate]:
     """The most bytes of each node of the plan in any placement or move, whatever the timing."""
-    parts = parts_memory(plan, profile.by_name, optimizer=optimizer, dtype=dtype)
-    found = fullest([*max_memory(plan, parts)])
+    found = max_memory(plan, parts_memory(plan, profile.by_name, optimizer=optimizer, dtype=dtype))
     return {node: found[node] for node in plan.nodes}
 
 

@@ -7,7 +7,6 @@
     link.SOURCE.TARGET.rate       of a directed link, per second: 100Mbit, 5MB/s or 20e6 (bytes)
     link.SOURCE.TARGET.latency    seconds, one way
     microbatches, batch_size ...  a key of the plan (``PLAN_KEYS``)
-    offload                       helpers: off, or HOST=HELPER, several with + between
 
 ``*`` in place of a name means every node. In a profile without links (nodes of one machine) ``link.*.*.rate`` creates
 all links, without latency. A node may also leave, or join as a copy of another.
@@ -18,29 +17,23 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.errors import PlanError, UsageError
 from ringtune.ids import check_node_name
-from ringtune.models.adapter_support import merged_refusal
 from ringtune.plan_keys import PLAN_KEYS
 from ringtune.quantities import parse_bytes, parse_rate
-from ringtune.schedule.course import COLLABORATION, JOINT, Course
 from ringtune.schedule.methods import Method, method_class
-from ringtune.schedule.migration import first_step
-from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.saved_activations import in_ranges
-from ringtune.schedule.units import Range
 from ringtune.storage.strict import nearest
-from ringtune.techniques.activation_checkpointing import NONE, RECOMPUTE
-from ringtune.techniques.offload import OFF, helped, helpers_by_host, helpers_of
+from ringtune.techniques import TECHNIQUES
 
 _OF_PLACEMENT = ("credits",)
 _OF_METHOD = ("method", "every_steps")
-_OF_THE_PLAN = ("activations", "offload", "users")
+_OF_OTHERS = {*_OF_PLACEMENT, *_OF_METHOD, *(key for technique in TECHNIQUES for key in technique.plan_keys)}
 _NODE_KEYS = ("compute", "memory")
 _LINK_KEYS = ("rate", "latency")
 _ALL = "*"
@@ -57,24 +50,32 @@ def split_change(text: str) -> tuple[str, str]:
 def change_all(profile: Profile, plan: Plan, changes: Sequence[str]) -> tuple[Profile, Plan]:
     """Apply ``KEY=VALUE`` changes in order; plan keys all at once, so that they may be consistent.
 
+    Raises ``UsageError`` or ``PlanError``; see ``change_nodes``.
+    """
+    profile, values = change_nodes(profile, changes)
+    return change_plan(profile, plan, values) if values else (profile, plan)
+
+
+def change_nodes(profile: Profile, changes: Sequence[str]) -> tuple[Profile, dict[str, int | str]]:
+    """Apply changes of nodes and links; return the profile, and the values of plan keys.
+
     Raises:
         UsageError: another form.
         PlanError: an unknown node, link or key, with the nearest known; a value out of range.
     """
-    of_plan: dict[str, int | str] = {}
-    for text in changes:
-        key, value = split_change(text)
+    values: dict[str, int | str] = {}
+    for key, value in map(split_change, changes):
         if "." in key:
-            profile = change_profile(profile, key, value)
+            profile = _change_profile(profile, key, value)
         else:
-            of_plan[key] = plan_value(key, value)
-    return change_plan(profile, plan, of_plan) if of_plan else (profile, plan)
+            values[key] = _plan_value(key, value)
+    return profile, values
 
 
 # ---- nodes and links -----------------------------------------------------------------------------
 
 
-def change_profile(profile: Profile, key: str, value: str) -> Profile:
+def _change_profile(profile: Profile, key: str, value: str) -> Profile:
     """Change one figure of a node or a link; raises ``PlanError``.
 
     Example: with the key ``pi.compute`` and the value ``0.5`` all times of node pi are doubled.
@@ -153,7 +154,7 @@ def _ends(profile: Profile, pair: str, key: str) -> tuple[str, str]:
 # ---- the plan ------------------------------------------------------------------------------------
 
 
-def plan_value(key: str, value: str) -> int | str:
+def _plan_value(key: str, value: str) -> int | str:
     """Convert the value of a plan key to its type; raises ``PlanError``."""
     if key not in PLAN_KEYS:
         raise PlanError(f"--change {key}: unknown key of the plan; {nearest(key, PLAN_KEYS)}")
@@ -176,115 +177,16 @@ def change_plan(profile: Profile, plan: Plan, values: Mapping[str, int | str]) -
             "give --replan JOB"
         )
     of_placement = {key: value for key, value in values.items() if key in _OF_PLACEMENT}
-    of_course = {key: value for key, value in values.items() if key not in (*_OF_PLACEMENT, *_OF_METHOD, *_OF_THE_PLAN)}
-    _check_tables_stay(course, values)
+    of_course = {key: value for key, value in values.items() if key not in _OF_OTHERS}
+    for technique in TECHNIQUES:
+        technique.check_changes(course, values)
     course = dataclasses.replace(course, method=method, **of_course)  # type: ignore[arg-type]
     placements = [dataclasses.replace(one, **of_placement) for one in plan.placements]  # type: ignore[arg-type]
-    changed = replaced(plan, course, placements)
-    if "activations" in values:
-        changed = _with_activations(changed, str(values["activations"]))
-    if "offload" in values:
-        changed = _with_offload(profile, changed, str(values["offload"]), values.get("users"))
-    elif "users" in values:
-        changed = _with_users(profile, changed, helpers_by_host(changed), values["users"])
+    changed = plan.replaced(course, placements)
+    for technique in TECHNIQUES:
+        changed = technique.changed(changed, values, profile.nodes)
     check_rows(profile, course.microbatch_sizes()[0], plan.course.microbatch_sizes()[0])
     return profile, changed
-
-
-def replaced(plan: Plan, course: Course, placements: Sequence[Placement]) -> Plan:
-    """Combine a changed course with placements, each from the turn with its former step on; raises ``PlanError``.
-
-    Placements after the last step are left out, and so are equal successors. Example: a placement from step 15 on has
-    turns of 5 steps and first turn 3; with turns of 10 steps its first turn is 2, step 20.
-    """
-    found: list[Placement] = []
-    for one in placements:
-        turn = -(-first_step(plan.course, one) // course.local_iterations)
-        if found and turn * course.local_iterations >= course.num_steps:
-            break
-        moved = dataclasses.replace(one, first_turn=turn)
-        if found and moved.first_turn == found[-1].first_turn:
-            found.pop()
-        elif (
-            found
-            and dataclasses.replace(moved, placement_number=found[-1].placement_number, first_turn=found[-1].first_turn)
-            == found[-1]
-        ):
-            continue
-        found.append(moved)
-    if len(found) == 1:  # a method that depends on the ring gets the ring, and does not move
-        return Plan.of(course, found[0])
-    return Plan(course, tuple(found))
-
-
-def _with_activations(plan: Plan, activations: str) -> Plan:
-    """Let every trained block keep everything (``none``) or run again (``recompute``)."""
-    if activations not in (NONE, RECOMPUTE):
-        raise PlanError(
-            f"--change activations={activations}: without planning it is '{NONE}' or '{RECOMPUTE}'; give --replan JOB"
-        )
-    course, first = dataclasses.replace(plan.course, velora=None), plan.placement.private_blocks
-    again = course.trainable.ranges_within(first, plan.placement.stop) if activations == RECOMPUTE else ()
-    return replaced(plan, course, [dataclasses.replace(one, recompute=again) for one in plan.placements])
-
-
-def parse_helpers(text: str, known: Collection[str]) -> dict[str, str]:
-    """Parse ``pi-1=laptop+pi-2=laptop`` of ``--change offload`` (host = helper), or ``off`` for none.
-
-    ``known`` are the names of all nodes. Raises ``PlanError``.
-    """
-    found: dict[str, str] = {}
-    for part in text.split("+") if text != OFF else ():
-        host, equals, helper = (word.strip() for word in part.partition("="))
-        if not (host and equals and helper) or host in found:
-            raise PlanError(
-                f"--change offload={text}: write '{OFF}', or HOST=HELPER with each host once, several with + between"
-            )
-        for name in (host, helper):
-            if name not in known:
-                raise PlanError(f"--change offload={text}: there is no node {name!r}; {nearest(name, known)}")
-        found[host] = helper
-    return found
-
-
-def _with_offload(profile: Profile, plan: Plan, text: str, users: int | str | None) -> Plan:
-    """Set the helpers of a plan, with its settings of offload."""
-    helper_of = parse_helpers(text, profile.by_name)
-    if helper_of and not all(node.model.pair_token_bytes for node in profile.nodes):
-        raise PlanError(
-            f"--change offload={text}: the profile says nothing of pairs; no helper can fit these adapters, or measure "
-            "anew with 'ringtune measure'"
-        )
-    if users is not None:
-        return _with_users(profile, plan, helper_of, users)
-    return helped(plan, helper_of, plan.course.helper_settings)
-
-
-def _with_users(profile: Profile, plan: Plan, helper_of: Mapping[str, str], users: int | str) -> Plan:
-    """Set how users train adapters, with merged adapters where the setting requires them."""
-    settings = plan.course.helper_settings
-    if not helper_of:
-        raise PlanError(
-            f"--change users={users}: helpers fit users' adapters, and there are none; change offload=HOST=HELPER too"
-        )
-    is_merged = settings.merged if users == JOINT else users == COLLABORATION
-    facts = profile.nodes[0]
-    configs = {facts.shape.adapter, *(kind.config for kind in facts.model.kinds)} - {""}
-    for config in sorted(configs) if is_merged else ():
-        if problem := merged_refusal(config, dropout=facts.shape.dropout):
-            raise PlanError(f"--change users={users}: {problem}")
-    return helped(plan, helper_of, dataclasses.replace(settings, users=str(users), merged=is_merged))
-
-
-def _check_tables_stay(course: Course, values: Mapping[str, int | str]) -> None:
-    """Refuse other batches where the plan has operation tables, which belong to its batches."""
-    has_tables = course.operations is not None or (course.choice is not None and course.choice.tables)
-    for key in ("batch_size", "microbatches"):
-        if has_tables and values.get(key, getattr(course, key)) != getattr(course, key):
-            raise PlanError(
-                f"--change {key}={values[key]}: the plan has operation tables of batches with {key} = "
-                f"{getattr(course, key)}; take the plan of a run without tables"
-            )
 
 
 def _changed_method(method: Method, values: Mapping[str, int | str]) -> Method:
@@ -347,11 +249,7 @@ def drop_from_profile(profile: Profile, name: str) -> Profile:
     """Remove a node and its links from a profile; raises ``PlanError``."""
     if name not in profile.by_name:
         raise PlanError(f"--drop {name}: the profile has no such node; {nearest(name, profile.by_name)}")
-    return dataclasses.replace(
-        profile,
-        nodes=tuple(node for node in profile.nodes if node.node != name),
-        links=tuple(link for link in profile.links if name not in (link.source, link.target)),
-    )
+    return profile.without({name})
 
 
 def drop_from_plan(plan: Plan, name: str) -> Plan:
@@ -369,36 +267,14 @@ def drop_from_plan(plan: Plan, name: str) -> Plan:
     owners = tuple(owner for owner in course.owners if owner.node != name)
     if not owners:
         raise PlanError(f"--drop {name}: it is the only owner of data; nothing would be left to train on")
-    placements = [_placement_without(part, name) for part in plan.parts]
-    settings, first = course.helper_settings, placements[0]
-    ranges = sorted({Range(one.start, one.stop) for each in placements for one in each.helpers})
-    lone = [first.host_of(block) for block in course.trainable.blocks if not in_ranges(block, ranges)]
-    if settings.has_users and lone:
-        raise PlanError(
-            f"--drop {name}: node {lone[0]} has no helper then, and helpers fit the adapters of users; "
-            "give --replan JOB"
-        )
-    operations, choice = course.operations and _of_others(course.operations, name), course.choice
-    if choice is not None:
-        tables = (dataclasses.replace(one, operations=_of_others(one.operations, name)) for one in choice.tables)
-        choice = dataclasses.replace(choice, tables=tuple(tables))
-    course = dataclasses.replace(
-        course, owners=owners, offload=settings.of_blocks(ranges), operations=operations, choice=choice
-    )
-    return replaced(plan, course, placements)
-
-
-def _placement_without(part: Plan, name: str) -> Placement:
-    """Give the blocks of a node to others, each with the helper that it has for its own, unless that is the node."""
-    helper_of = {host: helper for host, helper in helpers_by_host(part).items() if name not in (host, helper)}
-    found = dataclasses.replace(part.placement, slices=_slices_without(part.placement, name), helpers=())
-    free = dataclasses.replace(part.course, offload=None)
-    return dataclasses.replace(found, helpers=helpers_of(free, found.hosts, helper_of))
-
-
-def _of_others(table: Operations, name: str) -> Operations:
-    """Remove the batches of an owner from an operation table."""
-    return dataclasses.replace(table, batches=tuple(one for one in table.batches if one.owner != name))
+    fields: dict[str, Any] = {"owners": owners}
+    placements: Sequence[Placement] = [
+        dataclasses.replace(one, slices=_slices_without(one, name), helpers=()) for one in plan.placements
+    ]
+    for technique in TECHNIQUES:
+        more, placements = technique.without_node(plan, name, placements)
+        fields |= more
+    return plan.replaced(dataclasses.replace(course, **fields), placements)
 
 
 def _slices_without(placement: Placement, name: str) -> tuple[Slice, ...]:

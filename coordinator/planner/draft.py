@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ringtune.costs.activation_costs import job_velora, proposed_velora
-from ringtune.costs.offload_costs import check_pairs
 from ringtune.costs.profile import ModelFacts, NodeFacts
-from ringtune.errors import CapacityError, DataError, ModelError, PlanError
+from ringtune.errors import CapacityError, DataError, ModelError
 from ringtune.job.job import Job, kinds_of
 from ringtune.models.adapter_support import may_trim
 from ringtune.models.families import family_named
@@ -29,13 +26,15 @@ from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.placement import CREDITS, Placement, Rack, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner, users_text
-from ringtune.schedule.saved_activations import Velora, merged, within
 from ringtune.schedule.units import Range
-from ringtune.schedule.versions import ever_trained, may_be_stale
+from ringtune.schedule.versions import may_be_stale
 from ringtune.techniques import TECHNIQUES
-from ringtune.techniques.activation_checkpointing import AUTO, BOTH, NONE, RECOMPUTE, SlicePolicy
-from ringtune.techniques.audit import check_course
-from ringtune.techniques.full_parameters import check_warmup
+from ringtune.techniques.activation_checkpointing import (
+    RECOMPUTE,
+    SavingPolicy,
+    SliceSaving,
+    without_helped,
+)
 from ringtune.techniques.offload import helped, helpers_by_host, named_helpers
 
 
@@ -45,9 +44,7 @@ class Draft:
 
     Attributes:
         private_blocks: number of lowest blocks that each owner runs itself.
-        activations: ``memory.activations`` of the job: what blocks keep for their backward.
-        velora: VeLoRA that ``auto`` may give to slices; None if the course has it already, or no layer can have it.
-        may_project: whether ``auto`` may choose it.
+        saving: what slices may keep for their backwards.
         state_on_disk: whether the optimizer state of units that do not train now is in files.
         keeps_best: whether nodes keep the best result on their disks.
         has_files: whether the run has begun, so that its checkpoints may be on the disks already.
@@ -62,8 +59,7 @@ class Draft:
     course: Course
     private_blocks: int = 0
     credits: int = CREDITS
-    activations: str = NONE
-    velora: Velora | None = None
+    saving: SavingPolicy = field(default_factory=SavingPolicy)
     state_on_disk: bool = False
     keeps_best: bool = False
     has_files: bool = False
@@ -71,7 +67,6 @@ class Draft:
     num_copies: int = 0
     racks: tuple[Rack, ...] = ()
     has_room_for_all: bool = False
-    may_project: bool = False
     helper_of: Mapping[str, str] = field(default_factory=dict)
     helper_settings: HelperSettings = IN_STEP
     audit: float = 0.0
@@ -92,6 +87,13 @@ class Draft:
             racks=placement.racks,
         )
 
+    def of_job(self, job: Job) -> Draft:
+        """Copy the draft with what nodes keep and repeat in a run of a job, its optimizer and its dtype."""
+        optimizer, dtype = job.train.optimizer, job.model.dtype
+        return dataclasses.replace(
+            self, keeps_best=job.keeps_best_on_disk, audit=job.audit_share, optimizer=optimizer, dtype=dtype
+        )
+
     def with_choices(self, microbatches: int, wire_dtype: str) -> Draft:
         """Copy the draft with this number of micro-batches (0 = its own) and this wire dtype.
 
@@ -106,11 +108,6 @@ class Draft:
         most = max(2, course.microbatches) if course.method.full_parameters else self.credits
         return dataclasses.replace(self, course=course, credits=max(min(self.credits, most), least))
 
-    @property
-    def projected_course(self) -> Course:
-        """The course with VeLoRA in every block that can have it; the course itself without a ``velora``."""
-        return self.course if self.velora is None else dataclasses.replace(self.course, velora=self.velora)
-
     def with_helper_settings(self, course: Course) -> Course:
         """Copy a course as if helpers fitted every trainable block.
 
@@ -119,8 +116,7 @@ class Draft:
         if course.offload is not None or not self.helper_of:
             return course
         blocks = itertools.starmap(Range, course.trainable.ranges_within(0, course.num_blocks))
-        offload = self.helper_settings.of_blocks(blocks)
-        return course if offload is None else dataclasses.replace(course, offload=offload)
+        return dataclasses.replace(course, offload=self.helper_settings.of_blocks(blocks))
 
     def may_host(self, node: str, start: int, stop: int) -> bool:
         """Whether a node may host blocks [start, stop).
@@ -131,13 +127,9 @@ class Draft:
             return True
         return not self.course.trainable.ranges_within(start, stop)
 
-    def placed(
-        self, slices: Iterable[Slice], recompute: tuple[Range, ...] = (), projected: tuple[Range, ...] = ()
-    ) -> Plan:
-        """Make the plan with the slices ``slices``, in ring order.
-
-        ``recompute`` are blocks that run again in their backward, ``projected`` those for which ``auto`` chose VeLoRA.
-        """
+    def placed(self, slices: Sequence[Slice], savings: Mapping[str, SliceSaving] | None = None) -> Plan:
+        """Make the plan with these slices, in ring order; they keep everything, but for ``savings`` by node."""
+        course, recompute = self.saving.placed(self.course, slices, savings or {})
         placement = Placement(
             slices=tuple(slices),
             private_blocks=self.private_blocks,
@@ -148,20 +140,8 @@ class Draft:
             num_copies=self.num_copies,
             racks=self.racks,
         )
-        course = self.course
-        if self.velora is not None and projected:
-            course = dataclasses.replace(course, velora=dataclasses.replace(self.velora, blocks=projected))
-        plan = Plan.of(_without_helped(course, placement.hosts, self.helper_of), placement)
+        plan = Plan.of(without_helped(course, placement.hosts, self.helper_of), placement)
         return helped(plan, self.helper_of, self.helper_settings)
-
-
-def _without_helped(course: Course, hosts: Iterable[Slice], helper_of: Mapping[str, str]) -> Course:
-    """Return the course with VeLoRA in no block of a host with a helper, which computes no gradients of weights."""
-    if course.velora is None or not helper_of:
-        return course
-    own = [piece for piece in hosts if piece.node not in helper_of]
-    blocks = merged(one for piece in own for one in within(course.velora.blocks, piece.start, piece.stop))
-    return dataclasses.replace(course, velora=dataclasses.replace(course.velora, blocks=blocks) if blocks else None)
 
 
 def drafts_of(part: Plan, job: Job, *, has_files: bool = False) -> tuple[Draft, ...]:
@@ -181,57 +161,7 @@ def drafts_of(part: Plan, job: Job, *, has_files: bool = False) -> tuple[Draft, 
         optimizer=job.train.optimizer,
         dtype=job.model.dtype,
     )
-    return (draft, dataclasses.replace(draft, activations=RECOMPUTE)) if part.placement.recompute else (draft,)
-
-
-def with_activations(job: Job, draft: Draft, model: ModelFacts) -> Draft:
-    """Give a draft the activation policy of its job; raises ``JobError``.
-
-    ``velora`` and ``both``: the course gets VeLoRA in every block that may train. ``auto``: the draft says how slices
-    may have it, but not beside operations or an audit. An evaluation keeps nothing.
-    """
-    activations, course = job.memory.activations, draft.course
-    velora = job_velora(job, course, model)
-    if activations == NONE or not course.num_steps:
-        return draft
-    draft = dataclasses.replace(draft, activations=activations)
-    if activations == AUTO:
-        if job.operations.is_any or job.audit is not None:
-            return draft
-        proposed = velora or proposed_velora(job, course, model)
-        return dataclasses.replace(draft, velora=proposed, may_project=velora is not None)
-    return dataclasses.replace(draft, course=dataclasses.replace(course, velora=velora))
-
-
-def check_given_activations(job: Job, plan: Plan, model: ModelFacts) -> None:
-    """Refuse a given plan with slices that save activations in another way than the job says.
-
-    With ``auto`` they may recompute any blocks, and have VeLoRA where the job allows it.
-    """
-    activations, course = job.memory.activations, plan.course
-    anew = "change it, or plan anew with 'ringtune plan JOB --save FILE'"
-    wanted = job_velora(job, course, model)
-    if activations == AUTO and course.velora is not None and wanted is not None:
-        wanted = dataclasses.replace(wanted, blocks=course.velora.blocks)
-    all_own = dataclasses.replace(course, offload=None, velora=wanted)
-    wanted = _without_helped(all_own, plan.placement.hosts, helpers_by_host(plan)).velora
-    if course.velora != wanted and not (activations == AUTO and course.velora is None):
-        if course.velora is not None and wanted is not None and course.velora.layers != wanted.layers:
-            layers = json.dumps(course.velora.layers)
-            raise PlanError(
-                f"the plan has velora.layers = {layers}, the job says {json.dumps(wanted.layers)}: add "
-                f"--set 'velora.layers={layers}', or plan anew with 'ringtune plan JOB --save FILE'"
-            )
-        has = "other settings of VeLoRA" if course.velora and wanted else "VeLoRA" if course.velora else "no VeLoRA"
-        raise PlanError(f"the plan has {has}, the job says memory.activations = {activations!r} with [velora]; {anew}")
-    for piece in plan.placement.hosts if activations != AUTO and course.num_steps else ():
-        has = SlicePolicy.of(plan, piece.start, piece.stop).name
-        lowest = ever_trained(course).lowest
-        if piece.stop > lowest and (has in (RECOMPUTE, BOTH)) != (activations in (RECOMPUTE, BOTH)):
-            raise PlanError(
-                f"the plan has the policy {has!r} for activations at node {piece.node}, the job says "
-                f"memory.activations = {activations!r}; {anew}"
-            )
+    return (draft, dataclasses.replace(draft, saving=SavingPolicy(RECOMPUTE))) if part.placement.recompute else (draft,)
 
 
 T = TypeVar("T")
@@ -339,7 +269,6 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
     if not owners:
         raise DataError("no node has training rows; give at least one its file with --data")
     train, private_blocks, family = job.train, job.privacy.private_blocks, family_named(model.model_type)
-    configs = (job.adapter.config, *job.offload.chosen_adapters.values())
     course = Course(
         method=job.method,
         num_blocks=model.num_blocks,
@@ -358,33 +287,28 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         turns=train.turns,
         frozen_blocks=private_blocks,
         head_tokens=family.head_tokens(job.model.task),
-        trims=bool(family.head_tokens(job.model.task)) and may_trim(family, configs, dropout=train.dropout),
+        trims=bool(family.head_tokens(job.model.task)) and may_trim(family, job.adapter_configs, dropout=train.dropout),
         packed=bool(train.packing),
         entering=model.entering,
         returning=model.returning,
     )
     course = courses_to_try(job, course, nodes)[0]
-    if course.num_steps:
-        check_warmup(train, course.num_steps, course.method.rate_at(course, course.num_steps - 1)[1])
     kinds_of(job, course.users)  # refuses an adapter of a user who is none of the run
-    check_pairs(job, model)
-    check_course(job, course)
+    for technique in TECHNIQUES:
+        technique.check_course(job, course, model)
     has_copies = job.needs_copies and not stay_reason(course, from_disks=True)
-    draft = Draft(
+    course, saving = SavingPolicy.of(job, course, model)
+    return Draft(
         course=course,
+        saving=saving,
         private_blocks=private_blocks,
         state_on_disk=job.keeps_state_on_disk,
-        keeps_best=job.keeps_best_on_disk,
         copies=has_copies,
         num_copies=job.recovery.num_copies if has_copies else 0,
         racks=racks_of(nodes) if has_copies and job.recovery.num_copies else (),
         helper_of=named_helpers(job.offload, [node.node for node in nodes]),
         helper_settings=job.offload.helper_settings,
-        audit=job.audit_share,
-        optimizer=train.optimizer,
-        dtype=job.model.dtype,
-    )
-    return with_activations(job, draft, model)
+    ).of_job(job)
 
 
 def racks_of(nodes: Iterable[NodeFacts]) -> tuple[Rack, ...]:
@@ -418,15 +342,10 @@ def as_job_says(job: Job, draft: Draft, model: ModelFacts, nodes: Sequence[NodeF
     """Copy a draft with method, frozen weights, activations and place of the optimizer state of another job."""
     ways = courses_to_try(job, draft.course, nodes)
     course = draft.course if draft.course in ways else ways[0]
-    course = dataclasses.replace(course, method=job.method, velora=None)
-    bare = dataclasses.replace(
+    course, saving = SavingPolicy.of(job, dataclasses.replace(course, method=job.method), model)
+    return dataclasses.replace(
         draft,
         course=course,
+        saving=saving,
         state_on_disk=job.keeps_state_on_disk,
-        activations=NONE,
-        velora=None,
-        may_project=False,
-        optimizer=job.train.optimizer,
-        dtype=job.model.dtype,
-    )
-    return with_activations(job, bare, model)
+    ).of_job(job)

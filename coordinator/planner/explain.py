@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator.planner.local_search import applied, moves
-from coordinator.planner.memory import MemoryCaps, extra_share, planned_saving
+from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.operations import OperationsReason, balance_line, explain_operations, operations_reason_lines
 from coordinator.planner.phases import PhasesReason, phases_lines
 from coordinator.planner.planned import HelpersReason, Planned
@@ -17,134 +17,10 @@ from coordinator.planner.ring_costs import RingCosts, with_fewer_depths, with_me
 from coordinator.planner.search import Candidate, block_s, both_seconds, plan_of, slices_of
 from coordinator.planner.search import Choice as SearchChoice
 from coordinator.planner.step_time import Ring, job_s, step_times
-from ringtune.costs.model_facts import dropout_token_bytes
 from ringtune.quantities import format_bytes, format_seconds
-from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
-from ringtune.techniques.activation_checkpointing import AUTO, NONE, SlicePolicy
+from ringtune.techniques.activation_checkpointing import ActivationsReason, explain_activations
 from ringtune.techniques.frozen_weights import reason_line
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SliceReason:
-    """How one slice saves activations, and why.
-
-    Attributes:
-        policy: one of ``activation_checkpointing.POLICIES``.
-        says: the policy in words; empty if everything is kept.
-        keeping_bytes: of the node if everything were kept.
-        longer: share by which its forwards and backwards take longer; below 0 if they are shorter.
-        projected_bytes: of the node with VeLoRA, if that fits but ``auto`` may not choose it; else 0.
-    """
-
-    node: str
-    policy: str
-    says: str
-    needed_bytes: int
-    keeping_bytes: int
-    budget_bytes: int
-    longer: float
-    projected_bytes: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ActivationsReason:
-    """What blocks keep for their backwards, and the bytes that the policy saves.
-
-    Attributes:
-        slices: of the hosts in ring order; empty if everything is kept.
-        block_bytes: kept by one block of one micro-batch.
-        velora_bytes: the same with VeLoRA; 0 where that is not less.
-        dropout_bytes: part of ``block_bytes`` that is due to dropout, as the attention kernel is not fused then.
-    """
-
-    asked: str
-    slices: tuple[SliceReason, ...]
-    block_bytes: int
-    velora_bytes: int = 0
-    dropout_bytes: int = 0
-
-
-def explain_activations(plan: Plan, caps: MemoryCaps, *, dropout: float = 0.0) -> ActivationsReason | None:
-    """Explain the policies of a plan, made from the draft of ``caps``.
-
-    Returns:
-        None for a plan without hosts or steps, and where all is kept, nothing else was asked for and dropout is 0.
-    """
-    draft, hosts = caps.draft, plan.placement.hosts
-    if (draft.activations == NONE and not dropout) or not hosts or not plan.course.num_steps:
-        return None
-    tokens = plan.course.microbatch_sizes()[0] * plan.course.max_length
-    facts = caps.facts[hosts[0].node]
-    whole, projected = caps.block_bytes(hosts[0].node, tokens)
-    dropped = dropout_token_bytes(facts.model, tokens=plan.course.max_length, dtype=draft.dtype) if dropout else 0
-    return ActivationsReason(
-        asked=draft.activations,
-        slices=tuple(_slice(plan, piece, caps) for piece in hosts) if draft.activations != NONE else (),
-        block_bytes=whole,
-        velora_bytes=projected if projected < whole else 0,
-        dropout_bytes=round(tokens * dropped),
-    )
-
-
-def _slice(plan: Plan, piece: Slice, caps: MemoryCaps) -> SliceReason:
-    node, policy = piece.node, SlicePolicy.of(plan, piece.start, piece.stop)
-    saving, facts = planned_saving(plan, piece.start, piece.stop), caps.facts[node]
-    proposed = 0
-    if caps.draft.activations == AUTO and policy.recomputed and not caps.draft.may_project:
-        with_velora = caps.with_velora(plan, node).total_bytes
-        proposed = with_velora if with_velora <= facts.memory_bytes else 0
-    return SliceReason(
-        node=node,
-        policy=policy.name,
-        says=policy.text,
-        needed_bytes=caps.estimate(plan, node).total_bytes,
-        keeping_bytes=caps.keeping_everything(plan, node).total_bytes,
-        budget_bytes=facts.memory_bytes,
-        longer=extra_share(saving, caps.kept_blocks(piece.start, piece.stop), facts, gain=caps.projected_gain(node)),
-        projected_bytes=proposed,
-    )
-
-
-def activation_lines(found: ActivationsReason) -> list[str]:
-    """Write the reasons as lines."""
-    lines = [f"  memory.activations = '{found.asked}':"] if found.slices else []
-    width = max((len(each.node) for each in found.slices), default=0)
-    lines += [f"    {each.node:<{width}}  {_slice_text(each)}" for each in found.slices]
-    size: Callable[[int], str] = format_bytes
-    if found.velora_bytes:
-        less = 1 - found.velora_bytes / found.block_bytes
-        lines.append(
-            f"    VeLoRA keeps {size(found.velora_bytes)} instead of {size(found.block_bytes)} of each block and "
-            f"micro-batch, {less:.1%} less"
-        )
-    if found.dropout_bytes:
-        without = found.block_bytes - found.dropout_bytes
-        lines.append(
-            f"    train.dropout = 0 would keep {size(without)} instead of {size(found.block_bytes)} of each block and "
-            "micro-batch, at no cost in time: the attention kernel is fused then and keeps no probabilities"
-        )
-    return lines
-
-
-def _longer_text(share: float) -> str:
-    return f"{abs(share):.0%} {'longer' if share >= 0 else 'shorter'}"
-
-
-def _slice_text(each: SliceReason) -> str:
-    budget = format_bytes(each.budget_bytes)
-    if not each.says:
-        return f"keeps everything: {format_bytes(each.needed_bytes)} of {budget}"
-    fits = "fits too" if each.keeping_bytes <= each.budget_bytes else "does not fit"
-    text = (
-        f"{each.says}: {format_bytes(each.needed_bytes)} of {budget}, "
-        f"forwards and backwards {_longer_text(each.longer)}; "
-        f"keeping everything needs {format_bytes(each.keeping_bytes)}, which {fits}"
-    )
-    if each.projected_bytes:
-        text += f"; VeLoRA would do ({format_bytes(each.projected_bytes)}): a section [velora] lets auto choose it"
-    return text
-
 
 _DEPTHS_OF_TRIALS = 12
 
@@ -389,7 +265,7 @@ def explanation_text(found: Explanation) -> list[str]:
             lines.append(f"  {node.node:<{width}}  hosts nothing{owns}{helps}, {budget}: {node.reason}")
         else:
             lines.append(f"  {node.node:<{width}}  left out: {node.reason}")
-    lines += activation_lines(found.activations) if found.activations is not None else []
+    lines += found.activations.lines() if found.activations is not None else []
     lines += found.helping.lines(seconds) if found.helping is not None else []
     lines.append(f"  turns in the order {', '.join(found.initiators)}")
     lines.append(

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.planner.draft import agreed_model, check_given_activations, check_same_users, job_draft
+from coordinator.planner.draft import agreed_model, check_same_users, job_draft
 from coordinator.planner.make_plan import refuse_if_full
-from coordinator.planner.operations import check_given_operations
 from coordinator.planner.planned import Planned, with_copies
 from ringtune import __version__
 from ringtune.costs.measurement import check_profile, job_shape
@@ -216,11 +215,7 @@ def accept_plan(given: GivenPlan, job: Job, facts: Mapping[str, NodeFacts]) -> P
     _check_rows(plan, facts)
     _check_course(plan, job_draft(job, nodes, model).course)
     for technique in TECHNIQUES:
-        technique.check_plan(job, plan)
-    if any(one.helpers for one in plan.placements) and not model.pair_token_bytes:
-        raise PlanError(f"the plan has helpers, but none can fit this adapter.config in this model; {_ANEW}")
-    check_given_operations(job, plan, model)
-    check_given_activations(job, plan, model)
+        technique.check_plan(job, plan, model)
     _check_placements(plan)
     private = job.privacy.private_blocks
     if plan.placement.private_blocks != private:

@@ -114,8 +114,6 @@ _NOT_FITTED: Final = (
     f"{TECHNIQUE.left_out}: offload.mode = {AUTO!r} can't go with this adapter.config in this model, which no helper "
     "can fit; name helpers in offload.mode to see why, or set offload.mode = 'off'"
 )
-Refuse = Callable[[Plan], Planned]
-"""Checks the memory of a plan; raises ``CapacityError`` if a node has too little."""
 
 
 def with_helpers(
@@ -124,7 +122,7 @@ def with_helpers(
     profile: Profile,
     effort: Effort,
     placed: Callable[[Sequence[Draft]], Planned],
-    refuse: Refuse,
+    refuse: Callable[[Plan], Planned],
 ) -> Planned:
     """Place drafts, with helpers if the job leaves them to the planner and they make the job faster.
 
@@ -152,7 +150,10 @@ def with_helpers(
 
 
 def _where_it_fits(
-    drafts: Sequence[Draft], profile: Profile, placed: Callable[[Sequence[Draft]], Planned], refuse: Refuse
+    drafts: Sequence[Draft],
+    profile: Profile,
+    placed: Callable[[Sequence[Draft]], Planned],
+    refuse: Callable[[Plan], Planned],
 ) -> Planned | None:
     """Place drafts with the node with the most memory as the helper of all others; None if that does not fit either.
 
@@ -182,7 +183,9 @@ def _where_it_fits(
 # ---- helpers because they make the job faster --------------------------------------------------------
 
 
-def _where_it_pays(job: Job, planned: Planned, profile: Profile, effort: Effort, refuse: Refuse) -> Planned:
+def _where_it_pays(
+    job: Job, planned: Planned, profile: Profile, effort: Effort, refuse: Callable[[Plan], Planned]
+) -> Planned:
     choice = planned.choice
     if choice is None or not effort.judged_actions:
         note = "no helpers, as links were not measured, so the time of pairs is not known"
@@ -211,7 +214,9 @@ class _Trials:
         is_cut: whether the clock or the simulator's limit ended them.
     """
 
-    def __init__(self, job: Job, planned: Planned, profile: Profile, effort: Effort, refuse: Refuse) -> None:
+    def __init__(
+        self, job: Job, planned: Planned, profile: Profile, effort: Effort, refuse: Callable[[Plan], Planned]
+    ) -> None:
         self._job, self._choice, self._profile, self._refuse = job, planned.choice, profile, refuse
         self._max_actions, self._clock = effort.judged_actions, effort.clock()
         self._block_s = {node.node: block_s(node) for node in profile.nodes}

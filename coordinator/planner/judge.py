@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from coordinator.planner.draft import Draft
-from coordinator.planner.memory import planned_saving
 from coordinator.planner.ring_costs import RingCosts, ring_costs, step_kinds
 from coordinator.planner.step_time import Ring, job_s, step_times
 from ringtune.costs.action_costs import CourseCosts, all_full, done_of
@@ -28,6 +27,7 @@ from ringtune.schedule.run_shape import Extent, Owner
 from ringtune.schedule.turns import Item, StepKind, Turn, scores_are_due, turn_sequence
 from ringtune.schedule.units import EMBEDDING, Units
 from ringtune.schedule.versions import may_be_stale
+from ringtune.techniques.activation_checkpointing import planned_saving
 from ringtune.techniques.operations import expected_table
 from sim.ledger import Items
 from sim.links import MeasuredLinks

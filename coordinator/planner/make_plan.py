@@ -45,7 +45,6 @@ from coordinator.planner.search import (
 )
 from ringtune.config.sections import NEVER
 from ringtune.costs.action_costs import CourseCosts
-from ringtune.costs.activation_costs import unprojected_reason
 from ringtune.costs.links import check_blobs, check_parcels
 from ringtune.costs.measurement import check_profile, job_shape, refuse_differing_copies
 from ringtune.costs.memory_estimate import (
@@ -73,6 +72,7 @@ from ringtune.quantities import format_bytes
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 from ringtune.techniques import TECHNIQUES
+from ringtune.techniques.activation_checkpointing import keeping_all, unprojected_reason
 
 
 def refusal(
@@ -222,13 +222,8 @@ def with_phases(job: Job, planned: Planned, effort: Effort, check: Callable[[Pla
         return planned
     if planned.choice is None or planned.profile is None or all(link.is_assumed for link in planned.profile.links):
         return planned
-    better, reason = choose_phases(
-        planned.plan,
-        planned.profile,
-        job,
-        helper_of=planned.choice.best.draft.helper_of,
-        clock=effort.clock(),
-    )
+    helper_of = planned.choice.best.draft.helper_of
+    better, reason = choose_phases(planned.plan, planned.profile, job, helper_of=helper_of, clock=effort.clock())
     if better is None:
         return dataclasses.replace(planned, phases=reason)
     try:
@@ -282,15 +277,15 @@ def make_plan(
             f"{model.num_blocks} blocks; lower it"
         )
     draft = job_draft(job, nodes, model)
-    _check_blobs(job, draft.course, nodes)
+    check_blobs(draft.course, Sizes.of_job(job, draft.course, nodes[0]))
     if evaluation_only:
-        course = dataclasses.replace(draft.course, num_steps=0, checkpoint_every=0, velora=None)
+        course = keeping_all(dataclasses.replace(draft.course, num_steps=0, checkpoint_every=0))
         draft = Draft(  # without training there are no helpers
             course=course, private_blocks=draft.private_blocks, optimizer=draft.optimizer, dtype=draft.dtype
         )
     alike = as_alike(nodes) if all(link.is_assumed for link in links) else None
     profile = Profile(nodes=alike or tuple(nodes), links=tuple(links))
-    draft = _in_order(draft, profile, job.train.optimizer)
+    draft = _in_order(draft, profile)
     effort = (effort or Effort(seconds=job.runtime.plan_s)).begun()
     began_s = effort.now_s()
     if not links or evaluation_only:
@@ -329,7 +324,7 @@ def _with_room_for_copies(job: Job, draft: Draft, facts: Mapping[str, NodeFacts]
     if not (draft.copies and draft.course.method.full_parameters):
         return (draft,)
     other = dataclasses.replace(draft, has_room_for_all=True)
-    caps, first = _caps(job, other, facts), draft.private_blocks
+    caps, first = MemoryCaps(other.of_job(job), facts), draft.private_blocks
     is_tight = any(caps.lacking_disk(node, first, first + 1) for node in facts)
     return (draft, other) if is_tight else (draft,)
 
@@ -348,7 +343,7 @@ def _placed(
     model = next(iter(facts.values())).model
     drafts, left_out = with_fitting_operations(job, choices, model, profile)
     choice = None
-    if any(_caps(job, draft, facts).may_fit() for draft in drafts):
+    if any(MemoryCaps(draft.of_job(job), facts).may_fit() for draft in drafts):
         choice = choose_plan(drafts, profile, effort=effort, alike=is_alike)
     if choice is None:
 
@@ -359,7 +354,7 @@ def _placed(
 
         nodes = [facts[name] for name in sorted(facts)]
         remedy = memory_remedy(job, placed) if has_remedies else ""
-        raise no_split_error(_caps(job, drafts[0], facts), nodes, remedy)
+        raise no_split_error(MemoryCaps(drafts[0].of_job(job), facts), nodes, remedy)
     drafted = plan_of(choice.best.draft, choice.costs, choice.best.ring)
     plan = settled(job, drafted, model, profile)
     kept = refuse_if_full(job, plan, facts)
@@ -486,10 +481,11 @@ def _refuse_part_if_full(
 ) -> dict[str, MemoryEstimate]:
     """Return the bytes that nodes need in one placement; see ``refuse_if_full``."""
     nodes = [facts[node] for node in plan.nodes]
-    _check_blobs(job, plan.course, nodes)
-    check_parcels(plan, Sizes.at(plan.course, nodes[0], optimizer=job.train.optimizer, dtype=job.model.dtype))
+    sizes = Sizes.of_job(job, plan.course, nodes[0])
+    check_blobs(plan.course, sizes)
+    check_parcels(plan, sizes)
     memory = plan_memory(job, plan, facts)
-    caps = _caps(job, dataclasses.replace(Draft.of(plan), has_files=goes_on), facts)
+    caps = MemoryCaps(dataclasses.replace(Draft.of(plan).of_job(job), has_files=goes_on), facts)
     for node, estimate in memory.items():
         if estimate.total_bytes > facts[node].memory_bytes:
             if plan.placement.helped_by(node):
@@ -506,11 +502,6 @@ def _refuse_part_if_full(
     return memory
 
 
-def _check_blobs(job: Job, course: Course, nodes: Sequence[NodeFacts]) -> None:
-    """Refuse a run with a head, or a gradient of a unit, that is larger than a link takes."""
-    check_blobs(course, Sizes.at(course, nodes[0], optimizer=job.train.optimizer, dtype=job.model.dtype))
-
-
 def plan_memory(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> dict[str, MemoryEstimate]:
     """Estimate by terms the peak memory of each node of a plan.
 
@@ -525,22 +516,11 @@ def plan_memory(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> dict[st
     )
 
 
-def _caps(job: Job, draft: Draft, facts: Mapping[str, NodeFacts]) -> MemoryCaps:
-    draft = dataclasses.replace(
-        draft,
-        keeps_best=job.keeps_best_on_disk,
-        audit=job.audit_share,
-        optimizer=job.train.optimizer,
-        dtype=job.model.dtype,
-    )
-    return MemoryCaps(draft, facts)
-
-
-def _in_order(draft: Draft, profile: Profile, optimizer: str) -> Draft:
+def _in_order(draft: Draft, profile: Profile) -> Draft:
     """Sort the draft's owners in initiator order by the seconds that the head takes between them."""
     if not profile.links:
         return draft
-    costs = CourseCosts(draft.course, profile, optimizer=optimizer)
+    costs = CourseCosts(draft.course, profile, optimizer=draft.optimizer)
 
     def hand_over_s(source: str, target: str) -> float:
         link = costs.link(source, target)

@@ -1,150 +1,31 @@
-"""Memory of a slice on a node: its bytes of memory and disk, and how it saves activations to fit.
-
-A job names one policy for all slices, or leaves the choice to the planner (``auto``). With ``auto`` a slice keeps
-everything if that fits; else it takes the policy with the shortest steps of those that fit::
-
-    velora               projections of inputs of linear layers: little time, but gradients change; only if allowed
-    recompute r blocks   the lowest r trained blocks run again, one more forward for each; as few as needed
-    both                 projections, and as few blocks as needed run again
-
-The lowest blocks run again because they train at the fewest steps in a run that unfreezes from the top down. The lowest
-trained block of the run may be skipped: with adapters its graph begins inside it, so that it frees little.
-"""
+"""Memory of a slice on a node: its bytes of memory and disk, and how it saves activations to fit."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Mapping
 
 from coordinator.planner.draft import Draft
-from ringtune.costs.activation_costs import VELORA_EXTRA, projected_gain
+from ringtune.costs.activation_costs import projected_gain
 from ringtune.costs.links import takes_parcels
 from ringtune.costs.memory_estimate import (
     BEST,
     CHECKPOINT_COPIES,
     CHECKPOINTS,
     DiskNeeds,
-    audited,
     disk_needs,
     memory_estimate,
 )
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.memory_terms import MemoryEstimate, Share
+from ringtune.costs.model_facts import dropout_token_bytes
 from ringtune.costs.profile import NodeFacts
+from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Range
 from ringtune.schedule.versions import ever_trained
 from ringtune.techniques import TECHNIQUES
-from ringtune.techniques.activation_checkpointing import AUTO, BOTH, NONE, RECOMPUTE, VELORA, SlicePolicy
-
-_FORWARD_SHARE: Final = 1 / 3
-"""Forward over forward and backward together, if they were not measured."""
-
-
-class SliceSaving(NamedTuple):
-    """How the trained blocks of one slice save activations."""
-
-    start: int = 0
-    stop: int = 0
-    is_projected: bool = False
-
-    @property
-    def recomputed(self) -> int:
-        """Number of blocks that run again."""
-        return self.stop - self.start
-
-    @property
-    def policy(self) -> str:
-        """The policy, as ``memory.activations`` names it."""
-        if self.recomputed:
-            return BOTH if self.is_projected else RECOMPUTE
-        return VELORA if self.is_projected else NONE
-
-
-KEEPS_ALL: Final = SliceSaving()
-
-Needs = Callable[[SliceSaving], int]
-"""Bytes that a node needs for a slice with this saving."""
-
-
-def slice_saving(
-    activations: str,
-    kept: Range,
-    needs: Needs,
-    facts: NodeFacts,
-    *,
-    may_project: bool = False,
-    gain: float = 0.0,
-    first_is_small: bool = False,
-) -> SliceSaving:
-    """Choose how a slice saves activations under a job's policy.
-
-    ``kept`` are the blocks of the slice that keep activations for their backward; ``first_is_small``: the first of them
-    keeps less than the others. ``gain`` is that of ``extra_share``.
-
-    Returns:
-        With ``auto`` the saving with the least extra time that fits; if none fits, the one that needs least.
-    """
-    if kept.start >= kept.stop or activations == NONE:
-        return KEEPS_ALL
-    if activations != AUTO:
-        stop = kept.stop if activations in (RECOMPUTE, BOTH) else kept.start
-        return SliceSaving(kept.start, stop, activations in (VELORA, BOTH))
-    if needs(KEEPS_ALL) <= facts.memory_bytes:
-        return KEEPS_ALL
-    both = (False, True) if may_project else (False,)
-    begins = [kept, *([Range(kept.start + 1, kept.stop)] if first_is_small and kept.stop - kept.start > 1 else [])]
-    ways = [_fewest(some, needs, facts.memory_bytes, is_projected=way) for way in both for some in begins]
-    fitting = [way for way in ways if needs(way) <= facts.memory_bytes]
-    if not fitting:
-        return min(ways, key=needs)
-    return min(fitting, key=lambda way: (extra_share(way, kept, facts, gain=gain), way.is_projected, way.start))
-
-
-def extra_share(saving: SliceSaving, kept: Range, facts: NodeFacts, *, gain: float = 0.0) -> float:
-    """Seconds that a saving adds, over those of the slice's forwards with graph and backwards; below 0 if it is faster.
-
-    Example: 2 of 6 blocks run again and a forward takes a third of both directions: 1/9.
-
-    ``kept`` are the blocks of the slice that keep activations for their backward. ``gain`` is the seconds that VeLoRA
-    takes off a backward, over those of a forward (``activation_costs.projected_gain``).
-    """
-    if kept.start >= kept.stop:
-        return 0.0
-    both_s = facts.block_graph_s + facts.block_backward_s
-    forward = facts.block_graph_s / both_s if both_s > 0 else _FORWARD_SHARE
-    projected = VELORA_EXTRA - gain * forward if saving.is_projected else 0.0
-    return forward * saving.recomputed / (kept.stop - kept.start) + projected
-
-
-def _fewest(kept: Range, needs: Needs, has_bytes: int, *, is_projected: bool) -> SliceSaving:
-    """Return the saving with the fewest blocks that run again and still fits; with all blocks if none fits."""
-
-    def saving(count: int) -> SliceSaving:
-        return SliceSaving(kept.start, kept.start + count, is_projected)
-
-    if needs(saving(0)) <= has_bytes:
-        return saving(0)
-    few, many = 0, kept.stop - kept.start
-    while many - few > 1:
-        middle = (few + many) // 2
-        few, many = (few, middle) if needs(saving(middle)) <= has_bytes else (middle, many)
-    return saving(many)
-
-
-def planned_saving(plan: Plan, start: int, stop: int) -> SliceSaving:
-    """Return how a plan's slice [start, stop) saves activations.
-
-    Blocks that run again but are not adjacent, as in a plan made by hand, count as if they were.
-    """
-    policy = SlicePolicy.of(plan, start, stop)
-    if policy.name == NONE:
-        return KEEPS_ALL
-    again = policy.recomputed
-    first = again[0].start if again else start
-    return SliceSaving(first, first + sum(last - one for one, last in again), bool(policy.projected))
-
+from ringtune.techniques.activation_checkpointing import KEEPS_ALL, NONE, SliceSaving, slice_saving
 
 _NEVER = 1 << 62
 _GROWING = ("weights", "adapters", "head", "data", "device")
@@ -158,7 +39,7 @@ class MemoryCaps:
         self.draft, self.facts = draft, facts
         self._owners = {owner.node for owner in draft.course.owners}
         self._course = draft.with_helper_settings(draft.course)
-        self._projected = draft.with_helper_settings(draft.projected_course)
+        self._projected = draft.with_helper_settings(draft.saving.projected(draft.course))
         self._sizes = {
             name: Sizes.at(self._projected, node, optimizer=draft.optimizer, dtype=draft.dtype)
             for name, node in facts.items()
@@ -269,7 +150,8 @@ class MemoryCaps:
 
     def saving_of(self, node: str, start: int, stop: int, above: int) -> SliceSaving:
         """Return how ``node`` saves activations if it hosts ``[start, stop)`` with ``above`` hosts above it."""
-        if self.draft.activations == NONE:
+        policy = self.draft.saving
+        if policy.name == NONE:
             return KEEPS_ALL
         key = (node, start, stop, above)
         found = self._savings.get(key)
@@ -277,11 +159,11 @@ class MemoryCaps:
             kept = self.kept_blocks(start, stop)
             has_lowest = kept.start == ever_trained(self.draft.course).lowest
             found = self._savings[key] = slice_saving(
-                self.draft.activations,
+                policy.name,
                 kept,
                 lambda saving: self._estimate_of(node, start, stop, above, saving).total_bytes,
                 self.facts[node],
-                may_project=self.draft.may_project,
+                may_project=policy.may_project,
                 gain=self.projected_gain(node),
                 first_is_small=has_lowest and self._sizes[node].lowest_token_bytes > 0,
             )
@@ -325,22 +207,16 @@ class MemoryCaps:
 
     def estimate(self, plan: Plan, node: str) -> MemoryEstimate:
         """Estimate by terms the peak memory of ``node`` under ``plan``."""
-        return memory_estimate(plan.course, self._share(plan, node), self._sizes[node])
+        return memory_estimate(plan.course, Share.of(plan, node, self.draft.audit), self._sizes[node])
 
-    def _share(self, plan: Plan, node: str) -> Share:
-        return audited(Share.of(plan, node), plan, node, self.draft.audit)
+    def without_recomputing(self, plan: Plan, node: str, course: Course) -> MemoryEstimate:
+        """Estimate the peak memory of ``node`` under ``plan`` with a course's projections and without recomputation."""
+        share = dataclasses.replace(Share.of(plan, node, self.draft.audit), recompute=())
+        return memory_estimate(course, share, self._sizes[node])
 
-    def keeping_everything(self, plan: Plan, node: str) -> MemoryEstimate:
-        """Estimate the peak memory of ``node`` under ``plan`` if its blocks kept everything."""
-        share = dataclasses.replace(self._share(plan, node), recompute=())
-        return memory_estimate(dataclasses.replace(plan.course, velora=None), share, self._sizes[node])
-
-    def with_velora(self, plan: Plan, node: str) -> MemoryEstimate:
-        """Estimate the peak memory of ``node`` under ``plan`` with VeLoRA wherever possible and no block run again."""
-        share = dataclasses.replace(self._share(plan, node), recompute=())
-        return memory_estimate(dataclasses.replace(plan.course, velora=self.draft.velora), share, self._sizes[node])
-
-    def block_bytes(self, node: str, tokens: int) -> tuple[int, int]:
-        """Bytes that one block keeps at ``node`` for ``tokens`` padded tokens, and the same with VeLoRA."""
-        sizes = self._sizes[node]
-        return round(sizes.kept_bytes(tokens)), round(sizes.projected_bytes(tokens))
+    def block_bytes(self, node: str, rows: int, *, dropout: float) -> tuple[int, int, int]:
+        """Bytes that one block keeps at ``node`` for padded rows: all, with projections, and those due to dropout."""
+        sizes, model, length = self._sizes[node], self.facts[node].model, self.draft.course.max_length
+        dropped = dropout_token_bytes(model, tokens=length, dtype=self.draft.dtype) if dropout else 0
+        tokens = rows * length
+        return round(sizes.kept_bytes(tokens)), round(sizes.projected_bytes(tokens)), round(tokens * dropped)

@@ -10,14 +10,12 @@ What operations save, and what their scores take, is explained here too.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.planner.draft import Draft
 from coordinator.planner.judge import paid_after, score_pass_s, score_passes
 from ringtune.costs.action_costs import CourseCosts, all_full, done_of, total
-from ringtune.costs.model_facts import job_subnets
 from ringtune.costs.profile import ModelFacts, Profile
 from ringtune.errors import JobError, PlanError
 from ringtune.job.job import Job
@@ -25,18 +23,12 @@ from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.actions import Op
 from ringtune.schedule.batches import num_batches
 from ringtune.schedule.course import Course
-from ringtune.schedule.operation_tables import BlockCapacity, Choice, Policy, ScoredWeights, packed_length
+from ringtune.schedule.operation_tables import Choice, Policy, ScoredWeights, packed_length
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, items
-from ringtune.techniques.operations import (
-    choosers_of,
-    expected_table,
-    given_tables,
-    kept_subnets,
-    operations_of,
-    whole,
-)
+from ringtune.techniques.operation_capacities import job_choice, with_tables
+from ringtune.techniques.operations import choosers_of, expected_table, kept_subnets, operations_of, whole
 from ringtune.transport.endpoints import MAX_MESSAGE_BYTES
 
 _MEAN = "mean"
@@ -54,7 +46,7 @@ def with_operations(job: Job, draft: Draft, model: ModelFacts, profile: Profile)
     mean = _mean(block_costs(course, profile))
     blocks = [Slice(node=_MEAN, start=at, stop=at + 1) for at in range(course.num_blocks)]
     hosts = blocks if job.operations.by_slice else [Slice(node=_MEAN, start=0, stop=course.num_blocks)]
-    choice = _choice(job, course, model, hosts, {_MEAN: mean})
+    choice = job_choice(job, course, model, hosts, {_MEAN: mean})
     return dataclasses.replace(draft, course=_checked(dataclasses.replace(course, choice=choice)))
 
 
@@ -95,7 +87,7 @@ def settled(job: Job, plan: Plan, model: ModelFacts, profile: Profile) -> Plan:
     costs = block_costs(dataclasses.replace(course, choice=None), profile)
     if not operations.balance:
         costs = dict.fromkeys(costs, _mean(costs))
-    choice = _choice(job, course, model, plan.placement.hosts, costs)
+    choice = job_choice(job, course, model, plan.placement.hosts, costs)
     return Plan(_checked(dataclasses.replace(course, choice=choice)), plan.placements)
 
 
@@ -128,116 +120,6 @@ def _check_size(course: Course, choice: Choice) -> None:
             f"message has room for {format_bytes(MAX_MESSAGE_BYTES)}; raise operations.heads (0 = whole blocks) or "
             "train.batch_size"
         )
-
-
-def with_tables(job: Job, course: Course, model: ModelFacts) -> Course:
-    """Give a course the tables that its job names: the only one, or several in sequence.
-
-    Raises:
-        JobError: they are of another model.
-        PlanError: they are of another course; names the difference.
-    """
-    tables = given_tables(job.operations)
-    job_subnets(job, model)
-    try:
-        for origin in filter(None, (table.origin for table in tables)):
-            origin.require(course.table_origin)
-        if len(tables) == 1:
-            return dataclasses.replace(course, operations=tables[0].operations)
-        return dataclasses.replace(course, choice=Choice.given(tables))
-    except PlanError as error:
-        raise PlanError(f"operations.table does not fit this run: {error}") from error
-
-
-def check_given_operations(job: Job, plan: Plan, model: ModelFacts) -> None:
-    """Refuse a given plan with other operations than the job says; raises ``PlanError``.
-
-    A plan may have a table if its job says nothing of operations. Capacities of subnets are compared with the times
-    that the plan was made with.
-    """
-    course, anew = plan.course, "change it, or plan anew with 'ringtune plan JOB --save FILE'"
-    if job.operations.table:
-        wanted = with_tables(job, dataclasses.replace(course, operations=None, choice=None), model)
-        if (course.operations, course.choice) != (wanted.operations, wanted.choice):
-            raise PlanError(f"the plan has other operations than the job's operations.table; {anew}")
-        return
-    says, choice = job.operations.policy, course.choice
-    has = choice.policy if choice else ""
-    if job.operations.is_chosen and has != says:
-        plans = f"operations.policy = {has}" if has else "no operations to choose"
-        raise PlanError(f"the plan has {plans}, the job says {says}; {anew}")
-    if choice is None or choice.tables:
-        return
-    if not job.operations.is_chosen:
-        raise PlanError(f"the plan has operations.policy = {has}, the job says {says}; {anew}")
-    _check_same_choice(job, choice, job_subnets(job, model).count, anew)
-    again = _choice(job, course, model, plan.placement.hosts, _costs_of(choice, plan.placement.hosts))
-    if choice.refresh_steps != again.refresh_steps:
-        has_steps, says_steps = (
-            f"every {one.refresh_steps} steps" if one.refresh_steps else "once" for one in (choice, again)
-        )
-        raise PlanError(
-            f"the plan chooses operations {has_steps}, the job says {says_steps} (operations.refresh_rounds); {anew}"
-        )
-    if choice.groups != again.groups:
-        raise PlanError(
-            f"the plan has one operation for the blocks {_ranges(choice)}, its slices are {_ranges(again)} "
-            f"(operations.by_slice); {anew}"
-        )
-    if choice.is_counted != again.is_counted or not _are_alike(choice.capacities, again.capacities):
-        raise PlanError(f"the plan's subnets may do more or less than operations.compute, full or balance say; {anew}")
-
-
-def _check_same_choice(job: Job, choice: Choice, subnets: int, anew: str) -> None:
-    settings = operations_of(job)
-    for name, has, says in (
-        ("heads", choice.subnets, 1 if settings.by_slice else subnets),
-        ("by_slice", choice.by_slice, settings.by_slice),
-        ("backward_score", choice.backward_score, settings.backward_score),
-        ("forward_score", choice.forward_score, settings.forward_score),
-        ("scores", choice.scored_weights, settings.scores),
-        ("score_scale", choice.score_scale, settings.score_scale),
-        ("ties", choice.ties, settings.ties),
-        ("rotate", choice.rotate, settings.rotate),
-    ):
-        if has != says:
-            of = " subnets a block" if name == "heads" else ""
-            raise PlanError(f"the plan has {has}{of}, the job says {says} (operations.{name}); {anew}")
-
-
-def _ranges(choice: Choice) -> str:
-    return ", ".join(f"[{start}, {stop})" for start, stop in choice.groups)
-
-
-def _costs_of(choice: Choice, hosts: Sequence[Slice]) -> dict[str, tuple[float, float]]:
-    """Seconds of a block with which a choice was made, for each host; pruning has one capacity for whole blocks."""
-    count = 1 if choice.prunes else choice.subnets
-    capacities = ((host.node, choice.capacity(host.start)) for host in hosts)
-    return {node: (each.forward * count, each.backward * count) for node, each in capacities}
-
-
-def _are_alike(one: Sequence[BlockCapacity], other: Sequence[BlockCapacity]) -> bool:
-    pairs = zip(map(dataclasses.astuple, one), map(dataclasses.astuple, other), strict=False)
-    return len(one) == len(other) and all(
-        math.isclose(has, says, rel_tol=1e-9, abs_tol=1e-15) for pair in pairs for has, says in zip(*pair, strict=True)
-    )
-
-
-def _choice(
-    job: Job, course: Course, model: ModelFacts, hosts: Sequence[Slice], costs: Mapping[str, tuple[float, float]]
-) -> Choice:
-    from ringtune.techniques.operation_capacities import choice_of
-
-    return choice_of(
-        operations_of(job),
-        subnets=job_subnets(job, model).count,
-        microbatch_sizes=course.microbatch_sizes(),
-        hosts=hosts,
-        costs=costs,
-        num_blocks=course.num_blocks,
-        local_iterations=course.local_iterations,
-        owners=len(course.owners),
-    )
 
 
 def block_costs(course: Course, profile: Profile) -> dict[str, tuple[float, float]]:
@@ -383,22 +265,18 @@ def operations_reason_lines(found: OperationsReason, seconds: Callable[[float], 
     if found.policy and Policy(found.policy).is_pruning:
         share = found.counts[0].full / found.microbatches
         lines.append(f"    {found.policy}: {share:.0%} of all subnets stay, for all micro-batches")
-        return lines + _score_lines(found, seconds)
-    lines += [
-        f"    {each.node}: each subnet is full for {each.full:.3g} and forward-only for {each.forward_only:.3g} of "
-        f"{found.microbatches} micro-batches; there a forward costs {each.forward_share:.0%} of a full operation"
-        for each in found.counts
-    ]
-    return lines + _score_lines(found, seconds)
-
-
-def _score_lines(found: OperationsReason, seconds: Callable[[float], str]) -> list[str]:
-    if not found.score_passes:
-        return []
-    paid = "has never paid" if found.paid_after is None else f"has paid after {found.paid_after} steps"
-    passes = "one pass" if found.score_passes == 1 else f"each of {found.score_passes} passes"
-    takes = f"{passes} takes {seconds(found.score_s)} by the simulator"
-    return [f"    scores come on top of all steps: {takes} and {paid} by the formula"]
+    else:
+        lines += [
+            f"    {each.node}: each subnet is full for {each.full:.3g} and forward-only for {each.forward_only:.3g} of "
+            f"{found.microbatches} micro-batches; there a forward costs {each.forward_share:.0%} of a full operation"
+            for each in found.counts
+        ]
+    if found.score_passes:
+        paid = "has never paid" if found.paid_after is None else f"has paid after {found.paid_after} steps"
+        passes = "one pass" if found.score_passes == 1 else f"each of {found.score_passes} passes"
+        takes = f"{passes} takes {seconds(found.score_s)} by the simulator"
+        lines.append(f"    scores come on top of all steps: {takes} and {paid} by the formula")
+    return lines
 
 
 def balance_line(own_s: float, equal_s: float, seconds: Callable[[float], str]) -> str:

@@ -290,7 +290,7 @@ def _with_copied_checkpoints(
         why = str(error)
     if found is None:
         return _without(job, planned, facts, fitting, why)
-    sizes = Sizes.at(plan.course, facts[plan.nodes[0]], optimizer=job.train.optimizer, dtype=job.model.dtype)
+    sizes = Sizes.of_job(job, plan.course, facts[plan.nodes[0]])
     most = max(piece.num_blocks for piece in plan.placement.hosts) * sizes.snapshot_bytes
     said = (
         f"at each checkpoint hosts send their blocks, {format_bytes(most)} at most, to the disk of "
@@ -305,7 +305,7 @@ def copy_bytes(course: Course, node: NodeFacts, job: Job) -> CopyBytes:
 
     Where all parameters train, a file with the head has the embedding too.
     """
-    sizes = Sizes.at(course, node, optimizer=job.train.optimizer, dtype=job.model.dtype)
+    sizes = Sizes.of_job(job, course, node)
     head_bytes = sizes.handed_over_bytes
     if course.method.full_parameters:
         head_bytes += sizes.trained_bytes(EMBEDDING) + sizes.state_bytes(EMBEDDING)
@@ -374,13 +374,11 @@ def _without(
     job: Job, planned: Planned, facts: Mapping[str, NodeFacts], fitting: Callable[[Plan], Planned], why: str
 ) -> Planned:
     """Return the plan without copies, with the reason and the bytes that they would take."""
-    sizes = Sizes.at(
-        planned.plan.course, facts[planned.plan.nodes[0]], optimizer=job.train.optimizer, dtype=job.model.dtype
-    )
-    most = max(end_of_turn_bytes(planned.plan.course, Share.of(planned.plan, one), sizes) for one in planned.plan.nodes)
-    kind = "checkpoints" if planned.plan.course.method.full_parameters else "trained blocks"
-    each = "checkpoint" if planned.plan.course.method.full_parameters else "turn"
-    can_resume = "; the run can be resumed from checkpoints on the disks" * bool(planned.plan.course.checkpoint_every)
+    plan, course = planned.plan, planned.plan.course
+    sizes = Sizes.of_job(job, course, facts[plan.nodes[0]])
+    most = max(end_of_turn_bytes(course, Share.of(plan, one), sizes) for one in plan.nodes)
+    kind, each = ("checkpoints", "checkpoint") if course.method.full_parameters else ("trained blocks", "turn")
+    can_resume = "; the run can be resumed from checkpoints on the disks" * bool(course.checkpoint_every)
     said = f"no copies of {kind} are kept, {format_bytes(most)} a {each} at most: {why}{can_resume}"
     return dataclasses.replace(_as_said(planned, fitting, copies=False), left_out=(*planned.left_out, said))
 

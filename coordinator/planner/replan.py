@@ -44,7 +44,7 @@ def placed_without(
     gets another helper in that case. ``part`` is the run's plan on its last placement. With ``goes_on`` the disks have
     files of the run already.
     """
-    placement, living = part.placement, without(profile, lost)
+    placement, living = part.placement, profile.without(lost)
     needs_helpers = part.course.helper_settings.needs_helpers
     also = ", with a helper for each host," if needs_helpers else ""
     error: CapacityError | StorageError = CapacityError(
@@ -95,15 +95,6 @@ def _helped_again(drafts: Sequence[Draft], living: Profile) -> Iterator[Draft]:
         if draft.helper_of and len(names) > 1:
             for helper_of in helper_maps(living):
                 yield dataclasses.replace(draft, helper_of={**helper_of, **left})
-
-
-def without(profile: Profile, lost: Collection[str]) -> Profile:
-    """Return the profile of the nodes that are not lost, and of the links between them."""
-    return dataclasses.replace(
-        profile,
-        nodes=tuple(node for node in profile.nodes if node.node not in lost),
-        links=tuple(link for link in profile.links if not {link.source, link.target} & set(lost)),
-    )
 
 
 CERTAIN_SHARE: Final = 0.1
@@ -247,7 +238,7 @@ def _of_the_rest(costs: RingCosts, course: Course, step: int) -> RingCosts:
 def _fetching_s(part: Plan, other: Placement, job: Job, profile: Profile, step: int) -> float:
     """Seconds in which the slowest node fetches trained blocks from others."""
     links = profile.link_by_pair
-    sizes = Sizes.at(part.course, profile.nodes[0], optimizer=job.train.optimizer, dtype=job.model.dtype)
+    sizes = Sizes.of_job(job, part.course, profile.nodes[0])
     longest_s = 0.0
     for node in profile.by_name:
         found_s = 0.0

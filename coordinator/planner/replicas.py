@@ -365,7 +365,7 @@ def _refusal_reason(plan: Plan, drafts: Sequence[Draft], profile: Profile) -> st
         return "helpers fit adapters of one host"
     if plan.course.method.max_hosts == 1:
         return "the method runs all blocks on one node"
-    if any(draft.activations != NONE for draft in drafts):
+    if any(draft.saving.name != NONE for draft in drafts):
         return "memory.activations is decided for slices of their own"
     if plan.course.may_skip:
         return "operation tables are balanced over the hosts of a ring"

@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from coordinator.planner.draft import Draft
-from coordinator.planner.memory import KEEPS_ALL, SliceSaving
 from ringtune.costs.action_costs import CourseCosts, NodeCosts, TopShare
-from ringtune.costs.activation_costs import VELORA_EXTRA, projected_gain
+from ringtune.costs.activation_costs import projected_gain
 from ringtune.costs.profile import Profile
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.batches import num_batches
@@ -35,6 +34,7 @@ from ringtune.schedule.run_shape import shares
 from ringtune.schedule.turns import StepKind
 from ringtune.schedule.units import EMBEDDING, Units
 from ringtune.schedule.versions import may_be_stale
+from ringtune.techniques.activation_checkpointing import KEEPS_ALL, VELORA_EXTRA, SliceSaving
 from ringtune.techniques.operations import expected_table
 
 
@@ -347,7 +347,7 @@ def ring_costs(draft: Draft, profile: Profile) -> RingCosts:
     graph, graph_lowest = block(Op.FORWARD, lowest=False), block(Op.FORWARD, lowest=True)
     back, back_lowest = tuple(map(backward, names)), block(Op.BACKWARD, lowest=True)
     middle = course.num_blocks // 2  # boundaries may differ in width; the judge of rings knows each
-    gain = projected_gain(draft.projected_course, profile.by_name[names[0]].model)
+    gain = projected_gain(draft.saving.projected(course), profile.by_name[names[0]].model)
     projected = _projected(graph, back, trained_above * gain)
     projected_lowest = _projected(graph_lowest, back_lowest, gain)
     hidden, grad = (_pairs(costs, names, one, middle, size) for one in (Payload.HIDDEN, Payload.GRAD))

@@ -23,7 +23,7 @@ from coordinator.planner.draft import Draft
 from coordinator.planner.judge import Ranking, simulated_job_s
 from coordinator.planner.limits import Effort, PlanningClock
 from coordinator.planner.local_search import Budget, LocalResult, search_local
-from coordinator.planner.memory import KEEPS_ALL, MemoryCaps
+from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.ring_costs import RingCosts, ring_costs, with_fewer_depths, with_mean_owner
 from coordinator.planner.step_time import Ring, job_s
 from ringtune.costs.profile import NodeFacts, Profile, WorkTime
@@ -31,9 +31,7 @@ from ringtune.errors import DeadlineError
 from ringtune.schedule.course import Course
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.saved_activations import merged, within
-from ringtune.schedule.units import Range
-from ringtune.techniques.activation_checkpointing import AUTO, NONE
+from ringtune.techniques.activation_checkpointing import AUTO, KEEPS_ALL, NONE
 
 ALIKE = 1.15
 WORTH = 1.15
@@ -232,7 +230,7 @@ def searched(
 
 def _saves(found: SearchResult) -> bool:
     """Whether ``auto`` makes a slice of the best ring save activations."""
-    if found.draft.activations != AUTO:
+    if found.draft.saving.name != AUTO:
         return False
     ring, stop = found.pool[0][1], found.costs.first
     for index, (node, count) in enumerate(zip(ring.nodes, ring.counts, strict=True)):
@@ -244,7 +242,7 @@ def _saves(found: SearchResult) -> bool:
 
 def with_saving(costs: RingCosts, caps: MemoryCaps) -> RingCosts:
     """Add to the tables how slices of the draft save activations; unchanged if they keep everything."""
-    if caps.draft.activations == NONE:
+    if caps.draft.saving.name == NONE:
         return costs
     return dataclasses.replace(costs, saving=lambda node, *where: caps.saving_of(costs.names[node], *where))
 
@@ -440,13 +438,7 @@ def plan_of(draft: Draft, costs: RingCosts, ring: Ring) -> Plan:
         piece.node: costs.saving_of(node, piece.start, piece.stop, len(slices) - 1 - index)
         for index, (node, piece) in enumerate(zip(ring.nodes, slices, strict=True))
     }
-    projecting = [piece for piece in slices if savings[piece.node].is_projected]
-    allowed = draft.velora.blocks if draft.velora is not None and draft.may_project else ()
-    return draft.placed(
-        slices,
-        recompute=merged(Range(saving.start, saving.stop) for saving in savings.values() if saving.recomputed),
-        projected=merged(cut for piece in projecting for cut in within(allowed, piece.start, piece.stop)),
-    )
+    return draft.placed(slices, savings)
 
 
 def _candidates(found: Sequence[SearchResult]) -> list[Candidate]:

@@ -39,9 +39,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from coordinator.planner.memory import KEEPS_ALL, SliceSaving
 from coordinator.planner.ring_costs import OwnerCosts, RingCosts
-from ringtune.costs.activation_costs import VELORA_EXTRA
+from ringtune.techniques.activation_checkpointing import KEEPS_ALL, VELORA_EXTRA, SliceSaving
 
 Rows = list[list[float]]
 

@@ -23,24 +23,22 @@ from ringtune.errors import CapacityError, PlanError, RingTuneError, StorageErro
 from ringtune.job.job import Job
 from ringtune.run_control.recovery import RecoveryPolicy, loss_outcome
 from ringtune.schedule.actions import Action
-from ringtune.schedule.course import COLLABORATION, JOINT, Course
+from ringtune.schedule.course import Course
 from ringtune.schedule.migration import first_step
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import row_uses
 from ringtune.storage.strict import nearest
-from ringtune.techniques.offload import MODES
+from ringtune.techniques import TECHNIQUES
 from sim.prediction import Prediction, check_fits, memory_bounds, predict
 from sim.recorded_run import Recording
 from sim.what_if import (
     add_node,
     change_all,
+    change_nodes,
     change_plan,
-    change_profile,
     check_rows,
     drop_from_plan,
     drop_from_profile,
-    parse_helpers,
-    plan_value,
     split_change,
 )
 
@@ -99,20 +97,13 @@ def _some_s(node: NodeFacts) -> float:
     return times[min(times)] if times else node.block_forward_s
 
 
+_OF_TRAINING = ("batch_size", "microbatches", "local_iterations", "eval_every", "checkpoint_every", "method", "turns")
 JOB_KEYS = {
-    "batch_size": "train.batch_size",
-    "microbatches": "train.microbatches",
+    **{key: f"train.{key}" for key in _OF_TRAINING},
     "num_steps": "train.max_steps",
-    "local_iterations": "train.local_iterations",
-    "eval_every": "train.eval_every",
-    "checkpoint_every": "train.checkpoint_every",
-    "method": "train.method",
     "every_steps": "unfreeze.every_steps",
     "wire_dtype": "wire.dtype",
-    "turns": "train.turns",
-    "activations": "memory.activations",
-    "offload": "offload.mode",
-    "users": "offload.users",
+    **{key: of_job for technique in TECHNIQUES for key, of_job in technique.plan_keys.items()},
 }
 """Keys of a plan that may be changed -> keys of a job."""
 
@@ -230,12 +221,7 @@ class WhatIf:
         if self.job is not None:
             check_inputs(self.job, self.profile)
         for more in cells:
-            profile = self._joined()
-            for key, value in map(split_change, (*self.changes, *more)):
-                if "." in key:
-                    profile = change_profile(profile, key, value)
-                else:
-                    plan_value(key, value)
+            change_nodes(self._joined(), (*self.changes, *more))
 
     def after(self, more: Sequence[str] = ()) -> PredictedPlan:
         """Predict the plan with all changes, and those of ``more``; raises ``RingTuneError``."""
@@ -280,27 +266,17 @@ class WhatIf:
 
         Keys of a plan change the job, except for credits, which no job has.
         """
-        of_job: dict[str, object] = {}
-        of_plan: dict[str, Any] = {}
-        for key, value in map(split_change, changes):
-            if "." in key:
-                profile = change_profile(profile, key, value)
-                continue
-            number = plan_value(key, value)
-            if key == "offload" and value not in MODES:
-                of_job[JOB_KEYS[key]] = parse_helpers(value, profile.by_name)
-            elif key in JOB_KEYS:
-                of_job[JOB_KEYS[key]] = number
-            else:
-                of_plan[key] = number
+        profile, values = change_nodes(profile, changes)
+        of_job: dict[str, object] = {JOB_KEYS[key]: value for key, value in values.items() if key in JOB_KEYS}
+        for technique in TECHNIQUES:
+            of_job |= technique.job_values(values, profile.by_name)
         for name in self.drop:
             profile = drop_from_profile(profile, name)
-        if of_job.get("offload.users", JOINT) != JOINT:
-            of_job["offload.merged"] = of_job["offload.users"] == COLLABORATION
         job = job.with_overrides(of_job)
         rows = -(-job.train.batch_size // job.train.microbatches)
         check_rows(profile, rows, self.plan.course.microbatch_sizes()[0])
         planned = make_plan(job, profile.by_name, links=profile.links)
+        of_plan = {key: value for key, value in values.items() if key not in JOB_KEYS}
         return *change_plan(profile, planned.plan, of_plan), planned.note
 
     def _predicted(self, plan: Plan, profile: Profile, shape: TimedShape | None, note: str = "") -> PredictedPlan:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Final, NamedTuple
 
 from coordinator.planner.limits import Effort
-from coordinator.planner.replan import PlacementProposal, placed_without, replanned, without
+from coordinator.planner.replan import PlacementProposal, placed_without, replanned
 from coordinator.run.checkpoint import CheckpointManager
 from coordinator.run.events import work_beside
 from coordinator.run.node_client import AgentCalls, NodeMoved, NodePrepared, NodeRested
@@ -321,12 +321,12 @@ class ReplanSearch:
         elif has_decided:
             self._decided = turn.unfreeze_at
             profile = dataclasses.replace(self.profile, links=links.links(self.profile.links))
-            self._search_in_background(part, without(profile, lost), turn, step, prepare_s)
+            self._search_in_background(part, profile.without(lost), turn, step, prepare_s)
             return
         elif not self._candidates:
             return
         profile = self._complete(self.pace.profile(links))
-        self._search_in_background(part, without(profile, lost), turn, step, prepare_s)
+        self._search_in_background(part, profile.without(lost), turn, step, prepare_s)
 
     def _search_in_background(self, part: Plan, profile: Profile, turn: Turn, step: int, prepare_s: float) -> None:
         self._is_thinking = True
@@ -379,7 +379,7 @@ class ReplanSearch:
 
         ``looks``: search for a placement with it after the next turn.
         """
-        others = without(self.profile, [facts.node])
+        others = self.profile.without([facts.node])
         self.profile = _sorted(others, (facts,), links)
         if looks and self._may_move:
             self._candidates = (*self._candidates, facts.node)
@@ -395,7 +395,7 @@ class ReplanSearch:
         self, command: rd.FindPlacement, put: Callable[[rd.PlacementFound | rd.NoPlacementFound], None]
     ) -> None:
         """Search a placement without lost nodes on a thread of its own; ``put`` takes the result."""
-        self.profile = without(self.profile, command.lost)
+        self.profile = self.profile.without(command.lost)
         profile, placement_number = self.profile, command.placement_number
 
         def think() -> rd.PlacementFound | rd.NoPlacementFound:

@@ -35,7 +35,6 @@ from coordinator.run.members import LinkCache, Member
 from coordinator.run.node_client import AgentCalls
 from coordinator.run.requests import RunRequest
 from ringtune.costs.measurement import hidden_bytes
-from ringtune.costs.offload_costs import VELORA
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.errors import DeadlineError, PlanError, RingTuneError
 from ringtune.job.job import Job
@@ -45,6 +44,7 @@ from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.lowering import links
 from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.plan import Plan
+from ringtune.techniques.offload import VELORA
 from ringtune.v1 import control_pb2
 
 

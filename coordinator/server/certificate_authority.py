@@ -62,7 +62,7 @@ from ringtune.transport.identity import (
     utc,
     write_identity,
 )
-from ringtune.transport.open_calls import RateLimit
+from ringtune.transport.open_calls import TokenBucket
 from ringtune.transport.parties import (
     ADMINISTRATOR,
     ANY_MEMBER,
@@ -679,9 +679,9 @@ class TrustKeeper:
             raise TrustError(NO_AUTHORITY.format(folder=folder))
         self._folder, self._clock, self._shared = folder, clock, shared
         self._lock = threading.Lock()
-        self._renewals = RateLimit(_RENEWALS, _RENEWALS_S, now_s=clock)
-        self._moves = RateLimit(_RENEWALS, _RENEWALS_S, now_s=clock)
-        self._invitations = RateLimit(_INVITATIONS, 60.0, now_s=clock)
+        self._renewals = TokenBucket(_RENEWALS, _RENEWALS / _RENEWALS_S, now_s=clock)
+        self._moves = TokenBucket(_RENEWALS, _RENEWALS / _RENEWALS_S, now_s=clock)
+        self._invitations = TokenBucket(_INVITATIONS, _INVITATIONS / 60.0, now_s=clock)
         self._register = Register(folder, shared)
         self.removed_serials: tuple[Removal, ...] = ()
         self._rotating = threading.RLock()  # held while the rotation changes
@@ -807,7 +807,7 @@ class TrustKeeper:
                 has_own_runs_only=caller.has_own_runs_only,
             )
 
-        if not self._renewals.count(caller.party):
+        if not self._renewals.take(caller.party):
             raise BusyError(f"{caller.party} has renewed its certificate {_RENEWALS} times within an hour; try later")
         return self._register.renew(caller, now_unix_s, issue)
 
@@ -818,7 +818,7 @@ class TrustKeeper:
             raise TrustError(f"{party} is no guest; make its token with 'ringtune coordinator token {node}'")
         if self._register.has_certificate(party, self._clock()):  # joining would end that of another user's guest
             raise BusyError(f"a guest {node} has joined already; take another name")
-        if not self._invitations.count(user):
+        if not self._invitations.take(user):
             raise BusyError(f"{user} has invited {_INVITATIONS} nodes within a minute; try in a minute")
         ends_unix_s = self._clock() + _GUEST_TTL_S
         return str(make_token(self._folder, party, ends_unix_s, invited_by=user, shared=self._shared))
@@ -898,7 +898,7 @@ class TrustKeeper:
                 self._versions[caller.party.name] = authorities_version and authorities_version[:_MAX_VERSION]
             is_of_new = caller.authority == authority_id(rotation.new)
             after = rotation.heard(str(caller.party), is_of_new=is_of_new)
-            if after != rotation and self._moves.count(caller.party):  # who calls with both would keep the disk busy
+            if after != rotation and self._moves.take(caller.party):  # who calls with both would keep the disk busy
                 self._change(after)
 
     def advance(self, members: Collection[str], *, is_settled: bool) -> str:

@@ -42,7 +42,7 @@ from ringtune.models.weights_by_digest import ModelManifest, Offers
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.transport.endpoints import require_compatible, require_private
-from ringtune.transport.open_calls import RateLimit
+from ringtune.transport.open_calls import TokenBucket
 from ringtune.v1 import control_pb2
 
 
@@ -141,7 +141,7 @@ class Coordinator:
         self._lock = threading.Lock()
         self._beginning = threading.Lock()  # held while a run begins, also by a stop
         self._registry = Registry(lease_s)
-        self._lines = RateLimit(_MOST_LINES, 60.0)
+        self._lines = TokenBucket(_MOST_LINES, _MOST_LINES / 60.0)
         self._now_s = WakingClock()
         self._driver: Driver | None = None
         self._replaced: Driver | None = None  # by the driven one, to which it passes what is asked of it
@@ -160,7 +160,7 @@ class Coordinator:
             self._registry.join(member, self._now_s())
             if self._driver is not None and not was_there:
                 self._driver.joined(member)  # before other threads see it as living
-        if self._lines.count(member.node):
+        if self._lines.take(member.node):
             _LOG.info("node %s at %s joined", member.node, member.address)
             self.tell(joined_line(member))
 
@@ -174,7 +174,7 @@ class Coordinator:
         """Remove a member that leaves in order."""
         with self._lock:
             has_left = self._registry.leave(node, instance)
-        if has_left and self._lines.count(node):
+        if has_left and self._lines.take(node):
             _LOG.info("node %s left", node)
             self.tell(f"node {node} left")
 

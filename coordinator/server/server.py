@@ -47,7 +47,7 @@ from ringtune.transport.endpoints import (
     split_address,
 )
 from ringtune.transport.identity import authorities_version, fingerprint
-from ringtune.transport.open_calls import RateLimit, address_of
+from ringtune.transport.open_calls import TokenBucket, address_of
 from ringtune.transport.parties import SUBMITTER_ROLE, Party, node_party
 from ringtune.transport.status import abort, answer, answer_stream
 from ringtune.transport.weights_servicer import WeightsServicer
@@ -398,7 +398,7 @@ class JoiningServicer(trust_pb2_grpc.JoiningServicer):
 
     def __init__(self, keeper: TrustKeeper) -> None:
         self._keeper = keeper
-        self._wrong = RateLimit(_WRONG_TOKENS, 60.0)
+        self._wrong = TokenBucket(_WRONG_TOKENS, _WRONG_TOKENS / 60.0)
 
     def Authority(self, request: trust_pb2.AuthorityRequest, context: grpc.ServicerContext) -> trust_pb2.AuthorityReply:
         """Return the certificate of the authority."""
@@ -416,7 +416,7 @@ class JoiningServicer(trust_pb2_grpc.JoiningServicer):
             try:
                 return self._keeper.certify(request.secret, request.request_pem, takes_authorities=takes)
             except TokenError:
-                self._wrong.count(address)
+                self._wrong.take(address)
                 raise
 
         pem = answer(context, certify)

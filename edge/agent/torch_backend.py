@@ -43,7 +43,7 @@ from edge.transport.link import OutLink
 from edge.transport.server import RingServicer, RunExpectation
 from ringtune.costs.measurement import job_shape
 from ringtune.costs.memory_sizes import CONTEXT_BYTES, data_bytes
-from ringtune.costs.model_facts import computed_token_bytes, job_subnets, model_facts
+from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.costs.profile import ModelFacts, NodeFacts, SkippedRows, TimedShape, Work
 from ringtune.engine.failure_texts import LOWER_THE_RATE
 from ringtune.errors import DataError, DivergedError, IntegrityError, UsageError
@@ -56,6 +56,7 @@ from ringtune.storage.strict import parse_json
 from ringtune.storage.tensor_files import TensorFile, TensorPieces
 from ringtune.techniques.audit import checked_by, fits_checked_by
 from ringtune.techniques.frozen_weights import first_choice
+from ringtune.techniques.operations import job_subnets
 from ringtune.transport.speaker import speaker
 
 _LOG = logging.getLogger(__name__)

@@ -30,13 +30,13 @@ from edge.data.dataset import OwnerDataset
 from edge.profiler.timing import CpuClock, MeasuredWork, Timer, TimingRequest, window_of
 from edge.profiler.works import Bench
 from ringtune.costs.measurement import job_shape
-from ringtune.costs.model_facts import job_subnets
 from ringtune.costs.profile import Measured, ModelFacts, Work, WorkTime
 from ringtune.errors import InvalidInputError, StorageError
 from ringtune.job.job import Job
 from ringtune.machine.resources import cpu_quota
 from ringtune.storage.durable import write_durably
 from ringtune.storage.strict import check_fields, parse_json, read_dataclass, to_table
+from ringtune.techniques.operations import job_subnets
 
 _LOG = logging.getLogger(__name__)
 

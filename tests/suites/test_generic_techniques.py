@@ -21,7 +21,6 @@ from edge.model.tensor_files import SafetensorsFiles
 from edge.techniques.activation_checkpointing import saved_tensors, storage_bytes
 from edge.techniques.offload.sites import sites_of
 from edge.techniques.velora import Projections
-from ringtune.costs.activation_costs import check_layers, proposed_velora
 from ringtune.costs.memory_sizes import DTYPE_BYTES, Sizes, _projected_values, score_token_bytes
 from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.errors import JobError
@@ -34,6 +33,7 @@ from ringtune.models.kept_inputs import with_shared_inputs
 from ringtune.schedule.operation_tables import Score
 from ringtune.schedule.saved_activations import ADAPTER_DOWN, LAYERS, Velora
 from ringtune.schedule.units import Range
+from ringtune.techniques.activation_checkpointing import check_layers, proposed_velora
 from tests.edge.techniques.test_operations import check_equal, choice_of, make_ring, score, score_turn
 from tests.edge.techniques.test_operations import one_process as scores_of_one_process
 from tests.features.feature import Feature, Run, Wanted, carry_out, on_one_node, planned

@@ -25,12 +25,11 @@ from coordinator.screen.plan_text import plan_text
 from coordinator.screen.progress import report_lines
 from edge.techniques.micro_batches import Handler, MicroBatches, OpenItem
 from ringtune.costs.model_facts import check_job as check_job_of_model
-from ringtune.costs.profile import NodeFacts, Profile, TimedShape
+from ringtune.costs.profile import ModelFacts, NodeFacts, Profile, TimedShape
 from ringtune.engine.events import SetTimer
 from ringtune.errors import CapacityError, JobError, PlanError, StorageError
 from ringtune.job.job import Job
 from ringtune.models.families import FAMILIES
-from ringtune.models.family import Dimensions, Widths
 from ringtune.run_control import events as rd
 from ringtune.run_control.continuation import equal_keys, job_digest
 from ringtune.run_control.state_machine import RunStateMachine
@@ -40,7 +39,7 @@ from ringtune.schedule.placement import CREDITS
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn
 from ringtune.techniques import TECHNIQUES
-from ringtune.techniques.base import Copies, DiskTerm, Parcel, Technique
+from ringtune.techniques.base import Copies, DiskTerm, Parcel, Shape, Technique
 from tests.contract.run_control.test_rounds import trained_rounds
 from tests.support.fake_agents import facts, job
 from tests.support.plans import make_plan as plan_by_hand
@@ -61,10 +60,10 @@ def check_job(wanted: Job) -> None:
         raise JobError("notes and momentum can't go together; change the optimizer")
 
 
-def check_model(wanted: Job, dimensions: Dimensions, widths: Widths) -> None:
+def check_model(wanted: Job, shape: Shape) -> None:
     """Nobody can note heads that are no even number."""
-    if wanted.train.seed == SEED and dimensions.num_heads % 2:
-        raise JobError(f"notes are of pairs of heads, the model has {dimensions.num_heads}")
+    if wanted.train.seed == SEED and shape.dimensions.num_heads % 2:
+        raise JobError(f"notes are of pairs of heads, the model has {shape.dimensions.num_heads}")
 
 
 def courses(wanted: Job, course: Course, nodes: Sequence[NodeFacts]) -> tuple[Course, ...]:
@@ -88,7 +87,7 @@ def placed(wanted: Job, plan: Plan) -> Plan:
     return Plan(plan.course, tuple(dataclasses.replace(one, credits=1) for one in plan.placements))
 
 
-def check_plan(wanted: Job, plan: Plan) -> None:
+def check_plan(wanted: Job, plan: Plan, _: ModelFacts) -> None:
     """A given plan takes notes exactly if the job asks for that."""
     if is_used(plan) != (wanted.train.seed == SEED):
         raise PlanError("the plan and the job differ in whether notes are taken; plan anew")

@@ -438,9 +438,9 @@ class Cluster(Nodes):
             time.sleep(0.02)
 
     def wait_gone(self, name: str) -> None:
-        """Wait until an agent that has said that it leaves is no member: its call may be answered after its end."""
+        """Wait until an agent that has left is no member: its call has a second, else its lease has to end."""
         deadline_s = time.monotonic() + START_S
-        while name in self.states():
+        while self.states().get(name, "lost") != "lost":
             assert time.monotonic() < deadline_s, f"{name} is a member still: {self.states()}"
             time.sleep(0.02)
 

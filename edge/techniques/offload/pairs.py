@@ -55,14 +55,13 @@ from edge.model.skeleton import Skeleton
 from edge.model.tensor_files import pieces_of, read_tensor
 from edge.techniques.offload.sites import Passage, Site, pack, sites_of
 from edge.techniques.velora import Vectors, block_of, project
-from ringtune.costs.offload_costs import BFLOAT16, VELORA, WIRES
 from ringtune.errors import IntegrityError, PlanError
 from ringtune.job.job import Kind
 from ringtune.schedule.course import ALL_INPUTS
 from ringtune.schedule.saved_activations import DEFAULT_PARTS, subtoken_size
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import TensorFile, write_tensors
-from ringtune.techniques.offload import RowsOfUser
+from ringtune.techniques.offload import BFLOAT16, VELORA, WIRES, RowsOfUser
 
 
 class SiteFacts(NamedTuple):

@@ -28,7 +28,6 @@ from edge.techniques.offload.pairs import Capture, Captures, PairsByKind, PairVe
 from edge.techniques.offload.sites import adapter_weights, check_like, install
 from edge.techniques.offload.users import RunBlocks, RunSaving, UserBlockRunner, UserSets, block_of
 from edge.techniques.velora import block_of as vector_block
-from ringtune.costs.offload_costs import LOSSY
 from ringtune.engine.failure_texts import diverged
 from ringtune.errors import DivergedError, PlanError
 from ringtune.job.job import Job, Kind, job_of, kinds_of
@@ -42,7 +41,7 @@ from ringtune.schedule.turns import Item
 from ringtune.schedule.units import Range
 from ringtune.schedule.versions import weight_version
 from ringtune.storage.pieces import Pieces
-from ringtune.techniques.offload import RowsOfUser, rows_of_users
+from ringtune.techniques.offload import LOSSY, RowsOfUser, rows_of_users
 
 
 @dataclass(kw_only=True, slots=True)

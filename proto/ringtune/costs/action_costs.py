@@ -476,16 +476,12 @@ class NodeWork:
     sent_bytes: float = 0.0
 
     def __add__(self, other: NodeWork) -> NodeWork:
-        return NodeWork(
-            **{
-                entry.name: getattr(self, entry.name) + getattr(other, entry.name)
-                for entry in dataclasses.fields(NodeWork)
-            }
-        )
+        names = [entry.name for entry in dataclasses.fields(self)]
+        return NodeWork(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
     def times(self, count: float) -> NodeWork:
         """Return the work of ``count`` equal items."""
-        return NodeWork(**{entry.name: count * getattr(self, entry.name) for entry in dataclasses.fields(NodeWork)})
+        return NodeWork(**{name: count * value for name, value in dataclasses.asdict(self).items()})
 
     @property
     def paper_compute(self) -> float:

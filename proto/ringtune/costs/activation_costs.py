@@ -28,108 +28,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from ringtune.costs.memory_sizes import SavedGraphs, Sizes, gathers_scores, kept_graphs
-from ringtune.costs.memory_terms import Term
 from ringtune.costs.profile import ModelFacts, Work
-from ringtune.errors import JobError
-from ringtune.job.job import Job
-from ringtune.models.adapter_config import has_adapter
-from ringtune.models.kept_inputs import KeptInput, paper_layers, trained_layers, with_shared_inputs
+from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.actions import Action, Graph, Op
 from ringtune.schedule.course import Course
-from ringtune.schedule.plan import Plan
-from ringtune.schedule.run_shape import Extent
-from ringtune.schedule.saved_activations import ADAPTER_DOWN, Velora, in_ranges, merged, within
+from ringtune.schedule.saved_activations import Velora, in_ranges, merged, overlap, within
 from ringtune.schedule.units import Range, Units
 from ringtune.schedule.versions import ever_trained
-from ringtune.techniques.activation_checkpointing import VeloraSettings
-
-
-def job_velora(job: Job, extent: Extent, model: ModelFacts, settings: VeloraSettings | None = None) -> Velora | None:
-    """Return VeLoRA as set in a job, for all blocks that may train; None without settings, such blocks or layers.
-
-    ``settings``: in place of the job's.
-    """
-    settings, inputs = settings or job.velora, sum(model.block_inputs, ())
-    if settings is None:
-        return None
-    check_layers(settings.layers, inputs, job.adapter.config)
-    layers, blocks = _projected_layers(job, settings, model), trained_blocks(extent, job.adapter.config)
-    if not (layers and blocks):
-        return None
-    velora = Velora(
-        blocks=blocks, layers=layers, parts=settings.parts or 0, values=settings.values or 0, init=settings.init
-    )
-    narrowest = min(kept.width for kept in inputs if any(kept.chosen(layers)) and not kept.always_kept)
-    if problem := velora.misfit(narrowest, f"an input of {', '.join(layers)}"):
-        raise JobError(problem)
-    return velora
-
-
-def unprojected_reason(job: Job, plan: Plan, model: ModelFacts) -> str:
-    """Say why a job's VeLoRA projects nothing, and what would save memory; empty if it projects, or is not set."""
-    inputs, adapter = sum(model.block_inputs, ()), job.adapter.config
-    if job.velora is None or not plan.course.num_steps:
-        return ""
-    if _projected_layers(job, job.velora, model):
-        is_helped = plan.placement.helpers and not plan.course.projected
-        return "VeLoRA projects nothing: every host of blocks that train has a helper" if is_helped else ""
-    if not any(kept.is_adapter and not kept.always_kept for kept in inputs):
-        return (
-            f"VeLoRA projects nothing with adapter.config = {adapter!r}: no linear layer that trains keeps its input "
-            "for itself; memory.activations = 'recompute' saves memory"
-        )
-    return (
-        "VeLoRA projects nothing: without velora.layers it projects LoRA, linear and mlp at down, and at value where "
-        f"no other module reads its input, but adapter.config = {adapter!r} has neither"
-        + (
-            ", as the activation function keeps the input of down anyway"
-            if any(kept.always_kept for kept in inputs)
-            else "; output_lora=True adds it (in a Llama or Mistral intermediate_lora=True)"
-        )
-        + f"; velora.layers = ['{ADAPTER_DOWN}'] projects all that is there, at a loss of accuracy"
-    )
-
-
-def _projected_layers(job: Job, settings: VeloraSettings, model: ModelFacts) -> tuple[str, ...]:
-    """Return the layers of a job, or those of the paper in every kind of block that has them."""
-    inputs = sum(model.block_inputs, ())
-    if given := with_shared_inputs(settings.layers, inputs):
-        return given
-    kinds = [(paper_layers(one, has_dropout=job.train.dropout > 0), trained_layers(one)) for one in model.block_inputs]
-    chosen = {layer for layers, _ in kinds for layer in layers}
-    refused = {layer for layers, trained in kinds for layer in trained if layer not in layers}
-    return with_shared_inputs(chosen - refused, inputs)
-
-
-def proposed_velora(job: Job, extent: Extent, model: ModelFacts) -> Velora | None:
-    """Return VeLoRA with default settings, for a job that does not set it; None where it would save nothing."""
-    try:
-        return job_velora(job, extent, model, VeloraSettings())
-    except JobError:
-        return None
-
-
-def check_layers(layers: Sequence[str], inputs: Sequence[KeptInput], adapter: str) -> None:
-    """Refuse layers that do not train in this model, or that keep their input even with VeLoRA; raises ``JobError``."""
-    trained = trained_layers(inputs)
-    for layer in layers:
-        if layer not in trained:
-            raise JobError(
-                f"velora.layers has {layer!r}, which does not train in this model with adapter.config = {adapter!r}, "
-                f"or whose input a matrix without a name keeps; use some of {', '.join(trained) or 'no layers'}"
-            )
-        if all(kept.always_kept for kept in inputs if any(kept.chosen([layer]))):
-            raise JobError(
-                f"velora.layers has {layer!r}, but this model's activation function keeps the input of that layer for "
-                "its own backward, so that nothing would be saved; leave it out"
-            )
-
-
-def trained_blocks(extent: Extent, adapter: str) -> tuple[Range, ...]:
-    """Return the blocks that may train in a run and have an adapter, as ranges."""
-    trained = (block for block in extent.trainable.within(0, extent.num_blocks) if has_adapter(adapter, block))
-    return Units.of(extent.num_blocks, trained).ranges
-
+from ringtune.techniques.activation_checkpointing import VELORA_EXTRA
+from ringtune.techniques.base import Term
 
 _PART = "activations"
 _GRAPH = "block's graph of a micro-batch"
@@ -220,11 +127,6 @@ def _micros(count: int, graphs: SavedGraphs | None, blocks: Sequence[int]) -> in
     return sum(graphs.micros[block] for block in blocks)
 
 
-VELORA_EXTRA: Final = 0.01
-"""Share e that VeLoRA adds to a block's work with a graph; measured by ``make bench-memory``, part ``saved``, as 0
-within the noise.
-"""
-
 _MATRIX_SHARE: Final = 0.77
 """Share of the linear layers in a block's forward time, and of their weights' gradients in its backward.
 
@@ -298,7 +200,7 @@ def again_works(action: Action, recompute: Sequence[Range], lowest: int) -> dict
     Example: the backward of blocks [2, 4), both recomputed, is two forwards with graph and two backwards.
     """
     op, start, stop = action.op, action.start, action.stop
-    if op.graph is not Graph.FREES or not (again := count_within(recompute, action)):
+    if op.graph is not Graph.FREES or not (again := overlap(recompute, [(start, stop)])):
         return {}
     found: Counter[Work] = Counter()
     has_lowest = start <= lowest
@@ -316,8 +218,3 @@ def trained_parts(course: Course, projected: Sequence[Range], trained: Units | N
     if trained is None or not course.method.full_parameters:
         return projected
     return [cut for one in trained.ranges for cut in within(projected, *one)]
-
-
-def count_within(ranges: Sequence[Range], action: Action) -> int:
-    """Number of blocks of an action that are in some ranges."""
-    return sum(last - first for first, last in within(ranges, action.start, action.stop))

@@ -60,7 +60,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from ringtune.costs.action_costs import NodeCosts, TopShare, micro_sizes, work_points
-from ringtune.costs.activation_costs import VELORA_EXTRA, again_works, count_within, projected_gain, trained_parts
+from ringtune.costs.activation_costs import again_works, projected_gain, trained_parts
 from ringtune.costs.links import KEPT_SAMPLES, Message, Pair, RecordedLinks, has_rate
 from ringtune.costs.profile import BLOCK_WORKS, PART_OF, LinkFacts, NodeFacts, Profile, Work, WorkTable, WorkTime
 from ringtune.schedule.actions import Action, Graph, Op, Scope
@@ -68,9 +68,11 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import lowest_units, subnet_rows, takes_part
 from ringtune.schedule.operation_tables import patterns_of
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.saved_activations import overlap
 from ringtune.schedule.turns import Item, StepKind, Turn, items
 from ringtune.schedule.units import EMBEDDING, Range
 from ringtune.schedule.versions import trained
+from ringtune.techniques.activation_checkpointing import VELORA_EXTRA
 
 USUAL_TURNS: Final = 2
 """Fewest usual turns of a kind, without the run's first turn."""
@@ -313,11 +315,11 @@ class RecordedProfile:
     def _projected_share(self, node: str, action: Action, entry: _OpenItem, size: float) -> float:
         """Time of an action with projections over its time without, by the profile's ratios of works."""
         count = action.stop - action.start
-        share = 1 + VELORA_EXTRA * count_within(self._projected, action) / count
+        share = 1 + VELORA_EXTRA * overlap(self._projected, [(action.start, action.stop)]) / count
         back_s = self._known(node, Work.BACKWARD, size)
         if action.op is Op.BACKWARD and self._gain and back_s > 0:
             units = trained(self._course, entry.item.kind, entry.item.step)
-            gained = count_within(trained_parts(self._course, self._projected, units), action)
+            gained = overlap(trained_parts(self._course, self._projected, units), [(action.start, action.stop)])
             works = again_works(action, self._recompute, entry.lowest[action.micro])
             graph_s = self._known(node, Work.GRAPH, size)
             whole_s = sum(number * self._known(node, work, size) for work, number in works.items()) or count * back_s

@@ -34,13 +34,14 @@ from typing import NamedTuple
 from ringtune.config.optimizers import STATE_GIVEN_BACK_BYTES, TABLE_GIVEN_BACK_BYTES, factor_numbers, update_work_bytes
 from ringtune.costs.activation_costs import projected_blocks, recomputed_blocks
 from ringtune.costs.memory_sizes import Sizes
-from ringtune.costs.memory_terms import Share, Term, passing_bytes
+from ringtune.costs.memory_terms import Share, passing_bytes
 from ringtune.costs.profile import ModelFacts
 from ringtune.models.family import LANGUAGE_TASKS, Family
 from ringtune.models.folder import StoredTensor
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import EMBEDDING, Units
+from ringtune.techniques.base import Term
 
 
 def with_full_parameters(

@@ -19,14 +19,6 @@ another host or of its helper. A host of blocks [2, 4) that keeps copies for one
 (``TURNS_KEPT + 1``) of each of the four blocks, of which one is being written or received. An owner keeps its head too;
 a host with copies of heads as many.
 
-Helpers: a host keeps no gradients and no optimizer state of adapters that a helper trains, but pairs until they are
-sent: at most those of all micro-batches of one item (of two if the next item does not wait for an update), and one more
-that is packed. If a block keeps more for its backward than its pairs, the pairs replace freed graphs, and only two
-micro-batches of pairs are added. A helper holds adapters with gradients and state, and no other weights of the blocks;
-pairs of ``WAITING`` micro-batches per link; and those in work twice, as received and as computed with. Weights to be
-returned are at both ends; with overlap those of two updates. A host with merged adapters holds none in memory.
-``costs.offload_costs`` has the sizes for users with adapters of their own.
-
 Moves: besides its next slice a node holds the trained state of its old one, and the state that it receives.
 
 Disk: a host with merged adapters keeps them in a file: one set, or the sum of all users' sets. Shards of adapters are
@@ -38,28 +30,26 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from ringtune.config.optimizers import update_work_bytes
 from ringtune.costs.activation_costs import graph_terms, recomputed_blocks
 from ringtune.costs.full_parameters_costs import hosted_units, staying_units, step_terms, trained_units, unit_terms
 from ringtune.costs.memory_sizes import SCORE_WORK_BYTES, Sizes, block_scores_bytes, gathers_scores, needs_gradients
-from ringtune.costs.memory_terms import MemoryEstimate, NeighbourHosts, Share, Term, passing_bytes
+from ringtune.costs.memory_terms import MemoryEstimate, NeighbourHosts, Share, passing_bytes
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.errors import CapacityError
 from ringtune.quantities import format_bytes
-from ringtune.schedule.actions import Payload
 from ringtune.schedule.course import COLLABORATION, Course
-from ringtune.schedule.lowering import WAITING
 from ringtune.schedule.migration import TURNS_KEPT
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.saved_activations import within
+from ringtune.schedule.saved_activations import overlap
 from ringtune.schedule.units import EMBEDDING, Range
 from ringtune.schedule.versions import ever_trained, in_flight
-from ringtune.techniques.audit import checked_by, fits_checked_by
-from ringtune.techniques.base import DiskTerm
+from ringtune.techniques import TECHNIQUES
+from ringtune.techniques.base import DiskTerm, Term
 
 OWN_TURNS: Final = "trained block, as it was at the end of a turn"
 COPIES: Final = "the same of another host"
@@ -73,7 +63,7 @@ def kept_turn_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term
         return
     reach = ever_trained(course)
     yield Term("kept", OWN_TURNS, _FILES * _fitted_here(reach.ranges, share), sizes.snapshot_bytes)
-    yield Term("kept", COPIES, _FILES * _overlap(reach.ranges, share.copies), sizes.snapshot_bytes)
+    yield Term("kept", COPIES, _FILES * overlap(reach.ranges, share.copies), sizes.snapshot_bytes)
     if (share.is_owner or share.keeps_heads) and reach.has_head:
         yield Term("kept", HEADS, _FILES, sizes.handed_over_bytes)
 
@@ -88,121 +78,8 @@ def end_of_turn_bytes(course: Course, share: Share, sizes: Sizes) -> int:
 
 def _fitted_here(trained: Sequence[Range], share: Share) -> int:
     """Number of blocks that a node trains: its own without those of helpers, and those that it fits for others."""
-    own = _overlap(trained, [Range(share.start, share.stop)]) - _overlap(trained, share.helped)
-    return own + _overlap(trained, itertools.chain(*share.helps))
-
-
-AGAIN: Final = "block of another host, whose work is repeated"
-_OPEN: Final = 2
-"""Turns that are open at once where a run can go back."""
-
-
-def audit_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
-    """Yield the terms of an audit: a slice of another host, and what is kept of two turns until they are checked."""
-    if not share.audit:
-        return
-    yield from _audit_terms_of_helpers(course, share, sizes)
-    micro, items = course.microbatch_sizes(), course.local_iterations
-    tokens, reach = micro[0] * course.max_length, ever_trained(course)
-    own, hosted = _overlap(reach.ranges, [(share.start, share.stop)]), share.stop - share.start
-    noted = (_OPEN * items + 1) * (hosted - sum(stop - start for start, stop in share.helped))
-    yield Term("buffers", "states of a block after the items of two turns", noted, sizes.snapshot_bytes)
-    summed = _OPEN * items * len(micro) * (own - _overlap(reach.ranges, share.helped))
-    yield Term("buffers", "sums of gradients of a block", summed, sizes.adapter_bytes)
-    if course.velora is not None:
-        yield Term("buffers", "VeLoRA's vectors of a block", _OPEN * items * len(micro) * hosted, sizes.vectors_bytes)
-    drawn = math.ceil(share.audit * items * len(micro))
-    ends = 2 * (bool(hosted) + share.is_owner)
-    yield Term("buffers", "tensors of drawn micro-batches", _OPEN * drawn * ends, round(sizes.tensor_bytes(tokens)))
-    if hosted and share.is_owner:
-        turns, top = _OPEN if len(course.owners) == 1 else 1, course.sent_tokens(course.head, course.max_length)
-        down = bool(course.invertible and not share.start)
-        for ends, width in (
-            ((share.start == share.private_blocks) + down, tokens),
-            (2 * (share.stop == course.head), micro[0] * top),
-        ):
-            number, size = turns * items * len(micro) * ends, round(sizes.tensor_bytes(width))
-            yield Term("buffers", "tensors between own blocks and embedding or head", number, size)
-    if share.again is None:
-        return
-    count, trained = share.again.stop - share.again.start, _overlap(reach.ranges, [share.again])
-    yield Term("weights", AGAIN, count, sizes.block_bytes)
-    yield Term("adapters", AGAIN, count, sizes.adapter_bytes)
-    yield Term("optimizer", AGAIN, trained, sizes.adapter_bytes + sizes.adapter_state_bytes)
-    yield Term("activations", AGAIN, max(1, trained), round(sizes.kept_bytes(tokens)))
-    yield Term("buffers", "states of such a block before and after", 2 * count, sizes.snapshot_bytes)
-    yield Term("buffers", "sums of gradients of such a block", 3 * trained, sizes.adapter_bytes)
-    yield Term("buffers", "tensors of a repeated micro-batch", 4, round(sizes.tensor_bytes(tokens)))
-
-
-def _audit_terms_of_helpers(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
-    """Yield the terms of an audit with helpers: what a host holds, a helper fits, and a host repeats of helpers."""
-    micro, items, reach = course.microbatch_sizes(), course.local_iterations, ever_trained(course)
-    pair, drawn = round(sizes.pair_bytes(micro[0] * course.max_length)), math.ceil(share.audit * items * len(micro))
-    lent, fitted = _overlap(reach.ranges, share.helped), _overlap(reach.ranges, itertools.chain(*share.helps))
-    noted = _OPEN * items + 1
-    yield Term("buffers", "adapter that is held of a helper in two turns", noted * (lent + fitted), sizes.helped.sent)
-    yield Term("buffers", "states of a block that is fitted in two turns", noted * fitted, sizes.snapshot_bytes)
-    sums = _OPEN * items * len(micro) * fitted
-    yield Term("buffers", "sums of gradients of a block that is fitted", sums, sizes.helped.gradients)
-    yield Term("buffers", "pairs of drawn micro-batches", _OPEN * drawn * (lent + fitted), pair)
-    again = 0 if share.again is None else _overlap(share.helped_again, [share.again])
-    yield Term("buffers", "pairs of a repeated micro-batch", 2 * again, pair)
-    yield Term("adapters", "adapter of a block of another host that a helper fits", again, sizes.helped.hosted)
-    if not share.fits_again:
-        return
-    of_fit = "adapter of a helper, whose work is repeated"
-    yield Term("adapters", of_fit, share.fits_again, sizes.helped.held)
-    both = sizes.helped.gradients + sizes.sets_state_bytes
-    yield Term("optimizer", of_fit, share.fits_again, both)
-    yield Term("buffers", "states of a repeated fit before and after", 3, sizes.snapshot_bytes)
-    yield Term("buffers", "sums of gradients of a repeated fit", 4, sizes.helped.gradients)
-    yield Term("buffers", "pairs of a repeated fit", 3, pair)
-
-
-_AT_WORK = 2
-
-
-def offload_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
-    """Yield the terms of a node with helpers, and of a node that is a helper."""
-    micro, trained = course.microbatch_sizes(), ever_trained(course)
-    pair = round(sizes.pair_bytes(micro[0] * course.max_length))
-    helped = _overlap(trained.ranges, share.helped)
-    settings = course.helper_settings
-    waits = not (settings.overlap or settings.interval > 1)
-    late = 0 if waits else len(micro)  # the next item has graphs again
-    count = late + (_AT_WORK if _graphs_are_larger(course, share, sizes) else len(micro) + 1)
-    yield Term("buffers", "pairs of a block until they are sent", helped * count, pair)
-    updates = 2 if settings.overlap else 1
-    own = sum(stop - start for start, stop in share.helped)
-    yield Term("adapters", "adapter of a block that a helper fits", own, sizes.helped.hosted)
-    yield Term("buffers", "adapter that a helper sent", updates * helped, sizes.helped.sent)
-    links = [[_overlap(trained.ranges, (one,)) for one in ranges] for ranges in share.helps]
-    largest = [max(blocks) for blocks in links]
-    waiting = WAITING[Payload.PAIRS] * sum(largest) + _AT_WORK * max(largest, default=0)
-    fitted = sum(map(sum, links))
-    hosted = sum(stop - start for ranges in share.helps for start, stop in ranges)
-    yield Term("adapters", "adapter of a block that another node hosts", hosted, sizes.helped.held)
-    both = sizes.helped.gradients + sizes.sets_state_bytes
-    yield Term("optimizer", "gradient and moments of an adapter that is fitted for another node", fitted, both)
-    yield Term("buffers", "pairs of a block that wait to be fitted", waiting, pair)
-    yield Term("buffers", "adapter on its way to its host", updates * fitted, sizes.helped.sent)
-
-
-def _graphs_are_larger(course: Course, share: Share, sizes: Sizes) -> bool:
-    """Whether each helped block keeps more for its backward than its pairs, so that pairs replace freed graphs.
-
-    For the micro-batch in its backward both are held, and for the one that is packed pairs twice.
-    """
-    if any(within(share.recompute, start, stop) for start, stop in share.helped):
-        return False
-    tokens = course.microbatch_sizes()[0] * course.max_length
-    kept = min(sizes.kept_bytes(tokens), tokens * (sizes.lowest_token_bytes or math.inf))
-    return sizes.pair_bytes(tokens) <= kept
-
-
-def _overlap(trained: Sequence[Range], ranges: Iterable[tuple[int, int]]) -> int:
-    return sum(max(0, min(stop, last) - max(start, first)) for first, last in ranges for start, stop in trained)
+    own = overlap(trained, [Range(share.start, share.stop)]) - overlap(trained, share.helped)
+    return own + overlap(trained, itertools.chain(*share.helps))
 
 
 def memory_estimate(course: Course, share: Share, sizes: Sizes) -> MemoryEstimate:
@@ -252,10 +129,8 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
         if share.is_owner:
             yield Term("head", "work space of the head", 1, round(sizes.head_work_bytes(tokens)))
     yield from kept_turn_terms(course, share, sizes)
-    yield from audit_terms(course, share, sizes)
-    if course.generation is not None and num_hosted:  # one more, as a block's are copied to be longer by a token
-        kept_texts = course.generation.at_once * num_hosted + 1
-        yield Term("activations", "keys and values of a block for a text", kept_texts, sizes.sequence_bytes)
+    for technique in TECHNIQUES:
+        yield from technique.memory_terms(course, share, sizes)
     if gathers_scores(course):
         yield from _score_terms(course, share, sizes)
     num_masks = flying * dealt if num_kept else 0
@@ -274,7 +149,7 @@ def _adapter_terms(course: Course, share: Share, sizes: Sizes, flying: int) -> I
     """Yield the terms of frozen weights, adapters and head, with gradients and optimizer state."""
     reach = ever_trained(course)
     num_hosted = share.stop - share.start + (share.private_blocks if share.is_owner else 0)
-    num_trained = _overlap(reach.ranges, [(share.start, share.stop)])
+    num_trained = overlap(reach.ranges, [(share.start, share.stop)])
     yield Term("weights", "frozen block", num_hosted, sizes.block_bytes)
     yield Term("weights", "embedding", int(share.is_owner), sizes.embedding_bytes)
     yield Term("weights", "relative positions", 1, sizes.shared_bytes)
@@ -283,33 +158,17 @@ def _adapter_terms(course: Course, share: Share, sizes: Sizes, flying: int) -> I
     yield Term("adapters", "adapter of a block", num_hosted - helped, sizes.adapter_bytes)
     yield Term("adapters", "earlier version of an adapter", (flying - 1) * num_trained, sizes.adapter_bytes)
     trained = sizes.adapter_bytes + sizes.adapter_state_bytes
-    num_fitted = _overlap(reach.ranges, itertools.chain(*share.helps))
-    own = num_trained - _overlap(reach.ranges, share.helped)
+    num_fitted = overlap(reach.ranges, itertools.chain(*share.helps))
+    own = num_trained - overlap(reach.ranges, share.helped)
     yield Term("optimizer", "gradient and moments of an adapter", own, trained)
-    yield from offload_terms(course, share, sizes)
-    if share.around is not None and share.around.replicas:
-        grads = num_trained * (WAITING[Payload.REPLICA_GRAD] * share.around.replicas + 1)
-        yield Term("buffers", "gradient of an adapter, from another host of the blocks", grads, sizes.adapter_bytes)
     if share.is_owner:
         yield Term("head", "head with gradient and moments", 1, 2 * sizes.head_bytes + sizes.head_state_bytes)
-    if share.is_owner and course.invertible:
-        yield from _invertible_terms(course, sizes)
     yield Term(
         "passing",
         "work space of an update, or pieces of what is saved or handed over",
         1,
         _passing(sizes, num_trained + num_fitted, has_head=share.is_owner and reach.has_head),
     )
-
-
-def _invertible_terms(course: Course, sizes: Sizes) -> Iterable[Term]:
-    """Yield the terms of an invertible adapter; its inverse before a decoder has a gradient and a graph of its own."""
-    micro = course.microbatch_sizes()
-    copies = 3 if EMBEDDING in ever_trained(course) else 1
-    trained, state = sizes.trained_bytes(EMBEDDING), sizes.state_bytes(EMBEDDING) if copies > 1 else 0
-    yield Term("head", "invertible adapter with gradients and moments", 1, copies * trained + state)
-    graph = round(sizes.invertible_bytes(micro[0] * course.max_length))
-    yield Term("activations", "graph of the invertible adapter", len(micro) + 1 if copies > 1 else 1, graph)
 
 
 def _score_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
@@ -419,21 +278,6 @@ _KEPT = ("adapters", "optimizer")
 _NOT_YET = ("activations", "buffers", "passing")
 
 
-def audited(share: Share, plan: Plan, node: str, audit: float) -> Share:
-    """Return a node's share of a plan with the work of an audit; ``audit`` is the share of cells that are drawn."""
-    if not audit:
-        return share
-    slices = (plan.slice_of(other) for other in checked_by(plan.placement, node))  # one of them at a time
-    ranges = [Range(piece.start, piece.stop) for piece in slices]
-    return replace(
-        share,
-        audit=audit,
-        again=max(ranges, key=lambda one: one.stop - one.start, default=None),
-        helped_again=tuple(Range(one.start, one.stop) for one in plan.placement.helpers),
-        fits_again=len(fits_checked_by(plan.placement, node)),
-    )
-
-
 def parts_memory(
     plan: Plan, facts: Mapping[str, NodeFacts], *, optimizer: str, dtype: str, audit: float = 0.0
 ) -> list[dict[str, MemoryEstimate]]:
@@ -443,10 +287,7 @@ def parts_memory(
     """
     sizes = {node: Sizes.at(plan.course, facts[node], optimizer=optimizer, dtype=dtype) for node in plan.nodes}
     return [
-        {
-            node: memory_estimate(part.course, audited(Share.of(part, node), part, node, audit), sizes[node])
-            for node in part.nodes
-        }
+        {node: memory_estimate(part.course, Share.of(part, node, audit), sizes[node]) for node in part.nodes}
         for part in plan.parts
     ]
 
@@ -459,14 +300,10 @@ def fullest(parts: Sequence[Mapping[str, MemoryEstimate]]) -> dict[str, MemoryEs
     }
 
 
-def max_memory(
-    plan: Plan, parts: Sequence[Mapping[str, MemoryEstimate]]
-) -> tuple[dict[str, MemoryEstimate], dict[str, MemoryEstimate]]:
-    """Return the largest estimate of each node over all placements, and of each node that moves over all moves."""
-    moving: dict[str, MemoryEstimate] = {}
-    for placements, (before, after) in zip(itertools.pairwise(plan.placements), itertools.pairwise(parts), strict=True):
-        moving = fullest([moving, moving_memory(placements, before, after)])
-    return fullest(parts), moving
+def max_memory(plan: Plan, parts: Sequence[Mapping[str, MemoryEstimate]]) -> dict[str, MemoryEstimate]:
+    """Return the largest estimate of each node over all placements and moves."""
+    pairs = zip(itertools.pairwise(plan.placements), itertools.pairwise(parts), strict=True)
+    return fullest([*parts, *(moving_memory(placements, *around) for placements, around in pairs)])
 
 
 def moving_memory(

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ringtune.config.optimizers import state_bytes
-from ringtune.costs.offload_costs import VELORA, kinds_of_users, sent_pair_token_bytes, set_bytes
+from ringtune.costs.offload_costs import kinds_of_users, set_bytes
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.errors import DataError
+from ringtune.job.job import Job
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.models.family import CHUNK, in_chunks
 from ringtune.schedule.batches import num_batches
@@ -33,6 +34,7 @@ from ringtune.schedule.operation_tables import FULL, Operations, Policy, ScoredW
 from ringtune.schedule.units import EMBEDDING
 from ringtune.storage.arrow_files import arrow_files, is_arrow
 from ringtune.techniques.frozen_weights import frozen_bytes, widened_bytes
+from ringtune.techniques.offload import VELORA, sent_pair_token_bytes
 from ringtune.techniques.operations import choosers_of, limits_of
 
 _HIDDEN_STATES: Final = 4
@@ -460,6 +462,11 @@ class Sizes:
             width = (model.attention_width or model.hidden_size) * heads // model.num_heads
             most_tokens = course.max_length + course.generation.max_new_tokens
             self.sequence_bytes = 2 * width * self._item_bytes * most_tokens
+
+    @staticmethod
+    def of_job(job: Job, course: Course, node: NodeFacts) -> Sizes:
+        """Build the sizes of a job's run at one node from its facts."""
+        return Sizes.at(course, node, optimizer=job.train.optimizer, dtype=job.model.dtype)
 
     @staticmethod
     def at(course: Course, node: NodeFacts, *, optimizer: str, dtype: str) -> Sizes:

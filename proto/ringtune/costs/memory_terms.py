@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from ringtune.quantities import format_bytes
 from ringtune.schedule.migration import copied_from, head_holders
@@ -23,6 +23,8 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import merged
 from ringtune.schedule.stages import num_assigned, replicas, width
 from ringtune.schedule.units import Range
+from ringtune.techniques.audit import checked_by, fits_checked_by
+from ringtune.techniques.base import Term
 
 PART_WORDS: Final = {
     "weights": "hosted blocks, and an owner's embedding, that do not train, or all that trains in full training",
@@ -40,20 +42,6 @@ PART_WORDS: Final = {
 
 PARTS: Final = tuple(PART_WORDS)
 """Names of these parts, in the order of a report."""
-
-
-class Term(NamedTuple):
-    """A number of equal things in memory at once."""
-
-    part: str
-    what: str
-    number: int
-    each_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        """``number * each_bytes``."""
-        return self.number * self.each_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +154,16 @@ class Share:
     fits_again: int = 0
 
     @staticmethod
-    def of(plan: Plan, node: str) -> Share:
-        """Return the share of a node of a plan."""
+    def of(plan: Plan, node: str, audit: float = 0.0) -> Share:
+        """Return the share of a node of a plan; ``audit`` is the share of cells that are drawn."""
         placement, piece = plan.placement, plan.slice_of(node)
         above = placement.hosts_above(piece.stop)
         microbatches = len(plan.course.microbatch_sizes())
         helps: dict[str, list[Range]] = {}
         for one in placement.helped_by(node):
             helps.setdefault(placement.host_of(one.start), []).append(Range(one.start, one.stop))
+        checked = [plan.slice_of(other) for other in checked_by(placement, node)] if audit else []
+        again = max(checked, key=lambda one: one.num_blocks, default=None)  # one of them at a time
         copied = itertools.chain(*copied_from(placement, node).values()) if placement.copies else ()
         return Share(
             is_owner=plan.owner(node) is not None,
@@ -191,6 +181,10 @@ class Share:
             copies=merged(Range(block, block + 1) for block in copied) if placement.copies else None,
             keeps_heads=placement.copies
             and any(node in head_holders(plan.course, placement, one.node) for one in plan.course.owners),
+            audit=audit,
+            again=Range(again.start, again.stop) if again is not None else None,
+            helped_again=tuple(Range(one.start, one.stop) for one in placement.helpers) if audit else (),
+            fits_again=len(fits_checked_by(placement, node)) if audit else 0,
         )
 
 

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 from ringtune.config.optimizers import factor_numbers
 from ringtune.costs.full_parameters_costs import with_full_parameters
 from ringtune.costs.memory_sizes import DTYPE_BYTES
-from ringtune.costs.offload_costs import BFLOAT16, FLOAT32, VELORA, pair_token_bytes, pair_vector_values, pair_widths
+from ringtune.costs.offload_costs import with_pairs
 from ringtune.costs.profile import KindFacts, ModelFacts
-from ringtune.errors import JobError, PlanError
+from ringtune.errors import JobError
 from ringtune.job.job import Job, job_of_user, kinds_of
 from ringtune.models.adapter_config import (
     adapter_block_params,
@@ -32,9 +32,9 @@ from ringtune.models.adapter_config import (
     parse_adapter_config,
     trains_own_weights,
 )
-from ringtune.models.adapter_support import generic_refusal, head_group_refusal, offload_refusal, places_of
+from ringtune.models.adapter_support import generic_refusal, places_of
 from ringtune.models.architecture_heads import architecture_head
-from ringtune.models.auxiliary_models import INTERMEDIATE, OUTPUT, AuxiliaryConfig, in_block
+from ringtune.models.auxiliary_models import AuxiliaryConfig, in_block
 from ringtune.models.families import FAMILIES, check_task
 from ringtune.models.family import (
     CAUSAL_LM,
@@ -65,13 +65,11 @@ from ringtune.models.folder import (
 )
 from ringtune.models.generic_decoders import NOT_ROUNDED, active_experts, buffer_bytes
 from ringtune.models.kept_inputs import has_other_adapters, kept_inputs, lora_values
-from ringtune.schedule.operation_tables import Subnets, subnets_of
-from ringtune.schedule.saved_activations import ADAPTER_DOWN
 from ringtune.storage.gguf import GgufType
 from ringtune.techniques import TECHNIQUES
+from ringtune.techniques.base import Shape
 from ringtune.techniques.compute import is_rounded
 from ringtune.techniques.invertible_adapter import check_family
-from ringtune.techniques.operations import given_tables
 
 
 def own_weights(family: Family, config: Config) -> Shapes:
@@ -181,32 +179,6 @@ def dropout_token_bytes(model: ModelFacts, *, tokens: int, dtype: str = "float32
     return (2 * model.hidden_size + 3 * model.num_heads * tokens) * DTYPE_BYTES[dtype]
 
 
-def job_subnets(job: Job, model: ModelFacts) -> Subnets:
-    """Return the subnets of each block; without operations a whole block is one; raises ``JobError``."""
-    kv_heads, where = model.num_kv_heads or model.num_heads, f"{job.model.path} ({model.model_type})"
-    return _subnets(job, heads=model.num_heads, kv_heads=kv_heads, inner=model.intermediate_size, where=where)
-
-
-def _subnets(job: Job, *, heads: int, kv_heads: int, inner: int, where: str) -> Subnets:
-    given = given_tables(job.operations)
-    try:
-        if given:
-            return _given(job, Subnets(heads=heads, kv_heads=kv_heads, inner=inner, count=given[0].operations.subnets))
-        heads_each = job.operations.heads if job.operations.is_chosen and not job.operations.by_slice else 0
-        return subnets_of(heads=heads, kv_heads=kv_heads, inner=inner, heads_each=heads_each)
-    except PlanError as error:
-        what = "operations.table is of another model: " if given else ""
-        raise JobError(f"{what}{error}; the model is {where}") from error
-
-
-def _given(job: Job, subnets: Subnets) -> Subnets:
-    """Refuse given tables for parts of blocks where the job's adapter needs whole blocks."""
-    heads = subnets.heads_each if subnets.count > 1 else 0
-    if problem := head_group_refusal(job.adapter.config, heads=heads):
-        raise JobError(f"operations.table has {subnets.count} subnets a block: {problem}")
-    return subnets
-
-
 def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> ModelFacts:
     """Sizes of the model in ``folder`` with the job's adapters and head, in the job's compute dtype.
 
@@ -313,7 +285,11 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         chunk_kept_values=dimensions.chunk_kept,
     )
     facts = _with_kinds(
-        _with_pairs(facts, job, widths, family), folder, job, widths, in_part=in_part or not family.generic
+        with_pairs(facts, job, widths, family, value_bytes=item_bytes),
+        folder,
+        job,
+        widths,
+        in_part=in_part or not family.generic,
     )
     facts = _with_invertible(facts, job, config, item_bytes=item_bytes)
     if in_part or not job.method.full_parameters:
@@ -368,37 +344,10 @@ def _shapes_in_block(auxiliary: Iterable[AuxiliaryConfig], block: int, widths: W
     return {name: shape for one in in_block(auxiliary, block) for name, shape in one.shapes(widths).items()}
 
 
-def _with_pairs(facts: ModelFacts, job: Job, widths: Sequence[Widths], family: Family) -> ModelFacts:
-    """Add the bytes of a block's pairs, for the block with most; unchanged where no helper can train the adapters."""
-    config, dropout = job.adapter.config, job.train.dropout
-    if offload_refusal(config, dropout=dropout, fused=widths[0].merged) or _unfitted_role(family, [config]):
-        return facts
-    blocks = [
-        pair_widths(config, at, hidden_size=facts.hidden_size, widths=own, dropout=dropout)
-        for at, own in enumerate(widths)
-    ]
-
-    def most(wire: str) -> int:
-        return max(
-            pair_token_bytes(block, wire, value_bytes=DTYPE_BYTES[job.model.dtype], projected=job.offload.projected)
-            for block in blocks
-        )
-
-    vectors = [pair_vector_values(block, projected=job.offload.projected) for block in blocks]
-    return dataclasses.replace(
-        facts,
-        pair_vector_values=max(vectors) if job.offload.pairs == VELORA else 0,
-        pair_token_bytes=most(FLOAT32),
-        pair_rounded_token_bytes=most(BFLOAT16),
-        pair_projected_token_bytes=most(VELORA),
-    )
-
-
 def _with_kinds(
     facts: ModelFacts, folder: str | Path, job: Job, widths: Sequence[Widths], *, in_part: bool
 ) -> ModelFacts:
-    users = tuple(job.offload.chosen_adapters)
-    others = [kind for kind in kinds_of(job, users)[1:] if kind.users]
+    others = [kind for kind in kinds_of(job)[1:] if kind.users]
     if not others:
         return facts
     base, kinds = computed_token_bytes(facts, job), []
@@ -490,21 +439,17 @@ def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) 
             f"privacy.private_blocks is {job.privacy.private_blocks}, the model has {dimensions.num_blocks} blocks; "
             "leave at least one to train"
         )
-    heads = dimensions.num_heads
-    _subnets(job, heads=heads, kv_heads=dimensions.kv_heads or heads, inner=dimensions.inner, where=where)
     check_family(job.adapter.config, family, dimensions)
+    shape = Shape(family, dimensions, family.widths(config), where, family.passed(config) is not None)
     for technique in TECHNIQUES:
-        technique.check_model(job, dimensions, family.widths(config))
+        technique.check_model(job, shape)
 
 
 def _check_generic(job: Job, family: Family, config: Config, where: str) -> None:
     """Refuse what needs more of a family than its own forward; raises ``JobError``."""
-    configs = {job.adapter.config, *job.offload.chosen_adapters.values()}
-    for adapter in configs:
+    for adapter in job.adapter_configs:
         if problem := generic_refusal(family, adapter):
             raise JobError(f"{where}: adapter.config = {adapter!r}: {problem}")
-    if family.passed(config) is not None:
-        _check_passed(job, family, where)
     if job.train.packing and not family.packs:
         raise JobError(
             f"{where}: train.packing = true would let a row of a {family.model_type} attend to others of its "
@@ -520,51 +465,6 @@ def _check_generic(job: Job, family: Family, config: Config, where: str) -> None
             f"{where}: [generation] keeps keys and values, behind which a {family.model_type} can't compute a token; "
             "remove the section"
         )
-    if family.twice and job.velora is not None:
-        own = trains_own_weights(job.adapter.config)
-        kept = (*family.twice, "value") if own else tuple(f"{ADAPTER_DOWN}:{role}" for role in family.twice)
-        if layer := next((layer for layer in job.velora.layers if layer in kept), ""):
-            raise JobError(
-                f"{where}: velora.layers has {layer!r}, but {' and '.join(family.twice)} of a {family.model_type} "
-                "multiply relative positions too, and keep the input; leave it out"
-            )
-    if job.offload.is_on and not job.offload.may_be_left_out and (role := _unfitted_role(family, configs)):
-        raise JobError(
-            f"{where}: a helper can't fit LoRA beside {getattr(family.layout, role)} of a {family.model_type}, whose "
-            "input or output is not one for each token of a micro-batch; leave it out of adapter.config, or remove "
-            "[offload]"
-        )
-    operations, tables = job.operations, given_tables(job.operations)
-    has_parts = bool(tables and tables[0].operations.subnets > 1) or (
-        operations.is_chosen and not operations.by_slice and operations.heads > 0
-    )
-    if has_parts:
-        raise JobError(
-            f"{where}: [operations] of subnets need to know the matrices of a {family.model_type} block; set "
-            "operations.heads = 0, or operations.table to one of whole blocks"
-        )
-
-
-def _check_passed(job: Job, family: Family, where: str) -> None:
-    """Refuse what does not go with blocks that pass on more than a hidden state; raises ``JobError``."""
-    if job.method.full_parameters:
-        raise JobError(
-            f"{where}: train.method = {job.method.name!r} trains the embedding, and inputs of the blocks of this "
-            f"{family.model_type} go to them without a way back for gradients; use adapters"
-        )
-    operations = job.operations
-    if operations.is_any:
-        raise JobError(
-            f"{where}: a block of this {family.model_type} that is passed by takes no input out of what goes on, and "
-            "makes no keys and values for later ones; remove [operations]"
-        )
-
-
-def _unfitted_role(family: Family, configs: Iterable[str]) -> str:
-    """Return a matrix beside which no helper can fit the adapters of some of these configurations; empty if none is."""
-    names = {INTERMEDIATE: "up", OUTPUT: "down"}
-    beside = {names.get(place, place) for config in configs for place in places_of(config)}
-    return next((role for role in (*family.twice, *family.unfitted) if role in beside), "")
 
 
 class _HeadSizes(NamedTuple):

@@ -39,32 +39,35 @@ Source: ColA, section 3 (adaptation data).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from ringtune.costs.profile import KindFacts, ModelFacts, NodeFacts, Work
-from ringtune.errors import JobError
 from ringtune.models.adapter_config import (
     AdapterPart,
     bottleneck_width,
     is_all,
     parse_adapter_config,
 )
+from ringtune.models.adapter_support import offload_refusal
 from ringtune.models.auxiliary_models import AUXILIARY_KINDS, LINEAR
-from ringtune.models.family import Widths
+from ringtune.models.family import Family, Widths
 from ringtune.schedule.actions import Action, Op, Payload
-from ringtune.schedule.course import ALL_INPUTS, ALONE, EXACT, PAIRS, Course
+from ringtune.schedule.course import ALL_INPUTS, ALONE, Course
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import DEFAULT_PARTS, num_subtokens, subtoken_size
 from ringtune.schedule.turns import StepKind
-from ringtune.techniques.offload import max_changed
-
-FLOAT32, BFLOAT16, VELORA = WIRES = PAIRS
-"""Encodings of pairs on links; ``float32`` means the dtype of the run."""
-
-LOSSY: Final = tuple(wire for wire in WIRES if wire != EXACT)
-"""Encodings that change x; a bit for each unit of a ReLU, whether it was active at the host, is sent with it."""
+from ringtune.techniques.offload import (
+    BFLOAT16,
+    FLOAT32,
+    LOSSY,
+    VELORA,
+    max_changed,
+    sent_pair_token_bytes,
+    unfitted_role,
+)
 
 _RELU: Final = "relu"
 _NON_LINEARITIES: Final = {"double_seq_bn": "swish"}
@@ -184,6 +187,33 @@ def pair_token_bytes(
     return values * (_BFLOAT16_BYTES if wire == BFLOAT16 else value_bytes) + signs
 
 
+def with_pairs(
+    facts: ModelFacts, job: Any, widths: Sequence[Widths], family: Family, *, value_bytes: int
+) -> ModelFacts:
+    """Add the bytes of a block's pairs, for the block with most; unchanged where no helper can train the adapters."""
+    config, dropout = job.adapter.config, job.train.dropout
+    if offload_refusal(config, dropout=dropout, fused=widths[0].merged) or unfitted_role(family, [config]):
+        return facts
+    blocks = [
+        pair_widths(config, at, hidden_size=facts.hidden_size, widths=own, dropout=dropout)
+        for at, own in enumerate(widths)
+    ]
+
+    def most(wire: str) -> int:
+        return max(
+            pair_token_bytes(block, wire, value_bytes=value_bytes, projected=job.offload.projected) for block in blocks
+        )
+
+    vectors = [pair_vector_values(block, projected=job.offload.projected) for block in blocks]
+    return dataclasses.replace(
+        facts,
+        pair_vector_values=max(vectors) if job.offload.pairs == VELORA else 0,
+        pair_token_bytes=most(FLOAT32),
+        pair_rounded_token_bytes=most(BFLOAT16),
+        pair_projected_token_bytes=most(VELORA),
+    )
+
+
 def pair_vector_values(found: Sequence[PairWidths], *, projected: str) -> int:
     """Values of VeLoRA's vectors for the pairs of one block: a sub-token of each projected input.
 
@@ -227,36 +257,6 @@ def kinds_of_users(model: ModelFacts, users: Sequence[str]) -> list[ModelFacts |
     """Return the sizes of each user's adapters in a block; without users, of the common set."""
     chosen = {user: kind for kind in model.kinds for user in kind.users}
     return [chosen.get(user, model) for user in users] or [model]
-
-
-def sent_pair_token_bytes(model: ModelFacts, wire: str) -> int:
-    """Bytes per padded token of one block's pairs as sent, without VeLoRA's vectors.
-
-    If users have several kinds of adapters, the maximum over the kinds.
-    """
-    return max([_of_kind(model, wire), *(_of_kind(kind, wire) for kind in model.kinds)])
-
-
-def check_pairs(job: Any, model: ModelFacts) -> None:
-    """Refuse pairs with projections of wide inputs where no adapter has one; raises ``JobError`` with the bytes."""
-    settings = job.offload
-    if settings.pairs != VELORA or settings.projected == ALL_INPUTS:
-        return
-    exact, projected = (sent_pair_token_bytes(model, wire) for wire in (FLOAT32, VELORA))
-    kinds: tuple[ModelFacts | KindFacts, ...] = (model, *model.kinds)
-    if exact and all(_of_kind(kind, VELORA) >= _of_kind(kind, FLOAT32) for kind in kinds):
-        raise JobError(
-            f"offload.pairs = {VELORA!r} saves nothing with adapter.config = {job.adapter.config!r}: no input is wider "
-            f"than the gradient beside it, so that a token of a block's pairs has {projected:,} bytes, not fewer than "
-            f"{exact:,}; set offload.pairs = {BFLOAT16!r} ({sent_pair_token_bytes(model, BFLOAT16):,} bytes), add LoRA "
-            "at down, or, at a loss of accuracy, set offload.projected = 'all'"
-        )
-
-
-def _of_kind(kind: ModelFacts | KindFacts, wire: str) -> int:
-    return {BFLOAT16: kind.pair_rounded_token_bytes, VELORA: kind.pair_projected_token_bytes}.get(
-        wire, kind.pair_token_bytes
-    )
 
 
 def step_traffic(plan: Plan, helper: Helper, facts: NodeFacts) -> tuple[float, float]:

@@ -12,7 +12,7 @@ import bisect
 import dataclasses
 import enum
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -543,6 +543,13 @@ class Profile:
     def by_name(self) -> dict[str, NodeFacts]:
         """Nodes by name."""
         return {node.node: node for node in self.nodes}
+
+    def without(self, names: Collection[str]) -> Profile:
+        """Return the profile of the other nodes, and of the links between them."""
+        return Profile(
+            nodes=tuple(node for node in self.nodes if node.node not in names),
+            links=tuple(link for link in self.links if link.source not in names and link.target not in names),
+        )
 
     @property
     def link_by_pair(self) -> dict[tuple[str, str], LinkFacts]:

@@ -290,7 +290,7 @@ class Job:
                 f"train.packing = true would put rows of several users (data.user = {self.data.user!r}) into one "
                 "sequence; remove one of them"
             )
-        for config in (self.adapter.config, *self.offload.chosen_adapters.values()):
+        for config in self.adapter_configs:
             if problem := mixed_tokens(config):
                 raise JobError(
                     f"train.packing = true does not go with adapter.config = {config!r}: {problem}, and several rows "
@@ -326,6 +326,11 @@ class Job:
     def needs_copies(self) -> bool:
         """Whether hosts have to keep the state of others."""
         return self.recovery.needs_copies or self.audit is not None
+
+    @property
+    def adapter_configs(self) -> tuple[str, ...]:
+        """The adapter configurations: that of the job, then those of single users."""
+        return (self.adapter.config, *self.offload.chosen_adapters.values())
 
     @property
     def audit_share(self) -> float:
@@ -497,8 +502,9 @@ class Kind(NamedTuple):
         return f"{self.number}/" if self.number else ""
 
 
-def kinds_of(job: Job, users: Sequence[str]) -> tuple[Kind, ...]:
-    """Group users, in order, by adapter configuration; without ``offload.adapters`` there is one kind."""
+def kinds_of(job: Job, users: Sequence[str] | None = None) -> tuple[Kind, ...]:
+    """Group users, by default those that the job names, by adapter configuration; there is one kind if none differs."""
+    users = tuple(job.offload.chosen_adapters) if users is None else users
     if not users or not job.offload.chosen_adapters:
         return (Kind(0, job.adapter.config, tuple(users)),)
     if odd := sorted(job.offload.chosen_adapters.keys() - set(users)):

@@ -120,6 +120,27 @@ class Plan:
             (*kept, dataclasses.replace(placement, placement_number=placement_number, first_turn=first_turn)),
         )
 
+    def replaced(self, course: Course, placements: Sequence[Placement]) -> Plan:
+        """Combine changed course and placements, each from the turn with its former step on; raises ``PlanError``.
+
+        Placements after the last step are left out, and so are equal successors. Example: a placement from step 15 on
+        has turns of 5 steps and first turn 3; with turns of 10 steps its first turn is 2, step 20.
+        """
+        found: list[Placement] = []
+        for one in placements:
+            turn, last = -(-first_step(self.course, one) // course.local_iterations), found[-1] if found else None
+            if last and turn * course.local_iterations >= course.num_steps:
+                break
+            if last and last.first_turn == turn:
+                found.pop()
+            elif last and last == dataclasses.replace(
+                one, placement_number=last.placement_number, first_turn=last.first_turn
+            ):
+                continue
+            found.append(dataclasses.replace(one, first_turn=turn))
+        # a method that depends on the ring gets the ring, and does not move
+        return Plan.of(course, found[0]) if len(found) == 1 else Plan(course, tuple(found))
+
     @property
     def nodes(self) -> tuple[str, ...]:
         """Every node of the run: hosts in ring order, by placement, then other owners, then other helpers."""

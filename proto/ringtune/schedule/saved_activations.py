@@ -151,6 +151,11 @@ def in_ranges(block: int, ranges: Iterable[Range]) -> bool:
     return any(start <= block < stop for start, stop in ranges)
 
 
+def overlap(ranges: Sequence[Range], others: Iterable[tuple[int, int]]) -> int:
+    """Number of blocks that ranges have in common with others, counted for each of those."""
+    return sum(max(0, min(stop, last) - max(start, first)) for first, last in others for start, stop in ranges)
+
+
 def merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
     """Sort ranges and join adjacent ones: [2, 4), [0, 1) and [1, 2) are [0, 4)."""
     found: list[Range] = []

@@ -14,7 +14,7 @@ from ringtune.techniques import (
     initial_adapter,
     invertible_adapter,
     offload,
-    operations,
+    operation_capacities,
     replicas,
 )
 from ringtune.techniques.base import DecisionLines, Technique, TurnRule
@@ -24,7 +24,7 @@ TECHNIQUES: Final[list[Technique]] = [
     full_parameters.TECHNIQUE,
     initial_adapter.TECHNIQUE,
     invertible_adapter.TECHNIQUE,
-    operations.TECHNIQUE,
+    operation_capacities.TECHNIQUE,
     compute.TECHNIQUE,
     frozen_weights.TECHNIQUE,
     offload.TECHNIQUE,

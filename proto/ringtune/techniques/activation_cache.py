@@ -415,7 +415,7 @@ def with_prefix_cache(job: Any, plan: Plan) -> Plan:
     return cached
 
 
-def check_given_cache(job: Any, plan: Plan) -> None:
+def check_given_cache(job: Any, plan: Plan, _: Any) -> None:
     """Refuse a given plan with another cache than the job's; raises ``PlanError``."""
     wanted, remedy = job.cache.of_placement(job.model.dtype), "plan anew with 'ringtune plan JOB --save FILE'"
     for cache in (one.cache for one in plan.placements if one.cache is not None):

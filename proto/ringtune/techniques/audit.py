@@ -50,7 +50,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
+import math
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -64,11 +66,12 @@ from ringtune.schedule.lowering import Legs, fit_legs, item_updates, legs
 from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.saved_activations import overlap
 from ringtune.schedule.turns import Item, StepKind, Turn, items
-from ringtune.schedule.versions import forward_version, updated, weight_version
+from ringtune.schedule.versions import ever_trained, forward_version, updated, weight_version
 from ringtune.storage.strict import Bounds, check_fields, read_object
 from ringtune.techniques.activation_checkpointing import VELORA
-from ringtune.techniques.base import Technique
+from ringtune.techniques.base import Technique, Term
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -890,17 +893,17 @@ def check_job(job: Any) -> None:
         )
 
 
-def check_course(job: Any, course: Course) -> None:
+def check_course(job: Any, course: Course, _: Any) -> None:
     """Refuse a course whose run can't go back to the end of a turn; raises ``PlanError``."""
     if job.audit is not None and (why := stay_reason(course)):
         raise PlanError(f"[audit] goes back to the last turn that was agreed on, which can't be: {why}; {_LEAVE}")
 
 
-def check_plan(job: Any, plan: Plan) -> None:
+def check_plan(job: Any, plan: Plan, model: Any) -> None:
     """Refuse a given plan with what the planner leaves out of an audited run; raises ``PlanError``."""
     if job.audit is None:
         return
-    check_course(job, plan.course)
+    check_course(job, plan.course, model)
     if any(one.has_replicas for one in plan.placements):
         raise PlanError(f"[audit] compares the work of single hosts, and the plan has replicas; plan anew, or {_LEAVE}")
     if any(one.cache is not None for one in plan.placements):
@@ -909,4 +912,74 @@ def check_plan(job: Any, plan: Plan) -> None:
         raise PlanError(f"[audit] repeats a helper's work block by block; plan anew, or {_LEAVE}")
 
 
-TECHNIQUE: Final = Technique(name="audit", check_job=check_job, check_plan=check_plan)
+AGAIN: Final = "block of another host, whose work is repeated"
+_OPEN: Final = 2
+"""Turns that are open at once where a run can go back."""
+
+
+def audit_terms(course: Course, share: Any, sizes: Any) -> Iterable[Term]:
+    """Yield the terms of an audit: a slice of another host, and what is kept of two turns until they are checked."""
+    if not share.audit:
+        return
+    yield from _audit_terms_of_helpers(course, share, sizes)
+    micro, items = course.microbatch_sizes(), course.local_iterations
+    tokens, reach = micro[0] * course.max_length, ever_trained(course)
+    own, hosted = overlap(reach.ranges, [(share.start, share.stop)]), share.stop - share.start
+    noted = (_OPEN * items + 1) * (hosted - sum(stop - start for start, stop in share.helped))
+    yield Term("buffers", "states of a block after the items of two turns", noted, sizes.snapshot_bytes)
+    summed = _OPEN * items * len(micro) * (own - overlap(reach.ranges, share.helped))
+    yield Term("buffers", "sums of gradients of a block", summed, sizes.adapter_bytes)
+    if course.velora is not None:
+        yield Term("buffers", "VeLoRA's vectors of a block", _OPEN * items * len(micro) * hosted, sizes.vectors_bytes)
+    drawn = math.ceil(share.audit * items * len(micro))
+    ends = 2 * (bool(hosted) + share.is_owner)
+    yield Term("buffers", "tensors of drawn micro-batches", _OPEN * drawn * ends, round(sizes.tensor_bytes(tokens)))
+    if hosted and share.is_owner:
+        turns, top = _OPEN if len(course.owners) == 1 else 1, course.sent_tokens(course.head, course.max_length)
+        down = bool(course.invertible and not share.start)
+        for ends, width in (
+            ((share.start == share.private_blocks) + down, tokens),
+            (2 * (share.stop == course.head), micro[0] * top),
+        ):
+            number, size = turns * items * len(micro) * ends, round(sizes.tensor_bytes(width))
+            yield Term("buffers", "tensors between own blocks and embedding or head", number, size)
+    if share.again is None:
+        return
+    count, trained = share.again.stop - share.again.start, overlap(reach.ranges, [share.again])
+    yield Term("weights", AGAIN, count, sizes.block_bytes)
+    yield Term("adapters", AGAIN, count, sizes.adapter_bytes)
+    yield Term("optimizer", AGAIN, trained, sizes.adapter_bytes + sizes.adapter_state_bytes)
+    yield Term("activations", AGAIN, max(1, trained), round(sizes.kept_bytes(tokens)))
+    yield Term("buffers", "states of such a block before and after", 2 * count, sizes.snapshot_bytes)
+    yield Term("buffers", "sums of gradients of such a block", 3 * trained, sizes.adapter_bytes)
+    yield Term("buffers", "tensors of a repeated micro-batch", 4, round(sizes.tensor_bytes(tokens)))
+
+
+def _audit_terms_of_helpers(course: Course, share: Any, sizes: Any) -> Iterable[Term]:
+    """Yield the terms of an audit with helpers: what a host holds, a helper fits, and a host repeats of helpers."""
+    micro, items, reach = course.microbatch_sizes(), course.local_iterations, ever_trained(course)
+    pair, drawn = round(sizes.pair_bytes(micro[0] * course.max_length)), math.ceil(share.audit * items * len(micro))
+    lent, fitted = overlap(reach.ranges, share.helped), overlap(reach.ranges, itertools.chain(*share.helps))
+    noted = _OPEN * items + 1
+    yield Term("buffers", "adapter that is held of a helper in two turns", noted * (lent + fitted), sizes.helped.sent)
+    yield Term("buffers", "states of a block that is fitted in two turns", noted * fitted, sizes.snapshot_bytes)
+    sums = _OPEN * items * len(micro) * fitted
+    yield Term("buffers", "sums of gradients of a block that is fitted", sums, sizes.helped.gradients)
+    yield Term("buffers", "pairs of drawn micro-batches", _OPEN * drawn * (lent + fitted), pair)
+    again = 0 if share.again is None else overlap(share.helped_again, [share.again])
+    yield Term("buffers", "pairs of a repeated micro-batch", 2 * again, pair)
+    yield Term("adapters", "adapter of a block of another host that a helper fits", again, sizes.helped.hosted)
+    if not share.fits_again:
+        return
+    of_fit = "adapter of a helper, whose work is repeated"
+    yield Term("adapters", of_fit, share.fits_again, sizes.helped.held)
+    both = sizes.helped.gradients + sizes.sets_state_bytes
+    yield Term("optimizer", of_fit, share.fits_again, both)
+    yield Term("buffers", "states of a repeated fit before and after", 3, sizes.snapshot_bytes)
+    yield Term("buffers", "sums of gradients of a repeated fit", 4, sizes.helped.gradients)
+    yield Term("buffers", "pairs of a repeated fit", 3, pair)
+
+
+TECHNIQUE: Final = Technique(
+    name="audit", check_job=check_job, check_course=check_course, check_plan=check_plan, memory_terms=audit_terms
+)

@@ -5,27 +5,43 @@ record in the order of that list. A field that a record leaves out has no effect
 
     a job is read, compared      check_job, check_model, later_keys, unused_keys, equal_values
     a result is evaluated        evaluation_sections
-    a plan is made               courses, placed, smaller_settings, disk_terms, parcels, copies
+    a plan is made               courses, check_course, placed, smaller_settings, memory_terms, disk_terms, parcels,
+                                 copies
     a plan or times are given    course_fields, check_plan, timing_mismatch
     a plan is shown              course_lines, course_notes, training_lines, helper_lines, notes, plan_lines,
                                  table_lines
     turns are granted            turn_rule
     a run is reported            decisions, totals, report, report_lines
+    a what-if changes a plan     plan_keys, job_values, check_changes, changed, without_node
 
 A job, facts of nodes and sizes are passed as ``Any``: their types are defined above this package.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from ringtune.models.family import Dimensions, Widths
+from ringtune.models.family import Dimensions, Family, Widths
 from ringtune.schedule.course import Course
-from ringtune.schedule.placement import Helper
+from ringtune.schedule.placement import Helper, Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
+
+
+class Term(NamedTuple):
+    """A number of equal things in a node's memory at once; ``part`` is one of ``costs.memory_terms.PARTS``."""
+
+    part: str
+    what: str
+    number: int
+    each_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """``number * each_bytes``."""
+        return self.number * self.each_bytes
 
 
 class DiskTerm(NamedTuple):
@@ -66,6 +82,21 @@ class DecisionLines(NamedTuple):
     page: Callable[[Mapping[str, Any]], str]
 
 
+class Shape(NamedTuple):
+    """A model of which a job is checked.
+
+    Attributes:
+        where: its file, in words.
+        passes_more: whether its blocks pass on more than a hidden state.
+    """
+
+    family: Family
+    dimensions: Dimensions
+    widths: Widths
+    where: str
+    passes_more: bool = False
+
+
 class TurnRule(Protocol):
     """Decisions of a technique about the turns of one placement."""
 
@@ -101,19 +132,23 @@ class Technique:
             with any of them.
         evaluation_sections: sections of the job of an evaluation that differ from those of the run's job.
         check_job: refuses a job that does not permit the technique as set; raises ``JobError``.
-        check_model: refuses a job for a model with these dimensions and widths; raises ``JobError``.
+        check_model: refuses a job for a model; raises ``JobError``.
         courses: variants of a course for nodes with these facts, the preferred first, each next one in less memory; the
             planner takes the first that fits.
+        check_course: refuses the course of a job, given facts of the model; raises ``JobError`` or ``PlanError``.
         smaller_settings: keys and values with which a job takes less memory, the mildest first; of the keys that
             ``coordinator.planner.draft.as_job_says`` follows.
         placed: adds the technique to a plan as its job asks; raises ``PlanError`` with the reason where the plan can't
             have it, and the run continues without.
         left_out: text that precedes that reason.
+        memory_terms: memory of a node, by its ``costs.memory_terms.Share`` of a placement and the sizes of the course,
+            beyond what ``costs.memory_estimate`` counts.
         disk_terms: bytes in a node's folder beyond those that ``costs.memory_estimate`` counts.
         parcels: of a plan, with the sizes of its course at any node.
         copies: of a plan: tensors that several nodes hold alike and update each by itself.
         course_fields: fields of a course in which a given plan may have another value than the job's draft.
-        check_plan: refuses a given plan with other settings of the technique than the job's; raises ``PlanError``.
+        check_plan: refuses a given plan with other settings than the job's, given facts of the model; raises
+            ``PlanError``.
         timing_mismatch: how the timing of a node, by its facts, differs from the course; empty if it does not.
         course_lines: lines of a text about training.
         course_notes: warnings about training.
@@ -130,6 +165,12 @@ class Technique:
             placements.
         report: entries of report.json, from a plan and the number of steps done since the beginning of the run.
         report_lines: lines of a report's text.
+        plan_keys: its keys of ``ringtune.plan_keys``, each with the key of a job.
+        job_values: values of job keys other than those of such keys, given the names of all nodes.
+        check_changes: refuses values of keys of a plan that its course excludes; raises ``PlanError``.
+        changed: changes a plan by values of its ``plan_keys``, given facts of all nodes; raises ``PlanError``.
+        without_node: fields of the course, and placements, of a plan without a node, given its placements without that
+            node and without helpers; raises ``PlanError``.
     """
 
     name: str
@@ -138,16 +179,18 @@ class Technique:
     equal_values: Mapping[str, Sequence[object]] = field(default_factory=dict)
     evaluation_sections: Mapping[str, object] = field(default_factory=dict)
     check_job: Callable[[Any], object] = _nothing
-    check_model: Callable[[Any, Dimensions, Widths], object] = _nothing
+    check_model: Callable[[Any, Shape], object] = _nothing
     courses: Callable[[Any, Course, Sequence[Any]], Sequence[Course]] = lambda job, course, nodes: (course,)
+    check_course: Callable[[Any, Course, Any], object] = _nothing
     smaller_settings: Callable[[Any], Iterable[tuple[str, object]]] = _nothing
     placed: Callable[[Any, Plan], Plan] = lambda job, plan: plan
     left_out: str = ""
+    memory_terms: Callable[[Course, Any, Any], Iterable[Term]] = _nothing
     disk_terms: Callable[[Plan, str], Iterable[DiskTerm]] = _nothing
     parcels: Callable[[Plan, Any], Iterable[Parcel]] = _nothing
     copies: Callable[[Plan], Iterable[Copies]] = _nothing
     course_fields: Sequence[str] = ()
-    check_plan: Callable[[Any, Plan], object] = _nothing
+    check_plan: Callable[[Any, Plan, Any], object] = _nothing
     timing_mismatch: Callable[[Course, Any], str] = lambda course, facts: ""
     course_lines: Callable[[Course], Sequence[str]] = _nothing
     course_notes: Callable[[Course], Sequence[str]] = _nothing
@@ -161,3 +204,10 @@ class Technique:
     totals: Mapping[str, Callable[[int, int], int]] = field(default_factory=dict)
     report: Callable[[Plan, int], Mapping[str, Any]] = lambda plan, steps: {}
     report_lines: Callable[[Mapping[str, Any]], Sequence[str]] = _nothing
+    plan_keys: Mapping[str, str] = field(default_factory=dict)
+    job_values: Callable[[Mapping[str, int | str], Collection[str]], Mapping[str, object]] = lambda values, known: {}
+    check_changes: Callable[[Course, Mapping[str, int | str]], object] = _nothing
+    changed: Callable[[Plan, Mapping[str, int | str], Sequence[Any]], Plan] = lambda plan, values, nodes: plan
+    without_node: Callable[[Plan, str, Sequence[Placement]], tuple[Mapping[str, object], Sequence[Placement]]] = (
+        lambda plan, node, placements: ({}, placements)
+    )

@@ -104,7 +104,7 @@ def smaller_settings(job: Any) -> Iterator[tuple[str, object]]:
         yield from (("runtime.frozen", dtype) for dtype in sizes[sizes.index(job.runtime.frozen) + 1 :])
 
 
-def check_given_frozen(job: Any, plan: Plan) -> None:
+def check_given_frozen(job: Any, plan: Plan, _: Any) -> None:
     """Refuse a given plan with another type of frozen weights than the job's; raises ``PlanError``.
 
     Native or widened products are not compared: every node can do both.

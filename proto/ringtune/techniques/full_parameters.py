@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from ringtune.config.sections import Adapter, Train
+from ringtune.config.sections import Adapter
 from ringtune.errors import ContradictionError, JobError
 from ringtune.models.adapter_config import FULL, trains_own_weights
 from ringtune.models.family import MAX_BLOCKS
@@ -29,7 +29,7 @@ from ringtune.schedule.run_shape import owner_indices, turns_until_repeat, weigh
 from ringtune.schedule.units import EMBEDDING, unit_name, units_text
 from ringtune.schedule.versions import ever_trained
 from ringtune.storage.strict import Bounds, OneOf, check_fields
-from ringtune.techniques.base import Copies, Technique
+from ringtune.techniques.base import Copies, Shape, Technique
 from ringtune.texts import counted, listed
 
 MAX_UNITS = MAX_BLOCKS + 2
@@ -117,12 +117,15 @@ def check_group(settings: HiftSettings | None, num_blocks: int, private_blocks: 
         )
 
 
-def check_warmup(train: Train, num_steps: int, num_sweeps: int) -> None:
+def check_course(job: Any, course: Course, _: Any) -> None:
     """Refuse a warm-up longer than the run, or one with which the learning rate is 0 at every step.
 
-    The warm-up counts sweeps; ``num_sweeps`` is the number that the run begins, or that of the steps where each step
-    has its own learning rate.
+    The warm-up counts the sweeps that the run begins, or the steps where each step has its own learning rate.
     """
+    train, num_steps = job.train, course.num_steps
+    if not num_steps:
+        return
+    num_sweeps = course.method.rate_at(course, num_steps - 1)[1]
     if train.warmup_steps > num_steps:
         raise JobError(
             f"train.warmup_steps is {train.warmup_steps}, the run has {num_steps} steps, so that it would end before "
@@ -244,11 +247,22 @@ def _copies_lines(course: Course, memory: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def check_model(job: Any, shape: Shape) -> None:
+    """Refuse groups of more units than a model has, and blocks whose inputs need the embedding; raises ``JobError``."""
+    check_group(job.hift, shape.dimensions.num_blocks, job.privacy.private_blocks)
+    if shape.passes_more and job.method.full_parameters:
+        raise JobError(
+            f"{shape.where}: train.method = {job.method.name!r} trains the embedding, and inputs of the blocks of this "
+            f"{shape.family.model_type} go to them without a way back for gradients; use adapters"
+        )
+
+
 TECHNIQUE: Final = Technique(
     name="full_parameters",
     equal_values={"hift.state": (MEMORY, DISK)},
     check_job=check_job,
-    check_model=lambda job, dimensions, _: check_group(job.hift, dimensions.num_blocks, job.privacy.private_blocks),
+    check_course=check_course,
+    check_model=check_model,
     smaller_settings=lambda job: smaller_settings(job.hift),
     copies=copies,
     course_notes=course_notes,

@@ -22,17 +22,17 @@ is).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from ringtune.errors import JobError, PlanError
 from ringtune.models.adapter_support import mixed_tokens
-from ringtune.models.family import LANGUAGE_TASKS, Dimensions, Widths
+from ringtune.models.family import LANGUAGE_TASKS
 from ringtune.schedule.course import JOINT, Course, Generation
 from ringtune.schedule.plan import Plan
 from ringtune.storage.strict import Bounds, check_fields
-from ringtune.techniques.base import Technique
+from ringtune.techniques.base import Shape, Technique, Term
 
 TEXTS: Final = "texts.jsonl"
 """File in an owner's folder with the texts of its newest evaluation."""
@@ -91,12 +91,13 @@ def check_job(job: Any) -> None:
         )
 
 
-def check_model(job: Any, dimensions: Dimensions, widths: Widths) -> None:
+def check_model(job: Any, shape: Shape) -> None:
     """Refuse texts that leave no room for a prompt in the model; raises ``JobError``."""
-    if job.generation is not None and job.generation.max_new_tokens >= dimensions.longest:
+    longest = shape.dimensions.longest
+    if job.generation is not None and job.generation.max_new_tokens >= longest:
         raise JobError(
             f"generation.max_new_tokens = {job.generation.max_new_tokens} leaves no room for a prompt: the model takes "
-            f"{dimensions.longest} tokens; lower it"
+            f"{longest} tokens; lower it"
         )
 
 
@@ -113,7 +114,7 @@ def courses(job: Any, course: Course, nodes: Sequence[Any]) -> tuple[Course]:
     return (dataclasses.replace(course, generation=generation_of(job)),) if job.generation is not None else (course,)
 
 
-def check_plan(job: Any, plan: Plan) -> None:
+def check_plan(job: Any, plan: Plan, _: Any) -> None:
     """Refuse a given plan with other texts than the job's; raises ``PlanError``."""
     if plan.course.generation != generation_of(job):
         raise PlanError("the plan has another [generation] than the job; plan anew: 'ringtune plan JOB --save FILE'")
@@ -140,6 +141,14 @@ def generation_figures(values: Mapping[str, float]) -> dict[str, Any]:
     return {**found, JUDGED: int(judged), "rouge_l": values[ROUGE_SUM] / judged} if judged else found
 
 
+def memory_terms(course: Course, share: Any, sizes: Any) -> Iterator[Term]:
+    """Yield keys and values; one block's more, as they are copied to be longer by a token."""
+    hosted = share.stop - share.start + (share.private_blocks if share.is_owner else 0)
+    if course.generation is not None and hosted:
+        kept = course.generation.at_once * hosted + 1
+        yield Term("activations", "keys and values of a block for a text", kept, sizes.sequence_bytes)
+
+
 TECHNIQUE: Final = Technique(
     name="generation",
     courses=courses,
@@ -147,5 +156,6 @@ TECHNIQUE: Final = Technique(
     check_model=check_model,
     check_plan=check_plan,
     evaluation_sections={"generation": None},  # other rows need no answers
+    memory_terms=memory_terms,
     course_lines=course_lines,
 )

@@ -16,7 +16,7 @@ Source: MAD-X, section 2.2.3; adapters 1.3.0, ``InvertibleAdaptersMixin`` and ``
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from ringtune.errors import JobError, PlanError
@@ -25,7 +25,7 @@ from ringtune.models.family import Dimensions, Family
 from ringtune.schedule.course import Course
 from ringtune.schedule.units import EMBEDDING
 from ringtune.schedule.versions import ever_trained
-from ringtune.techniques.base import Technique
+from ringtune.techniques.base import Technique, Term
 
 
 def check_family(adapter_config: str, family: Family, dimensions: Dimensions) -> None:
@@ -55,8 +55,17 @@ def course_lines(course: Course) -> list[str]:
     return [f"invertible adapter at the embedding: {'trains while block 0 does' if trains else 'never trains'}"]
 
 
+def memory_terms(course: Course, share: Any, sizes: Any) -> Iterator[Term]:
+    """Yield the terms of an owner; the inverse before a decoder has a gradient and a graph of its own."""
+    if not (share.is_owner and course.invertible):
+        return
+    trains, micro = EMBEDDING in ever_trained(course), course.microbatch_sizes()
+    trained, state = sizes.trained_bytes(EMBEDDING), sizes.state_bytes(EMBEDDING) if trains else 0
+    yield Term("head", "invertible adapter with gradients and moments", 1, (3 if trains else 1) * trained + state)
+    graph = round(sizes.invertible_bytes(micro[0] * course.max_length))
+    yield Term("activations", "graph of the invertible adapter", len(micro) + 1 if trains else 1, graph)
+
+
 TECHNIQUE: Final = Technique(
-    name="invertible_adapter",
-    courses=courses,
-    course_lines=course_lines,
+    name="invertible_adapter", courses=courses, course_lines=course_lines, memory_terms=memory_terms
 )

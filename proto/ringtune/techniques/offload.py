@@ -3,6 +3,14 @@
 An owner's rows are in the order of its users: with 3 rows of anna and 5 of ben, the rows 0 to 2 are anna's. So every
 node derives the user of a row from the course, and no message names it.
 
+Memory: a host keeps no gradients and no optimizer state of adapters that a helper trains, but pairs until they are
+sent: at most those of all micro-batches of one item (of two if the next item does not wait for an update), and one more
+that is packed. If a block keeps more for its backward than its pairs, the pairs replace freed graphs, and only two
+micro-batches of pairs are added. A helper holds adapters with gradients and state, and no other weights of the blocks;
+pairs of ``WAITING`` micro-batches per link; and those in work twice, as received and as computed with. Weights to be
+returned are at both ends; with overlap those of two updates. A host with merged adapters holds none in memory.
+``costs.offload_costs`` has the sizes for users with adapters of their own.
+
 Source: ColA, section 4.3 and Table 4 (joint, alone, collaboration).
 """
 
@@ -11,16 +19,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, NamedTuple
 
-from ringtune.config.sections import MAX_STEPS, Adapter, Data, Train
+from ringtune.config.sections import MAX_STEPS, Adapter, Data
 from ringtune.errors import ContradictionError, JobError, PlanError
 from ringtune.models.adapter_config import invertible_of, parse_adapter_config, trains_own_weights
-from ringtune.models.adapter_support import merged_refusal, offload_refusal
-from ringtune.models.family import IMAGE_CLASSIFICATION
+from ringtune.models.adapter_support import merged_refusal, offload_refusal, places_of
+from ringtune.models.auxiliary_models import INTERMEDIATE, OUTPUT
+from ringtune.models.family import IMAGE_CLASSIFICATION, Family
 from ringtune.quantities import format_bytes
+from ringtune.schedule.actions import Payload
 from ringtune.schedule.batches import eval_rows
 from ringtune.schedule.course import (
     ALL_INPUTS,
@@ -37,17 +48,26 @@ from ringtune.schedule.course import (
     HelperSettings,
     stream_of,
 )
+from ringtune.schedule.lowering import WAITING
 from ringtune.schedule.operation_tables import ScoredWeights
-from ringtune.schedule.placement import Helper, Slice
+from ringtune.schedule.placement import Helper, Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Extent, Owner, UserRows, check_user_name, users_text
+from ringtune.schedule.saved_activations import in_ranges, overlap, within
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
 from ringtune.schedule.units import Range
+from ringtune.schedule.versions import ever_trained
 from ringtune.storage.strict import Bounds, InWords, OneOf, check_fields, nearest, to_table
-from ringtune.techniques.activation_checkpointing import BOTH, VELORA
-from ringtune.techniques.base import Technique
+from ringtune.techniques.activation_checkpointing import BOTH
+from ringtune.techniques.base import Shape, Technique, Term
 from ringtune.techniques.operations import operations_of
 from ringtune.texts import listed
+
+FLOAT32, BFLOAT16, VELORA = WIRES = PAIRS
+"""Encodings of pairs on links; ``float32`` means the dtype of the run."""
+
+LOSSY: Final = tuple(wire for wire in WIRES if wire != EXACT)
+"""Encodings that change x; a bit for each unit of a ReLU, whether it was active at the host, is sent with it."""
 
 OFF: Final = "off"
 AUTO: Final = "auto"
@@ -241,13 +261,27 @@ def check_user_column(data: Data, settings: OffloadSettings, *, task: str) -> No
         )
 
 
-def check_fused(settings: OffloadSettings, *, adapter: Adapter, train: Train, fused: bool) -> None:
-    """Refuse adapters that a helper can't fit in a model with a fused query, key and value matrix."""
+def check_model(job: Any, shape: Shape) -> None:
+    """Refuse adapters that no helper can fit in a model; raises ``JobError``."""
+    settings, family = job.offload, shape.family
     if not settings.is_on or settings.may_be_left_out:
         return
-    for where, config in _configs(settings, adapter).items():
-        if problem := offload_refusal(config, dropout=train.dropout, fused=fused):
+    if family.generic and (role := unfitted_role(family, job.adapter_configs)):
+        raise JobError(
+            f"{shape.where}: a helper can't fit LoRA beside {getattr(family.layout, role)} of a {family.model_type}, "
+            "whose input or output is not one for each token of a micro-batch; leave it out of adapter.config, or "
+            "remove [offload]"
+        )
+    for where, config in _configs(settings, job.adapter).items():
+        if problem := offload_refusal(config, dropout=job.train.dropout, fused=shape.widths.merged):
             raise JobError(f"[offload] can't go with {where}: {problem}, or set offload.mode = 'off'")
+
+
+def unfitted_role(family: Family, configs: Iterable[str]) -> str:
+    """Return a matrix beside which no helper can fit the adapters of some of these configurations; empty if none is."""
+    names = {INTERMEDIATE: "up", OUTPUT: "down"}
+    beside = {names.get(place, place) for config in configs for place in places_of(config)}
+    return next((role for role in (*family.twice, *family.unfitted) if role in beside), "")
 
 
 def _configs(settings: OffloadSettings, adapter: Adapter) -> dict[str, str]:
@@ -323,7 +357,7 @@ def _placed(job: Any, plan: Plan) -> Plan:
     return plan
 
 
-def check_plan(job: Any, plan: Plan) -> None:
+def check_plan(job: Any, plan: Plan, model: Any) -> None:
     """Refuse a given plan with other helpers than its job names; with ``auto`` any helpers are accepted."""
     wish = job.offload
     has, wanted = plan.course.helper_settings, job.offload.helper_settings
@@ -336,6 +370,9 @@ def check_plan(job: Any, plan: Plan) -> None:
             f"the plan has {_text(helpers_by_host(plan))}, the job says offload.mode = {_text(wish.helpers)} with "
             f"{_settings_text(wish.helper_settings)}; plan anew, or change [offload]"
         )
+    if any(one.helpers for one in plan.placements) and not model.pair_token_bytes:
+        anew = "plan anew with 'ringtune plan JOB --save FILE'"
+        raise PlanError(f"the plan has helpers, but none can fit this adapter.config in this model; {anew}")
 
 
 def _settings_text(settings: HelperSettings) -> str:
@@ -347,6 +384,34 @@ def _settings_text(settings: HelperSettings) -> str:
 
 def _text(helper_of: object) -> str:
     return str(helper_of) if helper_of else "no helpers"
+
+
+def sent_pair_token_bytes(model: Any, wire: str) -> int:
+    """Bytes per padded token of one block's pairs as sent, without VeLoRA's vectors.
+
+    If users have several kinds of adapters, the maximum over the kinds.
+    """
+    return max([_of_kind(model, wire), *(_of_kind(kind, wire) for kind in model.kinds)])
+
+
+def check_course(job: Any, _: Course, model: Any) -> None:
+    """Refuse pairs with projections of wide inputs where no adapter has one; raises ``JobError`` with the bytes."""
+    settings = job.offload
+    if settings.pairs != VELORA or settings.projected == ALL_INPUTS:
+        return
+    exact, projected = (sent_pair_token_bytes(model, wire) for wire in (FLOAT32, VELORA))
+    if exact and all(_of_kind(kind, VELORA) >= _of_kind(kind, FLOAT32) for kind in (model, *model.kinds)):
+        raise JobError(
+            f"offload.pairs = {VELORA!r} saves nothing with adapter.config = {job.adapter.config!r}: no input is wider "
+            f"than the gradient beside it, so that a token of a block's pairs has {projected:,} bytes, not fewer than "
+            f"{exact:,}; set offload.pairs = {BFLOAT16!r} ({sent_pair_token_bytes(model, BFLOAT16):,} bytes), add LoRA "
+            "at down, or, at a loss of accuracy, set offload.projected = 'all'"
+        )
+
+
+def _of_kind(kind: Any, wire: str) -> int:
+    of_wire = {BFLOAT16: kind.pair_rounded_token_bytes, VELORA: kind.pair_projected_token_bytes}
+    return int(of_wire.get(wire, kind.pair_token_bytes))
 
 
 def named_helpers(settings: OffloadSettings, known: Collection[str]) -> Mapping[str, str]:
@@ -544,20 +609,137 @@ def _by_user(plan: Plan, steps: int) -> dict[str, Any]:
     return {"rows_by_user": rows, "training_by_user": uses}
 
 
+def _parse_helpers(text: str, known: Collection[str]) -> dict[str, str]:
+    """Parse ``pi-1=laptop+pi-2=laptop`` of ``--change offload`` (host = helper), or ``off`` for none.
+
+    ``known`` are the names of all nodes. Raises ``PlanError``.
+    """
+    found: dict[str, str] = {}
+    for part in text.split("+") if text != OFF else ():
+        host, equals, helper = (word.strip() for word in part.partition("="))
+        if not (host and equals and helper) or host in found:
+            raise PlanError(
+                f"--change offload={text}: write '{OFF}', or HOST=HELPER with each host once, several with + between"
+            )
+        for name in (host, helper):
+            if name not in known:
+                raise PlanError(f"--change offload={text}: there is no node {name!r}; {nearest(name, known)}")
+        found[host] = helper
+    return found
+
+
+def _job_values(values: Mapping[str, int | str], known: Collection[str]) -> dict[str, object]:
+    """Return the helpers that ``--change offload`` names; merged adapters where the setting of users requires them."""
+    mode, users = values.get("offload", OFF), values.get("users", JOINT)
+    helpers: dict[str, object] = {} if mode in MODES else {"offload.mode": _parse_helpers(str(mode), known)}
+    return helpers if users == JOINT else {**helpers, "offload.merged": users == COLLABORATION}
+
+
+def _changed(plan: Plan, values: Mapping[str, int | str], nodes: Sequence[Any]) -> Plan:
+    """Set the helpers of a plan, and how users train adapters, merged where that setting requires it."""
+    settings, users, helper_of = plan.course.helper_settings, values.get("users"), helpers_by_host(plan)
+    if "offload" in values:
+        helper_of = _parse_helpers(str(values["offload"]), [node.node for node in nodes])
+        if helper_of and not all(node.model.pair_token_bytes for node in nodes):
+            raise PlanError(
+                f"--change offload={values['offload']}: the profile says nothing of pairs; no helper can fit these "
+                "adapters, or measure anew with 'ringtune measure'"
+            )
+    elif users is None:
+        return plan
+    if users is None:
+        return helped(plan, helper_of, settings)
+    if not helper_of:
+        raise PlanError(
+            f"--change users={users}: helpers fit users' adapters, and there are none; change offload=HOST=HELPER too"
+        )
+    is_merged = settings.merged if users == JOINT else users == COLLABORATION
+    shape = nodes[0].shape
+    configs = {shape.adapter, *(kind.config for kind in nodes[0].model.kinds)} - {""}
+    for config in sorted(configs) if is_merged else ():
+        if problem := merged_refusal(config, dropout=shape.dropout):
+            raise PlanError(f"--change users={users}: {problem}")
+    return helped(plan, helper_of, dataclasses.replace(settings, users=str(users), merged=is_merged))
+
+
+def _without_node(
+    plan: Plan, node: str, placements: Sequence[Placement]
+) -> tuple[Mapping[str, object], Sequence[Placement]]:
+    """Give each host the helper that it has, for all of its blocks; none where that is the node."""
+    free, helping = dataclasses.replace(plan.course, offload=None), list[Placement]()
+    for before, after in zip(plan.parts, placements, strict=True):
+        helper_of = {host: helper for host, helper in helpers_by_host(before).items() if node not in (host, helper)}
+        helping.append(dataclasses.replace(after, helpers=helpers_of(free, after.hosts, helper_of)))
+    settings = plan.course.helper_settings
+    ranges = sorted({Range(one.start, one.stop) for each in helping for one in each.helpers})
+    lone = [helping[0].host_of(block) for block in free.trainable.blocks if not in_ranges(block, ranges)]
+    if settings.has_users and lone:
+        raise PlanError(
+            f"--drop {node}: node {lone[0]} has no helper then, and helpers fit the adapters of users; "
+            "give --replan JOB"
+        )
+    return {"offload": settings.of_blocks(ranges)}, helping
+
+
+_AT_WORK = 2
+
+
+def offload_terms(course: Course, share: Any, sizes: Any) -> Iterable[Term]:
+    """Yield the terms of a node with helpers, and of a node that is a helper."""
+    micro, trained = course.microbatch_sizes(), ever_trained(course)
+    pair = round(sizes.pair_bytes(micro[0] * course.max_length))
+    helped = overlap(trained.ranges, share.helped)
+    settings = course.helper_settings
+    waits = not (settings.overlap or settings.interval > 1)
+    late = 0 if waits else len(micro)  # the next item has graphs again
+    count = late + (_AT_WORK if _graphs_are_larger(course, share, sizes) else len(micro) + 1)
+    yield Term("buffers", "pairs of a block until they are sent", helped * count, pair)
+    updates = 2 if settings.overlap else 1
+    own = sum(stop - start for start, stop in share.helped)
+    yield Term("adapters", "adapter of a block that a helper fits", own, sizes.helped.hosted)
+    yield Term("buffers", "adapter that a helper sent", updates * helped, sizes.helped.sent)
+    links = [[overlap(trained.ranges, (one,)) for one in ranges] for ranges in share.helps]
+    largest = [max(blocks) for blocks in links]
+    waiting = WAITING[Payload.PAIRS] * sum(largest) + _AT_WORK * max(largest, default=0)
+    fitted = sum(map(sum, links))
+    hosted = sum(stop - start for ranges in share.helps for start, stop in ranges)
+    yield Term("adapters", "adapter of a block that another node hosts", hosted, sizes.helped.held)
+    both = sizes.helped.gradients + sizes.sets_state_bytes
+    yield Term("optimizer", "gradient and moments of an adapter that is fitted for another node", fitted, both)
+    yield Term("buffers", "pairs of a block that wait to be fitted", waiting, pair)
+    yield Term("buffers", "adapter on its way to its host", updates * fitted, sizes.helped.sent)
+
+
+def _graphs_are_larger(course: Course, share: Any, sizes: Any) -> bool:
+    """Whether each helped block keeps more for its backward than its pairs, so that pairs replace freed graphs.
+
+    For the micro-batch in its backward both are held, and for the one that is packed pairs twice.
+    """
+    if any(within(share.recompute, start, stop) for start, stop in share.helped):
+        return False
+    tokens = course.microbatch_sizes()[0] * course.max_length
+    kept = min(sizes.kept_bytes(tokens), tokens * (sizes.lowest_token_bytes or math.inf))
+    return bool(sizes.pair_bytes(tokens) <= kept)
+
+
 TECHNIQUE: Final = Technique(
     name="offload",
     course_fields=("offload",),
     later_keys={f"offload.{name}": value for name, value in dataclasses.asdict(OffloadSettings()).items()},
     check_job=check_job,
-    check_model=lambda job, _, widths: check_fused(
-        job.offload, adapter=job.adapter, train=job.train, fused=widths.merged
-    ),
+    check_model=check_model,
     placed=_placed,
     left_out="helpers are left out",
+    memory_terms=offload_terms,
+    check_course=check_course,
     check_plan=check_plan,
     # whoever fitted them, the adapters are in the result; the helpers that the job names need not be there
     evaluation_sections={"offload": OffloadSettings()},
     plan_lines=_plan_lines,
     helper_lines=helper_lines,
     report=report,
+    plan_keys={"offload": "offload.mode", "users": "offload.users"},
+    job_values=_job_values,
+    changed=_changed,
+    without_node=_without_node,
 )

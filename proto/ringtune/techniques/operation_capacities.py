@@ -1,7 +1,8 @@
-"""Capacities of boards (D2FT): numbers of micro-batches for which a subnet is full or forward-only.
+"""The choice of operations (D2FT): tables that a job gives, or capacities of boards, and the technique's record.
 
-Counts give all boards nearly the same busy time in a step, with the same total as equal counts. Example: two boards
-with equal slices, one twice as fast, 8 micro-batches, 60 % of the compute, a forward is 0.4 of full::
+Capacities are numbers of micro-batches for which a subnet is full or forward-only. Counts give all boards nearly the
+same busy time in a step, with the same total as equal counts. Example: two boards with equal slices, one twice as fast,
+8 micro-batches, 60 % of the compute, a forward is 0.4 of full::
 
     board    full   forward-only   busy, in full operations of the slow board
     slow     2      3              3.2
@@ -13,15 +14,31 @@ Source: D2FT, section II-B (C^pf and C^po) and III-B (counts such as three full 
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from ringtune.errors import JobError
-from ringtune.schedule.operation_tables import PRUNING_STEPS, BlockCapacity, Choice, Policy
-from ringtune.schedule.placement import Slice
-from ringtune.techniques.operations import OperationsSettings, whole
+from ringtune.errors import JobError, PlanError
+from ringtune.schedule.course import Course
+from ringtune.schedule.operation_tables import PRUNING_STEPS, BlockCapacity, Choice, Operations, Policy, TieBreak
+from ringtune.schedule.placement import Placement, Slice
+from ringtune.schedule.plan import Plan
+from ringtune.techniques.base import DecisionLines, Technique
+from ringtune.techniques.operations import (
+    OperationsSettings,
+    check_model,
+    check_operations,
+    choice_lines,
+    chosen_line,
+    given_tables,
+    job_subnets,
+    operations_lines,
+    operations_of,
+    saved_lines,
+    whole,
+)
 
 
 class OperationCounts(NamedTuple):
@@ -294,3 +311,170 @@ def _rows(sizes: Sequence[int], most: int) -> int:
     for size in sizes:
         found |= {rows + size for rows in found if rows + size <= most}
     return max(found)
+
+
+def with_tables(job: Any, course: Course, model: Any) -> Course:
+    """Give a course the tables that its job names: the only one, or several in sequence.
+
+    Raises:
+        JobError: they are of another model.
+        PlanError: they are of another course; names the difference.
+    """
+    tables = given_tables(job.operations)
+    job_subnets(job, model)
+    try:
+        for origin in filter(None, (table.origin for table in tables)):
+            origin.require(course.table_origin)
+        if len(tables) == 1:
+            return dataclasses.replace(course, operations=tables[0].operations)
+        return dataclasses.replace(course, choice=Choice.given(tables))
+    except PlanError as error:
+        raise PlanError(f"operations.table does not fit this run: {error}") from error
+
+
+def check_given_operations(job: Any, plan: Plan, model: Any) -> None:
+    """Refuse a given plan with other operations than the job says; raises ``PlanError``.
+
+    A plan may have a table if its job says nothing of operations. Capacities of subnets are compared with the times
+    that the plan was made with.
+    """
+    course, anew = plan.course, "change it, or plan anew with 'ringtune plan JOB --save FILE'"
+    if job.operations.table:
+        wanted = with_tables(job, dataclasses.replace(course, operations=None, choice=None), model)
+        if (course.operations, course.choice) != (wanted.operations, wanted.choice):
+            raise PlanError(f"the plan has other operations than the job's operations.table; {anew}")
+        return
+    says, choice = job.operations.policy, course.choice
+    has = choice.policy if choice else ""
+    if job.operations.is_chosen and has != says:
+        plans = f"operations.policy = {has}" if has else "no operations to choose"
+        raise PlanError(f"the plan has {plans}, the job says {says}; {anew}")
+    if choice is None or choice.tables:
+        return
+    if not job.operations.is_chosen:
+        raise PlanError(f"the plan has operations.policy = {has}, the job says {says}; {anew}")
+    _check_same_choice(job, choice, job_subnets(job, model).count, anew)
+    again = job_choice(job, course, model, plan.placement.hosts, _costs_of(choice, plan.placement.hosts))
+    if choice.refresh_steps != again.refresh_steps:
+        has_steps, says_steps = (
+            f"every {one.refresh_steps} steps" if one.refresh_steps else "once" for one in (choice, again)
+        )
+        raise PlanError(
+            f"the plan chooses operations {has_steps}, the job says {says_steps} (operations.refresh_rounds); {anew}"
+        )
+    if choice.groups != again.groups:
+        raise PlanError(
+            f"the plan has one operation for the blocks {_ranges(choice)}, its slices are {_ranges(again)} "
+            f"(operations.by_slice); {anew}"
+        )
+    if choice.is_counted != again.is_counted or not _are_alike(choice.capacities, again.capacities):
+        raise PlanError(f"the plan's subnets may do more or less than operations.compute, full or balance say; {anew}")
+
+
+def _check_same_choice(job: Any, choice: Choice, subnets: int, anew: str) -> None:
+    settings = operations_of(job)
+    for name, has, says in (
+        ("heads", choice.subnets, 1 if settings.by_slice else subnets),
+        ("by_slice", choice.by_slice, settings.by_slice),
+        ("backward_score", choice.backward_score, settings.backward_score),
+        ("forward_score", choice.forward_score, settings.forward_score),
+        ("scores", choice.scored_weights, settings.scores),
+        ("score_scale", choice.score_scale, settings.score_scale),
+        ("ties", choice.ties, settings.ties),
+        ("rotate", choice.rotate, settings.rotate),
+    ):
+        if has != says:
+            of = " subnets a block" if name == "heads" else ""
+            raise PlanError(f"the plan has {has}{of}, the job says {says} (operations.{name}); {anew}")
+
+
+def _ranges(choice: Choice) -> str:
+    return ", ".join(f"[{start}, {stop})" for start, stop in choice.groups)
+
+
+def _costs_of(choice: Choice, hosts: Sequence[Slice]) -> dict[str, tuple[float, float]]:
+    """Seconds of a block with which a choice was made, for each host; pruning has one capacity for whole blocks."""
+    count = 1 if choice.prunes else choice.subnets
+    capacities = ((host.node, choice.capacity(host.start)) for host in hosts)
+    return {node: (each.forward * count, each.backward * count) for node, each in capacities}
+
+
+def _are_alike(one: Sequence[BlockCapacity], other: Sequence[BlockCapacity]) -> bool:
+    pairs = zip(map(dataclasses.astuple, one), map(dataclasses.astuple, other), strict=False)
+    return len(one) == len(other) and all(
+        math.isclose(has, says, rel_tol=1e-9, abs_tol=1e-15) for pair in pairs for has, says in zip(*pair, strict=True)
+    )
+
+
+def job_choice(
+    job: Any, course: Course, model: Any, hosts: Sequence[Slice], costs: Mapping[str, tuple[float, float]]
+) -> Choice:
+    """Return the choice of a job, as ``choice_of``; ``costs`` are of the nodes of ``hosts``."""
+    return choice_of(
+        operations_of(job),
+        subnets=job_subnets(job, model).count,
+        microbatch_sizes=course.microbatch_sizes(),
+        hosts=hosts,
+        costs=costs,
+        num_blocks=course.num_blocks,
+        local_iterations=course.local_iterations,
+        owners=len(course.owners),
+    )
+
+
+_FORMER: Final[Mapping[str, object]] = {"ties": TieBreak.SPREAD.value, "rotate": False}
+"""Keys of which another value was the former behaviour than the one that is now the default."""
+
+
+def _unused_keys(job: Any) -> Sequence[str]:
+    chosen = job.operations.is_chosen and Policy(job.operations.policy).breaks_ties
+    return () if chosen else tuple(f"operations.{name}" for name in _FORMER)
+
+
+def _check_changes(course: Course, values: Mapping[str, int | str]) -> None:
+    """Refuse other batches where the plan has operation tables, which belong to its batches."""
+    has_tables = course.operations is not None or (course.choice is not None and course.choice.tables)
+    for key in ("batch_size", "microbatches"):
+        if has_tables and values.get(key, getattr(course, key)) != getattr(course, key):
+            raise PlanError(
+                f"--change {key}={values[key]}: the plan has operation tables of batches with {key} = "
+                f"{getattr(course, key)}; take the plan of a run without tables"
+            )
+
+
+def _without_node(
+    plan: Plan, node: str, placements: Sequence[Placement]
+) -> tuple[Mapping[str, object], Sequence[Placement]]:
+    """Remove the batches of an owner from the tables of a plan."""
+
+    def others(table: Operations) -> Operations:
+        return dataclasses.replace(table, batches=tuple(one for one in table.batches if one.owner != node))
+
+    operations, choice = plan.course.operations and others(plan.course.operations), plan.course.choice
+    if choice is not None:
+        tables = (dataclasses.replace(one, operations=others(one.operations)) for one in choice.tables)
+        choice = dataclasses.replace(choice, tables=tuple(tables))
+    return {"operations": operations, "choice": choice}, placements
+
+
+TECHNIQUE: Final = Technique(
+    name="operations",
+    course_fields=("operations", "choice"),
+    later_keys={
+        f"operations.{name}": value for name, value in {**dataclasses.asdict(OperationsSettings()), **_FORMER}.items()
+    },
+    unused_keys=_unused_keys,
+    check_job=lambda job: check_operations(job.operations, adapter=job.adapter, train=job.train),
+    check_model=check_model,
+    check_plan=check_given_operations,
+    check_changes=_check_changes,
+    without_node=_without_node,
+    training_lines=lambda plan, _: choice_lines(plan),
+    table_lines=operations_lines,
+    decisions={
+        "operations": DecisionLines(
+            chosen_line, lambda entry: f"another operation table holds from step {int(entry['step']) + 1} on"
+        )
+    },
+    report_lines=lambda report: saved_lines(report.get("operations")),
+)

@@ -71,10 +71,12 @@ from ringtune.schedule.operation_tables import (
     Score,
     ScoredWeights,
     ScoreWord,
+    Subnets,
     TieBreak,
     TieWord,
     WeightsWord,
     pattern_of,
+    subnets_of,
     tables_from_json,
     tables_to_json,
 )
@@ -82,7 +84,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, items, table_is_due
 from ringtune.schedule.versions import ever_trained
 from ringtune.storage.strict import Bounds, InWords, check_fields, read_given
-from ringtune.techniques.base import DecisionLines, Technique
+from ringtune.techniques.base import Shape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,6 +156,47 @@ class OperationsSettings:
     def changed(self) -> tuple[str, ...]:
         """List the keys with another value than their default."""
         return tuple(entry.name for entry in fields(self) if getattr(self, entry.name) != entry.default)
+
+
+def job_subnets(job: Any, model: Any) -> Subnets:
+    """Return the subnets of each block; without operations a whole block is one; raises ``JobError``."""
+    kv_heads, where = model.num_kv_heads or model.num_heads, f"{job.model.path} ({model.model_type})"
+    return _subnets(job, heads=model.num_heads, kv_heads=kv_heads, inner=model.intermediate_size, where=where)
+
+
+def _subnets(job: Any, *, heads: int, kv_heads: int, inner: int, where: str) -> Subnets:
+    given = given_tables(job.operations)
+    try:
+        if given:
+            found = Subnets(heads=heads, kv_heads=kv_heads, inner=inner, count=given[0].operations.subnets)
+            if problem := head_group_refusal(job.adapter.config, heads=found.heads_each if found.count > 1 else 0):
+                raise JobError(f"operations.table has {found.count} subnets a block: {problem}")
+            return found
+        heads_each = job.operations.heads if job.operations.is_chosen and not job.operations.by_slice else 0
+        return subnets_of(heads=heads, kv_heads=kv_heads, inner=inner, heads_each=heads_each)
+    except PlanError as error:
+        what = "operations.table is of another model: " if given else ""
+        raise JobError(f"{what}{error}; the model is {where}") from error
+
+
+def check_model(job: Any, shape: Shape) -> None:
+    """Refuse subnets that a model's blocks don't have, or that nothing is known of; raises ``JobError``."""
+    operations, tables, family = job.operations, given_tables(job.operations), shape.family
+    dimensions, heads = shape.dimensions, shape.dimensions.num_heads
+    _subnets(job, heads=heads, kv_heads=dimensions.kv_heads or heads, inner=dimensions.inner, where=shape.where)
+    has_parts = bool(tables and tables[0].operations.subnets > 1) or (
+        operations.is_chosen and not operations.by_slice and operations.heads > 0
+    )
+    if family.generic and has_parts:
+        raise JobError(
+            f"{shape.where}: [operations] of subnets need to know the matrices of a {family.model_type} block; set "
+            "operations.heads = 0, or operations.table to one of whole blocks"
+        )
+    if shape.passes_more and operations.is_any:
+        raise JobError(
+            f"{shape.where}: a block of this {family.model_type} that is passed by takes no input out of what goes on, "
+            "and makes no keys and values for later ones; remove [operations]"
+        )
 
 
 def needs_base_gradients(operations: OperationsSettings, adapter: Adapter) -> bool:
@@ -743,31 +786,3 @@ def _batch(entry: BatchOperations, num_blocks: int, table: Operations) -> Iterat
     for micro, row in enumerate(entry.rows):
         words = " ".join(pattern_of(row, block, table.subnets) for block in range(num_blocks))
         yield f"    micro-batch {micro}  {words}"
-
-
-_FORMER: Final[Mapping[str, object]] = {"ties": TieBreak.SPREAD.value, "rotate": False}
-"""Keys of which another value was the former behaviour than the one that is now the default."""
-
-
-def _unused_keys(job: Any) -> Sequence[str]:
-    chosen = job.operations.is_chosen and Policy(job.operations.policy).breaks_ties
-    return () if chosen else tuple(f"operations.{name}" for name in _FORMER)
-
-
-TECHNIQUE: Final = Technique(
-    name="operations",
-    course_fields=("operations", "choice"),
-    later_keys={
-        f"operations.{name}": value for name, value in {**dataclasses.asdict(OperationsSettings()), **_FORMER}.items()
-    },
-    unused_keys=_unused_keys,
-    check_job=lambda job: check_operations(job.operations, adapter=job.adapter, train=job.train),
-    training_lines=lambda plan, _: choice_lines(plan),
-    table_lines=operations_lines,
-    decisions={
-        "operations": DecisionLines(
-            chosen_line, lambda entry: f"another operation table holds from step {int(entry['step']) + 1} on"
-        )
-    },
-    report_lines=lambda report: saved_lines(report.get("operations")),
-)

@@ -18,15 +18,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from ringtune.errors import IntegrityError
+from ringtune.schedule.actions import Payload
 from ringtune.schedule.course import Course
-from ringtune.schedule.lowering import is_replicated, item_updates
+from ringtune.schedule.lowering import WAITING, is_replicated, item_updates
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.saved_activations import overlap
 from ringtune.schedule.stages import other_owners, replicas, replicated_units
 from ringtune.schedule.turns import StepKind, Turn, items
 from ringtune.schedule.units import EMBEDDING, unit_name
 from ringtune.schedule.versions import ever_trained, trained
-from ringtune.techniques.base import Copies, Parcel, Technique
+from ringtune.techniques.base import Copies, Parcel, Technique, Term
 
 
 class CopyDigest(NamedTuple):
@@ -159,4 +161,12 @@ def _shared_stages(placement: Placement) -> Iterator[tuple[Slice, ...]]:
     return (stage for stage in placement.stages if len(stage) > 1)
 
 
-TECHNIQUE: Final = Technique(name="replicas", parcels=parcels, copies=copies)
+def memory_terms(course: Course, share: Any, sizes: Any) -> Iterator[Term]:
+    """Yield the gradients of other hosts of the same blocks, which wait or are being added up."""
+    if share.around is not None:
+        trained = overlap(ever_trained(course).ranges, [(share.start, share.stop)])
+        grads = trained * (WAITING[Payload.REPLICA_GRAD] * share.around.replicas + bool(share.around.replicas))
+        yield Term("buffers", "gradient of an adapter, from another host of the blocks", grads, sizes.adapter_bytes)
+
+
+TECHNIQUE: Final = Technique(name="replicas", parcels=parcels, copies=copies, memory_terms=memory_terms)

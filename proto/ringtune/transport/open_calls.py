@@ -156,6 +156,11 @@ class TokenBucket:
         self._lock = threading.Lock()
         self._levels: dict[Hashable, tuple[float, float]] = {}
 
+    def allows(self, key: Hashable) -> bool:
+        """Whether the key has a token left."""
+        with self._lock:
+            return self._level(key, self._now_s()) >= 1.0
+
     def take(self, key: Hashable) -> bool:
         """Count an event if the key has a token left; return whether it has."""
         with self._lock:
@@ -172,33 +177,4 @@ class TokenBucket:
 
     def _level(self, key: Hashable, now_s: float) -> float:
         level, at_s = self._levels.get(key, (float(self._most), now_s))
-        return min(float(self._most), level + (now_s - at_s) * self._per_s)
-
-
-class RateLimit:
-    """At most ``most`` events of a key within ``within_s`` seconds; safe for threads."""
-
-    def __init__(self, most: int, within_s: float, *, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._most, self._within_s, self._now_s = most, within_s, now_s
-        self._lock = threading.Lock()
-        self._at_s: dict[Hashable, list[float]] = {}
-
-    def allows(self, key: Hashable) -> bool:
-        """Whether one more event of a key is within the limit."""
-        with self._lock:
-            return len(self._recent(key)) < self._most
-
-    def count(self, key: Hashable) -> bool:
-        """Count an event if it is within the limit; return whether it is."""
-        with self._lock:
-            recent = self._recent(key)
-            if len(recent) >= self._most:
-                return False
-            if len(self._at_s) >= _MAX_KEYS:
-                self._at_s = {known: at_s for known in self._at_s if (at_s := self._recent(known))}
-            self._at_s[key] = [*recent, self._now_s()]
-            return True
-
-    def _recent(self, key: Hashable) -> list[float]:
-        now_s = self._now_s()
-        return [at_s for at_s in self._at_s.get(key, ()) if abs(now_s - at_s) < self._within_s]
+        return min(float(self._most), level + abs(now_s - at_s) * self._per_s)  # a clock may be set back

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from ringtune.costs.model_facts import job_subnets, model_facts
+from ringtune.costs.model_facts import model_facts
 from ringtune.errors import JobError
 from ringtune.job.job import Job, Model
 from ringtune.schedule.operation_tables import BatchOperations, Operations
+from ringtune.techniques.operations import job_subnets
 from tests.support.cases import cases
 from tests.support.fake_agents import MODEL
 from tests.support.model_folder import write_model

@@ -24,7 +24,7 @@ from ringtune.costs.memory_sizes import (
     logits_fit,
     logits_peak_bytes,
 )
-from ringtune.costs.memory_terms import PARTS, MemoryEstimate, Share, Term, has_room_for_heap, passing_bytes
+from ringtune.costs.memory_terms import PARTS, MemoryEstimate, Share, has_room_for_heap, passing_bytes
 from ringtune.costs.model_facts import estimate_activation_token_bytes
 from ringtune.costs.profile import ModelFacts
 from ringtune.schedule.actions import Leg, Op, Payload
@@ -32,6 +32,7 @@ from ringtune.schedule.lowering import lower, route
 from ringtune.schedule.migration import copied_from, copy_holders
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.versions import in_flight
+from ringtune.techniques.base import Term
 from ringtune.techniques.offload import helped
 from tests.support.cases import cases
 from tests.support.fake_agents import MODEL as FAKE_MODEL

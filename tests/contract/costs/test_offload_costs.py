@@ -11,17 +11,7 @@ from ringtune.costs.action_costs import CourseCosts
 from ringtune.costs.memory_estimate import memory_estimate
 from ringtune.costs.memory_sizes import Sizes
 from ringtune.costs.memory_terms import Share
-from ringtune.costs.offload_costs import (
-    BFLOAT16,
-    FLOAT32,
-    VELORA,
-    SetBytes,
-    check_pairs,
-    pair_token_bytes,
-    pair_widths,
-    set_bytes,
-    step_traffic,
-)
+from ringtune.costs.offload_costs import SetBytes, pair_token_bytes, pair_widths, set_bytes, step_traffic
 from ringtune.costs.profile import KindFacts, LinkFacts, ModelFacts, Profile, Work
 from ringtune.errors import JobError, PlanError
 from ringtune.models.family import Widths
@@ -32,7 +22,7 @@ from ringtune.schedule.placement import Helper, Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner, UserRows
 from ringtune.schedule.turns import StepKind
-from ringtune.techniques.offload import helped, helpers_by_host, max_changed
+from ringtune.techniques.offload import BFLOAT16, FLOAT32, VELORA, check_course, helped, helpers_by_host, max_changed
 from sim.prediction import predict
 from tests.support.cases import cases
 from tests.support.fake_agents import job
@@ -299,7 +289,7 @@ def test_projections_that_make_no_pair_smaller_are_refused_with_the_bytes() -> N
         model_of(PLAN), pair_token_bytes=9216, pair_rounded_token_bytes=4608, pair_projected_token_bytes=9216
     )
     with pytest.raises(JobError, match=r"has 9,216 bytes, not fewer than 9,216; .* 'bfloat16' \(4,608 bytes\)"):
-        check_pairs(lora, model)
-    check_pairs(lora, dataclasses.replace(model, pair_projected_token_bytes=9215))
-    check_pairs(lora.with_overrides({"offload.projected": "all"}), model)
-    check_pairs(lora.with_overrides({"offload.pairs": "bfloat16"}), model)
+        check_course(lora, PLAN.course, model)
+    check_course(lora, PLAN.course, dataclasses.replace(model, pair_projected_token_bytes=9215))
+    check_course(lora.with_overrides({"offload.projected": "all"}), PLAN.course, model)
+    check_course(lora.with_overrides({"offload.pairs": "bfloat16"}), PLAN.course, model)

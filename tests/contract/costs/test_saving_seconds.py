@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from ringtune.costs.action_costs import CourseCosts
-from ringtune.costs.activation_costs import VELORA_EXTRA, projected_gain, trained_parts
+from ringtune.costs.activation_costs import projected_gain, trained_parts
 from ringtune.costs.profile import Work
 from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.actions import Action, Op
@@ -15,6 +15,7 @@ from ringtune.schedule.methods.hift import Hift
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.turns import StepKind
 from ringtune.schedule.units import Range, Units
+from ringtune.techniques.activation_checkpointing import VELORA_EXTRA
 from tests.support.cases import cases
 from tests.support.plans import make_plan
 from tests.support.profiles import TIMES, profile_of

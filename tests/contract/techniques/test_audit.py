@@ -432,12 +432,12 @@ def test_plan_with_what_an_audit_does_not_have_is_refused_and_none_is_made() -> 
     """Sums of several hosts are no work of one; a cache is left out."""
     plan = make_plan([("a", 0, 2), ("b", 0, 2), ("c", 2, 4)], ["a"], method="all")
     with pytest.raises(PlanError, match="replicas"):
-        check_plan(job(), plan)
+        check_plan(job(), plan, None)
     stale = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], method="pipeadapter")
     with pytest.raises(PlanError, match="depends on the ring"):
-        check_plan(job(), stale)
+        check_plan(job(), stale, None)
     cached = dataclasses.replace(PLAN.placement, cache=ActivationCacheSettings())
     with pytest.raises(PlanError, match="has a cache"):
-        check_plan(job(), Plan(PLAN.course, (cached,)))
-    check_plan(job(), PLAN)
+        check_plan(job(), Plan(PLAN.course, (cached,)), None)
+    check_plan(job(), PLAN, None)
     assert not job().may_have_replicas and Job(model=Model(path="m")).may_have_replicas

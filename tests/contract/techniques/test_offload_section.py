@@ -8,8 +8,11 @@ import pytest
 
 from ringtune.errors import ContradictionError, JobError, PlanError
 from ringtune.job.job import parse_job
+from ringtune.models.families import FAMILIES
+from ringtune.models.family import Dimensions, Widths
 from ringtune.run_control.continuation import changed_keys, job_digest
-from ringtune.techniques.offload import OffloadSettings, check_fused, helped, unhelped_reason
+from ringtune.techniques.base import Shape
+from ringtune.techniques.offload import check_model, helped, unhelped_reason
 from tests.support.cases import cases
 from tests.support.choosing import make_choice
 from tests.support.fake_agents import job
@@ -111,11 +114,16 @@ def test_offload_of_one_item_in_flight_goes_with_any_method() -> None:
 
 def test_offload_of_a_gate_needs_matrices_of_their_own() -> None:
     """Whether query, key and value are one matrix is known with the model only."""
+    sizes = Dimensions(num_blocks=2, hidden=8, inner=16, num_heads=2, vocab=9, longest=8)
+    apart, merged = (
+        Shape(FAMILIES["gpt2"], sizes, Widths.plain(8, 16, merged=is_merged), "config.json")
+        for is_merged in (False, True)
+    )
     found = job(adapter__config="lora[use_gating=True]", offload__mode={"a": "b"})
-    check_fused(found.offload, adapter=found.adapter, train=found.train, fused=False)
-    check_fused(OffloadSettings(mode="auto"), adapter=found.adapter, train=found.train, fused=True)  # goes without
+    check_model(found, apart)
+    check_model(found.with_overrides({"offload.mode": "auto"}), merged)  # goes without
     with pytest.raises(JobError, match="one matrix for query, key and value"):
-        check_fused(found.offload, adapter=found.adapter, train=found.train, fused=True)
+        check_model(found, merged)
 
 
 ALONE = {"offload.mode": "auto", "offload.users": "alone"}

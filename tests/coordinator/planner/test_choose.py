@@ -30,7 +30,7 @@ from ringtune.costs.profile import LinkFacts, Profile, TimedShape
 from ringtune.errors import DeadlineError, InterruptedRunError, InvalidInputError, PlanError, UsageError
 from ringtune.job.job import Job, parse_job
 from ringtune.schedule.plan import Plan
-from ringtune.techniques.activation_checkpointing import AUTO
+from ringtune.techniques.activation_checkpointing import AUTO, SavingPolicy
 from sim.prediction import predict
 from tests.support.planner_rings import MIB, QUICK, TOKENS, class_ring, device, draft_for, random_kinds
 from tests.support.plans import changed, random_operations
@@ -336,7 +336,7 @@ def random_instance(rng: random.Random, num_nodes: int, num_blocks: int) -> tupl
         operations = random_operations(rng, draft.course, codes="1333")
         draft = dataclasses.replace(draft, course=dataclasses.replace(draft.course, operations=operations))
     if kind == "activations":
-        draft = dataclasses.replace(draft, activations=AUTO)
+        draft = dataclasses.replace(draft, saving=SavingPolicy(AUTO))
         small = (dataclasses.replace(node, memory_bytes=rng.randint(100, 300) * MIB) for node in profile.nodes)
         profile = dataclasses.replace(profile, nodes=tuple(small))
     caps = MemoryCaps(draft, profile.by_name)

@@ -16,7 +16,6 @@ from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import keep_plan, make_plan
 from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.planned import Planned, copies_line, copy_bytes
-from ringtune.costs.memory_estimate import AGAIN
 from ringtune.costs.profile import LinkFacts, NodeFacts
 from ringtune.errors import CapacityError, JobError, PlanError, StorageError
 from ringtune.job.job import Job, parse_job
@@ -27,6 +26,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner, UserRows
 from ringtune.schedule.units import Range
 from ringtune.techniques.activation_cache import cache_lines, max_kept_bytes
+from ringtune.techniques.audit import AGAIN
 from tests.support.planner_rings import MIB, QUICK, device
 
 

@@ -14,7 +14,7 @@ from coordinator.planner.limits import Effort
 from coordinator.planner.make_plan import keep_plan, make_plan, refuse_if_full
 from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.planned import Planned, copy_bytes, measured_time
-from coordinator.planner.replan import PlacementProposal, placed_without, replanned, without
+from coordinator.planner.replan import PlacementProposal, placed_without, replanned
 from coordinator.planner.what_if import WhatIf
 from coordinator.screen.plan_text import plan_text
 from ringtune.costs.memory_sizes import Sizes
@@ -461,7 +461,7 @@ def test_helper_that_is_back_helps_again_where_the_job_names_it_or_it_pays(setti
     assert "strong helps weak, as offload.mode names them" in found.line()
     chosen = again("auto")
     assert chosen is not None and not chosen.is_worth_it, "a move that takes so long pays nowhere"
-    gone = again(began, without(profile, {"strong"}))
+    gone = again(began, profile.without({"strong"}))
     assert gone is None or not gone.is_worth_it
     assert again(began, step=part.course.num_steps) is None
 

@@ -15,7 +15,7 @@ from coordinator.planner.explain import explain, explanation_text
 from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.judge import plan_job_s, simulated_step_s
 from coordinator.planner.make_plan import make_plan
-from coordinator.planner.memory import KEEPS_ALL, MemoryCaps, SliceSaving, extra_share, slice_saving
+from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.planned import Planned
 from coordinator.planner.ring_costs import RingCosts, ring_costs
 from coordinator.planner.search import plan_of, with_saving
@@ -29,7 +29,18 @@ from ringtune.schedule.operation_tables import BlockCapacity, Choice
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range, Units
-from ringtune.techniques.activation_checkpointing import AUTO, BOTH, NONE, RECOMPUTE, VELORA
+from ringtune.techniques.activation_checkpointing import (
+    AUTO,
+    BOTH,
+    KEEPS_ALL,
+    NONE,
+    RECOMPUTE,
+    VELORA,
+    SavingPolicy,
+    SliceSaving,
+    extra_share,
+    slice_saving,
+)
 from tests.support import fake_agents
 from tests.support.fake_agents import facts, job
 from tests.support.planner_rings import class_ring, device, draft_for, random_counts, random_kinds
@@ -191,7 +202,6 @@ def test_other_words_hold_for_every_slice() -> None:
     ]
     for activations, wanted in rows:
         assert slice_saving(activations, KEPT, needs, ROOMY) == wanted
-        assert wanted.policy == activations
         assert slice_saving(activations, Range(8, 8), needs, ROOMY) == KEEPS_ALL
 
 
@@ -210,7 +220,7 @@ def tight(profile: Profile, memory_bytes: int) -> Profile:
 
 def needed(draft: Draft, profile: Profile, ring: Ring) -> int:
     """The most that a node of a ring needs where everything is kept."""
-    costs, caps = tables(dataclasses.replace(draft, activations=NONE, velora=None), profile)
+    costs, caps = tables(dataclasses.replace(draft, saving=SavingPolicy()), profile)
     plan = plan_of(caps.draft, costs, ring)
     return max(caps.estimate(plan, node).total_bytes for node in plan.nodes)
 
@@ -218,7 +228,7 @@ def needed(draft: Draft, profile: Profile, ring: Ring) -> int:
 def auto(draft: Draft, *, may_project: bool = True) -> Draft:
     """The draft with ``auto``."""
     velora = Velora(blocks=(Range(0, draft.course.num_blocks),), layers=("query", "key", "value", "down"))
-    return dataclasses.replace(draft, activations=AUTO, velora=velora, may_project=may_project)
+    return dataclasses.replace(draft, saving=SavingPolicy(AUTO, velora, may_project))
 
 
 def tables(draft: Draft, profile: Profile) -> tuple[RingCosts, MemoryCaps]:

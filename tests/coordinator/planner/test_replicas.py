@@ -34,6 +34,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
 from ringtune.techniques.offload import check_plan, helpers_by_host
+from tests.support.model_facts import small_model
 from tests.support.moves import moving, slices_of
 from tests.support.planner_rings import MIB, QUICK, device
 from tests.support.plans import changed
@@ -505,7 +506,7 @@ def test_slices_that_follow_the_schedule_take_their_helpers_along() -> None:
     assert found.phases is not None and found.phases.is_taken and found.plan.moves
     for part in found.plan.parts:
         assert part.placement.helpers and helpers_by_host(part).keys() <= {"n1", "n2"}
-    check_plan(job, found.plan)
+    check_plan(job, found.plan, small_model(pair_token_bytes=1))
     fixed = planned.__wrapped__(job.with_overrides({"offload.interval": 2}), UNEVEN).plan
     helped = [[block for one in part.placement.helpers for block in range(one.start, one.stop)] for part in fixed.parts]
     assert helped and all(blocks == helped[0] for blocks in helped)

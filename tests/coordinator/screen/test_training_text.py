@@ -15,7 +15,7 @@ from coordinator.run.run_text import rows_lines, training_facts
 from coordinator.screen.plan_text import plan_text, table_text
 from coordinator.screen.progress import PlainProgress
 from coordinator.screen.training_text import helper_lines, training_lines
-from ringtune.costs.memory_terms import PART_WORDS, PARTS, MemoryEstimate, Term
+from ringtune.costs.memory_terms import PART_WORDS, PARTS, MemoryEstimate
 from ringtune.costs.profile import KindFacts, PackedRows
 from ringtune.schedule.course import Course, HelperSettings
 from ringtune.schedule.methods import Hift
@@ -23,6 +23,7 @@ from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, C
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner, UserRows
 from ringtune.schedule.units import Units, units_text
+from ringtune.techniques.base import Term
 from ringtune.techniques.full_parameters import groups_lines
 from ringtune.techniques.offload import helped, report
 from ringtune.techniques.operations import choice_lines, operations_lines, saved_lines

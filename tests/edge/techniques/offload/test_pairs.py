@@ -18,7 +18,7 @@ from edge.techniques.offload.helper import AuxiliaryModels
 from edge.techniques.offload.pairs import Capture, Pairs, PairVectors, PairWire, from_file, to_file
 from edge.techniques.offload.sites import AuxiliarySite, install, pack, unpack
 from edge.techniques.velora import subtokens
-from ringtune.costs.offload_costs import LOSSY, WIRES, PairWidths, pair_token_bytes, pair_widths
+from ringtune.costs.offload_costs import PairWidths, pair_token_bytes, pair_widths
 from ringtune.errors import DivergedError, IntegrityError, JobError, PlanError
 from ringtune.models.adapter_config import block_params, parse_adapter_config
 from ringtune.models.adapter_support import offload_refusal
@@ -29,6 +29,7 @@ from ringtune.schedule.course import ALL_INPUTS, WIDE
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.saved_activations import subtoken_size
 from ringtune.schedule.units import Range, Units
+from ringtune.techniques.offload import LOSSY, WIRES
 from tests.support import offload
 from tests.support.offload import NUM_BLOCKS, Trio, apart, helper_grads, inputs_of, mask_of, plain_grads, task_of, trio
 from tests.support.tiny_families import HIDDEN, MODEL_TYPES
