@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,11 +105,11 @@ class MicroBatch:
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a context, which may be a nested tuple."""
+    """Yield the tensors of a context, which may be in tuples and mappings."""
     if torch.is_tensor(value):
         yield value
-    elif isinstance(value, tuple):
-        for item in value:
+    elif isinstance(value, tuple | Mapping):
+        for item in value.values() if isinstance(value, Mapping) else value:
             yield from _tensors_in(item)
 
 

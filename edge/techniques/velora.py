@@ -27,7 +27,8 @@ svd         first right singular vector of the sub-tokens of the first micro-bat
 random      drawn from the seed of the run and the layer's name, normalised; fixed
 ==========  ==================================================================================================
 
-Each layer counts the micro-batches in which it trains. They pass a unit in the order of (item, micro-batch), so that no
+Each layer counts the micro-batches in which it trains; one that a block applies several times (ALBERT) has the vector
+of the first application for all of them. Micro-batches pass a unit in the order of (item, micro-batch), so that no
 timing and no split of the blocks changes a vector. A returned vector is never written to: a graph keeps its own.
 
 N tokens, D inputs, O outputs, P sub-tokens of a token, M values of a sub-token.

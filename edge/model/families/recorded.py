@@ -20,6 +20,7 @@ B batch rows, T tokens, D model width.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -146,11 +147,12 @@ class RecordedFamily:
         blocks, passed = self._blocks(base), self._passed(base)
         hosted = [index for index, block in enumerate(blocks) if any(True for _ in block.parameters())]
         found: dict[int, _Arguments] = {}
+        masks = _Masks(base.config, hidden_BTD.dtype)
         repeats = base.config.num_hidden_layers // len(blocks) if self._shares_weights else 1
 
         def recorder(index: int) -> Any:
             def call(hidden_BTD: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-                own = {key: _in_float32(value) for key, value in kwargs.items()}
+                own = {key: masks.in_numbers(value) for key, value in kwargs.items()}
                 found[id(blocks[index])] = _Arguments(args, own, repeats, passed)
                 if index == hosted[-1]:
                     raise _Ended
@@ -254,10 +256,29 @@ def _one_hidden_state(base: Any, passed: PassedValues | None, hidden_BTD: torch.
     return hidden_BTD if passed is None else hidden_BTD[..., : base.config.hidden_size].contiguous()
 
 
-def _in_float32(value: Any) -> Any:
-    """Clamp a mask of numbers: eager attention computes its softmax in float32, where float64's smallest overflows."""
-    is_mask = isinstance(value, torch.Tensor) and value.dim() == 4 and value.dtype == torch.float64
-    return value.clamp(min=torch.finfo(torch.float32).min) if is_mask else value
+class _Masks:
+    """Masks of the blocks of one model as numbers of a dtype, each made once for all blocks.
+
+    Torch's attention makes numbers of a mask of booleans in each block, and the block's graph keeps them. Eager
+    attention computes its softmax in float32, where float64's smallest number overflows, and may need booleans (MPT).
+    """
+
+    def __init__(self, config: Any, dtype: torch.dtype) -> None:
+        self._dtype, self._is_fused = dtype, config._attn_implementation == "sdpa"
+        self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by identity: mask, and the same in numbers
+
+    def in_numbers(self, value: Any) -> Any:
+        """Return 0 for True and minus infinity for False, or numbers that float32 has; any other value as it is."""
+        if not isinstance(value, torch.Tensor) or value.dim() != 4:
+            return value
+        if value.dtype == torch.float64:
+            return value.clamp(min=torch.finfo(torch.float32).min)
+        if value.dtype != torch.bool or not self._is_fused:
+            return value
+        if id(value) not in self._made:
+            numbers = torch.zeros_like(value, dtype=self._dtype).masked_fill_(~value, -math.inf)
+            self._made[id(value)] = value, numbers
+        return self._made[id(value)][1]
 
 
 def mean_of_tokens(hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:

@@ -160,6 +160,9 @@ class Widths:
         merged: whether query, key and value are one matrix.
         swapped: whether ``intermediate`` is the last matrix of the feed-forward part, and ``output`` the first.
         apart: whether queries, keys and values are made of different tensors.
+        attention_out: the matrix after attention, in a generic family.
+        shares_hidden: whether a matrix without a role (``BlockLayout.shared``) reads those of their inputs that are as
+            wide as the hidden state.
     """
 
     query: tuple[int, int]
@@ -170,6 +173,8 @@ class Widths:
     merged: bool = False
     swapped: bool = False
     apart: bool = False
+    attention_out: tuple[int, int] = (0, 0)
+    shares_hidden: bool = False
 
     @staticmethod
     def plain(hidden: int, inner: int, *, merged: bool = False) -> Widths:
@@ -416,13 +421,24 @@ class Family:
         """Return the matrices that LoRA wraps in one block of a generic family, by the shapes of its tensors."""
         start = f"{self.block_prefix}{block}."
 
+        def shape(path: str) -> tuple[int, ...]:
+            return shapes.get(f"{start}{path}.weight", ())
+
         def ends(role: str) -> tuple[int, int]:
-            names = (f"{start}{path}.weight" for path in self.layout.matrices_of(role))
-            outputs, inputs = next((shapes[name] for name in names if name in shapes), (0, 0))
+            outputs, inputs = next(filter(None, map(shape, self.layout.matrices_of(role))), (0, 0))
             return inputs, outputs
 
         query, key, value, first, last = (ends(role) for role in ("query", "key", "value", "up", "down"))
-        return Widths(query=query, key=key, value=value, intermediate=first, output=last, apart=self.apart)
+        return Widths(
+            query=query,
+            key=key,
+            value=value,
+            intermediate=first,
+            output=last,
+            apart=self.apart,
+            attention_out=ends("attention_out"),
+            shares_hidden=any(shape(path) and shape(other) for path, other in self.layout.shared),
+        )
 
     def block_shapes(self, config: Config) -> Shapes:
         """Return name inside the block -> shape, of every required tensor of a block; none of a generic family."""

@@ -87,13 +87,16 @@ def _dimensions(layout: BlockLayout, kept: int, scores: int, config: Config) -> 
     """Dimensions by the usual keys; of a mixture the experts of one token together are the feed-forward part.
 
     ``kept`` tensors of the inner width are kept for backward besides those of the activation, gate and ``up``, and
-    ``scores`` of attention that is not fused. Norms keep three widths more than usual at most. Each expert of a token
-    keeps its input, and its output before its factor.
+    ``scores`` of attention that is not fused; on a processor torch does not fuse it where values have another width
+    than keys. Norms keep three widths more than usual at most. Each expert of a token keeps its input, and its output
+    before its factor.
     """
     hidden, heads = _size(config, "hidden"), _size(config, "heads")
     width = _size(config, "head_width") or hidden // heads
     if _size(config, "latent"):
         width = int(config.get("qk_nope_head_dim") or 128) + int(config.get("qk_rope_head_dim") or 64)
+    if int(config.get("v_head_dim") or (128 if _size(config, "latent") else width)) != width:
+        scores = max(scores, 1)
     inner = _size(config, "inner") or int(config.get("expansion_ratio") or 4) * hidden
     active = active_experts(config)
     if active:
@@ -138,7 +141,7 @@ def _state_values(config: Config, *, has_triangle: bool) -> int:
 
 _WHOLE: Final = (
     *("word_embed_proj_dim", "expansion_ratio", "kv_n_heads", "qk_nope_head_dim", "qk_rope_head_dim"),
-    *("linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+    *("v_head_dim", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
 )
 _FACTORS: Final = ("logit_scale", "logits_scaling", "final_logit_softcapping")
 _MOST_EXPERTS: Final = 1 << 17
@@ -443,7 +446,11 @@ GENERIC: Final = (
     _row(
         "gemma3n_text",
         "Gemma3n",
-        dataclasses.replace(_LAYOUT, optional=("key", "value")),
+        dataclasses.replace(
+            _LAYOUT,
+            optional=("key", "value"),
+            shared=tuple((f"self_attn.{name}_proj", "laurel.linear_left") for name in "qkv"),
+        ),
         tied=True,
         since=5,  # transformers 4 shares no keys and values in a forward without a cache, which is another model
         problem=_gemma3n_problem,

@@ -165,16 +165,14 @@ def _inputs_by_name(family: Family, dimensions: Dimensions) -> Iterable[KeptInpu
 def _inputs_of_block(family: Family, dimensions: Dimensions, widths: Widths) -> Iterable[KeptInput]:
     """Yield the same where blocks have unlike matrices, of a block with these.
 
-    Not the hidden state where a matrix without a role keeps it (``BlockLayout.shared``): in a block with a gated delta
-    net instead of attention, and where queries are made of latents.
+    Not the hidden state where a matrix without a role keeps it: in a block with a gated delta net instead of attention,
+    where queries are made of latents, and beside Gemma 3n's residual of low rank.
     """
     hidden, layout = dimensions.hidden, family.layout
-    is_kept = bool(layout.shared) and (widths.query[0] != hidden if widths.apart else not widths.query[0])
     for width, words in _by_input(_ATTENTION, widths).items():
-        if not (is_kept and width == hidden):
+        if not (widths.shares_hidden and width == hidden):
             yield KeptInput(layers=words, width=width, readers=len(words))
-    if widths.query[0]:
-        out = dimensions.attention or hidden
+    if out := widths.attention_out[0]:
         yield KeptInput(layers=("attention_out",), width=out, kept_anyway=not dimensions.kept_scores)
     if first := tuple(role for role in ("up", "gate") if getattr(layout, role)):
         yield KeptInput(layers=first, width=hidden, readers=len(first))

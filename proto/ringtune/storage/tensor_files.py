@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
-from ringtune.errors import IntegrityError, ModelError
+from ringtune.errors import IntegrityError, ModelError, RingTuneError, StorageError
 from ringtune.storage.gguf import GgufType
 from ringtune.storage.pieces import JoinedPieces, Piece, Pieces
 from ringtune.storage.strict import is_lfs_pointer, pointer_advice
@@ -130,11 +130,30 @@ def write_aligned(path: Path, copy: Path) -> None:
 
     Raises:
         ModelError, IntegrityError: ``path`` can't be read, or is no safetensors file.
+        StorageError: ``copy`` exists, or can't be written; then there is none.
     """
     read_safetensors_header(path)
-    with path.open("rb") as file, copy.open("xb") as target:
-        target.write(_aligned(file.read(int.from_bytes(file.read(8), "little"))))
-        shutil.copyfileobj(file, target, 1 << 20)
+    made = False
+    try:
+        with path.open("rb") as file, copy.open("xb") as target:
+            made = True
+            target.write(_aligned(file.read(int.from_bytes(file.read(8), "little"))))
+            shutil.copyfileobj(file, target, 1 << 20)
+    except OSError as error:
+        if made:
+            copy.unlink()
+        raise StorageError(
+            f"can't write {copy}: {error.strerror}; name a file that does not exist, in a folder with room for it"
+        ) from error
+
+
+def _main(arguments: Sequence[str]) -> None:
+    if len(arguments) != 2:
+        sys.exit("usage: python -m ringtune.storage.tensor_files FILE COPY")
+    try:
+        write_aligned(*map(Path, arguments))
+    except RingTuneError as error:
+        sys.exit(f"error: {error}")
 
 
 def _tensor(where: str, name: str, entry: Any, start: int) -> TensorInfo:
@@ -265,4 +284,4 @@ def _are_finite(content: bytes, dtype: str, size: int) -> bool:
 
 
 if __name__ == "__main__":
-    write_aligned(*map(Path, sys.argv[1:]))
+    _main(sys.argv[1:])

@@ -272,8 +272,8 @@ def check_layers(layers: Sequence[str], inputs: Sequence[KeptInput], adapter: st
     for layer in layers:
         if layer not in trained:
             raise JobError(
-                f"velora.layers has {layer!r}, which does not train in this model with adapter.config = {adapter!r}; "
-                f"those that train are {', '.join(trained) or 'none'}"
+                f"velora.layers has {layer!r}, which does not train in this model with adapter.config = {adapter!r}, "
+                f"or whose input a matrix without a name keeps; use some of {', '.join(trained) or 'no layers'}"
             )
         if all(kept.always_kept for kept in inputs if any(kept.chosen([layer]))):
             raise JobError(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy
 import pytest
@@ -13,13 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
-from ringtune.errors import IntegrityError, ModelError, RingTuneError
+from ringtune.errors import IntegrityError, ModelError, RingTuneError, StorageError
 from ringtune.storage.pieces import HeldPieces, Piece, Pieces
 from ringtune.storage.tensor_files import (
     ALIGNMENT,
     TensorFile,
     TensorInfo,
     TensorPieces,
+    _main,
     read_safetensors_header,
     write_aligned,
     write_tensors,
@@ -106,6 +109,25 @@ def test_aligned_copy_has_the_same_tensors_and_metadata(tmp_path: Path) -> None:
     with pytest.raises(IntegrityError):
         write_aligned(path, tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_aligned_copy_overwrites_nothing_and_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the copy and the remedy, on the command line too."""
+    path, copy = tmp_path / "model.safetensors", tmp_path / "copy"
+    path.write_bytes(save({"x": numpy.ones(16)}))
+    copy.write_bytes(b"mine")
+    with pytest.raises(StorageError, match=r"copy: File exists; name a file that does not exist"):
+        write_aligned(path, copy)
+    with pytest.raises(SystemExit, match="error: can't write"):
+        _main([str(path), str(copy)])
+    with pytest.raises(SystemExit, match="FILE COPY"):
+        _main([str(path)])
+    assert copy.read_bytes() == b"mine"
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("shutil.copyfileobj", Mock(side_effect=full))
+    with pytest.raises(StorageError, match="No space left"):
+        write_aligned(path, tmp_path / "part")
+    assert not (tmp_path / "part").exists()
 
 
 def test_header_names_a_file_that_is_not_there(tmp_path: Path) -> None:
