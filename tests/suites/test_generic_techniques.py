@@ -36,8 +36,9 @@ from ringtune.schedule.units import Range
 from tests.edge.techniques.test_operations import check_equal, choice_of, make_ring, score, score_turn
 from tests.edge.techniques.test_operations import one_process as scores_of_one_process
 from tests.features.feature import Feature, Run, Wanted, carry_out, on_one_node, planned
-from tests.features.memory import literally
-from tests.features.offload import SLICES, helped_plan
+from tests.features.memory import AUTOCAST, literally
+from tests.features.models import of_family
+from tests.features.offload import ON_THEIR_OWN, SLICES, helped_plan, users
 from tests.features.operations import RealScores, masked, random_table
 from tests.suites.test_generic_decoders import ROUNDING, require_equal
 from tests.suites.test_generic_decoders import generic as decoder
@@ -261,6 +262,22 @@ def test_helpers_of_a_generic_family_train_what_hosts_would(model_type: str) -> 
     sites = [sites_of(skeleton, block) for block in range(4)]
     values = [sum(site.outputs + site.inputs * (site.source == site.name) for site in block) for block in sites]
     assert model_facts(model, job).pair_token_bytes == max(values) * DTYPE_BYTES[job.model.dtype]
+
+
+SHORT: dict[str, Any] = {"optimizer": "sgd", "num_steps": 2, "eval_every": 0, "checkpoint_every": 0}
+
+
+@pytest.mark.parametrize("model_type", ["lfm2", "bert"])
+def test_users_of_other_kinds_train_as_in_plain_loops(model_type: str) -> None:
+    """Modules of a kind have arguments of their own; products in bfloat16 are those of every kind."""
+    arguments, changes, bound = of_family("", "lfm2"), SHORT, 1e-9
+    more, others = {"folder": arguments["folder"], **arguments["changes"]}, {"ben": "lora[r=8]"}
+    if model_type == "bert":
+        more, others = {}, {"anna": "linear", "ben": "linear"}
+        changes, bound = SHORT | {"dtype": "float32", "compute": "bfloat16"}, AUTOCAST
+    feature = users("-other-kinds", ON_THEIR_OWN, others, **{**more, **changes, "adapter": "lora[r=4]"})
+    run = carry_out(feature, feature.plan_on("three"))
+    assert distance(run.tensors, feature.reference(feature.case, run).tensors) <= bound
 
 
 def test_adapters_of_single_users_have_the_sizes_of_unlike_blocks() -> None:

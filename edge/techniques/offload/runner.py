@@ -341,7 +341,7 @@ class OffloadRunner:
         """Run blocks without a graph in the same way; ``inputs`` are hidden state, mask and context."""
         if self._by_user is None:
             return run(blocks, *inputs)
-        return self._by_user.free(rows_of_users(self._course, item, micro), run, blocks.context, *inputs)
+        return self._by_user.free(rows_of_users(self._course, item, micro), run, blocks, *inputs)
 
     def ship(self, action: Action, entry: OpenItem) -> tuple[()]:
         """Pack the pairs of some blocks for their helper, and drop the recorded ones; raises ``PlanError``."""
