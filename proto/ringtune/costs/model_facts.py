@@ -257,6 +257,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
     gguf_bytes = _gguf_bytes(tensors, family.block_prefix)
     gguf_outside = gguf_bytes.pop("", 0)
     experts = active_experts(config) if family.generic else 0
+    norms = _norm_values((name for name in weights if name.startswith(largest)), tensors, dimensions)
     facts = ModelFacts(
         model_type=config["model_type"],
         num_blocks=dimensions.num_blocks,
@@ -286,7 +287,8 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         embedding_matrix_rows=in_embedding.rows,
         largest_matrix_params=of_all.largest if family.generic else in_blocks.largest,
         attention_width=dimensions.attention or dimensions.hidden,
-        more_kept_values=dimensions.more_kept + (_TRAINED_NORMS * dimensions.hidden if own and family.generic else 0),
+        more_kept_values=dimensions.more_kept
+        + (max(_TRAINED_NORMS * dimensions.hidden, norms) if own and family.generic else 0),
         kept_scores=dimensions.kept_scores,
         more_scale_bytes=sum(
             stored.four_bit.more_bytes
@@ -299,7 +301,9 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         row_kept_values=dimensions.row_kept,
         more_masks=dimensions.more_masks,
         repeats=dimensions.repeats,
-        more_scored_values=(_SCORED_NORMS + experts) * dimensions.hidden if family.generic else 0,
+        more_scored_values=max(_SCORED_NORMS * dimensions.hidden, norms) + experts * dimensions.hidden
+        if family.generic
+        else 0,
         scored_gradient_params=_largest_gradient(in_block if experts else 0, of_all.largest) if family.generic else 0,
         entering=() if passed is None else passed.entering,
         returning=() if passed is None else passed.returning,
@@ -319,6 +323,17 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         buffer_bytes=buffer_bytes(family.model_type, config),
         item_bytes=item_bytes,
     )
+
+
+def _norm_values(names: Iterable[str], tensors: Mapping[str, StoredTensor], dimensions: Dimensions) -> int:
+    """Return the values per token that norms of a block keep for their weights: their width, of heads all together."""
+    found = 0
+    for name in names:
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            found += dimensions.attention or dimensions.hidden
+        elif tensors[name].shape == (dimensions.hidden,) and not name.endswith("bias"):
+            found += dimensions.hidden
+    return found
 
 
 def _largest_gradient(of_experts: int, largest: int) -> int:
