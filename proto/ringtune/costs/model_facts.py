@@ -555,8 +555,12 @@ def _check_passed(job: Job, family: Family, where: str) -> None:
             f"{where}: train.method = {job.method.name!r} trains the embedding, and inputs of the blocks of this "
             f"{family.model_type} go to them without a way back for gradients; use adapters"
         )
-    operations = job.operations
-    if operations.is_any:
+    if job.wire.dtype == "int8":
+        raise JobError(
+            f"{where}: wire.dtype = 'int8' has one scale for all that a token takes along, so that large hidden states "
+            f"would round the inputs and keys of later blocks of this {family.model_type} to zero; set it to bfloat16"
+        )
+    if job.operations.is_any:
         raise JobError(
             f"{where}: a block of this {family.model_type} that is passed by takes no input out of what goes on, and "
             "makes no keys and values for later ones; remove [operations]"
