@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from edge.checkpoint.snapshots import block_of
 from edge.model.skeleton import Skeleton
 from edge.model.slice import BlockRunner
 from edge.techniques.activation_checkpointing import BlockForward, SavedActivations
@@ -32,11 +33,6 @@ from ringtune.techniques.offload import RowsOfUser
 def set_name(user: str, name: str) -> str:
     """Name of a tensor of a user's set: ``anna/3.output.adapters.ringtune.adapter_down.0.weight``."""
     return f"{user}/{name}"
-
-
-def block_of(name: str) -> int:
-    """Block index of a tensor of a set, named with or without its user."""
-    return int(name.rpartition("/")[2].partition(".")[0])
 
 
 class UserSets:
