@@ -307,13 +307,10 @@ def head_digest(head: bytes) -> str:
 
 
 def block_of(name: str) -> int:
-    """Block index of a tensor; -1 for other tensors.
+    """Block index of a tensor, the number before the first dot of the last part with one; -1 for other tensors.
 
-    Example: 3 for ``adapter/3.output.weight``, a user's ``adapter/anna/3.output.weight``, its optimizer state
-    ``moments/anna/3.output.weight/step``, the gradient sums ``sums/3.output.weight`` and ``velora/3.output/count``.
+    Example: 3 for ``3.output.weight``, ``adapter/3.output.weight``, a user's ``adapter/anna/3.output.weight``, its
+    optimizer state ``moments/anna/3.output.weight/step``, and ``velora/3.output/count``.
     """
-    prefix, _, rest = name.partition("/")
-    if prefix == STATE or rest.endswith(COUNT):
-        rest = rest.rpartition("/")[0]
-    number = rest.rpartition("/")[2].partition(".")[0]
+    number = next((part for part in reversed(name.split("/")) if "." in part), "").partition(".")[0]
     return int(number) if number.isdecimal() and len(number) < 10 else -1

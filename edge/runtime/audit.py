@@ -27,7 +27,6 @@ from edge.checkpoint.shard_file import PREFIXES
 from edge.checkpoint.snapshots import block_of
 from edge.model.tensor_files import fill, pieces_of, read_tensor, torch_dtype
 from edge.runtime.executor import NodeExecutor
-from edge.techniques.offload.users import block_of as block_of_weight
 from edge.transport.tensors import ROUNDS, WIRE_TYPES, as_received, bytes_of
 from ringtune.errors import DivergedError, FrameError, IntegrityError
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
@@ -363,7 +362,7 @@ class AuditRecorder:
         if not self._fitted:
             return dict.fromkeys(self._parts, trained)
         return {
-            part: {name: value for name, value in trained.items() if self._has(part, block_of_weight(name))}
+            part: {name: value for name, value in trained.items() if self._has(part, block_of(name))}
             for part in self._parts
         }
 
@@ -609,7 +608,7 @@ class FitRepeater:
         executor, seq, micro, block = self._executor, place.seq, place.micro, place.block
         now, item = item_of(self._plan, turn, seq)
         found = Repeated(Tagger(given[TAG_KEY]) if TAG_KEY in given else None)
-        trained = {name: value for name, value in executor.part.trained.items() if block_of_weight(name) == block}
+        trained = {name: value for name, value in executor.part.trained.items() if block_of(name) == block}
         executor.grant(turn)
         try:
             set_gradients(trained, b"")

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from edge.checkpoint.shard_file import MERGED, PAIRS, PREFIXES, SUMS, VECTORS, ExtraTensors, ShardContent, small_tensors
-from edge.checkpoint.snapshots import block_of as block_of_tensor
+from edge.checkpoint.snapshots import block_of
 from edge.data.dataset import OwnerDataset
 from edge.machine.accelerator import capacity_errors, device_memory, device_name, settle_of
 from edge.model.optimizer_state import InactiveState
@@ -43,7 +43,6 @@ from edge.techniques.activation_checkpointing import (
 from edge.techniques.micro_batches import Handler, MicroBatch, MicroBatches, OpenItem, VersionStore
 from edge.techniques.offload.helper import Sums
 from edge.techniques.offload.runner import OffloadRunner
-from edge.techniques.offload.users import block_of
 from edge.techniques.operations import ScoreCollector
 from edge.techniques.velora import Projections, Vectors
 from edge.transport.tensors import check_finite
@@ -632,7 +631,7 @@ def _for_node(
         inside = name.removeprefix(kind)
         if kind == MERGED:
             found |= {f"{PREFIXES.value}{inside}": value} if inside in installed else {}
-        elif block_of_tensor(name) not in blocks or kind == PAIRS or (kind == PREFIXES.value and not is_sum):
+        elif block_of(name) not in blocks or kind == PAIRS or (kind == PREFIXES.value and not is_sum):
             found[name] = value
     lacking = sorted({block_of(name) for name in installed if f"{PREFIXES.value}{name}" not in found}) if is_sum else []
     if lacking:

@@ -110,9 +110,13 @@ def host(
     _check_subnets(course, job, skeleton)
     parts = offload_parts(plan, node, job, folder, skeleton, hosted_blocks, dtype=dtype, device=device)
     runner = functools.partial(
-        BlockRunner, dropout=job.train.dropout, seed=job.train.seed, top_tokens=course.top_tokens
+        BlockRunner,
+        dropout=job.train.dropout,
+        seed=job.train.seed,
+        top_tokens=course.top_tokens,
+        compute=course.compute,
     )
-    blocks = runner(skeleton, compute=course.compute)
+    blocks = runner(skeleton)
     kinds = {kind: blocks if kin is skeleton else runner(kin) for kind, kin in parts.kinds.items()}
     owner = None if head is None else OwnerParts(skeleton, head, task, job.train)
     trained = {index: blocks.parameters(index, index + 1) for index in range(piece.start, piece.stop)}

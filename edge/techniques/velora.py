@@ -50,7 +50,7 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from edge.checkpoint.snapshots import COUNT
+from edge.checkpoint.snapshots import COUNT, block_of
 from edge.model.auxiliary import FUSED_PARTS, LinearDelta, MlpDelta
 from edge.model.head_groups import Ranges, active_inputs, active_outputs, rebuilt_gradient, rounded, whole_inputs
 from edge.model.skeleton import ADAPTER, Skeleton, unit_seed
@@ -306,11 +306,6 @@ def _base(tensor: Any) -> Any:
 
 def _added_to_bias(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return torch.addmm(bias, x, weight.t()) if bias is not None else x @ weight.t()
-
-
-def block_of(layer: str) -> int:
-    """Block index of a layer or its count, named with or without its kind of adapters."""
-    return int(layer.removesuffix(COUNT).rpartition("/")[2].partition(".")[0])
 
 
 class Vectors:

@@ -228,7 +228,7 @@ def outputs_of(output: Any) -> torch.Tensor:
     return logits
 
 
-def _round_products(model: Any) -> None:
+def round_products(blocks: Iterable[Any]) -> None:
     """Let each block multiply in bfloat16, as torch's autocast does; its output is float32 again."""
     entered: list[torch.autocast] = []
 
@@ -240,7 +240,7 @@ def _round_products(model: Any) -> None:
         entered.pop().__exit__(None, None, None)
         return (found[0].float(), *found[1:]) if isinstance(found, tuple) else found.float()
 
-    for _, block in model.iter_layers():
+    for block in blocks:
         block.register_forward_pre_hook(begin)
         block.register_forward_hook(end)
 
@@ -261,7 +261,7 @@ def train(
     if prepare is not None:
         prepare(model)
     elif job.train.compute == "bfloat16":
-        _round_products(model)
+        round_products(block for _, block in model.iter_layers())
     for dataset in datasets.values():
         dataset.set_labels(plan.course.labels)
     result = Trained(model=model)

@@ -77,14 +77,18 @@ def alone(case: Case, plan: Plan, *, interval: int = 1, turns: Turns = ()) -> tu
         at.append(reference.seed_units(other, job))
         theirs[user] = _layers_of(other, num_blocks)
     layers = _layers_of(model, num_blocks)
+    if job.train.compute == "bfloat16":
+        for own_layers in theirs.values():
+            reference.round_products(own_layers)
     for index in range(num_blocks):
         copies = {user: copy.deepcopy(own_layers[index]) for user, own_layers in theirs.items()}
         layers[index] = LayerByUser(copies, rows)
     adapters = [value for value in layers.parameters() if value.requires_grad]
-    head = [value for value in model.heads.parameters() if value.requires_grad]
+    own_head = model.heads[model.active_head]
+    head = [value for value in own_head.parameters() if value.requires_grad]
     model.eval()
     layers.train()
-    model.heads.train()
+    own_head.train()
     every = _items(plan, turns)
     rare = reference.plain_optimizer(job, adapters)
     often = reference.plain_optimizer(job, head or [nn.Parameter(torch.zeros(()))])  # a decoder is frozen

@@ -50,11 +50,12 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from edge.checkpoint.snapshots import block_of
 from edge.model.adapters.bottleneck import Seat
 from edge.model.skeleton import Skeleton
 from edge.model.tensor_files import pieces_of, read_tensor
 from edge.techniques.offload.sites import Passage, Site, pack, sites_of
-from edge.techniques.velora import Vectors, block_of, project
+from edge.techniques.velora import Vectors, project
 from ringtune.errors import IntegrityError, PlanError
 from ringtune.job.job import Kind
 from ringtune.schedule.course import ALL_INPUTS

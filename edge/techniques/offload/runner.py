@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from edge.checkpoint.snapshots import block_of
 from edge.model.auxiliary import start_auxiliary
 from edge.model.optimizer_state import StateFile
 from edge.model.skeleton import ADAPTER, Skeleton, build_skeleton
@@ -26,8 +27,7 @@ from edge.techniques.offload.helper import AdapterModules, AuxiliaryModels, Merg
 from edge.techniques.offload.merged_matrices import MergedMatrices
 from edge.techniques.offload.pairs import Capture, Captures, PairsByKind, PairVectors, PairWire, from_file, to_file
 from edge.techniques.offload.sites import adapter_weights, check_like, install
-from edge.techniques.offload.users import RunBlocks, RunSaving, UserBlockRunner, UserSets, block_of
-from edge.techniques.velora import block_of as vector_block
+from edge.techniques.offload.users import RunBlocks, RunSaving, UserBlockRunner, UserSets
 from ringtune.engine.failure_texts import diverged
 from ringtune.errors import DivergedError, PlanError
 from ringtune.job.job import Job, Kind, job_of, kinds_of
@@ -216,12 +216,12 @@ class OffloadRunner:
     def shown(self, block: int) -> dict[str, torch.Tensor]:
         """Return the vectors on which a host has projected the pairs of a block, by site; none before the first."""
         found = {} if self._wire.vectors is None else self._wire.vectors.tensors()
-        return {site: vector for site, vector in found.items() if vector_block(site) == block and vector.numel()}
+        return {site: vector for site, vector in found.items() if block_of(site) == block and vector.numel()}
 
     def load_shown(self, block: int, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
         """Replace the vectors of a block by those of ``shown``; raises ``IntegrityError``."""
         if self._wire.vectors is not None:
-            sites = (site for site in self._wire.vectors.tensors() if vector_block(site) == block)
+            sites = (site for site in self._wire.vectors.tensors() if block_of(site) == block)
             whole = dict.fromkeys(sites, torch.zeros(0)) | dict(tensors)
             self._wire.vectors.load_blocks(whole, (block,), where=where)
 
@@ -340,7 +340,7 @@ class OffloadRunner:
         """Run blocks without a graph in the same way; ``inputs`` are hidden state, mask and context."""
         if self._by_user is None:
             return run(blocks, *inputs)
-        return self._by_user.free(rows_of_users(self._course, item, micro), run, blocks.context, *inputs)
+        return self._by_user.free(rows_of_users(self._course, item, micro), run, blocks, *inputs)
 
     def ship(self, action: Action, entry: OpenItem) -> tuple[()]:
         """Pack the pairs of some blocks for their helper, and drop the recorded ones; raises ``PlanError``."""

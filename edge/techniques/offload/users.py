@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from edge.checkpoint.snapshots import block_of
 from edge.model.skeleton import Skeleton
 from edge.model.slice import BlockRunner
 from edge.techniques.activation_checkpointing import BlockForward, SavedActivations
@@ -32,11 +33,6 @@ from ringtune.techniques.offload import RowsOfUser
 def set_name(user: str, name: str) -> str:
     """Name of a tensor of a user's set: ``anna/3.output.adapters.ringtune.adapter_down.0.weight``."""
     return f"{user}/{name}"
-
-
-def block_of(name: str) -> int:
-    """Block index of a tensor of a set, named with or without its user."""
-    return int(name.rpartition("/")[2].partition(".")[0])
 
 
 class UserSets:
@@ -162,26 +158,28 @@ class UserBlockRunner:
         self,
         rows: tuple[RowsOfUser, ...],
         run: RunBlocks,
-        make_context: Callable[[torch.Tensor, torch.Tensor], Any],
+        blocks: BlockRunner,
         hidden: torch.Tensor,
         mask: torch.Tensor,
         context: Any,
     ) -> torch.Tensor:
         """Run blocks without a graph.
 
-        ``run`` and ``make_context`` are called with the rows of one user; hidden is (batch rows, tokens, model width),
-        mask (batch rows, tokens), and ``context`` that of all rows.
+        ``run`` is called with the rows of one user; hidden is (batch rows, tokens, model width), mask (batch rows,
+        tokens), and ``context`` that of all rows at ``blocks``, whose modules are of one kind only.
         """
         if len(rows) == 1:
             user = rows[0][0]
+            own_blocks = self._runners[user]
             with self._sets.using(user):
-                return run(self._runners[user], hidden, mask, context)
+                given = context if own_blocks is blocks else own_blocks.context(hidden, mask)
+                return run(own_blocks, hidden, mask, given)
         found = torch.empty_like(hidden)
         for user, positions in rows:
             at = torch.tensor(positions, device=hidden.device)
-            own, own_mask = hidden[at], mask[at]
+            own, own_mask, own_blocks = hidden[at], mask[at], self._runners[user]
             with self._sets.using(user):
-                found[at] = run(self._runners[user], own, own_mask, make_context(own, own_mask))
+                found[at] = run(own_blocks, own, own_mask, own_blocks.context(own, own_mask))
         return found
 
     def saving(
@@ -193,7 +191,9 @@ class UserBlockRunner:
         """
         if len(rows) == 1:
             user = rows[0][0]
-            forward.blocks = self._runners[user]
+            if forward.blocks is not self._runners[user]:
+                forward.drop_context()  # it is of the modules of one kind
+                forward.blocks = self._runners[user]
             forward.version = functools.partial(self._version, forward.version, user, None)
             with self._sets.using(user):
                 return run(forward, hidden)

@@ -233,6 +233,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
     gguf_bytes = _gguf_bytes(tensors, family.block_prefix)
     gguf_outside = gguf_bytes.pop("", 0)
     experts = active_experts(config) if family.generic else 0
+    norms = _norm_values((name for name in weights if name.startswith(largest)), tensors, dimensions)
     facts = ModelFacts(
         model_type=config["model_type"],
         num_blocks=dimensions.num_blocks,
@@ -265,7 +266,8 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         embedding_matrix_rows=in_embedding.rows,
         largest_matrix_params=of_all.largest if family.generic else in_blocks.largest,
         attention_width=dimensions.attention or dimensions.hidden,
-        more_kept_values=dimensions.more_kept + (_TRAINED_NORMS * dimensions.hidden if own and family.generic else 0),
+        more_kept_values=dimensions.more_kept
+        + (max(_TRAINED_NORMS * dimensions.hidden, norms) if own and family.generic else 0),
         kept_scores=dimensions.kept_scores,
         more_scale_bytes=sum(
             stored.four_bit.more_bytes
@@ -278,7 +280,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         row_kept_values=dimensions.row_kept,
         more_masks=dimensions.more_masks,
         repeats=dimensions.repeats,
-        more_scored_values=_more_scored(experts) * dimensions.hidden if family.generic else 0,
+        more_scored_values=_more_scored(experts, norms, dimensions.hidden) if family.generic else 0,
         scored_gradient_params=_largest_gradient(in_block if experts else 0, of_all.largest) if family.generic else 0,
         entering=() if passed is None else passed.entering,
         returning=() if passed is None else passed.returning,
@@ -305,8 +307,20 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
     )
 
 
-def _more_scored(experts: int) -> int:
-    return _SCORED_WITH_EXPERTS + experts if experts else _SCORED_NORMS
+def _more_scored(experts: int, norms: int, hidden: int) -> int:
+    """Return the values per token of norms, of which ``norms`` is counted, and of the inputs of a token's experts."""
+    return max((_SCORED_WITH_EXPERTS if experts else _SCORED_NORMS) * hidden, norms) + experts * hidden
+
+
+def _norm_values(names: Iterable[str], tensors: Mapping[str, StoredTensor], dimensions: Dimensions) -> int:
+    """Return the values per token that norms of a block keep for their weights: their width, of heads all together."""
+    found = 0
+    for name in names:
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            found += dimensions.attention or dimensions.hidden
+        elif tensors[name].shape == (dimensions.hidden,) and not name.endswith("bias"):
+            found += dimensions.hidden
+    return found
 
 
 def _largest_gradient(of_experts: int, largest: int) -> int:
@@ -464,6 +478,11 @@ def _check_generic(job: Job, family: Family, config: Config, where: str) -> None
         raise JobError(
             f"{where}: [generation] keeps keys and values, behind which a {family.model_type} can't compute a token; "
             "remove the section"
+        )
+    if family.passed(config) is not None and job.wire.dtype == "int8":
+        raise JobError(
+            f"{where}: wire.dtype = 'int8' has one scale for all that a token takes along, so that large hidden states "
+            f"would round the inputs and keys of later blocks of this {family.model_type} to zero; set it to bfloat16"
         )
 
 

@@ -329,6 +329,7 @@ def test_each_holder_gets_one_file_and_the_turn_is_done_with_the_last_one() -> N
 @cases(
     ("name", "block"),
     [
+        ("3.output.weight", 3),
         ("adapter/3.output.weight", 3),
         ("adapter/4.a/3.output.weight", 3),
         ("moments/anna/12.output.weight/exp_avg", 12),

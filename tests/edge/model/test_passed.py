@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,12 +14,14 @@ from torch import nn
 
 from edge.model.families.passed import hidden_states, pack_embedding, run_block
 from edge.techniques.micro_batches import MicroBatch, MicroBatches
-from ringtune.errors import ModelError, PlanError
+from ringtune.costs.model_facts import check_job
+from ringtune.errors import JobError, ModelError, PlanError
 from ringtune.models.families import FAMILIES
-from ringtune.models.folder import select_tensors
+from ringtune.models.folder import read_config, select_tensors
 from ringtune.models.passed_values import PassedValues, SharedKeys, gemma3n_passed, gemma4_passed
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from tests.support.plans import changed, make_plan
+from tests.support.torch_ring import Case
 
 WIDTH, TOKENS = 4, 3
 FULL, WINDOW = "full_attention", "sliding_attention"
@@ -151,6 +156,33 @@ def test_keys_that_a_file_has_of_sharing_blocks_are_left_out() -> None:
     assert {*select_tensors(shapes, config, **given)} == shapes.keys() - left_out
     with pytest.raises(ModelError, match=r"'embed_tokens_per_layer.weight' has shape \(9, 7\)"):
         select_tensors({**shapes, "embed_tokens_per_layer.weight": (9, 7)}, config, **given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"train.method": "hift", "adapter.config": "full"},
+            "trains the embedding, and inputs of the blocks of this gemma4_text go",
+        ),
+        (
+            {"operations.policy": "random", "operations.compute": 0.6, "operations.heads": 0},
+            "passed by takes no input out of what goes on",
+        ),
+        ({"wire.dtype": "int8"}, "would round the inputs and keys of later blocks of this gemma4_text to zero"),
+        ({"generation.rows": 1}, "behind which a gemma4_text can't compute a token"),
+    ],
+)
+def test_what_needs_the_hidden_state_alone_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    """By name, and only of models whose blocks read more."""
+    more = {"model_type": "gemma4_text", "vocab_size": 10, "num_attention_heads": 8, "intermediate_size": 6144}
+    job = Case(folder=tmp_path, task="causal-lm", adapter="lora", dtype="float32", method="all").job
+    alone = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+    for own in ({}, alone):
+        (tmp_path / "config.json").write_text(json.dumps(E2B | more | own))
+        config, changed_job = read_config(tmp_path), job.with_overrides(changes)
+        with contextlib.nullcontext() if own else pytest.raises(JobError, match=message):
+            check_job(changed_job, config)
 
 
 def test_gradients_travel_without_inputs_of_blocks() -> None:
