@@ -288,7 +288,7 @@ class CheckpointManager:
         self._chosen: ResumePoint | None = None
         self._passed_over: tuple[str, ...] = ()
         self._model_digest = ""
-        self._saved: dict[int, dict[str, Shard]] = {}
+        self._saved: dict[str, dict[int, Shard]] = {}  # by node and step
         self._noted: list[int] = []
         self._newest_step: int | None = None
         self._best_steps = dict[int, int]()  # by step of the checkpoint
@@ -405,10 +405,14 @@ class CheckpointManager:
     def note_saved(self, node: str, saved: Sequence[control_pb2.Saved]) -> None:
         """Remember which shards a node has on disk; hearing of a shard twice has no further effect."""
         for entry in saved:
-            shard = Shard(node=node, sha256=entry.sha256, size_bytes=entry.bytes)
-            self._saved.setdefault(entry.step, {})[node] = shard
-            if len(self._saved) > _MAX_SAVED:
-                del self._saved[min(self._saved)]
+            own = self._saved.setdefault(node, {})
+            own[entry.step] = Shard(node=node, sha256=entry.sha256, size_bytes=entry.bytes)
+            if len(own) > _MAX_SAVED:
+                del own[min(own)]
+
+    def unsaved(self, plan: Plan, step: int) -> list[str]:
+        """Return the nodes of this part of the plan that have not told their shard of a step."""
+        return [node for node in plan.nodes if step not in self._saved.get(node, {})]
 
     def log(self, plan: Plan, command: rd.LogCheckpoint | rd.LogKept, emit: EventSink, *, is_kept: bool) -> None:
         """Send the manifest of a checkpoint, or of a turn that nodes keep, for the run that resumes from there.
@@ -434,14 +438,13 @@ class CheckpointManager:
             IntegrityError: a node did not say what it saved.
         """
         step = saved.step
-        shards = self._saved.pop(step, {})
-        missing = [node for node in plan.nodes if node not in shards]
-        if missing:
+        if missing := self.unsaved(plan, step):
             raise IntegrityError(
                 f"node {', '.join(missing)} did not report its shard of step {step}; use one version on all machines"
             )
         self._newest_step = step
-        manifest = self._manifest(plan, saved, tuple(shards[node] for node in plan.nodes), saved.operations)
+        shards = tuple(self._saved[node].pop(step) for node in plan.nodes)
+        manifest = self._manifest(plan, saved, shards, saved.operations)
         self._note_best(manifest)
         return manifest
 

@@ -100,8 +100,8 @@ class Reports:
         self._checkpoints, self._now_s = checkpoints, now_s
         self._num_reports: dict[str, int] = {}
         self._scores: dict[tuple[str, int], list[BlockScores]] = {}  # of turns that are not done at the node
-        self._copies: dict[tuple[str, int], list[CopyDigest]] = {}  # of turns that are not done at the node
-        self._kept: dict[tuple[str, int], list[CopyDigest]] = {}  # the same
+        self._copies: dict[str, dict[int, list[CopyDigest]]] = {}  # by node, of turns that are not done there
+        self._kept: dict[str, dict[int, list[CopyDigest]]] = {}  # the same
         self.suspicions = PeerSuspicions()
 
     def take(
@@ -134,8 +134,8 @@ class Reports:
         if request.cache_problem:
             yield rd.TechniqueFailed(request.node, printable(request.cache_problem))
         for turn in request.turns_done:
-            key = (request.node, turn)
-            scores, copies, kept = self._scores.pop(key, ()), self._copies.pop(key, ()), self._kept.pop(key, ())
+            key, scores = (request.node, turn), self._scores.pop((request.node, turn), ())
+            copies, kept = (held.get(request.node, {}).pop(turn, ()) for held in (self._copies, self._kept))
             yield rd.TurnReported(*key, tuple(scores), tuple(copies), tuple(kept))
         if request.error and recorder.plan.has_role(request.node, placement_number):
             message = naming_node(request.node, printable(request.message))
@@ -156,7 +156,8 @@ class Reports:
         """Keep scores, within ``_MAX_SCORES``, until the end of their turn is reported; they are checked only then."""
         for message in request.scores:
             self._scores.setdefault((request.node, message.turn), []).extend(scores_from_proto(message))
-        held = sum(len(entries) for entries in self._scores.values()) if request.scores else 0
+        own = (entries for (node, _), entries in self._scores.items() if node == request.node)
+        held = sum(map(len, own)) if request.scores else 0
         if held > _MAX_SCORES:
             raise IntegrityError(
                 f"node {request.node} reports too many scores: {held} of turns that have not ended; use "
@@ -165,7 +166,8 @@ class Reports:
 
     def forget(self, node: str) -> None:
         """Expect report numbers of a node from 1 again: it is another process."""
-        self._num_reports.pop(node, None)
+        for of_node in (self._num_reports, self._copies, self._kept):
+            of_node.pop(node, None)
 
     def forgive(self) -> None:
         """Drop all complaints, and scores of turns that are repeated: the run continues without the lost nodes."""
@@ -176,14 +178,15 @@ class Reports:
 def _note_digests(
     node: str,
     messages: Iterable[control_pb2.CopyDigest],
-    held: dict[tuple[str, int], list[CopyDigest]],
+    held: dict[str, dict[int, list[CopyDigest]]],
     most: int,
 ) -> None:
     """Keep digests of units, ``most`` per node and turn, until the end of their turn is reported."""
+    own = held.setdefault(node, {})  # what one node says too much is no fault of another one
     for message in messages:
-        digests = held.setdefault((node, message.turn), [])
+        digests = own.setdefault(message.turn, [])
         digests.append(CopyDigest(message.unit, message.sha256))
-        if len(digests) > most or len(held) > _MAX_TURNS:
+        if len(digests) > most or len(own) > _MAX_TURNS:
             raise IntegrityError(f"node {node} reports too many digests of copies; use one version on all machines")
 
 

@@ -18,7 +18,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Final
 
@@ -286,17 +286,25 @@ class RunDriver(Driver):
 
     def _hear(self, entry: Reported | Files | BestFiles | NodeRested | NodeMoved) -> None:
         """Take what a node of the run says; one that says what can't be has failed."""
-        node = entry.node
-        try:
-            match entry:
-                case Reported(request):
-                    self._on_report(request)
-                case Files() | BestFiles():
-                    self._feed(self._collector.take(entry))
-                case NodeRested() | NodeMoved() if self._recorder is not None:
-                    self._feed(note_figures(entry, self._recorder.ledger))
-        except IntegrityError as error:
-            self.node_failed(node, error)
+        events = self._events_of(entry)
+        while True:
+            try:
+                event = next(events, None)
+            except IntegrityError as error:
+                self.node_failed(entry.node, error)
+                return
+            if event is None:
+                return
+            self._feed(event)
+
+    def _events_of(self, entry: Reported | Files | BestFiles | NodeRested | NodeMoved) -> Iterator[rd.Event]:
+        match entry:
+            case Reported(request):
+                yield from self._reported(request)
+            case Files() | BestFiles():
+                yield self._collector.take(entry)
+            case NodeRested() | NodeMoved() if self._recorder is not None:
+                yield note_figures(entry, self._recorder.ledger)
 
     def _on_facts(self, entry: Facts) -> None:
         facts = dataclasses.replace(read_facts(entry), rack=self._racks[entry.node])
@@ -316,7 +324,7 @@ class RunDriver(Driver):
         for node in sorted(self._addresses):
             self._inspect(node)
 
-    def _on_report(self, request: control_pb2.ReportRequest) -> None:
+    def _reported(self, request: control_pb2.ReportRequest) -> Iterator[rd.Event]:
         recorder, node = self._recorder, request.node
         with self._counting:
             self._waiting_bytes[node] -= request.ByteSize()
@@ -326,8 +334,7 @@ class RunDriver(Driver):
             return  # it has joined and works on nothing, so it has nothing to say
         if self._audit is not None and self._reports.is_new(request):
             self._audit.note(request)
-        for event in self._reports.take(request, recorder, self._require_moving().part.placement.placement_number):
-            self._feed(event)
+        yield from self._reports.take(request, recorder, self._require_moving().part.placement.placement_number)
 
     def _check_leases(self) -> None:
         if (verdict := self._reports.suspicions.verdict(self._now_s())) is not None:
@@ -426,6 +433,10 @@ class RunDriver(Driver):
                 choose_beside(self._require_plan().plan.course, step, scores, self._queue.put)
             case rd.LogCheckpoint() | rd.LogKept():
                 part, is_kept = self._require_moving().part, self._keeper is not None
+                if isinstance(command, rd.LogCheckpoint) and (missing := self._checkpoints.unsaved(part, command.step)):
+                    for node in missing:
+                        self.node_failed(node, IntegrityError(f"it did not report its shard of step {command.step}"))
+                    return
                 self._checkpoints.log(part, command, self._emit, is_kept=is_kept)
                 if self._recorder is not None and isinstance(command, rd.LogCheckpoint):
                     self._recorder.emit_profile()  # for a submitter or coordinator that does not live to see the end

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from coordinator.planner.limits import Effort
+from coordinator.run import checkpoint, recovery
 from coordinator.run.checkpoint import CheckpointManager, Disks, ResumeChooser, ResumePoint
 from coordinator.run.driver import AbsentNodes
 from coordinator.run.members import LinkCache, Member
@@ -353,6 +354,28 @@ def take(reports: Reports, **values: Any) -> list[rd.Event]:
 def copy(turn: int, unit: int) -> control_pb2.CopyDigest:
     """The digest of a copy as a node sends it."""
     return control_pb2.CopyDigest(turn=turn, unit=unit, sha256=f"{unit:02}")
+
+
+def test_node_that_says_too_much_takes_nothing_from_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards of steps that nobody has trained, digests of turns that nobody has granted: only its own are dropped."""
+    monkeypatch.setattr(checkpoint, "_MAX_SAVED", 3)
+    monkeypatch.setattr(recovery, "_MAX_TURNS", 3)
+    plan, checkpoints = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"]), CheckpointManager("r", job(), None)
+    reports, recorder = Reports(checkpoints), _NoBooks()
+    shards = [control_pb2.Saved(step=step, sha256="ab" * 32, bytes=1) for step in (4, *range(90, 99))]
+
+    def told(node: str, **values: Any) -> None:
+        [*reports.take(control_pb2.ReportRequest(node=node, **values), recorder)]  # type: ignore[arg-type]
+
+    told("a", number=1, saved=shards[:1], kept=[copy(0, 1)])
+    with pytest.raises(IntegrityError, match="node b reports too many digests of copies"):
+        told("b", number=1, saved=shards, kept=[copy(turn, 1) for turn in range(9)])
+    assert checkpoints.unsaved(plan, 4) == ["b"]
+    told("a", number=2, kept=[copy(1, 1)], turns_done=[0])
+    told("b", number=2, saved=shards[:1])
+    assert checkpoints.unsaved(plan, 4) == ["b"]  # the older of its own were dropped
+    with pytest.raises(IntegrityError, match="node b did not report its shard of step 4"):
+        checkpoints.manifest(plan, rd.LogCheckpoint(4, "a"))
 
 
 def test_digests_of_copies_go_with_the_end_of_their_turn() -> None:
