@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +29,7 @@ from edge.model.optimizer_state import InactiveState
 from edge.model.owner import OwnerParts
 from edge.model.result import load_saved, require_finite, result_files, users_files
 from edge.model.slice import BlockRunner
-from edge.model.tensor_files import digest_of, require_finite_values
+from edge.model.tensor_files import digest_of, require_finite_grads, require_finite_values
 from edge.model.unit_grads import add_up_rows, load_grads
 from edge.runtime.generation import KeptKeys, TextWriter
 from edge.runtime.node_model import HostedModel, Replica, host
@@ -314,7 +315,7 @@ class NodeExecutor:
         return self._hosted.blocks.parameters(action.start, action.stop)
 
     def _update(self, action: Action, entry: OpenItem) -> Values:
-        if self.offloading.install(action, entry.item):
+        if self.offloading.install(action):
             return ()
         rate = learning_rate(self._job.train, *rate_at(self._course, action.start, entry.item.step))
         self._replica.complete(action, entry)
@@ -370,27 +371,40 @@ class NodeExecutor:
         self._owner(None)[0].load_blob(data)
 
     def take_parcel(self, key: TensorKey) -> Pieces:
-        """Return a parcel for sending: a gradient of embedding, head or hosted blocks, pairs, or a helper's weights."""
-        if key.payload == Payload.UNIT_GRAD:
-            return self._owner(key)[0].unit_grad(key.boundary)
-        if key.payload == Payload.REPLICA_GRAD:
-            return self._replica.grads(key, self._items[key.seq])
-        return self.offloading.take_parcel(key)
+        """Return a parcel for sending: a gradient of embedding, head or hosted blocks, pairs, or a helper's weights.
+
+        Raises:
+            DivergedError: it is not finite; see ``take_tensor``.
+        """
+        with self._of_item(key):
+            if key.payload == Payload.UNIT_GRAD:
+                owner = self._owner(key)[0]
+                found = owner.unit_grad(key.boundary)
+                require_finite_grads(owner.units[key.boundary], f"the {unit_name(key.boundary, self._course.head)}")
+                return found
+            if key.payload == Payload.REPLICA_GRAD:
+                return self._replica.grads(key, self._items[key.seq])
+            return self.offloading.take_parcel(key)
 
     def put_parcel(self, key: TensorKey, data: Pieces) -> None:
         """Take a parcel of another node; raises ``IntegrityError`` or ``DivergedError``."""
         entry = self._items[key.seq]
-        if key.payload not in (Payload.UNIT_GRAD, Payload.REPLICA_GRAD):
-            self.offloading.put_parcel(key, data, entry.item.step)
-            return
-        try:
+        with self._of_item(key):
             if key.payload == Payload.REPLICA_GRAD:
                 self._replica.put(key, data, entry)
-            else:
+            elif key.payload == Payload.UNIT_GRAD:
                 where = f"the gradient of the {unit_name(key.boundary, self._course.num_blocks)} for item {key.seq}"
                 load_grads(data, self._owner(key)[0].units[key.boundary], where=where)
+            else:
+                self.offloading.put_parcel(key, data, entry.item.step)
+
+    @contextmanager
+    def _of_item(self, key: TensorKey) -> Iterator[None]:
+        """Name the step in errors of values that are not finite."""
+        try:
+            yield
         except DivergedError as error:
-            raise diverged(entry.item, str(error)) from error
+            raise diverged(self._items[key.seq].item, str(error)) from error
 
     def rows_digest(self, run_id: str) -> str:
         """Return the digest of this owner's rows, keyed with ``run_id``; empty if the node is no owner."""

@@ -34,12 +34,12 @@ from ringtune.engine.events import Handled, Span
 from ringtune.engine.node_engine import NodeEngine
 from ringtune.errors import (
     DeadlineError,
-    IntegrityError,
     PeerLostError,
     RingTuneError,
     StorageError,
     error_from_name,
     internal_error,
+    sent_by,
 )
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.lowering import credit_boundary
@@ -234,12 +234,11 @@ class AgentRun:
             if self._failed or self._stopping.is_set():
                 return
             self._failed = True
-        lost_peer = lost_peer or (error.peer if isinstance(error, PeerLostError) else "")
         told = error if isinstance(error, RingTuneError) else internal_error(error)
         text = str(told)
         message = text if f"node {self._node}" in text else f"node {self._node}: {text}"
         _LOG.error("%s", message, exc_info=None if told is error else error)
-        self._reports.put(rp.Failed(type(told).__name__, message, lost_peer))
+        self._reports.put(rp.Failed(type(told).__name__, message, lost_peer or told.peer))
         self._queue.put(ev.StopRequested("the run failed"))
 
     def call(self, function: Callable[[], T], *, timeout_s: float, what: str) -> T:
@@ -400,7 +399,8 @@ class AgentRun:
                 self._count(self._first_seqs[turn], target, Payload.HEAD, sent)
             case ev.AcceptHead(turn, source):
                 self._head_went_for = None
-                self._accept(source, lambda: self._executor.load_head_blob(self._inbox.heads.pop(turn)))
+                with sent_by(source):
+                    self._executor.load_head_blob(self._inbox.heads.pop(turn))
             case ev.SendParcel(key, target):
                 parcel = self._executor.take_parcel(key)
                 self._trail.exchanged(key, parcel, None, is_sent=True)
@@ -409,7 +409,8 @@ class AgentRun:
             case ev.AcceptParcel(key, source):
                 parcel = self._inbox.parcels.pop(key)
                 self._trail.exchanged(key, parcel, None, is_sent=False)
-                self._accept(source, lambda: self._executor.put_parcel(key, parcel))
+                with sent_by(source):
+                    self._executor.put_parcel(key, parcel)
                 self._ack(source, credit_boundary(self._plan.course, key.payload))
             case ev.SetTimer(timer, at_s):
                 self._timers[timer] = at_s
@@ -432,13 +433,6 @@ class AgentRun:
             case ev.Fail(error, message):
                 awaited = self._engine.awaited()
                 self.fail(error_from_name(error, message), lost_peer=awaited.peer if awaited is not None else "")
-
-    def _accept(self, source: str, take: Callable[[], None]) -> None:
-        """Take what a peer has sent; what can't be used is a matter of both, as a lost link is."""
-        try:
-            take()
-        except IntegrityError as error:
-            self.fail(error, lost_peer=source)
 
     def _count(self, seq: int, target: str, payload: str, num_bytes: int) -> None:
         self.totals.sent_bytes[target] = self.totals.sent_bytes.get(target, 0) + num_bytes

@@ -199,8 +199,14 @@ class Replica:
         self._came: dict[TensorKey, Grads] = {}
 
     def grads(self, key: TensorKey, entry: OpenItem) -> Pieces:
-        """Return the gradients of this host's micro-batches of an item as one safetensors file; they stay unchanged."""
-        return grad_blob(self._parameters(key, entry), ())
+        """Return the gradients of this host's micro-batches of an item as one safetensors file; they stay unchanged.
+
+        Raises:
+            DivergedError: a gradient is not finite.
+        """
+        parameters = self._parameters(key, entry)
+        require_finite_grads(parameters, unit_name(key.boundary, self._course.head))
+        return grad_blob(parameters, ())
 
     def put(self, key: TensorKey, data: Pieces, entry: OpenItem) -> None:
         """Keep the gradients of another host; raises ``IntegrityError`` or ``DivergedError``."""

@@ -29,6 +29,8 @@ A message says what is wrong, where, and how to correct it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from traceback import walk_tb
 from typing import ClassVar, Final, TypeVar
 
@@ -44,10 +46,13 @@ class RingTuneError(Exception):
     Attributes:
         exit_code: exit code of the ``ringtune`` command.
         status: name of the gRPC status that carries this error over the wire.
+        peer: another node that may be its cause as well as the one that reports it: the other end of a broken link, or
+            the sender of what can't be used; empty = none.
     """
 
     exit_code: ClassVar[int] = 1
     status: ClassVar[str] = "INTERNAL"
+    peer = ""
 
     def __init__(self, *parts: object) -> None:
         """Build the message: escape controls and lone surrogates of other machines' texts, and bound its length."""
@@ -74,15 +79,10 @@ class ConnectionFailedError(RingTuneError):
 
 
 class PeerLostError(RingTuneError):
-    """A node died, hung, or was declared lost by its lease.
-
-    Attributes:
-        peer: name of the node, if a broken link names it; else empty.
-    """
+    """A node died, hung, or was declared lost by its lease."""
 
     exit_code = 4
     status = "ABORTED"
-    peer = ""
 
 
 class DeadlineError(PeerLostError):
@@ -195,6 +195,16 @@ def error_from_name(name: str, message: str) -> RingTuneError:
     """Rebuild an error from class name and message; an unknown name (of a newer party) gives the root class."""
     by_name = {cls.__name__: cls for cls in all_errors()}
     return by_name.get(name, RingTuneError)(message)
+
+
+@contextmanager
+def sent_by(peer: str) -> Iterator[None]:
+    """Name the sender in errors of content that another node has sent."""
+    try:
+        yield
+    except (IntegrityError, DivergedError) as error:
+        error.peer = peer
+        raise
 
 
 def internal_error(error: BaseException, *, where: str = "") -> RingTuneError:

@@ -18,7 +18,14 @@ from tests.support.strikes import STRIKES
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(900)]
 
-STRUCK = ("link down", "unheard by the coordinator", "link of 0.2 Mbit/s", "disk full", "out of memory")
+STRUCK = (
+    "link down",
+    "unheard by the coordinator",
+    "link of 0.2 Mbit/s",
+    "disk full",
+    "disk read-only",
+    "out of memory",
+)
 
 
 @pytest.fixture(scope="module")

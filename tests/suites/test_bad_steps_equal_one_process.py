@@ -128,12 +128,13 @@ def test_run_with_one_bad_step_equals_the_undisturbed_run(folder: Path, name: st
 
 @pytest.mark.promise("1 partition invariance")
 def test_run_with_a_bad_gradient_of_one_replica_equals_one_process(folder: Path) -> None:
-    """Every replica adds it up, so all of them see it."""
+    """The one that computed it tells it, in place of sending it to the others, which add it up."""
     case = case_of(folder)
     fault = Fault("f", Op.BACKWARD, upper_gradient, False, "the gradient of block 1 is not finite")
     ring, carrier = spoiled(case, fault, 1, REPLICAS)
     result = ring.run()
     assert result.finish == rd.Finish("", "")
+    assert [one.bad_step.partition(":")[0] for one in recoveries(result)] == ["node f"]
     got = carrier.collected(recoveries(result)[-1].part, holder_of(ring.plan, result))
     trained = reference_of(case)
     assert distance(got, trained.adapter() | trained.head()) < 1e-9

@@ -25,7 +25,7 @@ from deploy.testbed.processes import Running
 from deploy.testbed.testbed import Testbed
 from ringtune.job.job import Job, Model
 from ringtune.schedule.plan import Plan
-from tests.support import tiny
+from tests.support import leaks, tiny
 from tests.support.board_run import RUN_S, BoardRun, Said
 from tests.support.moves import slices_of
 
@@ -105,7 +105,7 @@ class BoardRing:
         where = ("--bind", self.bed.coordinator, "--state", str(self.state_of(COORDINATOR)))
         options = ("--lease", f"{LEASE_S:g}", "--insecure", "--json")
         command = (*prefix, sys.executable, "-P", "-m", "ringtune.cli", "coordinator", *where, *options)
-        self.processes[COORDINATOR] = self.bed.start(COORDINATOR, command)
+        self._keep(COORDINATOR, self.bed.start(COORDINATOR, command))
         self.said = Said(self.processes[COORDINATOR].log)
 
     def start(self, name: str, *, prefix: Sequence[str] = ()) -> None:
@@ -118,7 +118,14 @@ class BoardRing:
             folder=self.folder,
             join_s=START_S,
         )
-        self.processes[name] = self.bed.start(name, (*prefix, *command), on=name)
+        self._keep(name, self.bed.start(name, (*prefix, *command), on=name))
+
+    def _keep(self, who: str, running: Running) -> None:
+        """Take a process in place of its predecessor; it outlives the test in which it was started again."""
+        if (before := self.processes.get(who)) is not None:
+            leaks.KEPT.discard(before.process.pid)
+        self.processes[who] = running
+        leaks.KEPT.add(running.process.pid)
 
     def restart(self, who: str, *, prefix: Sequence[str] = ()) -> None:
         """End a process in order, if it still runs, start it again, and wait until all nodes are there."""
@@ -210,4 +217,8 @@ def board_ring(
 ) -> Iterator[BoardRing]:
     """A ring on boards, which are removed afterwards."""
     with Testbed(four_boards(folder, name), folder=folder, capabilities=capabilities) as bed:
-        yield BoardRing(bed, folder, **changes)
+        ring = BoardRing(bed, folder, **changes)
+        try:
+            yield ring
+        finally:
+            leaks.KEPT.difference_update(running.process.pid for running in ring.processes.values())

@@ -20,7 +20,7 @@ from edge.model.auxiliary import start_auxiliary
 from edge.model.optimizer_state import StateFile
 from edge.model.skeleton import ADAPTER, Skeleton, build_skeleton
 from edge.model.slice import BlockRunner, Empty
-from edge.model.tensor_files import DTYPE_NAMES
+from edge.model.tensor_files import DTYPE_NAMES, first_not_finite
 from edge.techniques.activation_checkpointing import BlockForward, SavedActivations
 from edge.techniques.micro_batches import Handler, MicroBatches, OpenItem
 from edge.techniques.offload.helper import AdapterModules, AuxiliaryModels, MergedSums, Sums
@@ -29,7 +29,7 @@ from edge.techniques.offload.pairs import Capture, Captures, PairsByKind, PairVe
 from edge.techniques.offload.sites import adapter_weights, check_like, install
 from edge.techniques.offload.users import RunBlocks, RunSaving, UserBlockRunner, UserSets
 from ringtune.engine.failure_texts import diverged
-from ringtune.errors import DivergedError, PlanError
+from ringtune.errors import DivergedError, PlanError, sent_by
 from ringtune.job.job import Job, Kind, job_of, kinds_of
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.course import COLLABORATION
@@ -184,13 +184,13 @@ class OffloadRunner:
     def __init__(
         self, plan: Plan, node: str, parts: OffloadParts, kinds: Mapping[Kind, BlockRunner], flows: MicroBatches
     ) -> None:
-        self._course, self._parts, self._flows = plan.course, parts, flows
+        self._course, self._placement, self._parts, self._flows = plan.course, plan.placement, parts, flows
         self._helpers = plan.placement.helpers_of(node)
         settings, seed = plan.course.helper_settings, plan.course.seed
         wire, projected = settings.pairs, settings.projected
         self._wire = PairWire(wire, parts.captures.inputs(projected) if parts.captures else {}, seed=seed)
         self._fitted = [(models, PairWire(wire, models.inputs(projected), seed=seed)) for models in parts.helped]
-        self._shipped: dict[TensorKey, Pieces] = {}
+        self._shipped: dict[TensorKey, tuple[Mapping[str, torch.Tensor], Mapping[str, str]]] = {}
         self._file: StateFile | None = None
         self._came: dict[TensorKey, Mapping[str, torch.Tensor]] = {}
         self._by_user: UserBlockRunner | None = None
@@ -352,24 +352,21 @@ class OffloadRunner:
                 raise PlanError(f"{action} has no pairs of block {block} here")
             found |= recorded.take(block, block + 1)
         key = TensorKey(Payload.PAIRS, action.seq, action.micro, action.start)
-        self._shipped[key] = to_file(self._wire.encode(found), _metadata(key))
+        self._shipped[key] = self._wire.encode(found), _metadata(key)
         self._flows.drop_if_empty(action)
         return ()
 
-    def install(self, action: Action, item: Item) -> bool:
+    def install(self, action: Action) -> bool:
         """Install a helper's weights in place of an update; return False for an update of this node's own blocks.
 
         Raises:
             IntegrityError: the weights do not fit the blocks; nothing was changed then.
-            DivergedError: they are not finite; nothing was changed then.
         """
         helper = self._helper_of(action.start)
         if helper is None:
             return False
-        try:
+        with sent_by(helper.node):
             self._install(action, self._came.pop(weights_key(action)), helper.node)
-        except DivergedError as error:
-            raise diverged(item, str(error)) from error
         return True
 
     def _install(self, action: Action, weights: Mapping[str, torch.Tensor], helper: str) -> None:
@@ -420,8 +417,9 @@ class OffloadRunner:
         """Accumulate the gradients of some blocks from their pairs, and drop the pairs; raises ``IntegrityError``."""
         models, wire = self._models_of(action.start)
         key = TensorKey(Payload.PAIRS, action.seq, action.micro, action.start)
-        pairs = wire.decode(self._came.pop(key), self._parts.dtype)
-        models.fit(pairs, self._rows(action, entry), range(action.start, action.stop))
+        with sent_by(self._placement.host_of(action.start)):
+            pairs = wire.decode(self._came.pop(key), self._parts.dtype)
+            models.fit(pairs, self._rows(action, entry), range(action.start, action.stop))
         return ()
 
     def _rows(self, action: Action, entry: OpenItem) -> Sequence[RowsOfUser]:
@@ -446,18 +444,25 @@ class OffloadRunner:
                 weights = models.weights(action.start, action.stop, users)
             if self._course.helper_settings.overlap:
                 weights = {name: value.clone() for name, value in weights.items()}
-            self._shipped[key] = to_file(weights, self._metadata(key, step))
+            self._shipped[key] = weights, self._metadata(key, step)
 
     # ---- parcels ----------------------------------------------------------------------------------
 
     def take_parcel(self, key: TensorKey) -> Pieces:
-        """Return pairs or weights for sending; the weights must not change before the pieces were iterated."""
-        return self._shipped.pop(key)
+        """Return pairs or weights for sending; the weights must not change before the pieces were iterated.
+
+        Raises:
+            DivergedError: they are not finite.
+        """
+        tensors, metadata = self._shipped.pop(key)
+        _require_finite(tensors, key)
+        return to_file(tensors, metadata)
 
     def put_parcel(self, key: TensorKey, data: Pieces, step: int) -> None:
-        """Keep received pairs or weights until their action; raises ``IntegrityError``."""
-        where = "the pairs" if key.payload == Payload.PAIRS else "the adapters of a helper"
-        self._came[key] = from_file(data, self._metadata(key, step), where=where, device=self._parts.device)
+        """Keep received pairs or weights until their action; raises ``IntegrityError`` or ``DivergedError``."""
+        found = from_file(data, self._metadata(key, step), where=_what(key), device=self._parts.device)
+        _require_finite(found, key)
+        self._came[key] = found
 
     def _metadata(self, key: TensorKey, step: int) -> dict[str, str]:
         found = _metadata(key)
@@ -473,6 +478,15 @@ class OffloadRunner:
 
     def _models_of(self, block: int) -> tuple[AuxiliaryModels, PairWire]:
         return next(found for found in self._fitted if block in found[0].units)
+
+
+def _what(key: TensorKey) -> str:
+    return "the pairs" if key.payload == Payload.PAIRS else "the adapters of a helper"
+
+
+def _require_finite(tensors: Mapping[str, torch.Tensor], key: TensorKey) -> None:
+    if name := first_not_finite(tensors):
+        raise DivergedError(f"{_what(key)} have {name} with numbers that are not finite")
 
 
 def _metadata(key: TensorKey) -> dict[str, str]:

@@ -289,7 +289,7 @@ class NodeEngine:
         if flow is None:
             return None
         before = self._turns.get(flow.state.item.turn - 1)
-        head_from = before.owner if before else "?"
-        if self.plan.course.method.full_parameters:
+        head_from = before.owner if before else self._start_point.holder
+        if self.plan.course.method.full_parameters or head_from == self.node:
             head_from = ""
         return awaited_by(flow, has_head=self._head.counts_for(flow.state), head_from=head_from)

@@ -20,8 +20,9 @@ ring, repeats the cell. What it says against another node counts if the host aft
 
 VeLoRA's vectors change with each forward, so a trail has them after each, and a cell begins with those before it. The
 vector on which pairs are projected is computed from the first ones: a trail has those of a block that were *shown* to
-its helper with each parcel, and at the beginning of a turn, where they have to be those of the turn before. The first
-micro-batch of a turn is drawn as long as no closed turn has them.
+its helper with each parcel, and at the beginning of a turn, where they have to be those of the turn before. They change
+once, in the first item, of which all micro-batches are drawn as long as no closed turn has them: a host says itself
+which of them was the first.
 
 A host that scales its gradients in a turn does so in a cell, after the last cell of an item, or in the update; each
 drawn cell is compared with its item's update, and at least one cell of each host is drawn in each turn. So a host of
@@ -258,7 +259,7 @@ def draw(
 
     And for each helper of its micro-batches, with all blocks of these. Example: of 40 cells with share 0.02 one, with
     0.03 one with probability 0.8 and two with 0.2. ``source`` has to be one that no node can predict. Where pairs are
-    projected, the first cell of each block that is not among the ``shown`` ones is drawn too.
+    projected, all cells of the first item of each block that is not among the ``shown`` ones are drawn too.
     """
     found: list[Cell] = []
 
@@ -270,8 +271,9 @@ def draw(
     for piece in plan.placement.hosts:
         if checkers_of(plan.placement, piece.node):
             own = cells(plan, turn, piece.node)
-            first = {block: cell for cell in reversed(own) for block in ships_of(plan, turn, cell)}
-            found += sorted({*drawn(own), *(cell for block, cell in first.items() if block not in shown)})
+            first = {block: cell.seq for cell in reversed(own) for block in ships_of(plan, turn, cell)}
+            new = {seq for block, seq in first.items() if block not in shown}
+            found += sorted({*drawn(own), *(cell for cell in own if cell.seq in new)})
     for node in dict.fromkeys(one.node for one in plan.placement.helpers):
         fits = fit_cells(plan, turn, node)
         micros = {*drawn([*dict.fromkeys((cell.seq, cell.micro) for cell in fits)])}
@@ -619,10 +621,27 @@ def trail_problem(
     tagged = (name for name in trail if is_tag(trail[name]))
     if odd := sorted(name for name in tagged if work.peers.get(name, node) == node or name in kept):
         return f"node {node} reports no digest of {odd[0]!r}"
+    if len(adapters) == 1 and (problem := _shown_problem(work, trail, node)):
+        return problem
     for block, begin, end in ends(plan, trail, node):
         is_head = block == plan.course.head
         if not is_head and end != (trail[state_name(noted[block][-1], block)] if noted[block] else begin):
             return f"node {node} reports two states of block {block} at the end of a turn"
+    return ""
+
+
+def _shown_problem(work: Work, trail: Trail, node: str) -> str:
+    """Say where vectors of pairs change but in the first item; each kind of adapters has its own, so of one alone."""
+    places = [name.split() for name in work.sums if name.startswith("shown ")]
+    for block in sorted({int(block) for _, _, block in places}):
+        own = shown_order(trail, block)
+        first = min(
+            (int(at.partition(".")[0]) for _, at, one in places if one == str(block) and at != "begin"), default=0
+        )
+        for before, name in itertools.pairwise(own):
+            may_change = trail[before] == NOTHING and name.startswith(f"shown {first}.")
+            if trail[before] != trail[name] and not may_change:
+                return f"node {node} has other vectors of the pairs of block {block} after {name!r} than before"
     return ""
 
 

@@ -9,7 +9,7 @@ from ringtune.engine.node_engine import NodeEngine
 from ringtune.errors import FrameError, PlanError
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind, Turn, turn_sequence
+from ringtune.schedule.turns import StartPoint, StepKind, Turn, turn_sequence
 from tests.support.cases import cases
 from tests.support.plans import make_plan
 
@@ -25,11 +25,11 @@ def host_plan(**changes: int) -> Plan:
 class EngineDriver:
     """Feeds an engine and finishes its actions on demand."""
 
-    def __init__(self, plan: Plan, node: str, *, grant: int = 99) -> None:
-        self.engine = NodeEngine(plan, node, wait_s=100.0)
+    def __init__(self, plan: Plan, node: str, *, grant: int = 99, start: StartPoint | None = None) -> None:
+        self.engine = NodeEngine(plan, node, wait_s=100.0, start=start)
         self.running: Action | None = None
         self.log: list[ev.Command] = []
-        for turn in list(turn_sequence(plan.course))[:grant]:
+        for turn in list(turn_sequence(plan.course, start=start))[:grant]:
             self.tell(ev.TurnGranted(turn))
 
     def tell(self, event: ev.Event, now_s: float = 0.0) -> list[ev.Command]:
@@ -206,6 +206,17 @@ def test_engine_head_that_was_passed_on_is_not_used_for_a_later_turn() -> None:
     assert driver.running is None and "from node e" in driver.engine.waiting_for()
     driver.tell(ev.HeadArrived(4, "e"))
     driver.step(Op.HEAD, 4, 5)
+
+
+def test_engine_first_owner_after_a_recovery_awaits_the_head_from_its_holder() -> None:
+    """No turn before it is known at the node, but who has the head is."""
+    plan = make_plan([("a", 0, 4)], ["c", "d"], num_steps=4, local_iterations=1, microbatches=1, eval_rows=0)
+    driver = EngineDriver(plan, "d", grant=1, start=StartPoint.of(plan.course, step=1, holder="c"))
+    driver.step(Op.EMBED, -1, 0)
+    driver.arrive(HIDDEN, 0, 0, 4, "a")
+    awaited = driver.engine.awaited()
+    assert driver.running is None and awaited is not None
+    assert awaited.peer == "c" and awaited.text.startswith("the head of step 1 ") and "from node c" in awaited.text
 
 
 def test_engine_repeated_grant_changes_nothing() -> None:

@@ -21,6 +21,7 @@ from ringtune.schedule.turns import Turn, turn_sequence
 from ringtune.schedule.units import Range
 from ringtune.techniques.audit import (
     EQUAL_BITS,
+    NOTHING,
     TAG_KEY,
     AuditSettings,
     Cell,
@@ -236,7 +237,7 @@ def test_first_pairs_that_are_projected_are_drawn_until_a_closed_turn_has_their_
     def drawn(shown: tuple[int, ...], seed: int) -> list[tuple[int, int]]:
         return [cell[1:3] for cell in draw(plan, turn, 0.01, random.Random(seed), shown=shown) if cell.node == "b"]
 
-    assert all((0, 0) in drawn(shown, seed) for seed in range(8) for shown in ((), (2,)))
+    assert all({(0, 0), (0, 1)} <= {*drawn(shown, seed)} for seed in range(8) for shown in ((), (2,)))
     assert not all((0, 0) in drawn((2, 3), seed) for seed in range(8))
     trails = {node: audit_trails.trail_of(plan, TURN, node) for node in plan.nodes}
     work = work_of(plan, TURN, "b")
@@ -249,6 +250,32 @@ def test_first_pairs_that_are_projected_are_drawn_until_a_closed_turn_has_their_
         assert {name for name in asked.told if name.startswith("shown")} == here
         given = {name for name in asked.given if name.startswith("shown")}
         assert given == here | {f"shown {before} {block}" for block in (2, 3)}
+
+
+@pytest.mark.parametrize(
+    ("shown", "is_good"),
+    [
+        ("begin=- 0.0=v 0.1=v 1.0=v 1.1=v", True),
+        ("begin=- 0.1=v 0.0=v 1.0=v 1.1=v", True),  # any micro-batch of the first item is the first
+        ("begin=v 1.1=v 1.0=v 0.0=v 0.1=v", True),
+        ("begin=v 0.0=v 0.1=v 1.0=x 1.1=x", False),  # one micro-batch with other ones, and all that follow
+        ("begin=v 0.0=x 0.1=x 1.0=x 1.1=x", False),
+        ("begin=- 1.1=x 0.0=x 0.1=x 1.0=x", False),  # so none of the first item would have begun with none
+        ("begin=- 0.0=v 0.1=x 1.0=x 1.1=x", False),
+        ("begin=- 0.0=v 0.1=v 1.0=- 1.1=v", False),
+    ],
+)
+def test_vectors_of_pairs_change_once_in_the_first_item(shown: str, is_good: bool) -> None:
+    """A host tells in which order it shipped its pairs, and could tell one in which no drawn cell has the change."""
+    plan = helped(SMALL, {"b": "z"}, HelperSettings(pairs="velora"))
+    trail = {
+        name: one for name, one in audit_trails.trail_of(plan, TURN, "b").items() if name[:5] + name[-1] != "shown3"
+    }
+    trail |= {
+        f"shown {at} 3": NOTHING if one == "-" else one for at, one in (each.split("=") for each in shown.split())
+    }
+    problem = trail_problem(plan, work_of(plan, TURN, "b"), trail, "b", adapters=["lora"])
+    assert (problem == "") is is_good and ("vectors of the pairs of block 3" in problem) is not is_good
 
 
 def test_question_for_a_fit_has_the_state_before_and_what_the_host_holds() -> None:

@@ -488,6 +488,21 @@ def test_figures_of_any_task_stand_once_with_their_rows() -> None:
                 assert sum(part.strip().startswith(word) for group in groups for part in group.split(",")) == 1, text
 
 
+def test_error_of_a_node_that_is_left_out_is_said_and_stands_in_metrics_report_and_page() -> None:
+    """Nothing of it is hidden, though the run goes on."""
+    events: list[control_pb2.RunEvent] = []
+    books = RunRecorder(PLAN, job(), PROFILE, events.append)
+    books.log(rd.LogNodeError("b", "StorageError", "node b: its disk is full"))
+    (said,) = (one.note for one in events if one.note)
+    (line,) = (one.metrics_json for one in events if one.metrics_json)
+    assert said == "node b: its disk is full; the run goes on without node b"
+    entry = {"step": 0, "node": "b", "error": "StorageError", "message": "node b: its disk is full"}
+    assert json.loads(line) == {"kind": "node_error", **entry}
+    assert books.ledger.report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})["node_errors"] == [entry]
+    told = metrics_event(json.loads(line))
+    assert told is not None and (told.kind, told.text) == ("lost", "node b: its disk is full")
+
+
 def heard(losses: list[float | None], wanted: Job) -> tuple[list[str], dict[str, Any]]:
     """The notes of a run with these evaluations, one after each two steps, and its report."""
     events: list[control_pb2.RunEvent] = []

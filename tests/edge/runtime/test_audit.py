@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load
 from torch.nn import functional
 
 from coordinator.api.audit import weights_of
@@ -406,11 +405,8 @@ def changes_parcels(op: Op, node: str, factor: float) -> Cheat:
     def cheat(name: str, action: Action, executor: NodeExecutor) -> None:
         shipped = executor.offloading._shipped
         for key in [*shipped] if name == node and action.op is op else ():
-            file = TensorFile(shipped[key], where="it")
-            tensors = {one: value * factor for one, value in load(bytes(shipped[key])).items()}
-            shipped[key] = write_tensors(
-                {one: pieces_of(value) for one, value in tensors.items()}, metadata=dict(file.metadata)
-            )
+            tensors, of = shipped[key]
+            shipped[key] = {one: value * factor for one, value in tensors.items()}, of
 
     return cheat
 

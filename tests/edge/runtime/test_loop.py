@@ -18,7 +18,15 @@ from edge.runtime import reporter as rp
 from edge.runtime.loop import CopyMonitor
 from edge.runtime.reporter import CopyCompared, record_line
 from ringtune.engine.events import Handled, Span
-from ringtune.errors import DeadlineError, ModelError, PeerLostError, StorageError
+from ringtune.errors import (
+    DeadlineError,
+    DivergedError,
+    IntegrityError,
+    ModelError,
+    PeerLostError,
+    RingTuneError,
+    StorageError,
+)
 from ringtune.run_control.checkpoint import Shard
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.lowering import item_updates
@@ -119,6 +127,24 @@ def test_run_executor_error_names_node_and_class(caplog: pytest.LogCaptureFixtur
             assert re.match(message, failed.message) and "a bug" not in failed.message
             assert ring.runs["b"].call(lambda: "alive", timeout_s=WAIT_S, what="an answer") == "alive"
     assert "a bug" in caplog.text
+
+
+@pytest.mark.parametrize("error", [IntegrityError, DivergedError])
+@pytest.mark.parametrize("what", ["load_head_blob", "put_parcel"])
+def test_run_names_the_sender_of_what_can_not_be_used(what: str, error: type[RingTuneError]) -> None:
+    """The head that an owner hands over, and a parcel: either of both may be wrong."""
+
+    def refuse(*args: object) -> None:
+        raise error("it is not what it should be")
+
+    executor = FakeExecutor()
+    setattr(executor, what, refuse)
+    plan = two_hosts() if what == "load_head_blob" else changed(two_hosts(), method=Hift(group_size=2))
+    with ring_of(plan, executors={"c": executor}) as ring:
+        ring.start()
+        ring.grant_all()
+        failed = failure_of(ring.reports["c"])
+    assert failed == rp.Failed(error.__name__, "node c: it is not what it should be", "a")
 
 
 def test_run_lost_peer_is_reported_once_and_at_once() -> None:

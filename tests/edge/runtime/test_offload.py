@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from edge.techniques.offload import runner
 from edge.techniques.offload.pairs import from_file, to_file
 from ringtune.errors import DivergedError, IntegrityError
 from ringtune.schedule.actions import Payload, TensorKey
@@ -123,7 +124,30 @@ def test_parcels_that_are_not_what_they_should_be_end_the_run(
     """Nothing of them is used, and the message is one line.
 
     Of numbers that are not finite nothing is damaged: the exit code is that of a run without helpers that diverged.
+    What is found only when it is used names its sender, too.
     """
     with pytest.raises(DivergedError if change is not_finite else IntegrityError, match=words) as caught:
         run(folder, monkeypatch, payload, change)
     assert "\n" not in str(caught.value)
+    is_found_late = change in (cut, without_one, empty)
+    assert caught.value.peer == (("a" if payload == Payload.PAIRS else "z") if is_found_late else "")
+
+
+@pytest.mark.parametrize("payload", [Payload.PAIRS, Payload.WEIGHTS])
+def test_parcel_that_is_not_finite_is_told_by_who_made_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, payload: str
+) -> None:
+    """It is not sent: its receiver would refuse it, and either of both could be wrong."""
+    monkeypatch.setattr(runner, "to_file", lambda tensors, of: pytest.fail("it was packed"))
+    spoiled = runner.OffloadRunner.take_parcel
+
+    def take(offload: runner.OffloadRunner, key: TensorKey) -> Pieces:
+        if key.payload == payload:
+            next(iter(offload._shipped[key][0].values())).detach().view(-1)[0] = float("inf")
+            return spoiled(offload, key)
+        return Pieces.of(bytes(to_file(*offload._shipped.pop(key))))
+
+    monkeypatch.setattr(runner.OffloadRunner, "take_parcel", take)
+    with pytest.raises(DivergedError, match=DIVERGED) as caught:
+        run(folder, monkeypatch, payload, repeated)
+    assert caught.value.peer == ""
