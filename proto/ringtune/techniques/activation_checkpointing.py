@@ -35,11 +35,13 @@ from ringtune.schedule.saved_activations import (
     DEFAULT_PARTS,
     INITS,
     LAYERS,
+    VELORA,
     Velora,
     check_named_once,
     has_layer,
     is_adapter,
     merged,
+    ranges_text,
     ranges_to_json,
     within,
 )
@@ -49,7 +51,6 @@ from ringtune.storage.strict import Bounds, OneOf, check_fields
 from ringtune.techniques.base import Shape, Technique
 
 NONE: Final = "none"
-VELORA: Final = "velora"
 RECOMPUTE: Final = "recompute"
 BOTH: Final = "both"
 POLICIES: Final = (NONE, VELORA, RECOMPUTE, BOTH)
@@ -80,8 +81,8 @@ class SlicePolicy:
     @property
     def text(self) -> str:
         """The policy in words: ``blocks [0, 2) run again``; empty where everything is kept."""
-        said = [f"blocks {_ranges(self.recomputed)} run again"] if self.recomputed else []
-        said += [f"VeLoRA in blocks {_ranges(self.projected)}"] if self.projected else []
+        said = [f"blocks {ranges_text(self.recomputed)} run again"] if self.recomputed else []
+        said += [f"VeLoRA in blocks {ranges_text(self.projected)}"] if self.projected else []
         return ", ".join(said)
 
     def to_json(self) -> dict[str, Any]:
@@ -91,10 +92,6 @@ class SlicePolicy:
             "recomputed": ranges_to_json(self.recomputed),
             "projected": ranges_to_json(self.projected),
         }
-
-
-def _ranges(ranges: Iterable[Range]) -> str:
-    return ", ".join(f"[{start}, {stop})" for start, stop in ranges)
 
 
 AUTO: Final = "auto"

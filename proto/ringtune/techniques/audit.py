@@ -66,11 +66,10 @@ from ringtune.schedule.lowering import Legs, fit_legs, item_updates, legs
 from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.saved_activations import overlap
+from ringtune.schedule.saved_activations import VELORA, overlap
 from ringtune.schedule.turns import Item, StepKind, Turn, items
 from ringtune.schedule.versions import ever_trained, forward_version, updated, weight_version
 from ringtune.storage.strict import Bounds, check_fields, read_object
-from ringtune.techniques.activation_checkpointing import VELORA
 from ringtune.techniques.base import Technique, Term
 
 

@@ -14,7 +14,8 @@ record in the order of that list. A field that a record leaves out has no effect
     a run is reported            decisions, totals, report, report_lines
     a what-if changes a plan     plan_keys, job_values, check_changes, changed, without_node
 
-A job, facts of nodes and sizes are passed as ``Any``: their types are defined above this package.
+A job, facts of nodes and sizes are passed as ``Any``: their types are defined above this package, and no import runs
+upwards, also not for type checks.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ from ringtune.schedule.batches import eval_rows
 from ringtune.schedule.course import (
     ALL_INPUTS,
     ALONE,
+    BFLOAT16,
     COLLABORATION,
     EXACT,
     IN_STEP,
@@ -53,7 +54,7 @@ from ringtune.schedule.operation_tables import ScoredWeights
 from ringtune.schedule.placement import Helper, Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Extent, Owner, UserRows, check_user_name, users_text
-from ringtune.schedule.saved_activations import in_ranges, overlap, within
+from ringtune.schedule.saved_activations import VELORA, in_ranges, overlap, within
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
 from ringtune.schedule.units import Range
 from ringtune.schedule.versions import ever_trained
@@ -63,10 +64,7 @@ from ringtune.techniques.base import Shape, Technique, Term
 from ringtune.techniques.operations import operations_of
 from ringtune.texts import listed
 
-FLOAT32, BFLOAT16, VELORA = WIRES = PAIRS
-"""Encodings of pairs on links; ``float32`` means the dtype of the run."""
-
-LOSSY: Final = tuple(wire for wire in WIRES if wire != EXACT)
+LOSSY: Final = tuple(wire for wire in PAIRS if wire != EXACT)
 """Encodings that change x; a bit for each unit of a ReLU, whether it was active at the host, is sent with it."""
 
 OFF: Final = "off"
@@ -399,8 +397,8 @@ def check_course(job: Any, _: Course, model: Any) -> None:
     settings = job.offload
     if settings.pairs != VELORA or settings.projected == ALL_INPUTS:
         return
-    exact, projected = (sent_pair_token_bytes(model, wire) for wire in (FLOAT32, VELORA))
-    if exact and all(_of_kind(kind, VELORA) >= _of_kind(kind, FLOAT32) for kind in (model, *model.kinds)):
+    exact, projected = (sent_pair_token_bytes(model, wire) for wire in (EXACT, VELORA))
+    if exact and all(_of_kind(kind, VELORA) >= _of_kind(kind, EXACT) for kind in (model, *model.kinds)):
         raise JobError(
             f"offload.pairs = {VELORA!r} saves nothing with adapter.config = {job.adapter.config!r}: no input is wider "
             f"than the gradient beside it, so that a token of a block's pairs has {projected:,} bytes, not fewer than "
@@ -529,7 +527,7 @@ _USERS = {
     ALONE: "train adapters of their own, which only their rows go through",
     COLLABORATION: "train adapters of their own, and every row goes through the sum of all",
 }
-_MANNERS = {"bfloat16": "rounded to 16 bits", "velora": "with projections of inputs"}
+_MANNERS = {BFLOAT16: "rounded to 16 bits", VELORA: "with projections of inputs"}
 
 
 def helper_lines(

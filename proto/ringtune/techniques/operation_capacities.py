@@ -25,6 +25,7 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.operation_tables import PRUNING_STEPS, BlockCapacity, Choice, Operations, Policy, TieBreak
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.saved_activations import ranges_text
 from ringtune.techniques.base import DecisionLines, Technique
 from ringtune.techniques.operations import (
     OperationsSettings,
@@ -364,8 +365,8 @@ def check_given_operations(job: Any, plan: Plan, model: Any) -> None:
         )
     if choice.groups != again.groups:
         raise PlanError(
-            f"the plan has one operation for the blocks {_ranges(choice)}, its slices are {_ranges(again)} "
-            f"(operations.by_slice); {anew}"
+            f"the plan has one operation for the blocks {ranges_text(choice.groups)}, its slices are "
+            f"{ranges_text(again.groups)} (operations.by_slice); {anew}"
         )
     if choice.is_counted != again.is_counted or not _are_alike(choice.capacities, again.capacities):
         raise PlanError(f"the plan's subnets may do more or less than operations.compute, full or balance say; {anew}")
@@ -386,10 +387,6 @@ def _check_same_choice(job: Any, choice: Choice, subnets: int, anew: str) -> Non
         if has != says:
             of = " subnets a block" if name == "heads" else ""
             raise PlanError(f"the plan has {has}{of}, the job says {says} (operations.{name}); {anew}")
-
-
-def _ranges(choice: Choice) -> str:
-    return ", ".join(f"[{start}, {stop})" for start, stop in choice.groups)
 
 
 def _costs_of(choice: Choice, hosts: Sequence[Slice]) -> dict[str, tuple[float, float]]:
