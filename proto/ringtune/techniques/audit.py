@@ -916,7 +916,7 @@ _OPEN: Final = 2
 """Turns that are open at once where a run can go back."""
 
 
-def audit_terms(course: Course, share: Any, sizes: Any) -> Iterable[Term]:
+def memory_terms(course: Course, share: Any, sizes: Any) -> Iterable[Term]:
     """Yield the terms of an audit: a slice of another host, and what is kept of two turns until they are checked."""
     if not share.audit:
         return
@@ -980,5 +980,5 @@ def _audit_terms_of_helpers(course: Course, share: Any, sizes: Any) -> Iterable[
 
 
 TECHNIQUE: Final = Technique(
-    name="audit", check_job=check_job, check_course=check_course, check_plan=check_plan, memory_terms=audit_terms
+    name="audit", check_job=check_job, check_course=check_course, check_plan=check_plan, memory_terms=memory_terms
 )

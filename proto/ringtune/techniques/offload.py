@@ -60,7 +60,7 @@ from ringtune.schedule.units import Range
 from ringtune.schedule.versions import ever_trained
 from ringtune.storage.strict import Bounds, InWords, OneOf, check_fields, nearest, to_table
 from ringtune.techniques.activation_checkpointing import BOTH
-from ringtune.techniques.base import Shape, Technique, Term
+from ringtune.techniques.base import ANEW, Shape, Technique, Term
 from ringtune.techniques.operations import operations_of
 from ringtune.texts import listed
 
@@ -369,8 +369,7 @@ def check_plan(job: Any, plan: Plan, model: Any) -> None:
             f"{_settings_text(wish.helper_settings)}; plan anew, or change [offload]"
         )
     if any(one.helpers for one in plan.placements) and not model.pair_token_bytes:
-        anew = "plan anew with 'ringtune plan JOB --save FILE'"
-        raise PlanError(f"the plan has helpers, but none can fit this adapter.config in this model; {anew}")
+        raise PlanError(f"the plan has helpers, but none can fit this adapter.config in this model; {ANEW}")
 
 
 def _settings_text(settings: HelperSettings) -> str:
@@ -682,7 +681,7 @@ def _without_node(
 _AT_WORK = 2
 
 
-def offload_terms(course: Course, share: Any, sizes: Any) -> Iterable[Term]:
+def memory_terms(course: Course, share: Any, sizes: Any) -> Iterable[Term]:
     """Yield the terms of a node with helpers, and of a node that is a helper."""
     micro, trained = course.microbatch_sizes(), ever_trained(course)
     pair = round(sizes.pair_bytes(micro[0] * course.max_length))
@@ -728,7 +727,7 @@ TECHNIQUE: Final = Technique(
     check_model=check_model,
     placed=_placed,
     left_out="helpers are left out",
-    memory_terms=offload_terms,
+    memory_terms=memory_terms,
     check_course=check_course,
     check_plan=check_plan,
     # whoever fitted them, the adapters are in the result; the helpers that the job names need not be there
