@@ -157,10 +157,7 @@ def drafts_of(part: Plan, job: Job, *, has_files: bool = False) -> tuple[Draft, 
         has_files=has_files,
         helper_of=helpers_by_host(part),
         helper_settings=part.course.helper_settings,
-        audit=job.audit_share,
-        optimizer=job.train.optimizer,
-        dtype=job.model.dtype,
-    )
+    ).of_job(job)
     return (draft, dataclasses.replace(draft, saving=SavingPolicy(RECOMPUTE))) if part.placement.recompute else (draft,)
 
 

@@ -28,6 +28,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.storage.durable import is_claimed, require_own
 from ringtune.storage.strict import read_json
 from ringtune.techniques import TECHNIQUES
+from ringtune.techniques.base import ANEW
 from ringtune.transport.endpoints import is_compatible
 
 _MEASURED = (
@@ -110,7 +111,6 @@ _JOB_KEYS = {
     "packed": "train.packing",
     "compute": "train.compute",
 }
-_ANEW = "plan anew with 'ringtune plan JOB --save FILE'"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +137,7 @@ class GivenPlan:
             return GivenPlan(plan=Plan.from_json(value))
         version, digest = value.get("version", ""), value.get("model_digest", "")
         if not (isinstance(version, str) and isinstance(digest, str)):
-            raise PlanError(f"version and model_digest of a plan have to be text; {_ANEW}")
+            raise PlanError(f"version and model_digest of a plan have to be text; {ANEW}")
         return GivenPlan(plan=Plan.from_json(value["plan"]), version=version, model_digest=digest)
 
 
@@ -178,7 +178,7 @@ def _require_own(path: Path, what: str, is_own: Callable[[Mapping[str, Any]], bo
 
 def _check_version(given: GivenPlan) -> None:
     if given.version and not is_compatible(given.version):
-        raise PlanError(f"it was made by ringtune {given.version}, this is {__version__}; {_ANEW}")
+        raise PlanError(f"it was made by ringtune {given.version}, this is {__version__}; {ANEW}")
 
 
 def require_members(plan: Plan, members: Collection[str]) -> None:
@@ -187,7 +187,7 @@ def require_members(plan: Plan, members: Collection[str]) -> None:
     if missing:
         raise PlanError(
             f"the plan is for the nodes {', '.join(plan.nodes)}; {', '.join(missing)} not among {', '.join(members)}: "
-            f"give the same nodes, or {_ANEW}"
+            f"give the same nodes, or {ANEW}"
         )
 
 
@@ -210,7 +210,7 @@ def accept_plan(given: GivenPlan, job: Job, facts: Mapping[str, NodeFacts]) -> P
     model = agreed_model(nodes)
     if given.model_digest and given.model_digest != model.digest:
         raise ModelError(
-            f"the plan is for model {given.model_digest[:12]}…, the nodes have {model.digest[:12]}…; {_ANEW}"
+            f"the plan is for model {given.model_digest[:12]}…, the nodes have {model.digest[:12]}…; {ANEW}"
         )
     _check_rows(plan, facts)
     _check_course(plan, job_draft(job, nodes, model).course)
@@ -221,7 +221,7 @@ def accept_plan(given: GivenPlan, job: Job, facts: Mapping[str, NodeFacts]) -> P
     if plan.placement.private_blocks != private:
         raise PlanError(
             f"the plan has {plan.placement.private_blocks} private blocks, the job says privacy.private_blocks = "
-            f"{private}; {_ANEW}"
+            f"{private}; {ANEW}"
         )
     return with_copies(job, refuse_if_full(job, plan, facts), facts, lambda one: refuse_if_full(job, one, facts))
 
@@ -234,10 +234,10 @@ def _check_rows(plan: Plan, facts: Mapping[str, NodeFacts]) -> None:
         if has != says and (owner or has[0]):
             raise DataError(
                 f"node {node} has {has[0]} training and {has[1]} evaluation rows, the plan says {says[0]} and "
-                f"{says[1]}; give it the same data, or {_ANEW}"
+                f"{says[1]}; give it the same data, or {ANEW}"
             )
         if owner:
-            check_same_users(owner, facts[node], "the plan says", f"give it the same data, or {_ANEW}")
+            check_same_users(owner, facts[node], "the plan says", f"give it the same data, or {ANEW}")
 
 
 def _check_course(plan: Plan, wanted: Course) -> None:
@@ -248,7 +248,7 @@ def _check_course(plan: Plan, wanted: Course) -> None:
         has, says = getattr(course, name), getattr(wanted, name)
         if has != says:
             key = _JOB_KEYS.get(name, f"train.{name}")
-            raise PlanError(f"the plan has {name} = {has}, the job says {says} ({key}); change it, or {_ANEW}")
+            raise PlanError(f"the plan has {name} = {has}, the job says {says} ({key}); change it, or {ANEW}")
 
 
 def _check_placements(plan: Plan) -> None:
@@ -262,5 +262,5 @@ def _check_placements(plan: Plan) -> None:
         if (step := first_step(course, placement)) and step >= course.num_steps:
             raise PlanError(
                 f"placement {placement.placement_number} of the plan holds from turn {placement.first_turn} on, which "
-                f"is step {step}, but the run has {course.num_steps}; leave it out, or {_ANEW}"
+                f"is step {step}, but the run has {course.num_steps}; leave it out, or {ANEW}"
             )

@@ -44,7 +44,7 @@ from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.lowering import links
 from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.plan import Plan
-from ringtune.techniques.offload import VELORA
+from ringtune.schedule.saved_activations import VELORA
 from ringtune.v1 import control_pb2
 
 

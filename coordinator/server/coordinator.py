@@ -40,7 +40,7 @@ from ringtune.machine.resources import trim_heap
 from ringtune.models.folder import name_of_folder
 from ringtune.models.weights_by_digest import ModelManifest, Offers
 from ringtune.quantities import format_bytes, format_seconds
-from ringtune.storage.pieces import FilePieces, Pieces
+from ringtune.storage.pieces import Pieces, StoredPieces
 from ringtune.transport.endpoints import require_compatible, require_private
 from ringtune.transport.open_calls import TokenBucket
 from ringtune.v1 import control_pb2
@@ -412,9 +412,13 @@ class Coordinator:
                     )
             run_id = make_run_id(time.time(), secrets.token_bytes(4))
             driver: AnyDriver = make(run_id, lambda: self._forget(driver))
-            if initial is not None and self.kept is not None:
-                initial = FilePieces(self.kept.initial_file(run_id))  # the received one goes with its call
-            self.offers.put(run_id, model_folder(job), initial)
+            with contextlib.ExitStack() as undo:
+                if self.kept is not None:
+                    undo.callback(self.kept.remove, run_id)
+                    if initial is not None:
+                        initial = StoredPieces(self.kept.initial_file(run_id))  # the received one goes with its call
+                self.offers.put(run_id, model_folder(job), initial)
+                undo.pop_all()
             model = name_of_folder(PurePath(job.model.path))
             driver.listen(RunLogger(what, who=who, model=model, say=self.tell))
             for sink in self.sinks:

@@ -439,6 +439,14 @@ class RunStore:
             self._runs[record.run_id] = run
         return run
 
+    def remove(self, run_id: str) -> None:
+        """Delete a run that can't begin after all; one that is not stored is no error."""
+        with self._lock:
+            run = self._runs.pop(run_id, None)
+        if run is not None:
+            run.close()
+            self._delete(run_id)
+
     def initial_file(self, run_id: str) -> Path:
         """Return the path of a run's file of initial values, which only a run with ``adapter.from`` has."""
         return self.folder / _RUNS / run_id / INITIAL_FILE
@@ -542,12 +550,15 @@ class RunStore:
             for name in names:
                 self._runs.pop(name).close()
         for name in names:
-            if self._database is not None:
-                self._database.remove(name)
-            shutil.rmtree(self.folder / _RUNS / name, ignore_errors=True)
+            self._delete(name)
             if records[name].has_books and not records[name].is_fetched:
                 _LOG.warning("run %s is deleted: it was not fetched for %g days", name, self._keep_unfetched_days)
         return names
+
+    def _delete(self, run_id: str) -> None:
+        if self._database is not None:
+            self._database.remove(run_id)
+        shutil.rmtree(self.folder / _RUNS / run_id, ignore_errors=True)
 
 
 def copy_runs(database: Database, folder: Path) -> None:

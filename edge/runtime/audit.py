@@ -32,10 +32,10 @@ from ringtune.errors import DivergedError, FrameError, IntegrityError
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.lowering import item_updates, legs, weights_key
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.saved_activations import VELORA
 from ringtune.schedule.turns import Item, StepKind, Turn, items
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import TensorFile, TensorInfo, TensorPieces, tensor_head, write_tensors
-from ringtune.techniques.activation_checkpointing import VELORA
 from ringtune.techniques.audit import (
     NOTHING,
     TAG_KEY,

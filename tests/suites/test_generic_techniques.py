@@ -231,7 +231,7 @@ def adapters_at_all(model_type: str) -> str:
 def projected(model_type: str, adapter: str) -> Velora:
     """VeLoRA in all blocks, at every layer that trains and whose input nobody else keeps."""
     feature = generic(model_type, adapter)
-    inputs = sum(model_facts(feature.case.folder / "model", feature.case.job).block_inputs, ())
+    inputs = model_facts(feature.case.folder / "model", feature.case.job).all_inputs
     layers = with_shared_inputs([layer for layer in LAYERS if layer != ADAPTER_DOWN], inputs)
     return Velora(blocks=(Range(0, 4),), layers=layers, parts=5)
 

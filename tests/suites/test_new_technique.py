@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.base import Copies, DiskTerm, Parcel, Shape, Technique
+from sim.what_if import change_plan, drop_from_plan
 from tests.contract.run_control.test_rounds import trained_rounds
 from tests.support.fake_agents import facts, job
 from tests.support.plans import make_plan as plan_by_hand
@@ -93,6 +94,18 @@ def check_plan(wanted: Job, plan: Plan, _: ModelFacts) -> None:
         raise PlanError("the plan and the job differ in whether notes are taken; plan anew")
 
 
+def check_course(wanted: Job, course: Course, _: ModelFacts) -> None:
+    """A book has 5,000 pages."""
+    if course.seed == SEED and course.num_steps > 5_000:
+        raise PlanError(f"a book has 5,000 pages, one for each step, the run has {course.num_steps}")
+
+
+def check_changes(course: Course, values: Mapping[str, int | str]) -> None:
+    """A book is as long as the run."""
+    if course.seed == SEED and "num_steps" in values:
+        raise PlanError("the book has a page for each step; leave num_steps as it is")
+
+
 def parcels(plan: Plan, sizes: Any) -> Iterator[Parcel]:
     """All notes together, a mebibyte a step."""
     if is_used(plan):
@@ -135,6 +148,7 @@ NOTES = Technique(
     equal_values={"data.label": ("label", "l")},
     check_job=check_job,
     check_model=check_model,
+    check_course=check_course,
     courses=courses,
     smaller_settings=smaller_settings,
     placed=placed,
@@ -156,6 +170,9 @@ NOTES = Technique(
     totals={"notes": operator.add, "longest_note": max},
     report=lambda plan, steps: {"noted_steps": steps} if is_used(plan) else {},
     report_lines=lambda report: [f"notes: {report['noted_steps']}"] if "noted_steps" in report else [],
+    check_changes=check_changes,
+    changed=lambda plan, values, nodes: noted(plan) if plan.course.seed == SEED else plan,
+    without_node=lambda plan, node, placements: ({"max_length": 4} if is_used(plan) else {}, placements),
 )
 
 
@@ -250,6 +267,8 @@ def test_new_technique_refuses_a_job_for_a_model() -> None:
     check_job_of_model(job(), odd)
     with pytest.raises(JobError, match="notes are of pairs of heads, the model has 3"):
         check_job_of_model(job(train__seed=SEED), odd)
+    with pytest.raises(PlanError, match="a book has 5,000 pages, one for each step, the run has 5001"):
+        planned(job(train__seed=SEED, train__max_steps=5_001), nodes())
 
 
 def test_values_of_a_new_technique_that_give_the_same_bits_may_change() -> None:
@@ -359,6 +378,17 @@ def test_given_plans_and_times_are_checked_by_a_new_technique() -> None:
     profile = Profile(nodes=tuple(nodes(shape=TimedShape(rows=99)).values()))
     with pytest.raises(PlanError, match="node a was profiled with notes on paper; measure anew"):
         check_inputs(job(), profile)
+
+
+def test_what_ifs_ask_a_new_technique() -> None:
+    """Whether a change is possible, what else it changes, and what is left without a node."""
+    profile = Profile(nodes=tuple(nodes().values()))
+    plan, bare = planned(job(train__seed=SEED), nodes()).plan, planned(job(), nodes()).plan
+    with pytest.raises(PlanError, match="the book has a page for each step; leave"):
+        change_plan(profile, plan, {"num_steps": 2})
+    assert change_plan(profile, bare, {"num_steps": 2})[1].course.num_steps == 2
+    assert [change_plan(profile, one, {"credits": 5})[1].placement.credits for one in (plan, bare)] == [1, 5]
+    assert [drop_from_plan(one, "b").course.max_length for one in (plan, bare)] == [4, bare.course.max_length]
 
 
 # ---- runs ------------------------------------------------------------------------------------------

@@ -58,11 +58,11 @@ from edge.techniques.offload.sites import Passage, Site, pack, sites_of
 from edge.techniques.velora import Vectors, project
 from ringtune.errors import IntegrityError, PlanError
 from ringtune.job.job import Kind
-from ringtune.schedule.course import ALL_INPUTS
-from ringtune.schedule.saved_activations import DEFAULT_PARTS, subtoken_size
+from ringtune.schedule.course import ALL_INPUTS, BFLOAT16, PAIRS
+from ringtune.schedule.saved_activations import DEFAULT_PARTS, VELORA, subtoken_size
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import TensorFile, write_tensors
-from ringtune.techniques.offload import BFLOAT16, VELORA, WIRES, RowsOfUser
+from ringtune.techniques.offload import RowsOfUser
 
 
 class SiteFacts(NamedTuple):
@@ -406,7 +406,7 @@ class PairWire:
     """Encoder of pairs at a host, or decoder at its helper.
 
     Args:
-        wire: one of ``WIRES``.
+        wire: one of ``PAIRS``.
         inputs: width of each x that is projected, by the name of its site.
         parts: sub-tokens of an x with ``velora``, see ``ringtune.schedule.saved_activations.Velora``.
 
@@ -418,8 +418,8 @@ class PairWire:
     """
 
     def __init__(self, wire: str, inputs: Mapping[str, int], *, parts: int = DEFAULT_PARTS, seed: int = 0) -> None:
-        if wire not in WIRES:
-            raise PlanError(f"offload.pairs = {wire!r} is not one of {', '.join(WIRES)}")
+        if wire not in PAIRS:
+            raise PlanError(f"offload.pairs = {wire!r} is not one of {', '.join(PAIRS)}")
         self._wire, self._inputs = wire, dict(inputs)
         sizes = {name: subtoken_size(size, min(parts, size)) for name, size in inputs.items()}
         self.vectors = Vectors(sizes, init="average", seed=seed) if wire == VELORA else None

@@ -31,10 +31,11 @@ from ringtune.models.family import CHUNK, in_chunks
 from ringtune.schedule.batches import num_batches
 from ringtune.schedule.course import BFLOAT16, COLLABORATION, EXACT, NF4, TABLES_AT_ONCE, Course, dtype_of
 from ringtune.schedule.operation_tables import FULL, Operations, Policy, ScoredWeights, block_row, pattern_of, share
+from ringtune.schedule.saved_activations import VELORA
 from ringtune.schedule.units import EMBEDDING
 from ringtune.storage.arrow_files import arrow_files, is_arrow
 from ringtune.techniques.frozen_weights import frozen_bytes, widened_bytes
-from ringtune.techniques.offload import VELORA, sent_pair_token_bytes
+from ringtune.techniques.offload import sent_pair_token_bytes
 from ringtune.techniques.operations import choosers_of, limits_of
 
 _HIDDEN_STATES: Final = 4

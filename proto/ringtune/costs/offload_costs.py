@@ -54,16 +54,13 @@ from ringtune.models.adapter_support import offload_refusal
 from ringtune.models.auxiliary_models import AUXILIARY_KINDS, LINEAR
 from ringtune.models.family import Family, Widths
 from ringtune.schedule.actions import Action, Op, Payload
-from ringtune.schedule.course import ALL_INPUTS, ALONE, Course
+from ringtune.schedule.course import ALL_INPUTS, ALONE, BFLOAT16, EXACT, Course
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.saved_activations import DEFAULT_PARTS, num_subtokens, subtoken_size
+from ringtune.schedule.saved_activations import DEFAULT_PARTS, VELORA, num_subtokens, subtoken_size
 from ringtune.schedule.turns import StepKind
 from ringtune.techniques.offload import (
-    BFLOAT16,
-    FLOAT32,
     LOSSY,
-    VELORA,
     max_changed,
     sent_pair_token_bytes,
     unfitted_role,
@@ -208,7 +205,7 @@ def with_pairs(
     return dataclasses.replace(
         facts,
         pair_vector_values=max(vectors) if job.offload.pairs == VELORA else 0,
-        pair_token_bytes=most(FLOAT32),
+        pair_token_bytes=most(EXACT),
         pair_rounded_token_bytes=most(BFLOAT16),
         pair_projected_token_bytes=most(VELORA),
     )

@@ -317,6 +317,11 @@ class ModelFacts:
         """Kept inputs of each kind of block."""
         return self.unlike_inputs or (self.kept_inputs,)
 
+    @property
+    def all_inputs(self) -> tuple[KeptInput, ...]:
+        """Kept inputs of every kind of block, one kind after the other."""
+        return sum(self.block_inputs, ())
+
     def __post_init__(self) -> None:
         """Refuse a size below 1, and negative bytes and counts."""
         check_fields(self, where="model", error=InvalidInputError)

@@ -65,11 +65,12 @@ from ringtune.schedule.course import JOINT
 from ringtune.schedule.methods import Method, method_class, method_names
 from ringtune.schedule.methods.hift import DISK
 from ringtune.schedule.operation_tables import Policy
+from ringtune.schedule.saved_activations import VELORA
 from ringtune.storage.strict import check_keys, key_of, read_dataclass, read_given
 from ringtune.storage.text_files import resolved
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_cache import CacheSettings
-from ringtune.techniques.activation_checkpointing import NONE, RECOMPUTE, VELORA, Memory, VeloraSettings, checked
+from ringtune.techniques.activation_checkpointing import NONE, RECOMPUTE, Memory, VeloraSettings, checked
 from ringtune.techniques.audit import AuditSettings
 from ringtune.techniques.full_parameters import HiftSettings, with_adapter, without_default
 from ringtune.techniques.generation import GenerationSettings

@@ -39,7 +39,7 @@ from ringtune.schedule.methods import Method
 from ringtune.schedule.operation_tables import Choice, Operations, OwnerRows, TableOrigin, block_row
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.run_shape import EQUAL, MAX_COUNT, TURNS, Count, Extent, Owner, check_owners
-from ringtune.schedule.saved_activations import Velora, check_ranges, in_ranges, merged
+from ringtune.schedule.saved_activations import VELORA, Velora, check_ranges, in_ranges, merged
 from ringtune.schedule.units import EMBEDDING, Range, Units
 from ringtune.storage.strict import LATER, Bounds, OneOf, check_fields, json_digest, read_dataclass, to_table
 
@@ -87,8 +87,8 @@ def name_of(frozen: FrozenWeights | None) -> str:
 
 
 EXACT: Final = "float32"
-PAIRS: Final = (EXACT, "bfloat16", "velora")
-"""Encodings of pairs on links: as computed, rounded to 16 bits, or with projections of inputs (``Velora``)."""
+PAIRS: Final = (EXACT, BFLOAT16, VELORA)
+"""Encodings of pairs on links: in the run's dtype, rounded to 16 bits, or with projections of inputs (``Velora``)."""
 
 ALL_INPUTS, WIDE = "all", "wide"
 PROJECTED: Final = (ALL_INPUTS, WIDE)

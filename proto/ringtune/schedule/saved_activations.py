@@ -22,6 +22,9 @@ from ringtune.errors import InvalidInputError, PlanError
 from ringtune.schedule.units import Range
 from ringtune.storage.strict import LATER, Bounds, OneOf, check_fields, nearest
 
+VELORA: Final = "velora"
+"""Its name in ``memory.activations`` and ``offload.pairs``."""
+
 ADAPTER_DOWN: Final = "adapter_down"
 SITES: Final = tuple(f"{ADAPTER_DOWN}:{layer}" for layer in ("query", "key", "value", "up", "down"))
 """First matrices of modules beside linear layers: ``adapter_down:down`` is A of the LoRA at ``down``."""
@@ -182,6 +185,11 @@ def check_ranges(ranges: Sequence[Range], *, where: str, stop: int | None = None
         if stop is not None and last > stop:
             raise PlanError(f"{where} has [{first}, {last}), but there are {stop} blocks")
         at = last
+
+
+def ranges_text(ranges: Iterable[Sequence[int]]) -> str:
+    """Write ranges for people: ``[0, 2), [4, 6)``."""
+    return ", ".join(f"[{start}, {stop})" for start, stop in ranges)
 
 
 def ranges_to_json(ranges: Iterable[Range]) -> list[list[int]]:

@@ -60,7 +60,7 @@ from ringtune.schedule.stages import hosts_of_lane, lane_of
 from ringtune.schedule.turns import ITEMS_AHEAD, Item, StepKind, Turn, evaluation_is_due, items, turn_sequence
 from ringtune.schedule.versions import trained, weight_version
 from ringtune.storage.strict import Bounds, OneOf, check_fields
-from ringtune.techniques.base import DiskTerm, Technique
+from ringtune.techniques.base import ANEW, DiskTerm, Technique
 
 OFF: Final = "off"
 
@@ -415,13 +415,13 @@ def with_prefix_cache(job: Any, plan: Plan) -> Plan:
     return cached
 
 
-def check_given_cache(job: Any, plan: Plan, _: Any) -> None:
+def check_plan(job: Any, plan: Plan, _: Any) -> None:
     """Refuse a given plan with another cache than the job's; raises ``PlanError``."""
-    wanted, remedy = job.cache.of_placement(job.model.dtype), "plan anew with 'ringtune plan JOB --save FILE'"
+    wanted = job.cache.of_placement(job.model.dtype)
     for cache in (one.cache for one in plan.placements if one.cache is not None):
         if cache != wanted:
             says = "cache.prefix = 'off'" if wanted is None else _text(wanted)
-            raise PlanError(f"the plan has hosts keep hidden states, {_text(cache)}; the job says {says}; {remedy}")
+            raise PlanError(f"the plan has hosts keep hidden states, {_text(cache)}; the job says {says}; {ANEW}")
 
 
 def _text(cache: ActivationCacheSettings) -> str:
@@ -461,7 +461,7 @@ TECHNIQUE: Final = Technique(
     disk_terms=lambda plan, node: [
         DiskTerm("hidden states", max_kept_bytes(plan.course, plan.placement, node), "lower cache.max_bytes")
     ],
-    check_plan=check_given_cache,
+    check_plan=check_plan,
     plan_lines=cache_lines,
     notes=cache_price,
     turn_rule=CachedBatches.of,

@@ -35,21 +35,22 @@ from ringtune.schedule.saved_activations import (
     DEFAULT_PARTS,
     INITS,
     LAYERS,
+    VELORA,
     Velora,
     check_named_once,
     has_layer,
     is_adapter,
     merged,
+    ranges_text,
     ranges_to_json,
     within,
 )
 from ringtune.schedule.units import Range, Units
 from ringtune.schedule.versions import ever_trained
 from ringtune.storage.strict import Bounds, OneOf, check_fields
-from ringtune.techniques.base import Shape, Technique
+from ringtune.techniques.base import ANEW, Shape, Technique
 
 NONE: Final = "none"
-VELORA: Final = "velora"
 RECOMPUTE: Final = "recompute"
 BOTH: Final = "both"
 POLICIES: Final = (NONE, VELORA, RECOMPUTE, BOTH)
@@ -80,8 +81,8 @@ class SlicePolicy:
     @property
     def text(self) -> str:
         """The policy in words: ``blocks [0, 2) run again``; empty where everything is kept."""
-        said = [f"blocks {_ranges(self.recomputed)} run again"] if self.recomputed else []
-        said += [f"VeLoRA in blocks {_ranges(self.projected)}"] if self.projected else []
+        said = [f"blocks {ranges_text(self.recomputed)} run again"] if self.recomputed else []
+        said += [f"VeLoRA in blocks {ranges_text(self.projected)}"] if self.projected else []
         return ", ".join(said)
 
     def to_json(self) -> dict[str, Any]:
@@ -91,10 +92,6 @@ class SlicePolicy:
             "recomputed": ranges_to_json(self.recomputed),
             "projected": ranges_to_json(self.projected),
         }
-
-
-def _ranges(ranges: Iterable[Range]) -> str:
-    return ", ".join(f"[{start}, {stop})" for start, stop in ranges)
 
 
 AUTO: Final = "auto"
@@ -189,7 +186,7 @@ def sites_that_save_nothing(plan: Plan, nodes: Sequence[Any]) -> list[str]:
     velora, found = plan.course.velora, list[str]()
     if velora is None or not nodes:
         return found
-    for kept in dict.fromkeys(sum(nodes[0].model.block_inputs, ())):
+    for kept in dict.fromkeys(nodes[0].model.all_inputs):
         saved = kept.saved_values(velora, has_dropout=nodes[0].shape.dropout > 0)
         named = [layer for layer in kept.layers if has_layer(velora.layers, layer)]
         others = [layer for layer in kept.layers if layer not in named]
@@ -206,7 +203,7 @@ def job_velora(job: Any, extent: Extent, model: Any, settings: VeloraSettings | 
 
     ``settings``: in place of the job's.
     """
-    settings, inputs = settings or job.velora, sum(model.block_inputs, ())
+    settings, inputs = settings or job.velora, model.all_inputs
     if settings is None:
         return None
     check_layers(settings.layers, inputs, job.adapter.config)
@@ -224,7 +221,7 @@ def job_velora(job: Any, extent: Extent, model: Any, settings: VeloraSettings | 
 
 def unprojected_reason(job: Any, plan: Plan, model: Any) -> str:
     """Say why a job's VeLoRA projects nothing, and what would save memory; empty if it projects, or is not set."""
-    inputs, adapter = sum(model.block_inputs, ()), job.adapter.config
+    inputs, adapter = model.all_inputs, job.adapter.config
     if job.velora is None or not plan.course.num_steps:
         return ""
     if _projected_layers(job, job.velora, model):
@@ -249,7 +246,7 @@ def unprojected_reason(job: Any, plan: Plan, model: Any) -> str:
 
 def _projected_layers(job: Any, settings: VeloraSettings, model: Any) -> tuple[str, ...]:
     """Return the layers of a job, or those of the paper in every kind of block that has them."""
-    inputs = sum(model.block_inputs, ())
+    inputs = model.all_inputs
     if given := with_shared_inputs(settings.layers, inputs):
         return given
     kinds = [(paper_layers(one, has_dropout=job.train.dropout > 0), trained_layers(one)) for one in model.block_inputs]
@@ -469,13 +466,13 @@ def without_helped(course: Course, hosts: Iterable[Slice], helped: Collection[st
     return dataclasses.replace(course, velora=dataclasses.replace(course.velora, blocks=blocks) if blocks else None)
 
 
-def check_given_activations(job: Any, plan: Plan, model: Any) -> None:
+def check_plan(job: Any, plan: Plan, model: Any) -> None:
     """Refuse a given plan with slices that save activations in another way than the job says.
 
     With ``auto`` they may recompute any blocks, and have VeLoRA where the job allows it.
     """
     activations, course = job.memory.activations, plan.course
-    anew = "change it, or plan anew with 'ringtune plan JOB --save FILE'"
+    anew = f"change it, or {ANEW}"
     wanted = job_velora(job, course, model)
     if activations == AUTO and course.velora is not None and wanted is not None:
         wanted = dataclasses.replace(wanted, blocks=course.velora.blocks)
@@ -487,7 +484,7 @@ def check_given_activations(job: Any, plan: Plan, model: Any) -> None:
             layers = json.dumps(course.velora.layers)
             raise PlanError(
                 f"the plan has velora.layers = {layers}, the job says {json.dumps(wanted.layers)}: add "
-                f"--set 'velora.layers={layers}', or plan anew with 'ringtune plan JOB --save FILE'"
+                f"--set 'velora.layers={layers}', or {ANEW}"
             )
         has = "other settings of VeLoRA" if course.velora and wanted else "VeLoRA" if course.velora else "no VeLoRA"
         raise PlanError(f"the plan has {has}, the job says memory.activations = {activations!r} with [velora]; {anew}")
@@ -631,7 +628,7 @@ TECHNIQUE: Final = Technique(
     smaller_settings=lambda job: smaller_settings(job.memory),
     evaluation_sections={"memory": Memory(), "velora": None},  # without a backward no activations are kept
     check_model=check_model,
-    check_plan=check_given_activations,
+    check_plan=check_plan,
     notes=sites_that_save_nothing,
     plan_keys={"activations": "memory.activations"},
     changed=_changed,

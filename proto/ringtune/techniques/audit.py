@@ -67,11 +67,10 @@ from ringtune.schedule.lowering import Legs, fit_legs, item_updates, legs
 from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.saved_activations import overlap
+from ringtune.schedule.saved_activations import VELORA, overlap
 from ringtune.schedule.turns import Item, StepKind, Turn, items
 from ringtune.schedule.versions import ever_trained, forward_version, updated, weight_version
 from ringtune.storage.strict import Bounds, check_fields, read_object
-from ringtune.techniques.activation_checkpointing import VELORA
 from ringtune.techniques.base import Technique, Term
 
 
@@ -936,7 +935,7 @@ _OPEN: Final = 2
 """Turns that are open at once where a run can go back."""
 
 
-def audit_terms(course: Course, share: Any, sizes: Any) -> Iterable[Term]:
+def memory_terms(course: Course, share: Any, sizes: Any) -> Iterable[Term]:
     """Yield the terms of an audit: a slice of another host, and what is kept of two turns until they are checked."""
     if not share.audit:
         return
@@ -1000,5 +999,5 @@ def _audit_terms_of_helpers(course: Course, share: Any, sizes: Any) -> Iterable[
 
 
 TECHNIQUE: Final = Technique(
-    name="audit", check_job=check_job, check_course=check_course, check_plan=check_plan, memory_terms=audit_terms
+    name="audit", check_job=check_job, check_course=check_course, check_plan=check_plan, memory_terms=memory_terms
 )

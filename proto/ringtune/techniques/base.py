@@ -14,20 +14,24 @@ record in the order of that list. A field that a record leaves out has no effect
     a run is reported            decisions, totals, report, report_lines
     a what-if changes a plan     plan_keys, job_values, check_changes, changed, without_node
 
-A job, facts of nodes and sizes are passed as ``Any``: their types are defined above this package.
+A job, facts of nodes and sizes are passed as ``Any``: their types are defined above this package, and no import runs
+upwards, also not for type checks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from ringtune.models.family import Dimensions, Family, Widths
 from ringtune.schedule.course import Course
 from ringtune.schedule.placement import Helper, Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
+
+ANEW: Final = "plan anew with 'ringtune plan JOB --save FILE'"
+"""What to do with a given plan that does not fit its job."""
 
 
 class Term(NamedTuple):
@@ -150,13 +154,13 @@ class Technique:
         check_plan: refuses a given plan with other settings than the job's, given facts of the model; raises
             ``PlanError``.
         timing_mismatch: how the timing of a node, by its facts, differs from the course; empty if it does not.
-        course_lines: lines of a text about training.
-        course_notes: warnings about training.
-        training_lines: lines of a plan's text about what trains, from the plan and the needs of its nodes in memory.
+        course_lines: what a course trains with, for plans and for screens beside a run's nodes.
+        course_notes: warnings about a course, for the same texts.
+        training_lines: what trains, for plans alone, from the plan and the needs of its nodes in memory.
         helper_lines: lines about other nodes than hosts and owners, from a plan, the most bytes that a helper gets in a
             step and returns after an update, and the model's other kinds of adapters; both need sizes of nodes.
-        plan_lines: lines of a plan's text.
-        table_lines: lines after a plan's table of actions.
+        plan_lines: what stays at hosts or travels between nodes, for plans alone.
+        table_lines: further tables below a plan's table of actions.
         notes: warnings before the run, from a plan and the facts of its nodes.
         turn_rule: decisions about the turns of a placement; the number is the minimum of items between a turn and a
             turn that depends on it. None where the placement does not use the technique.
@@ -166,8 +170,9 @@ class Technique:
         report: entries of report.json, from a plan and the number of steps done since the beginning of the run.
         report_lines: lines of a report's text.
         plan_keys: its keys of ``ringtune.plan_keys``, each with the key of a job.
-        job_values: values of job keys other than those of such keys, given the names of all nodes.
-        check_changes: refuses values of keys of a plan that its course excludes; raises ``PlanError``.
+        job_values: keys and values of a job for values of ``plan_keys`` that a job writes in another way, or that
+            change more of its keys; given the names of all nodes.
+        check_changes: refuses changes of any keys of a plan that its course excludes; raises ``PlanError``.
         changed: changes a plan by values of its ``plan_keys``, given facts of all nodes; raises ``PlanError``.
         without_node: fields of the course, and placements, of a plan without a node, given its placements without that
             node and without helpers; raises ``PlanError``.

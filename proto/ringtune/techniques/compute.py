@@ -26,7 +26,7 @@ def is_rounded(job: Any) -> bool:
     return job.train.compute == BFLOAT16  # type: ignore[no-any-return]
 
 
-def check_compute(job: Any) -> None:
+def check_job(job: Any) -> None:
     """Refuse products in bfloat16 of a model in float64; raises ``JobError``."""
     if is_rounded(job) and job.model.dtype != AS_COMPUTED:
         raise JobError(
@@ -65,7 +65,7 @@ def slow_nodes(plan: Plan, nodes: Iterable[Any]) -> list[str]:
 TECHNIQUE: Final = Technique(
     name="compute",
     later_keys={"train.compute": None},
-    check_job=check_compute,
+    check_job=check_job,
     courses=courses,
     timing_mismatch=timing_mismatch,
     course_lines=course_lines,

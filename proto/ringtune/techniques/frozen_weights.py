@@ -31,12 +31,12 @@ from ringtune.schedule.course import (
 )
 from ringtune.schedule.methods import method_class
 from ringtune.schedule.plan import Plan
-from ringtune.techniques.base import Technique
+from ringtune.techniques.base import ANEW, Technique
 from ringtune.techniques.compute import is_rounded
 from ringtune.techniques.operations import needs_base_gradients, operations_of
 
 
-def check_frozen(job: Any) -> None:
+def check_job(job: Any) -> None:
     """Refuse small frozen weights where the other sections of a job exclude them; raises ``JobError``."""
     problem = not_small_reason(job)
     if problem and job.runtime.frozen in FROZEN_DTYPES:
@@ -104,7 +104,7 @@ def smaller_settings(job: Any) -> Iterator[tuple[str, object]]:
         yield from (("runtime.frozen", dtype) for dtype in sizes[sizes.index(job.runtime.frozen) + 1 :])
 
 
-def check_given_frozen(job: Any, plan: Plan, _: Any) -> None:
+def check_plan(job: Any, plan: Plan, _: Any) -> None:
     """Refuse a given plan with another type of frozen weights than the job's; raises ``PlanError``.
 
     Native or widened products are not compared: every node can do both.
@@ -112,8 +112,7 @@ def check_given_frozen(job: Any, plan: Plan, _: Any) -> None:
     has = dtype_of(plan.course.frozen)
     if job.runtime.frozen not in (AUTO, has, *([AS_COMPUTED] if is_rounded(job) and has == BFLOAT16 else [])):
         raise PlanError(
-            f"the plan has frozen = {has}, the job says {job.runtime.frozen} (runtime.frozen); change it, or plan anew "
-            "with 'ringtune plan JOB --save FILE'"
+            f"the plan has frozen = {has}, the job says {job.runtime.frozen} (runtime.frozen); change it, or {ANEW}"
         )
 
 
@@ -217,10 +216,10 @@ def widened_bytes(largest_params: int, *, item_bytes: int, frozen: FrozenWeights
 TECHNIQUE: Final = Technique(
     name="frozen_weights",
     course_fields=("frozen",),
-    check_job=check_frozen,
+    check_job=check_job,
     courses=courses,
     smaller_settings=smaller_settings,
-    check_plan=check_given_frozen,
+    check_plan=check_plan,
     timing_mismatch=timing_mismatch,
     course_lines=frozen_lines,
     notes=rough_times,

@@ -32,7 +32,7 @@ from ringtune.models.family import LANGUAGE_TASKS
 from ringtune.schedule.course import JOINT, Course, Generation
 from ringtune.schedule.plan import Plan
 from ringtune.storage.strict import Bounds, check_fields
-from ringtune.techniques.base import Shape, Technique, Term
+from ringtune.techniques.base import ANEW, Shape, Technique, Term
 
 TEXTS: Final = "texts.jsonl"
 """File in an owner's folder with the texts of its newest evaluation."""
@@ -117,7 +117,7 @@ def courses(job: Any, course: Course, nodes: Sequence[Any]) -> tuple[Course]:
 def check_plan(job: Any, plan: Plan, _: Any) -> None:
     """Refuse a given plan with other texts than the job's; raises ``PlanError``."""
     if plan.course.generation != generation_of(job):
-        raise PlanError("the plan has another [generation] than the job; plan anew: 'ringtune plan JOB --save FILE'")
+        raise PlanError(f"the plan has another [generation] than the job; {ANEW}")
 
 
 def course_lines(course: Course) -> list[str]:

@@ -36,6 +36,7 @@ from ringtune.schedule.batches import eval_rows
 from ringtune.schedule.course import (
     ALL_INPUTS,
     ALONE,
+    BFLOAT16,
     COLLABORATION,
     EXACT,
     IN_STEP,
@@ -53,20 +54,17 @@ from ringtune.schedule.operation_tables import ScoredWeights
 from ringtune.schedule.placement import Helper, Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Extent, Owner, UserRows, check_user_name, users_text
-from ringtune.schedule.saved_activations import in_ranges, overlap, within
+from ringtune.schedule.saved_activations import VELORA, in_ranges, overlap, within
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
 from ringtune.schedule.units import Range
 from ringtune.schedule.versions import ever_trained
 from ringtune.storage.strict import Bounds, InWords, OneOf, check_fields, nearest, to_table
 from ringtune.techniques.activation_checkpointing import BOTH
-from ringtune.techniques.base import Shape, Technique, Term
+from ringtune.techniques.base import ANEW, Shape, Technique, Term
 from ringtune.techniques.operations import operations_of
 from ringtune.texts import listed
 
-FLOAT32, BFLOAT16, VELORA = WIRES = PAIRS
-"""Encodings of pairs on links; ``float32`` means the dtype of the run."""
-
-LOSSY: Final = tuple(wire for wire in WIRES if wire != EXACT)
+LOSSY: Final = tuple(wire for wire in PAIRS if wire != EXACT)
 """Encodings that change x; a bit for each unit of a ReLU, whether it was active at the host, is sent with it."""
 
 OFF: Final = "off"
@@ -371,8 +369,7 @@ def check_plan(job: Any, plan: Plan, model: Any) -> None:
             f"{_settings_text(wish.helper_settings)}; plan anew, or change [offload]"
         )
     if any(one.helpers for one in plan.placements) and not model.pair_token_bytes:
-        anew = "plan anew with 'ringtune plan JOB --save FILE'"
-        raise PlanError(f"the plan has helpers, but none can fit this adapter.config in this model; {anew}")
+        raise PlanError(f"the plan has helpers, but none can fit this adapter.config in this model; {ANEW}")
 
 
 def _settings_text(settings: HelperSettings) -> str:
@@ -399,8 +396,8 @@ def check_course(job: Any, _: Course, model: Any) -> None:
     settings = job.offload
     if settings.pairs != VELORA or settings.projected == ALL_INPUTS:
         return
-    exact, projected = (sent_pair_token_bytes(model, wire) for wire in (FLOAT32, VELORA))
-    if exact and all(_of_kind(kind, VELORA) >= _of_kind(kind, FLOAT32) for kind in (model, *model.kinds)):
+    exact, projected = (sent_pair_token_bytes(model, wire) for wire in (EXACT, VELORA))
+    if exact and all(_of_kind(kind, VELORA) >= _of_kind(kind, EXACT) for kind in (model, *model.kinds)):
         raise JobError(
             f"offload.pairs = {VELORA!r} saves nothing with adapter.config = {job.adapter.config!r}: no input is wider "
             f"than the gradient beside it, so that a token of a block's pairs has {projected:,} bytes, not fewer than "
@@ -529,7 +526,7 @@ _USERS = {
     ALONE: "train adapters of their own, which only their rows go through",
     COLLABORATION: "train adapters of their own, and every row goes through the sum of all",
 }
-_MANNERS = {"bfloat16": "rounded to 16 bits", "velora": "with projections of inputs"}
+_MANNERS = {BFLOAT16: "rounded to 16 bits", VELORA: "with projections of inputs"}
 
 
 def helper_lines(
@@ -684,7 +681,7 @@ def _without_node(
 _AT_WORK = 2
 
 
-def offload_terms(course: Course, share: Any, sizes: Any) -> Iterable[Term]:
+def memory_terms(course: Course, share: Any, sizes: Any) -> Iterable[Term]:
     """Yield the terms of a node with helpers, and of a node that is a helper."""
     micro, trained = course.microbatch_sizes(), ever_trained(course)
     pair = round(sizes.pair_bytes(micro[0] * course.max_length))
@@ -730,7 +727,7 @@ TECHNIQUE: Final = Technique(
     check_model=check_model,
     placed=_placed,
     left_out="helpers are left out",
-    memory_terms=offload_terms,
+    memory_terms=memory_terms,
     check_course=check_course,
     check_plan=check_plan,
     # whoever fitted them, the adapters are in the result; the helpers that the job names need not be there

@@ -25,7 +25,8 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.operation_tables import PRUNING_STEPS, BlockCapacity, Choice, Operations, Policy, TieBreak
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
-from ringtune.techniques.base import DecisionLines, Technique
+from ringtune.schedule.saved_activations import ranges_text
+from ringtune.techniques.base import ANEW, DecisionLines, Technique
 from ringtune.techniques.operations import (
     OperationsSettings,
     check_model,
@@ -313,6 +314,9 @@ def _rows(sizes: Sequence[int], most: int) -> int:
     return max(found)
 
 
+_ANEW: Final = f"change it, or {ANEW}"
+
+
 def with_tables(job: Any, course: Course, model: Any) -> Course:
     """Give a course the tables that its job names: the only one, or several in sequence.
 
@@ -332,46 +336,46 @@ def with_tables(job: Any, course: Course, model: Any) -> Course:
         raise PlanError(f"operations.table does not fit this run: {error}") from error
 
 
-def check_given_operations(job: Any, plan: Plan, model: Any) -> None:
+def check_plan(job: Any, plan: Plan, model: Any) -> None:
     """Refuse a given plan with other operations than the job says; raises ``PlanError``.
 
     A plan may have a table if its job says nothing of operations. Capacities of subnets are compared with the times
     that the plan was made with.
     """
-    course, anew = plan.course, "change it, or plan anew with 'ringtune plan JOB --save FILE'"
+    course = plan.course
     if job.operations.table:
         wanted = with_tables(job, dataclasses.replace(course, operations=None, choice=None), model)
         if (course.operations, course.choice) != (wanted.operations, wanted.choice):
-            raise PlanError(f"the plan has other operations than the job's operations.table; {anew}")
+            raise PlanError(f"the plan has other operations than the job's operations.table; {_ANEW}")
         return
     says, choice = job.operations.policy, course.choice
     has = choice.policy if choice else ""
     if job.operations.is_chosen and has != says:
         plans = f"operations.policy = {has}" if has else "no operations to choose"
-        raise PlanError(f"the plan has {plans}, the job says {says}; {anew}")
+        raise PlanError(f"the plan has {plans}, the job says {says}; {_ANEW}")
     if choice is None or choice.tables:
         return
     if not job.operations.is_chosen:
-        raise PlanError(f"the plan has operations.policy = {has}, the job says {says}; {anew}")
-    _check_same_choice(job, choice, job_subnets(job, model).count, anew)
+        raise PlanError(f"the plan has operations.policy = {has}, the job says {says}; {_ANEW}")
+    _check_same_choice(job, choice, job_subnets(job, model).count)
     again = job_choice(job, course, model, plan.placement.hosts, _costs_of(choice, plan.placement.hosts))
     if choice.refresh_steps != again.refresh_steps:
         has_steps, says_steps = (
             f"every {one.refresh_steps} steps" if one.refresh_steps else "once" for one in (choice, again)
         )
         raise PlanError(
-            f"the plan chooses operations {has_steps}, the job says {says_steps} (operations.refresh_rounds); {anew}"
+            f"the plan chooses operations {has_steps}, the job says {says_steps} (operations.refresh_rounds); {_ANEW}"
         )
     if choice.groups != again.groups:
         raise PlanError(
-            f"the plan has one operation for the blocks {_ranges(choice)}, its slices are {_ranges(again)} "
-            f"(operations.by_slice); {anew}"
+            f"the plan has one operation for the blocks {ranges_text(choice.groups)}, its slices are "
+            f"{ranges_text(again.groups)} (operations.by_slice); {_ANEW}"
         )
     if choice.is_counted != again.is_counted or not _are_alike(choice.capacities, again.capacities):
-        raise PlanError(f"the plan's subnets may do more or less than operations.compute, full or balance say; {anew}")
+        raise PlanError(f"the plan's subnets may do more or less than operations.compute, full or balance say; {_ANEW}")
 
 
-def _check_same_choice(job: Any, choice: Choice, subnets: int, anew: str) -> None:
+def _check_same_choice(job: Any, choice: Choice, subnets: int) -> None:
     settings = operations_of(job)
     for name, has, says in (
         ("heads", choice.subnets, 1 if settings.by_slice else subnets),
@@ -385,11 +389,7 @@ def _check_same_choice(job: Any, choice: Choice, subnets: int, anew: str) -> Non
     ):
         if has != says:
             of = " subnets a block" if name == "heads" else ""
-            raise PlanError(f"the plan has {has}{of}, the job says {says} (operations.{name}); {anew}")
-
-
-def _ranges(choice: Choice) -> str:
-    return ", ".join(f"[{start}, {stop})" for start, stop in choice.groups)
+            raise PlanError(f"the plan has {has}{of}, the job says {says} (operations.{name}); {_ANEW}")
 
 
 def _costs_of(choice: Choice, hosts: Sequence[Slice]) -> dict[str, tuple[float, float]]:
@@ -466,7 +466,7 @@ TECHNIQUE: Final = Technique(
     unused_keys=_unused_keys,
     check_job=lambda job: check_operations(job.operations, adapter=job.adapter, train=job.train),
     check_model=check_model,
-    check_plan=check_given_operations,
+    check_plan=check_plan,
     check_changes=_check_changes,
     without_node=_without_node,
     training_lines=lambda plan, _: choice_lines(plan),

@@ -16,13 +16,14 @@ from ringtune.costs.profile import KindFacts, LinkFacts, ModelFacts, Profile, Wo
 from ringtune.errors import JobError, PlanError
 from ringtune.models.family import Widths
 from ringtune.schedule.actions import Action, Op, Payload
-from ringtune.schedule.course import ALONE, COLLABORATION, Course, HelperSettings
+from ringtune.schedule.course import ALONE, BFLOAT16, COLLABORATION, EXACT, Course, HelperSettings
 from ringtune.schedule.methods import Everything
 from ringtune.schedule.placement import Helper, Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner, UserRows
+from ringtune.schedule.saved_activations import VELORA
 from ringtune.schedule.turns import StepKind
-from ringtune.techniques.offload import BFLOAT16, FLOAT32, VELORA, check_course, helped, helpers_by_host, max_changed
+from ringtune.techniques.offload import check_course, helped, helpers_by_host, max_changed
 from sim.prediction import predict
 from tests.support.cases import cases
 from tests.support.fake_agents import job
@@ -258,18 +259,18 @@ def test_pair_bytes_are_those_of_inputs_and_gradients(
 ) -> None:
     """In the type of the run, and in half of float32 with a bit for each unit of a ReLU."""
     found = pair_widths(config, 3, dropout=dropout, **facts)
-    assert pair_token_bytes(found, FLOAT32, value_bytes=4) == 4 * values
+    assert pair_token_bytes(found, EXACT, value_bytes=4) == 4 * values
     assert pair_token_bytes(found, BFLOAT16, value_bytes=4) == 2 * values + signs
 
 
 def test_pair_bytes_with_velora_have_a_number_for_each_part() -> None:
     """The example of the module: 32 projections and two gradients."""
     found = pair_widths("lora", 0, dropout=0.0, **BASE)
-    assert pair_token_bytes(found, FLOAT32, value_bytes=4) == 9216
+    assert pair_token_bytes(found, EXACT, value_bytes=4) == 9216
     assert pair_token_bytes(found, VELORA, value_bytes=4) == 6272
     assert pair_token_bytes(found, VELORA, value_bytes=4, projected="wide") == 9216
     down = pair_widths("lora[selfattn_lora=False, output_lora=True]", 0, dropout=0.0, **BASE)
-    assert pair_token_bytes(down, FLOAT32, value_bytes=4) == 15360
+    assert pair_token_bytes(down, EXACT, value_bytes=4) == 15360
     assert pair_token_bytes(down, VELORA, value_bytes=4, projected="wide") == 3200
     # A shared input is compared with all gradients beside it, in whatever order the matrices are named
     few = dataclasses.replace(BASE["widths"], key=(768, 192), value=(768, 192))

@@ -14,7 +14,7 @@ from ringtune.run_control.continuation import job_digest
 from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.compute import TECHNIQUE
-from ringtune.techniques.frozen_weights import check_given_frozen, frozen_choices
+from ringtune.techniques.frozen_weights import check_plan, frozen_choices
 from tests.support.plans import make_plan
 from tests.support.profiles import node
 
@@ -49,7 +49,7 @@ def test_course_has_it_and_frozen_matrices_are_native() -> None:
     assert gguf == (FrozenWeights(dtype="gguf", native=True),)
     found = frozen_choices(job(), is_native=False)
     assert found == (FrozenWeights(dtype="bfloat16", native=True),)
-    check_given_frozen(job(), Plan.of(dataclasses.replace(course, frozen=found[0]), plan.placement), None)
+    check_plan(job(), Plan.of(dataclasses.replace(course, frozen=found[0]), plan.placement), None)
     choices = frozen_choices(job(runtime={"frozen": "auto"}), is_native=False)
     assert [one.dtype for one in choices if one is not None] == ["bfloat16", "int8", "nf4"] and None not in choices
     assert TECHNIQUE.course_lines(course) == ["products of blocks in bfloat16, sums in float32"]

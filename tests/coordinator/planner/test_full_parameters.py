@@ -355,6 +355,18 @@ def test_placement_of_a_run_that_has_begun_needs_no_room_for_its_checkpoints() -
             placed(free_bytes, goes_on=goes_on)
 
 
+def test_placement_after_an_early_loss_has_room_for_best_results() -> None:
+    """The node with the small disk gets as many blocks as it has room for; the other one gets the rest."""
+    job = wanted(train__keep_best="loss", train__eval_every=5, train__checkpoint_every=0)
+    nodes = {name: board(name, rows=100 if name == "a" else 0) for name in "abc"}
+    plan = made(job, *nodes.values()).plan
+    for room, kept in ((3, 3), (12, 7)):
+        tight = dataclasses.replace(nodes["b"], state_free_bytes=room * BLOCK // 2)
+        living = Profile(nodes=(nodes["a"], tight, nodes["c"]), links=())
+        found = placed_without(plan, job, living, {"c"}, QUICK)
+        assert {piece.node: piece.num_blocks for piece in found.hosts} == {"a": 12 - kept, "b": kept}
+
+
 def test_nodes_that_share_a_disk_share_its_room() -> None:
     """Each alone would fit; together they do not, and the refusal has both numbers. On two disks they fit."""
     job = wanted(hift__state="disk", train__checkpoint_every=0)

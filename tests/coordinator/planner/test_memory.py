@@ -27,7 +27,7 @@ from ringtune.job.job import Job
 from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.operation_tables import BlockCapacity, Choice
 from ringtune.schedule.placement import Slice
-from ringtune.schedule.saved_activations import Velora
+from ringtune.schedule.saved_activations import VELORA, Velora
 from ringtune.schedule.units import Range, Units
 from ringtune.techniques.activation_checkpointing import (
     AUTO,
@@ -35,7 +35,6 @@ from ringtune.techniques.activation_checkpointing import (
     KEEPS_ALL,
     NONE,
     RECOMPUTE,
-    VELORA,
     SavingPolicy,
     SliceSaving,
     extra_share,

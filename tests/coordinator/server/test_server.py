@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import queue
@@ -35,6 +36,7 @@ from ringtune.errors import (
     BusyError,
     ConnectionFailedError,
     FrameError,
+    IntegrityError,
     JobError,
     ModelError,
     RingTuneError,
@@ -43,6 +45,7 @@ from ringtune.errors import (
 )
 from ringtune.job.job import Job, Model
 from ringtune.models.weights_by_digest import ModelSource, manifest_from_proto
+from ringtune.storage.pieces import FilePieces, Pieces
 from ringtune.transport.channels import open_channel
 from ringtune.transport.endpoints import CLIENT_OPTIONS
 from ringtune.transport.parties import COORDINATOR, Party
@@ -238,6 +241,23 @@ def test_coordinator_answers_while_initial_values_are_written() -> None:
     with pytest.raises(StorageError):
         coordinator.run(RunRequest(job=job(), num_nodes=1))
     assert coordinator.stop("the test ends", CALL_S)
+
+
+def test_run_that_is_stored_and_can_not_begin_leaves_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would end it: its followers would wait for ever, and the next start would resume it."""
+    coordinator = Coordinator()
+    coordinator.kept = RunStore(tmp_path)
+    coordinator.join(member())
+
+    def fails(*_: object) -> str:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(FilePieces, "_read", fails)
+    no_tensors = (2).to_bytes(8, "little") + b"{}"
+    with pytest.raises(IntegrityError, match="can't be read: Input/output error; check the disk"):
+        coordinator.run(RunRequest(job=job(), num_nodes=1, initial=Pieces.of(no_tensors)))
+    assert coordinator.kept.records() == {} and not [*(tmp_path / "runs").iterdir()]
+    coordinator.kept.close()
 
 
 RUN = "r20260101-000000-00000000"

@@ -25,11 +25,11 @@ from ringtune.models.adapter_support import offload_refusal
 from ringtune.models.families import family_named
 from ringtune.models.family import Widths
 from ringtune.models.folder import read_config
-from ringtune.schedule.course import ALL_INPUTS, WIDE
+from ringtune.schedule.course import ALL_INPUTS, PAIRS, WIDE
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.saved_activations import subtoken_size
 from ringtune.schedule.units import Range, Units
-from ringtune.techniques.offload import LOSSY, WIRES
+from ringtune.techniques.offload import LOSSY
 from tests.support import offload
 from tests.support.offload import NUM_BLOCKS, Trio, apart, helper_grads, inputs_of, mask_of, plain_grads, task_of, trio
 from tests.support.tiny_families import HIDDEN, MODEL_TYPES
@@ -392,7 +392,7 @@ def test_rule_counts_the_bytes_that_are_sent(root: Path, model_type: str, adapte
     both = trio(folder, adapter, with_signs=True, dropout=dropout, task=task_of(model_type))
     x, grad = inputs_of(model_type, 1)
     pairs = recorded(both, x, grad)
-    for wire, projected in (*((wire, ALL_INPUTS) for wire in WIRES), ("velora", WIDE)):
+    for wire, projected in (*((wire, ALL_INPUTS) for wire in PAIRS), ("velora", WIDE)):
         own = pairs if wire in LOSSY else {name: value for name, value in pairs.items() if not name.endswith(".signs")}
         sender = wire_of(wire, both.helper, projected)
         sent = sum(value.nbytes for value in sender.encode(own).values())
