@@ -438,7 +438,7 @@ class ResultCollector:
         if isinstance(came, Files):
             self.last.take(came.node, came.files)
             return rd.Collected(came.node)
-        if came.number == self._number:
+        if came.number == self._number and not self._job.keeps_best_on_disk:
             self._best.take(came.node, came.files)
         return rd.BestSent(came.node, came.number)
 

@@ -151,8 +151,9 @@ class SimulatorProcess:
             )
         if process.stdin is None or process.stdout is None:
             raise RingTuneError("the simulator has no pipes; please report this")
-        process.stdin.write(line.encode() + b"\n")
-        await process.stdin.drain()
+        with contextlib.suppress(ConnectionError):  # of a process that has ended: it says nothing then
+            process.stdin.write(line.encode() + b"\n")
+            await process.stdin.drain()
         text = await process.stdout.readline()
         if not text:
             await self.close()

@@ -28,7 +28,6 @@ from edge.techniques.offload.merged_matrices import MergedMatrices
 from edge.techniques.offload.pairs import Capture, Captures, PairsByKind, PairVectors, PairWire, from_file, to_file
 from edge.techniques.offload.sites import adapter_weights, check_like, install
 from edge.techniques.offload.users import RunBlocks, RunSaving, UserBlockRunner, UserSets
-from ringtune.engine.failure_texts import diverged
 from ringtune.errors import DivergedError, PlanError, sent_by
 from ringtune.job.job import Job, Kind, job_of, kinds_of
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey

@@ -183,7 +183,6 @@ def check_model(job: Any, shape: Shape) -> None:
     """Refuse subnets that a model's blocks don't have, or that nothing is known of; raises ``JobError``."""
     operations, tables, family = job.operations, given_tables(job.operations), shape.family
     dimensions, heads = shape.dimensions, shape.dimensions.num_heads
-    _subnets(job, heads=heads, kv_heads=dimensions.kv_heads or heads, inner=dimensions.inner, where=shape.where)
     has_parts = bool(tables and tables[0].operations.subnets > 1) or (
         operations.is_chosen and not operations.by_slice and operations.heads > 0
     )
@@ -192,6 +191,7 @@ def check_model(job: Any, shape: Shape) -> None:
             f"{shape.where}: [operations] of subnets need to know the matrices of a {family.model_type} block; set "
             "operations.heads = 0, or operations.table to one of whole blocks"
         )
+    _subnets(job, heads=heads, kv_heads=dimensions.kv_heads or heads, inner=dimensions.inner, where=shape.where)
     if shape.passes_more and operations.is_any:
         raise JobError(
             f"{shape.where}: a block of this {family.model_type} that is passed by takes no input out of what goes on, "
