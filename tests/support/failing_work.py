@@ -39,7 +39,7 @@ class FailingExecutor(_Around):
             self._spoil()
         if order is not None and order.failure is Failure.SCALE:
             part = self._inner.part  # a helper's own blocks may be anywhere in their step while it fits those of others
-            for value in (part._hosted.fitted() if action.op is Op.FIT else part.trained).values():
+            for value in (part._hosted.parts.fitted() if action.op is Op.FIT else part.trained).values():
                 if value.grad is not None:
                     value.grad *= 1.001
         return values
