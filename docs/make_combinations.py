@@ -31,6 +31,7 @@ from ringtune.schedule.methods import method_names
 from ringtune.schedule.migration import stay_reason, wait_reason
 from ringtune.schedule.operation_tables import BatchOperations, Operations
 from ringtune.schedule.run_shape import UserRows
+from ringtune.techniques.activation_checkpointing import SavingPolicy
 
 PAGE: Final = Path(__file__).parent / "how" / "combinations.md"
 _CONFIG: Final = {
@@ -84,7 +85,7 @@ def _no_replicas(planned: Planned, job: Job) -> str:
         return "an audit compares the work of single hosts"
     profile = planned.profile or Profile(nodes=(), links=())
     plan = planned.plan
-    draft = dataclasses.replace(Draft.of(plan), activations=job.memory.activations)
+    draft = dataclasses.replace(Draft.of(plan), saving=SavingPolicy(job.memory.activations))
     why_not = choose_replicas(plan, [draft], profile, is_over=lambda: True)[1].why_not
     return "" if why_not in _NOT_TRIED else why_not
 
