@@ -117,7 +117,7 @@ def test_run_goes_on_without_the_rows_of_a_lost_owner_until_it_is_back(
 
     It is another process of its name, or one that stood still for longer than its lease.
     """
-    job = job_of(ring, recovery__owners="skip", train__max_steps=48, train__eval_every=24, runtime__wait_s=300.0)
+    job = job_of(ring, recovery__owners="skip", train__max_steps=96, train__eval_every=48, runtime__wait_s=300.0)
     follower = followed(ring, job, hold := Hold(ring, 9, after="recovery"))
     wait_for_turn(follower, steps=9)
     ring.signal(owner, signal.SIGKILL if is_killed else signal.SIGSTOP)
@@ -140,11 +140,11 @@ def test_run_goes_on_without_the_rows_of_a_lost_owner_until_it_is_back(
     assert outcome.is_done, outcome.message
     lost, back = outcome.of_kind("recovery")
     assert lost["left_out"] == back["returned"] == [owner]
-    wanted = reference_of(ring, job, outcome, turns_of(outcome, 48))
+    wanted = reference_of(ring, job, outcome, turns_of(outcome, 96))
     assert largest_difference(trained(outcome), wanted.adapter() | wanted.head()) < 1e-9
     steps = [line for line in outcome.metrics if is_step(line)]
     missed = back["missed_turns"][owner]
-    assert [line["step"] for line in steps] == list(range(1, 49 - 4 * missed)) and missed > 0
+    assert [line["step"] for line in steps] == list(range(1, 97 - 4 * missed)) and missed > 0
     away = {line["initiator"] for line in steps if lost["step"] < line["step"] <= back["step"]}
     assert owner not in away and owner in {line["initiator"] for line in steps if line["step"] > back["step"]}
     assert {lost["step"], back["step"]} <= {manifest.step for manifest in outcome.checkpoints}
