@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -26,13 +26,11 @@ from edge.model.skeleton import ADAPTER, Skeleton, base_modules, block_unit, own
 from edge.model.tensor_files import SafetensorsFiles
 from ringtune.errors import ModelError
 from ringtune.models.adapter_config import INVERTIBLE
-from ringtune.models.text_towers import names_in_tower
 from ringtune.schedule.course import AS_COMPUTED, BFLOAT16
 from ringtune.schedule.units import Units
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 BlockContext = Callable[[int], AbstractContextManager[None]]
-_LEGACY_SUFFIXES = ((".weight", ".gamma"), (".bias", ".beta"))  # LayerNorm names of the first BERT files
 
 
 class Empty(nn.Module):
@@ -114,7 +112,7 @@ def _read_module(
         if f".{ADAPTER}." in f".{name}":
             continue
         full = f"{path}.{name}"
-        stored = weights.find(*stored_names(skeleton.model.base_model_prefix, full))
+        stored = weights.find(full, skeleton.layout)
         if stored is None and not isinstance(_attribute(module, name), nn.Parameter):
             continue  # a buffer that the architecture computes
         if stored is None:
@@ -143,20 +141,6 @@ def _start_magnitudes(module: nn.Module) -> None:
             weight: Any = wrapped.weight
             with torch.no_grad():
                 loras[ADAPTER].m.weight.copy_(torch.linalg.norm(weight.float(), dim=1).unsqueeze(1))
-
-
-def stored_names(prefix: str, name: str) -> Iterator[str]:
-    """Yield possible names of ``name`` in a file: with or without model prefix, with legacy suffixes.
-
-    Example: ``LayerNorm.weight`` with prefix ``bert`` is also ``bert.LayerNorm.weight``, ``LayerNorm.gamma`` and
-    ``bert.LayerNorm.gamma``.
-    """
-    names = [name]
-    names += [name.removesuffix(new) + old for new, old in _LEGACY_SUFFIXES if name.endswith("LayerNorm" + new)]
-    for candidate in names:
-        yield candidate
-        yield f"{prefix}.{candidate}"
-        yield from names_in_tower(candidate)
 
 
 def _attribute(module: nn.Module, name: str) -> Any:

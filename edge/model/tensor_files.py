@@ -31,7 +31,8 @@ from edge.model.four_bit import CODEBOOKS, FourBit, WideningBuffer
 from edge.model.gguf_blocks import GgufBlocks, in_order
 from ringtune.engine.failure_texts import LOWER_THE_RATE
 from ringtune.errors import DivergedError, IntegrityError, ModelError
-from ringtune.models.folder import StoredTensor, read_headers
+from ringtune.models.family import Family
+from ringtune.models.folder import StoredTensor, base_name, read_headers
 from ringtune.models.four_bit import BLOCK
 from ringtune.storage.gguf import GgufType
 from ringtune.storage.pieces import PIECE_BYTES, Pieces
@@ -49,6 +50,7 @@ class SafetensorsFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._stored = read_headers(folder)
+        self._name_of: dict[str, str] = {}
         self._piece: torch.Tensor | None = None
 
     def __enter__(self) -> SafetensorsFiles:
@@ -57,9 +59,11 @@ class SafetensorsFiles:
     def __exit__(self, *_: object) -> None:
         self._piece = None
 
-    def find(self, *candidates: str) -> str | None:
-        """Return the first of these names in the files; None if there is none."""
-        return next((name for name in candidates if name in self._stored), None)
+    def find(self, name: str, family: Family) -> str | None:
+        """Return the name in the files of a tensor of the base model or a decoder, see ``base_name``; None without."""
+        if not self._name_of:
+            self._name_of = {base_name(stored, family): stored for stored in self._stored}
+        return self._name_of.get(base_name(name, family))
 
     def read(
         self, name: str, dtype: torch.dtype | None = None, *, private: bool = False, whole: bool = False

@@ -32,7 +32,6 @@ from edge.model.adapters.lora import detach
 from edge.model.auxiliary import FUSED_PARTS, FusedDelta, LinearDelta, detach_delta
 from edge.model.frozen_weights import FrozenMatrix, RowScaled
 from edge.model.skeleton import ADAPTER, Skeleton
-from edge.model.slice import stored_names
 from edge.model.tensor_files import SafetensorsFiles
 from edge.techniques.offload.sites import (
     AuxiliarySite,
@@ -184,7 +183,7 @@ def _matrix(
 ) -> _Matrix:
     layer: Any = skeleton.blocks[place.block].get_submodule(place.path)
     full = f"{skeleton.layout.blocks_path}.{place.block}.{place.path}.weight"
-    stored = files.find(*stored_names(skeleton.model.base_model_prefix, full))
+    stored = files.find(full, skeleton.layout)
     if stored is None:
         raise ModelError(f"{files.folder}: tensor {full} is missing; fetch the model again")
     return _Matrix(

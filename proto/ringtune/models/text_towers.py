@@ -17,7 +17,7 @@ Source: the configurations and classes of transformers 4.57 and 5.24, ``_checkpo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from ringtune.errors import ModelError
@@ -130,8 +130,3 @@ def tower_name(name: str) -> str:
     """
     prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None)
     return "" if prefix is None else name.removeprefix(prefix)
-
-
-def names_in_tower(name: str) -> Iterator[str]:
-    """Yield the names of a tensor of a text model, without prefix, in files of the whole model."""
-    return (prefix + name for prefix in _PREFIXES)

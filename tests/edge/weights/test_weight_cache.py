@@ -16,6 +16,7 @@ import pytest
 from edge.model.tensor_files import SafetensorsFiles
 from edge.weights.weight_cache import CheckedFile, ModelCache, file_header, writing
 from ringtune.errors import CapacityError, DeadlineError, IntegrityError, InterruptedRunError, UsageError
+from ringtune.models.families import BERT
 from ringtune.models.weights_by_digest import FileEntry, ModelManifest, ModelSource, TensorEntry
 from ringtune.storage.tensor_files import read_safetensors_header
 from tests.support.weights_parts import write_bert
@@ -130,7 +131,7 @@ def test_weights_cache_publishes_complete_tensors_only(tmp_path: Path) -> None:
         partial = cache.tensor(source.manifest.tensors[2])
         partial.write(b"x", "a")
         with SafetensorsFiles(cache.publish(())) as weights:
-            seen.append([weights.find(tensor.name) for tensor in source.manifest.tensors])
+            seen.append([weights.find(tensor.name, BERT) for tensor in source.manifest.tensors])
             assert tuple(weights.read(entry.name).shape) == entry.shape
     names = [entry.name for entry in source.manifest.tensors]
     assert seen == [[name if index <= turn else None for index, name in enumerate(names)] for turn in (0, 1)]

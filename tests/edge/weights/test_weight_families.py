@@ -88,7 +88,7 @@ def test_weights_of_a_family_are_those_that_are_read(
             read.clear()
             found = built(plan, node, job, cache)
             with SafetensorsFiles(cache) as weights:
-                assert {weights.find(name) for name in read} == set(read)
+                assert {weights.find(name, FAMILIES[model_type]) for name in read} == set(read)
             assert len(set(read)) == len(list(cache.glob("*.safetensors")))
             expected = dict(wanted.skeleton.model.state_dict())
             state = dict(found.skeleton.model.state_dict())
