@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -30,7 +30,7 @@ from edge.model.prediction_heads import Head, ModelWithHead
 from edge.model.skeleton import Skeleton, without_weights
 from edge.model.tensor_files import SafetensorsFiles, first_not_finite
 from ringtune.costs.memory_sizes import MAX_LOGIT_BYTES, logits_fit
-from ringtune.errors import JobError, ModelError
+from ringtune.errors import ModelError
 from ringtune.models.families import family_named
 from ringtune.models.family import (
     CAUSAL_LM,
@@ -42,7 +42,6 @@ from ringtune.models.family import (
     TAGGING,
 )
 from ringtune.models.folder import has_head_bias
-from ringtune.models.text_towers import names_in_tower
 
 
 class TokenLoss(NamedTuple):
@@ -169,20 +168,30 @@ class HeadCounts(NamedTuple):
     predictions: torch.Tensor | None = None
 
 
-class Task(Protocol):
+class Task(abc.ABC):
     """Head of one task: construction, loss and counts."""
 
+    @abc.abstractmethod
     def add(self, model: ModelWithHead, labels: Sequence[str]) -> Head:
         """Add the head to a model and return it; a new one draws from torch's generator."""
 
-    def connect(self, skeleton: Skeleton, head: Head, weights: SafetensorsFiles) -> None:
-        """Set the head's pretrained tensors, after the embedding is real."""
+    def connect(self, skeleton: Skeleton, head: Head, weights: SafetensorsFiles) -> None:  # noqa: B027
+        """Set the pretrained tensors of a head that is not new, after the embedding is real."""
 
+    @abc.abstractmethod
     def num_targets(self, batch: Batch) -> int:
         """Number of valid targets of a whole batch, the divisor of the summed loss."""
 
     def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:
-        """Compute loss and hits of a micro-batch; ``more`` are the keyword arguments of ``FamilyForward.finish``."""
+        """Compute loss and hits of a micro-batch; ``more`` are the keyword arguments of ``FamilyForward.finish``.
+
+        The logits have no name here, so that they are freed before backward.
+        """
+        return self.evaluate(head(last_BTD, **more), batch)
+
+    @abc.abstractmethod
+    def evaluate(self, logits: torch.Tensor, batch: Batch) -> HeadCounts:
+        """Compute loss and hits of a micro-batch from the head's logits."""
 
 
 def text_logits(head: Head, last_BTD: torch.Tensor) -> torch.Tensor:
@@ -193,22 +202,7 @@ def text_logits(head: Head, last_BTD: torch.Tensor) -> torch.Tensor:
     return found
 
 
-class _OneOutput(abc.ABC):
-    """A task with a new head, and with all outputs of a micro-batch at once."""
-
-    def connect(self, skeleton: Skeleton, head: Head, weights: SafetensorsFiles) -> None:  # noqa: B027
-        """Do nothing: the head is new."""
-
-    def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:
-        """Run the head; its logits have no name here, so that they are freed before backward."""
-        return self.evaluate(head(last_BTD, **more), batch)
-
-    @abc.abstractmethod
-    def evaluate(self, logits: torch.Tensor, batch: Batch) -> HeadCounts:
-        """Compute loss and hits of a micro-batch from the head's logits."""
-
-
-class Classes(_OneOutput):
+class Classes(Task):
     """Predicts one class per row of text or image, or the tag of each word at its first token.
 
     Args:
@@ -237,7 +231,7 @@ class Classes(_OneOutput):
         return HeadCounts(loss, count, (("correct", float(correct)), *counted), predicted)
 
 
-class Regression(_OneOutput):
+class Regression(Task):
     """Predicts one number per row of text, or pair of texts."""
 
     def add(self, model: ModelWithHead, labels: Sequence[str]) -> Head:
@@ -258,7 +252,7 @@ class Regression(_OneOutput):
         )
 
 
-class QuestionAnswering(_OneOutput):
+class QuestionAnswering(Task):
     """Predicts the first and last token of an answer in each window; without an answer both are token 0."""
 
     def add(self, model: ModelWithHead, labels: Sequence[str]) -> Head:
@@ -288,7 +282,7 @@ class QuestionAnswering(_OneOutput):
         )
 
 
-class CausalLanguageModel(_OneOutput):
+class CausalLanguageModel(Task):
     """Predicts the next token with the pretrained decoder, which is frozen unless all parameters train."""
 
     def add(self, model: ModelWithHead, labels: Sequence[str]) -> Head:
@@ -307,7 +301,7 @@ class CausalLanguageModel(_OneOutput):
         weight, name = table, "of the token table"
         if not skeleton.model.config.tie_word_embeddings:
             name = f"{skeleton.layout.head}.weight"
-            stored = weights.find(name, *names_in_tower(name))
+            stored = weights.find(name, skeleton.layout)
             if stored is None:
                 raise ModelError(
                     f"{weights.folder} has no tensor {name}: it was saved without its decoder; fetch the "
@@ -333,7 +327,7 @@ class CausalLanguageModel(_OneOutput):
         decoder.weight = weight if shares else nn.Parameter(weight.detach(), requires_grad=trains)
         decoder.weight.requires_grad_(trains)
         if decoder.bias is not None:
-            if (stored := weights.find(name := f"{skeleton.layout.head}.bias")) is None:
+            if (stored := weights.find(name := f"{skeleton.layout.head}.bias", skeleton.layout)) is None:
                 raise ModelError(f"{weights.folder} has no tensor {name}; fetch the language model again")
             bias = weights.read(stored, table.dtype, private=True)
             decoder.bias = nn.Parameter(bias.to(table.device), requires_grad=trains)
@@ -393,7 +387,5 @@ TASKS: Mapping[str, Task] = {
 
 
 def task_of(name: str) -> Task:
-    """Return the task of a job's ``model.task``; raises ``JobError``."""
-    if name not in TASKS:
-        raise JobError(f"model.task = {name!r} is not supported yet; use one of {', '.join(sorted(TASKS))}")
+    """Return the task of a job's ``model.task``."""
     return TASKS[name]

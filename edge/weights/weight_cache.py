@@ -216,12 +216,12 @@ class CheckedFile:
         """
         if self.offset + len(data) > self.nbytes:
             raise IntegrityError(f"{self.what} has {self.nbytes:,} bytes, more arrived; fetch it from another source")
-        with writing(self.path.parent), self._partial.open("ab" if self.offset else "wb", buffering=0) as file:
+        with writing(self.path.parent), self._partial.open("ab" if self.offset else "wb") as file:
             if not self.offset:
-                _write_all(file.fileno(), self._header)
+                file.write(self._header)
             else:
                 file.truncate(len(self._header) + self.offset)
-            _write_all(file.fileno(), data)
+            file.write(data)
         self._digest.update(data)
         self.offset += len(data)
         self.origins.add(origin)
@@ -286,9 +286,3 @@ def write_whole(path: Path, content: bytes) -> None:
         partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
         partial.write_bytes(content)
         partial.replace(path)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]

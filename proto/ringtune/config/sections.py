@@ -502,26 +502,18 @@ class PlacementSettings:
         check_fields(self, where="placement", error=JobError)
 
 
-def with_free_microbatches(tables: Mapping[str, object], default: int, batch_size: int) -> Mapping[str, object]:
-    """Translate ``train.microbatches = "auto"`` to a number and ``placement.microbatches = "auto"``.
+def with_free_microbatches(tables: Mapping[str, object]) -> Mapping[str, object]:
+    """Translate ``train.microbatches = "auto"`` of a job's tables to a number and ``placement.microbatches = "auto"``.
 
-    Args:
-        tables: of a job, as read from TOML.
-        default: number of micro-batches; lowered to the number of rows of a batch.
-        batch_size: rows of a batch where the job does not set them.
-
-    Returns:
-        New tables; ``tables`` itself if the job does not say ``"auto"``.
+    The number is the default, lowered to the number of rows of a batch.
     """
-    train, placement = tables.get("train"), tables.get("placement", {})
-    if (
-        not isinstance(train, Mapping)
-        or not isinstance(placement, Mapping)
-        or train.get("microbatches") != AUTO_PLACEMENT
-    ):
+    train, placement, default = tables.get("train"), tables.get("placement", {}), Train()
+    if not isinstance(train, Mapping) or not isinstance(placement, Mapping):
         return tables
-    rows = train.get("batch_size", batch_size)
-    number = min(default, rows) if type(rows) is int else default
+    if train.get("microbatches") != AUTO_PLACEMENT:
+        return tables
+    rows = train.get("batch_size", default.batch_size)
+    number = min(default.microbatches, rows) if type(rows) is int else default.microbatches
     return {
         **tables,
         "train": {**train, "microbatches": number},

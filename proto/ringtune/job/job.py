@@ -381,7 +381,7 @@ class Job:
     @staticmethod
     def from_tables(tables: Mapping[str, object]) -> Job:
         """Build a job from the tables of a TOML file; raises ``JobError`` for a key that is unknown or not valid."""
-        tables = with_free_microbatches(tables, Train().microbatches, Train().batch_size)
+        tables = with_free_microbatches(tables)
         train = tables.get("train")
         for key in train if isinstance(train, Mapping) else ():
             if key in _CLIP_KEYS:

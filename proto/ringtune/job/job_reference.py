@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import inspect
 import re
+import textwrap
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -137,7 +138,9 @@ _COMMON = (
 _OF_ANOTHER_METHOD = ("hift.group_size", "hift.order", "hift.state")
 """Keys of method hift, which the template lists as comments."""
 
-_WIDTH = 112
+_WRAPPER: Final = textwrap.TextWrapper(
+    width=112, initial_indent="# ", subsequent_indent="# ", break_long_words=False, break_on_hyphens=False
+)
 _INSTEAD = {"train.max_steps": "train.rounds", "data.held_out": "data.eval"}
 """Chosen key -> common key that is left out for it."""
 
@@ -201,10 +204,4 @@ def _key_lines(key: KeyFacts, given: dict[str, object], reason: str) -> list[str
 
 def _comment(text: str) -> list[str]:
     """Wrap a text into comment lines; line ends and other white space become spaces."""
-    lines, line = [], "#"
-    for word in printable(text).split():
-        if len(line) + 1 + len(word) > _WIDTH:
-            lines.append(line)
-            line = "#"
-        line += f" {word}"
-    return [*lines, line]
+    return _WRAPPER.wrap(" ".join(printable(text).split()))

@@ -101,25 +101,10 @@ def kept_inputs(family: Family, config: Config, adapter: str, widths: Widths | N
     with LoRA on queries and values one of 768.
     """
     dimensions = family.dimensions(config)
-    if trains_own_weights(adapter) and family.generic:
-        return tuple(
-            _inputs_by_name(family, dimensions) if widths is None else _inputs_of_block(family, dimensions, widths)
-        )
     if trains_own_weights(adapter):
-        has_gate = bool(family.layout.gate)
-        readers, merged = (1, 3) if family.widths(config).merged else (3, 0)
-        return (
-            KeptInput(layers=("query", "key", "value"), width=dimensions.hidden, readers=readers, merged=merged),
-            KeptInput(
-                layers=("attention_out",),
-                width=dimensions.attention or dimensions.hidden,
-                kept_anyway=family.model_type not in _WRITTEN_OUT and not dimensions.kept_scores,
-            ),
-            KeptInput(
-                layers=("up", "gate") if has_gate else ("up",), width=dimensions.hidden, readers=2 if has_gate else 1
-            ),
-            KeptInput(layers=("down",), width=dimensions.inner, always_kept=dimensions.keeps_down_input),
-        )
+        if family.generic and widths is not None:
+            return tuple(_inputs_of_block(family, dimensions, widths))
+        return tuple(_inputs_by_name(family, dimensions))
     widths = widths or family.widths(config)
     found: list[KeptInput] = []
     beside = [_of_places(one.places, widths, is_lora=False, joined=family.joined) for one in auxiliary_of(adapter)]
@@ -143,19 +128,20 @@ def kept_inputs(family: Family, config: Config, adapter: str, widths: Widths | N
 
 
 def _inputs_by_name(family: Family, dimensions: Dimensions) -> Iterable[KeptInput]:
-    """Yield the inputs of those own weights of a generic family that have a name; experts have none.
+    """Yield the inputs of those own weights that have a name; experts have none.
 
     One matrix of queries, keys and values has three names.
     """
     layout, attention = family.layout, _ATTENTION
     first = tuple(role for role in ("up", "gate") if getattr(layout, role))
-    merged = 0 if layout.query else len(attention)
+    merged = 0 if layout.query and not layout.is_merged else len(attention)
     joined = (*attention, *first) if family.joined else attention
     if not family.twice:
         readers = len(joined) - max(0, merged - 1)
         yield KeptInput(layers=joined, width=dimensions.hidden, readers=readers, merged=merged)
     out = dimensions.attention or dimensions.hidden
-    yield KeptInput(layers=("attention_out",), width=out, kept_anyway=not dimensions.kept_scores)
+    is_fused = family.model_type not in _WRITTEN_OUT and not dimensions.kept_scores
+    yield KeptInput(layers=("attention_out",), width=out, kept_anyway=is_fused)
     if first and not family.joined:
         yield KeptInput(layers=first, width=dimensions.hidden, readers=len(first))
     if layout.down:

@@ -183,7 +183,7 @@ def test_logits_of_a_small_vocabulary_are_computed_at_once(monkeypatch: pytest.M
 def test_task_that_does_not_say_how_it_is_judged_can_not_be_made() -> None:
     """It is told when the tasks are listed, not at the first loss of a run."""
 
-    class Unjudged(heads._OneOutput):
+    class Unjudged(heads.Task):
         """A task without ``evaluate``."""
 
     with pytest.raises(TypeError, match="evaluate"):
