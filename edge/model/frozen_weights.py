@@ -118,11 +118,6 @@ class CompactMatrix:
     def __init__(self, numbers: SmallMatrix, *, native: bool, room: WideningBuffer) -> None:
         self.numbers, self.native, self._room = numbers, native, room
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of numbers and scales."""
-        return self.numbers.held_bytes
-
     def part(self, rows: slice, columns: slice) -> CompactMatrix:
         """Return some rows and columns without a copy."""
         return CompactMatrix(self.numbers.part(rows, columns), native=self.native, room=self._room)
@@ -171,7 +166,12 @@ class CompactMatrix:
     def times_columns(self, x_NR: torch.Tensor, bias_C: torch.Tensor | None = None) -> torch.Tensor:
         """Return ``x_NR @ matrix + bias``, (N, C)."""
         first, *others = self._parts()
-        y_NC = self._begun(self._factor(x_NR, first), self._widened(first), bias_C)
+        factor, wide = self._factor(x_NR, first), self._widened(first)
+        if self.native:
+            y_NC = torch.mm(factor, wide).to(torch.float32)
+            y_NC = y_NC if bias_C is None else y_NC.add_(bias_C)
+        else:
+            y_NC = torch.mm(factor, wide) if bias_C is None else torch.addmm(bias_C, factor, wide)
         for part in others:
             if self.native:
                 y_NC += torch.mm(self._factor(x_NR, part), self._widened(part))
@@ -185,12 +185,6 @@ class CompactMatrix:
         if not self.native:
             return x
         return (x if (scales := self._row_scales) is None else x * scales[:, rows]).to(torch.bfloat16)
-
-    def _begun(self, x: torch.Tensor, wide: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if not self.native:
-            return torch.mm(x, wide) if bias is None else torch.addmm(bias, x, wide)
-        found = torch.mm(x, wide).to(torch.float32)
-        return found if bias is None else found.add_(bias)
 
     def _parts(self) -> Iterator[slice]:
         """Cut the rows into parts that fit the buffer; native bfloat16 is one part."""

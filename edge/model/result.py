@@ -47,9 +47,8 @@ from edge.model.adapters.config import description, interface
 from edge.model.auxiliary import deltas_of
 from edge.model.prediction_heads import HEAD, head_config
 from edge.model.skeleton import ADAPTER, Skeleton
-from edge.model.tensor_files import SafetensorsFiles, fill, is_finite, pieces_of
-from ringtune.engine.failure_texts import LOWER_THE_RATE
-from ringtune.errors import DivergedError, IntegrityError
+from edge.model.tensor_files import SafetensorsFiles, fill, pieces_of, require_finite_values
+from ringtune.errors import IntegrityError
 from ringtune.models.adapter_config import INVERTIBLE
 from ringtune.models.architecture_heads import HEAD_PREFIX, ArchitectureHead, architecture_head
 from ringtune.models.auxiliary_models import describe, is_of_library
@@ -102,16 +101,8 @@ def result_files(
     if not skeleton.full_parameters:
         return adapter_files(skeleton, without_blocks=without_blocks, with_head=with_head, merged=merged)
     own = model_tensors(skeleton, task, without_blocks=without_blocks, with_owner=with_head)
-    require_finite(own)
+    require_finite_values(own, "the model")
     return model_files(skeleton, task, folder, own, with_owner=with_head)
-
-
-def require_finite(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse tensors that are not finite after the last update, a piece at a time; raises ``DivergedError``."""
-    for name, tensor in tensors.items():
-        if not is_finite(pieces_of(tensor)):
-            what = f"{name} is not finite after the last step"
-            raise DivergedError(f"the training diverged: {what}; {LOWER_THE_RATE}")
 
 
 def adapter_files(
@@ -165,7 +156,7 @@ def users_files(
     files = _with_configs(skeleton, own, with_head=with_head)
     of_kind: dict[int, Tensors] = {id(skeleton): common}
     for user, tensors in sets.items():
-        require_finite({f"{name} of user {user}": value for name, value in tensors.items()})
+        require_finite_values(tensors, f"user {user}")
         kind = others.get(user, skeleton)
         if id(kind) not in of_kind:
             saved = saved_tensors(kind, without_blocks=without_blocks, with_head=False)

@@ -158,7 +158,7 @@ def module_bytes(*modules: nn.Module) -> int:
     for module in modules:
         for tensor in (*module.parameters(), *module.buffers()):
             if isinstance(tensor, FrozenMatrix):
-                found[tensor.data_ptr()] = tensor.held.held_bytes
+                found[tensor.data_ptr()] = tensor.held.numbers.held_bytes
                 continue
             storage = tensor.untyped_storage()
             found[storage.data_ptr()] = min(storage.nbytes(), tensor.numel() * tensor.element_size())

@@ -460,27 +460,18 @@ def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def require_finite_grads(parameters: Mapping[str, torch.nn.Parameter], unit: str) -> None:
-    """Refuse gradients of a unit that are not finite, before its update; ``unit`` names it, as ``block 2``.
-
-    Raises:
-        DivergedError: names the first gradient that is not finite.
-    """
+    """Refuse gradients of a unit, such as ``block 2``, that are not finite; raises ``DivergedError`` with the first."""
     found = ((name, value.grad) for name, value in parameters.items() if value.grad is not None)
-    grads = {name: grad._values() if grad.is_sparse else grad for name, grad in found}
-    name = first_not_finite(grads)
-    if name:
+    if name := first_not_finite({name: grad._values() if grad.is_sparse else grad for name, grad in found}):
         raise DivergedError(f"the gradient of {unit} is not finite, first that of {name}")
 
 
 def require_finite_values(tensors: Mapping[str, torch.Tensor], where: str) -> None:
-    """Refuse weights that are not finite after the last update; ``where`` names their owner.
-
-    Raises:
-        DivergedError: names the first tensor that is not finite.
-    """
-    name = first_not_finite(tensors)
-    if name:
-        raise DivergedError(f"the training diverged: {where} has {name}, which is not finite; {LOWER_THE_RATE}")
+    """Refuse weights that are not finite after the last update; ``where`` is their part; raises ``DivergedError``."""
+    if name := first_not_finite(tensors):
+        raise DivergedError(
+            f"the training diverged: {name} of {where} is not finite after the last step; {LOWER_THE_RATE}"
+        )
 
 
 def first_not_finite(tensors: Mapping[str, torch.Tensor]) -> str:

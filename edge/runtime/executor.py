@@ -27,7 +27,7 @@ from edge.data.dataset import OwnerDataset
 from edge.machine.accelerator import capacity_errors, device_memory, device_name, settle_of
 from edge.model.optimizer_state import InactiveState
 from edge.model.owner import OwnerParts
-from edge.model.result import load_saved, require_finite, result_files, users_files
+from edge.model.result import load_saved, result_files, users_files
 from edge.model.slice import BlockRunner
 from edge.model.tensor_files import digest_of, require_finite_grads, require_finite_values
 from edge.model.unit_grads import add_up_rows, load_grads
@@ -450,7 +450,7 @@ class NodeExecutor:
         trained: dict[str, torch.Tensor] = {**self.part.trained, **self.offloading.installed}
         if with_head:
             trained |= {f"head.{name}": value for name, value in self._owner(None)[0].parameters.items()}
-        require_finite(trained)
+        require_finite_values(trained, "this node")
         private = range(0 if with_private else self._plan.placement.private_blocks)
         own = range(self._slice.start, self._slice.stop)
         without = (*private, *(own if not collected_blocks(self._plan.placement, self._slice.node) else ()))

@@ -91,14 +91,15 @@ class Bottleneck(nn.Module):
             self.adapter_down.apply(start_as_bert)
             self.adapter_up.apply(start_as_bert)
         else:
-            for layer in self.adapter_down:
-                if isinstance(layer, nn.Linear):
-                    _start_down(layer, kind)
-            if kind == "mam_adapter":
-                nn.init.zeros_(self.adapter_up.weight)
-            else:
-                _start_narrow(self.adapter_up)
-            nn.init.zeros_(self.adapter_up.bias)
+            down = next(layer for layer in self.adapter_down if isinstance(layer, nn.Linear))
+            for layer in (down, self.adapter_up):
+                if kind != "mam_adapter":
+                    nn.init.trunc_normal_(layer.weight, mean=0, std=1e-2, a=-2e-2, b=2e-2)
+                elif layer is down:
+                    nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5))
+                else:
+                    nn.init.zeros_(layer.weight)
+                nn.init.zeros_(layer.bias)
         if self.use_gating and kind != "houlsby":
             self.gate.apply(start_as_bert)
 
@@ -149,18 +150,6 @@ def joined(hidden_BTD: torch.Tensor, residual_BTD: torch.Tensor, norm: nn.Module
     """Add the residual to the output of a part, and normalise the sum where the block does so."""
     found = hidden_BTD + residual_BTD
     return found if norm is None else norm(found)
-
-
-def _start_down(layer: nn.Linear, kind: str) -> None:
-    if kind == "mam_adapter":
-        nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5))
-    else:
-        _start_narrow(layer)
-    nn.init.zeros_(layer.bias)
-
-
-def _start_narrow(layer: nn.Linear) -> None:
-    nn.init.trunc_normal_(layer.weight, mean=0, std=1e-2, a=-2e-2, b=2e-2)
 
 
 @torch.no_grad()

@@ -17,10 +17,11 @@ Source: adapters 1.3.0, ``methods.lora``.
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -92,8 +93,8 @@ class LoRA(Beside):
         self.lora_A = nn.Parameter(torch.zeros(self.r * self._count, inputs))
         self.lora_B = nn.Parameter(torch.zeros(rows, self.r))
         seed_weights(options["init_weights_seed"])
-        _start(self.lora_A, options["init_weights"])
-        _start(self.lora_B, "zero" if options["init_weights"] == "lora" else options["init_weights"])
+        _STARTS[options["init_weights"]](self.lora_A)
+        _start_second(self.lora_B, options["init_weights"])
         if self.use_dora and weight is not None:
             self.m = nn.Linear(1, rows, bias=False)
             with torch.no_grad():
@@ -174,7 +175,7 @@ class IA3(Beside):
         self.scaling: float = options["alpha"]
         self.lora_B = nn.Parameter(torch.zeros(outputs // 3 * self._count if enabled else outputs, 1))
         seed_weights(options["init_weights_seed"])
-        _start(self.lora_B, "zero" if options["init_weights"] == "lora" else options["init_weights"])
+        _start_second(self.lora_B, options["init_weights"])
         self._add_gate(inputs)
 
     def forward(self, x_BTI: torch.Tensor) -> torch.Tensor:
@@ -190,17 +191,17 @@ class IA3(Beside):
         return torch.mul(output, self(args[0]))
 
 
-def _start(factor: torch.Tensor, kind: str) -> None:
-    if kind == "zero":
-        nn.init.zeros_(factor)
-    elif kind == "lora":
-        nn.init.kaiming_uniform_(factor, a=math.sqrt(5))
-    elif kind == "vera":
-        nn.init.kaiming_uniform_(factor)
-    elif kind == "bert":
-        nn.init.normal_(factor, std=0.02)
-    else:
-        nn.init.ones_(factor)
+_STARTS: Final[Mapping[str, Callable[[torch.Tensor], object]]] = {
+    "lora": functools.partial(nn.init.kaiming_uniform_, a=math.sqrt(5)),
+    "vera": nn.init.kaiming_uniform_,
+    "bert": functools.partial(nn.init.normal_, std=0.02),
+    "ia3": nn.init.ones_,
+}
+"""``init_weights`` -> initial values of the first factor, and of the second one; the second one of LoRA is 0."""
+
+
+def _start_second(factor: torch.Tensor, kind: str) -> None:
+    (nn.init.zeros_ if kind == "lora" else _STARTS[kind])(factor)
 
 
 def attach(matrix: nn.Module, adapter: Beside, *, name: str) -> None:

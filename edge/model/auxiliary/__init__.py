@@ -164,19 +164,19 @@ class _Addition:
 
 def _hold_nothing(module: nn.Module) -> None:
     """Replace all weights by zeros of stride 0, 4 bytes each."""
-    for owner in module.modules():
-        for name, parameter in owner._parameters.items():
-            if parameter is not None:
-                owner._parameters[name] = nn.Parameter(torch.zeros(()).expand(parameter.shape))
+    _replace(module, lambda weight: torch.zeros(()).expand(weight.shape))
 
 
 def _make_zero(module: nn.Module) -> None:
     """Replace all weights by zeros with memory of their own."""
+    _replace(module, lambda weight: weight.new_zeros(weight.shape))
+
+
+def _replace(module: nn.Module, new: Callable[[torch.Tensor], torch.Tensor]) -> None:
     for owner in module.modules():
-        for name, parameter in owner._parameters.items():
-            if parameter is not None:
-                zeros = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-                owner._parameters[name] = nn.Parameter(zeros, requires_grad=parameter.requires_grad)
+        for name, weight in owner._parameters.items():
+            if weight is not None:
+                owner._parameters[name] = nn.Parameter(new(weight.detach()), requires_grad=weight.requires_grad)
 
 
 def add_auxiliary(

@@ -169,26 +169,20 @@ def section_class(hint: Any) -> Any:
     return next(kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind))
 
 
-def refuse_misplaced(job: type[Any], tables: Mapping[str, object]) -> None:
-    """Refuse a key of another section, or before all sections; raises ``JobError`` with its section.
-
-    Keys of no section pass. The fields of ``job`` are the sections, ``tables`` are as read from TOML.
-    """
-    sections = sections_of(typing.cast(Any, job))
-    for name, value in tables.items():
-        if name in sections and isinstance(value, Mapping):
-            for key in value:
-                if key not in sections[name]:
-                    _refuse(f"{name}.{key}", str(key), sections)
-        elif name not in sections:
-            _refuse(name, name, sections)
-
-
-def _refuse(name: str, key: str, sections: Mapping[str, frozenset[str]]) -> None:
-    homes = [section for section, keys in sections.items() if key in keys]
-    if homes:
-        where = " or ".join(f"[{home}]" for home in homes)
-        raise JobError(f"unknown key {name!r}; {key} is a key of {where}, write it there")
+def refuse_misplaced(tables: Mapping[str, object]) -> None:
+    """Refuse a key of another section, or before all sections; raises ``JobError``; keys of no section pass."""
+    sections = sections_of(typing.cast(Any, Job))
+    odd = [(name, name) for name in tables if name not in sections]
+    odd += [
+        (f"{name}.{key}", str(key))
+        for name, value in tables.items()
+        if name in sections and isinstance(value, Mapping)
+        for key in value
+        if key not in sections[name]
+    ]
+    for full, key in odd:
+        if homes := [f"[{section}]" for section, keys in sections.items() if key in keys]:
+            raise JobError(f"unknown key {full!r}; {key} is a key of {' or '.join(homes)}, write it there")
 
 
 METHOD_SECTIONS = {"unfreeze": Unfreeze, "hift": HiftSettings}
@@ -389,7 +383,7 @@ class Job:
                     f"train.{key} is not supported: clipping by the global norm needs a sum over the ring before each "
                     "update; remove it"
                 )
-        refuse_misplaced(Job, tables)
+        refuse_misplaced(tables)
         return read_dataclass(Job, with_adapter(tables), where="", error=JobError)
 
 

@@ -471,8 +471,13 @@ def config_of_library(described: Mapping[str, Any]) -> str:
         for name, defaults in known.items()
     }
     name = min(changes, key=lambda name: len(changes[name]))
-    options = ", ".join(f"{key}={value!r}" for key, value in changes[name].items())
-    return f"{name}[{options}]" if options else name
+    return written(name, changes[name])
+
+
+def written(name: str, options: Mapping[str, Any]) -> str:
+    """Write one method of a configuration. Example: ``lora[r=4]``."""
+    text = ", ".join(f"{key}={value!r}" for key, value in options.items())
+    return f"{name}[{text}]" if text else name
 
 
 def has_adapter(config: str, block: int) -> bool:

@@ -31,6 +31,7 @@ from ringtune.models.adapter_config import (
     AdapterPart,
     parse_adapter_config,
     trains_own_weights,
+    written,
 )
 from ringtune.models.auxiliary_models import (
     AUXILIARY_KINDS,
@@ -214,8 +215,6 @@ def _bottleneck_problem(options: dict[str, object], dropout: float) -> str:
 GROWING: Final = ("r", "alpha")
 """Options of LoRA that are multiplied by the number of adapters in a sum."""
 
-_DEFAULT: Final = 8
-
 
 def summed_config(config: str, count: int) -> str:
     """Return the configuration of the sum of ``count`` adapters with this ``adapter.config``.
@@ -250,28 +249,24 @@ def sum_of_kinds(configs: Sequence[str]) -> str:
     options: dict[str, object] = {"attn_matrices": letters} if letters else {"selfattn_lora": False}
     options |= {f"{place}_lora": True for place in (INTERMEDIATE, OUTPUT) if place in places}
     options |= {"leave_out": sorted(left_out)} if left_out else {}
-    return f"{LINEAR}[{', '.join(f'{name}={value!r}' for name, value in options.items())}]"
+    return written(LINEAR, options)
 
 
 def lora_scale(part: AdapterPart) -> float:
     """Factor of a LoRA's product: alpha / rank."""
-    return float(part.options.get("alpha", _DEFAULT)) / int(part.options.get("r", _DEFAULT))
+    return float(part.whole["alpha"]) / int(part.whole["r"])
 
 
 def _summed(part: AdapterPart, count: int, config: str) -> str:
-    grown = {} if part.name == LINEAR else _grown(part, count, config)
-    options = ", ".join(f"{name}={value!r}" for name, value in {**part.options, **grown}.items())
-    return f"{part.name}[{options}]" if options else part.name
-
-
-def _grown(part: AdapterPart, count: int, config: str) -> dict[str, int | float]:
-    grown = {name: part.options.get(name, _DEFAULT) * count for name in GROWING}
+    if part.name == LINEAR:
+        return written(part.name, part.options)
+    grown = {name: part.whole[name] * count for name in GROWING}
     if grown["r"] > MAX_RANK:
         raise UsageError(
             f"{count} adapters of adapter.config = {config!r} add up to rank {grown['r']:,}, at most {MAX_RANK:,} is "
             "allowed; give one of them with --user"
         )
-    return grown
+    return written(part.name, {**part.options, **grown})
 
 
 def may_trim(family: Family, adapter_configs: Iterable[str], *, dropout: float) -> bool:
@@ -279,13 +274,9 @@ def may_trim(family: Family, adapter_configs: Iterable[str], *, dropout: float) 
 
     With dropout it may not, because other numbers are drawn for other shapes.
     """
-    return family.trims and not dropout and not any(map(_mixes_or_draws, adapter_configs))
-
-
-def _mixes_or_draws(adapter_config: str) -> bool:
-    parts = parse_adapter_config(adapter_config)
-    draws = any(part.whole.get("dropout") for part in parts)
-    return draws or bool(mixed_tokens(adapter_config))
+    configs = tuple(adapter_configs)
+    draws = any(part.whole.get("dropout") for config in configs for part in parse_adapter_config(config))
+    return family.trims and not dropout and not draws and not any(map(mixed_tokens, configs))
 
 
 def mixed_tokens(adapter_config: str) -> str:

@@ -167,13 +167,14 @@ def select_tensors(
     blocks: Iterable[int],
     is_owner: bool,
     with_decoder: bool,
+    with_unused: bool = False,
 ) -> list[str]:
     """Select the names of the tensors of some blocks and of an owner, and compare their shapes with the config.
 
     A tensor that one block has is required of every block, in the same shape, unless the family is generic: the first
-    blocks of a mixture may have no experts. Left out are task heads, buffers, and a
-    decoder that is tied to the token table. Names and ``shapes`` are those of the base model. With ``with_decoder`` an
-    owner's head is the pretrained decoder.
+    blocks of a mixture may have no experts. Left out are task heads, buffers, and a decoder that is tied to the token
+    table. Names and ``shapes`` are those of the base model. With ``with_decoder`` an owner's head is the pretrained
+    decoder; ``with_unused`` adds what the file has of ``Family.unused_paths``, such as a pooler.
     """
     family = FAMILIES[config["model_type"]]
     unread = family.unread(config)
@@ -188,8 +189,7 @@ def select_tensors(
         wanted |= {name: shape for name, shape in weights.items() if name.startswith(own)} | family.owner_shapes(config)
         if with_decoder and not config["tie_word_embeddings"]:
             dimensions = family.dimensions(config)
-            head = (dimensions.vocab, dimensions.hidden)
-            wanted[f"{family.head}.weight"] = head
+            wanted[f"{family.head}.weight"] = (dimensions.vocab, dimensions.hidden)
         if with_decoder and has_head_bias(family, config):
             wanted[f"{family.head}.bias"] = (family.dimensions(config).vocab,)
     for name, shape in wanted.items():
@@ -197,7 +197,8 @@ def select_tensors(
             raise ModelError(f"{where} has no tensor {name!r}, which {CONFIG_FILE} asks for; is the model complete?")
         if shapes[name] != shape:
             raise ModelError(f"{where}: tensor {name!r} has shape {shapes[name]}, {CONFIG_FILE} means {shape}")
-    return list(wanted)
+    unused = tuple(f"{path}." for path in family.unused_paths) if with_unused else ()
+    return [*wanted, *(name for name in shapes if name.startswith(unused))]
 
 
 def _like_blocks(weights: Shapes, config: Mapping[str, Any], blocks: Iterable[int], where: str) -> Shapes:
@@ -446,9 +447,9 @@ def base_tensors(
         blocks=range(family.dimensions(config).num_blocks),
         is_owner=True,
         with_decoder=with_decoder,
+        with_unused=True,
     )
-    unused = tuple(f"{path}." for path in family.unused_paths)
-    return {name: found[name] for name in [*names, *(name for name in found if name.startswith(unused))]}
+    return {name: found[name] for name in names}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

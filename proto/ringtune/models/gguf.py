@@ -263,13 +263,10 @@ def _scaling_of_factors(path: Path, header: GgufHeader, config: Mapping[str, Any
     for factor in (float(f"{max(factors):.7g}"), *_LLAMA_3_FACTORS):
         scaling = {"rope_type": "llama3", "factor": factor, **_LLAMA_3}
         wanted = rope_factors(scaling, width=width, base=config.get("rope_theta", 10000.0))
-        if len(wanted) == len(factors) and all(map(_is_close, wanted, factors)):
+        pairs = zip(wanted, factors, strict=False)
+        if len(wanted) == len(factors) and all(math.isclose(*pair, rel_tol=_TOLERANCE) for pair in pairs):
             return scaling
     raise ModelError(f"{path}: tensor {_ROPE_FACTORS} is not that of a Llama 3; take the model as safetensors")
-
-
-def _is_close(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=_TOLERANCE)
 
 
 def rope_factors(scaling: Mapping[str, Any], *, width: int, base: float) -> list[float]:

@@ -18,6 +18,7 @@ Source: ``Gemma4TextModel`` and ``Gemma3nTextModel`` of transformers 5.24.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -113,27 +114,8 @@ def gemma3n_passed(config: Config) -> PassedValues:
     )
 
 
-def gemma4_kinds_problem(config: Config) -> str:
-    """Say why blocks of Gemma 4 can't share keys and values, or can't have inputs; empty if they can."""
-    return _kinds_problem(config, _gemma4_kinds, 0)
-
-
-def gemma3n_kinds_problem(config: Config) -> str:
-    """Say why blocks of Gemma 3n can't share keys and values, or can't have inputs; empty if they can."""
-    return _kinds_problem(config, _gemma3n_kinds, _SHARED_3N)
-
-
-def gemma4_unread(config: Config) -> tuple[str, ...]:
-    """Return prefixes of the keys and values that files of Gemma 4 have of blocks that read those of others."""
-    return _unread(config, 0)
-
-
-def gemma3n_unread(config: Config) -> tuple[str, ...]:
-    """Return prefixes of the keys and values that files of Gemma 3n have of blocks that read those of others."""
-    return _unread(config, _SHARED_3N)
-
-
-def _unread(config: Config, default: int) -> tuple[str, ...]:
+def _unread(config: Config, *, default: int) -> tuple[str, ...]:
+    """Return prefixes of the keys and values that files have of blocks that read those of others."""
     count = int(config["num_hidden_layers"])
     sharing = range(count - _num_sharing(config, default), count)
     return tuple(f"layers.{block}.self_attn.{name}" for block in sharing for name in _OF_KEYS)
@@ -167,7 +149,8 @@ def _shared_keys(kinds: tuple[str, ...], sharing: int, values: Mapping[str, int]
     return tuple(SharedKeys(kind, makers[kind], readers[kind], values[kind]) for kind in sorted(readers))
 
 
-def _kinds_problem(config: Config, kinds_of: Callable[[Config], tuple[str, ...]], default: int) -> str:
+def _kinds_problem(config: Config, *, kinds_of: Callable[[Config], tuple[str, ...]], default: int) -> str:
+    """Say why blocks can't share keys and values, or can't have inputs; empty if they can."""
     count, kinds = config["num_hidden_layers"], config.get("layer_types")
     is_list = kinds is None or (
         isinstance(kinds, list) and len(kinds) == count and {*map(str, kinds)} <= {_WINDOW, _FULL}
@@ -186,3 +169,9 @@ def _kinds_problem(config: Config, kinds_of: Callable[[Config], tuple[str, ...]]
     if lacking := {*found[count - sharing :]} - {*found[: count - sharing]}:
         return f"num_kv_shared_layers: no block before the last {sharing} makes keys of {min(lacking)}"
     return ""
+
+
+gemma4_unread = functools.partial(_unread, default=0)
+gemma3n_unread = functools.partial(_unread, default=_SHARED_3N)
+gemma4_kinds_problem = functools.partial(_kinds_problem, kinds_of=_gemma4_kinds, default=0)
+gemma3n_kinds_problem = functools.partial(_kinds_problem, kinds_of=_gemma3n_kinds, default=_SHARED_3N)

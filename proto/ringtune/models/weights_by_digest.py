@@ -172,8 +172,8 @@ def needed_tensors(
 ) -> tuple[TensorEntry, ...]:
     """Return the tensors that a node hosts; a decoder that is tied to the token table is that table.
 
-    ``is_owner`` adds embedding and the units after the last block, ``with_decoder`` the pretrained head,
-    ``with_unused`` modules of ``Family.unused_paths``, such as a pooler.
+    ``is_owner`` adds embedding and the units after the last block; ``with_decoder`` and ``with_unused`` as for
+    ``select_tensors``.
     """
     family = FAMILIES[config["model_type"]]
     found = {base_name(entry.name, family): entry for entry in manifest.tensors}
@@ -184,9 +184,9 @@ def needed_tensors(
         blocks=sorted(set(blocks)),
         is_owner=is_owner,
         with_decoder=with_decoder,
+        with_unused=with_unused,
     )
-    unused = tuple(f"{path}." for path in family.unused_paths) if with_unused else ()
-    return tuple(found[name] for name in [*names, *(name for name in found if name.startswith(unused))])
+    return tuple(found[name] for name in names)
 
 
 def _check_digest(name: str, digest: str) -> None:

@@ -90,7 +90,7 @@ def test_recorded_matrices_have_the_values_of_bitsandbytes(tmp_path: Path) -> No
             held = files.read_frozen(name, torch.float32, whole=True)
             assert isinstance(held, FrozenMatrix)
             assert sha256(whole) == sha256(held.wide()) == wanted
-            assert held.held.held_bytes == 3 * (BLOCK // 2) + {"b.weight": 3 * 4}.get(name, 3 + 4)
+            assert held.held.numbers.held_bytes == 3 * (BLOCK // 2) + {"b.weight": 3 * 4}.get(name, 3 + 4)
             assert torch.equal(files.read(name, torch.bfloat16), whole.bfloat16())
             assert {start: piece.shape for start, piece in files.row_pieces(name)} == {0: (4, 40)}
 

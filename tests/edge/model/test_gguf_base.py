@@ -296,7 +296,7 @@ def test_node_holds_the_blocks_of_the_file_in_planned_bytes(tmp_path: Path) -> N
     assert model_facts(plain, job).gguf_block_bytes == 0
     with FrozenFiles(blocks, GGUF) as files, FrozenFiles(plain, FrozenWeights(dtype="int8")) as others:
         held = files.read_frozen("model.layers.3.mlp.down_proj.weight", torch.float32, whole=True)
-        assert isinstance(held, FrozenMatrix) and held.held.held_bytes == 32 * 2 * 34
+        assert isinstance(held, FrozenMatrix) and held.held.numbers.held_bytes == 32 * 2 * 34
         assert is_mapped(held.data_ptr(), blocks)
         with FrozenFiles(blocks, FrozenWeights(dtype="int8")) as again:
             name = "model.layers.3.self_attn.q_proj.weight"

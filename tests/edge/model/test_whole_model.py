@@ -164,5 +164,5 @@ def test_whole_model_that_diverged_is_not_saved(tmp_path: Path) -> None:
     skeleton = whole.hosted(base, CAUSAL_LM, range(2), is_owner=False)
     with torch.no_grad():
         skeleton.blocks[1].get_parameter("ln_1.weight")[0] = torch.nan
-    with pytest.raises(DivergedError, match=r"transformer\.h\.1\.ln_1\.weight is not finite"):
+    with pytest.raises(DivergedError, match=r"transformer\.h\.1\.ln_1\.weight of the model is not finite"):
         result_files(skeleton, CAUSAL_LM, base, without_blocks=(), with_head=False)
