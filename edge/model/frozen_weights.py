@@ -213,9 +213,7 @@ class CompactMatrix:
 def round_to_int8(rows_RC: torch.Tensor, numbers_RC: torch.Tensor, scales_R1: torch.Tensor) -> None:
     """Round each row to multiples of its largest magnitude / 127, into existing tensors; the rows are overwritten.
 
-    Example: the row -1.27, 0.5, 0.004 has the scale 0.01 and the numbers -127, 50, 0.
-
-    ``scales_R1`` are 0 for a row of zeros.
+    Example: the row -1.27, 0.5, 0.004 has the scale 0.01 and the numbers -127, 50, 0; a row of zeros has the scale 0.
     """
     largest_R1 = torch.maximum(rows_RC.amax(dim=1, keepdim=True), -rows_RC.amin(dim=1, keepdim=True))
     torch.div(largest_R1, _MAX_INT8, out=scales_R1)
@@ -445,10 +443,9 @@ class FrozenFiles(SafetensorsFiles):
         alignment: int = ALIGNMENT,
         device: torch.device | None = None,
     ) -> torch.Tensor:
-        """Read a tensor that never trains, a matrix as ``FrozenMatrix``; see ``SafetensorsFiles.read_frozen``.
+        """Read a matrix as ``FrozenMatrix``; see ``SafetensorsFiles.read_frozen``.
 
-        Raises:
-            ModelError: as there, or numbers that are not finite, which would spoil whole rows of int8.
+        Raises ``ModelError`` also for numbers that are not finite, which would spoil whole rows of int8.
         """
         frozen = self._frozen
         if frozen is None or len(self.shape(name)) != 2:

@@ -95,11 +95,7 @@ def subnets_of_block(block: nn.Module, model_type: str, config: Any, count: int)
 
 
 def subnets_of_config(config: Any, *, inner: int, count: int) -> Subnets:
-    """Divide every block of a model into ``count`` subnets; ``inner`` is the width of the feed-forward part.
-
-    Raises:
-        PlanError: ``count`` does not divide the key/value heads.
-    """
+    """Divide every block of a model, of inner width ``inner``, into ``count`` subnets; raises ``PlanError``."""
     heads = int(config.num_attention_heads)
     kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
     return Subnets(heads=heads, kv_heads=kv_heads, inner=inner, count=count)
@@ -198,10 +194,9 @@ class HeadGroups:
         self._blocks: dict[tuple[int, int], PartialBlock] = {}
 
     def run(self, index: int, hidden_BTD: torch.Tensor, context: Any, pattern: str, whole: Whole) -> torch.Tensor:
-        """Run one block; torch's grad mode decides whether a graph is kept.
+        """Run one block; torch's grad mode decides whether a graph is kept. ``whole`` runs the whole block.
 
         ``context`` is of ``FamilyForward.context``. ``pattern`` has a code for each subnet; empty = all full.
-        ``whole`` runs the whole block.
         """
         if set(pattern) == {SHORTCUT}:
             return hidden_BTD

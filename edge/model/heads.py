@@ -353,11 +353,7 @@ class CausalLanguageModel(Task):
         return self._counts(found.loss_sum, found.num_correct, batch)
 
     def evaluate(self, logits: torch.Tensor, batch: Batch) -> HeadCounts:
-        """Sum the cross entropy of the next tokens.
-
-        The labels are shifted, not the logits: to cut off the last token would copy all logits, and again their
-        gradient.
-        """
+        """Sum the cross entropy of the next tokens. Labels are shifted, as logits without the last token are a copy."""
         logits_NV = logits.flatten(0, 1)  # N tokens, V vocabulary
         labels_N = _next_tokens(batch)
         loss = nn.functional.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED, reduction="sum")

@@ -73,13 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def merge_run(run: Path, out: Path, *, model: Path | None, user: str = "") -> None:
-    """Write the merged model of a run into the folder ``out``.
+    """Write the merged model of a run into the folder ``out``; raises as ``merged_files`` and ``sum_run``.
 
     ``model`` is the folder of the base model; None = the run's own. Where each user has own adapters, those of ``user``
     are merged; empty = the sum of all.
-
-    Raises:
-        RingTuneError: see ``merged_files`` and ``sum_run``.
     """
     job, course = _read(run)
     base = folder_of_gguf(model or Path(job.model.path))
@@ -99,12 +96,7 @@ def merge_run(run: Path, out: Path, *, model: Path | None, user: str = "") -> No
 
 
 def sum_run(run: Path, out: Path) -> None:
-    """Write the sum of all users' adapters of a run, as the folder of one adapter.
-
-    Raises:
-        UsageError: the run has no users with adapters of their own.
-        RingTuneError: see ``summed_files`` and ``summed_kinds_files``.
-    """
+    """Write the sum of all users' adapters of a run, as the folder of one adapter; raises as ``summed_files``."""
     job, course = _read(run)
     folders = {user: run / of_user(user) for user in course.user_sets}
     if not folders:
@@ -127,12 +119,8 @@ def _read(run: Path) -> tuple[Job, Course]:
 def merged_files(job: Job, model: Path, adapter: Path, labels: Sequence[str]) -> dict[str, Pieces]:
     """Make the folder of a model with a merged adapter, by file name; tensors are read when a file is iterated.
 
-    ``model`` and ``adapter`` are the folders of the base model and of the run's result.
-
-    Raises:
-        UsageError: the adapter is no change of matrices.
-        ModelError: the base model is missing, or another one.
-        IntegrityError: the adapter is damaged, or of another model.
+    ``model`` and ``adapter`` are the folders of the base model and of the run's result. Raises ``UsageError`` if the
+    adapter is no change of matrices, ``ModelError``, or ``IntegrityError``.
     """
     if problem := merge_refusal(job.adapter.config):
         raise UsageError(f"adapter.config = {job.adapter.config!r} can't be merged: {problem}")
@@ -182,8 +170,7 @@ def summed_files(folders: Sequence[Path], names: Sequence[str], *, is_own: Calla
         is_own: whether each user has own adapters in a block. Those of other blocks never trained, are equal for all,
             and count once, as in every forward of the run.
 
-    Raises:
-        IntegrityError: a file is damaged, or the adapters do not have the same tensors.
+    Raises ``IntegrityError`` for a damaged file, or adapters with other tensors.
     """
     files: dict[str, Pieces] = {name: FilePieces(folders[0] / name) for name in names}
     if (folders[0] / INTERFACE_FILE).is_file():
@@ -284,10 +271,7 @@ class UserAdapter(NamedTuple):
 def summed_kinds_files(users: Sequence[UserAdapter], *, is_own: Callable[[int], bool]) -> dict[str, Pieces]:
     """Make the files of the sum, a ``linear``, by name; the head, equal for all, is the first user's.
 
-    The adapters are those that ``sum_of_kinds`` takes; ``is_own`` as for ``summed_files``.
-
-    Raises:
-        IntegrityError: a file is damaged.
+    The adapters are those that ``sum_of_kinds`` takes; ``is_own`` and errors as for ``summed_files``.
     """
     folder = users[0].folder
     facts = _facts(folder)

@@ -264,11 +264,7 @@ class StateFile:
         return self
 
     def map(self) -> dict[str, torch.Tensor]:
-        """Return the tensors on the mapped file, which stays mapped until the last of them is freed.
-
-        Raises:
-            IntegrityError: the file is missing, was cut, or belongs to another run or unit.
-        """
+        """Return the tensors on the mapped file, mapped until the last one is freed; raises ``IntegrityError``."""
         with self._opened("r+b") as file:
             self._check(file)
             pages = mmap.mmap(file.fileno(), self.size_bytes, access=mmap.ACCESS_WRITE)
@@ -295,11 +291,7 @@ class StateFile:
         }
 
     def fill(self, name: str, source: TensorPieces) -> None:
-        """Replace the bytes of a tensor by those of a source of its dtype and shape, a piece at a time.
-
-        Raises:
-            IntegrityError: as ``map``, or the source has another number of bytes.
-        """
+        """Replace a tensor by a source of its dtype and shape, a piece at a time; raises ``IntegrityError``."""
         info = self.infos[name]
         if source.data.size_bytes != info.nbytes:
             raise IntegrityError(
@@ -429,13 +421,10 @@ class InactiveState:
                 each.keep_in(StateStore())
 
     def keep_on_disk(self, folder: Path, of: Mapping[str, str]) -> None:
-        """Keep the state of inactive units in files from now on; no unit may have state yet.
+        """Keep the state of inactive units, of which none has state yet, in files; raises as ``require_room``.
 
         Disk space is allocated at once, so that two nodes on one disk can't both count on it; ``of`` as for
         ``DiskStateStore``.
-
-        Raises:
-            StorageError: the folder can't be written, or its disk has less space than the state of all units needs.
         """
         require_room(folder, self._optimizers, of)
         self._is_moved = True

@@ -41,10 +41,7 @@ class StateStore:
     """Keeps the optimizer state of inactive units. This one keeps none: their moments and counts start anew."""
 
     def load_state(self, unit: int, updated: Parameters) -> State | None:
-        """Return the state of a unit before an update of these parameters.
-
-        None if the optimizer has the state, or has to make it anew.
-        """
+        """Return the state before an update; None if the optimizer has it, or has to make it anew."""
         return None
 
     def parts(self, unit: int, updated: Parameters) -> Iterable[Parameters]:
@@ -115,10 +112,7 @@ class UnitOptimizers:
     # ---- training ---------------------------------------------------------------------------------
 
     def update(self, units: Iterable[int], learning_rate: float) -> None:
-        """Do one optimizer step of each of these units in turn, and free its gradients.
-
-        A parameter without a gradient is not updated.
-        """
+        """Do one optimizer step of each of these units, of parameters that have a gradient, and free the gradients."""
         for unit in units:
             updated = {name: value for name, value in self.units.get(unit, {}).items() if value.grad is not None}
             if updated:
@@ -347,10 +341,7 @@ class TrainingState:
             self._check_state(name, state)
 
     def load(self, file: TensorFile) -> None:
-        """Replace tensors and optimizer state by those of a checked file, one after the other.
-
-        Memory of the file is freed after each tensor.
-        """
+        """Replace tensors and optimizer state by those of a checked file, whose memory is freed tensor by tensor."""
         prefixes = self.prefixes
         if self.optimizers is not None:
             self.optimizers.make_room(_named(file.infos, prefixes.state))

@@ -94,10 +94,7 @@ class OwnerParts:
             return self._embed(batch)
 
     def embed_to_train(self, batch: Batch, at: tuple[int, int] | None) -> torch.Tensor:
-        """Embed as ``embed``, with a graph for the embedding's gradients.
-
-        ``at`` is (step, micro-batch) for dropout; None = without.
-        """
+        """Embed as ``embed``, with a graph; ``at`` is (step, micro-batch) for dropout, None = without."""
         self._set_embedding_mode(train=at is not None)
         if at is not None and self._train.dropout > 0:
             seed_unit(self._train.seed, *at, EMBEDDING_UNIT)
@@ -200,10 +197,7 @@ class OwnerParts:
         return digest_of(self.units[unit])
 
     def unit_grad(self, unit: int) -> Pieces:
-        """Return the gradient of a unit as one safetensors file, read when iterated.
-
-        All backwards of the item have to be done.
-        """
+        """Return the gradient of a unit, after all backwards of the item, as a safetensors file, read when iterated."""
         return grad_blob(self.units[unit], self._tied_in(unit))
 
     def _tied_in(self, unit: int) -> tuple[Pair, ...]:
@@ -212,10 +206,7 @@ class OwnerParts:
     def to_blob(self) -> Pieces:
         """Return parameters and optimizer state as one safetensors file, without frozen tensors.
 
-        The content is read when iterated: the head must not change before.
-
-        Raises:
-            DivergedError: a parameter is not finite.
+        It is read when iterated: the head must not change before. Raises ``DivergedError`` for weights not finite.
         """
         require_finite_values(self._travelling(), "the head")
         return write_tensors(self._state().tensors())
@@ -223,11 +214,8 @@ class OwnerParts:
     def load_blob(self, data: Pieces, *, where: str = _HANDED_OVER) -> None:
         """Replace parameters and optimizer state by ``to_blob`` of another owner; ``where`` names it in errors.
 
-        Memory of ``data`` is freed while it is read.
-
-        Raises:
-            IntegrityError: unreadable, or tensors with other names, shapes or dtypes than a head of this run.
-            DivergedError: numbers that are not finite.
+        Memory of ``data`` is freed while it is read. Raises ``IntegrityError`` for other tensors than those of this
+        run's head, ``DivergedError`` for numbers that are not finite.
         """
         state, file = self._state(where), TensorFile(data, where=where)
         state.check(file)

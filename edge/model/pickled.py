@@ -32,11 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def convert(source: Path, target: Path) -> None:
-    """Write the tensors of a pickled file to a new safetensors file.
-
-    Raises:
-        InvalidInputError: it is no file of ``torch.save``, or has anything but tensors by name.
-    """
+    """Write the tensors of a file of ``torch.save`` to a new safetensors file; raises ``InvalidInputError``."""
     import torch
 
     try:

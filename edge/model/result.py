@@ -94,9 +94,7 @@ def result_files(
 
     ``skeleton`` has hosted blocks only, except ``without_blocks``. ``with_head``: also the head and the configs;
     with full parameters the embedding too. ``merged`` has merged adapters of hosted blocks, by block and name.
-
-    Raises:
-        DivergedError: a weight of a whole model is not finite.
+    Raises ``DivergedError`` for a weight of a whole model that is not finite.
     """
     if not skeleton.full_parameters:
         return adapter_files(skeleton, without_blocks=without_blocks, with_head=with_head, merged=merged)
@@ -114,9 +112,7 @@ def adapter_files(
 ) -> dict[str, Pieces]:
     """Make the files of the trained tensors of hosted blocks, by name; tensors are read when a file is iterated.
 
-    There is no file without a tensor, and none of a frozen head.
-
-    Arguments as of ``result_files``.
+    There is no file without a tensor, and none of a frozen head. Arguments as of ``result_files``.
     """
     found = saved_tensors(skeleton, without_blocks=without_blocks, with_head=with_head)
     if merged:
@@ -432,10 +428,7 @@ def load_saved(skeleton: Skeleton, task: str, folder: Path, *, with_head: bool) 
     """Replace the initial values of trained tensors in hosted blocks, and ``with_head`` of the head, by saved ones.
 
     ``folder`` has the merged files of ``result_files``; of a whole model this node's part suffices. A frozen head in an
-    old folder is not read.
-
-    Raises:
-        IntegrityError: a file is damaged, or a tensor is missing, unknown, or of another shape.
+    old folder is not read. Raises ``IntegrityError`` for a damaged file, or other tensors than those of this model.
     """
     if skeleton.full_parameters:
         wanted = model_tensors(skeleton, task, without_blocks=(), with_owner=with_head)
@@ -453,10 +446,7 @@ def load_initial(skeleton: Skeleton, path: Path, *, head_of: tuple[str, Sequence
     """Replace the initial values of the adapters of hosted blocks by those of ``initial.safetensors``.
 
     ``head_of`` is task and classes of a run, at an owner: then also of an invertible adapter, and of the head if the
-    file has one for them.
-
-    Raises:
-        IntegrityError: the file is damaged, or a tensor is missing, unknown, of another shape, or not finite here.
+    file has one for them. Raises ``IntegrityError`` as ``load_saved``, and for numbers that are not finite here.
     """
     anywhere = (_blocks_prefix(skeleton), _invertible_prefix(skeleton))
     hosted = _hosted_prefixes(skeleton, is_owner=head_of is not None)

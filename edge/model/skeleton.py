@@ -301,11 +301,7 @@ def unit_seed(seed: int, step: int, micro: int, unit: str) -> int:
 
 
 def seed_unit(seed: int, step: int, micro: int, unit: str) -> None:
-    """Seed torch's generators for ``unit``.
-
-    Unlike ``torch.manual_seed`` it ignores an unused accelerator, for which that function would store each call with
-    its stack.
-    """
+    """Seed torch's generators for ``unit``; ``torch.manual_seed`` would store each call for an unused accelerator."""
     number = unit_seed(seed, step, micro, unit)
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

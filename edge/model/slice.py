@@ -58,12 +58,9 @@ def materialise(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    """Make the hosted modules real in place, and drop all others.
+    """Make the hosted modules real in place, and drop all others; raises ``ModelError``.
 
     ``blocks`` are absolute indices; ``with_embedding`` adds an owner's parts.
-
-    Raises:
-        ModelError: a tensor is missing or has another shape.
     """
     base, layout = skeleton.base, skeleton.layout
     kept = set(blocks)
@@ -226,11 +223,10 @@ class BlockRunner:
         patterns: Mapping[int, str] | None = None,
         around: BlockContext | None = None,
     ) -> torch.Tensor:
-        """Run blocks ``[start, stop)``.
+        """Run blocks ``[start, stop)`` with ``context``.
 
-        ``context`` is of ``context``. ``train_at`` is (step, micro-batch) of a forward with dropout, None =
-        without. ``patterns``: block -> operations of its subnets; a missing block is full. ``around`` makes a
-        context around each block.
+        ``train_at`` is (step, micro-batch) of a forward with dropout, None = without. ``patterns``: block -> operations
+        of its subnets; a missing block is full. ``around`` makes a context around each block.
         """
         skeleton, given = self.skeleton, patterns or {}
         with rows_of(mask_BT):

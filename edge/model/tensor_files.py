@@ -109,17 +109,9 @@ class SafetensorsFiles:
         alignment: int = ALIGNMENT,
         device: torch.device | None = None,
     ) -> torch.Tensor:
-        """Read one tensor that never trains.
+        """Read one tensor that never trains; arguments and errors as of ``read``.
 
-        Args:
-            name: in the files.
-            dtype: see ``read``.
-            whole: see ``read``; then it is mapped only if it begins at a multiple of ``alignment``.
-            alignment: in bytes.
-            device: None = the CPU.
-
-        Raises:
-            ModelError, IntegrityError: see ``read``.
+        With ``whole`` it is mapped only if it begins at a multiple of ``alignment`` bytes. ``device``: None = the CPU.
         """
         can_map = len(self.shape(name)) > 1 and self._stored[name].info.offset % alignment == 0
         tensor = self.read(name, dtype, private=whole and not can_map, whole=whole)
@@ -143,13 +135,9 @@ class SafetensorsFiles:
             yield start // columns, part.view(-1, columns)
 
     def number_pieces(self, name: str, *, multiple: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """Read a tensor some numbers at a time into one buffer, each time a multiple of ``multiple`` but for the last.
+        """Yield index of the first number and numbers, in the stored dtype, of a tensor, in one buffer.
 
-        Yields:
-            Index of the first number, and the numbers in the stored dtype.
-
-        Raises:
-            ModelError, IntegrityError: see ``read``.
+        Each time a multiple of ``multiple`` numbers but for the last; errors as of ``read``.
         """
         stored = self._stored[name]
         if not stored.is_coded:
@@ -165,11 +153,8 @@ class SafetensorsFiles:
     def read_gguf(self, name: str, *, whole: bool = True) -> GgufBlocks:
         """Map a tensor of a GGUF file, with its rows in the order of transformers; a vector is a row.
 
-        Only rows that llama.cpp has in another order are copied. ``whole`` is as for ``read_frozen``.
-
-        Raises:
-            ModelError: it has scales or numbers that are not finite; a table is not checked.
-            IntegrityError: the file is damaged.
+        Only rows that llama.cpp has in another order are copied. With ``whole``, scales or numbers that are not finite
+        are refused. Raises ``ModelError`` or ``IntegrityError``.
         """
         stored = self._stored[name]
         kind = GgufType.of(stored.info.dtype)
@@ -201,12 +186,7 @@ class SafetensorsFiles:
         return self._stored[name].four_bit is not None
 
     def read_four_bit(self, name: str) -> FourBit:
-        """Read a matrix that the files have in 4 bits, as it is.
-
-        Raises:
-            ModelError: scales or levels that are not finite, or another codebook than that of its type.
-            IntegrityError: the file is damaged.
-        """
+        """Read a matrix that the files have in 4 bits, as it is; raises ``ModelError`` or ``IntegrityError``."""
         stored = self._stored[name]
         if stored.four_bit is None:
             raise ValueError(f"{name} is no matrix in 4 bits")
@@ -310,12 +290,9 @@ def _read_in_place(stored: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
 def _pieces(
     stored: StoredTensor, buffer: torch.Tensor, *, in_place: bool = False
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """Read a tensor's numbers in order, a piece at a time.
+    """Yield the number of values before each piece, and the piece, of a tensor in order.
 
     The buffer is flat, of the stored dtype; it takes all pieces one after the other (``in_place``), or each in turn.
-
-    Yields:
-        Number of values before the piece, and the piece.
     """
     count = buffer.numel() if in_place else math.prod(stored.info.shape)
     each = min(count, PIECE_BYTES // buffer.element_size()) if in_place else buffer.numel()
@@ -375,11 +352,7 @@ def pieces_of(tensor: torch.Tensor) -> TensorPieces:
 
 
 def fill(target: torch.Tensor, source: TensorPieces) -> None:
-    """Replace the values of a tensor by those of ``source``, converted to its dtype, a piece at a time.
-
-    Raises:
-        IntegrityError: the source has another number of bytes than its shape.
-    """
+    """Replace the values of a tensor by ``source`` in its dtype, a piece at a time; raises ``IntegrityError``."""
     num_came = source.data.size_bytes / torch_dtype(source.dtype).itemsize
     if num_came != target.numel():
         raise IntegrityError(f"a tensor of {target.numel():,} numbers came with {num_came:,g}; copy it again")

@@ -115,9 +115,8 @@ def load_grads(data: Pieces, parameters: Parameters, *, where: str) -> None:
 def read_grads(data: Pieces, parameters: Parameters, *, where: str) -> dict[str, torch.Tensor | None]:
     """Return the gradients in a file of ``grad_blob`` by name; None for a parameter without one.
 
-    Raises:
-        IntegrityError: unreadable, or gradients of other tensors, shapes or types than those of the parameters.
-        DivergedError: numbers that are not finite.
+    Raises ``IntegrityError`` for other tensors, shapes or types than those of the parameters, ``DivergedError`` for
+    numbers that are not finite.
     """
     file = TensorFile(data, where=where)
     expected = _expected(file.infos, parameters, where)

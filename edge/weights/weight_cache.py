@@ -210,9 +210,8 @@ class CheckedFile:
     def write(self, data: bytes, origin: str) -> None:
         """Append the next bytes of the content to the partial file, which outlives this process.
 
-        Raises:
-            IntegrityError: the content would be longer than ``nbytes``.
-            CapacityError: the disk is full; the bytes already written stay.
+        Raises ``IntegrityError`` if the content would be longer than ``nbytes``, ``CapacityError`` if the disk is full;
+        the bytes already written stay.
         """
         if self.offset + len(data) > self.nbytes:
             raise IntegrityError(f"{self.what} has {self.nbytes:,} bytes, more arrived; fetch it from another source")
@@ -264,12 +263,7 @@ class CheckedFile:
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn an ``OSError`` inside the block into an error that names ``folder`` and a remedy.
-
-    Raises:
-        CapacityError: the disk is full.
-        UsageError: anything else, e.g. no permission.
-    """
+    """Turn an ``OSError`` into ``CapacityError`` of a full disk, or ``UsageError``, with ``folder`` and a remedy."""
     try:
         yield
     except OSError as error:

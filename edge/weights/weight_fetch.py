@@ -313,12 +313,7 @@ class Sources:
     def fetch(self, files: Sequence[CheckedFile], wanted: PendingFetch) -> int:
         """Fetch the missing bytes of ``files``, with ``resume`` called, until all are complete; return bytes received.
 
-        Raises:
-            IntegrityError: no source is left that sends what its manifest says.
-            ConnectionFailedError: no source answers any more.
-            DeadlineError: the deadline is over.
-            InterruptedRunError: the run was released.
-            CapacityError: the disk is full.
+        Raises as ``SourceRotation.after``, ``DeadlineError``, or ``InterruptedRunError`` after a release of the run.
         """
         came = 0
         sources = SourceRotation(self.addresses)

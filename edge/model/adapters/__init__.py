@@ -53,13 +53,8 @@ def add_adapters(base: Any, family: Family, config: str, *, dropout: float, name
     """Add adapters to all blocks of a base model of transformers, with initial values by torch's generator.
 
     Weights of ``base``, a model without head, may be placeholders; DoRA's magnitudes are then to be set. ``config`` is
-    an ``adapter.config`` without auxiliary models.
-
-    Returns:
-        All options of each part of ``config``.
-
-    Raises:
-        JobError: see ``options_of``; or the family has no place for a part, or two parts are at one place.
+    an ``adapter.config`` without auxiliary models; all options of each part are returned. Raises ``JobError`` as
+    ``options_of``, or if the family has no place for a part, or two parts are at one place.
     """
     parts = options_of(config, dropout=dropout)
     for part in parts:

@@ -185,10 +185,8 @@ def add_auxiliary(
     """Add auxiliary models to all blocks that are not left out; other modules keep training.
 
     Weights of ``blocks`` may be placeholders. ``auxiliary`` has at most one for each matrix (see
-    ``ringtune.models.auxiliary_models.check_places``); ``name`` of the adapter is a part of its tensors' names.
-
-    Raises:
-        JobError: parts of one fused matrix have different factors.
+    ``ringtune.models.auxiliary_models.check_places``); ``name`` of the adapter is a part of its tensors' names. Raises
+    ``JobError`` if parts of one fused matrix have different factors.
     """
     for index, block in enumerate(blocks):
         configs = {place: config for config in in_block(auxiliary, index) for place in config.places}

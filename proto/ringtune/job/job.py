@@ -536,10 +536,7 @@ def job_of_user(job: Job, user: str) -> Job:
 
 
 def job_of_sum(job: Job, users: Sequence[str]) -> Job:
-    """Return the job with the ``adapter.config`` of the sum of all users' adapters, and without ``offload.adapters``.
-
-    Raises ``UsageError`` if they have no sum.
-    """
+    """Return the job with the config of the sum of all users' adapters alone; raises ``UsageError`` without one."""
     return _alone(job, sum_of_kinds([config_of(job, user) for user in users]))
 
 

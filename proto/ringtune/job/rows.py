@@ -108,10 +108,7 @@ class PictureFolder:
 
 
 def list_pictures(folder: Path, *, has_classes: bool = True) -> PictureFolder:
-    """List the pictures below a folder; the headers of all but arrays are read; raises ``DataError``.
-
-    With ``has_classes`` they are in one folder per class; else at any depth.
-    """
+    """List pictures below a folder, with ``has_classes`` in one folder per class; raises ``DataError``."""
     files: list[Path] = []
     left_out, suffixes = Counter[str](), Counter[str]()
     for file in sorted(folder.rglob("*")):
@@ -170,10 +167,7 @@ def user_column(data: Data) -> dict[str, str]:
 
 
 def user_of(record: Record, column: str) -> str:
-    """Return the user of a row: a text or whole number, without blanks around it.
-
-    Raises ``RowError`` for another type, or no valid name.
-    """
+    """Return the user of a row, a text or whole number without blanks around it; raises ``RowError``."""
     value = record[1][column]
     where = f"column {column!r} (data.user)"
     if isinstance(value, bool) or not isinstance(value, str | int):
@@ -294,13 +288,9 @@ def account_of(path: Path, data: Data, *, is_own: bool = False) -> RowAccount:
 
 
 def read_rows(path: Path, task: str, data: Data, *, is_own: bool = False) -> Rows:
-    """Read all rows of a file; raises ``DataError``.
+    """Read all rows of a table, for token-classification also of CoNLL; raises ``DataError``.
 
-    Args:
-        path: a table, or for token-classification also CoNLL; with pictures Parquet or Arrow.
-        task: one that reads tables.
-        data: columns, and the rule for missing values.
-        is_own: whether messages stay with the owner of the file.
+    ``is_own``: whether messages stay with the owner of the file.
     """
     account = account_of(path, data, is_own=is_own)
     rows = list(task_rows(path, task, data, account, is_whole=False))

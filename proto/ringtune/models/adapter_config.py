@@ -184,11 +184,7 @@ def option_rules(kind: str) -> dict[str, str]:
 
 
 def check_options(name: str, kind: str, options: Mapping[Any, Any]) -> None:
-    """Refuse unknown options of one method, and values that are not allowed, with ``JobError``.
-
-    ``name`` is the configuration, for messages; ``kind`` one of ``bottleneck``, ``lora``, ``mtl_lora``, ``reft``,
-    ``linear`` and ``mlp``.
-    """
+    """Refuse unknown or wrong options of configuration ``name``, of a key of ``_RULES``; raises ``JobError``."""
     rules = _RULES[kind]
     for option, value in options.items():
         if option not in rules:
@@ -630,10 +626,7 @@ def _bottleneck_params(options: Mapping[str, Any], block: int, hidden: int) -> i
 
 
 def _lora_params(options: Mapping[str, Any], widths: Widths, kind: str) -> int:
-    """Count LoRA's weights: A and B of every wrapped matrix, and the additions of DoRA, MTL-LoRA and gates.
-
-    (IA)3 has a scaling vector instead of A and B.
-    """
+    """Count LoRA's weights: A and B of every matrix, of (IA)3 a vector, and those of DoRA, MTL-LoRA and gates."""
     by_letter = {"q": widths.query, "k": widths.key, "v": widths.value}
     attention = [by_letter[letter] for letter in options["attn_matrices"]] if options["selfattn_lora"] else []
     others = [widths.intermediate] if options["intermediate_lora"] else []
@@ -652,10 +645,7 @@ def _lora_params(options: Mapping[str, Any], widths: Widths, kind: str) -> int:
 
 
 def _reft_params(options: Mapping[str, Any], block: int, hidden: int) -> int:
-    """Count ReFT's weights in a block: source and projection of rank r, for prefix and for suffix positions.
-
-    Tied weights count once.
-    """
+    """Count ReFT's weights in a block: source and projection of rank r; twice, for prefix and suffix, unless tied."""
     has_tokens = options["prefix_positions"] or options["suffix_positions"]
     if not options["output_reft"] or not has_tokens or (options["layers"] != "all" and block not in options["layers"]):
         return 0

@@ -157,10 +157,7 @@ _ADVICE = "use lora, seq_bn or double_seq_bn"
 
 
 def offload_refusal(adapter_config: str, *, dropout: float, fused: bool = False) -> str:
-    """Say why a helper can't train these adapters exactly; empty if it can.
-
-    ``fused``: query, key and value of the family are one matrix.
-    """
+    """Say why a helper can't train these adapters exactly; ``fused``: query, key and value are one matrix."""
     if trains_own_weights(adapter_config):
         return f"adapter.config = {adapter_config!r} has no adapter that a helper could fit; {_ADVICE}"
     for part in parse_adapter_config(adapter_config):

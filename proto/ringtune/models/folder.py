@@ -554,10 +554,7 @@ class _Tokens(NamedTuple):
 
 
 def check_files(folder: str | Path, config: Mapping[str, Any]) -> None:
-    """Refuse a folder with inconsistent files, or with settings that would change tokens or pixels without notice.
-
-    Missing files are not checked.
-    """
+    """Refuse inconsistent files, or settings that would change tokens or pixels without notice; some may be missing."""
     vocab = model_dimensions(config).vocab
     if vocab:
         _check_tokens(Path(folder), vocab)
@@ -567,10 +564,7 @@ def check_files(folder: str | Path, config: Mapping[str, Any]) -> None:
 
 
 def _check_classes(folder: Path) -> None:
-    """Refuse a head with another number of classes than ``id2label`` of the config.
-
-    The head itself is not used, but one of the two files must be of another model.
-    """
+    """Refuse a head, which is not used, with other classes than ``id2label``: one of the files is of another model."""
     values = read_json(folder / CONFIG_FILE)
     named = values.get("id2label") if isinstance(values, dict) else None
     if not isinstance(named, dict):

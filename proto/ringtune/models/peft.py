@@ -64,10 +64,7 @@ _LETTERS: Final = "qkv"
 
 
 def peft_class(model_type: str, task: str) -> tuple[str | None, str]:
-    """Return PEFT's task type and the class of transformers that loads the base model.
-
-    It is ``AutoModel`` if no class of transformers has the head of the run.
-    """
+    """Return PEFT's task type and the class that loads the base model, ``AutoModel`` if none has the run's head."""
     return _TASKS[head_task(task)] if architecture_head(model_type, task) else _WITHOUT_HEAD
 
 

@@ -88,8 +88,7 @@ def is_tower(values: Mapping[str, Any]) -> bool:
 def text_values(values: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     """Return the values of ``config.json`` of a text model; of another one those of its text tower.
 
-    Raises:
-        ModelError: ``text_config`` is no table. Whether its ``model_type`` has the job's head is checked with the job.
+    Raises ``ModelError``. Whether the ``model_type`` of ``text_config`` has the job's head is checked with the job.
     """
     tower = TOWERS.get(str(values.get("model_type")))
     if tower is None:

@@ -346,10 +346,7 @@ class Offers:
         return manifest_to_proto(manifest)
 
     def chunks(self, request: weights_pb2.FetchRequest, *, caller: str = "") -> Iterator[weights_pb2.FetchChunk]:
-        """Yield the contents that a fetch requests by digest; raises ``BusyError`` or ``RingTuneError``.
-
-        ``caller`` is of its certificate; empty = plain text.
-        """
+        """Yield what a fetch of ``caller`` (of its certificate) requests; raises ``BusyError`` or ``RingTuneError``."""
         with self._lock:
             if self._fetching.total() >= self._max_streams:
                 raise BusyError(f"{self._max_streams} nodes fetch from here already; ask again")

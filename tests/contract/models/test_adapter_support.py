@@ -53,6 +53,7 @@ def test_what_is_not_covered_is_refused_with_the_remedy(config: str) -> None:
         ("lora[r=4,alpha=16]", {"r": 12, "alpha": 48}),
         ("lora", {"r": 24, "alpha": 24}),
         ("lora[attn_matrices=['k'],init_weights='bert']", {"r": 24, "alpha": 24, "attn_matrices": ["k"]}),
+        ("ia3[composition_mode='add']", {"r": 3, "alpha": 3}),
         ("linear[alpha=2.0]", {"alpha": 2.0}),
     ],
 )
