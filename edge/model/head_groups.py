@@ -106,19 +106,14 @@ def matrices(block: nn.Module, model_type: str, subnets: Subnets) -> dict[str, M
     layout = LAYOUTS[model_type]
     width = _outputs_and_inputs(block, layout, layout.attention_out)[1] // subnets.heads
     offset = subnets.heads * width if layout.is_merged else 0
-
-    def attention(name: str, module: str, at: int) -> Matrix:
-        return Matrix(module, name != "attention_out", at, width, name in ("query", "attention_out"), True)
-
+    of_queries = ("query", "attention_out")
+    attention = {"query": 0, "key": offset, "value": 2 * offset, "attention_out": 0}
     found = {
-        "query": attention("query", layout.query, 0),
-        "key": attention("key", layout.key, offset),
-        "value": attention("value", layout.value, 2 * offset),
-        "attention_out": attention("attention_out", layout.attention_out, 0),
-        "up": Matrix(layout.up, True, 0, 1, False, False),
-        "down": Matrix(layout.down, False, 0, 1, False, False),
+        role: Matrix(getattr(layout, role), role != "attention_out", at, width, role in of_queries, True)
+        for role, at in attention.items()
     }
-    return found | ({"gate": Matrix(layout.gate, True, 0, 1, False, False)} if layout.gate else {})
+    inner = [role for role in ("up", "down", "gate") if getattr(layout, role)]
+    return found | {role: Matrix(getattr(layout, role), role != "down", 0, 1, False, False) for role in inner}
 
 
 def subnet_slices(block: nn.Module, model_type: str, subnets: Subnets) -> tuple[tuple[WeightSlice, ...], ...]:

@@ -187,7 +187,16 @@ class UnitOptimizers:
     # ---- one unit ---------------------------------------------------------------------------------
 
     def _held(self, unit: int) -> State:
-        return state_tensors(self._optimizers[unit], self.units[unit])
+        """Return moments and step counts of a unit in its optimizer; a parameter without updates has none.
+
+        Example: AdamW after a step gives ``w/step``, ``w/exp_avg`` and ``w/exp_avg_sq`` for the parameter ``w``.
+        """
+        return {
+            f"{name}/{key}": value
+            for name, parameter in self.units[unit].items()
+            for key, value in self._optimizers[unit].state.get(parameter, {}).items()
+            if isinstance(value, torch.Tensor)
+        }
 
     def _give(self, unit: int, state: State) -> None:
         optimizer = self._optimizers[unit]
@@ -278,21 +287,6 @@ def begin_state(name: str, optimizer: torch.optim.Optimizer, updated: Iterable[t
 def state_dtype(key: str, parameter: torch.nn.Parameter) -> torch.dtype:
     """Return the dtype of a state tensor: float32 for a count, otherwise the parameter's."""
     return torch.float32 if key == STEP else parameter.dtype
-
-
-def state_tensors(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]
-) -> dict[str, torch.Tensor]:
-    """Return moments and step counts as ``name/key``; a parameter without updates has none.
-
-    Example: AdamW after a step gives ``w/step``, ``w/exp_avg`` and ``w/exp_avg_sq`` for the parameter ``w``.
-    """
-    found: dict[str, torch.Tensor] = {}
-    for name, parameter in parameters.items():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, torch.Tensor):
-                found[f"{name}/{key}"] = value
-    return found
 
 
 class NamePrefixes(NamedTuple):

@@ -226,10 +226,6 @@ class OwnerParts:
                 )
         state.load(file)
 
-    def drop_state(self) -> None:
-        """Free the optimizer state of a head after its hand-over: it returns with a newer one."""
-        self.optimizers.drop_state()
-
     def _state(self, where: str = _HANDED_OVER) -> TrainingState:
         return TrainingState(
             values=self._travelling(),

@@ -209,9 +209,19 @@ def _written(tensors: Mapping[str, torch.Tensor]) -> Pieces:
 
 def _descriptions(skeleton: Skeleton) -> dict[str, Pieces]:
     """Write the description of the adapter; nothing where the blocks' own weights train."""
-    if skeleton.auxiliary:
-        return {AUXILIARY_CONFIG_FILE: Pieces.of(_description(skeleton))}
-    return {} if skeleton.own_weights else {ADAPTER_CONFIG_FILE: Pieces.of(_adapter_config(skeleton))}
+    if skeleton.own_weights:
+        return {}
+    library = description(skeleton.parts, skeleton.base, skeleton.layout, name=ADAPTER) if skeleton.parts else b"null"
+    if not skeleton.auxiliary:
+        return {ADAPTER_CONFIG_FILE: Pieces.of(library)}
+    described = describe(
+        skeleton.auxiliary,
+        name=ADAPTER,
+        model_type=skeleton.layout.model_type,
+        model_name=skeleton.model.config.name_or_path,
+        library=json.loads(library),
+    )
+    return {AUXILIARY_CONFIG_FILE: _json(described)}
 
 
 def saved_tensors(skeleton: Skeleton, *, without_blocks: Collection[int], with_head: bool) -> dict[str, Tensors]:
@@ -241,17 +251,6 @@ def _own_tensors(skeleton: Skeleton) -> Tensors:
     return found
 
 
-def _description(skeleton: Skeleton) -> bytes:
-    described = describe(
-        skeleton.auxiliary,
-        name=ADAPTER,
-        model_type=skeleton.layout.model_type,
-        model_name=skeleton.model.config.name_or_path,
-        library=json.loads(_adapter_config(skeleton)) if skeleton.parts else None,
-    )
-    return (json.dumps(described, indent=2) + "\n").encode()
-
-
 def _trained_head(skeleton: Skeleton) -> Tensors:
     frozen = {value.data_ptr() for value in skeleton.model.head.parameters() if not value.requires_grad}
     return {name: value for name, value in _head(skeleton)[0].items() if value.data_ptr() not in frozen}
@@ -262,10 +261,6 @@ def _adapter(skeleton: Skeleton) -> Tensors:
     prefix = f"{skeleton.model.base_model_prefix}."
     named = {prefix + name: value for name, value in skeleton.base.state_dict().items()} if skeleton.parts else {}
     return {name: value for name, value in named.items() if is_of_library(name, ADAPTER)}
-
-
-def _adapter_config(skeleton: Skeleton) -> bytes:
-    return description(skeleton.parts, skeleton.base, skeleton.layout, name=ADAPTER)
 
 
 def _head(skeleton: Skeleton) -> tuple[Tensors, bytes]:

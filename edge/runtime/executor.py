@@ -364,7 +364,7 @@ class NodeExecutor:
 
     def drop_head_state(self) -> None:
         """Free the optimizer state of a head after its hand-over."""
-        self._owner(None)[0].drop_state()
+        self._owner(None)[0].optimizers.drop_state()  # it returns with a newer head
 
     def load_head_blob(self, data: Pieces) -> None:
         """Replace the head and its optimizer state by ``head_blob`` of another owner; raises ``IntegrityError``."""

@@ -62,8 +62,6 @@ Below it the memory of the step's graphs stays resident, which saves page faults
 TABLE_GIVEN_BACK_BYTES: Final = 32 << 20
 """The same for an embedding table with a sparse gradient that becomes dense; a smaller one fits in freed graphs."""
 
-_MOMENTS: Final = {"adamw": 2, "sgd": 0, "momentum": 1, "adagrad": 1}
-
 
 def state_bytes(optimizer: str, weight_bytes: int, factor_bytes: int = 0) -> int:
     """Bytes of optimizer state, without step counts.
@@ -77,7 +75,7 @@ def state_bytes(optimizer: str, weight_bytes: int, factor_bytes: int = 0) -> int
     """
     if optimizer == "adafactor":
         return factor_bytes or weight_bytes
-    return _MOMENTS[optimizer] * weight_bytes
+    return len(_LIKE_THE_PARAMETER[optimizer]) * weight_bytes
 
 
 def factor_numbers(shapes: Iterable[Shape]) -> int:

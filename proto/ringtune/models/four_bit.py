@@ -117,7 +117,7 @@ def _matrix(name: str, kind: str, found: Mapping[str, tuple[Path, TensorInfo]]) 
         part = f"{name}.{end}" if end else name
         if part not in found:
             raise _refused(path, name, f"lacks {part}")
-        parts[end] = found[part][0], found[part][1]
+        parts[end] = found[part]
         own = parts[end][1]
         if (own.dtype, math.prod(own.shape)) != (dtype, count):
             raise _refused(
