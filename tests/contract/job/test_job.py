@@ -390,42 +390,33 @@ def test_load_job_makes_paths_absolute_relative_to_the_file(tmp_path: Path) -> N
     assert job.data.eval == "/data/test.csv"
 
 
-def test_load_job_knows_home_and_keeps_empty_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``~`` is the home folder; a path that is not given stays not given."""
+def test_load_job_knows_home_and_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``~`` is the home folder; a path that is not given stays not given; the job may be named from its folder."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    (tmp_path / "job.toml").write_text('[model]\npath = "~/m"\n')
-    job = load_job(str(tmp_path / "job.toml"))
-    assert job.model.path == str(tmp_path.resolve() / "home" / "m")
-    assert (job.data.train, job.data.eval) == ("", "")
-
-
-def test_load_job_from_a_relative_path_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if the job itself was named relative to the working folder."""
     monkeypatch.chdir(tmp_path)
-    Path("job.toml").write_text('[model]\npath = "m"\n')
-    assert load_job("job.toml").model.path == os.path.realpath(tmp_path / "m")
+    for text, wanted in (("~/m", "home/m"), ("m", "m")):
+        Path("job.toml").write_text(f'[model]\npath = "{text}"\n')
+        job = load_job("job.toml")
+        assert job.model.path == os.path.realpath(tmp_path / wanted)
+        assert (job.data.train, job.data.eval) == ("", "")
 
 
-def test_load_job_names_a_file_that_is_not_there(tmp_path: Path) -> None:
-    """Missing file: its name and the reason."""
-    with pytest.raises(JobError, match=r"can't read the job file .*nothing\.toml: No such file"):
-        load_job(tmp_path / "nothing.toml")
-
-
-def test_load_job_refuses_bytes_that_are_no_text(tmp_path: Path) -> None:
-    """A binary file is no job."""
-    (tmp_path / "job.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(JobError, match="it is not UTF-8 text"):
-        load_job(tmp_path / "job.toml")
-
-
-def test_load_job_names_file_and_key(tmp_path: Path) -> None:
-    """The message of a bad key begins with the file."""
+@cases(
+    ("content", "message"),
+    [
+        (None, "can't read the job file {path}: No such file or directory"),
+        (b"\xff\xfe\x00", "can't read the job file {path}: it is not UTF-8 text"),
+        (b'[model]\npth = "m"\n', "{path}: unknown key 'model.pth'; did you mean 'path'?"),
+    ],
+)
+def test_load_job_names_the_file_that_can_not_be_used(tmp_path: Path, content: bytes | None, message: str) -> None:
+    """With the reason, and the key."""
     path = tmp_path / "job.toml"
-    path.write_text('[model]\npth = "m"\n')
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(JobError) as caught:
         load_job(path)
-    assert str(caught.value) == f"{path}: unknown key 'model.pth'; did you mean 'path'?"
+    assert str(caught.value) == message.format(path=path)
 
 
 def test_job_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
