@@ -217,14 +217,17 @@ class _Beside(NamedTuple):
 
 def _of_places(places: Collection[str], widths: Widths, *, is_lora: bool, joined: bool) -> _Beside:
     """Return the words of places with a matrix; where all read one tensor, ``up`` is with those of the attention."""
-    words = {INTERMEDIATE: "up", OUTPUT: "down"}
-    if widths.swapped:
-        words = {INTERMEDIATE: "down", OUTPUT: "up"}
+    words = _feed_forward(widths)
     there = {words.get(place, place): None for place in places if any(getattr(widths, place))}
     apart = ("down",) if joined else ("up", "down")
     return _Beside(
         tuple(word for word in there if word not in apart), tuple(word for word in there if word in apart), is_lora
     )
+
+
+def _feed_forward(widths: Widths) -> dict[str, str]:
+    """Return place -> word of its matrix; the library exchanges the two of the Llama family."""
+    return {INTERMEDIATE: "down", OUTPUT: "up"} if widths.swapped else {INTERMEDIATE: "up", OUTPUT: "down"}
 
 
 def _beside_matrices(found: Sequence[_Beside], widths: Widths, *, keeps_down_input: bool) -> Iterable[KeptInput]:
@@ -245,14 +248,11 @@ def _beside_matrices(found: Sequence[_Beside], widths: Widths, *, keeps_down_inp
             lora=of_lora,
             merged=merged,
         )
-    inputs = {"up": widths.intermediate[0], "down": widths.output[0]}
-    if widths.swapped:
-        inputs = {"down": widths.intermediate[0], "up": widths.output[0]}
-    for word, width in inputs.items():
+    for place, word in _feed_forward(widths).items():
         if readers := [one for one in found if word in one.others]:
             yield KeptInput(
                 layers=(f"{ADAPTER_DOWN}:{word}",) * len(readers),
-                width=width,
+                width=getattr(widths, place)[0],
                 readers=len(readers),
                 lora=sum(one.is_lora for one in readers),
                 always_kept=word == "down" and keeps_down_input,
