@@ -255,12 +255,6 @@ _MAX_SAVED: Final = 4096
 """Most steps of which shards are remembered until all nodes have saved theirs."""
 
 
-class Noted(NamedTuple):
-    """The note that the submitter has the manifest of the checkpoint of ``step`` on disk."""
-
-    step: int
-
-
 class CheckpointManager:
     """The checkpoints of one run: those that it may resume from, and those that it saves.
 

@@ -17,11 +17,15 @@ from collections.abc import Callable, Generator
 from typing import TypeVar
 
 from ringtune.errors import InterruptedRunError, RingTuneError, internal_error
+from ringtune.run_control import events as rd
 from ringtune.storage.chunks import FileCutter
 from ringtune.v1 import control_pb2
 
 EventSink = Callable[[control_pb2.RunEvent], None]
 """Takes each event, in order."""
+
+Entry = rd.Event | Callable[[], object]
+"""What other threads put into the queue of a run's thread: an event of its state machine, or a call to make there."""
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -43,13 +47,13 @@ def work_beside(
 
     def guarded() -> None:
         try:
-            found = work()
+            result = work()
         except RingTuneError as error:
-            found = failed(error)
+            result = failed(error)
         except Exception as error:
             _LOG.exception("the thread %r failed by a bug", name)
-            found = failed(internal_error(error))
-        put(found)
+            result = failed(internal_error(error))
+        put(result)
 
     thread = threading.Thread(target=guarded, name=name, daemon=True)
     thread.start()

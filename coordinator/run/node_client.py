@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc
 
@@ -35,7 +35,6 @@ from ringtune.ids import naming_node
 from ringtune.job.job import Job
 from ringtune.models.result_files import part_files
 from ringtune.models.weights_by_digest import ModelManifest, agreed_manifest, manifest_from_proto
-from ringtune.run_control import events as rd
 from ringtune.schedule.actions import TensorKey
 from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.turns import Turn
@@ -519,78 +518,12 @@ class AgentCalls:
         self._on_failure(self.node, error)
 
 
-class Reported(NamedTuple):
-    """A node's report of what happened in the run."""
-
-    request: control_pb2.ReportRequest
-
-    @property
-    def node(self) -> str:
-        """The node."""
-        return self.request.node
-
-
-class Facts(NamedTuple):
-    """A node's facts as JSON text that is not checked yet, the states of its shards, and the files beside them."""
-
-    node: str
-    facts_json: str
-    shards: tuple[control_pb2.ShardState, ...] = ()
-    saved: tuple[control_pb2.SavedPart, ...] = ()
-
-    @staticmethod
-    def of(node: str, reply: control_pb2.InspectReply) -> Facts:
-        """Make it of what a node answered."""
-        return Facts(node, reply.facts_json, tuple(reply.shards), tuple(reply.saved))
-
-
-class NodePrepared(NamedTuple):
-    """The answer of a node that is prepared: the bytes of weights that it holds."""
-
-    node: str
-    hosted_bytes: int
-
-
-class Files(NamedTuple):
-    """A node's results by file name."""
-
-    node: str
-    files: dict[str, Pieces]
-
-
-class NodeRested(NamedTuple):
-    """A node rests; with the text of its ``totals.json`` of the placement that it leaves."""
-
-    rested: rd.Rested
-    totals_json: str
-
-    @property
-    def node(self) -> str:
-        """The node."""
-        return self.rested.node
-
-
-class NodeMoved(NamedTuple):
-    """A node has moved; with the bytes of weights that it holds now."""
-
-    moved: rd.Moved
-    hosted_bytes: int
-
-    @property
-    def node(self) -> str:
-        """The node."""
-        return self.moved.node
-
-
-Answer = Reported | Facts | NodePrepared | NodeRested | NodeMoved | Files
-
-
-def read_facts(facts: Facts) -> NodeFacts:
-    """Read the facts of a node from their JSON text; raises ``IntegrityError`` or ``PlanError``."""
-    found = NodeFacts.from_message(read_object(facts.facts_json, f"the facts of node {facts.node}"))
-    if found.node != facts.node:
-        raise IntegrityError(f"node {facts.node} sent the facts of node {found.node}; use one version on all machines")
-    return found
+def read_facts(node: str, reply: control_pb2.InspectReply) -> NodeFacts:
+    """Read the facts of a node from its answer; raises ``IntegrityError`` or ``PlanError``."""
+    facts = NodeFacts.from_message(read_object(reply.facts_json, f"the facts of node {node}"))
+    if facts.node != node:
+        raise IntegrityError(f"node {node} sent the facts of node {facts.node}; use one version on all machines")
+    return facts
 
 
 ALIVE_S: Final = 2.0

@@ -24,33 +24,14 @@ from typing import Final
 
 from coordinator.planner.planned import JobTime, Planned, copy_bytes
 from coordinator.run.audit import CellRepeated, RunAudit
-from coordinator.run.checkpoint import CheckpointManager, Noted
-from coordinator.run.collect import BestFiles, ResultCollector
+from coordinator.run.checkpoint import CheckpointManager
+from coordinator.run.collect import ResultCollector
 from coordinator.run.driver import Driver
-from coordinator.run.events import now_unix_s, work_beside
-from coordinator.run.join import (
-    CandidateAnswered,
-    CandidateFailed,
-    InitialNodesJoined,
-    Joined,
-    JoinEvent,
-    JoinHandler,
-    KnownNodes,
-)
-from coordinator.run.measurement import LinkAnswer
+from coordinator.run.events import Entry, now_unix_s, work_beside
+from coordinator.run.join import JoinHandler, KnownNodes
 from coordinator.run.members import Member, Members, num_neighbours, rack_of, unused_owners
-from coordinator.run.migration import MigrationDriver, ReplanOutcome, ReplanSearch, note_figures
-from coordinator.run.node_client import (
-    Answer,
-    Facts,
-    Files,
-    NodeMoved,
-    NodePrepared,
-    NodeRested,
-    Reported,
-    inspect_request,
-    read_facts,
-)
+from coordinator.run.migration import MigrationDriver, ReplanOutcome, ReplanSearch
+from coordinator.run.node_client import inspect_request, read_facts
 from coordinator.run.planning import FirstInspectionDone, PlanReady, RunPlanner, wire_problem
 from coordinator.run.recorder import RunRecorder
 from coordinator.run.recovery import Reports, await_nodes, with_role
@@ -141,10 +122,17 @@ class RunDriver(Driver):
             self._rounds.excluded.update(*(manifest.excluded for manifest in request.resume.manifests))
         self._checkpoints = CheckpointManager(run_id, request.job, request.resume, self._rounds.excluded)
         self._run_planner = RunPlanner(
-            request, self._checkpoints, members.links, put=self._queue.put, emit=self._emit, enter=self._enter
+            request,
+            self._checkpoints,
+            members.links,
+            put=self._queue.put,
+            on_looked=self._on_looked,
+            on_plan=self._on_plan,
+            emit=self._emit,
+            enter=self._enter,
         )
         self._reports = Reports(self._checkpoints, self._now_s)
-        self._collector = ResultCollector(request.job, self._queue.put, self._emit)
+        self._collector = ResultCollector(request.job, self._queue.put, self._hear, self._emit)
         self._join_handler = JoinHandler(
             run_id,
             request,
@@ -153,6 +141,7 @@ class RunDriver(Driver):
             self._reports,
             lease_s=lease_s,
             put=self._queue.put,
+            nodes=lambda: self.nodes,
             feed=self._feed,
             note=self._note,
             admit=self._admit,
@@ -187,11 +176,11 @@ class RunDriver(Driver):
 
     def joined(self, member: Member) -> None:
         """Queue that a node has joined the coordinator."""
-        self._queue.put(Joined(member))
+        self._queue.put(functools.partial(self._join_handler.joined, member))
 
     def noted(self, step: int) -> None:
         """Queue that the submitter has the manifest of the checkpoint of ``step`` on disk."""
-        self._queue.put(Noted(step))
+        self._queue.put(functools.partial(self._on_noted, step))
 
     def report(self, request: control_pb2.ReportRequest) -> None:
         """Queue a node's report; raises ``IntegrityError`` or ``FrameError``, or ``BusyError`` for too many at once."""
@@ -206,7 +195,7 @@ class RunDriver(Driver):
             if (waiting := self._waiting_bytes[node]) and waiting + size > _MAX_WAITING_BYTES:
                 raise BusyError(f"{waiting:,} bytes of reports of node {node} are not read yet; send this one later")
             self._waiting_bytes[node] += size
-        self._queue.put(Reported(request))
+        self._hear(node, self._reported(request))
 
     # ---- the run's thread -------------------------------------------------------------------------
 
@@ -215,7 +204,7 @@ class RunDriver(Driver):
         request = self._request
         named = self._checkpoints.needed_nodes or (request.plan.plan.nodes if request.plan else request.nodes)
         members = self._recruit(request, named)
-        self._queue.put(InitialNodesJoined())  # behind their own events
+        self._queue.put(self._join_handler.gathered)  # behind their own events
         if unused := unused_owners(self._members.living(), members) if request.plan else ():
             self._note(f"not in the given plan, so their rows are not trained on: {', '.join(unused)}")
         self._addresses |= {member.node: member.address for member in members}
@@ -242,87 +231,58 @@ class RunDriver(Driver):
 
     # ---- events -----------------------------------------------------------------------------------
 
-    def _take(
-        self,
-        entry: rd.Event
-        | Answer
-        | BestFiles
-        | Noted
-        | PlanReady
-        | FirstInspectionDone
-        | LinkAnswer
-        | ReplanOutcome
-        | CellRepeated
-        | JoinEvent,
-    ) -> None:
-        match entry:
-            case Reported() | Files() | BestFiles() | NodeRested() | NodeMoved():
-                self._hear(entry)
-            case Facts():
-                self._on_facts(entry)
-            case NodePrepared(node, hosted_bytes):
-                if self._recorder is not None:
-                    self._recorder.ledger.nodes[node].hosted_bytes = hosted_bytes
-                self._feed(rd.Prepared(node))
-            case PlanReady():
-                self._on_plan(entry)
-            case FirstInspectionDone():
-                self._on_first_inspection(entry)
-            case LinkAnswer():
-                self._run_planner.add_link_answer(entry)
-            case ReplanOutcome():
-                if self._replanning is not None and (found := self._replanning.take(entry, self.nodes)) is not None:
-                    self._feed(found)
-            case Joined() | InitialNodesJoined() | CandidateAnswered() | CandidateFailed():
-                self._join_handler.take(entry, self.nodes)
-            case Noted(step):
-                if self._checkpoints.note_kept(step) and self._rounds.phase in ("training", "collecting"):
-                    self._require_moving().grant(())
-            case CellRepeated():
-                if self._audit is not None and (failed := self._audit.take(entry)) is not None:
-                    (self._judge if failed.lost else self._feed)(failed)
-            case _:
-                self._feed(entry)
+    def _take(self, entry: Entry) -> None:
+        if callable(entry):
+            entry()
+        else:
+            self._feed(entry)
 
-    def _hear(self, entry: Reported | Files | BestFiles | NodeRested | NodeMoved) -> None:
-        """Take what a node of the run says; one that says what can't be has failed."""
-        events = self._events_of(entry)
+    def _hear(self, node: str, events: Iterator[rd.Event]) -> None:
+        """Queue what a node of the run says; one that says what can't be has failed.
+
+        ``events`` reads it on the run's thread, and raises ``IntegrityError``.
+        """
+        self._queue.put(functools.partial(self._feed_heard, node, events))
+
+    def _feed_heard(self, node: str, events: Iterator[rd.Event]) -> None:
         while True:
             try:
                 event = next(events, None)
             except IntegrityError as error:
-                self.node_failed(entry.node, error)
+                self.node_failed(node, error)
                 return
             if event is None:
                 return
             self._feed(event)
 
-    def _events_of(self, entry: Reported | Files | BestFiles | NodeRested | NodeMoved) -> Iterator[rd.Event]:
-        match entry:
-            case Reported(request):
-                yield from self._reported(request)
-            case Files() | BestFiles():
-                yield self._collector.take(entry)
-            case NodeRested() | NodeMoved() if self._recorder is not None:
-                yield note_figures(entry, self._recorder.ledger)
-
-    def _on_facts(self, entry: Facts) -> None:
-        facts = dataclasses.replace(read_facts(entry), rack=self._racks[entry.node])
+    def _on_facts(self, node: str, reply: control_pb2.InspectReply) -> None:
+        facts = dataclasses.replace(read_facts(node, reply), rack=self._racks[node])
         if self._run_planner.is_looking:
             self._run_planner.look(facts)
         else:
-            self._checkpoints.note_states(entry.node, entry.shards, entry.saved)
-            self._feed(rd.Inspected(entry.node, facts))
+            self._checkpoints.note_states(node, reply.shards, reply.saved)
+            self._feed(rd.Inspected(node, facts))
 
-    def _on_first_inspection(self, looked: FirstInspectionDone) -> None:
+    def _on_looked(self, looked: FirstInspectionDone) -> None:
         """Make the nodes measure themselves, or end a run for which no plan is possible."""
-        self._run_planner.is_looking = False
         if looked.error is not None:
             self._feed(rd.PlanFailed(type(looked.error).__name__, str(looked.error)))
             return
         self._timed_frozen = looked.frozen
         for node in sorted(self._addresses):
             self._inspect(node)
+
+    def _on_noted(self, step: int) -> None:
+        if self._checkpoints.note_kept(step) and self._rounds.phase in ("training", "collecting"):
+            self._require_moving().grant(())
+
+    def _on_replanned(self, outcome: ReplanOutcome) -> None:
+        if self._replanning is not None and (event := self._replanning.take(outcome, self.nodes)) is not None:
+            self._feed(event)
+
+    def _on_repeated(self, answer: CellRepeated) -> None:
+        if self._audit is not None and (failed := self._audit.take(answer)) is not None:
+            (self._judge if failed.lost else self._feed)(failed)
 
     def _reported(self, request: control_pb2.ReportRequest) -> Iterator[rd.Event]:
         recorder, node = self._recorder, request.node
@@ -402,7 +362,7 @@ class RunDriver(Driver):
                     self._audit.check(self._require_moving().part, turn)
             case rd.AwaitNodes():
                 self._note(await_nodes(command, self.board, self._now_s()))
-                self._join_handler.ask_others(self.nodes)
+                self._join_handler.ask_others()
             case rd.LogMove() | rd.FindPlacement() | rd.LogRecovery():
                 self._note(self._recover(command))
             case rd.LogTurn(turn) if self._recorder is not None and self._replanning is not None:
@@ -471,7 +431,7 @@ class RunDriver(Driver):
             frozen=self._timed_frozen,
         )
         self._checkpoints.ask_about(node, request)
-        self._calls[node].inspect(request, lambda reply: self._queue.put(Facts.of(node, reply)))
+        self._calls[node].inspect(request, lambda reply: self._queue.put(lambda: self._on_facts(node, reply)))
 
     def _enter(self, phase: str) -> None:
         now_s, (name, since_s) = time.monotonic(), self._phase
@@ -517,8 +477,9 @@ class RunDriver(Driver):
         self._checkpoints.tell(self._emit)
         if not self._request.plan_only:
             calls, copies = self._calls, copy_bytes(plan.course, made.profile.nodes[0], self._job)
+            put, ledger = self._queue.put, self._recorder.ledger
             self._migration = MigrationDriver(
-                part, self._job, self._checkpoints, self._addresses, calls, self._queue.put, copies
+                part, self._job, self._checkpoints, self._addresses, calls, put, self._hear, copies, ledger
             )
             if self._job.audit_share and self._request.is_training:
                 who = speaker()
@@ -527,10 +488,18 @@ class RunDriver(Driver):
                     self._job,
                     lambda: self._join_handler.facts,
                     calls,
-                    self._queue.put,
+                    put,
+                    lambda answer: put(functools.partial(self._on_repeated, answer)),
                     authorities=lambda: who.identity.authorities if who is not None else (),
                 )
-            self._replanning = ReplanSearch(plan, part, self._job, made.profile, put=self._queue.put, note=self._note)
+            self._replanning = ReplanSearch(
+                plan,
+                part,
+                self._job,
+                made.profile,
+                put=lambda outcome: put(functools.partial(self._on_replanned, outcome)),
+                note=self._note,
+            )
             self._recorder.pace = self._replanning.pace
             if self._onlookers:
                 self._recorder.onlooker = functools.partial(self._tell, self._onlookers)
