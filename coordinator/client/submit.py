@@ -192,8 +192,7 @@ class Client(Connection):
     def _begun(self, call: Any, submission: str) -> str:
         """Wait for the id of a submitted run that is stored; empty if the call ends first.
 
-        Raises:
-            InterruptedRunError: the coordinator has not begun the run within ``CALL_S`` seconds.
+        Raises ``InterruptedRunError``: the coordinator has not begun the run within ``CALL_S`` seconds.
         """
         end_s = time.monotonic() + CALL_S
         try:
@@ -289,8 +288,7 @@ class Client(Connection):
 
         See ``ringtune.costs.measurement``. If the rehearsal fails, that is shown and the profile returned unchanged.
 
-        Raises:
-            InterruptedRunError: Ctrl-C.
+        Raises ``InterruptedRunError``: Ctrl-C.
         """
         num_blocks = profile.nodes[0].model.num_blocks
         short = rehearsal_of(job, num_blocks)
@@ -325,8 +323,7 @@ class Client(Connection):
     ) -> tuple[Plan, Profile, tuple[str, ...]]:
         """Let the nodes measure themselves, and plan for them (see ``run``): plan, profile and notes.
 
-        Raises:
-            RingTuneError: inspection or planning failed.
+        Raises ``RingTuneError``: inspection or planning failed.
         """
         request = RunRequest(job=job, plan_only=True, num_nodes=num_nodes, join_s=join_s, choices=choices)
         came = self.run(request, progress=progress or Progress(), folder=None)
@@ -356,8 +353,7 @@ class Client(Connection):
 
         ``owner`` is the member with the evaluated rows; empty = all with evaluation rows.
 
-        Raises:
-            RingTuneError: the evaluation failed.
+        Raises ``RingTuneError``: the evaluation failed.
         """
         request = control_pb2.EvaluateRequest(job_toml=job.to_toml(), owner=owner)
 

@@ -428,8 +428,7 @@ class CheckpointManager:
     def manifest(self, plan: Plan, saved: rd.LogCheckpoint) -> CheckpointManifest:
         """Make the manifest of a checkpoint that every node of this part of the plan has saved.
 
-        Raises:
-            IntegrityError: a node did not say what it saved.
+        Raises ``IntegrityError``: a node did not say what it saved.
         """
         step = saved.step
         if missing := self.unsaved(plan, step):

@@ -141,8 +141,7 @@ def run_profile(request: RunRequest, facts: Mapping[str, NodeFacts], links: tupl
 def plan_run(request: RunRequest, profile: Profile, kept: Planned | None, effort: Effort) -> Planned:
     """Make a plan as ``ringtune plan`` does, or accept the given one, or ``kept``, that of the resumed run.
 
-    Raises:
-        RingTuneError: no plan fits, the given plan or profile is of another job, or a link is too slow.
+    Raises ``RingTuneError``: no plan fits, the given plan or profile is of another job, or a link is too slow.
     """
     job, facts = request.job, profile.by_name
     if kept is None and request.plan is not None:

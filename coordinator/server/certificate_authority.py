@@ -116,8 +116,7 @@ class Register:
     The file is made if it is missing. With a database that coordinators share the register is there, and the file is
     only how it begins.
 
-    Raises:
-        StorageError: it can't be used, or is of another version.
+    Raises ``StorageError``: it can't be used, or is of another version.
     """
 
     def __init__(self, folder: Path, shared: Database | None = None) -> None:
@@ -256,8 +255,7 @@ class Register:
     def remove(self, party: Party, reason: str) -> int:
         """Revoke all certificates and open tokens of a party, and of a user's guests; return the number of its own.
 
-        Raises:
-            TrustError: it never had any.
+        Raises ``TrustError``: it never had any.
         """
         with self._transaction() as database:
             roles = (party.role, ADMINISTRATOR if party.role == SUBMITTER_ROLE else "")
@@ -832,8 +830,7 @@ class TrustKeeper:
     def remove(self, party: Party, reason: str) -> int:
         """Revoke all certificates of a party at once, also of a user's guests; return the number of its own.
 
-        Raises:
-            TrustError: it never had any.
+        Raises ``TrustError``: it never had any.
         """
         number = self._register.remove(party, reason)
         self._look()
