@@ -104,7 +104,7 @@ class MigrationDriver:
                 )
             case rd.Halt(node, number):
                 self._calls[node].halt(
-                    on_result=lambda: self._put(rd.Halted(node, number)), on_failed=self._failed(node, number)
+                    on_result=lambda _: self._put(rd.Halted(node, number)), on_failed=self._failed(node, number)
                 )
 
     def _fetch_ahead(self, node: str, part: Plan) -> None:

@@ -252,7 +252,7 @@ class AgentCalls:
 
         With ``brief`` it sends fewer messages; with ``computing_s`` it measures only what they take from its computing.
         """
-        self._submit(lambda: on_result(self._unary(self._stub.MeasureLink, request, self._wait_s)))
+        self._ask(self._stub.MeasureLink, request, on_result)
 
     def prepare(
         self,
@@ -297,7 +297,6 @@ class AgentCalls:
             if self._fetching is not None:
                 self._fetching.cancel()
             self._fetching = asking
-
         self._answer_beside("fetching", asking, lambda reply: on_result(reply.fetched_bytes), on_failed)
 
     def _answer_beside(
@@ -322,7 +321,7 @@ class AgentCalls:
     ) -> None:
         """Let the node keep what it has trained and offer it to others."""
         request = control_pb2.RestRequest(run_id=self._run_id, placement_number=placement_number)
-        self._submit(lambda: on_result(self._unary(self._stub.Rest, request, self._wait_s)), on_failed)
+        self._ask(self._stub.Rest, request, on_result, on_failed)
 
     def move(
         self,
@@ -340,16 +339,13 @@ class AgentCalls:
 
         self._submit(work, on_failed)
 
-    def halt(self, *, on_result: Callable[[], None], on_failed: Callable[[RingTuneError], None]) -> None:
+    def halt(
+        self, *, on_result: Callable[[control_pb2.RestReply], None], on_failed: Callable[[RingTuneError], None]
+    ) -> None:
         """Let the node stop at once, whatever it does; what it prepares is given up, and a move too."""
         request = control_pb2.RestRequest(run_id=self._run_id, halts=True)
         self._call_move_off()
-
-        def work() -> None:
-            self._unary(self._stub.Rest, request, self._wait_s)
-            on_result()
-
-        self._submit(work, on_failed)
+        self._ask(self._stub.Rest, request, on_result, on_failed)
 
     def ask_alive(self, on_answer: Callable[[bool], None]) -> None:
         """Ask, beside all other calls, whether the node answers within ``ALIVE_S``; a node of an older build does.
@@ -456,19 +452,28 @@ class AgentCalls:
         """Do some work after all that was submitted before; a failure of it need not be that of the node."""
         self._worker.submit(self._guarded, work, on_failed or (lambda error: self._on_failure(self.node, error)))
 
+    def _ask(
+        self,
+        method: Any,
+        request: Any,
+        on_result: Callable[[Any], None],
+        on_failed: Callable[[RingTuneError], None] | None = None,
+    ) -> None:
+        self._submit(lambda: on_result(self._unary(method, request, self._wait_s)), on_failed)
+
     def _guarded(self, work: Callable[[], object], tell: Callable[[RingTuneError], None]) -> None:
         if self._cancelled.is_set():
             return
         try:
             work()
-        except grpc.RpcError as error:
-            if not self._cancelled.is_set():
-                tell(call_error(error, node=self.node, address=self.address))
-        except RingTuneError as error:
-            if not self._cancelled.is_set():
-                tell(error)
         except Exception as error:
-            if not self._cancelled.is_set():
+            if self._cancelled.is_set():
+                return
+            if isinstance(error, grpc.RpcError):
+                tell(call_error(error, node=self.node, address=self.address))
+            elif isinstance(error, RingTuneError):
+                tell(error)
+            else:
                 _LOG.exception("a call to node %s failed by a bug", self.node)
                 tell(internal_error(error, where=f"node {self.node}"))
 

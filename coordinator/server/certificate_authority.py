@@ -157,6 +157,11 @@ class Register:
             finally:
                 database.close()
 
+    def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """Return the rows of a query in a transaction of its own."""
+        with self._transaction() as database:
+            return database.execute(query, values).fetchall()
+
     def _content(self) -> bytes:
         if not self._path.stat().st_size:  # just made
             return b""
@@ -277,22 +282,17 @@ class Register:
 
     def has_certificate(self, party: Party, now_unix_s: float) -> bool:
         """Whether a party has a certificate that is neither removed nor expired."""
-        with self._transaction() as database:
-            found = database.execute(
-                "SELECT 1 FROM certificates WHERE role = ? AND name = ? AND removed IS NULL AND ends_unix_s > ?",
-                (*_key(party), now_unix_s),
-            ).fetchone()
-        return found is not None
+        query = "SELECT 1 FROM certificates WHERE role = ? AND name = ? AND removed IS NULL AND ends_unix_s > ?"
+        return bool(self._rows(query, *_key(party), now_unix_s))
 
     def inviter(self, guest: Party) -> str:
         """Return the user whose invitation a guest has used; empty if there is none."""
-        with self._transaction() as database:
-            found = database.execute(
-                "SELECT invited_by FROM tokens WHERE role = ? AND name = ? AND key_sha256 IS NOT NULL "
-                "ORDER BY ends_unix_s DESC",
-                _key(guest),
-            ).fetchone()
-        return found[0] or "" if found else ""
+        rows = self._rows(
+            "SELECT invited_by FROM tokens WHERE role = ? AND name = ? AND key_sha256 IS NOT NULL "
+            "ORDER BY ends_unix_s DESC",
+            *_key(guest),
+        )
+        return rows[0][0] or "" if rows else ""
 
     def removed(self, now_unix_s: float) -> Removals:
         """Return the removed certificates that have not expired yet: one entry a party, whatever it renewed.
@@ -318,12 +318,12 @@ class Register:
 
     def removed_serials(self, now_unix_s: float) -> tuple[Removal, ...]:
         """Return the newest removed certificates that have not expired, by serial, for nodes of earlier versions."""
-        with self._transaction() as database:
-            rows = database.execute(
-                "SELECT removed, serial FROM certificates WHERE removed NOT NULL AND ends_unix_s > ? "
-                "ORDER BY rowid DESC LIMIT ?",
-                (now_unix_s, _MAX_SERIALS),
-            ).fetchall()
+        rows = self._rows(
+            "SELECT removed, serial FROM certificates WHERE removed NOT NULL AND ends_unix_s > ? "
+            "ORDER BY rowid DESC LIMIT ?",
+            now_unix_s,
+            _MAX_SERIALS,
+        )
         return tuple(Removal(reason, serial) for reason, serial in rows)
 
     def parties(self, now_unix_s: float) -> tuple[list[Party], list[Party]]:
@@ -363,9 +363,8 @@ class Register:
 
     def noted(self, key: str) -> str:
         """Return a stored value; empty if there is none."""
-        with self._transaction() as database:
-            found = database.execute("SELECT value FROM notes WHERE key = ?", (key,)).fetchone()
-        return str(found[0]) if found else ""
+        rows = self._rows("SELECT value FROM notes WHERE key = ?", key)
+        return str(rows[0][0]) if rows else ""
 
 
 def _key(party: Party) -> tuple[str, str]:
