@@ -308,12 +308,8 @@ def stop_run(client: Connection, run_id: str, *, now: bool, wait_s: float) -> st
     if not driven.run_id or driven.is_over or (run_id and run_id != driven.run_id):
         raise UsageError(f"run {run_id} is not driven there now" if run_id else "no run is driven there now")
     client.stop_run(driven.run_id, f"stopped by {submitter_name()}", now=now)
-    return _end_of(client, driven.run_id, wait_s)
-
-
-def _end_of(client: Connection, run_id: str, wait_s: float) -> str:
+    run_id, status = driven.run_id, driven
     deadline_s = time.monotonic() + wait_s
-    status = control_pb2.RunStatus()
     while time.monotonic() < deadline_s:
         try:
             status = client.status().run

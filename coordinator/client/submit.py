@@ -47,7 +47,7 @@ GRACE_S = 30.0
 
 
 class Interrupts:
-    """Handler of SIGINT, SIGTERM and SIGHUP in its context; for the main thread.
+    """Handler of SIGINT, SIGTERM and SIGHUP in its context; without effect beside the main thread, which gets signals.
 
     Args:
         log: gets the output after the terminal was closed; None, or a file that can't be written = it is dropped.
@@ -61,6 +61,8 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         """Install the handlers, and note which outputs are terminals."""
+        if threading.current_thread() is not threading.main_thread():
+            return self
         self._terminals = [number for number in (1, 2) if os.isatty(number)]
         if self._terminals:
             self._undo.enter_context(contextlib.redirect_stdout(unbreakable_stream(sys.stdout)))
@@ -101,17 +103,6 @@ class Interrupts:
             with contextlib.suppress(OSError):
                 return os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         return os.open(os.devnull, os.O_WRONLY)
-
-
-@contextmanager
-def interrupts_handled(log: Path) -> Iterator[Interrupts]:
-    """Yield interrupts; they get signals in the main thread only. ``log`` as in ``Interrupts``."""
-    interrupts = Interrupts(log=log)
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupts
-        return
-    with interrupts:
-        yield interrupts
 
 
 _LOG = logging.getLogger(__name__)
@@ -180,7 +171,7 @@ class Client(Connection):
         call = self._submit(request)
         outcome = Outcome(request.job)
         try:
-            self._checked(lambda: _handle_until(call, outcome, lambda: outcome.phase == "training"))
+            self._checked(lambda: _hear_until_it_trains(call, outcome))
             return outcome.run_id
         except KeyboardInterrupt as error:
             if run_id := outcome.run_id or self._begun(call, request.submission):
@@ -380,7 +371,7 @@ class Client(Connection):
         return outcome
 
 
-def _handle_until(call: Any, outcome: Outcome, is_enough: Callable[[], bool]) -> None:
+def _hear_until_it_trains(call: Any, outcome: Outcome) -> None:
     for event in call:
         outcome(event)
         if not outcome.is_kept:
@@ -389,7 +380,7 @@ def _handle_until(call: Any, outcome: Outcome, is_enough: Callable[[], bool]) ->
             )
         if outcome.error is not None:
             raise outcome.error
-        if is_enough():
+        if outcome.phase == "training":
             break
 
 
