@@ -40,7 +40,7 @@ from coordinator.client.run_folder import (
     require_run_folder,
 )
 from coordinator.client.saved_run import RunLocation
-from coordinator.client.submit import Client, interrupts_handled
+from coordinator.client.submit import Client, Interrupts
 from coordinator.planner.given_plan import read_given_plan, read_profile, require_members
 from coordinator.planner.limits import read_choices
 from coordinator.run.events import EventSink
@@ -156,7 +156,7 @@ def _follow(
     log: str,
 ) -> None:
     out = folder.path
-    with interrupts_handled(log=out / LOG) as interrupts, folder, face.show() as progress:
+    with Interrupts(log=out / LOG) as interrupts, folder, face.show() as progress:
         folder.say = progress.note
         if request.initial is not None:
             folder.write_initial(request.initial)

@@ -76,11 +76,7 @@ class BestFolder:
         write_durably(self._folder / str(step) / _COMPLETE, b"")
 
     def publish(self, step: int) -> None:
-        """Copy the result of a step to the result folders of the run.
-
-        Raises:
-            IntegrityError: it is not complete.
-        """
+        """Copy the result of a step to the result folders of the run. Raises ``IntegrityError``: it is not complete."""
         if not self.has(step):
             raise IntegrityError(
                 f"the run's best result, that of step {step}, is not in {self._folder}; fetch the run into the folder "
@@ -181,8 +177,7 @@ class RunCheckpoints:
     def lengths(self) -> tuple[Length, ...]:
         """List the former lengths of a run that was made longer, oldest first.
 
-        Raises:
-            IntegrityError: the file is damaged.
+        Raises ``IntegrityError``: the file is damaged.
         """
         path = self._folder / _LENGTHS
         try:
@@ -327,8 +322,7 @@ def _read_plan(path: Path) -> Plan:
 def cut_metrics(path: Path, step: int) -> None:
     """Delete the lines after the first ``step`` steps, and an incomplete last line, from ``metrics.jsonl``.
 
-    Raises:
-        StorageError: the file can't be written; its content is unchanged.
+    Raises ``StorageError``: the file can't be written; its content is unchanged.
     """
     if not path.exists():
         return

@@ -167,8 +167,7 @@ class Connection:
     def await_answer(self, wait_s: float, *, on_silence: Callable[[], None]) -> bool:
         """Ask until the coordinator answers; return whether it answered at once, else call ``on_silence`` first.
 
-        Raises:
-            ConnectionFailedError: it did not answer within ``wait_s``.
+        Raises ``ConnectionFailedError``: it did not answer within ``wait_s``.
         """
         deadline_s, is_first = time.monotonic() + wait_s, True
         while True:
@@ -231,8 +230,7 @@ class Connection:
     def rotate(self, within_s: float | None) -> trust_pb2.RotateReply:
         """Replace the coordinator's authority within so many seconds; None = only see how far that is.
 
-        Raises:
-            RingTuneError: a rotation is under way, or the coordinator has no authority or does not answer.
+        Raises ``RingTuneError``: a rotation is under way, or the coordinator has no authority or does not answer.
         """
         request = trust_pb2.RotateRequest(within_s=within_s or 0.0, only_looks=within_s is None)
         return self._checked(lambda: self._membership.Rotate(request, timeout=CALL_S))

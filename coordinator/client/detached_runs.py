@@ -185,8 +185,7 @@ class ResolvedRun(NamedTuple):
 def find_run(text: str, coordinator: str) -> ResolvedRun:
     """Resolve an id, a folder, or an empty text to a run; ``coordinator`` is asked unless the folder names one.
 
-    Raises:
-        UsageError: it is neither an id nor the folder of a run.
+    Raises ``UsageError``: it is neither an id nor the folder of a run.
     """
     if not text or RUN_ID.fullmatch(text):
         return ResolvedRun(text, coordinator)
@@ -202,8 +201,7 @@ def find_run(text: str, coordinator: str) -> ResolvedRun:
 def only_run(records: Mapping[str, RunRecord], may: Callable[[RunRecord], bool], what: str) -> RunRecord:
     """Choose the only run with ``may`` true that no other run resumes; ``what`` names the kind for the message.
 
-    Raises:
-        UsageError: there is none, or more than one.
+    Raises ``UsageError``: there is none, or more than one.
     """
     found = [record for run_id, record in records.items() if may(record) and resumed_by(records, run_id) is None]
     if not found:
@@ -217,8 +215,7 @@ def only_run(records: Mapping[str, RunRecord], may: Callable[[RunRecord], bool],
 def kept_record(client: Connection, run_id: str) -> RunRecord:
     """Find the run to fetch: the last one of those that resume ``run_id`` (empty = the only new run).
 
-    Raises:
-        UsageError: the coordinator does not keep it, or there is not exactly one new run.
+    Raises ``UsageError``: the coordinator does not keep it, or there is not exactly one new run.
     """
     records = client.records()
     if not run_id:
@@ -239,8 +236,7 @@ def fetch_run(
     ``replace`` allows to replace files of a run in ``out``, which is made if it is missing; ``say`` takes a line
     about files that were put aside.
 
-    Raises:
-        RingTuneError: the folder holds another run, can't be written, or the connection is lost.
+    Raises ``RingTuneError``: the folder holds another run, can't be written, or the connection is lost.
     """
     events = client.events(record.run_id, wait=False, whole=True, with_files=True)
     first = next(events, control_pb2.RunEvent())
@@ -312,12 +308,8 @@ def stop_run(client: Connection, run_id: str, *, now: bool, wait_s: float) -> st
     if not driven.run_id or driven.is_over or (run_id and run_id != driven.run_id):
         raise UsageError(f"run {run_id} is not driven there now" if run_id else "no run is driven there now")
     client.stop_run(driven.run_id, f"stopped by {submitter_name()}", now=now)
-    return _end_of(client, driven.run_id, wait_s)
-
-
-def _end_of(client: Connection, run_id: str, wait_s: float) -> str:
+    run_id, status = driven.run_id, driven
     deadline_s = time.monotonic() + wait_s
-    status = control_pb2.RunStatus()
     while time.monotonic() < deadline_s:
         try:
             status = client.status().run

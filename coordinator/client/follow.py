@@ -59,11 +59,7 @@ class Outcome:
         self.is_done = False
 
     def __call__(self, event: control_pb2.RunEvent) -> None:
-        """Take one event.
-
-        Raises:
-            RingTuneError: the event is not readable.
-        """
+        """Take one event. Raises ``RingTuneError``: the event is not readable."""
         match event.WhichOneof("event"):
             case "run_id":
                 self.run_id = event.run_id
@@ -109,11 +105,7 @@ class ShownEvents:
         self._placement: Placement | None = None  # that is shown, of the present run
 
     def __call__(self, event: control_pb2.RunEvent) -> None:
-        """Show one event.
-
-        Raises:
-            IntegrityError: the event is not readable.
-        """
+        """Show one event. Raises ``IntegrityError``: the event is not readable."""
         match event.WhichOneof("event"):
             case "run_id":
                 self._placement = None
@@ -297,8 +289,7 @@ def show_events(client: Connection, run_id: str, *, follow: bool, progress: Prog
 
     ``follow``: until the end of the run, or of that which takes it up; else the present events.
 
-    Raises:
-        RingTuneError: unknown run, or the connection is lost.
+    Raises ``RingTuneError``: unknown run, or the connection is lost.
     """
     outcome: Outcome | None = None
     after = run_id
@@ -321,8 +312,7 @@ def show_events(client: Connection, run_id: str, *, follow: bool, progress: Prog
 def show_file(folder: Path, place: RunLocation, *, follow: bool) -> None:
     """Print the log of a detached local run; with ``follow`` until its process has ended.
 
-    Raises:
-        UsageError: the run was not detached.
+    Raises ``UsageError``: the run was not detached.
     """
     path = folder / LOG
     if not path.is_file():

@@ -62,8 +62,7 @@ def hub_cache(environment: Mapping[str, str]) -> Path:
 def with_local_model(job: Job) -> Job:
     """Replace an id of a hub in ``model.path`` by the folder in a cache, after a fetch if need be.
 
-    Raises:
-        ConnectionFailedError: see ``model_folder``.
+    Raises ``ConnectionFailedError``: see ``model_folder``.
     """
     folder = model_folder(job.model.path)
     return job if str(folder) == job.model.path else job.with_overrides({"model.path": str(folder)})
@@ -172,8 +171,7 @@ class HubFile:
 def wanted_files(siblings: Iterable[Any]) -> tuple[HubFile, ...]:
     """Choose the files to fetch from a hub's listing; unknown names and all folders but of templates are ignored.
 
-    Raises:
-        IntegrityError: a chosen file has no size or digest.
+    Raises ``IntegrityError``: a chosen file has no size or digest.
     """
     found = []
     for entry in siblings:

@@ -25,8 +25,7 @@ def with_initial_digest(job: Job, run: Path | None = None) -> Job:
 
     ``run`` is the folder of a run to resume: if that began from the same folder, its values count, as they were then.
 
-    Raises:
-        RingTuneError: as ``initial_values``.
+    Raises ``RingTuneError``: as ``initial_values``.
     """
     if not job.adapter.from_ or job.adapter.sha256:
         return job
@@ -58,8 +57,7 @@ def initial_file(job: Job, run: Path | None) -> Pieces | None:
 def unpickled(path: Path) -> Pieces:
     """Convert a pickled file of tensors to safetensors, held in memory.
 
-    Raises:
-        InvalidInputError: it has anything but tensors, or torch is not installed.
+    Raises ``InvalidInputError``: it has anything but tensors, or torch is not installed.
     """
     return _unpickled(path, path.stat().st_mtime_ns)
 

@@ -325,8 +325,7 @@ class LocalNodes:
     def __enter__(self) -> LocalNodes:
         """Start every agent, once the libraries are loaded.
 
-        Raises:
-            RingTuneError: the template of the agents could not be started.
+        Raises ``RingTuneError``: the template of the agents could not be started.
         """
         make_folder(self._logs)
         with contextlib.ExitStack() as undo:

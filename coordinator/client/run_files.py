@@ -117,8 +117,7 @@ class TablesFile:
     def read(self) -> tuple[ScheduledTable, ...]:
         """Read the tables in the order of their steps; none if none was chosen.
 
-        Raises:
-            IntegrityError: the file is damaged.
+        Raises ``IntegrityError``: the file is damaged.
         """
         try:
             return tables_from_json(read_json(self._path))
@@ -130,8 +129,7 @@ class TablesFile:
     def add(self, text: str) -> None:
         """Add a table from an event; tables for its step and later ones are dropped.
 
-        Raises:
-            IntegrityError: the text is no table, or the file is damaged.
+        Raises ``IntegrityError``: the text is no table, or the file is damaged.
         """
         try:
             table = ScheduledTable.from_json(read_object(text, "the table that was chosen"))
@@ -182,8 +180,7 @@ _OF_EVALUATION: Final[tuple[str, ...]] = (
 def require_tensorboard(name: str) -> None:
     """Refuse a log other than TensorBoard's, and a missing library.
 
-    Raises:
-        UsageError: names the known logs, or the extra with the library.
+    Raises ``UsageError``: names the known logs, or the extra with the library.
     """
     if name != TENSORBOARD:
         raise UsageError(f"--log {name!r} is not one of {TENSORBOARD}; metrics.jsonl is always written")

@@ -180,11 +180,7 @@ class RunFolder:
         self._written |= {name: _state(path) for name in names if is_plain_file(path := self.path / name)}
 
     def take(self, event: control_pb2.RunEvent) -> None:
-        """Write one event.
-
-        Raises:
-            IntegrityError: the event is not readable.
-        """
+        """Write one event. Raises ``IntegrityError``: the event is not readable."""
         match event.WhichOneof("event"):
             case "run_id":
                 self._run_id = event.run_id
@@ -241,8 +237,7 @@ class RunFolder:
 
         The former length of a run that was made longer is stored first.
 
-        Raises:
-            JobError: the text is no job.
+        Raises ``JobError``: the text is no job.
         """
         before, now = self._job(), parse_job(text, source="the job of the run")
         if before == now:
@@ -266,8 +261,7 @@ class RunFolder:
     def write_json(self, name: str, text: str) -> None:
         """Write a JSON document with indents; ``report.json`` gets the totals of the run's earlier parts.
 
-        Raises:
-            IntegrityError: ``text`` is no JSON.
+        Raises ``IntegrityError``: ``text`` is no JSON.
         """
         try:
             value = parse_json(text)
@@ -296,8 +290,7 @@ class RunFolder:
     def add_best(self, step: int, *, is_result: bool) -> None:
         """Note that the best result up to a step is complete, or (``is_result``) publish it as that of the run.
 
-        Raises:
-            IntegrityError: the result of the run is missing.
+        Raises ``IntegrityError``: the result of the run is missing.
         """
         if is_result:
             self._keep(*RESULT_FOLDERS)
@@ -328,8 +321,7 @@ class RunFolder:
     def add_chunk(self, chunk: control_pb2.FileChunk) -> Path | None:
         """Append a chunk to a result file, of which several may grow together; return the path of a completed file.
 
-        Raises:
-            IntegrityError: the path leaves the folder, or the digest differs.
+        Raises ``IntegrityError``: the path leaves the folder, or the digest differs.
         """
         target = self._target(chunk.path)
         part = target.with_name(target.name + PART)
@@ -458,8 +450,7 @@ def files_of_run(folder: Path) -> tuple[str, ...]:
 
     The plan is last: after an interrupted move of them all, the rest still counts as a run.
 
-    Raises:
-        StorageError: the path is no folder.
+    Raises ``StorageError``: the path is no folder.
     """
     with storage_errors(folder):
         present = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
@@ -475,8 +466,7 @@ def holds_run(own: Collection[str]) -> bool:
 def require_no_run(folder: Path, own: Sequence[str], *, replace: bool) -> None:
     """Refuse a folder with files of a run (``own``), unless they may be replaced.
 
-    Raises:
-        UsageError: they may not be replaced.
+    Raises ``UsageError``: they may not be replaced.
     """
     if holds_run(own) and not replace:
         first = [*sorted(own, key=lambda name: (name not in _OF_RUN, name))][:3]
@@ -488,8 +478,7 @@ def require_no_run(folder: Path, own: Sequence[str], *, replace: bool) -> None:
 def require_inputs_elsewhere(folder: Path, job: Job) -> None:
     """Refuse rows, a model or an adapter to begin from at a path that the run writes to.
 
-    Raises:
-        UsageError: names the key, the path and the remedy.
+    Raises ``UsageError``: names the key, the path and the remedy.
     """
     places = [(folder / name).resolve() for name in (*_OWN_FILES, *_OWN_FOLDERS)]
     inputs = {"data.train": job.data.train, "data.eval": job.data.eval, "model.path": job.model.path}
@@ -507,8 +496,7 @@ def put_run_aside(folder: Path, own: Iterable[str]) -> Path | None:
 
     A log that is the output of this process stays.
 
-    Raises:
-        StorageError: it can't be made.
+    Raises ``StorageError``: it can't be made.
     """
     return put_aside(folder, [name for name in own if not _is_own_output(folder / name)], KIND)
 
@@ -524,8 +512,7 @@ def _is_own_output(path: Path) -> bool:
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Read the lines of ``metrics.jsonl``; none where the file is missing.
 
-    Raises:
-        IntegrityError: a whole line is not readable; names it.
+    Raises ``IntegrityError``: a whole line is not readable; names it.
     """
     path = folder / METRICS
     try:

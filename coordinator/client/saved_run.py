@@ -58,11 +58,7 @@ class RunLocation:
 
 
 def read_place(folder: Path) -> RunLocation | None:
-    """Read ``run.json``; None if it is missing.
-
-    Raises:
-        IntegrityError: the file is damaged.
-    """
+    """Read ``run.json``; None if it is missing. Raises ``IntegrityError``: the file is damaged."""
     path = folder / PLACE
     try:
         place = read_dataclass(RunLocation, read_json(path), where="", error=InvalidInputError)
@@ -166,11 +162,7 @@ def _trains(folder: Path, option: str) -> str:
 
 
 def read_run_file(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file of a run.
-
-    Raises:
-        IntegrityError: the file is no JSON object.
-    """
+    """Read a JSON object from a file of a run. Raises ``IntegrityError``: the file is no JSON object."""
     try:
         value = strict.read_json(path)
     except (OSError, ValueError) as error:
@@ -212,8 +204,7 @@ def evaluation_job(run: SavedRun, data: Path | None, *, model: Path | None = Non
     ``data`` None: every node has its own rows, or those of the run's job. ``model`` replaces the run's folder of the
     model.
 
-    Raises:
-        JobError: a value is refused.
+    Raises ``JobError``: a value is refused.
     """
     job = run.job
     given: dict[str, Any] = {}

@@ -47,7 +47,7 @@ GRACE_S = 30.0
 
 
 class Interrupts:
-    """Handler of SIGINT, SIGTERM and SIGHUP in its context; for the main thread.
+    """Handler of SIGINT, SIGTERM and SIGHUP in its context; without effect beside the main thread, which gets signals.
 
     Args:
         log: gets the output after the terminal was closed; None, or a file that can't be written = it is dropped.
@@ -61,6 +61,8 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         """Install the handlers, and note which outputs are terminals."""
+        if threading.current_thread() is not threading.main_thread():
+            return self
         self._terminals = [number for number in (1, 2) if os.isatty(number)]
         if self._terminals:
             self._undo.enter_context(contextlib.redirect_stdout(unbreakable_stream(sys.stdout)))
@@ -101,17 +103,6 @@ class Interrupts:
             with contextlib.suppress(OSError):
                 return os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         return os.open(os.devnull, os.O_WRONLY)
-
-
-@contextmanager
-def interrupts_handled(log: Path) -> Iterator[Interrupts]:
-    """Yield interrupts; they get signals in the main thread only. ``log`` as in ``Interrupts``."""
-    interrupts = Interrupts(log=log)
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupts
-        return
-    with interrupts:
-        yield interrupts
 
 
 _LOG = logging.getLogger(__name__)
@@ -180,7 +171,7 @@ class Client(Connection):
         call = self._submit(request)
         outcome = Outcome(request.job)
         try:
-            self._checked(lambda: _handle_until(call, outcome, lambda: outcome.phase == "training"))
+            self._checked(lambda: _hear_until_it_trains(call, outcome))
             return outcome.run_id
         except KeyboardInterrupt as error:
             if run_id := outcome.run_id or self._begun(call, request.submission):
@@ -192,8 +183,7 @@ class Client(Connection):
     def _begun(self, call: Any, submission: str) -> str:
         """Wait for the id of a submitted run that is stored; empty if the call ends first.
 
-        Raises:
-            InterruptedRunError: the coordinator has not begun the run within ``CALL_S`` seconds.
+        Raises ``InterruptedRunError``: the coordinator has not begun the run within ``CALL_S`` seconds.
         """
         end_s = time.monotonic() + CALL_S
         try:
@@ -289,8 +279,7 @@ class Client(Connection):
 
         See ``ringtune.costs.measurement``. If the rehearsal fails, that is shown and the profile returned unchanged.
 
-        Raises:
-            InterruptedRunError: Ctrl-C.
+        Raises ``InterruptedRunError``: Ctrl-C.
         """
         num_blocks = profile.nodes[0].model.num_blocks
         short = rehearsal_of(job, num_blocks)
@@ -325,8 +314,7 @@ class Client(Connection):
     ) -> tuple[Plan, Profile, tuple[str, ...]]:
         """Let the nodes measure themselves, and plan for them (see ``run``): plan, profile and notes.
 
-        Raises:
-            RingTuneError: inspection or planning failed.
+        Raises ``RingTuneError``: inspection or planning failed.
         """
         request = RunRequest(job=job, plan_only=True, num_nodes=num_nodes, join_s=join_s, choices=choices)
         came = self.run(request, progress=progress or Progress(), folder=None)
@@ -356,8 +344,7 @@ class Client(Connection):
 
         ``owner`` is the member with the evaluated rows; empty = all with evaluation rows.
 
-        Raises:
-            RingTuneError: the evaluation failed.
+        Raises ``RingTuneError``: the evaluation failed.
         """
         request = control_pb2.EvaluateRequest(job_toml=job.to_toml(), owner=owner)
 
@@ -384,7 +371,7 @@ class Client(Connection):
         return outcome
 
 
-def _handle_until(call: Any, outcome: Outcome, is_enough: Callable[[], bool]) -> None:
+def _hear_until_it_trains(call: Any, outcome: Outcome) -> None:
     for event in call:
         outcome(event)
         if not outcome.is_kept:
@@ -393,7 +380,7 @@ def _handle_until(call: Any, outcome: Outcome, is_enough: Callable[[], bool]) ->
             )
         if outcome.error is not None:
             raise outcome.error
-        if is_enough():
+        if outcome.phase == "training":
             break
 
 

@@ -92,6 +92,7 @@ class RunAudit:
         authorities: returns the authorities of the nodes' certificates, PEM, two while the authority is rotated; none =
             plain text, where nothing is signed.
         source: of random numbers that no node can predict.
+        repeated: gets answers, from any thread; they have to be passed to ``take``.
 
     Attributes:
         figures: cells that were drawn, checked, and that two hosts disagreed on; seconds that turns waited for it.
@@ -103,12 +104,14 @@ class RunAudit:
         job: Job,
         facts: Callable[[], Mapping[str, NodeFacts]],
         calls: Mapping[str, AgentCalls],
-        put: Callable[[CellRepeated | rd.TurnChecked], None],
+        put: Callable[[rd.TurnChecked], None],
+        repeated: Callable[[CellRepeated], None],
         *,
         authorities: Callable[[], tuple[bytes, ...]] = tuple,
         source: random.Random | None = None,
     ) -> None:
-        self._run_id, self._job, self._facts, self._calls, self._put = run_id, job, facts, calls, put
+        self._run_id, self._job, self._facts, self._calls = run_id, job, facts, calls
+        self._put, self._repeated = put, repeated
         self._authorities, self._source = authorities, source or random.SystemRandom()
         self.figures = {"drawn": 0, "checked": 0, "disagreed": 0, "seconds": 0.0}
         self._open: dict[int, _Open] = {}
@@ -234,8 +237,8 @@ class RunAudit:
                 given=asked.given,
                 tickets={name: now.tickets[peer, name] for name, peer in asked.peers.items()},
             ),
-            on_result=lambda reply: self._put(CellRepeated(call, cell, checker, reply)),
-            on_failed=lambda error: self._put(CellRepeated(call, cell, checker, None, error)),
+            on_result=lambda reply: self._repeated(CellRepeated(call, cell, checker, reply)),
+            on_failed=lambda error: self._repeated(CellRepeated(call, cell, checker, None, error)),
         )
 
     def take(self, answer: CellRepeated) -> rd.NodeFailed | None:

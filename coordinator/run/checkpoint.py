@@ -255,12 +255,6 @@ _MAX_SAVED: Final = 4096
 """Most steps of which shards are remembered until all nodes have saved theirs."""
 
 
-class Noted(NamedTuple):
-    """The note that the submitter has the manifest of the checkpoint of ``step`` on disk."""
-
-    step: int
-
-
 class CheckpointManager:
     """The checkpoints of one run: those that it may resume from, and those that it saves.
 
@@ -422,9 +416,6 @@ class CheckpointManager:
             command: what the state machine logs.
             emit: takes the event.
             is_kept: whether the run is kept: no other run resumes from the end of a turn.
-
-        Raises:
-            IntegrityError: a node did not say what it saved.
         """
         if isinstance(command, rd.LogCheckpoint):
             emit(control_pb2.RunEvent(checkpoint_json=json.dumps(self.manifest(plan, command).to_json())))
@@ -432,17 +423,8 @@ class CheckpointManager:
             emit(control_pb2.RunEvent(kept_turn_json=json.dumps(self._manifest(plan, command).to_json())))
 
     def manifest(self, plan: Plan, saved: rd.LogCheckpoint) -> CheckpointManifest:
-        """Make the manifest of a checkpoint that every node of this part of the plan has saved.
-
-        Raises:
-            IntegrityError: a node did not say what it saved.
-        """
-        step = saved.step
-        if missing := self.unsaved(plan, step):
-            raise IntegrityError(
-                f"node {', '.join(missing)} did not report its shard of step {step}; use one version on all machines"
-            )
-        self._newest_step = step
+        """Make the manifest of a checkpoint that every node of this part of the plan has saved (``unsaved``)."""
+        step = self._newest_step = saved.step
         shards = tuple(self._saved[node].pop(step) for node in plan.nodes)
         manifest = self._manifest(plan, saved, shards, saved.operations)
         self._note_best(manifest)

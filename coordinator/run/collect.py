@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from coordinator.run.events import EventSink
-from coordinator.run.node_client import AgentCalls, Files
+from coordinator.run.events import Entry, EventSink
+from coordinator.run.node_client import AgentCalls
 from coordinator.run.result_files import result_folder, users_folders
 from ringtune.costs.memory_sizes import DTYPE_BYTES
 from ringtune.costs.profile import KindFacts, ModelFacts
@@ -291,35 +291,11 @@ class Results:
                 self._folder = tempfile.TemporaryDirectory(prefix="ringtune-", dir=place, ignore_cleanup_errors=True)
             return Path(tempfile.mkdtemp(prefix=f"{node}-", dir=self._folder.name))
 
-    def ask(
-        self,
-        command: rd.Collect,
-        calls: AgentCalls,
-        job: Job,
-        part: Plan,
-        put: Callable[[Files | rd.Progressed], None],
-        *,
-        goes_on: bool = False,
-        needed_steps: Collection[int] = (),
-    ) -> None:
-        """Request a node's trained tensors; ``put`` takes its files and progress. ``goes_on``: the node trains on."""
-        node, with_head, with_private, best_step = command
-        self._holder = node if with_head else self._holder
+    def most_bytes(self, command: rd.Collect, job: Job, part: Plan) -> int:
+        """Expect what a node is about to be asked for; return the upper bound of its bytes."""
+        self._holder = command.node if command.with_head else self._holder
         self._wanted = wanted = ExpectedResult(job, part, self._model, self._holder) if self._model else None
-        calls.collect(
-            control_pb2.CollectRequest(
-                with_head=with_head,
-                with_private=with_private,
-                goes_on=goes_on,
-                best_step=best_step,
-                needed_steps=needed_steps,
-            ),
-            self.folder_of(node),
-            max_bytes=wanted.most_bytes(node) if wanted else _MAX_RESULT_BYTES,
-            users=part.course.user_sets,
-            on_result=lambda files: put(Files(node, files)),
-            on_progress=lambda: put(rd.Progressed(node)),
-        )
+        return wanted.most_bytes(command.node) if wanted else _MAX_RESULT_BYTES
 
     def take(self, node: str, files: dict[str, Pieces]) -> None:
         """Take a node's files in its folder; raises ``IntegrityError`` where they are not what it has to send."""
@@ -361,19 +337,18 @@ class Results:
             self._folder.cleanup()
 
 
-class BestFiles(NamedTuple):
-    """A node's part of the best result by file name, with the number of the request."""
-
-    node: str
-    number: int
-    files: dict[str, Pieces]
-
-
 class ResultCollector:
-    """Results of the nodes of one run: the last one, and the best one, unless the nodes keep that on their disks."""
+    """Results of the nodes of one run: the last one, and the best one, unless the nodes keep that on their disks.
 
-    def __init__(self, job: Job, put: Callable[[Files | BestFiles | rd.Progressed], None], emit: EventSink) -> None:
-        self._job, self._put, self._emit = job, put, emit
+    Args:
+        put: queues an entry for the run's thread.
+        hear: queues what a node says, which becomes events as they are read.
+    """
+
+    def __init__(
+        self, job: Job, put: Callable[[Entry], None], hear: Callable[[str, Iterator[rd.Event]], None], emit: EventSink
+    ) -> None:
+        self._job, self._put, self._hear, self._emit = job, put, hear, emit
         self._model: ModelFacts | None = None
         self.last = Results()
         self._number, self._best, self._best_step = 0, Results(), 0
@@ -400,10 +375,10 @@ class ResultCollector:
             StorageError: no room.
         """
         if isinstance(command, rd.Collect):
-            self.last.ask(command, calls[command.node], self._job, part, self._put)
+            self._ask(self.last, command, calls, part, lambda files: self._take_last(command.node, files))
             return
         if isinstance(command, rd.CollectBest):
-            self._ask(command, calls[command.node], part, needed_steps)
+            self._ask_best(command, calls, part, needed_steps)
             return
         if command.number != self._number:
             raise PlanError(f"the best result of step {command.step} is not the received one; please report this")
@@ -414,33 +389,52 @@ class ResultCollector:
         self._tell(command.step, is_result=False)
         self._best.drop()
 
-    def _ask(self, command: rd.CollectBest, calls: AgentCalls, part: Plan, needed_steps: Collection[int]) -> None:
-        node, number = command.node, command.number
+    def _ask_best(
+        self, command: rd.CollectBest, calls: Mapping[str, AgentCalls], part: Plan, needed_steps: Collection[int]
+    ) -> None:
+        node, step, number, with_head, with_private = command
         if number != self._number:
             self._best.drop()
             self._number, self._best = number, Results(self._model)
-        self._best.ask(
-            rd.Collect(
-                node, command.with_head, command.with_private, command.step if self._job.keeps_best_on_disk else 0
-            ),
+        self._ask(
+            self._best,
+            rd.Collect(node, with_head, with_private, step if self._job.keeps_best_on_disk else 0),
             calls,
-            self._job,
             part,
-            lambda answer: self._put(
-                answer if isinstance(answer, rd.Progressed) else BestFiles(node, number, answer.files)
-            ),
+            lambda files: self._take_best(node, number, files),
             goes_on=True,
             needed_steps={*needed_steps, self._best_step} - {0},  # a run that is stopped before all have sent keeps it
         )
 
-    def take(self, came: Files | BestFiles) -> rd.Collected | rd.BestSent:
-        """Take a node's part, unless its request is outdated; return the event for the state machine."""
-        if isinstance(came, Files):
-            self.last.take(came.node, came.files)
-            return rd.Collected(came.node)
-        if came.number == self._number and not self._job.keeps_best_on_disk:
-            self._best.take(came.node, came.files)
-        return rd.BestSent(came.node, came.number)
+    def _ask(
+        self,
+        results: Results,
+        command: rd.Collect,
+        calls: Mapping[str, AgentCalls],
+        part: Plan,
+        read: Callable[[dict[str, Pieces]], Iterator[rd.Event]],
+        **more: Any,
+    ) -> None:
+        """Request a node's trained tensors; ``more`` are fields of the request."""
+        node, with_head, with_private, best_step = command
+        calls[node].collect(
+            control_pb2.CollectRequest(with_head=with_head, with_private=with_private, best_step=best_step, **more),
+            results.folder_of(node),
+            max_bytes=results.most_bytes(command, self._job, part),
+            users=part.course.user_sets,
+            on_result=lambda files: self._hear(node, read(files)),
+            on_progress=lambda: self._put(rd.Progressed(node)),
+        )
+
+    def _take_last(self, node: str, files: dict[str, Pieces]) -> Iterator[rd.Event]:
+        self.last.take(node, files)
+        yield rd.Collected(node)
+
+    def _take_best(self, node: str, number: int, files: dict[str, Pieces]) -> Iterator[rd.Event]:
+        """Take a node's part, unless its request is outdated."""
+        if number == self._number and not self._job.keeps_best_on_disk:
+            self._best.take(node, files)
+        yield rd.BestSent(node, number)
 
     def settle(self, best: Evaluations | None, last_step: int) -> bool:
         """Report to the submitter that the best result is that of the run.

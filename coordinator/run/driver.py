@@ -351,8 +351,7 @@ class Driver(abc.ABC):
     def _recruit(self, request: RunRequest, named: Sequence[str] = ()) -> tuple[Member, ...]:
         """Wait for the members of a request, or exactly those that are ``named``, and open the calls to them.
 
-        Raises:
-            RingTuneError: too few have joined in time, a node failed, or the work was stopped.
+        Raises ``RingTuneError``: too few have joined in time, a node failed, or the work was stopped.
         """
         self._emit(control_pb2.RunEvent(run_id=self.run_id))
         self._emit(control_pb2.RunEvent(job_toml=request.job.to_toml()))

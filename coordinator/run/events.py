@@ -17,11 +17,15 @@ from collections.abc import Callable, Generator
 from typing import TypeVar
 
 from ringtune.errors import InterruptedRunError, RingTuneError, internal_error
+from ringtune.run_control import events as rd
 from ringtune.storage.chunks import FileCutter
 from ringtune.v1 import control_pb2
 
 EventSink = Callable[[control_pb2.RunEvent], None]
 """Takes each event, in order."""
+
+Entry = rd.Event | Callable[[], object]
+"""What other threads put into the queue of a run's thread: an event of its state machine, or a call to make there."""
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -43,13 +47,13 @@ def work_beside(
 
     def guarded() -> None:
         try:
-            found = work()
+            result = work()
         except RingTuneError as error:
-            found = failed(error)
+            result = failed(error)
         except Exception as error:
             _LOG.exception("the thread %r failed by a bug", name)
-            found = failed(internal_error(error))
-        put(found)
+            result = failed(internal_error(error))
+        put(result)
 
     thread = threading.Thread(target=guarded, name=name, daemon=True)
     thread.start()
@@ -76,23 +80,17 @@ class GrowingFile:
             self._emit(control_pb2.RunEvent(file=self._cutter.end()))
 
 
+_ROOM_S = 30.0
+"""Time limit for room in a full outbox."""
 _MAX_EVENTS = 20_000
 _MAX_BYTES = 64 << 20
+"""Limit of the queued events; a single one may be larger."""
 
 
 class Outbox:
-    """The queue of events from a run to its submitter.
+    """The queue of events from a run to its submitter."""
 
-    Args:
-        wait_s: time limit for room in a full queue, in seconds.
-        max_events: limit of queued events.
-        max_bytes: limit of queued bytes; a single event may be larger.
-    """
-
-    def __init__(self, *, wait_s: float = 30.0, max_events: int = _MAX_EVENTS, max_bytes: int = _MAX_BYTES) -> None:
-        self._wait_s = wait_s
-        self._max_events = max_events
-        self._max_bytes = max_bytes
+    def __init__(self) -> None:
         self._events: deque[control_pb2.RunEvent | None] = deque()
         self._held_bytes = 0
         self._nobody_reads = False
@@ -101,7 +99,7 @@ class Outbox:
     def emit(self, event: control_pb2.RunEvent) -> None:
         """Queue an event; drop it after the submitter has disconnected; raises ``InterruptedRunError``."""
         if not self._put(event):
-            raise InterruptedRunError(f"the submitter did not take events for {self._wait_s:g} s; submit again")
+            raise InterruptedRunError(f"the submitter did not take events for {_ROOM_S:g} s; submit again")
 
     def close(self) -> None:
         """End the queue, even if it is full: its reader waits for the end."""
@@ -131,7 +129,7 @@ class Outbox:
     def _put(self, event: control_pb2.RunEvent) -> bool:
         size_bytes = event.ByteSize()
         with self._changed:
-            if not self._changed.wait_for(lambda: self._nobody_reads or self._has_room(size_bytes), self._wait_s):
+            if not self._changed.wait_for(lambda: self._nobody_reads or self._has_room(size_bytes), _ROOM_S):
                 return False
             if not self._nobody_reads:
                 self._events.append(event)
@@ -140,5 +138,5 @@ class Outbox:
             return True
 
     def _has_room(self, size_bytes: int) -> bool:
-        is_small = self._held_bytes + size_bytes <= self._max_bytes or not self._events
-        return is_small and len(self._events) < self._max_events
+        is_small = self._held_bytes + size_bytes <= _MAX_BYTES or not self._events
+        return is_small and len(self._events) < _MAX_EVENTS

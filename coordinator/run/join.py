@@ -2,8 +2,8 @@
 
 ::
 
-    Joined --> Inspect --answer--> CandidateAnswered --> checks --> the run has one node more
-                   '---error---> CandidateFailed --> a note
+    joined --> inspect --answer--> checks --> the run has one node more
+                   '---error---> a note
 
 A node is asked for the same facts as every node at the start. If its model is that of the run, and an owner's rows are
 those of the plan, it may get blocks, and the planner decides whether they pay. An awaited node returns to its place. An
@@ -13,14 +13,16 @@ owner whose turns were left out has turns again from the next turn boundary on.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from coordinator.planner.given_plan import with_given_times
+from coordinator.run.events import Entry
 from coordinator.run.members import Member, Members, check_reachable, lost_message, machine_of, num_neighbours, rack_of
 from coordinator.run.migration import ReplanSearch
-from coordinator.run.node_client import AgentCalls, AgreedModel, Facts, inspect_request, read_facts
+from coordinator.run.node_client import AgentCalls, AgreedModel, inspect_request, read_facts
 from coordinator.run.planning import wire_problem
 from coordinator.run.recorder import RunRecorder
 from coordinator.run.recovery import Reports
@@ -33,34 +35,7 @@ from ringtune.ids import naming_node
 from ringtune.run_control import events as rd
 from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.plan import Plan
-
-
-class Joined(NamedTuple):
-    """A node has joined the coordinator, for the first time or again."""
-
-    member: Member
-
-
-class InitialNodesJoined(NamedTuple):
-    """The run has its first nodes: earlier ``Joined`` events of these are ignored."""
-
-
-class CandidateAnswered(NamedTuple):
-    """A candidate of process ``instance`` has answered."""
-
-    instance: str
-    facts: Facts
-
-
-class CandidateFailed(NamedTuple):
-    """A call to a node that joined has failed, before or after its admission."""
-
-    node: str
-    instance: str
-    error: RingTuneError
-
-
-JoinEvent = Joined | InitialNodesJoined | CandidateAnswered | CandidateFailed
+from ringtune.v1 import control_pb2
 
 
 class JoinCandidate(NamedTuple):
@@ -155,6 +130,8 @@ class JoinHandler:
     Args:
         reports: of the nodes; a new process counts its own from 1.
         lease_s: a node without a heartbeat for so long is lost.
+        put: queues an entry for the run's thread.
+        nodes: returns the nodes that take part and are not lost.
         admit: adds a node with its calls to the run; returns the former process of its name.
         addresses: of the run's nodes; those of nodes that join are added.
         shards_run: the run at whose start nodes have kept a digest of their rows.
@@ -169,7 +146,8 @@ class JoinHandler:
         reports: Reports,
         *,
         lease_s: float,
-        put: Callable[[JoinEvent], None],
+        put: Callable[[Entry], None],
+        nodes: Callable[[], Set[str]],
         feed: Callable[[rd.Event], None],
         note: Callable[[str], None],
         admit: Callable[[Member, AgentCalls], str],
@@ -178,10 +156,11 @@ class JoinHandler:
         shards_run: str,
     ) -> None:
         self._request, self._members, self._machine, self._reports = request, members, machine, reports
-        self._lease_s, self._put, self._feed, self._note, self._admit = lease_s, put, feed, note, admit
+        self._lease_s, self._put, self._nodes = lease_s, put, nodes
+        self._feed, self._note, self._admit = feed, note, admit
         self._run_id, self._models, self._shards_run, self._addresses = run_id, models, shards_run, addresses
         self._candidates: dict[str, JoinCandidate] = {}
-        self._early: dict[str, Joined] = {}
+        self._early: dict[str, Member] = {}
         self._known: KnownNodes | None = None
         self._recorder: RunRecorder | None = None
         self._replanning: ReplanSearch | None = None
@@ -192,9 +171,9 @@ class JoinHandler:
         """Start with a plan: nodes that joined before may be inspected now, and owners that were left out."""
         self._known, self._recorder, self._replanning = known, recorder, replanning
         absent = [one.owner.node for one in known.plan.course.absent]
-        there = {member.node: Joined(member) for member in self._members.living() if member.node in absent}
-        for early in (there | self._early).values():
-            self._put(early)
+        there = {member.node: member for member in self._members.living() if member.node in absent}
+        for member in (there | self._early).values():
+            self._put(functools.partial(self.joined, member))
         self._early = {}
 
     @property
@@ -207,39 +186,23 @@ class JoinHandler:
         for node in list(self._candidates):
             self._drop(node, "the run is over")
 
-    def ask_others(self, needed: Set[str]) -> None:
+    def ask_others(self) -> None:
         """Inspect members outside of the run, if it waits for any node with room."""
         if self._machine.awaited.needs_room:
             for member in self._members.living():
-                if member.node not in needed and not member.is_guest:
-                    self._put(Joined(member))
+                if member.node not in self._nodes() and not member.is_guest:
+                    self._put(functools.partial(self.joined, member))
 
     # ---- events -----------------------------------------------------------------------------------
 
-    def take(self, entry: JoinEvent, needed: Set[str]) -> None:
-        """Take an event of a node that joins; ``needed`` are the nodes that take part and are not lost."""
-        if not self._request.is_training:
-            return
-        match entry:
-            case InitialNodesJoined():
-                self._has_gathered = True
-            case Joined(member):
-                self._on_joined(member, needed)
-            case CandidateAnswered(instance, facts):
-                candidate = self._take_candidate(facts.node, instance)
-                if candidate is not None:
-                    self._on_candidate_answered(candidate, entry)
-            case CandidateFailed(node, instance, error):
-                candidate = self._take_candidate(node, instance)
-                if candidate is not None:
-                    self._refuse(candidate, str(error))
-                elif self._instances.get(node) == instance and node in needed:
-                    self._feed(rd.NodeFailed(node, type(error).__name__, naming_node(node, str(error))))
+    def gathered(self) -> None:
+        """Take nodes that join from now on as such: the run has its first ones."""
+        self._has_gathered = True
 
-    def _on_joined(self, member: Member, needed: Set[str]) -> None:
-        """Inspect a node; if it takes part already, its former process is lost."""
-        node = member.node
-        if node in needed and not self._has_gathered:
+    def joined(self, member: Member) -> None:
+        """Inspect a node that has joined the coordinator; if it takes part already, its former process is lost."""
+        node, needed = member.node, self._nodes()
+        if not self._request.is_training or (node in needed and not self._has_gathered):
             return  # it has joined while nodes were gathered, and is among them
         if node in needed:
             message = lost_message(node, float("inf"), self._lease_s)
@@ -247,7 +210,7 @@ class JoinHandler:
         if self._machine.phase in _OVER:
             return
         if self._known is None:
-            self._early[node] = Joined(member)
+            self._early[node] = member
             return
         if why := self._refusal_reason(member, needed - {node}):
             self._note(f"node {node} has joined the coordinator, and takes no part in this run: {why}")
@@ -299,7 +262,7 @@ class JoinHandler:
             self._run_id,
             lease_s=self._lease_s,
             wait_s=self._request.job.runtime.wait_s,
-            on_failure=lambda name, error: self._put(CandidateFailed(name, instance, error)),
+            on_failure=lambda name, error: self._put(lambda: self._failed(name, instance, error)),
             models=self._models,
         )
         self._candidates[node] = JoinCandidate(member, calls)
@@ -310,7 +273,7 @@ class JoinHandler:
             frozen=self._known.plan.course.frozen if self._known is not None else None,
         )
         request.rows_run = self._shards_run
-        calls.inspect(request, lambda reply: self._put(CandidateAnswered(instance, Facts.of(node, reply))))
+        calls.inspect(request, lambda reply: self._put(lambda: self._answered(node, instance, reply)))
 
     def _take_candidate(self, node: str, instance: str) -> JoinCandidate | None:
         """Remove and return a candidate; None if no such process is being inspected."""
@@ -325,13 +288,24 @@ class JoinHandler:
     def _has_given_times(self, node: str) -> bool:
         return self._request.profile is not None and node in self._request.profile.by_name
 
-    def _on_candidate_answered(self, candidate: JoinCandidate, met: CandidateAnswered) -> None:
+    def _failed(self, node: str, instance: str, error: RingTuneError) -> None:
+        """Take the failure of a call to a node that joined, before or after its admission."""
+        candidate = self._take_candidate(node, instance)
+        if candidate is not None:
+            self._refuse(candidate, str(error))
+        elif self._instances.get(node) == instance and node in self._nodes():
+            self._feed(rd.NodeFailed(node, type(error).__name__, naming_node(node, str(error))))
+
+    def _answered(self, node: str, instance: str, reply: control_pb2.InspectReply) -> None:
         """Admit a node if it fits the run; else say why not."""
+        candidate = self._take_candidate(node, instance)
+        if candidate is None:
+            return
         if self._machine.phase in _OVER or self._known is None:
             release_node(candidate.calls, "the run is over")
             return
         try:
-            facts = dataclasses.replace(read_facts(met.facts), rack=rack_of(candidate.member))
+            facts = dataclasses.replace(read_facts(node, reply), rack=rack_of(candidate.member))
             problem = refusal_reason(facts, self._known)
         except RingTuneError as error:
             problem = str(error)

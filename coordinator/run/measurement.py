@@ -21,7 +21,7 @@ from coordinator.planner.draft import agreed_model
 from coordinator.planner.make_plan import make_plan
 from coordinator.run.driver import TICK_S, Driver, raise_if_over
 from coordinator.run.members import LinkCache, Member, Members, machine_of, num_neighbours
-from coordinator.run.node_client import AgentCalls, Facts, inspect_request, read_facts
+from coordinator.run.node_client import AgentCalls, inspect_request, read_facts
 from coordinator.run.requests import MeasureRequest, RunRequest
 from ringtune.costs.links import with_assumed
 from ringtune.costs.measurement import Pair, hidden_bytes, link_rounds
@@ -37,20 +37,13 @@ _ASKED = control_pb2.MeasureLinkReply.DESCRIPTOR.fields_by_name
 _FIGURES = tuple(field.name for field in dataclasses.fields(LinkFacts) if field.name in _ASKED)
 
 
-class LinkAnswer(NamedTuple):
-    """A node's answer about its link to another node."""
-
-    pair: Pair
-    reply: control_pb2.MeasureLinkReply
-
-
 class LinkMeasurement:
     """Measurement of the unknown links between the members of one run.
 
     Args:
         job: defines the size of the messages.
         cache: of known links; measured ones are added.
-        put: takes the answers, from any thread; they have to be passed to ``take``.
+        answered: gets the answers, from any thread; they have to be passed to ``take``.
         budget_s: no further round begins after so many seconds.
     """
 
@@ -62,12 +55,12 @@ class LinkMeasurement:
         model: ModelFacts,
         *,
         cache: LinkCache,
-        put: Callable[[LinkAnswer], None],
+        answered: Callable[[Pair, control_pb2.MeasureLinkReply], None],
         budget_s: float = BUDGET_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._addresses, self._machines = _places(members)
-        self._calls, self._put = calls, put
+        self._calls, self._answered = calls, answered
         self._message_bytes, self._cache = hidden_bytes(job, model), cache
         self._now_s, self._end_s = now_s, now_s() + budget_s
         self._known: dict[Pair, LinkFacts] = {
@@ -103,14 +96,13 @@ class LinkMeasurement:
         request = control_pb2.MeasureLinkRequest(
             target=target, address=self._addresses[target], message_bytes=self._message_bytes, brief=True
         )
-        self._calls[source].measure_link(request, lambda reply: self._put(LinkAnswer(pair, reply)))
+        self._calls[source].measure_link(request, lambda reply: self._answered(pair, reply))
 
-    def take(self, answer: LinkAnswer) -> None:
+    def take(self, pair: Pair, reply: control_pb2.MeasureLinkReply) -> None:
         """Take an answer; the last one of a wave starts the next."""
-        link = link_of(answer.pair, answer.reply)
-        self._known[answer.pair] = link
+        link = self._known[pair] = link_of(pair, reply)
         self._cache.put((link,), self._addresses, self._message_bytes)
-        self._awaited.discard(answer.pair)
+        self._awaited.discard(pair)
         self.go_on()
 
     def links(self) -> tuple[LinkFacts, ...]:
@@ -254,7 +246,7 @@ class MeasureDriver(Driver):
 
     def _facts_of(self, members: Sequence[Member], what: str) -> dict[str, NodeFacts]:
         answers = self._await({member.node for member in members}, what)
-        return {node: read_facts(Facts(node, answer.facts_json)) for node, answer in answers.items()}
+        return {node: read_facts(node, answer) for node, answer in answers.items()}
 
     def _groups(self) -> list[list[Member]]:
         """Group the members that are timed at the same moment: all, or with ``one_by_one`` one per machine.

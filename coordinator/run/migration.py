@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Final, NamedTuple
 
 from coordinator.planner.limits import Effort
 from coordinator.planner.replan import PlacementProposal, placed_without, replanned
 from coordinator.run.checkpoint import CheckpointManager
-from coordinator.run.events import work_beside
-from coordinator.run.node_client import AgentCalls, NodeMoved, NodePrepared, NodeRested
+from coordinator.run.events import Entry, work_beside
+from coordinator.run.node_client import AgentCalls
 from coordinator.run.report import RunLedger
 from coordinator.run.run_text import owners_text
 from ringtune.config.sections import NEVER
@@ -47,7 +47,8 @@ class MigrationDriver:
     """Calls that prepare, rest, move and halt the nodes of one run.
 
     Args:
-        put: takes a node's answer, from any thread.
+        put: queues an entry for the run's thread.
+        hear: queues what a node says, which becomes events as they are read.
         sizes: planned, of copies; nodes take no larger ones.
     """
 
@@ -58,12 +59,14 @@ class MigrationDriver:
         checkpoints: CheckpointManager,
         addresses: Mapping[str, str],
         calls: Mapping[str, AgentCalls],
-        put: Callable[[NodePrepared | NodeRested | NodeMoved | rd.Event], None],
+        put: Callable[[Entry], None],
+        hear: Callable[[str, Iterator[rd.Event]], None],
         sizes: CopyBytes,
+        ledger: RunLedger,
     ) -> None:
-        self.part, self._sizes = part, sizes
+        self.part, self._sizes, self._ledger = part, sizes, ledger
         self._job, self._job_toml, self._checkpoints, self._addresses = job, job.to_toml(), checkpoints, addresses
-        self._calls, self._put = calls, put
+        self._calls, self._put, self._hear = calls, put, hear
         self._recovers = part.goes_back
         self._place()
 
@@ -74,7 +77,7 @@ class MigrationDriver:
         self._checkpoints.go_on(node, request)
         self._calls[node].prepare(
             request,
-            on_result=lambda hosted: self._put(NodePrepared(node, hosted)),
+            on_result=lambda hosted: self._hear(node, self._hosted(rd.Prepared(node), hosted)),
             on_progress=lambda: self._put(rd.Progressed(node)),
             saved=saved,
         )
@@ -96,12 +99,12 @@ class MigrationDriver:
                 number = self.part.placement.placement_number
                 self._calls[node].rest(
                     number,
-                    on_result=lambda reply: self._put(NodeRested(rd.Rested(node, number), reply.totals_json)),
+                    on_result=lambda reply: self._hear(node, self._rested(rd.Rested(node, number), reply)),
                     on_failed=self._failed(node, number),
                 )
             case rd.Halt(node, number):
                 self._calls[node].halt(
-                    on_result=lambda: self._put(rd.Halted(node, number)), on_failed=self._failed(node, number)
+                    on_result=lambda _: self._put(rd.Halted(node, number)), on_failed=self._failed(node, number)
                 )
 
     def _fetch_ahead(self, node: str, part: Plan) -> None:
@@ -147,11 +150,21 @@ class MigrationDriver:
         )
         self._calls[node].move(
             request,
-            on_result=lambda reply: self._put(
-                NodeMoved(rd.Moved(node, placement_number, reply.fetched_bytes), reply.hosted_bytes)
+            on_result=lambda reply: self._hear(
+                node, self._hosted(rd.Moved(node, placement_number, reply.fetched_bytes), reply.hosted_bytes)
             ),
             on_failed=self._failed(node, placement_number),
         )
+
+    def _hosted(self, event: rd.Prepared | rd.Moved, hosted_bytes: int) -> Iterator[rd.Event]:
+        """Record the bytes of weights that a node holds now."""
+        self._ledger.nodes[event.node].hosted_bytes = hosted_bytes
+        yield event
+
+    def _rested(self, event: rd.Rested, reply: control_pb2.RestReply) -> Iterator[rd.Event]:
+        """Record the totals of a node in the placement that it leaves; raises ``IntegrityError``."""
+        self._ledger.add_totals(event.node, read_object(reply.totals_json, f"totals.json of node {event.node}"))
+        yield event
 
     def recovered(self, command: rd.LogRecovery) -> str:
         """Grant in the placement of a recovery from now on; return a sentence for the user."""
@@ -209,16 +222,6 @@ class MigrationDriver:
                 self._put(rd.MoveFailed(node, placement_number, name, str(error)))
 
         return failed
-
-
-def note_figures(answer: NodeRested | NodeMoved, ledger: RunLedger) -> rd.Event:
-    """Record the figures of a node's answer; return its event for the state machine; raises ``IntegrityError``."""
-    if isinstance(answer, NodeRested):
-        node = answer.rested.node
-        ledger.add_totals(node, read_object(answer.totals_json, f"totals.json of node {node}"))
-        return answer.rested
-    ledger.nodes[answer.moved.node].hosted_bytes = answer.hosted_bytes
-    return answer.moved
 
 
 FIRST_MOVE_S: Final = 5.0

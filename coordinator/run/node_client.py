@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc
 
@@ -35,7 +35,6 @@ from ringtune.ids import naming_node
 from ringtune.job.job import Job
 from ringtune.models.result_files import part_files
 from ringtune.models.weights_by_digest import ModelManifest, agreed_manifest, manifest_from_proto
-from ringtune.run_control import events as rd
 from ringtune.schedule.actions import TensorKey
 from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.turns import Turn
@@ -253,7 +252,7 @@ class AgentCalls:
 
         With ``brief`` it sends fewer messages; with ``computing_s`` it measures only what they take from its computing.
         """
-        self._submit(lambda: on_result(self._unary(self._stub.MeasureLink, request, self._wait_s)))
+        self._ask(self._stub.MeasureLink, request, on_result)
 
     def prepare(
         self,
@@ -298,7 +297,6 @@ class AgentCalls:
             if self._fetching is not None:
                 self._fetching.cancel()
             self._fetching = asking
-
         self._answer_beside("fetching", asking, lambda reply: on_result(reply.fetched_bytes), on_failed)
 
     def _answer_beside(
@@ -323,7 +321,7 @@ class AgentCalls:
     ) -> None:
         """Let the node keep what it has trained and offer it to others."""
         request = control_pb2.RestRequest(run_id=self._run_id, placement_number=placement_number)
-        self._submit(lambda: on_result(self._unary(self._stub.Rest, request, self._wait_s)), on_failed)
+        self._ask(self._stub.Rest, request, on_result, on_failed)
 
     def move(
         self,
@@ -341,16 +339,13 @@ class AgentCalls:
 
         self._submit(work, on_failed)
 
-    def halt(self, *, on_result: Callable[[], None], on_failed: Callable[[RingTuneError], None]) -> None:
+    def halt(
+        self, *, on_result: Callable[[control_pb2.RestReply], None], on_failed: Callable[[RingTuneError], None]
+    ) -> None:
         """Let the node stop at once, whatever it does; what it prepares is given up, and a move too."""
         request = control_pb2.RestRequest(run_id=self._run_id, halts=True)
         self._call_move_off()
-
-        def work() -> None:
-            self._unary(self._stub.Rest, request, self._wait_s)
-            on_result()
-
-        self._submit(work, on_failed)
+        self._ask(self._stub.Rest, request, on_result, on_failed)
 
     def ask_alive(self, on_answer: Callable[[bool], None]) -> None:
         """Ask, beside all other calls, whether the node answers within ``ALIVE_S``; a node of an older build does.
@@ -457,19 +452,28 @@ class AgentCalls:
         """Do some work after all that was submitted before; a failure of it need not be that of the node."""
         self._worker.submit(self._guarded, work, on_failed or (lambda error: self._on_failure(self.node, error)))
 
+    def _ask(
+        self,
+        method: Any,
+        request: Any,
+        on_result: Callable[[Any], None],
+        on_failed: Callable[[RingTuneError], None] | None = None,
+    ) -> None:
+        self._submit(lambda: on_result(self._unary(method, request, self._wait_s)), on_failed)
+
     def _guarded(self, work: Callable[[], object], tell: Callable[[RingTuneError], None]) -> None:
         if self._cancelled.is_set():
             return
         try:
             work()
-        except grpc.RpcError as error:
-            if not self._cancelled.is_set():
-                tell(call_error(error, node=self.node, address=self.address))
-        except RingTuneError as error:
-            if not self._cancelled.is_set():
-                tell(error)
         except Exception as error:
-            if not self._cancelled.is_set():
+            if self._cancelled.is_set():
+                return
+            if isinstance(error, grpc.RpcError):
+                tell(call_error(error, node=self.node, address=self.address))
+            elif isinstance(error, RingTuneError):
+                tell(error)
+            else:
                 _LOG.exception("a call to node %s failed by a bug", self.node)
                 tell(internal_error(error, where=f"node {self.node}"))
 
@@ -519,78 +523,12 @@ class AgentCalls:
         self._on_failure(self.node, error)
 
 
-class Reported(NamedTuple):
-    """A node's report of what happened in the run."""
-
-    request: control_pb2.ReportRequest
-
-    @property
-    def node(self) -> str:
-        """The node."""
-        return self.request.node
-
-
-class Facts(NamedTuple):
-    """A node's facts as JSON text that is not checked yet, the states of its shards, and the files beside them."""
-
-    node: str
-    facts_json: str
-    shards: tuple[control_pb2.ShardState, ...] = ()
-    saved: tuple[control_pb2.SavedPart, ...] = ()
-
-    @staticmethod
-    def of(node: str, reply: control_pb2.InspectReply) -> Facts:
-        """Make it of what a node answered."""
-        return Facts(node, reply.facts_json, tuple(reply.shards), tuple(reply.saved))
-
-
-class NodePrepared(NamedTuple):
-    """The answer of a node that is prepared: the bytes of weights that it holds."""
-
-    node: str
-    hosted_bytes: int
-
-
-class Files(NamedTuple):
-    """A node's results by file name."""
-
-    node: str
-    files: dict[str, Pieces]
-
-
-class NodeRested(NamedTuple):
-    """A node rests; with the text of its ``totals.json`` of the placement that it leaves."""
-
-    rested: rd.Rested
-    totals_json: str
-
-    @property
-    def node(self) -> str:
-        """The node."""
-        return self.rested.node
-
-
-class NodeMoved(NamedTuple):
-    """A node has moved; with the bytes of weights that it holds now."""
-
-    moved: rd.Moved
-    hosted_bytes: int
-
-    @property
-    def node(self) -> str:
-        """The node."""
-        return self.moved.node
-
-
-Answer = Reported | Facts | NodePrepared | NodeRested | NodeMoved | Files
-
-
-def read_facts(facts: Facts) -> NodeFacts:
-    """Read the facts of a node from their JSON text; raises ``IntegrityError`` or ``PlanError``."""
-    found = NodeFacts.from_message(read_object(facts.facts_json, f"the facts of node {facts.node}"))
-    if found.node != facts.node:
-        raise IntegrityError(f"node {facts.node} sent the facts of node {found.node}; use one version on all machines")
-    return found
+def read_facts(node: str, reply: control_pb2.InspectReply) -> NodeFacts:
+    """Read the facts of a node from its answer; raises ``IntegrityError`` or ``PlanError``."""
+    facts = NodeFacts.from_message(read_object(reply.facts_json, f"the facts of node {node}"))
+    if facts.node != node:
+        raise IntegrityError(f"node {node} sent the facts of node {facts.node}; use one version on all machines")
+    return facts
 
 
 ALIVE_S: Final = 2.0

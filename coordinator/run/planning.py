@@ -17,6 +17,7 @@ most half of the time that the first answers leave.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import threading
@@ -29,12 +30,12 @@ from coordinator.planner.limits import Effort
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import JobTime, Planned, measured_time
 from coordinator.run.checkpoint import CheckpointManager
-from coordinator.run.events import EventSink, work_beside
-from coordinator.run.measurement import LinkAnswer, LinkMeasurement, remembered_links
+from coordinator.run.events import Entry, EventSink, work_beside
+from coordinator.run.measurement import LinkMeasurement, remembered_links
 from coordinator.run.members import LinkCache, Member
 from coordinator.run.node_client import AgentCalls
 from coordinator.run.requests import RunRequest
-from ringtune.costs.measurement import hidden_bytes
+from ringtune.costs.measurement import Pair, hidden_bytes
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.errors import DeadlineError, PlanError, RingTuneError
 from ringtune.job.job import Job
@@ -140,8 +141,7 @@ def run_profile(request: RunRequest, facts: Mapping[str, NodeFacts], links: tupl
 def plan_run(request: RunRequest, profile: Profile, kept: Planned | None, effort: Effort) -> Planned:
     """Make a plan as ``ringtune plan`` does, or accept the given one, or ``kept``, that of the resumed run.
 
-    Raises:
-        RingTuneError: no plan fits, the given plan or profile is of another job, or a link is too slow.
+    Raises ``RingTuneError``: no plan fits, the given plan or profile is of another job, or a link is too slow.
     """
     job, facts = request.job, profile.by_name
     if kept is None and request.plan is not None:
@@ -199,8 +199,9 @@ class RunPlanner:
     """The steps of one run before its plan.
 
     Args:
-        put: takes entries for the run's thread, from any thread: after ``FirstInspectionDone`` set ``is_looking`` to
-            False, after a ``LinkAnswer`` call ``add_link_answer``; a plan or a failure ends the preparation.
+        put: queues an entry for the run's thread.
+        on_looked: called there after the first look, which is over with that.
+        on_plan: called there with the plan; else ``PlanFailed`` ends the preparation.
 
     Attributes:
         is_looking: whether nodes' answers are for a first look, before they measure for a plan that is not made yet;
@@ -213,12 +214,14 @@ class RunPlanner:
         checkpoints: CheckpointManager,
         cache: LinkCache,
         *,
-        put: Callable[[FirstInspectionDone | LinkAnswer | PlanReady | rd.PlanFailed], None],
+        put: Callable[[Entry], None],
+        on_looked: Callable[[FirstInspectionDone], None],
+        on_plan: Callable[[PlanReady], None],
         emit: EventSink,
         enter: Callable[[str], None],
     ) -> None:
         self._request, self._checkpoints, self._cache = request, checkpoints, cache
-        self._put, self._emit, self._enter = put, emit, enter
+        self._put, self._on_looked, self._on_plan, self._emit, self._enter = put, on_looked, on_plan, emit, enter
         self._cancelled = threading.Event()
         self._members: tuple[Member, ...] = ()
         self._calls: Mapping[str, AgentCalls] = {}
@@ -239,11 +242,19 @@ class RunPlanner:
         """Take a node's answer for the first look; the last one starts it."""
         self._looked_at[facts.node] = facts
 
-        def look() -> FirstInspectionDone:
-            return first_look(self._request, self._looked_at, self._look_end_s, is_cancelled=self._cancelled.is_set)
+        def look() -> Entry:
+            is_cancelled = self._cancelled.is_set
+            return done(first_look(self._request, self._looked_at, self._look_end_s, is_cancelled=is_cancelled))
+
+        def done(looked: FirstInspectionDone) -> Entry:
+            return functools.partial(self._looked, looked)
 
         if len(self._looked_at) == len(self._members):
-            work_beside("first-look", look, self._put, FirstInspectionDone)
+            work_beside("first-look", look, self._put, lambda error: done(FirstInspectionDone(error)))
+
+    def _looked(self, looked: FirstInspectionDone) -> None:
+        self.is_looking = False
+        self._on_looked(looked)
 
     @property
     def needs_times(self) -> bool:
@@ -260,16 +271,22 @@ class RunPlanner:
             is_own = self._request.needs_times
             self._plan_with(remembered_links(self._members, job, model, self._cache) if is_own else ())
             return
-        self._measuring = LinkMeasurement(self._members, self._calls, job, model, cache=self._cache, put=self._put)
+        self._measuring = LinkMeasurement(
+            self._members,
+            self._calls,
+            job,
+            model,
+            cache=self._cache,
+            answered=lambda pair, reply: self._put(lambda: self._add_link_answer(pair, reply)),
+        )
         if not self._measuring.is_done:
             self._enter("measuring links")
         self._measuring.go_on()
         self._plan_once_measured()
 
-    def add_link_answer(self, answer: LinkAnswer) -> None:
-        """Take a node's answer about a link."""
+    def _add_link_answer(self, pair: Pair, reply: control_pb2.MeasureLinkReply) -> None:
         if self._measuring is not None:
-            self._measuring.take(answer)
+            self._measuring.take(pair, reply)
             self._plan_once_measured()
 
     def _plan_once_measured(self) -> None:
@@ -292,9 +309,10 @@ class RunPlanner:
             self._put(_failed(error))
             return
 
-        def plan() -> PlanReady | rd.PlanFailed:
+        def plan() -> Entry:
             effort = Effort(seconds=request.job.runtime.plan_s, is_cancelled=cancelled.is_set)
-            return PlanReady(plan_run(request, profile, self._checkpoints.planned(profile, effort), effort), profile)
+            planned = plan_run(request, profile, self._checkpoints.planned(profile, effort), effort)
+            return functools.partial(self._on_plan, PlanReady(planned, profile))
 
         work_beside("plan", plan, self._put, _failed)
         self._emit(control_pb2.RunEvent(profile_json=json.dumps(profile.to_json())))

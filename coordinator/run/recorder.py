@@ -6,7 +6,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from coordinator.run.events import EventSink, GrowingFile
 from coordinator.run.report import NodeTotals, OperationsLedger, RunLedger
@@ -93,7 +93,7 @@ class RunRecorder:
         self.onlooker: EventSink | None = None
         self._activity = Activity()
         self.end_seq = self.end_step = 0
-        self._left_out, self._notes = RepeatCounter(), Counter[str]()
+        self._left_out, self._num_notes = RepeatCounter(), Counter[str]()
         self._has_risen = False
         self._candidates: tuple[str, ...] = ()  # before the trace was begun
 
@@ -108,6 +108,14 @@ class RunRecorder:
         self._trace = GrowingFile("trace.json", self._emit), text
         self._add_to_trace(TraceText.begin)
 
+    def _send(self, **value: dict[str, Any]) -> None:
+        """Send one event with a JSON object."""
+        texts: dict[str, Any] = {name: json.dumps(content) for name, content in value.items()}
+        self._emit(control_pb2.RunEvent(**texts))
+
+    def _note(self, text: str) -> None:
+        self._emit(control_pb2.RunEvent(note=text))
+
     def _add_to_trace(self, piece: Callable[[TraceText], str]) -> None:
         if self._trace is not None:
             file, text = self._trace
@@ -121,7 +129,7 @@ class RunRecorder:
     def moved(self, command: rd.LogMove, at_unix_s: float) -> None:
         """Record a move, or why it failed; send its line to the submitter."""
         line = self.ledger.moved(command, at_unix_s)
-        self._emit(control_pb2.RunEvent(metrics_json=json.dumps(line)))
+        self._send(metrics_json=line)
         self._add_to_trace(lambda text: text.move(command.part.nodes, command, at_unix_s))
 
     @property
@@ -147,18 +155,18 @@ class RunRecorder:
         self.plan = command.plan
         self.ledger.recovered(command.plan, command.part.placement.placement_number, at_unix_s)
         line = recovery_line(command)
-        self._emit(control_pb2.RunEvent(plan_json=json.dumps(command.plan.to_json())))
-        self._emit(control_pb2.RunEvent(metrics_json=json.dumps(line)))
+        self._send(plan_json=command.plan.to_json())
+        self._send(metrics_json=line)
 
     def add_report(self, request: control_pb2.ReportRequest) -> None:
         """Record bytes, spans and recording of a node's report; spans of unknown actions are left out."""
         node = request.node
         for note in request.notes:
-            self._notes[node] += 1
-            if self._notes[node] <= _MAX_NOTES:
-                self._emit(control_pb2.RunEvent(note=printable(note)))
-            elif self._notes[node] == _MAX_NOTES + 1:
-                self._emit(control_pb2.RunEvent(note=f"node {node} has more than {_MAX_NOTES:,} notes, left out here"))
+            self._num_notes[node] += 1
+            if self._num_notes[node] <= _MAX_NOTES:
+                self._note(printable(note))
+            elif self._num_notes[node] == _MAX_NOTES + 1:
+                self._note(f"node {node} has more than {_MAX_NOTES:,} notes, left out here")
         for traffic in request.traffic:
             self.ledger.add_traffic(node, traffic.seq, traffic.target, traffic.payload, traffic.bytes)
             self.operations.add_traffic(traffic.seq, traffic.payload, traffic.bytes)
@@ -205,7 +213,7 @@ class RunRecorder:
 
     def emit_profile(self) -> None:
         """Send the profile to the submitter."""
-        self._emit(control_pb2.RunEvent(profile_json=json.dumps(self.profile().to_json())))
+        self._send(profile_json=self.profile().to_json())
 
     def profile(self) -> Profile:
         """Make a profile from the times of the run's actions so far."""
@@ -226,56 +234,53 @@ class RunRecorder:
                 ended_unix_s = self._ends_unix_s.pop(seq)
                 progress = self.ledger.step_done(turn, seq, step, depth, dict(values), ended_unix_s)
                 if not self.plan.goes_back:  # else it was shown when it was done
-                    self._emit(control_pb2.RunEvent(step_json=json.dumps(progress)))
+                    self._send(step_json=progress)
             case rd.ShowStep(turn, seq, step, depth, values):
                 done = {"seq": seq, "num_steps": self.plan.course.num_steps}
                 line = self.ledger.line_of(turn, seq, step, depth, dict(values))
-                self._emit(control_pb2.RunEvent(step_json=json.dumps(done | line)))
+                self._send(step_json=done | line)
             case rd.LogTurn(turn):
                 self._recorded.turn_done(turn)
                 if self.pace is not None:
                     self.pace.turn_done(turn)
                 self.operations.turn_done(turn)
                 for line in self.ledger.turn_done(turn):
-                    self._emit(control_pb2.RunEvent(metrics_json=json.dumps(line)))
+                    self._send(metrics_json=line)
                 if self.onlooker is not None and (found := self._activity.turn_done(turn, self.plan.nodes)):
                     self.onlooker(control_pb2.RunEvent(activity_json=json.dumps(found)))
             case rd.LogPlan(plan, why):
                 self.plan = plan
                 self.ledger.replanned(plan)
-                self._emit(control_pb2.RunEvent(plan_json=json.dumps(plan.to_json())))
-                self._emit(control_pb2.RunEvent(metrics_json=json.dumps(replan_line(plan, why))))
+                self._send(plan_json=plan.to_json())
+                self._send(metrics_json=replan_line(plan, why))
             case rd.LogFetched():
                 if told := fetched_text(command):
-                    self._emit(control_pb2.RunEvent(note=told))
-                    self._emit(control_pb2.RunEvent(metrics_json=json.dumps(fetched_line(command))))
+                    self._note(told)
+                    self._send(metrics_json=fetched_line(command))
             case rd.LogUnfreeze(step, depth):
                 entry = {"kind": "unfreeze", "step": step, "depth": depth}
-                self._emit(control_pb2.RunEvent(step_json=json.dumps(self.ledger.decided(entry))))
+                self._send(step_json=self.ledger.decided(entry))
             case rd.LogOperations(step, operations):
                 entry = chosen_entry(self.plan.course, step, operations)
-                self._emit(control_pb2.RunEvent(step_json=json.dumps(self.ledger.decided(entry))))
+                self._send(step_json=self.ledger.decided(entry))
                 chosen = ScheduledTable(step=step, operations=operations, origin=self.plan.course.table_origin)
-                self._emit(control_pb2.RunEvent(operations_json=json.dumps(chosen.to_json())))
+                self._send(operations_json=chosen.to_json())
             case rd.LogNodeError(node, error, message):
-                self._emit(control_pb2.RunEvent(note=f"{message}; the run goes on without node {node}"))
+                self._note(f"{message}; the run goes on without node {node}")
                 line = self.ledger.node_failed(node, error, message)
-                self._emit(control_pb2.RunEvent(metrics_json=json.dumps({"kind": "node_error", **line})))
+                self._send(metrics_json={"kind": "node_error", **line})
             case rd.LogTechniqueFailed(_, problem):
-                self._emit(control_pb2.RunEvent(note=problem))
+                self._note(problem)
             case rd.LogStop(step, evaluations):
-                self._emit(
-                    control_pb2.RunEvent(note=stop_text(step, evaluations, keeps_best=bool(self._job.train.keep_best)))
-                )
-                self._emit(control_pb2.RunEvent(metrics_json=json.dumps(self.ledger.stopped(step, evaluations))))
+                self._note(stop_text(step, evaluations, keeps_best=bool(self._job.train.keep_best)))
+                self._send(metrics_json=self.ledger.stopped(step, evaluations))
             case rd.LogEvaluation(step, values, is_best):
                 line = self.ledger.evaluation_done(step, dict(values), is_best=is_best)
-                text = json.dumps(line)
-                self._emit(control_pb2.RunEvent(step_json=text))
-                self._emit(control_pb2.RunEvent(metrics_json=text))
+                self._send(step_json=line)
+                self._send(metrics_json=line)
                 if (risen := line.get("risen")) and not self._has_risen and step < self.plan.course.num_steps:
                     self._has_risen = True
-                    self._emit(control_pb2.RunEvent(note=risen))
+                    self._note(risen)
 
     def add_to_ledger(self, text: str) -> None:
         """Send lines of the ledger of an audited run, so that a run that is killed has those of all closed turns."""

@@ -112,8 +112,7 @@ class Reports:
         Each event has to be handled before the next is asked for. An error of a node without a role in
         ``placement_number`` is ignored: the run has continued without that node, which broke its links.
 
-        Raises:
-            IntegrityError: number, figures or scores are invalid.
+        Raises ``IntegrityError``: number, figures or scores are invalid.
         """
         if request.number < 1:
             raise IntegrityError(f"a report of node {request.node} has no number; use one version on all machines")

@@ -221,8 +221,7 @@ class RunLedger:
     def add_totals(self, node: str, totals: Mapping[str, Any]) -> None:
         """Take a node's totals at the end of a placement, or of the run (``totals.json``).
 
-        Raises:
-            IntegrityError: a figure is missing or no number.
+        Raises ``IntegrityError``: a figure is missing or no number.
         """
         entry = self.nodes[node]
         try:

@@ -27,8 +27,7 @@ SHARD_BYTES: Final = 5_000_000_000
 def tensors_of(parts: Mapping[str, Pieces]) -> dict[str, TensorPieces]:
     """Collect the tensors of several safetensors files (content by node) by name, without reading them.
 
-    Raises:
-        IntegrityError: a part is broken, or two parts have the same tensor.
+    Raises ``IntegrityError``: a part is broken, or two parts have the same tensor.
     """
     tensors: dict[str, TensorPieces] = {}
     origin: dict[str, str] = {}
@@ -180,8 +179,7 @@ def saved_part(
 ) -> dict[str, Pieces]:
     """Return the files for one node: of a model the blocks of its slice, and at an owner private ones and the rest.
 
-    Raises:
-        IntegrityError: the weights of a model are damaged.
+    Raises ``IntegrityError``: the weights of a model are damaged.
     """
     if not result.is_model:
         return saved_files(folder, result)

@@ -20,37 +20,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Final
+from typing import Final, NamedTuple
 
 from coordinator.planner.planned import JobTime, Planned, copy_bytes
 from coordinator.run.audit import CellRepeated, RunAudit
-from coordinator.run.checkpoint import CheckpointManager, Noted
-from coordinator.run.collect import BestFiles, ResultCollector
+from coordinator.run.checkpoint import CheckpointManager
+from coordinator.run.collect import ResultCollector
 from coordinator.run.driver import Driver
-from coordinator.run.events import now_unix_s, work_beside
-from coordinator.run.join import (
-    CandidateAnswered,
-    CandidateFailed,
-    InitialNodesJoined,
-    Joined,
-    JoinEvent,
-    JoinHandler,
-    KnownNodes,
-)
-from coordinator.run.measurement import LinkAnswer
+from coordinator.run.events import Entry, now_unix_s, work_beside
+from coordinator.run.join import JoinHandler, KnownNodes
 from coordinator.run.members import Member, Members, num_neighbours, rack_of, unused_owners
-from coordinator.run.migration import MigrationDriver, ReplanOutcome, ReplanSearch, note_figures
-from coordinator.run.node_client import (
-    Answer,
-    Facts,
-    Files,
-    NodeMoved,
-    NodePrepared,
-    NodeRested,
-    Reported,
-    inspect_request,
-    read_facts,
-)
+from coordinator.run.migration import MigrationDriver, ReplanOutcome, ReplanSearch
+from coordinator.run.node_client import inspect_request, read_facts
 from coordinator.run.planning import FirstInspectionDone, PlanReady, RunPlanner, wire_problem
 from coordinator.run.recorder import RunRecorder
 from coordinator.run.recovery import Reports, await_nodes, with_role
@@ -59,6 +40,7 @@ from coordinator.run.requests import RunRequest
 from coordinator.run.run_text import rows_lines
 from ringtune.config.sections import SKIP_OWNER
 from ringtune.costs.measurement import SKIPPED_ITEMS
+from ringtune.costs.profile import Profile
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.errors import (
     BusyError,
@@ -75,6 +57,7 @@ from ringtune.run_control.recovery import RecoveryPolicy, checkpoint_reason
 from ringtune.run_control.state_machine import RunStateMachine
 from ringtune.schedule.course import Course
 from ringtune.schedule.operation_tables import BlockScores
+from ringtune.schedule.plan import Plan
 from ringtune.storage.tensor_files import TensorFile
 from ringtune.techniques.initial_adapter import INITIAL_FILE, head_note
 from ringtune.transport.speaker import speaker
@@ -101,6 +84,15 @@ def choose_beside(
         return rd.OperationsChosen(step, room.choose_table(course, scores, step=step))
 
     return work_beside("choose", work, put, lambda error: rd.OperationsFailed(step, type(error).__name__, str(error)))
+
+
+class PlacedRun(NamedTuple):
+    """What a run needs once it has a plan; ``audit`` is None where nothing is audited."""
+
+    recorder: RunRecorder
+    migration: MigrationDriver
+    replanning: ReplanSearch
+    audit: RunAudit | None
 
 
 class RunDriver(Driver):
@@ -141,10 +133,17 @@ class RunDriver(Driver):
             self._rounds.excluded.update(*(manifest.excluded for manifest in request.resume.manifests))
         self._checkpoints = CheckpointManager(run_id, request.job, request.resume, self._rounds.excluded)
         self._run_planner = RunPlanner(
-            request, self._checkpoints, members.links, put=self._queue.put, emit=self._emit, enter=self._enter
+            request,
+            self._checkpoints,
+            members.links,
+            put=self._queue.put,
+            on_looked=self._on_looked,
+            on_plan=self._on_plan,
+            emit=self._emit,
+            enter=self._enter,
         )
         self._reports = Reports(self._checkpoints, self._now_s)
-        self._collector = ResultCollector(request.job, self._queue.put, self._emit)
+        self._collector = ResultCollector(request.job, self._queue.put, self._hear, self._emit)
         self._join_handler = JoinHandler(
             run_id,
             request,
@@ -153,6 +152,7 @@ class RunDriver(Driver):
             self._reports,
             lease_s=lease_s,
             put=self._queue.put,
+            nodes=lambda: self.nodes,
             feed=self._feed,
             note=self._note,
             admit=self._admit,
@@ -163,10 +163,7 @@ class RunDriver(Driver):
         self._timers: dict[str, float] = {}
         self._neighbours: dict[str, int] = {}
         self._planned: Planned | None = None
-        self._recorder: RunRecorder | None = None
-        self._migration: MigrationDriver | None = None
-        self._audit: RunAudit | None = None
-        self._replanning: ReplanSearch | None = None
+        self._placed: PlacedRun | None = None
         self._predicted: JobTime | None = None
         self._timed_frozen = request.resume.plan.course.frozen if request.resume else None
         self._phase = ("joining", self._started_s)
@@ -187,26 +184,26 @@ class RunDriver(Driver):
 
     def joined(self, member: Member) -> None:
         """Queue that a node has joined the coordinator."""
-        self._queue.put(Joined(member))
+        self._queue.put(functools.partial(self._join_handler.joined, member))
 
     def noted(self, step: int) -> None:
         """Queue that the submitter has the manifest of the checkpoint of ``step`` on disk."""
-        self._queue.put(Noted(step))
+        self._queue.put(functools.partial(self._on_noted, step))
 
     def report(self, request: control_pb2.ReportRequest) -> None:
         """Queue a node's report; raises ``IntegrityError`` or ``FrameError``, or ``BusyError`` for too many at once."""
-        node, size, recorder = request.node, request.ByteSize(), self._recorder
+        node, size, placed = request.node, request.ByteSize(), self._placed
         if node not in self._addresses:
             raise IntegrityError(f"node {node} is not in run {self.run_id}")
         if request.instance and request.instance != self._instances[node]:
             raise FrameError(f"another process is node {node} of run {self.run_id}; forget it")
-        if recorder is None or self._migration is None or node not in recorder.nodes:
+        if placed is None or node not in placed.recorder.nodes:
             raise FrameError(f"node {node} has no part in run {self.run_id}; forget it")
         with self._counting:
             if (waiting := self._waiting_bytes[node]) and waiting + size > _MAX_WAITING_BYTES:
                 raise BusyError(f"{waiting:,} bytes of reports of node {node} are not read yet; send this one later")
             self._waiting_bytes[node] += size
-        self._queue.put(Reported(request))
+        self._hear(node, self._reported(request))
 
     # ---- the run's thread -------------------------------------------------------------------------
 
@@ -215,7 +212,7 @@ class RunDriver(Driver):
         request = self._request
         named = self._checkpoints.needed_nodes or (request.plan.plan.nodes if request.plan else request.nodes)
         members = self._recruit(request, named)
-        self._queue.put(InitialNodesJoined())  # behind their own events
+        self._queue.put(self._join_handler.gathered)  # behind their own events
         if unused := unused_owners(self._members.living(), members) if request.plan else ():
             self._note(f"not in the given plan, so their rows are not trained on: {', '.join(unused)}")
         self._addresses |= {member.node: member.address for member in members}
@@ -242,81 +239,40 @@ class RunDriver(Driver):
 
     # ---- events -----------------------------------------------------------------------------------
 
-    def _take(
-        self,
-        entry: rd.Event
-        | Answer
-        | BestFiles
-        | Noted
-        | PlanReady
-        | FirstInspectionDone
-        | LinkAnswer
-        | ReplanOutcome
-        | CellRepeated
-        | JoinEvent,
-    ) -> None:
-        match entry:
-            case Reported() | Files() | BestFiles() | NodeRested() | NodeMoved():
-                self._hear(entry)
-            case Facts():
-                self._on_facts(entry)
-            case NodePrepared(node, hosted_bytes):
-                if self._recorder is not None:
-                    self._recorder.ledger.nodes[node].hosted_bytes = hosted_bytes
-                self._feed(rd.Prepared(node))
-            case PlanReady():
-                self._on_plan(entry)
-            case FirstInspectionDone():
-                self._on_first_inspection(entry)
-            case LinkAnswer():
-                self._run_planner.add_link_answer(entry)
-            case ReplanOutcome():
-                if self._replanning is not None and (found := self._replanning.take(entry, self.nodes)) is not None:
-                    self._feed(found)
-            case Joined() | InitialNodesJoined() | CandidateAnswered() | CandidateFailed():
-                self._join_handler.take(entry, self.nodes)
-            case Noted(step):
-                if self._checkpoints.note_kept(step) and self._rounds.phase in ("training", "collecting"):
-                    self._require_moving().grant(())
-            case CellRepeated():
-                if self._audit is not None and (failed := self._audit.take(entry)) is not None:
-                    (self._judge if failed.lost else self._feed)(failed)
-            case _:
-                self._feed(entry)
+    def _take(self, entry: Entry) -> None:
+        if callable(entry):
+            entry()
+        else:
+            self._feed(entry)
 
-    def _hear(self, entry: Reported | Files | BestFiles | NodeRested | NodeMoved) -> None:
-        """Take what a node of the run says; one that says what can't be has failed."""
-        events = self._events_of(entry)
+    def _hear(self, node: str, events: Iterator[rd.Event]) -> None:
+        """Queue what a node of the run says; one that says what can't be has failed.
+
+        ``events`` reads it on the run's thread, and raises ``IntegrityError``.
+        """
+        self._queue.put(functools.partial(self._feed_heard, node, events))
+
+    def _feed_heard(self, node: str, events: Iterator[rd.Event]) -> None:
         while True:
             try:
                 event = next(events, None)
             except IntegrityError as error:
-                self.node_failed(entry.node, error)
+                self.node_failed(node, error)
                 return
             if event is None:
                 return
             self._feed(event)
 
-    def _events_of(self, entry: Reported | Files | BestFiles | NodeRested | NodeMoved) -> Iterator[rd.Event]:
-        match entry:
-            case Reported(request):
-                yield from self._reported(request)
-            case Files() | BestFiles():
-                yield self._collector.take(entry)
-            case NodeRested() | NodeMoved() if self._recorder is not None:
-                yield note_figures(entry, self._recorder.ledger)
-
-    def _on_facts(self, entry: Facts) -> None:
-        facts = dataclasses.replace(read_facts(entry), rack=self._racks[entry.node])
+    def _on_facts(self, node: str, reply: control_pb2.InspectReply) -> None:
+        facts = dataclasses.replace(read_facts(node, reply), rack=self._racks[node])
         if self._run_planner.is_looking:
             self._run_planner.look(facts)
         else:
-            self._checkpoints.note_states(entry.node, entry.shards, entry.saved)
-            self._feed(rd.Inspected(entry.node, facts))
+            self._checkpoints.note_states(node, reply.shards, reply.saved)
+            self._feed(rd.Inspected(node, facts))
 
-    def _on_first_inspection(self, looked: FirstInspectionDone) -> None:
+    def _on_looked(self, looked: FirstInspectionDone) -> None:
         """Make the nodes measure themselves, or end a run for which no plan is possible."""
-        self._run_planner.is_looking = False
         if looked.error is not None:
             self._feed(rd.PlanFailed(type(looked.error).__name__, str(looked.error)))
             return
@@ -324,17 +280,29 @@ class RunDriver(Driver):
         for node in sorted(self._addresses):
             self._inspect(node)
 
+    def _on_noted(self, step: int) -> None:
+        if self._checkpoints.note_kept(step) and self._rounds.phase in ("training", "collecting"):
+            self._require_placed().migration.grant(())
+
+    def _on_replanned(self, outcome: ReplanOutcome) -> None:
+        if (event := self._require_placed().replanning.take(outcome, self.nodes)) is not None:
+            self._feed(event)
+
+    def _on_repeated(self, answer: CellRepeated) -> None:
+        audit = self._require_placed().audit
+        if audit is not None and (failed := audit.take(answer)) is not None:
+            (self._judge if failed.lost else self._feed)(failed)
+
     def _reported(self, request: control_pb2.ReportRequest) -> Iterator[rd.Event]:
-        recorder, node = self._recorder, request.node
+        placed, node = self._require_placed(), request.node
+        recorder, audit = placed.recorder, placed.audit
         with self._counting:
             self._waiting_bytes[node] -= request.ByteSize()
-        if recorder is None:
-            raise IntegrityError(f"node {node} reports before there is a plan; use one version on all machines")
         if not recorder.plan.has_role(node, 0):
             return  # it has joined and works on nothing, so it has nothing to say
-        if self._audit is not None and self._reports.is_new(request):
-            self._audit.note(request)
-        yield from self._reports.take(request, recorder, self._require_moving().part.placement.placement_number)
+        if audit is not None and self._reports.is_new(request):
+            audit.note(request)
+        yield from self._reports.take(request, recorder, placed.migration.part.placement.placement_number)
 
     def _check_leases(self) -> None:
         if (verdict := self._reports.suspicions.verdict(self._now_s())) is not None:
@@ -353,7 +321,7 @@ class RunDriver(Driver):
         if complaint.lost not in self.nodes:
             self._feed(complaint)
             return
-        number = self._require_moving().part.placement.placement_number
+        number = self._require_placed().migration.part.placement.placement_number
         suspect = self._reports.suspicions.suspect(complaint)
         self._calls[complaint.lost].ask_alive(
             lambda is_alive: self._queue.put(rd.LinkFailed(complaint, number, is_alive, suspect))
@@ -392,33 +360,34 @@ class RunDriver(Driver):
             case rd.MakePlan(facts):
                 self._run_planner.plan(facts)
             case rd.Prepare(node, plan):
-                self._require_moving().prepare(command, self._request.saved_for(node, plan))
+                self._require_placed().migration.prepare(command, self._request.saved_for(node, plan))
             case rd.FetchAhead() | rd.Rest() | rd.Move() | rd.Halt():
-                if self._audit is not None and isinstance(command, rd.Halt):
-                    self._audit.forget()
-                self._require_moving().tell(command)
+                placed = self._require_placed()
+                if placed.audit is not None and isinstance(command, rd.Halt):
+                    placed.audit.forget()
+                placed.migration.tell(command)
             case rd.CheckTurn(turn):
-                if self._audit is not None:
-                    self._audit.check(self._require_moving().part, turn)
+                placed = self._require_placed()
+                if placed.audit is not None:
+                    placed.audit.check(placed.migration.part, turn)
             case rd.AwaitNodes():
                 self._note(await_nodes(command, self.board, self._now_s()))
-                self._join_handler.ask_others(self.nodes)
+                self._join_handler.ask_others()
             case rd.LogMove() | rd.FindPlacement() | rd.LogRecovery():
                 self._note(self._recover(command))
-            case rd.LogTurn(turn) if self._recorder is not None and self._replanning is not None:
-                self._recorder.log(command)
-                if self._audit is not None:
-                    self._recorder.add_to_ledger(self._audit.closed(turn))
-                part, prepare_s = self._require_moving().part, self._phases_s.get("preparing", 0.0)
-                end_step, links = self._recorder.end_step, self._recorder.links
-                self._replanning.turn_done(part, turn, end_step, links, prepare_s=prepare_s, living=self.nodes)
+            case rd.LogTurn(turn):
+                recorder, migration, replanning, audit = self._require_placed()
+                recorder.log(command)
+                if audit is not None:
+                    recorder.add_to_ledger(audit.closed(turn))
+                prepare_s, end_step, links = self._phases_s.get("preparing", 0.0), recorder.end_step, recorder.links
+                replanning.turn_done(migration.part, turn, end_step, links, prepare_s=prepare_s, living=self.nodes)
             case rd.Grant(turns):
-                if self._recorder is not None:
-                    self._recorder.granted(turns)
-                moving = self._require_moving()
-                moving.grant(turns, self._audit.granted(moving.part, turns) if self._audit is not None else None)
+                recorder, migration, _, audit = self._require_placed()
+                recorder.granted(turns)
+                migration.grant(turns, audit.granted(migration.part, turns) if audit is not None else None)
             case rd.Collect() | rd.CollectBest() | rd.LogBest():
-                part, needed_steps = self._require_moving().part, self._checkpoints.best_steps
+                part, needed_steps = self._require_placed().migration.part, self._checkpoints.best_steps
                 self._collector.carry_out(command, self._calls, part, needed_steps=needed_steps)
             case rd.Release(node, reason, is_finished):
                 self.nodes -= {node}
@@ -432,32 +401,35 @@ class RunDriver(Driver):
             case rd.ChooseOperations(step, scores):
                 choose_beside(self._require_plan().plan.course, step, scores, self._queue.put)
             case rd.LogCheckpoint() | rd.LogKept():
-                part, is_kept = self._require_moving().part, self._keeper is not None
+                placed, is_kept = self._require_placed(), self._keeper is not None
+                part = placed.migration.part
                 if isinstance(command, rd.LogCheckpoint) and (missing := self._checkpoints.unsaved(part, command.step)):
                     for node in missing:
-                        self.node_failed(node, IntegrityError(f"it did not report its shard of step {command.step}"))
+                        self.node_failed(
+                            node,
+                            IntegrityError(
+                                f"it did not report its shard of step {command.step}; use one version everywhere"
+                            ),
+                        )
                     return
                 self._checkpoints.log(part, command, self._emit, is_kept=is_kept)
-                if self._recorder is not None and isinstance(command, rd.LogCheckpoint):
-                    self._recorder.emit_profile()  # for a submitter or coordinator that does not live to see the end
+                if isinstance(command, rd.LogCheckpoint):
+                    placed.recorder.emit_profile()  # for a submitter or coordinator that does not live to see the end
             case _:
-                if self._recorder is not None:
-                    self._recorder.log(command)
+                self._require_placed().recorder.log(command)
 
     def _recover(self, command: rd.LogMove | rd.FindPlacement | rd.LogRecovery) -> str:
         """Search a placement, or record a move or a recovery and grant in its placement; return a sentence for it."""
-        moving, recorder, replanning = self._require_moving(), self._recorder, self._replanning
-        if recorder is None or replanning is None:
-            raise PlanError("a run recovers that has no plan yet; please report this")
+        recorder, migration, replanning, _ = self._require_placed()
         if isinstance(command, rd.FindPlacement):
             replanning.find_placement(command, self._queue.put)
             return f"node {', '.join(command.lost)} is lost; the others go back to the end of step {command.step}"
         if isinstance(command, rd.LogMove):
-            told = moving.log(command)
+            told = migration.log(command)
             recorder.moved(command, now_unix_s())
             recorder.pace = replanning.moved(command)
             return told
-        told = moving.recovered(command)
+        told = migration.recovered(command)
         recorder.recovered(command, now_unix_s())
         recorder.pace = replanning.recovered(command)
         self._reports.forgive()
@@ -471,7 +443,7 @@ class RunDriver(Driver):
             frozen=self._timed_frozen,
         )
         self._checkpoints.ask_about(node, request)
-        self._calls[node].inspect(request, lambda reply: self._queue.put(Facts.of(node, reply)))
+        self._calls[node].inspect(request, lambda reply: self._queue.put(lambda: self._on_facts(node, reply)))
 
     def _enter(self, phase: str) -> None:
         now_s, (name, since_s) = time.monotonic(), self._phase
@@ -479,8 +451,8 @@ class RunDriver(Driver):
             return
         self._phases_s[name] = self._phases_s.get(name, 0.0) + now_s - since_s
         self._phase = (phase, now_s)
-        if phase == "training" and self._recorder is not None and not self._recorder.is_open:
-            self._recorder.begin(now_unix_s())
+        if phase == "training" and not (recorder := self._require_placed().recorder).is_open:
+            recorder.begin(now_unix_s())
         if phase not in ("done", "failed"):
             self._emit(control_pb2.RunEvent(state=phase))
 
@@ -504,11 +476,7 @@ class RunDriver(Driver):
         metadata = self._initial_metadata if not self._checkpoints.start else None
         if metadata is not None and (line := head_note(metadata, self._job.model.task, plan.course.labels)):
             self._note(line)
-        skipped = SKIPPED_ITEMS if self._request.is_rehearsal else 0
-        start = self._checkpoints.start
-        part = plan.at(start.placement_number if start else plan.placement.placement_number)
-        self._recorder = RunRecorder(plan, self._job, made.profile, self._emit, skipped_items=skipped, part=part)
-        self._predicted = made.predicted(self._request)
+        start, self._predicted = self._checkpoints.start, made.predicted(self._request)
         if self._predicted is not None:
             self._note(self._predicted.line())
             loads = {one.node: one.load for one in made.profile.nodes}
@@ -516,48 +484,67 @@ class RunDriver(Driver):
                 self._note(busy)
         self._checkpoints.tell(self._emit)
         if not self._request.plan_only:
-            calls, copies = self._calls, copy_bytes(plan.course, made.profile.nodes[0], self._job)
-            self._migration = MigrationDriver(
-                part, self._job, self._checkpoints, self._addresses, calls, self._queue.put, copies
-            )
-            if self._job.audit_share and self._request.is_training:
-                who = speaker()
-                self._audit = RunAudit(
-                    self.run_id,
-                    self._job,
-                    lambda: self._join_handler.facts,
-                    calls,
-                    self._queue.put,
-                    authorities=lambda: who.identity.authorities if who is not None else (),
-                )
-            self._replanning = ReplanSearch(plan, part, self._job, made.profile, put=self._queue.put, note=self._note)
-            self._recorder.pace = self._replanning.pace
-            if self._onlookers:
-                self._recorder.onlooker = functools.partial(self._tell, self._onlookers)
-            self._join_handler.begin(KnownNodes(plan, made.profile.by_name), self._recorder, self._replanning)
+            part = plan.at(start.placement_number if start else plan.placement.placement_number)
+            self._placed = placed = self._place(plan, part, made.profile)
+            self._join_handler.begin(KnownNodes(plan, made.profile.by_name), placed.recorder, placed.replanning)
         self._feed(rd.PlanMade(plan, start))
+
+    def _place(self, plan: Plan, part: Plan, profile: Profile) -> PlacedRun:
+        """Open the books of the run, and prepare the calls to its nodes; ``part`` of the plan holds first."""
+        job, put, calls = self._job, self._queue.put, self._calls
+        skipped = SKIPPED_ITEMS if self._request.is_rehearsal else 0
+        recorder = RunRecorder(plan, job, profile, self._emit, skipped_items=skipped, part=part)
+        copies = copy_bytes(plan.course, profile.nodes[0], job)
+        migration = MigrationDriver(
+            part, job, self._checkpoints, self._addresses, calls, put, self._hear, copies, recorder.ledger
+        )
+        audit = None
+        if job.audit_share and self._request.is_training:
+            who = speaker()
+            audit = RunAudit(
+                self.run_id,
+                job,
+                lambda: self._join_handler.facts,
+                calls,
+                put,
+                lambda answer: put(functools.partial(self._on_repeated, answer)),
+                authorities=lambda: who.identity.authorities if who is not None else (),
+            )
+        replanning = ReplanSearch(
+            plan,
+            part,
+            job,
+            profile,
+            put=lambda outcome: put(functools.partial(self._on_replanned, outcome)),
+            note=self._note,
+        )
+        recorder.pace = replanning.pace
+        if self._onlookers:
+            recorder.onlooker = functools.partial(self._tell, self._onlookers)
+        return PlacedRun(recorder, migration, replanning, audit)
 
     def _require_plan(self) -> Planned:
         if self._planned is None:
             raise PlanError("there is no plan yet; please report this")
         return self._planned
 
-    def _require_moving(self) -> MigrationDriver:
-        if self._migration is None:
+    def _require_placed(self) -> PlacedRun:
+        if self._placed is None:
             raise PlanError("no placement holds yet; please report this")
-        return self._migration
+        return self._placed
 
     # ---- the end ----------------------------------------------------------------------------------
 
     def _send_results(self) -> None:
         """Send report and merged adapter or model to the submitter; raises ``IntegrityError``."""
-        state, request, recorder = self._rounds, self._request, self._recorder
-        if request.plan_only or recorder is None:
+        state, request = self._rounds, self._request
+        if request.plan_only:
             return
+        recorder, migration, _, audit = self._require_placed()
         for node, totals in self._collector.last.totals():
             recorder.ledger.add_totals(node, totals)
         if request.evaluation is None and not self._collector.settle(state.best, state.last_step):
-            self._collector.last.send(request.job, self._emit, part=self._require_moving().part)
+            self._collector.last.send(request.job, self._emit, part=migration.part)
         report = recorder.ledger.report(
             rows=recorder.rows,
             run_id=self.run_id,
@@ -568,7 +555,7 @@ class RunDriver(Driver):
             predicted_steps_s=self._predicted.steps_s if self._predicted else None,
             operations=recorder.operations.report(recorder.profile()),
             best=state.best,
-            audit=self._audit.figures if self._audit is not None else None,
+            audit=audit.figures if audit is not None else None,
         )
         self._emit(control_pb2.RunEvent(report_json=json.dumps(report)))
 
@@ -604,12 +591,11 @@ class RunDriver(Driver):
     def _finish_files(self) -> None:
         """Send the profile from the run's own times, and complete the growing files, however the run ended."""
         self._collector.drop()
-        if self._recorder is None:
-            return
-        if not self._request.plan_only:
-            self._recorder.emit_profile()
-            self._run_planner.remember(self._recorder.shown_links())
-        self._recorder.close()
+        if self._placed is not None:
+            recorder = self._placed.recorder
+            recorder.emit_profile()
+            self._run_planner.remember(recorder.shown_links())
+            recorder.close()
 
 
 def recovery_policy(request: RunRequest, *, awaits_nodes: bool) -> RecoveryPolicy:

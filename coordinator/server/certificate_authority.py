@@ -116,8 +116,7 @@ class Register:
     The file is made if it is missing. With a database that coordinators share the register is there, and the file is
     only how it begins.
 
-    Raises:
-        StorageError: it can't be used, or is of another version.
+    Raises ``StorageError``: it can't be used, or is of another version.
     """
 
     def __init__(self, folder: Path, shared: Database | None = None) -> None:
@@ -157,6 +156,11 @@ class Register:
                     yield database
             finally:
                 database.close()
+
+    def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """Return the rows of a query in a transaction of its own."""
+        with self._transaction() as database:
+            return database.execute(query, values).fetchall()
 
     def _content(self) -> bytes:
         if not self._path.stat().st_size:  # just made
@@ -256,8 +260,7 @@ class Register:
     def remove(self, party: Party, reason: str) -> int:
         """Revoke all certificates and open tokens of a party, and of a user's guests; return the number of its own.
 
-        Raises:
-            TrustError: it never had any.
+        Raises ``TrustError``: it never had any.
         """
         with self._transaction() as database:
             roles = (party.role, ADMINISTRATOR if party.role == SUBMITTER_ROLE else "")
@@ -279,22 +282,17 @@ class Register:
 
     def has_certificate(self, party: Party, now_unix_s: float) -> bool:
         """Whether a party has a certificate that is neither removed nor expired."""
-        with self._transaction() as database:
-            found = database.execute(
-                "SELECT 1 FROM certificates WHERE role = ? AND name = ? AND removed IS NULL AND ends_unix_s > ?",
-                (*_key(party), now_unix_s),
-            ).fetchone()
-        return found is not None
+        query = "SELECT 1 FROM certificates WHERE role = ? AND name = ? AND removed IS NULL AND ends_unix_s > ?"
+        return bool(self._rows(query, *_key(party), now_unix_s))
 
     def inviter(self, guest: Party) -> str:
         """Return the user whose invitation a guest has used; empty if there is none."""
-        with self._transaction() as database:
-            found = database.execute(
-                "SELECT invited_by FROM tokens WHERE role = ? AND name = ? AND key_sha256 IS NOT NULL "
-                "ORDER BY ends_unix_s DESC",
-                _key(guest),
-            ).fetchone()
-        return found[0] or "" if found else ""
+        rows = self._rows(
+            "SELECT invited_by FROM tokens WHERE role = ? AND name = ? AND key_sha256 IS NOT NULL "
+            "ORDER BY ends_unix_s DESC",
+            *_key(guest),
+        )
+        return rows[0][0] or "" if rows else ""
 
     def removed(self, now_unix_s: float) -> Removals:
         """Return the removed certificates that have not expired yet: one entry a party, whatever it renewed.
@@ -320,12 +318,12 @@ class Register:
 
     def removed_serials(self, now_unix_s: float) -> tuple[Removal, ...]:
         """Return the newest removed certificates that have not expired, by serial, for nodes of earlier versions."""
-        with self._transaction() as database:
-            rows = database.execute(
-                "SELECT removed, serial FROM certificates WHERE removed NOT NULL AND ends_unix_s > ? "
-                "ORDER BY rowid DESC LIMIT ?",
-                (now_unix_s, _MAX_SERIALS),
-            ).fetchall()
+        rows = self._rows(
+            "SELECT removed, serial FROM certificates WHERE removed NOT NULL AND ends_unix_s > ? "
+            "ORDER BY rowid DESC LIMIT ?",
+            now_unix_s,
+            _MAX_SERIALS,
+        )
         return tuple(Removal(reason, serial) for reason, serial in rows)
 
     def parties(self, now_unix_s: float) -> tuple[list[Party], list[Party]]:
@@ -365,9 +363,8 @@ class Register:
 
     def noted(self, key: str) -> str:
         """Return a stored value; empty if there is none."""
-        with self._transaction() as database:
-            found = database.execute("SELECT value FROM notes WHERE key = ?", (key,)).fetchone()
-        return str(found[0]) if found else ""
+        rows = self._rows("SELECT value FROM notes WHERE key = ?", key)
+        return str(rows[0][0]) if rows else ""
 
 
 def _key(party: Party) -> tuple[str, str]:
@@ -832,8 +829,7 @@ class TrustKeeper:
     def remove(self, party: Party, reason: str) -> int:
         """Revoke all certificates of a party at once, also of a user's guests; return the number of its own.
 
-        Raises:
-            TrustError: it never had any.
+        Raises ``TrustError``: it never had any.
         """
         number = self._register.remove(party, reason)
         self._look()

@@ -199,8 +199,7 @@ class Coordinator:
     def drain_node(self, node: str, *, undo: bool) -> str:
         """Exclude a member from new runs, or undo that; return the run that it still works on.
 
-        Raises:
-            UsageError: it is no member.
+        Raises ``UsageError``: it is no member.
         """
         with self._lock:
             if not self._registry.drain(node, undo=undo):

@@ -486,8 +486,7 @@ _ROWS: Final = max(1, (16 << 20) // PIECE_BYTES)
 def _engine(url: str) -> sql.Engine:
     """Make the engine of a URL, with time limits; a transaction of SQLite locks the file from its beginning.
 
-    Raises:
-        UsageError: wrong URL, or a library that it needs is missing.
+    Raises ``UsageError``: wrong URL, or a library that it needs is missing.
     """
     try:
         given = sql.make_url(url)

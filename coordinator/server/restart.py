@@ -98,8 +98,7 @@ class RunHistory:
     def resumption(self, record: RunRecord, join_s: float) -> RunRequest:
         """Return the request that resumes the run; it waits for its nodes for ``join_s`` seconds.
 
-        Raises:
-            UsageError: the run was resumed in vain ``MAX_IN_VAIN`` times.
+        Raises ``UsageError``: the run was resumed in vain ``MAX_IN_VAIN`` times.
         """
         if self.num_in_vain >= MAX_IN_VAIN:
             raise UsageError(

@@ -154,67 +154,62 @@ _ENDS = ("failure", "done")
 _LOCK, _RUNS, _RECORD, _REQUEST, _EVENTS = "lock", "runs", "run.json", "request", "events"
 
 
-class RunFiles:
-    """The files of a run, and the database whose copy they are; None = they are no copy."""
-
-    def __init__(self, folder: Path, database: Database | None) -> None:
-        self.record, self.events = folder / _RECORD, folder / _EVENTS
-        self._run_id, self._database = folder.name, database
-
-    def write_record(self, record: RunRecord) -> None:
-        """Replace the record; raises ``StorageError`` or ``InterruptedRunError``."""
-        content = record.to_text().encode()
-        if self._database is not None:
-            self._database.put(self._run_id, _RECORD, [content])
-        write_durably(self.record, content)
-
-    def open_log(self) -> EventLog:
-        """Make the file of events; raises ``StorageError``."""
-        if self._database is None:
-            return EventLog(self.events)
-        return EventLog(self.events, functools.partial(self._database.append, self._run_id))
-
-
 class StoredRun:
     """A run on the disk; one thread writes, any thread reads.
 
     Args:
+        database: whose copy the folder is; None = it is no copy.
         on_saved: called with the step when the manifest of a checkpoint is on disk.
     """
 
     def __init__(
         self,
         record: RunRecord,
-        files: RunFiles,
+        folder: Path,
+        database: Database | None,
         *,
-        log: EventLog | None,
         on_saved: Callable[[int], None] = lambda step: None,
     ) -> None:
         self.record = record
-        self._files = files
-        self._log = log
+        self._folder, self._events, self._database = folder, folder / _EVENTS, database
+        self._log: EventLog | None = None
         self._on_saved = on_saved
         self._is_full = False
         self._last_word: control_pb2.RunEvent | None = None
         self._changed = threading.Condition()
 
     @staticmethod
-    def found(files: RunFiles) -> StoredRun:
+    def found(folder: Path, database: Database | None) -> StoredRun:
         """Read a run of an earlier coordinator process; one that was running is marked as interrupted.
 
         Events from the first damaged one on are ignored. Raises ``IntegrityError``.
         """
-        record = RunRecord.parse(files.record.read_text(encoding="utf-8"))
+        record, events = RunRecord.parse((folder / _RECORD).read_text(encoding="utf-8")), folder / _EVENTS
+        if record.state != "running":
+            return StoredRun(record, folder, database)
+        record = _replayed(record, events)
         if record.state == "running":
-            record = _replayed(record, files.events)
-            if record.state == "running":
-                written = files.events if files.events.exists() else files.record
-                record = record.interrupted(written.stat().st_mtime)
-            with suppress(StorageError):  # the next start tries again
-                files.write_record(record)
-        return StoredRun(record, files, log=None)
+            written = events if events.exists() else folder / _RECORD
+            record = record.interrupted(written.stat().st_mtime)
+        run = StoredRun(record, folder, database)
+        with suppress(StorageError):  # the next start tries again
+            run.write_record()
+        return run
 
     # ---- writing ----------------------------------------------------------------------------------
+
+    def open_log(self) -> None:
+        """Make the file of events; raises ``StorageError``."""
+        database = self._database
+        before = [functools.partial(database.append, self.record.run_id)] if database is not None else []
+        self._log = EventLog(self._events, *before)
+
+    def write_record(self) -> None:
+        """Replace the record; raises ``StorageError`` or ``InterruptedRunError``."""
+        content = self.record.to_text().encode()
+        if self._database is not None:
+            self._database.put(self.record.run_id, _RECORD, [content])
+        write_durably(self._folder / _RECORD, content)
 
     def __call__(self, event: control_pb2.RunEvent) -> None:
         """Write one event. After a failed write further events are ignored, except the last, which is kept in memory.
@@ -252,7 +247,7 @@ class StoredRun:
         try:
             if self._log is not None:
                 self._log.force()
-            self._files.write_record(self.record)
+            self.write_record()
         except StorageError:
             self._is_full = True  # the next start marks it as interrupted
         self.close()
@@ -271,7 +266,7 @@ class StoredRun:
                 return
             self.record = replace(self.record, is_fetched=True)
             try:
-                self._files.write_record(self.record)
+                self.write_record()
             except StorageError:
                 self._is_full = True  # the only effect is that it stays longer
 
@@ -279,7 +274,7 @@ class StoredRun:
         """Leave the run to the administrators; raises ``StorageError``."""
         with self._changed:
             self.record = replace(self.record, owner="")
-            self._files.write_record(self.record)
+            self.write_record()
 
     def close(self) -> None:
         """Close the file; a running run can write no more, and is marked as interrupted at the next start."""
@@ -296,7 +291,7 @@ class StoredRun:
         while True:
             with self._changed:
                 size_bytes, goes_on = self._whole_bytes(), self.record.state == "running"
-            for entry in read_events(self._files.events, start=position, stop=size_bytes):
+            for entry in read_events(self._events, start=position, stop=size_bytes):
                 position = entry.end
                 yield entry.event
             if not goes_on or not wait:
@@ -391,7 +386,7 @@ class RunStore:
                 shutil.rmtree(folder, ignore_errors=True)
                 continue
             try:
-                run = StoredRun.found(RunFiles(folder, self._database))
+                run = StoredRun.found(folder, self._database)
             except Exception as error:  # a damaged run must not hide the others
                 _LOG.warning("the run in %s can't be used, and stays as it is: %s", folder, error)
             else:
@@ -420,21 +415,20 @@ class RunStore:
                 "--keep-size, and were not fetched: fetch them ('ringtune runs' lists them), or allow more"
             )
         folder = self.folder / _RUNS / record.run_id
-        files = RunFiles(folder, self._database)
+        run = StoredRun(record, folder, self._database, on_saved=on_saved)
         with ExitStack() as undo:  # else the next start would find it, and resume it in place of another run
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
             if self._database is not None:
                 undo.callback(self._database.remove, record.run_id)
                 self._database.put(record.run_id, _REQUEST, [request])
                 self._database.put(record.run_id, INITIAL_FILE, initial or ())
-            log = files.open_log()
-            undo.callback(log.close)
+            run.open_log()
+            undo.callback(run.close)
             write_durably(folder / _REQUEST, request)
             if initial is not None:
                 write_pieces_durably(self.initial_file(record.run_id), initial)
-            files.write_record(record)  # the last one: with it the run counts
+            run.write_record()  # the last one: with it the run counts
             undo.pop_all()
-        run = StoredRun(record, files, log=log, on_saved=on_saved)
         with self._lock:
             self._runs[record.run_id] = run
         return run

@@ -423,7 +423,7 @@ Our own cache of base weights, locked: names are digests, what is damaged or par
     edge/weights/weight_cache.py: ModelCache.write_outline
 A coordinator's state folder, locked: books of runs by their ids, dropped when they are fetched and old
     coordinator/server/run_store.py: EventLog.__init__, EventLog.append
-    coordinator/server/run_store.py: RunFiles.write_record
+    coordinator/server/run_store.py: StoredRun.write_record
     coordinator/server/run_store.py: RunStore._delete, RunStore._find, RunStore.begin, RunStore.close
 A coordinator's copy of a database, locked, in a folder of that database's id: below the ids of runs
     coordinator/server/database.py: Database._copy_events, Database.copy_to

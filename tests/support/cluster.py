@@ -307,7 +307,7 @@ class Hold:
             case "step_json" if not self._after:
                 self._left -= 1
                 if self._left == 0:
-                    self._moving: MigrationDriver = self._cluster.coordinator._driver._require_moving()
+                    self._moving: MigrationDriver = self._cluster.coordinator._driver._require_placed().migration
                     self._grant = self._moving.grant
                     self._moving.grant = self._keep
 

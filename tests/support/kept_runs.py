@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -15,7 +15,9 @@ from coordinator.server.run_record import RunRecord
 from coordinator.server.run_store import RunStore
 from ringtune.job.job import Job
 from ringtune.schedule.turns import Turn
+from ringtune.v1 import control_pb2
 from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, job
+from tests.support.tap import Tap
 
 JOB = job(train__checkpoint_every=2)
 LONG = job(train__checkpoint_every=2, train__rounds=500)
@@ -34,6 +36,17 @@ class Gate:
         assert self.open.wait(CALL_S)
         with contextlib.suppress(grpc.RpcError):  # the run may have been stopped meanwhile
             agent.stub.Report(agent.report(turns), timeout=CALL_S)
+
+
+def breaking_when_it_trains(cluster: FakeCluster) -> tuple[str, Callable[[control_pb2.RunEvent], None]]:
+    """An address of the coordinator, and a sink that breaks its connections, for ever, when the run trains."""
+    tap = Tap(int(cluster.server.address.rpartition(":")[2]))
+
+    def cut(event: control_pb2.RunEvent) -> None:
+        if event.state == "training":
+            tap.close()
+
+    return f"127.0.0.1:{tap.port}", cut
 
 
 @contextlib.contextmanager

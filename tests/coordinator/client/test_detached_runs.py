@@ -33,9 +33,8 @@ from ringtune.errors import BusyError, ConnectionFailedError, InterruptedRunErro
 from ringtune.storage.durable import rename_durably
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import CALL_S, FakeCluster, job, steps_of
-from tests.support.kept_runs import JOB, LONG, Gate, content, ended, keeping, start
+from tests.support.kept_runs import JOB, LONG, Gate, breaking_when_it_trains, content, ended, keeping, start
 from tests.support.saved_runs import write_run
-from tests.support.tap import Tap
 
 PLACE = RunLocation(run_id="r20260102-030405-00000000", coordinator="x:1", is_local=False, pid=1)
 
@@ -195,14 +194,9 @@ def test_run_survives_the_connection_of_its_submitter(tmp_path: Path) -> None:
     """The error says how to come back; the nodes are told that older shards may go, as if somebody followed."""
     gate = Gate()
     with keeping(tmp_path / "kept", gate) as cluster:
-        tap = Tap(int(cluster.server.address.rpartition(":")[2]))
-
-        def cut(event: control_pb2.RunEvent) -> None:
-            if event.state == "training":
-                tap.close()
-
+        address, cut = breaking_when_it_trains(cluster)
         with (
-            Client(f"127.0.0.1:{tap.port}") as client,
+            Client(address) as client,
             RunFolder(tmp_path / "out") as folder,
             pytest.raises(ConnectionFailedError) as lost,
         ):

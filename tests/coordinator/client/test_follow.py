@@ -29,7 +29,7 @@ from ringtune.errors import CapacityError, ConnectionFailedError, InterruptedRun
 from ringtune.v1 import control_pb2
 from tests.coordinator.server.test_run_record import ONE, TWO, record
 from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, Notes, facts, job, steps_of
-from tests.support.kept_runs import JOB, Gate, content, ended, keeping
+from tests.support.kept_runs import JOB, Gate, breaking_when_it_trains, content, ended, keeping
 from tests.support.plans import make_plan
 from tests.support.processes import RUN_S, source_environment
 from tests.support.tap import Tap
@@ -94,14 +94,9 @@ def test_submitter_waits_for_a_bounded_time(tmp_path: Path) -> None:
     """Then the error says how to come back; the run does not end with the waiting."""
     gate, notes = Gate(), Notes()
     with keeping(tmp_path / "kept", gate) as cluster:
-        tap = Tap(int(cluster.server.address.rpartition(":")[2]))
-
-        def cut(event: control_pb2.RunEvent) -> None:
-            if event.state == "training":
-                tap.close()
-
+        address, cut = breaking_when_it_trains(cluster)
         with (
-            Client(f"127.0.0.1:{tap.port}") as client,
+            Client(address) as client,
             RunFolder(tmp_path / "out") as folder,
             pytest.raises(ConnectionFailedError, match="has not answered for 1 s") as lost,
         ):
@@ -165,14 +160,9 @@ def test_ctrl_c_ends_the_waiting_and_not_the_run(tmp_path: Path) -> None:
 
     gate = Gate()
     with keeping(tmp_path / "kept", gate) as cluster:
-        tap = Tap(int(cluster.server.address.rpartition(":")[2]))
-
-        def cut(event: control_pb2.RunEvent) -> None:
-            if event.state == "training":
-                tap.close()
-
+        address, cut = breaking_when_it_trains(cluster)
         with (
-            Client(f"127.0.0.1:{tap.port}") as client,
+            Client(address) as client,
             RunFolder(tmp_path / "out") as folder,
             pytest.raises(InterruptedRunError, match="stopped here, but not at the coordinator"),
         ):

@@ -57,9 +57,8 @@ class Audit:
         self.plan, self.signers = plan, signers or {}
         authorities = (AUTHORITY.certificate_pem,) if signers else ()
         random_numbers, trusted = random.Random(0), lambda: authorities
-        self.run = RunAudit(
-            "r", job, lambda: self.facts, calls, self.put.append, authorities=trusted, source=random_numbers
-        )
+        put = self.put.append
+        self.run = RunAudit("r", job, lambda: self.facts, calls, put, put, authorities=trusted, source=random_numbers)
         self.turn: Turn = next(turn_sequence(plan.course))
         self.kept = self.run.granted(plan, [self.turn])
         self.opened = self.run._open[self.turn.index]

@@ -374,8 +374,6 @@ def test_node_that_says_too_much_takes_nothing_from_another_one(monkeypatch: pyt
     told("a", number=2, kept=[copy(1, 1)], turns_done=[0])
     told("b", number=2, saved=shards[:1])
     assert checkpoints.unsaved(plan, 4) == ["b"]  # the older of its own were dropped
-    with pytest.raises(IntegrityError, match="node b did not report its shard of step 4"):
-        checkpoints.manifest(plan, rd.LogCheckpoint(4, "a"))
 
 
 def test_digests_of_copies_go_with_the_end_of_their_turn() -> None:

@@ -400,7 +400,7 @@ def test_best_result_before_stays_until_all_have_sent_the_next() -> None:
     asked: list[set[int]] = []
     node = SimpleNamespace(collect=lambda request, *_, **__: asked.append(set(request.needed_steps)))
     wanted = job(train__method="hift", train__keep_best=True, train__eval_every=2, adapter__config="full")
-    collector = ResultCollector(wanted, lambda answer: None, lambda event: None)
+    collector = ResultCollector(wanted, print, print, print)
     part = make_plan([("a", 0, 4)], ["a"])
     for number, step in enumerate((4, 8), start=1):
         command = rd.CollectBest("a", step, number, with_head=True, with_private=False)

@@ -155,15 +155,22 @@ def test_measuring_stops_at_its_budget_and_says_what_it_assumes() -> None:
     """Eight machines have 56 links. A wave a second and a budget of 3.5 s: four waves, the other links are assumed."""
     names = [f"n{index}" for index in range(8)]
     members = [Member(node=name, address=f"10.0.0.{index + 1}:7000", instance="i") for index, name in enumerate(names)]
-    now_s, answers = [0.0], list[measurement.LinkAnswer]()
+    now_s, answers = [0.0], list[tuple[Any, ...]]()
     calls: Any = dict.fromkeys(names, Calls())
     measuring = measurement.LinkMeasurement(
-        members, calls, job(), MODEL, cache=LinkCache(), put=answers.append, budget_s=3.5, now_s=lambda: now_s[0]
+        members,
+        calls,
+        job(),
+        MODEL,
+        cache=LinkCache(),
+        answered=lambda *answer: answers.append(answer),
+        budget_s=3.5,
+        now_s=lambda: now_s[0],
     )
     measuring.go_on()
     while not measuring.is_done:
         now_s[0] += 0.25
-        measuring.take(answers.pop(0))
+        measuring.take(*answers.pop(0))
     links = measuring.links()
     assert len(links) == 56
     assert sum(not link.is_assumed for link in links) == 16

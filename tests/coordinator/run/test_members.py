@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from coordinator.run.checkpoint import CheckpointManager
-from coordinator.run.join import Joined, JoinEvent, JoinHandler, KnownNodes, refusal_reason
+from coordinator.run.join import JoinHandler, KnownNodes, refusal_reason
 from coordinator.run.members import MAX_BETWEEN_S, Member, Registry, WakingClock, check_reachable
 from coordinator.run.node_client import AgreedModel
 from coordinator.run.recovery import Reports
@@ -265,9 +265,9 @@ def test_run_that_waits_for_room_asks_members_that_had_no_part(cluster: FakeClus
     agent = come(cluster)
     assert "takes no part" in going.note_of("c") and agent.log == []
     machine: Any = going.driver._rounds
-    going.driver._join_handler.ask_others(going.driver.nodes)  # nobody is awaited
+    going.driver._join_handler.ask_others()  # nobody is awaited
     machine.awaited.for_room("CapacityError", "nothing fits", ("b",), time.monotonic() + 60.0)
-    going.driver._join_handler.ask_others(going.driver.nodes)
+    going.driver._join_handler.ask_others()
     assert going.note_of("c") == "node c is back; resuming"
     assert agent.log == ["inspect"] and going.driver.nodes == {"a", "b", "c"}
     going.driver.stop("test")
@@ -305,7 +305,7 @@ def test_owner_that_was_left_out_and_joins_is_told_what_becomes_of_its_rows(
 
 def test_run_that_begins_without_owners_asks_those_that_are_there() -> None:
     """They were left out in an earlier part of the run; other members are asked when they join."""
-    joined = list[JoinEvent]()
+    joined = list[Any]()
     members: Any = SimpleNamespace(living=lambda: (member("a"), member("b"), member("c")))
     handler = JoinHandler(
         "run",
@@ -315,6 +315,7 @@ def test_run_that_begins_without_owners_asks_those_that_are_there() -> None:
         Reports(CheckpointManager("run", job(), None)),
         lease_s=1.0,
         put=joined.append,
+        nodes=frozenset,
         feed=lambda event: None,
         note=lambda line: None,
         admit=lambda one, calls: "",
@@ -325,7 +326,7 @@ def test_run_that_begins_without_owners_asks_those_that_are_there() -> None:
     books: Any = None
     plan = Plan(without_owner(KNOWN.plan.course, "b", 1), KNOWN.plan.placements)
     handler.begin(KnownNodes(plan, {"a": facts("a")}), books, books)
-    assert joined == [Joined(member("b"))]
+    assert [(entry.func, *entry.args) for entry in joined] == [(handler.joined, member("b"))]
 
 
 def test_report_of_a_former_process_is_refused(cluster: FakeCluster) -> None:

@@ -334,7 +334,7 @@ def _rest(calls: AgentCalls, say: _SAYS, _: Path) -> None:
 
 
 def _halt(calls: AgentCalls, say: _SAYS, _: Path) -> None:
-    calls.halt(on_result=lambda: say("halted"), on_failed=say)
+    calls.halt(on_result=lambda _: say("halted"), on_failed=say)
 
 
 def _move(calls: AgentCalls, say: _SAYS, _: Path) -> None:
@@ -349,7 +349,7 @@ def _repeat(calls: AgentCalls, say: _SAYS, _: Path) -> None:
 
 def _grant(calls: AgentCalls, say: _SAYS, _: Path) -> None:
     calls.grant(TURNS[:1])
-    calls.halt(on_result=lambda: say("after it"), on_failed=say)
+    calls.halt(on_result=lambda _: say("after it"), on_failed=say)
 
 
 def _collect(calls: AgentCalls, say: _SAYS, folder: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.planner.limits import Choices
+from coordinator.run import events
 from coordinator.run.events import Outbox
 from coordinator.run.requests import (
     RunRequest,
@@ -92,7 +94,19 @@ def state(name: str) -> control_pb2.RunEvent:
     return control_pb2.RunEvent(state=name)
 
 
-def test_outbox_keeps_the_order_and_drops_what_nobody_reads() -> None:
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets the most events and bytes of an outbox, which waits a moment for room."""
+    monkeypatch.setattr(events, "_ROOM_S", 0.05)
+
+    def limit(num_events: int = 9, num_bytes: int = 1 << 20) -> None:
+        monkeypatch.setattr(events, "_MAX_EVENTS", num_events)
+        monkeypatch.setattr(events, "_MAX_BYTES", num_bytes)
+
+    return limit
+
+
+def test_outbox_keeps_the_order_and_drops_what_nobody_reads(limits: Callable[..., None]) -> None:
     """Events come out as they went in, and end when it is closed."""
     outbox = Outbox()
     for name in ("one", "two"):
@@ -100,7 +114,8 @@ def test_outbox_keeps_the_order_and_drops_what_nobody_reads() -> None:
     outbox.close()
     assert [event.state for event in outbox.events()] == ["one", "two"]
     # After the submitter is gone, the run still ends in order
-    outbox = Outbox(wait_s=0.05, max_events=1)
+    limits(num_events=1)
+    outbox = Outbox()
     outbox.emit(state("one"))
     reader = outbox.events()
     next(reader)
@@ -110,9 +125,10 @@ def test_outbox_keeps_the_order_and_drops_what_nobody_reads() -> None:
 
 
 @pytest.mark.promise("6 every wait ends")
-def test_outbox_does_not_wait_for_ever_for_a_slow_reader() -> None:
+def test_outbox_does_not_wait_for_ever_for_a_slow_reader(limits: Callable[..., None]) -> None:
     """A submitter that is there but does not read ends the run instead of filling the memory."""
-    outbox = Outbox(wait_s=0.05, max_events=2)
+    limits(num_events=2)
+    outbox = Outbox()
     outbox.emit(state("one"))
     outbox.emit(state("two"))
     with pytest.raises(InterruptedRunError, match=r"did not take events for 0\.05 s"):
@@ -120,9 +136,10 @@ def test_outbox_does_not_wait_for_ever_for_a_slow_reader() -> None:
 
 
 @pytest.mark.promise("7 bounded memory")
-def test_outbox_bounds_the_bytes_that_it_holds() -> None:
+def test_outbox_bounds_the_bytes_that_it_holds(limits: Callable[..., None]) -> None:
     """Events may be chunks of files: a slow submitter of a large result must not fill the coordinator's memory."""
-    outbox = Outbox(wait_s=0.05, max_bytes=2000)
+    limits(num_bytes=2000)
+    outbox = Outbox()
     outbox.emit(state("x" * 5000))  # a single one may be larger
     with pytest.raises(InterruptedRunError, match="did not take events"):
         outbox.emit(state("y"))
@@ -133,9 +150,10 @@ def test_outbox_bounds_the_bytes_that_it_holds() -> None:
         outbox.emit(state("z" * 1500))
 
 
-def test_outbox_ends_for_a_reader_that_was_slow() -> None:
+def test_outbox_ends_for_a_reader_that_was_slow(limits: Callable[..., None]) -> None:
     """A submitter that comes back after the run gave it up reads what there is, and then the end."""
-    outbox = Outbox(wait_s=0.05, max_events=1)
+    limits(num_events=1)
+    outbox = Outbox()
     outbox.emit(state("one"))
     with pytest.raises(InterruptedRunError):
         outbox.emit(state("two"))

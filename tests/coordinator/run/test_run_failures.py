@@ -22,7 +22,6 @@ from coordinator.planner.given_plan import GivenPlan
 from coordinator.planner.make_plan import make_plan
 from coordinator.run import node_client as file_calls
 from coordinator.run.members import LinkCache, Member
-from coordinator.run.node_client import Reported
 from coordinator.run.requests import RunRequest
 from coordinator.run.run_driver import RunDriver
 from coordinator.screen.progress import Progress
@@ -187,12 +186,11 @@ def test_run_ends_when_a_node_is_gone() -> None:
 def test_run_ends_with_the_last_words_of_a_node_that_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator that is busy hears that it left before it reads them; they were said first all the same."""
     has_left = threading.Event()
-    take = RunDriver._take
+    reported = RunDriver._reported
 
-    def busy(driver: RunDriver, entry: Any) -> None:
-        if isinstance(entry, Reported) and entry.request.node == "b":
-            assert has_left.wait(CALL_S)
-        take(driver, entry)
+    def busy(driver: RunDriver, request: control_pb2.ReportRequest) -> Iterator[rd.Event]:
+        assert request.node != "b" or has_left.wait(CALL_S)
+        yield from reported(driver, request)
 
     def leaves(agent: FakeAgent, turns: list[Turn]) -> None:
         agent.stub.Report(agent.report([]), timeout=CALL_S)
@@ -202,7 +200,7 @@ def test_run_ends_with_the_last_words_of_a_node_that_leaves(monkeypatch: pytest.
         agent.stub.Leave(control_pb2.LeaveRequest(node="b", instance=agent.address), timeout=CALL_S)
         has_left.set()
 
-    monkeypatch.setattr(RunDriver, "_take", busy)
+    monkeypatch.setattr(RunDriver, "_reported", busy)
     with (
         FakeCluster("a", "b", agents={"b": {"on_grant": leaves}}) as cluster,
         pytest.raises(PeerLostError, match="it rains"),

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -458,9 +458,8 @@ def test_move_arrives_as_the_coordinator_said_it() -> None:
     )
     calls, addresses = dict.fromkeys(part.nodes, call), {**ADDRESSES, "c": "127.0.0.1:3"}
     checkpoints: Any = SimpleNamespace(shards_run="first", go_on=lambda *_: None)
-    driver = MigrationDriver(
-        part, parse_job(TWO_AGENTS_JOB, source="it"), checkpoints, addresses, calls, print, CopyBytes(1000, 50)
-    )
+    books, job, sizes = cast(Any, None), parse_job(TWO_AGENTS_JOB, source="it"), CopyBytes(1000, 50)
+    driver = MigrationDriver(part, job, checkpoints, addresses, calls, print, print, sizes, books)
     digests = (CopyDigest(2, "22"), CopyDigest(HEAD_UNIT, "44"))
     driver.tell(Move("b", part, START, 1, (Source("a", 0, 3),), 2, "a", digests, (Source("c", 1, 2),), "c"))
     driver.prepare(Prepare("b", part), None)
