@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from edge.transport.access import RunAccess
-from edge.transport.frames import DTYPE_NAMES, NAMES, PROBE, as_text, key_of
+from edge.transport.frames import DTYPE_NAMES, NAMES, as_text, key_of
 from edge.transport.tensors import MAX_EXPONENT, MIN_EXPONENT, wire_bytes
 from ringtune.costs.links import MAX_BLOB_BYTES
 from ringtune.engine.failure_texts import diverged
@@ -131,8 +131,8 @@ class FrameCheck:
             )
         if kind in PARCELS:
             self._admit_parcel(header, kind)
-        elif kind in (Payload.HEAD, PROBE):
-            self._admit_blob(header, kind)
+        elif kind == Payload.HEAD:
+            self._admit_head(header)
         else:
             self._admit_tensor(header, kind)
 
@@ -168,7 +168,7 @@ class FrameCheck:
                 raise FrameError(f"{as_text(header)} arrived without credit: {taken} of {credits_} are taken")
             self._outstanding[boundary] = taken + 1
 
-    # ---- blobs --------------------------------------------------------------------------------------
+    # ---- parcels and heads --------------------------------------------------------------------------
 
     def _check_size(self, header: ring_pb2.FrameHeader) -> None:
         if header.payload_bytes > MAX_BLOB_BYTES:
@@ -184,10 +184,8 @@ class FrameCheck:
         self._take_credit(header, credit_boundary(self._course, kind), most)
         self._remember(known.turn, header)
 
-    def _admit_blob(self, header: ring_pb2.FrameHeader, kind: str) -> None:
+    def _admit_head(self, header: ring_pb2.FrameHeader) -> None:
         self._check_size(header)
-        if kind == PROBE:
-            return
         known = self._turns.by_index(header.seq)
         if known is None:
             raise self._far(header, f"turn {header.seq}")

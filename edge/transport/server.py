@@ -18,14 +18,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import grpc
-import torch
 
 from edge.transport import tensors
 from edge.transport.admission import FrameCheck, RunExpectation, check_hello
-from edge.transport.frames import CHUNK_BYTES, DTYPE_NAMES, NAMES, PROBE, Assembler, Received, key_of, unpack
+from edge.transport.frames import CHUNK_BYTES, DTYPE_NAMES, NAMES, Assembler, Received, key_of, unpack
+from ringtune.engine.events import Arrival, HeadArrived, ParcelArrived, TensorArrived
 from ringtune.errors import (
     ConnectionFailedError,
     DeadlineError,
@@ -34,10 +34,9 @@ from ringtune.errors import (
     RingTuneError,
     internal_error,
 )
-from ringtune.schedule.actions import Payload, TensorKey
+from ringtune.schedule.actions import Payload
 from ringtune.schedule.lowering import PARCELS
 from ringtune.schedule.turns import Turn
-from ringtune.storage.pieces import Pieces
 from ringtune.transport.channels import caller_of
 from ringtune.transport.parties import Party
 from ringtune.v1 import ring_pb2
@@ -62,14 +61,11 @@ _JOIN_S: Final = 5.0
 class Sink(Protocol):
     """Receives payloads; called by reader threads, never after ``RingServicer.forget`` has returned."""
 
-    def on_tensor(self, key: TensorKey, source: str, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Receive a whole, checked hidden state or gradient (B, T, D); ``mask`` is (B, T) int64 or None."""
+    def on_arrival(self, event: Arrival, content: Any) -> None:
+        """Receive a whole payload: ``Pieces`` of a head or parcel; of a tensor a pair, checked.
 
-    def on_blob(self, kind: str, seq: int, source: str, data: Pieces) -> None:
-        """Receive a whole head for turn ``seq`` (kind ``Payload.HEAD``), or a probe."""
-
-    def on_parcel(self, key: TensorKey, source: str, data: Pieces) -> None:
-        """Receive a whole parcel."""
+        The pair is a hidden state or gradient (B, T, D), and its mask (B, T) int64 or None.
+        """
 
     def on_link_lost(self, source: str, reason: str) -> None:
         """Handle a link from ``source`` that broke for good; not called if ``source`` closed it in order."""
@@ -207,10 +203,10 @@ class InLink:
             sink.on_received(source.name, header.payload_bytes, header.sent_unix_s)
         try:
             if kind in PARCELS:
-                sink.on_parcel(key_of(header), source.name, blob)
+                sink.on_arrival(ParcelArrived(key_of(header), source.name), blob)
                 return
-            if kind in (Payload.HEAD, PROBE):
-                sink.on_blob(kind, header.seq, source.name, blob)
+            if kind == Payload.HEAD:
+                sink.on_arrival(HeadArrived(header.seq, source.name), blob)
                 return
             tensor, mask = tensors.decode(
                 payload,
@@ -221,7 +217,7 @@ class InLink:
                 exponent=header.exponent,
                 packed=source.run.expectation.plan.course.packed,
             )
-            sink.on_tensor(key_of(header), source.name, tensor, mask)
+            sink.on_arrival(TensorArrived(key_of(header), source.name), (tensor, mask))
         except (FrameError, DivergedError) as error:
             source.check.revoke(header)
             self._refuse(source, source.check.explained(header, error))
