@@ -40,6 +40,7 @@ from ringtune.errors import (
     internal_error,
     sent_by,
 )
+from ringtune.machine.process import carry_out, result_within
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.lowering import credit_boundary
 from ringtune.schedule.operation_tables import Operations
@@ -74,15 +75,6 @@ class Call(NamedTuple):
 
     function: Callable[[], Any]
     future: Future[Any]
-
-    def answer(self) -> None:
-        """Run the function, unless its future was cancelled."""
-        if not self.future.set_running_or_notify_cancel():
-            return
-        try:
-            self.future.set_result(self.function())
-        except Exception as error:
-            self.future.set_exception(error)
 
 
 T = TypeVar("T")
@@ -213,13 +205,7 @@ class AgentRun:
         self._queue.put(Call(function, future))
         if self._ended.is_set():
             self._refuse_calls()
-        try:
-            return future.result(timeout_s)
-        except TimeoutError:
-            if future.done():
-                raise
-            future.cancel()
-            raise DeadlineError(f"node {self._node}: waited {timeout_s:g} s for {what}") from None
+        return result_within(future, timeout_s, f"node {self._node}: waited {timeout_s:g} s for {what}")
 
     def stop(self, reason: str) -> None:
         """Stop the loop after the current action."""
@@ -301,7 +287,7 @@ class AgentRun:
     def _handle(self, entry: _Entry) -> Action | None:
         """Feed one event to the engine and carry out its commands; return the action to run, if any."""
         if isinstance(entry, Call):
-            entry.answer()
+            carry_out(*entry)
             return None
         if self._failed and not isinstance(entry, ev.StopRequested):
             return None

@@ -49,7 +49,6 @@ class RunExpectation:
     """The run that a node receives frames of: what frames are checked against.
 
     Attributes:
-        digest: of the plan; a peer with another one is refused.
         start: item from which the run continues; None = from its first.
         access: who may open a link; None = the nodes that the plan lets send to this one.
         reopen_s: seconds for which a broken link may be opened again; 0 = it is lost at once.
@@ -58,7 +57,6 @@ class RunExpectation:
     run_id: str
     placement_number: int
     plan: Plan
-    digest: str
     node: str
     compute_dtype: torch.dtype = torch.float32
     start: StartPoint | None = None
@@ -83,10 +81,10 @@ def check_hello(expectation: RunExpectation, header: ring_pb2.FrameHeader | None
     if header is None or header.kind != ring_pb2.FRAME_KIND_HELLO:
         raise FrameError("the first frame of a link is no HELLO; use one version on all machines")
     _check_run(expectation, header)
-    if header.plan_digest != expectation.digest:
+    if header.plan_digest != expectation.plan.digest:
         raise FrameError(
             f"node {header.source} has plan {header.plan_digest[:12]}, node {expectation.node} has "
-            f"{expectation.digest[:12]}; start the run again"
+            f"{expectation.plan.digest[:12]}; start the run again"
         )
     return header.source
 

@@ -353,16 +353,14 @@ class _Run:
         """Return the source of this name; the lock is held."""
         return self.sources.get(name) or self.sources.setdefault(name, _Source(name, self, self._lock))
 
-    def credits_due(self, source: str, boundary: int, count: int) -> int:
-        """Return the number of credits to send now: all that were held back, once they are a batch, else 0.
+    def credits_due(self, source: str, boundary: int) -> int:
+        """Return the number of credits to send now, with a new one: all that were held back once they are a batch.
 
-        A batch is a quarter of the plan's credits: with 8 credits one due credit gives 0, the next one 2. Those of unit
-        gradients are few, and are sent at once.
+        A batch is a quarter of the plan's credits, so that the sender always has the rest: with 8 credits the first one
+        gives 0, the next one 2. Those of unit gradients are few, and are sent at once.
         """
-        if boundary > self.expectation.plan.course.head:
-            return count
-        held = self._held.pop((source, boundary), 0) + count
-        if held >= self._batch:
+        held = self._held.pop((source, boundary), 0) + 1
+        if held >= self._batch or boundary > self.expectation.plan.course.head:
             return held
         self._held[source, boundary] = held
         return 0
@@ -433,17 +431,14 @@ class RingServicer:
         if run is not None:
             run.turns.done_before(index)
 
-    def ack(self, source: str, boundary: int, credits: int = 1) -> None:  # noqa: A002 - the wire's word
-        """Return credits for hidden states of ``source`` at ``boundary``; ignored if it never had a link.
-
-        Credits are returned in batches of a quarter of the plan's credits, so the sender always has the rest.
-        """
+    def ack(self, source: str, boundary: int) -> None:
+        """Return a credit for a hidden state of ``source`` at ``boundary``; ignored if it never had a link."""
         with self._changed:
             run = self._run
             sender = run.sources.get(source) if run else None
             if run is None or sender is None:
                 return
-            due = run.credits_due(source, boundary, credits)
+            due = run.credits_due(source, boundary)
             if due:
                 sender.credit(boundary, due)
 

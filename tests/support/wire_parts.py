@@ -41,7 +41,7 @@ def plan(**changes: Any) -> Plan:
 def expectation(of: Plan | None = None, node: str = "b", **changes: Any) -> RunExpectation:
     """What ``node`` expects in run ``RUN``."""
     of = of or plan()
-    made = RunExpectation(run_id=RUN, placement_number=1, plan=of, digest=of.digest, node=node)
+    made = RunExpectation(run_id=RUN, placement_number=1, plan=of, node=node)
     return dataclasses.replace(made, **changes)
 
 

@@ -89,7 +89,7 @@ def test_agent_marks_shards_of_a_finished_run_only(tmp_path: Path, is_finished: 
     ring.agents["a"].release(RUN, "over", is_finished=is_finished)
     assert bool(ring.agents["a"].access._inspected) is not is_finished
     ring.close()
-    with StateFolder(tmp_path, timeout_s=WAIT_S) as folder:
+    with StateFolder(tmp_path, "a", timeout_s=WAIT_S) as folder:
         assert folder.run(RUN).steps() == (2, 4)
         assert folder.run(RUN).is_finished() is is_finished
 

@@ -355,7 +355,8 @@ def test_link_that_is_cut_anywhere_loses_nothing(cut_every: int, blob_bytes: int
             came = node.sink.next()
             assert (came.key, came.source) == (key, "a")
             assert torch.equal(came.tensor, hidden(seed=seed)[0])
-            node.servicer.ack("a", 2, 100)
+            for _ in range(100):
+                node.servicer.ack("a", 2)
             assert node.sink.next() == (HeadArrived(2 * seed + 2, "a"), blob)
             assert out.link._kept_bytes <= KEPT_BYTES
         proxy.cut_every = 0
