@@ -44,8 +44,7 @@ from typing import Any, Final
 import typer
 
 from edge.machine.libraries import limit_libraries, load_libraries, require_libraries
-from ringtune.errors import RingTuneError
-from ringtune.machine.process import die_with_parent
+from ringtune.machine.process import die_with_parent, exit_code_of
 from ringtune.machine.resources import usable_cores
 
 END_S: Final = 10.0
@@ -67,14 +66,13 @@ def main() -> int:
         return _be_agent(sys.argv[3:], {}, int(sys.argv[2]))
     control = _take_standard_input()
     set_command_line([sys.executable, "-m", "edge.template"])
-    try:
+
+    def serve() -> None:
         require_libraries()
         load_everything()
         Template(control).serve()
-    except RingTuneError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
-    return 0
+
+    return exit_code_of(serve)
 
 
 def load_everything() -> None:

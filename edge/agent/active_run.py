@@ -26,7 +26,7 @@ from edge.profiler.timing import TimingRequest
 from edge.runtime.loop import AgentRun
 from edge.runtime.reporter import Arrived, Note, Reporter, SharedClock
 from edge.transport.access import RunAccess
-from ringtune.engine.events import Span
+from ringtune.engine.events import Arrival, Span
 from ringtune.errors import (
     ConnectionFailedError,
     FrameError,
@@ -38,11 +38,9 @@ from ringtune.errors import (
 )
 from ringtune.job.job import Job
 from ringtune.models.result_files import NO_RESULT, Result
-from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.lowering import links as plan_links
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
-from ringtune.storage.pieces import Pieces
 from ringtune.texts import RepeatCounter, times
 from ringtune.transport.channels import MAX_WORKERS
 from ringtune.transport.codecs import GrantReader
@@ -127,23 +125,11 @@ class ActiveRun:
 
     # ---- what links deliver, from their threads ---------------------------------------------------
 
-    def on_tensor(self, key: TensorKey, source: str, tensor: Any, mask: Any) -> None:
-        """Pass a received, checked tensor to the loop; drop it if the run was released."""
+    def on_arrival(self, event: Arrival, content: Any) -> None:
+        """Pass a received, checked payload to the loop; drop it if the run was released."""
         run = self._wanted()
         if run is not None:
-            run.on_tensor(key, source, tensor, mask)
-
-    def on_blob(self, kind: str, seq: int, source: str, data: Pieces) -> None:
-        """Pass the head for turn ``seq`` to the loop; drop it if the run was released, and any other kind (a probe)."""
-        run = self._wanted()
-        if run is not None and kind == Payload.HEAD:
-            run.on_head(seq, source, data)
-
-    def on_parcel(self, key: TensorKey, source: str, data: Pieces) -> None:
-        """Pass a received parcel to the loop; drop it if the run was released."""
-        run = self._wanted()
-        if run is not None:
-            run.on_parcel(key, source, data)
+            run.on_arrival(event, content)
 
     def on_received(self, source: str, num_bytes: int, sent_unix_s: float) -> None:
         """Report the seconds of a message: from its sending, or from the message before it on the same link."""

@@ -382,8 +382,7 @@ class Agent:
         if request.computing_s:
             lost_s = computing_lost_s_per_byte(*ends, size, request.computing_s, timeout_s=timeout_s)
             return control_pb2.MeasureLinkReply(computing_lost_s_per_byte=lost_s)
-        found = measure_link(*ends, message_bytes=size, timeout_s=timeout_s, brief=request.brief)
-        return control_pb2.MeasureLinkReply(**found._asdict())  # fields have the same names
+        return measure_link(*ends, message_bytes=size, timeout_s=timeout_s, brief=request.brief)
 
     def collect(
         self,
@@ -417,7 +416,7 @@ class Agent:
         active.is_collected = active.is_collected or not goes_on
         files: dict[str, Pieces]
         if best_step and saver is not None and not goes_on:
-            files = saver.parts().best(best_step)
+            files = saver.open().best(best_step)
         else:
             files = dict(
                 run.call(

@@ -37,7 +37,7 @@ from edge.checkpoint.snapshots import (
     head_digest,
     metadata,
 )
-from edge.checkpoint.state_folder import SavedParts
+from edge.checkpoint.state_folder import RunShards
 from edge.checkpoint.turn_snapshots import CheckpointCopier, CopySender, TurnSnapshotter, save_turns
 from edge.options import AgentOptions
 from edge.runtime.loop import AgentRun
@@ -210,7 +210,7 @@ class AgentMigration:
 
         def save(file: SnapshotFile) -> None:
             try:
-                saver.parts().write(file.step, run_id, file.content, is_head=file.is_head)
+                saver.open().write_part(file.step, run_id, file.content, is_head=file.is_head)
             except StorageError as error:
                 _LOG.warning("node %s keeps no copy on its disk: %s", self._node, error)
 
@@ -221,7 +221,7 @@ class AgentMigration:
         active = self._agent.current()
         if active is None or active.run_id != run_id or active.saver is None:
             raise FrameError(f"node {self._node} keeps no checkpoint of run {run_id} any more")
-        active.saver.parts().write(step, run_id, content, is_head=False)
+        active.saver.open().write_part(step, run_id, content, is_head=False)
 
     def save(self) -> None:
         """Write all snapshots of ends of turns to the disk; on the compute thread, after the run's end."""
@@ -231,7 +231,7 @@ class AgentMigration:
         if files and shards_run and state is not None:
             save_turns(state, self._node, shards_run, attempt, files, rows=rows)
 
-    def saved(self, run_id: str) -> SavedParts | None:
+    def saved(self, run_id: str) -> RunShards | None:
         """Return the copies and heads of a run on this node's disk; None where it has no folder."""
         return saved_parts(self._agent.options.state, self._node, run_id)
 
@@ -523,7 +523,7 @@ def read_ahead(folder: Path, blocks: range) -> int:
     return asked
 
 
-def _own_copies(parts: SavedParts | None, node: str) -> SavedParts:
+def _own_copies(parts: RunShards | None, node: str) -> RunShards:
     if parts is None:
         raise UsageError(f"node {node} has no folder for checkpoints; start it with --state DIR")
     return parts

@@ -167,7 +167,7 @@ def _serve(
     server = AgentServer(agent, bind_address(options))
     identity = _identity(options, server.port)
     membership = Membership(
-        coordinator=lambda: coordinator.stub,
+        stub=coordinator.stub,
         where=options.coordinator,
         identity=identity,
         current_run=lambda: agent.current_run,
@@ -304,6 +304,7 @@ def count_rows(path: Path | None, share: tuple[int, int]) -> int | None:
 
 _JOIN_CALL_S = 5.0
 _JOIN_RETRY_S = 0.5
+_LEAVE_S = 1.0
 _LONGEST_RETRY_S = 5.0
 BEATS_PER_LEASE = 3
 _MAX_MISSED = 1
@@ -326,7 +327,7 @@ class Membership:
     def __init__(
         self,
         *,
-        coordinator: Callable[[], control_pb2_grpc.CoordinatorStub],
+        stub: control_pb2_grpc.CoordinatorStub,
         where: str,
         identity: control_pb2.JoinRequest,
         current_run: Callable[[], str],
@@ -337,7 +338,7 @@ class Membership:
         clock: SharedClock | None = None,
         on_answer: Callable[[Removals, Sequence[bytes]], None] = lambda removed, authorities: None,
     ) -> None:
-        self._coordinator, self._where, self._identity = coordinator, where, identity
+        self._stub, self._where, self._identity = stub, where, identity
         self._current_run, self._on_run_over, self._on_gone = current_run, on_run_over, on_gone
         self._rss_bytes, self._rejoin, self._on_answer = rss_bytes, rejoin, on_answer
         self._removed, self._removals_version = Removals(), ""
@@ -367,7 +368,7 @@ class Membership:
         wait_s = _JOIN_RETRY_S
         while True:
             try:
-                self._join_once(_JOIN_CALL_S)
+                self._join_once()
                 break
             except (BusyError, ConnectionFailedError) as error:
                 left_s = deadline_s - time.monotonic()
@@ -385,30 +386,30 @@ class Membership:
             self._complained = type(error)
             _LOG.warning("node %s can't join yet, %s: %s", self._identity.node, what_now, error)
 
-    def leave(self, *, timeout_s: float = 2.0) -> None:
+    def leave(self) -> None:
         """Stop the heartbeats and notify the coordinator; one that does not answer is no error."""
         self._leaving.set()
         if not self._thread.is_alive():
             return
         request = control_pb2.LeaveRequest(node=self._identity.node, instance=self._identity.instance)
         try:
-            RetryState(lease_s=timeout_s / 2, timeout_s=timeout_s / 2).repeat(
-                lambda: self._coordinator().Leave(request, timeout=timeout_s / 2), peer=f"coordinator {self._where}"
+            RetryState(lease_s=_LEAVE_S, timeout_s=_LEAVE_S).repeat(
+                lambda: self._stub.Leave(request, timeout=_LEAVE_S), peer=f"coordinator {self._where}"
             )
         except grpc.RpcError as error:
             _LOG.debug("leaving without an answer: %s", error)
         if threading.current_thread() is not self._thread:
-            self._thread.join(timeout_s)
+            self._thread.join(2 * _LEAVE_S)
 
-    def _join_once(self, timeout_s: float) -> None:
+    def _join_once(self) -> None:
         sent_s = time.monotonic()
         try:
-            reply = self._coordinator().Join(self._identity, timeout=timeout_s)
+            reply = self._stub.Join(self._identity, timeout=_JOIN_CALL_S)
         except grpc.RpcError as error:
             refusal = error_of_call(error, peer=f"coordinator {self._where}")
             if isinstance(refusal, DeadlineError):  # not a member yet, so not a lost peer
                 raise ConnectionFailedError(
-                    f"coordinator {self._where} did not answer within {timeout_s:g} s; check that it runs"
+                    f"coordinator {self._where} did not answer within {_JOIN_CALL_S:g} s; check that it runs"
                 ) from error
             why = handshake_problem(str(refusal), self._where, COORDINATOR)
             if why and isinstance(refusal, ConnectionFailedError):
@@ -453,7 +454,7 @@ class Membership:
         )
         sent_s = time.monotonic()
         try:
-            reply = self._coordinator().Heartbeat(request, timeout=max(0.5, self._lease_s / 3))
+            reply = self._stub.Heartbeat(request, timeout=max(0.5, self._lease_s / 3))
         except grpc.RpcError as error:
             refusal = error_of_call(error, peer=f"coordinator {self._where}")
             if isinstance(refusal, TrustError):
@@ -473,7 +474,7 @@ class Membership:
         if not reply.known:
             self._on_run_over("", f"coordinator {self._where} no longer knows node {self._identity.node}")
             if not self._leaving.is_set():
-                self._join_once(_JOIN_CALL_S)
+                self._join_once()
         elif run_id and reply.run_id != run_id:
             self._on_run_over(run_id, f"coordinator {self._where} no longer drives run {run_id}")
 

@@ -282,7 +282,6 @@ def expect(servicer: RingServicer, active: ActiveRun, job: Job) -> None:
         run_id=active.run_id,
         placement_number=active.placement_number,
         plan=active.plan,
-        digest=active.plan.digest,
         node=active.node,
         compute_dtype=_DTYPES[job.model.dtype],
         start=active.start,

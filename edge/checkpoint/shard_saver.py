@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edge.checkpoint.retention import KEPT, RetentionLimits
-from edge.checkpoint.state_folder import LOCK_WAIT_S, RunShards, SavedParts, StateFolder
+from edge.checkpoint.state_folder import LOCK_WAIT_S, RunShards, StateFolder
 from ringtune.errors import (
     BusyError,
     DataError,
@@ -55,7 +55,7 @@ class Saver:
     def open(self, *, timeout_s: float = LOCK_WAIT_S) -> RunShards:
         """Lock the node's folder at the first call, return the run's shards; raises ``BusyError``, ``StorageError``."""
         if self._state is None:
-            self._state = StateFolder(self._folder, timeout_s=timeout_s)
+            self._state = StateFolder(self._folder, self._node, timeout_s=timeout_s)
             self._state.drop_moments()
             self._state.run(self._run_id).reopen()
             self._state.drop_old_runs(self._run_id, self._kept)
@@ -66,18 +66,18 @@ class Saver:
         content = executor.shard(self._metadata(step), with_head=with_head)
         shards = self.open()
         shards.keep_rows(self._rows)
-        shard = shards.write(step, content, node=self._node)
+        shard = shards.write(step, content)
         self._digests[step] = shard.sha256
         return shard
 
     def saved_blocks(self, step: int, attempt: str, start: int, stop: int) -> Pieces:
         """Return blocks of the shard saved at ``step`` as a file of run ``attempt``; raises ``IntegrityError``."""
-        return self.parts().part(step, attempt, start, stop, sha256=self._digests[step])
+        return self.open().part(step, attempt, start, stop, sha256=self._digests[step])
 
     def keep_best(
         self, step: int, files: Mapping[str, Pieces], *, needed_steps: Collection[int] = (), timeout_s: float
     ) -> None:
-        """Keep the node's part of the best result so far, see ``SavedParts.keep_best``; from any thread.
+        """Keep the node's part of the best result so far, see ``RunShards.keep_best``; from any thread.
 
         A call that is repeated, or late, waits for the one under way and writes nothing: the tensors may be others by
         then.
@@ -93,7 +93,7 @@ class Saver:
             self._check_open()
             if step > self._best_step:
                 checked = {name: self._until_over(content) for name, content in files.items()}
-                self.parts().keep_best(step, checked, needed_steps=needed_steps)
+                self.open().keep_best(step, checked, needed_steps=needed_steps)
                 self._best_step = step
         finally:
             self._best_lock.release()
@@ -118,7 +118,7 @@ class Saver:
         """
         shards = self.open()
         self.require_rows()
-        content = shards.read(step, sha256, node=self._node)
+        content = shards.read(step, sha256)
         try:
             written = self._metadata(step) | ({"plan_digest": plan_digest} if plan_digest else {})
             executor.load_shard(content, written, with_head=with_head)
@@ -133,11 +133,6 @@ class Saver:
     def keep_from(self, step: int) -> None:
         """Delete shards, copies and heads of steps before ``step``."""
         self.open().keep_from(step)
-        self.parts().drop_before(step)
-
-    def parts(self) -> SavedParts:
-        """Return the copies and heads beside the shards; errors as ``open``."""
-        return SavedParts(self.open(), self._node)
 
     @property
     def place(self) -> tuple[str, str]:
@@ -241,20 +236,20 @@ def check_shards(
     """Describe the damage of each of these shards on the disk, empty = none; raises ``BusyError``, ``StorageError``."""
     if state is None:
         return [f"node {node} {_NO_FOLDER}"] * len(asked)
-    with StateFolder(state, timeout_s=timeout_s) as folder:
+    with StateFolder(state, node, timeout_s=timeout_s) as folder:
         shards = folder.run(run_id)
-        return [shards.problem(entry.step, entry.sha256, node=node) for entry in asked]
+        return [shards.problem(entry.step, entry.sha256) for entry in asked]
 
 
-def saved_parts(state: Path | None, node: str, run_id: str) -> SavedParts | None:
-    """Return the copies and heads of a run for reading, without a lock; None where the node has no folder."""
-    return SavedParts(RunShards(state / check_run_id(run_id)), node) if state is not None else None
+def saved_parts(state: Path | None, node: str, run_id: str) -> RunShards | None:
+    """Return the files of a run for reading, without a lock; None where the node has no folder."""
+    return RunShards(state / check_run_id(run_id), node) if state is not None else None
 
 
 def require_rows(state: Path | None, node: str, run_id: str, rows: str) -> None:
     """Refuse rows whose digest differs from that of a run's start, if the node's folder has it."""
-    if state is not None:
-        _refuse_other_rows(node, RunShards(state / check_run_id(run_id)).rows(), rows)
+    if (shards := saved_parts(state, node, run_id)) is not None:
+        _refuse_other_rows(node, shards.rows(), rows)
 
 
 def _refuse_other_rows(node: str, kept: str, rows: str) -> None:
@@ -268,7 +263,7 @@ def _refuse_other_rows(node: str, kept: str, rows: str) -> None:
 def list_parts(state: Path | None, node: str, run_id: str) -> tuple[SavedPart, ...]:
     """List the intact copies and heads beside the shards of a run."""
     parts = saved_parts(state, node, run_id)
-    return parts.found() if parts is not None else ()
+    return parts.parts() if parts is not None else ()
 
 
 def finish_run(state: Path | None, node: str, run_id: str) -> None:
@@ -276,7 +271,7 @@ def finish_run(state: Path | None, node: str, run_id: str) -> None:
     if state is None:
         return
     try:
-        with StateFolder(state) as folder:
+        with StateFolder(state, node) as folder:
             folder.run(run_id).finish()
     except (BusyError, StorageError) as error:
         _LOG.warning("node %s keeps the shards of run %s for ever: %s", node, run_id, error)

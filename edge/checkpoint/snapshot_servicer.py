@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import grpc
 
 from edge.checkpoint.snapshots import FILE, HEAD_FILE, SnapshotShelf, TurnSnapshots, block_of, file_blocks, part_name
-from edge.checkpoint.state_folder import SavedParts
+from edge.checkpoint.state_folder import RunShards
 from edge.transport.access import RunAccess
 from ringtune.errors import FrameError, IntegrityError, InterruptedRunError, StorageError
 from ringtune.run_control.checkpoint import SavedSource
@@ -196,23 +196,10 @@ def fetch_audited(
     return _received(request, AUDIT_FILE, source, address, deadline_s, lease_s, None, MAX_COPY_BYTES, stub)
 
 
-def push(
-    run_id: str,
-    step: int,
-    node: str,
-    file: bytes | Pieces,
-    holder: str,
-    address: str,
-    timeout_s: float,
-    *,
-    is_head: bool = False,
-    is_saved: bool = False,
-    placement_number: int = 0,
-) -> None:
-    """Send another node a copy of this node's trained blocks, or with ``is_head`` of the head, after ``step`` steps.
+def push(terms: control_pb2.KeepChunk, content: Pieces, holder: str, address: str, timeout_s: float) -> None:
+    """Send another node a copy of trained blocks, or of the head; ``terms`` go with its first chunk.
 
-    With ``is_saved`` it is of a checkpoint, for the holder's disk. ``timeout_s`` is at least 60 s, and the time that a
-    link of 32 KiB/s needs. ``placement_number`` is of the placement in which this node trained it.
+    ``timeout_s`` is at least 60 s, and the time that a link of 32 KiB/s needs.
 
     Raises:
         ConnectionFailedError: the holder can't be reached.
@@ -222,22 +209,13 @@ def push(
     """
 
     def chunks() -> Iterator[control_pb2.KeepChunk]:
-        for number, chunk in enumerate(cut_pieces(FILE, [file] if isinstance(file, bytes) else file)):
-            if number:
-                yield control_pb2.KeepChunk(file=chunk)
-            else:
-                yield control_pb2.KeepChunk(
-                    run_id=run_id,
-                    step=step,
-                    node=node,
-                    is_head=is_head,
-                    is_saved=is_saved,
-                    file=chunk,
-                    placement_number=placement_number,
-                )
+        for number, file in enumerate(cut_pieces(FILE, content)):
+            chunk = control_pb2.KeepChunk(file=file)
+            if not number:
+                chunk.MergeFrom(terms)
+            yield chunk
 
-    size_bytes = len(file) if isinstance(file, bytes) else file.size_bytes
-    limit_s = max(timeout_s, _MIN_S, size_bytes / _SLOWEST_BYTES_PER_S)
+    limit_s = max(timeout_s, _MIN_S, content.size_bytes / _SLOWEST_BYTES_PER_S)
     with open_channel(address, peer=node_party(holder)) as channel:
         try:
             control_pb2_grpc.SnapshotsStub(channel).Keep(chunks(), timeout=limit_s)
@@ -269,7 +247,7 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         shelf: SnapshotShelf,
         kept: TurnSnapshots,
         access: RunAccess,
-        saved: Callable[[str], SavedParts | None] = lambda run_id: None,
+        saved: Callable[[str], RunShards | None] = lambda run_id: None,
         save: Callable[[str, int, Pieces], None] = lambda run_id, step, content: None,
         folder: Path | None = None,
         audited: Callable[[control_pb2.SnapshotRequest], Pieces] = lambda request: _not_audited(),

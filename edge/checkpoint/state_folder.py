@@ -21,7 +21,8 @@ or one that resumed it. A node writes copies of other nodes' parts at a checkpoi
 memory at the loss of the coordinator.
 
 A shard alone is no checkpoint: the submitter's manifest makes it one. So the coordinator decides from which step on a
-node keeps shards. A run that can be resumed stays whole; ``edge.checkpoint.retention`` limits finished runs.
+node keeps shards. A run that can be resumed stays whole, as its shards are the only way to resume it;
+``edge.checkpoint.retention`` limits finished runs.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ from ringtune.transport.parties import node_trust
 
 _LOG = logging.getLogger(__name__)
 LOCK_WAIT_S = 10.0
-_NAME = re.compile(r"step-(\d{1,18})\.safetensors")
+_NAME = re.compile(r"step-(?P<step>\d{1,18})\.safetensors")
+_ANY_NAME = re.compile(".*", re.DOTALL)
 _LOCK = "lock"
 KIND = "node"
 CACHE_FILE = "profile.json"
@@ -97,8 +99,8 @@ class StateFolder:
         StorageError: the folder can't be made or written.
     """
 
-    def __init__(self, path: Path, *, timeout_s: float = LOCK_WAIT_S) -> None:
-        self.path = path
+    def __init__(self, path: Path, node: str, *, timeout_s: float = LOCK_WAIT_S) -> None:
+        self.path, self.node = path, node
         make_private_folder(path, is_ours=_is_ours)
         self._lock = FileLock(path / _LOCK, thread_local=False, fallback_to_soft=False)
         try:
@@ -122,7 +124,7 @@ class StateFolder:
 
     def run(self, run_id: str) -> RunShards:
         """Return the shards of a run; raises ``UsageError``."""
-        return RunShards(self.path / check_run_id(run_id))
+        return RunShards(self.path / check_run_id(run_id), self.node)
 
     def drop_old_runs(self, current: str, kept: RetentionLimits = KEPT) -> None:
         """Delete the shards of finished runs beyond the limits ``kept``; never those of unfinished runs or ``current``.
@@ -130,7 +132,7 @@ class StateFolder:
         Partial files of a crash are deleted too. Unfinished runs that take more than the allowed size are counted in a
         warning, because only the user knows whether they will be resumed.
         """
-        runs = {entry.name: RunShards(entry) for entry in self._run_folders()}
+        runs = {entry.name: RunShards(entry, self.node) for entry in self._run_folders()}
         for shards in runs.values():
             remove_partial_files(shards.folder)
         finished = [run for name, shards in runs.items() if name != current and (run := shards.finished_run())]
@@ -142,7 +144,7 @@ class StateFolder:
     def drop_moments(self) -> None:
         """Remove optimizer state and hidden states of all runs, also of a killed process; no run may be active here."""
         for entry in self._run_folders():
-            shards = RunShards(entry)
+            shards = RunShards(entry, self.node)
             if shards.moments.is_dir() or shards.hidden.is_dir():
                 shutil.rmtree(shards.moments, ignore_errors=True)
                 shutil.rmtree(shards.hidden, ignore_errors=True)
@@ -233,16 +235,35 @@ def disk_of(folder: Path) -> str:
         return ""
 
 
+_BEST_NAME: Final = re.compile(rf"best-(\d{{1,18}})(?:-.+(?<!{re.escape(PARTIAL_SUFFIX)})|\.json)")
+_PART_NAME: Final = re.compile(
+    r"(copy|head)-(?P<step>\d{1,18})-(r[0-9-]{16}[0-9a-f]{8})-([0-9a-f]{64})(?:\.safetensors)?"
+)
+_MAX_STEPS: Final = 8
+"""Newest steps of which a node lists its files: more than two checkpoints and three ends of turns."""
+
+
+class _File(NamedTuple):
+    """The parts of a file's name."""
+
+    path: Path
+    is_head: bool
+    step: int
+    attempt: str
+    sha256: str
+
+
 class RunShards:
-    """The shards of one run at one node, in ``folder``.
+    """The shards of one run at ``node`` in ``folder``, with copies, heads and best results beside them.
 
     Attributes:
         moments: the folder for optimizer state of inactive units.
         hidden: the folder for hidden states of the activation cache.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.moments, self.hidden = folder, folder / _MOMENTS, folder / _HIDDEN
+    def __init__(self, folder: Path, node: str) -> None:
+        self.folder, self.node = folder, node
+        self.moments, self.hidden = folder / _MOMENTS, folder / _HIDDEN
 
     def texts(self) -> Path:
         """Path of the file of texts, in a folder that is made if it is missing; raises ``StorageError``."""
@@ -255,17 +276,19 @@ class RunShards:
         return self.folder / f"step-{step}.safetensors"
 
     def steps(self) -> tuple[int, ...]:
-        """List the steps that have a shard, ascending; a link or folder with a shard's name is ignored."""
-        if not self.folder.is_dir():
-            return ()
-        found = (_NAME.fullmatch(entry.name) for entry in self.folder.iterdir() if is_plain_file(entry))
-        return tuple(sorted(int(match[1]) for match in found if match))
+        """List the steps that have a shard, ascending."""
+        return tuple(sorted(int(match[1]) for match, _ in self.files(_NAME)))
 
     def size_bytes(self) -> int:
         """Bytes of all shards, copies, heads and marks."""
-        if not self.folder.is_dir():
-            return 0
-        return sum(entry.stat().st_size for entry in self.folder.iterdir() if is_plain_file(entry))
+        return sum(path.stat().st_size for _, path in self.files(_ANY_NAME))
+
+    def files(self, names: re.Pattern[str]) -> list[tuple[re.Match[str], Path]]:
+        """List the files with such names, in their order, each with its match; links and folders are ignored."""
+        if self.folder.is_symlink() or not self.folder.is_dir():
+            return []
+        matches = ((names.fullmatch(path.name), path) for path in sorted(self.folder.iterdir()))
+        return [(match, path) for match, path in matches if match and is_plain_file(path)]
 
     def rows(self) -> str:
         """Return the digest of the owner's rows at the run's start; empty if none was kept."""
@@ -300,15 +323,15 @@ class RunShards:
         ended_unix_s = (self.folder / _FINISHED).stat().st_mtime
         return FinishedRun(self.folder.name, ended_unix_s, self.size_bytes())
 
-    def write(self, step: int, content: Pieces, *, node: str) -> Shard:
+    def write(self, step: int, content: Pieces) -> Shard:
         """Write a shard to the disk, safe from a power cut; after a ``StorageError`` earlier shards are intact."""
         try:
             sha256 = _write_with_digest(self.path(step), content)
         except StorageError as error:
-            raise StorageError(f"node {node} did not save step {step}: {error}") from error
-        return Shard(node=node, sha256=sha256, size_bytes=content.size_bytes)
+            raise StorageError(f"node {self.node} did not save step {step}: {error}") from error
+        return Shard(node=self.node, sha256=sha256, size_bytes=content.size_bytes)
 
-    def read(self, step: int, sha256: str, *, node: str) -> Pieces:
+    def read(self, step: int, sha256: str) -> Pieces:
         """Check a shard's digest; return its content, which is read from the disk again when iterated.
 
         Raises:
@@ -317,82 +340,40 @@ class RunShards:
         path = self.path(step)
         try:
             if self.folder.is_symlink() or ((path.is_symlink() or path.exists()) and not is_plain_file(path)):
-                raise IntegrityError(f"node {node}: shard {path} is damaged (a link or folder is in its place)")
+                raise IntegrityError(f"node {self.node}: shard {path} is damaged (a link or folder is in its place)")
             content, found = StoredPieces(path), FilePieces(path).sha256()
         except FileNotFoundError as error:
-            raise IntegrityError(f"node {node} has no shard {path}") from error
+            raise IntegrityError(f"node {self.node} has no shard {path}") from error
         except OSError as error:
-            raise IntegrityError(f"node {node} can't read its shard {path}: {error.strerror}") from error
+            raise IntegrityError(f"node {self.node} can't read its shard {path}: {error.strerror}") from error
         if found != sha256:
-            raise IntegrityError(f"node {node}: shard {path} is damaged (its digest differs)")
+            raise IntegrityError(f"node {self.node}: shard {path} is damaged (its digest differs)")
         return content
 
-    def problem(self, step: int, sha256: str, *, node: str) -> str:
+    def problem(self, step: int, sha256: str) -> str:
         """Describe the damage of a shard; empty if it is intact."""
         try:
-            self.read(step, sha256, node=node)
+            self.read(step, sha256)
         except IntegrityError as error:
             return str(error)
         return ""
 
     def keep_from(self, step: int) -> None:
-        """Delete the shards of steps before ``step``."""
-        for old in self.steps():
-            if old < step:
-                drop_file(self.path(old))
+        """Delete shards, copies and heads of steps before ``step``."""
+        for names in (_NAME, _PART_NAME):
+            for match, path in self.files(names):
+                if int(match["step"]) < step:
+                    drop_file(path)
 
+    # ---- copies and heads -------------------------------------------------------------------------
 
-def _write_with_digest(path: Path, content: Pieces) -> str:
-    """Write a file piece by piece and return its digest; raises ``StorageError`` if the disk is full."""
-    digest = hashlib.sha256()
-
-    def digested() -> Iterator[Piece]:
-        for piece in content:
-            digest.update(piece)
-            yield piece
-
-    move_folder_aside(path)
-    write_pieces_durably(path, digested())
-    return digest.hexdigest()
-
-
-_BEST_NAME: Final = re.compile(rf"best-(\d{{1,18}})(?:-.+(?<!{re.escape(PARTIAL_SUFFIX)})|\.json)")
-_PART_NAME: Final = re.compile(r"(copy|head)-(\d{1,18})-(r[0-9-]{16}[0-9a-f]{8})-([0-9a-f]{64})(?:\.safetensors)?")
-_MAX_STEPS: Final = 8
-"""Newest steps of which a node lists its files: more than two checkpoints and three ends of turns."""
-
-
-class _File(NamedTuple):
-    """The parts of a file's name."""
-
-    path: Path
-    is_head: bool
-    step: int
-    attempt: str
-    sha256: str
-
-
-class SavedParts:
-    """Copies, heads and best results beside the shards of one run at one node."""
-
-    def __init__(self, shards: RunShards, node: str) -> None:
-        self._shards, self._node = shards, node
-
-    # ---- writing ----------------------------------------------------------------------------------
-
-    def write(self, step: int, attempt: str, content: bytes | Pieces, *, is_head: bool) -> None:
+    def write_part(self, step: int, attempt: str, content: bytes | Pieces, *, is_head: bool) -> None:
         """Write trained blocks, or the head, to the disk, unless the same file is there; raises ``StorageError``."""
         kind, end = ("head", "") if is_head else ("copy", ".safetensors")
         pieces = content if isinstance(content, Pieces) else Pieces.of(content)
-        path = self._shards.folder / f"{kind}-{step}-{attempt}-{pieces.sha256()}{end}"
+        path = self.folder / f"{kind}-{step}-{attempt}-{pieces.sha256()}{end}"
         if not path.exists():
             write_pieces_durably(path, pieces)
-
-    def drop_before(self, step: int) -> None:
-        """Delete the files of steps before ``step``."""
-        for file in self._files():
-            if file.step < step:
-                drop_file(file.path)
 
     # ---- best results -----------------------------------------------------------------------------
 
@@ -418,25 +399,21 @@ class SavedParts:
                 if content.sha256() != digest:
                     raise IntegrityError(f"{self._best_path(step, name)} is damaged (its digest differs)")
         except (OSError, UnicodeDecodeError) as error:
-            raise IntegrityError(f"node {self._node} has no best result of step {step} on its disk: {error}") from error
+            raise IntegrityError(f"node {self.node} has no best result of step {step} on its disk: {error}") from error
         return found
 
     def _best_files(self) -> list[tuple[int, Path]]:
-        folder = self._shards.folder
-        if folder.is_symlink() or not folder.is_dir():
-            return []
-        matches = ((_BEST_NAME.fullmatch(path.name), path) for path in sorted(folder.iterdir()) if is_plain_file(path))
-        return [(int(match[1]), path) for match, path in matches if match]
+        return [(int(match[1]), path) for match, path in self.files(_BEST_NAME)]
 
     def _best_index(self, step: int) -> Path:
-        return self._shards.folder / f"best-{step}.json"
+        return self.folder / f"best-{step}.json"
 
     def _best_path(self, step: int, name: str) -> Path:
-        return self._shards.folder / f"best-{step}-{name}"
+        return self.folder / f"best-{step}-{name}"
 
     # ---- reading ----------------------------------------------------------------------------------
 
-    def found(self) -> tuple[SavedPart, ...]:
+    def parts(self) -> tuple[SavedPart, ...]:
         """List the intact files of the newest steps, and best results; a damaged one is logged and left out."""
         files = list(self._files())
         newest = sorted({file.step for file in files})[-_MAX_STEPS:]
@@ -448,7 +425,7 @@ class SavedParts:
         try:
             self.best(step)
         except IntegrityError as error:
-            _LOG.warning("node %s: %s", self._node, error)
+            _LOG.warning("node %s: %s", self.node, error)
             return None
         return SavedPart(step, "", is_best=True)
 
@@ -459,7 +436,7 @@ class SavedParts:
                 return SavedPart(file.step, file.attempt, has_head=True)
             return SavedPart(file.step, file.attempt, blocks=tuple(sorted(file_blocks(self._tensors(file)))))
         except (IntegrityError, OSError) as error:
-            _LOG.warning("node %s: %s", self._node, error)
+            _LOG.warning("node %s: %s", self.node, error)
             return None
 
     def part(self, step: int, attempt: str, start: int, stop: int, *, sha256: str = "") -> Pieces:
@@ -475,7 +452,7 @@ class SavedParts:
             missing -= taken
         if missing:
             raise IntegrityError(
-                f"node {self._node} has no whole file with blocks {sorted(missing)} of run {attempt} after step {step}"
+                f"node {self.node} has no whole file with blocks {sorted(missing)} of run {attempt} after step {step}"
             )
         return write_blocks(found, range(start, stop), metadata(attempt, step))
 
@@ -492,10 +469,10 @@ class SavedParts:
         for file in self._files():
             if file.is_head and (file.step, file.attempt) == (step, attempt):
                 return self._content(file)
-        raise IntegrityError(f"node {self._node} has no head of run {attempt} after step {step}")
+        raise IntegrityError(f"node {self.node} has no head of run {attempt} after step {step}")
 
     def _shard(self, step: int, sha256: str) -> TensorFile:
-        return TensorFile(self._shards.read(step, sha256, node=self._node), where=str(self._shards.path(step)))
+        return TensorFile(self.read(step, sha256), where=str(self.path(step)))
 
     def _tensor_files(self, step: int, attempt: str) -> Iterator[TensorFile]:
         for file in self._files():
@@ -503,7 +480,7 @@ class SavedParts:
                 try:
                     yield self._tensors(file)
                 except (IntegrityError, OSError) as error:  # another file may have its blocks
-                    _LOG.warning("node %s: %s", self._node, error)
+                    _LOG.warning("node %s: %s", self.node, error)
 
     def _tensors(self, file: _File) -> TensorFile:
         return TensorFile(self._content(file), where=str(file.path))
@@ -515,10 +492,19 @@ class SavedParts:
         return content
 
     def _files(self) -> Iterator[_File]:
-        folder = self._shards.folder
-        if folder.is_symlink() or not folder.is_dir():
-            return
-        for path in sorted(folder.iterdir()):
-            match = _PART_NAME.fullmatch(path.name)
-            if match and is_plain_file(path):
-                yield _File(path, match[1] == "head", int(match[2]), match[3], match[4])
+        for match, path in self.files(_PART_NAME):
+            yield _File(path, match[1] == "head", int(match[2]), match[3], match[4])
+
+
+def _write_with_digest(path: Path, content: Pieces) -> str:
+    """Write a file piece by piece and return its digest; raises ``StorageError`` if the disk is full."""
+    digest = hashlib.sha256()
+
+    def digested() -> Iterator[Piece]:
+        for piece in content:
+            digest.update(piece)
+            yield piece
+
+    move_folder_aside(path)
+    write_pieces_durably(path, digested())
+    return digest.hexdigest()

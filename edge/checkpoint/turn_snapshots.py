@@ -25,12 +25,13 @@ from typing import Any, NamedTuple
 
 from edge.checkpoint.snapshot_servicer import push
 from edge.checkpoint.snapshots import Save, SnapshotFile, TurnSnapshots, block_digests, head_digest, metadata
-from edge.checkpoint.state_folder import SavedParts, StateFolder
+from edge.checkpoint.state_folder import StateFolder
 from ringtune.errors import BusyError, ConnectionFailedError, IntegrityError, RingTuneError, StorageError
 from ringtune.schedule.migration import copies_of, copy_holders, head_holders, trained_blocks
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.storage.pieces import Piece, Pieces
+from ringtune.v1 import control_pb2
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S = 0.5
@@ -104,20 +105,17 @@ class CopySender:
     def _send(self, copy: _Copy, content: Pieces) -> None:
         """Send a copy; retry for ``patience_s`` while the holder can't be reached."""
         deadline_s = time.monotonic() + self._patience_s
+        terms = control_pb2.KeepChunk(
+            run_id=self._run_id,
+            step=copy.step,
+            node=self._node,
+            is_head=copy.is_head,
+            is_saved=copy.is_saved,
+            placement_number=self._placement_number,
+        )
         while True:
             try:
-                push(
-                    self._run_id,
-                    copy.step,
-                    self._node,
-                    content,
-                    copy.holder,
-                    self._addresses.get(copy.holder, ""),
-                    self._patience_s,
-                    is_head=copy.is_head,
-                    is_saved=copy.is_saved,
-                    placement_number=self._placement_number,
-                )
+                push(terms, content, copy.holder, self._addresses.get(copy.holder, ""), self._patience_s)
             except ConnectionFailedError as error:
                 if self._closed.is_set() or time.monotonic() > deadline_s:
                     raise
@@ -292,13 +290,12 @@ def save_turns(
     """
     steps = tuple(sorted({file.step for file in files}))
     try:
-        with StateFolder(state) as folder:
+        with StateFolder(state, node) as folder:
             shards = folder.run(shards_run)
-            parts = SavedParts(shards, node)
             shards.keep_rows(rows)
             for file in files:
-                parts.write(file.step, attempt, file.content, is_head=file.is_head)
-            parts.drop_before(min((*steps, *shards.steps())))
+                shards.write_part(file.step, attempt, file.content, is_head=file.is_head)
+            shards.keep_from(min((*steps, *shards.steps())))
     except (BusyError, StorageError) as error:
         _LOG.warning("node %s did not save the last turns of run %s: %s", node, attempt, error)
         return ()

@@ -42,8 +42,9 @@ from importlib.util import find_spec, spec_from_loader
 from typing import Any, Final, TypeVar
 
 from ringtune.costs.memory_sizes import KEPT_KERNELS
-from ringtune.errors import DeadlineError, InterruptedRunError, UsageError
+from ringtune.errors import InterruptedRunError, UsageError
 from ringtune.hints import hint_to_install
+from ringtune.machine.process import carry_out, result_within
 
 
 def _unmarked(function: Any = None, *_: Any, **__: Any) -> Any:
@@ -255,14 +256,8 @@ class ComputeThread:
 
     def call(self, function: Callable[[], T], *, timeout_s: float, what: str) -> T:
         """Run ``function`` on the thread and return its result; raises ``DeadlineError``."""
-        future = self.submit(function)
-        try:
-            return future.result(timeout_s)
-        except TimeoutError:
-            if future.done():  # the function itself raised it
-                raise
-            future.cancel()
-            raise DeadlineError(f"waited {timeout_s:g} s for {what}; give more time or a smaller model") from None
+        late = f"waited {timeout_s:g} s for {what}; give more time or a smaller model"
+        return result_within(self.submit(function), timeout_s, late)
 
     def close(self, timeout_s: float) -> bool:
         """End the thread after the queued functions; False if it is still busy after ``timeout_s`` seconds."""
@@ -272,7 +267,7 @@ class ComputeThread:
 
     def _work(self) -> None:
         while (entry := self._queue.get()) is not _CLOSE:
-            _carry_out(*entry)
+            carry_out(*entry)
             del entry  # an idle thread must not keep the last run's objects alive
         self._ended.set()
         self._refuse()
@@ -286,12 +281,3 @@ class ComputeThread:
                 return
             if entry is not _CLOSE and entry[1].set_running_or_notify_cancel():
                 entry[1].set_exception(InterruptedRunError("the agent ends; start it again"))
-
-
-def _carry_out(function: Callable[[], Any], future: Future[Any]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        future.set_result(function())
-    except BaseException as error:
-        future.set_exception(error)

@@ -25,8 +25,9 @@ from edge.model.result import load_saved, model_files, model_tensors
 from edge.model.skeleton import ADAPTER, Skeleton, build_skeleton
 from edge.model.slice import DTYPES, materialise
 from edge.model.tensor_files import SafetensorsFiles, pieces_of, read_tensor, torch_dtype
-from ringtune.errors import IntegrityError, InvalidInputError, RingTuneError, UsageError
+from ringtune.errors import IntegrityError, InvalidInputError, UsageError
 from ringtune.job.job import Job, config_of, job_of_sum, job_of_user, kinds_of, load_job, result_of
+from ringtune.machine.process import exit_code_of
 from ringtune.models.adapter_config import auxiliary_of, parse_adapter_config
 from ringtune.models.adapter_support import GROWING, lora_scale, merge_refusal, places_of_part, sum_of_kinds
 from ringtune.models.auxiliary_models import AUXILIARY_KINDS, describe, in_block
@@ -61,15 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--user", default="", help="whose adapters, where each user has their own; default: all")
     parser.add_argument("--sum", action="store_true", help="write the adapters of all users added up, and no model")
     given = parser.parse_args(arguments)
-    try:
-        if given.sum:
-            sum_run(given.run, given.out)
-        else:
-            merge_run(given.run, given.out, model=given.model, user=given.user)
-    except RingTuneError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
-    return 0
+    if given.sum:
+        return exit_code_of(lambda: sum_run(given.run, given.out))
+    return exit_code_of(lambda: merge_run(given.run, given.out, model=given.model, user=given.user))
 
 
 def merge_run(run: Path, out: Path, *, model: Path | None, user: str = "") -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from edge.model.tensor_files import pieces_of
-from ringtune.errors import InvalidInputError, RingTuneError
+from ringtune.errors import InvalidInputError
+from ringtune.machine.process import exit_code_of
 from ringtune.storage.tensor_files import write_tensors
 
 _SLACK_BYTES: Final = 1 << 20
@@ -23,12 +24,7 @@ _SLACK_BYTES: Final = 1 << 20
 def main(arguments: Sequence[str] | None = None) -> int:
     """Convert one file; return the exit code."""
     source, target = map(Path, sys.argv[1:] if arguments is None else arguments)
-    try:
-        convert(source, target)
-    except RingTuneError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
-    return 0
+    return exit_code_of(lambda: convert(source, target))
 
 
 def convert(source: Path, target: Path) -> None:

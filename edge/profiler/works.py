@@ -326,10 +326,10 @@ class Bench:
         laps.lap(Work.HAND_OVER, lambda: executor.load_head_blob(executor.head_blob()))
 
     def _save(self, folder: Path) -> Cycle:
-        shards, with_head = RunShards(folder), self._rows is not None
+        shards, with_head = RunShards(folder, NODE), self._rows is not None
 
         def save() -> None:
-            shards.write(0, self._executor.shard({"node": NODE}, with_head=with_head), node=NODE)
+            shards.write(0, self._executor.shard({"node": NODE}, with_head=with_head))
 
         return lambda laps: laps.lap(Work.SAVE, save)
 

@@ -518,8 +518,8 @@ class WorkRepeater:
             set_gradients(executor.part.trained, b"")
             load_state(executor, _file(files, "before"))
             if lent := [one.start for one in self._plan.placement.helpers_of(self._alias)]:
-                told = [_tensors(_file(files, f"held {block}")) for block in lent]
-                held = {name.removeprefix(PREFIXES.value): value for one in told for name, value in one.items()}
+                kept = [_tensors(_file(files, f"held {block}")) for block in lent]
+                held = {name.removeprefix(PREFIXES.value): value for one in kept for name, value in one.items()}
                 executor.offloading.load_held(held, lent, where=_WHERE)
             if "vectors before" in files:
                 set_vectors(executor, files["vectors before"])
@@ -552,14 +552,11 @@ class WorkRepeater:
                         set_gradients(executor.part.trained, _file(files, "added"))
                     executor.run(action)
                     if leg.op is Op.SHIP and (name := shown_name(seq, micro, leg.start)) in given:
-                        shown = shown_file(executor, leg.start)
-                        far = _distance(shown, _file(files, f"shown {leg.start}"))
-                        found.results[name] = Compared(hashlib.sha256(shown).hexdigest(), far)
+                        told = _file(files, f"shown {leg.start}")
+                        found.results[name] = _compared(shown_file(executor, leg.start), told)
                     if leg.op is Op.FORWARD and now.course.velora is not None:
-                        vectors = vectors_file(executor)
-                        far = _distance(vectors, _file(files, "vectors"))
-                        name = vectors_name(seq, micro)
-                        found.results[name] = Compared(hashlib.sha256(vectors).hexdigest(), far)
+                        told = _file(files, "vectors")
+                        found.results[vectors_name(seq, micro)] = _compared(vectors_file(executor), told)
             if any(leg.op is Op.BACKWARD for leg in way):
                 found.results.update(self._updated(now, item, place, files))
         except DivergedError as error:  # the host itself would not have gone on
@@ -572,9 +569,8 @@ class WorkRepeater:
     def _updated(self, now: Plan, item: Item, place: CellPlace, files: Mapping[str, bytes]) -> dict[str, Compared]:
         """Compare the sum of gradients, then update with that of the last micro-batch and compare the state."""
         executor, seq = self._executor, place.seq
-        own, least = bytes(write_tensors(gradients(executor.part.trained))), smallest_norm(self._plan.course)
-        far = _distance(own, _file(files, "sum"), least=least)
-        found = {sum_name(seq, place.micro): Compared(hashlib.sha256(own).hexdigest(), far)}
+        sums, least = bytes(write_tensors(gradients(executor.part.trained))), smallest_norm(self._plan.course)
+        found = {sum_name(seq, place.micro): _compared(sums, _file(files, "sum"), least=least)}
         if "after" not in files:
             return found
         set_gradients(executor.part.trained, _file(files, "total"))
@@ -582,11 +578,7 @@ class WorkRepeater:
             set_vectors(executor, _file(files, "vectors last"))
         for action in own_updates(now, item, self._alias):
             executor.run(action)
-        own = bytes(write_tensors(executor.part.tensors()))
-        far = _distance(own, _file(files, "after"))
-        return found | {
-            state_name(seq, block): Compared(digest, far) for block, digest in State.of(own).digests.items()
-        }
+        return found | _compared_state(seq, executor.part.tensors(), files)
 
 
 class FitRepeater:
@@ -622,9 +614,8 @@ class FitRepeater:
             if place.before >= 0:
                 set_gradients(trained, _file(files, "added"))
             executor.run(Action(Op.FIT, seq, micro, block, block + 1))
-            own = bytes(write_tensors(gradients(trained)))
-            far = _distance(own, _file(files, "sum"), least=smallest_norm(now.course))
-            found.results[fit_name(seq, micro, block)] = Compared(hashlib.sha256(own).hexdigest(), far)
+            sums, least = bytes(write_tensors(gradients(trained))), smallest_norm(now.course)
+            found.results[fit_name(seq, micro, block)] = _compared(sums, _file(files, "sum"), least=least)
             if "after" in files:
                 found.results |= self._updated(now, item, place, trained, files)
                 if (after := held_name(seq, block)) in given:  # of the state that was told, so in equal bits
@@ -648,9 +639,7 @@ class FitRepeater:
                 executor.run(action)
                 executor.take_parcel(weights_key(action))
         tensors = {name: value for name, value in executor.part.tensors().items() if block_of(name) == block}
-        own = bytes(write_tensors(tensors))
-        far = _distance(own, _file(files, "after"))
-        return {state_name(item.seq, one): Compared(digest, far) for one, digest in State.of(own).digests.items()}
+        return _compared_state(item.seq, tensors, files)
 
     def _held(self, block: int, name: str, files: Mapping[str, bytes]) -> Compared:
         """Compare what the host holds of the loaded state with what was told."""
@@ -866,6 +855,17 @@ def _distance(own: bytes, told: bytes, *, least: float = 0.0) -> float:
     if own == told:
         return 0.0
     return distance(_tensors(own), _tensors(told), least=least) if own and told else 1.0
+
+
+def _compared(own: bytes, told: bytes, *, least: float = 0.0) -> Compared:
+    return Compared(hashlib.sha256(own).hexdigest(), _distance(own, told, least=least))
+
+
+def _compared_state(seq: int, tensors: Mapping[str, TensorPieces], files: Mapping[str, bytes]) -> dict[str, Compared]:
+    """Compare the state of each block after an item with what was told of it."""
+    own = bytes(write_tensors(tensors))
+    far = _distance(own, _file(files, "after"))
+    return {state_name(seq, block): Compared(digest, far) for block, digest in State.of(own).digests.items()}
 
 
 def pairs_distance(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> float:

@@ -36,6 +36,7 @@ from edge.machine.libraries import load_libraries
 from edge.runtime.inference import Sampling, WholeModel, ends_of_text, next_tokens
 from ringtune.errors import DataError, RingTuneError
 from ringtune.job.job import Job, load_job
+from ringtune.machine.process import exit_code_of
 from ringtune.machine.resources import usable_cores
 
 APPLY_CHAT_TEMPLATE: Final = "--apply-chat-template"
@@ -226,7 +227,7 @@ def main(arguments: Sequence[str]) -> int:
         output.write(json.dumps(line, default=str) + "\n")
         output.flush()
 
-    try:
+    def evaluate() -> None:
         with contextlib.redirect_stdout(sys.stderr):
             job = load_job(Path(job_file))
             load_libraries()
@@ -234,12 +235,8 @@ def main(arguments: Sequence[str]) -> int:
             where = Path(folder[0]) if folder else None
             found = results(job, Path(saved), tasks.split(","), where, tell, is_chat=is_chat)
         write({"tasks": found})
-    except BrokenPipeError:
-        return 1
-    except RingTuneError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
-    return 0
+
+    return exit_code_of(evaluate)
 
 
 if __name__ == "__main__":

@@ -37,9 +37,10 @@ from edge.model.owner import head_input, inverse_of
 from edge.model.result import load_saved
 from edge.model.skeleton import build_skeleton
 from edge.model.slice import DTYPES, BlockRunner, materialise
-from ringtune.errors import DataError, ModelError, RingTuneError
+from ringtune.errors import DataError, ModelError
 from ringtune.job.job import Job, load_job
 from ringtune.job.rows import Question, account_of, is_plain_text, task_rows
+from ringtune.machine.process import exit_code_of
 from ringtune.machine.resources import free_bytes, usable_cores
 from ringtune.models.adapter_support import mixed_tokens
 from ringtune.models.conversations import Conversation
@@ -72,18 +73,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
-    try:
+
+    def predict() -> None:
         job = load_job(given.job)
         load_libraries()
         for line in predictions(job, given):
             sys.stdout.write(json.dumps(line) + "\n")
             sys.stdout.flush()
-    except BrokenPipeError:
-        return 1
-    except RingTuneError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
-    return 0
+
+    return exit_code_of(predict)
 
 
 def predictions(job: Job, given: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -24,7 +24,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from edge.runtime import reporter as rp
@@ -41,13 +40,13 @@ from ringtune.errors import (
     internal_error,
     sent_by,
 )
+from ringtune.machine.process import carry_out, result_within
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.lowering import credit_boundary
 from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import saves_head
 from ringtune.schedule.turns import StartPoint, StepKind, Turn
-from ringtune.storage.pieces import Pieces
 from ringtune.techniques.replicas import compared_at
 from ringtune.transport.codecs import scores_to_proto
 
@@ -71,46 +70,11 @@ class NoTrail:
 NO_TRAIL: Final = NoTrail()
 
 
-@dataclass(slots=True)
-class Inbox:
-    """Received tensors, heads and parcels that the engine has not accepted yet.
-
-    Attributes:
-        tensors: with masks.
-        heads: by the index of their turn.
-    """
-
-    tensors: dict[TensorKey, tuple[Any, Any]] = field(default_factory=dict)
-    heads: dict[int, Pieces] = field(default_factory=dict)
-    parcels: dict[TensorKey, Pieces] = field(default_factory=dict)
-
-    def clear(self) -> None:
-        """Drop all entries."""
-        self.tensors.clear()
-        self.heads.clear()
-        self.parcels.clear()
-
-    def forget(self, turn: Turn) -> None:
-        """Drop duplicates for a finished turn."""
-        for held in (self.tensors, self.parcels):
-            for key in [key for key in list(held) if turn.first_seq <= key.seq < turn.end_seq]:
-                del held[key]
-
-
 class Call(NamedTuple):
     """A function to run on the loop's thread, with the future that gets its result."""
 
     function: Callable[[], Any]
     future: Future[Any]
-
-    def answer(self) -> None:
-        """Run the function, unless its future was cancelled."""
-        if not self.future.set_running_or_notify_cancel():
-            return
-        try:
-            self.future.set_result(self.function())
-        except Exception as error:
-            self.future.set_exception(error)
 
 
 T = TypeVar("T")
@@ -167,7 +131,8 @@ class AgentRun:
         self._copies = CopyMonitor(plan, node, executor.copy_digest)
         self._engine = NodeEngine(plan, node, wait_s=wait_s, start=start)
         self._queue: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
-        self._inbox = Inbox()
+        # received and not accepted yet: tensors with masks and parcels by key, heads by turn
+        self._inbox: dict[TensorKey | int, Any] = {}
         self._timers: dict[str, float] = {}
         self._turns: dict[int, Turn] = {}
         self._first_seqs: dict[int, int] = {}
@@ -195,26 +160,15 @@ class AgentRun:
         if saver is not None:
             self._queue.put(Call(lambda: saver.keep_from(step), Future()))
 
-    def on_tensor(self, key: TensorKey, source: str, tensor: Any, mask: Any) -> None:
-        """Put a received, checked tensor into the inbox, unless the run has failed or stops."""
-        if self._failed or self._stopping.is_set():
-            return
-        self._inbox.tensors[key] = (tensor, mask)
-        self._queue.put(ev.TensorArrived(key, source))
+    def on_arrival(self, event: ev.Arrival, content: Any) -> None:
+        """Put a received, checked payload into the inbox, unless the run has failed or stops.
 
-    def on_head(self, turn: int, source: str, data: Pieces) -> None:
-        """Put the received head for ``turn`` into the inbox, unless the run has failed or stops."""
+        ``content`` is a tensor with its mask, or the ``Pieces`` of a head or parcel.
+        """
         if self._failed or self._stopping.is_set():
             return
-        self._inbox.heads[turn] = data
-        self._queue.put(ev.HeadArrived(turn, source))
-
-    def on_parcel(self, key: TensorKey, source: str, data: Pieces) -> None:
-        """Put a received parcel into the inbox, unless the run has failed or stops."""
-        if self._failed or self._stopping.is_set():
-            return
-        self._inbox.parcels[key] = data
-        self._queue.put(ev.ParcelArrived(key, source))
+        self._inbox[event.turn if isinstance(event, ev.HeadArrived) else event.key] = content
+        self._queue.put(event)
 
     def on_credits(self, source: str, boundary: int, count: int) -> None:
         """Queue ``count`` credits of ``source``, which accepted as many hidden states of this node.
@@ -251,13 +205,7 @@ class AgentRun:
         self._queue.put(Call(function, future))
         if self._ended.is_set():
             self._refuse_calls()
-        try:
-            return future.result(timeout_s)
-        except TimeoutError:
-            if future.done():
-                raise
-            future.cancel()
-            raise DeadlineError(f"node {self._node}: waited {timeout_s:g} s for {what}") from None
+        return result_within(future, timeout_s, f"node {self._node}: waited {timeout_s:g} s for {what}")
 
     def stop(self, reason: str) -> None:
         """Stop the loop after the current action."""
@@ -339,7 +287,7 @@ class AgentRun:
     def _handle(self, entry: _Entry) -> Action | None:
         """Feed one event to the engine and carry out its commands; return the action to run, if any."""
         if isinstance(entry, Call):
-            entry.answer()
+            carry_out(*entry)
             return None
         if self._failed and not isinstance(entry, ev.StopRequested):
             return None
@@ -385,7 +333,7 @@ class AgentRun:
                 self._trail.exchanged(key, tensor, mask, is_sent=True)
                 self._count(key.seq, target, key.payload, self._links[target].send_tensor(key, tensor, mask))
             case ev.Accept(key, source):
-                tensor, mask = self._inbox.tensors.pop(key)
+                tensor, mask = self._inbox.pop(key)
                 self._trail.exchanged(key, tensor, mask, is_sent=False)
                 self._executor.put_tensor(key, tensor, mask)
                 if key.is_hidden:
@@ -393,21 +341,21 @@ class AgentRun:
             case ev.SendHead(turn, target):
                 if self._keeper is not None:
                     self._keeper.copy_outgoing_head(turn, self._turns.values())
-                sent = self._links[target].send_blob(Payload.HEAD, turn, self._executor.head_blob())
+                sent = self._links[target].send_head(turn, self._executor.head_blob())
                 self._head_went_for = turn
                 self._drop_head_state()
                 self._count(self._first_seqs[turn], target, Payload.HEAD, sent)
             case ev.AcceptHead(turn, source):
                 self._head_went_for = None
                 with sent_by(source):
-                    self._executor.load_head_blob(self._inbox.heads.pop(turn))
+                    self._executor.load_head_blob(self._inbox.pop(turn))
             case ev.SendParcel(key, target):
                 parcel = self._executor.take_parcel(key)
                 self._trail.exchanged(key, parcel, None, is_sent=True)
                 sent = self._links[target].send_parcel(key, parcel)
                 self._count(key.seq, target, key.payload, sent)
             case ev.AcceptParcel(key, source):
-                parcel = self._inbox.parcels.pop(key)
+                parcel = self._inbox.pop(key)
                 self._trail.exchanged(key, parcel, None, is_sent=False)
                 with sent_by(source):
                     self._executor.put_parcel(key, parcel)
@@ -443,7 +391,9 @@ class AgentRun:
         if problem := self._executor.forget_turn(index):
             self._reports.put(rp.TechniqueFailed(problem))
         turn = self._turns.pop(index)
-        self._inbox.forget(turn)
+        for key in list(self._inbox):
+            if isinstance(key, TensorKey) and turn.first_seq <= key.seq < turn.end_seq:
+                del self._inbox[key]
         self._done_before(min(self._turns, default=self._granted + 1))
 
     # ---- time -------------------------------------------------------------------------------------

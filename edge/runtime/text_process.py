@@ -42,7 +42,7 @@ from edge.machine.libraries import load_libraries
 from edge.runtime.inference import Sampling, WholeModel, ends_of_text, model_sampling, next_tokens, unused_settings
 from ringtune.errors import DataError, RingTuneError
 from ringtune.job.job import Job, load_job
-from ringtune.machine.process import die_with_parent
+from ringtune.machine.process import die_with_parent, exit_code_of
 from ringtune.machine.resources import usable_cores
 from ringtune.models.conversations import Conversation, conversation_of, has_chat_template
 from ringtune.models.family import CHAT
@@ -205,7 +205,8 @@ def main(arguments: Sequence[str]) -> int:
     job_file, saved, parent = arguments
     if not die_with_parent(int(parent)):
         return 1
-    try:
+
+    def answer() -> None:
         job = load_job(Path(job_file))
         load_libraries()
         torch.set_num_threads(job.runtime.threads or usable_cores())
@@ -218,12 +219,8 @@ def main(arguments: Sequence[str]) -> int:
             number = int(request["id"])
             for event in model.events(request, lambda number=number: bool(stopped & {number, _ALL})):  # type: ignore[misc]
                 _write({"id": number, **event})
-    except BrokenPipeError:
-        return 1
-    except RingTuneError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
-    return 0
+
+    return exit_code_of(answer)
 
 
 _ALL: Final = -1

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from edge.transport.access import RunAccess
-from edge.transport.frames import DTYPE_NAMES, NAMES, PROBE, as_text, key_of
+from edge.transport.frames import DTYPE_NAMES, NAMES, as_text, key_of
 from edge.transport.tensors import MAX_EXPONENT, MIN_EXPONENT, wire_bytes
 from ringtune.costs.links import MAX_BLOB_BYTES
 from ringtune.engine.failure_texts import diverged
@@ -49,7 +49,6 @@ class RunExpectation:
     """The run that a node receives frames of: what frames are checked against.
 
     Attributes:
-        digest: of the plan; a peer with another one is refused.
         start: item from which the run continues; None = from its first.
         access: who may open a link; None = the nodes that the plan lets send to this one.
         reopen_s: seconds for which a broken link may be opened again; 0 = it is lost at once.
@@ -58,7 +57,6 @@ class RunExpectation:
     run_id: str
     placement_number: int
     plan: Plan
-    digest: str
     node: str
     compute_dtype: torch.dtype = torch.float32
     start: StartPoint | None = None
@@ -83,10 +81,10 @@ def check_hello(expectation: RunExpectation, header: ring_pb2.FrameHeader | None
     if header is None or header.kind != ring_pb2.FRAME_KIND_HELLO:
         raise FrameError("the first frame of a link is no HELLO; use one version on all machines")
     _check_run(expectation, header)
-    if header.plan_digest != expectation.digest:
+    if header.plan_digest != expectation.plan.digest:
         raise FrameError(
             f"node {header.source} has plan {header.plan_digest[:12]}, node {expectation.node} has "
-            f"{expectation.digest[:12]}; start the run again"
+            f"{expectation.plan.digest[:12]}; start the run again"
         )
     return header.source
 
@@ -131,8 +129,8 @@ class FrameCheck:
             )
         if kind in PARCELS:
             self._admit_parcel(header, kind)
-        elif kind in (Payload.HEAD, PROBE):
-            self._admit_blob(header, kind)
+        elif kind == Payload.HEAD:
+            self._admit_head(header)
         else:
             self._admit_tensor(header, kind)
 
@@ -168,7 +166,7 @@ class FrameCheck:
                 raise FrameError(f"{as_text(header)} arrived without credit: {taken} of {credits_} are taken")
             self._outstanding[boundary] = taken + 1
 
-    # ---- blobs --------------------------------------------------------------------------------------
+    # ---- parcels and heads --------------------------------------------------------------------------
 
     def _check_size(self, header: ring_pb2.FrameHeader) -> None:
         if header.payload_bytes > MAX_BLOB_BYTES:
@@ -184,10 +182,8 @@ class FrameCheck:
         self._take_credit(header, credit_boundary(self._course, kind), most)
         self._remember(known.turn, header)
 
-    def _admit_blob(self, header: ring_pb2.FrameHeader, kind: str) -> None:
+    def _admit_head(self, header: ring_pb2.FrameHeader) -> None:
         self._check_size(header)
-        if kind == PROBE:
-            return
         known = self._turns.by_index(header.seq)
         if known is None:
             raise self._far(header, f"turn {header.seq}")

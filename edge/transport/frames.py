@@ -358,9 +358,6 @@ def _apart(chunk: memoryview) -> memoryview:
     return memoryview(pages)
 
 
-PROBE: Final = "probe"
-"""The kind of a blob that only measures a link."""
-
 KINDS: Final[dict[str, ring_pb2.FrameKind]] = {
     Payload.HIDDEN.value: ring_pb2.FRAME_KIND_HIDDEN,
     Payload.GRAD.value: ring_pb2.FRAME_KIND_GRAD,
@@ -369,12 +366,11 @@ KINDS: Final[dict[str, ring_pb2.FrameKind]] = {
     Payload.PAIRS.value: ring_pb2.FRAME_KIND_PAIRS,
     Payload.WEIGHTS.value: ring_pb2.FRAME_KIND_WEIGHTS,
     Payload.REPLICA_GRAD.value: ring_pb2.FRAME_KIND_REPLICA_GRAD,
-    PROBE: ring_pb2.FRAME_KIND_PROBE,
 }
 
 NAMES: Final = {number: name for name, number in KINDS.items()}
 
-BLOBS: Final = frozenset(KINDS[name] for name in (Payload.HEAD, PROBE, *PARCELS))
+BLOBS: Final = frozenset(KINDS[name] for name in (Payload.HEAD, *PARCELS))
 """Kinds with a blob as payload."""
 
 

@@ -1,6 +1,6 @@
 """The sending end of a link: one long-lived stream to one node, with its own threads.
 
-``send_tensor``, ``send_parcel`` and ``send_blob`` only queue; a sender thread encodes and writes, so that sending
+``send_tensor``, ``send_parcel`` and ``send_head`` only queue; a sender thread encodes and writes, so that sending
 overlaps compute. The engine's credits bound the queue. A second thread reads the acknowledgements::
 
     compute thread --queue--> sender (encode, chunk) ==stream==> peer
@@ -20,6 +20,7 @@ is broken at once.
 from __future__ import annotations
 
 import enum
+import functools
 import logging
 import queue
 import secrets
@@ -45,7 +46,7 @@ from ringtune.errors import (
     internal_error,
 )
 from ringtune.schedule import actions
-from ringtune.schedule.actions import Action, Op, TensorKey
+from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.storage.pieces import Pieces
 from ringtune.transport.channels import open_channel
 from ringtune.transport.endpoints import WINDOW_BYTES, split_address
@@ -185,17 +186,11 @@ class OutLink:
         self._put(_Entry(actions.message(Op.SEND, key, self.target), encode))
         return tensors.wire_bytes(tensor.shape, self._hello.wire_dtype, 0 if mask is None else mask.numel())
 
-    def send_blob(self, kind: str, seq: int, data: Pieces) -> int:
-        """Queue the head for turn ``seq``, or a probe; the bytes must not change until they are sent.
-
-        Returns:
-            Payload bytes on the wire.
-
-        Raises:
-            PeerLostError: the link is broken or closed.
-        """
-        action = Action(Op.SEND, 0, -1, seq, 0, self.target, kind)  # a head belongs to a turn instead of an item
-        self._put(_Entry(action, lambda: frames.messages(frames.blob_header(self._hello, kind, seq, data), data)))
+    def send_head(self, turn: int, data: Pieces) -> int:
+        """Queue the head for a turn; the rest as for ``send_parcel``."""
+        action = Action(Op.SEND, 0, -1, turn, 0, self.target, Payload.HEAD)  # of a turn instead of an item
+        header = functools.partial(frames.blob_header, self._hello, Payload.HEAD, turn, data)
+        self._put(_Entry(action, lambda: frames.messages(header(), data)))
         return data.size_bytes
 
     def send_parcel(self, key: TensorKey, data: Pieces) -> int:

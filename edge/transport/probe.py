@@ -75,21 +75,6 @@ _LOOK_S: Final = 0.2
 """``look`` ends with the first message that takes this long, seconds."""
 
 
-class LinkRate(NamedTuple):
-    """Measurements of one directed link; see ``ringtune.costs.profile.LinkFacts``."""
-
-    rate_bytes_per_s: float
-    rate_low_bytes_per_s: float
-    rate_high_bytes_per_s: float
-    latency_s: float
-    samples: int
-    sent_bytes: int
-    send_cpu_s_per_byte: float
-    receive_cpu_s_per_byte: float
-    busy_source_s: float
-    busy_target_s: float
-
-
 class _Received:
     """Bytes of probes that this process has received from all nodes."""
 
@@ -176,7 +161,7 @@ def _answers(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterat
 
 def measure_link(
     source: str, target: str, address: str, *, message_bytes: int, timeout_s: float, brief: bool = False
-) -> LinkRate:
+) -> control_pb2.MeasureLinkReply:
     """Measure one direction of one link; raises ``ConnectionFailedError``, ``DeadlineError`` or ``PeerLostError``.
 
     ``message_bytes`` is the size of a hidden state; with ``brief`` fewer messages are sent.
@@ -199,17 +184,17 @@ def measure_link(
         with opened(probe.message_bytes, busy_target=True) as other:
             busy_target_s = other.alone() - idle_s - (other.ping() - latency_s)
     low, median, high = statistics.quantiles(windows, n=4, method="inclusive")
-    return LinkRate(
-        median,
-        low,
-        high,
-        latency_s,
-        len(windows),
-        probe.sent_bytes,
-        probe.send_cpu_s_per_byte,
-        probe.receive_cpu_s_per_byte,
-        max(0.0, busy_source_s),
-        max(0.0, busy_target_s),
+    return control_pb2.MeasureLinkReply(
+        rate_bytes_per_s=median,
+        rate_low_bytes_per_s=low,
+        rate_high_bytes_per_s=high,
+        latency_s=latency_s,
+        samples=len(windows),
+        sent_bytes=probe.sent_bytes,
+        send_cpu_s_per_byte=probe.send_cpu_s_per_byte,
+        receive_cpu_s_per_byte=probe.receive_cpu_s_per_byte,
+        busy_source_s=max(0.0, busy_source_s),
+        busy_target_s=max(0.0, busy_target_s),
     )
 
 

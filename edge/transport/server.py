@@ -18,14 +18,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import grpc
-import torch
 
 from edge.transport import tensors
 from edge.transport.admission import FrameCheck, RunExpectation, check_hello
-from edge.transport.frames import CHUNK_BYTES, DTYPE_NAMES, NAMES, PROBE, Assembler, Received, key_of, unpack
+from edge.transport.frames import CHUNK_BYTES, DTYPE_NAMES, NAMES, Assembler, Received, key_of, unpack
+from ringtune.engine.events import Arrival, HeadArrived, ParcelArrived, TensorArrived
 from ringtune.errors import (
     ConnectionFailedError,
     DeadlineError,
@@ -34,10 +34,9 @@ from ringtune.errors import (
     RingTuneError,
     internal_error,
 )
-from ringtune.schedule.actions import Payload, TensorKey
+from ringtune.schedule.actions import Payload
 from ringtune.schedule.lowering import PARCELS
 from ringtune.schedule.turns import Turn
-from ringtune.storage.pieces import Pieces
 from ringtune.transport.channels import caller_of
 from ringtune.transport.parties import Party
 from ringtune.v1 import ring_pb2
@@ -62,14 +61,11 @@ _JOIN_S: Final = 5.0
 class Sink(Protocol):
     """Receives payloads; called by reader threads, never after ``RingServicer.forget`` has returned."""
 
-    def on_tensor(self, key: TensorKey, source: str, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Receive a whole, checked hidden state or gradient (B, T, D); ``mask`` is (B, T) int64 or None."""
+    def on_arrival(self, event: Arrival, content: Any) -> None:
+        """Receive a whole payload: ``Pieces`` of a head or parcel; of a tensor a pair, checked.
 
-    def on_blob(self, kind: str, seq: int, source: str, data: Pieces) -> None:
-        """Receive a whole head for turn ``seq`` (kind ``Payload.HEAD``), or a probe."""
-
-    def on_parcel(self, key: TensorKey, source: str, data: Pieces) -> None:
-        """Receive a whole parcel."""
+        The pair is a hidden state or gradient (B, T, D), and its mask (B, T) int64 or None.
+        """
 
     def on_link_lost(self, source: str, reason: str) -> None:
         """Handle a link from ``source`` that broke for good; not called if ``source`` closed it in order."""
@@ -207,10 +203,10 @@ class InLink:
             sink.on_received(source.name, header.payload_bytes, header.sent_unix_s)
         try:
             if kind in PARCELS:
-                sink.on_parcel(key_of(header), source.name, blob)
+                sink.on_arrival(ParcelArrived(key_of(header), source.name), blob)
                 return
-            if kind in (Payload.HEAD, PROBE):
-                sink.on_blob(kind, header.seq, source.name, blob)
+            if kind == Payload.HEAD:
+                sink.on_arrival(HeadArrived(header.seq, source.name), blob)
                 return
             tensor, mask = tensors.decode(
                 payload,
@@ -221,7 +217,7 @@ class InLink:
                 exponent=header.exponent,
                 packed=source.run.expectation.plan.course.packed,
             )
-            sink.on_tensor(key_of(header), source.name, tensor, mask)
+            sink.on_arrival(TensorArrived(key_of(header), source.name), (tensor, mask))
         except (FrameError, DivergedError) as error:
             source.check.revoke(header)
             self._refuse(source, source.check.explained(header, error))
@@ -357,16 +353,14 @@ class _Run:
         """Return the source of this name; the lock is held."""
         return self.sources.get(name) or self.sources.setdefault(name, _Source(name, self, self._lock))
 
-    def credits_due(self, source: str, boundary: int, count: int) -> int:
-        """Return the number of credits to send now: all that were held back, once they are a batch, else 0.
+    def credits_due(self, source: str, boundary: int) -> int:
+        """Return the number of credits to send now, with a new one: all that were held back once they are a batch.
 
-        A batch is a quarter of the plan's credits: with 8 credits one due credit gives 0, the next one 2. Those of unit
-        gradients are few, and are sent at once.
+        A batch is a quarter of the plan's credits, so that the sender always has the rest: with 8 credits the first one
+        gives 0, the next one 2. Those of unit gradients are few, and are sent at once.
         """
-        if boundary > self.expectation.plan.course.head:
-            return count
-        held = self._held.pop((source, boundary), 0) + count
-        if held >= self._batch:
+        held = self._held.pop((source, boundary), 0) + 1
+        if held >= self._batch or boundary > self.expectation.plan.course.head:
             return held
         self._held[source, boundary] = held
         return 0
@@ -437,17 +431,14 @@ class RingServicer:
         if run is not None:
             run.turns.done_before(index)
 
-    def ack(self, source: str, boundary: int, credits: int = 1) -> None:  # noqa: A002 - the wire's word
-        """Return credits for hidden states of ``source`` at ``boundary``; ignored if it never had a link.
-
-        Credits are returned in batches of a quarter of the plan's credits, so the sender always has the rest.
-        """
+    def ack(self, source: str, boundary: int) -> None:
+        """Return a credit for a hidden state of ``source`` at ``boundary``; ignored if it never had a link."""
         with self._changed:
             run = self._run
             sender = run.sources.get(source) if run else None
             if run is None or sender is None:
                 return
-            due = run.credits_due(source, boundary, credits)
+            due = run.credits_due(source, boundary)
             if due:
                 sender.credit(boundary, due)
 

@@ -433,8 +433,8 @@ A node's state folder, locked: below the ids of runs, and what the node has meas
     edge/runtime/generation.py: TextWriter._close
     edge/model/optimizer_state.py: DiskStateStore.close, DiskStateStore.make_room
     edge/model/optimizer_state.py: StateFile.make, StateFile.moved
-    edge/checkpoint/state_folder.py: SavedParts.drop_before, SavedParts.keep_best, SavedParts.write
-    edge/checkpoint/state_folder.py: RunShards.finish, RunShards.keep_from, RunShards.keep_rows, RunShards.reopen
+    edge/checkpoint/state_folder.py: RunShards.finish, RunShards.keep_best, RunShards.keep_from, RunShards.keep_rows
+    edge/checkpoint/state_folder.py: RunShards.reopen, RunShards.write_part
     edge/checkpoint/state_folder.py: _write_with_digest, StateFolder.drop_moments, StateFolder.drop_old_runs
 Keys, certificates and tokens: made once, only where there is none, or replaced by one that holds longer
     coordinator/server/certificate_authority.py: Authority.write, TrustKeeper._put_in_place

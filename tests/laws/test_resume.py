@@ -12,7 +12,7 @@ import pytest
 from edge.agent.torch_backend import load_migrated
 from edge.checkpoint.shard_file import MERGED
 from edge.checkpoint.snapshots import MigratedState, metadata
-from edge.checkpoint.state_folder import RunShards, SavedParts
+from edge.checkpoint.state_folder import RunShards
 from ringtune.errors import IntegrityError
 from ringtune.run_control import events as rd
 from ringtune.run_control.checkpoint import CheckpointHolders, CheckpointManifest, Shard
@@ -61,9 +61,9 @@ def placed_anew(run: Run, saved: rd.LogCheckpoint) -> Feature:
 
     def prepare(carrier: TorchCarrier, folder: Path, start: Any) -> None:
         run.feature.prepare(carrier, folder, start)
-        disks = {node: SavedParts(RunShards(folder / f"disk-{node}"), node) for node in plan.nodes}
+        disks = {node: RunShards(folder / f"disk-{node}", node) for node in plan.nodes}
         shards = [
-            RunShards(folder / f"disk-{node}").write(step, Pieces.of(run.notes.shards[step][node]), node=node)
+            RunShards(folder / f"disk-{node}", node).write(step, Pieces.of(run.notes.shards[step][node]))
             for node in plan.nodes
         ]
         manifest = CheckpointManifest(

@@ -75,10 +75,10 @@ class FailingLink(_Around):
         sent: int = self._inner.send_tensor(key, tensor, mask)
         return sent
 
-    def send_blob(self, payload: str, index: int, data: Any) -> int:
+    def send_head(self, turn: int, data: Any) -> int:
         """Send a head."""
-        failpoints.reached(f"send {payload}")
-        sent: int = self._inner.send_blob(payload, index, data)
+        failpoints.reached(f"send {Payload.HEAD}")
+        sent: int = self._inner.send_head(turn, data)
         return sent
 
     def send_parcel(self, key: TensorKey, data: Any) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 from edge.machine.libraries import ComputeThread
 from edge.runtime import reporter as rp
 from edge.runtime.loop import AgentRun
+from ringtune.engine.events import HeadArrived, ParcelArrived, TensorArrived
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.lowering import links as plan_links
 from ringtune.schedule.operation_tables import BlockScores
@@ -141,17 +142,17 @@ class DirectLink:
 
     def send_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> int:
         """Deliver a tensor; says it has 100 bytes."""
-        self._find().on_tensor(key, self._source, tensor, mask)
+        self._find().on_arrival(TensorArrived(key, self._source), (tensor, mask))
         return 100
 
     def send_parcel(self, key: TensorKey, data: Pieces) -> int:
         """Deliver a parcel."""
-        self._find().on_parcel(key, self._source, data)
+        self._find().on_arrival(ParcelArrived(key, self._source), data)
         return data.size_bytes
 
-    def send_blob(self, kind: str, seq: int, data: Pieces) -> int:
+    def send_head(self, turn: int, data: Pieces) -> int:
         """Deliver a head."""
-        self._find().on_head(seq, self._source, data)
+        self._find().on_arrival(HeadArrived(turn, self._source), data)
         return data.size_bytes
 
     def close(self) -> None:

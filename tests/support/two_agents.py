@@ -12,6 +12,7 @@ from edge.agent.agent import Agent
 from edge.checkpoint.snapshots import MigratedState, Snapshot
 from edge.options import AgentOptions
 from edge.profiler.timing import TimingRequest
+from ringtune.engine.events import HeadArrived, ParcelArrived, TensorArrived
 from ringtune.errors import FrameError
 from ringtune.job.job import Job, Model
 from ringtune.schedule.actions import TensorKey
@@ -77,19 +78,19 @@ class FakeLink:
     def send_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> int:
         """Deliver."""
         if self._target.active is not None:
-            self._target.active.on_tensor(key, self._source.node, tensor, mask)
+            self._target.active.on_arrival(TensorArrived(key, self._source.node), (tensor, mask))
         return 10
 
     def send_parcel(self, key: TensorKey, data: Pieces) -> int:
         """Deliver."""
         if self._target.active is not None:
-            self._target.active.on_parcel(key, self._source.node, data)
+            self._target.active.on_arrival(ParcelArrived(key, self._source.node), data)
         return data.size_bytes
 
-    def send_blob(self, kind: str, seq: int, data: Pieces) -> int:
+    def send_head(self, turn: int, data: Pieces) -> int:
         """Deliver."""
         if self._target.active is not None:
-            self._target.active.on_blob(kind, seq, self._source.node, data)
+            self._target.active.on_arrival(HeadArrived(turn, self._source.node), data)
         return data.size_bytes
 
     def close(self) -> None:

@@ -17,12 +17,11 @@ from edge.transport import frames, tensors
 from edge.transport.frames import Ack, Hello
 from edge.transport.link import METHOD, OutLink
 from edge.transport.server import RingServicer, RunExpectation
-from ringtune.engine.events import Span
+from ringtune.engine.events import Arrival, Span, TensorArrived
 from ringtune.errors import RingTuneError
 from ringtune.schedule.actions import TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Owner
-from ringtune.storage.pieces import Pieces
 from ringtune.transport.channels import Server, open_channel
 from ringtune.v1 import ring_pb2
 from tests.support.plans import changed, make_plan
@@ -42,7 +41,7 @@ def plan(**changes: Any) -> Plan:
 def expectation(of: Plan | None = None, node: str = "b", **changes: Any) -> RunExpectation:
     """What ``node`` expects in run ``RUN``."""
     of = of or plan()
-    made = RunExpectation(run_id=RUN, placement_number=1, plan=of, digest=of.digest, node=node)
+    made = RunExpectation(run_id=RUN, placement_number=1, plan=of, node=node)
     return dataclasses.replace(made, **changes)
 
 
@@ -78,23 +77,6 @@ class TensorCame(NamedTuple):
     mask: torch.Tensor | None
 
 
-class BlobCame(NamedTuple):
-    """A blob that the sink was given."""
-
-    kind: str
-    seq: int
-    source: str
-    data: bytes
-
-
-class ParcelCame(NamedTuple):
-    """A parcel that the sink was given."""
-
-    key: TensorKey
-    source: str
-    data: bytes
-
-
 class Lost(NamedTuple):
     """A link that the sink was told is lost."""
 
@@ -116,20 +98,11 @@ class RecordingSink:
         self._hook = hook
         self.came: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def on_tensor(self, key: TensorKey, source: str, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Remember a tensor."""
+    def on_arrival(self, event: Arrival, content: Any) -> None:
+        """Remember a tensor, or the event with the bytes of a head or parcel."""
         self._hook()
-        self.came.put(TensorCame(key, source, tensor, mask))
-
-    def on_blob(self, kind: str, seq: int, source: str, data: Pieces) -> None:
-        """Remember a blob."""
-        self._hook()
-        self.came.put(BlobCame(kind, seq, source, bytes(data)))
-
-    def on_parcel(self, key: TensorKey, source: str, data: Pieces) -> None:
-        """Remember a parcel."""
-        self._hook()
-        self.came.put(ParcelCame(key, source, bytes(data)))
+        is_tensor = isinstance(event, TensorArrived)
+        self.came.put(TensorCame(*event, *content) if is_tensor else (event, bytes(content)))
 
     def on_link_lost(self, source: str, reason: str) -> None:
         """Remember a lost link."""

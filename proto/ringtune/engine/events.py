@@ -42,6 +42,9 @@ class ParcelArrived(NamedTuple):
     source: str
 
 
+Arrival = TensorArrived | HeadArrived | ParcelArrived
+
+
 class CreditArrived(NamedTuple):
     """``source`` has taken one of this node's hidden states for ``boundary`` from its inbox.
 

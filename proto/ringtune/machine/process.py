@@ -24,10 +24,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, TextIO, cast
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar, cast
 
-from ringtune.errors import PeerLostError, RingTuneError, all_errors
+from ringtune.errors import DeadlineError, PeerLostError, RingTuneError, all_errors
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+T = TypeVar("T")
 ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG: Final = 1  # of linux/prctl.h
 
@@ -109,6 +113,48 @@ def _say(grace_s: float) -> None:
             waiting.append(f"{names.get(ident, ident)} at {frame.f_code.co_filename}:{frame.f_lineno}")
     sys.stderr.write(f"error: did not end within {grace_s:g} s, so it ends now; threads: {'; '.join(waiting)}\n")
     sys.stderr.flush()
+
+
+# ---- work of threads and processes ------------------------------------------------------------------
+
+
+def carry_out(function: Callable[[], T], future: Future[T]) -> None:
+    """Run a function on this thread for its future, unless that was cancelled."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(function())
+    except BaseException as error:
+        future.set_exception(error)
+
+
+def result_within(future: Future[T], timeout_s: float, otherwise: str) -> T:
+    """Wait for a result; after ``timeout_s`` seconds cancel it, and raise ``DeadlineError`` with this message."""
+    try:
+        return future.result(timeout_s)
+    except TimeoutError:
+        if future.done():  # the function itself raised it
+            raise
+        future.cancel()
+        raise DeadlineError(otherwise) from None
+
+
+def exit_code_of(work: Callable[[], object]) -> int:
+    """Do the work of this process; return its exit code: 1 once nobody reads its output, else that of its error.
+
+    An error is written to standard error, where ``exit_error`` finds it.
+    """
+    try:
+        work()
+    except BrokenPipeError:
+        return 1
+    except RingTuneError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return 0
+
+
+# ---- outputs ----------------------------------------------------------------------------------------
 
 
 ESCAPED: Final = "ringtune-escaped"

@@ -110,6 +110,11 @@ class RowAccount:
             problem = Problem("has another problem")
         self._bad.setdefault(problem, _Lines()).add(line)
 
+    def count(self, names: Iterable[str]) -> None:
+        """Count a row with these columns, where rows have columns of their own."""
+        self.rows += 1
+        self.columns = tuple(dict.fromkeys((*self.columns, *names)))
+
     def leave_out(self, line: int, what: str) -> None:
         """Note a row that is left out whatever the job says."""
         self._left_out.setdefault(what, _Lines()).add(line)
@@ -408,7 +413,6 @@ def _check_header(account: RowAccount, header: Sequence[str], line: int) -> None
 
 
 def _read_jsonl(file: TextIO, columns: Mapping[str, str], account: RowAccount) -> Iterator[Record]:
-    known: dict[str, None] = {}
     for number, line in enumerate(iter(lambda: file.readline(MAX_ROW_BYTES), ""), start=1):
         if not line.strip():
             continue
@@ -427,9 +431,7 @@ def _read_jsonl(file: TextIO, columns: Mapping[str, str], account: RowAccount) -
         if not isinstance(found, dict):
             account.bad(number, Problem("it is not a JSON object", "write one object a line"))
             continue
-        known.update(dict.fromkeys(found))
-        account.rows += 1
-        account.columns = tuple(known)
+        account.count(found)
         yield number, found
     if account.rows:
         require_columns(account, columns, account.columns)
@@ -448,7 +450,7 @@ def _read_json(file: TextIO, columns: Mapping[str, str], account: RowAccount) ->
             return dict(pairs)
 
     decode = json.JSONDecoder(object_pairs_hook=table_of).raw_decode
-    at, line, known = _next_sign(text, 0), 1, dict[str, None]()
+    at, line = _next_sign(text, 0), 1
     if text[at : at + 1] != "[":
         raise DataError(f"{account.path} is no list; write [{{...}}, {{...}}], or an object a line in a .jsonl file")
     line += text.count("\n", 0, at)
@@ -469,9 +471,7 @@ def _read_json(file: TextIO, columns: Mapping[str, str], account: RowAccount) ->
         elif not isinstance(found, dict):
             account.bad(line, Problem("it is not a JSON object", "write a list of objects"))
         else:
-            known.update(dict.fromkeys(found))
-            account.rows += 1
-            account.columns = tuple(known)
+            account.count(found)
             yield line, found
         at = _next_sign(text, end)
         line += text.count("\n", begin, at)

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar
 import grpc
 
 from ringtune.errors import BusyError, ConnectionFailedError, RingTuneError, TrustError, UsageError
+from ringtune.machine.process import carry_out
 from ringtune.texts import RepeatCounter, times
 from ringtune.transport import speaker as speaking
 from ringtune.transport.endpoints import (
@@ -53,7 +54,6 @@ from ringtune.transport.parties import (
     SUBMITTER_ROLE,
     Party,
     find_permission,
-    permission_of,
     require_permission,
     require_sender,
 )
@@ -166,7 +166,7 @@ class Workers(ThreadPoolExecutor):
         self._max_workers = max_workers
         self._name = name
         self._changed = threading.Condition()
-        self._pending: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._pending: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._threads: set[threading.Thread] = set()
         self._num_idle = 0
         self._num_started = 0
@@ -179,7 +179,7 @@ class Workers(ThreadPoolExecutor):
             if self._is_closed:
                 future.cancel()
                 return future
-            self._pending.append((future, lambda: function(*arguments, **named)))
+            self._pending.append((lambda: function(*arguments, **named), future))
             if self._num_idle >= len(self._pending):
                 self._changed.notify()
             elif len(self._threads) < self._max_workers:
@@ -191,7 +191,7 @@ class Workers(ThreadPoolExecutor):
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             self._is_closed = True
-            for future, _ in self._pending:
+            for _, future in self._pending:
                 future.cancel()
             self._pending.clear()
             self._changed.notify_all()
@@ -214,10 +214,10 @@ class Workers(ThreadPoolExecutor):
 
     def _work(self) -> None:
         while (entry := self._next()) is not None:
-            _carry_out(*entry)
+            carry_out(*entry)
             del entry  # an idle thread must not keep a call's objects alive
 
-    def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
+    def _next(self) -> tuple[Callable[[], Any], Future[Any]] | None:
         """Wait for a call; None if this thread is to end."""
         with self._changed:
             self._num_idle += 1
@@ -227,15 +227,6 @@ class Workers(ThreadPoolExecutor):
                 return self._pending.popleft()
             self._threads.discard(threading.current_thread())
             return None
-
-
-def _carry_out(future: Future[Any], function: Callable[[], Any]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        future.set_result(function())
-    except BaseException as error:
-        future.set_exception(error)
 
 
 MAX_WORKERS: Final = 1024
@@ -405,8 +396,8 @@ class Guard(grpc.ServerInterceptor):
                 raise TrustError(f"the certificate of {caller.party} is refused: {problem}")
             if removal := refusal(caller):
                 raise TrustError(f"the certificate of {caller.party} is refused: {removal}; join with a new token")
-            require_permission(caller.party, method)
-            if caller.has_own_runs_only and permission_of(method).of_administrators:
+            permission = require_permission(caller.party, method)
+            if caller.has_own_runs_only and permission.of_administrators:
                 raise TrustError(
                     f"{caller.party} is no administrator; ask one, or for a token made with --role administrator"
                 )
@@ -497,7 +488,6 @@ class Server:
             demand.
         max_calls: most calls that wait or run, others are refused; None = any number.
         is_public: whether callers need no certificate; such a server has no other services.
-        refusal: as for ``Guard``; None = that of the process's identity.
         before: called with the bound address before the first call is answered. If it raises, the address stays bound
             until the process ends.
         more: further options; they override those of every server.
@@ -515,7 +505,6 @@ class Server:
         max_workers: int = MAX_WORKERS,
         max_calls: int | None = None,
         is_public: bool = False,
-        refusal: Refusal | None = None,
         before: Callable[[str], object] = lambda address: None,
         more: Options = (),
     ) -> None:
@@ -530,7 +519,7 @@ class Server:
                 keeps_called=False,
             )
         else:
-            guard = Guard((refusal or speaker.refusal) if speaker else None, *self._lanes)
+            guard = Guard(speaker.refusal if speaker else None, *self._lanes)
         self._server = grpc.server(
             self._lanes[0].workers,
             options=(*more, *SERVER_OPTIONS),  # of two with one name gRPC takes the first

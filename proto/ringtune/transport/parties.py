@@ -168,12 +168,13 @@ def permission_of(method: str) -> Permission:
     return found
 
 
-def require_permission(caller: Party, method: str) -> None:
-    """Refuse a call that the caller's role may not make; raises ``TrustError``."""
+def require_permission(caller: Party, method: str) -> Permission:
+    """Return the permission of a call; refuse one that the caller's role may not make; raises ``TrustError``."""
     permission = permission_of(method)
     if caller.role not in permission.roles:
         roles = " or a ".join(sorted(permission.roles))
         raise TrustError(f"{caller} may not call {method.rpartition('.')[2]}, only a {roles} may; ask where that runs")
+    return permission
 
 
 def require_sender(caller: Party | None, name: str) -> None:

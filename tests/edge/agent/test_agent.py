@@ -15,6 +15,7 @@ import pytest
 from edge.agent.agent import Agent
 from edge.checkpoint.state_folder import StateFolder
 from edge.profiler.timing import TimingRequest
+from ringtune.engine.events import HeadArrived, TensorArrived
 from ringtune.errors import (
     ConnectionFailedError,
     DataError,
@@ -88,7 +89,7 @@ def test_agent_marks_shards_of_a_finished_run_only(tmp_path: Path, is_finished: 
     ring.agents["a"].release(RUN, "over", is_finished=is_finished)
     assert bool(ring.agents["a"].access._inspected) is not is_finished
     ring.close()
-    with StateFolder(tmp_path, timeout_s=WAIT_S) as folder:
+    with StateFolder(tmp_path, "a", timeout_s=WAIT_S) as folder:
         assert folder.run(RUN).steps() == (2, 4)
         assert folder.run(RUN).is_finished() is is_finished
 
@@ -307,9 +308,9 @@ def test_agent_ignores_what_comes_after_the_release(ring: TwoAgents) -> None:
     active = ring.network["b"].active
     assert active is not None
     ring.agents["b"].release(RUN, "done")
-    active.on_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), "a", "late", None)
-    active.on_blob(Payload.HEAD, 1, "a", Pieces.of(b"late"))
-    assert active.run is None or not active.run._inbox.tensors
+    active.on_arrival(TensorArrived(TensorKey(Payload.HIDDEN, 0, 0, 2), "a"), ("late", None))
+    active.on_arrival(HeadArrived(1, "a"), Pieces.of(b"late"))
+    assert active.run is None or not active.run._inbox
 
 
 def test_agent_measures_no_link_beyond_this_machine_unless_told(ring: TwoAgents) -> None:

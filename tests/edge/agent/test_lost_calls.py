@@ -60,7 +60,7 @@ def test_call_to_the_coordinator_is_made_again(lose: Callable[[str, str], None],
         stub = control_pb2_grpc.CoordinatorStub(channel)
         identity = control_pb2.JoinRequest(node="a", address="127.0.0.1:1", version=__version__, instance="i")
         found = Membership(
-            coordinator=lambda: stub,
+            stub=stub,
             where="there",
             identity=identity,
             current_run=lambda: "",

@@ -77,7 +77,7 @@ def make(coordinator: FakeCoordinator, told: Told, **options: Any) -> ms.Members
     """A membership of node a."""
     stub: Any = coordinator
     return ms.Membership(
-        coordinator=lambda: stub,
+        stub=stub,
         where="host:1",
         identity=control_pb2.JoinRequest(node="a", instance="i"),
         current_run=lambda: told.run_id,

@@ -237,13 +237,13 @@ def test_node_that_left_a_run_marks_its_shards_when_the_run_is_finished(tmp_path
     ring = TwoAgents(state=tmp_path)
     prepare(ring)
     agent = ring.agents["b"]
-    with StateFolder(tmp_path, timeout_s=WAIT_S) as folder:
+    with StateFolder(tmp_path, "a", timeout_s=WAIT_S) as folder:
         folder.run(TWO_AGENTS_RUN).keep_rows("what the run left here")
     agent.moves.rest(TWO_AGENTS_RUN, 0, timeout_s=WAIT_S)
     agent.moves.move(to(moving(TWO_AGENTS_PLAN, (1, (("a", 0, 4),))).at(1)), timeout_s=WAIT_S)
     agent.release(TWO_AGENTS_RUN, "over", is_finished=is_finished)
     ring.close()
-    with StateFolder(tmp_path, timeout_s=WAIT_S) as folder:
+    with StateFolder(tmp_path, "a", timeout_s=WAIT_S) as folder:
         assert folder.run(TWO_AGENTS_RUN).is_finished() is is_finished
 
 
@@ -344,8 +344,8 @@ class Keepers:
     def __init__(self, own: bytes, copy: bytes) -> None:
         self.plan = moving(TWO_AGENTS_PLAN, (1, (("b", 0, 4),))).at(1)
         self.far, access = TurnSnapshots("a"), RunAccess("a", wait_s=0.0)
-        self.host = SimpleNamespace(options=AgentOptions(coordinator="127.0.0.1:1", name="b"), access=RunAccess("b"))
-        self.near = AgentMigration(self.host, "b")
+        host: Any = SimpleNamespace(options=AgentOptions(coordinator="127.0.0.1:1", name="b"), access=RunAccess("b"))
+        self.near = AgentMigration(host, "b")
         for kept, file in ((self.near.kept, own), (self.far, copy)):
             kept.begin(TWO_AGENTS_RUN)
             if file:

@@ -20,7 +20,6 @@ from edge.checkpoint.shard_saver import Saver, ShardRequest, check_shards, open_
 from edge.checkpoint.snapshots import SnapshotFile
 from edge.checkpoint.state_folder import (
     RunShards,
-    SavedParts,
     StateFolder,
     claim_state_folder,
     require_state_folder,
@@ -69,7 +68,7 @@ class FakeModel:
 
 def hold(path: Path, ready: Any) -> None:
     """Take the lock until killed."""
-    with StateFolder(path):
+    with StateFolder(path, "a"):
         ready.send(True)
         ready.recv()
 
@@ -82,7 +81,7 @@ def test_room_for_a_run_counts_what_a_killed_run_left(tmp_path: Path, monkeypatc
     (tmp_path / "file").write_bytes(b"")
     assert room_bytes(tmp_path / "file" / "below" / "it") is None
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
-    run = StateFolder(tmp_path).run(RUN)
+    run = StateFolder(tmp_path, "a").run(RUN)
     run.moments.mkdir(parents=True)
     (run.moments / "3.safetensors").write_bytes(bytes(50))
     run.path(6).write_bytes(bytes(7))
@@ -98,10 +97,10 @@ def test_state_folder_lets_one_process_write(tmp_path: Path) -> None:
     process.start()
     assert ours.poll(10.0)
     with pytest.raises(BusyError, match="another agent uses the folder"):
-        StateFolder(tmp_path, timeout_s=0.0)
+        StateFolder(tmp_path, "a", timeout_s=0.0)
     process.kill()
     process.join(30.0)
-    StateFolder(tmp_path, timeout_s=30.0).close()
+    StateFolder(tmp_path, "a", timeout_s=30.0).close()
 
 
 def test_state_folder_of_an_earlier_version_is_recognised(tmp_path: Path) -> None:
@@ -143,8 +142,8 @@ def test_state_folder_is_no_folder_of_somebody_else(tmp_path: Path) -> None:
         assert [path.name for path in folder.iterdir()] == [file.partition("/")[0]]
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="can't write"):
-        StateFolder(tmp_path / "file")
-    with StateFolder(tmp_path / "state") as state:
+        StateFolder(tmp_path / "file", "a")
+    with StateFolder(tmp_path / "state", "a") as state:
         for name in ("..", "r", "r20260101-000000-00000000/x"):
             with pytest.raises(UsageError, match="run id"):
                 state.run(name)
@@ -152,22 +151,22 @@ def test_state_folder_is_no_folder_of_somebody_else(tmp_path: Path) -> None:
 
 def test_shards_are_read_only_with_the_right_digest(tmp_path: Path) -> None:
     """A missing, torn or changed shard is named and never used."""
-    with StateFolder(tmp_path) as folder:
+    with StateFolder(tmp_path, "a") as folder:
         shards = folder.run(RUN)
-        shard = shards.write(4, Pieces.of(b"content"), node="a")
-        assert bytes(shards.read(4, shard.sha256, node="a")) == b"content"
+        shard = shards.write(4, Pieces.of(b"content"))
+        assert bytes(shards.read(4, shard.sha256)) == b"content"
         with pytest.raises(IntegrityError, match=r"node a has no shard .*step-8\.safetensors"):
-            shards.read(8, shard.sha256, node="a")
+            shards.read(8, shard.sha256)
         for damage in (b"conten", b"contenT", b""):
             shards.path(4).write_bytes(damage)
-            assert "step-4.safetensors is damaged" in shards.problem(4, shard.sha256, node="a")
+            assert "step-4.safetensors is damaged" in shards.problem(4, shard.sha256)
 
 
 def test_shards_survive_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names node and step, and the shard that was there stays as it was."""
-    with StateFolder(tmp_path) as folder:
+    with StateFolder(tmp_path, "a") as folder:
         shards = folder.run(RUN)
-        before = shards.write(4, Pieces.of(b"content"), node="a")
+        before = shards.write(4, Pieces.of(b"content"))
 
         def full(_: int) -> NoReturn:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -175,17 +174,17 @@ def test_shards_survive_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(os, "fsync", full)
         for step in (4, 6):
             with pytest.raises(StorageError, match=rf"node a did not save step {step}: .*No space left"):
-                shards.write(step, Pieces.of(b"new"), node="a")
+                shards.write(step, Pieces.of(b"new"))
         assert shards.steps() == (4,)
-        assert shards.problem(4, before.sha256, node="a") == ""
+        assert shards.problem(4, before.sha256) == ""
 
 
 def test_shards_are_dropped_only_when_told(tmp_path: Path) -> None:
     """A node does not know which checkpoints are complete; the coordinator says so."""
-    with StateFolder(tmp_path) as folder:
+    with StateFolder(tmp_path, "a") as folder:
         shards = folder.run(RUN)
         for step in (2, 4, 6, 8):
-            shards.write(step, Pieces.of(b"x"), node="a")
+            shards.write(step, Pieces.of(b"x"))
         assert shards.steps() == (2, 4, 6, 8)
         shards.keep_from(6)
         assert shards.steps() == (6, 8)
@@ -203,9 +202,9 @@ def test_state_folder_never_drops_a_run_that_can_be_gone_on_with(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Fourteen runs that were stopped are all there when the fifteenth begins; what needs much room is named."""
-    with StateFolder(tmp_path) as folder:
+    with StateFolder(tmp_path, "a") as folder:
         for name in RUNS:
-            folder.run(name).write(2, Pieces.of(b"x" * 100), node="a")
+            folder.run(name).write(2, Pieces.of(b"x" * 100))
         (folder.path / RUNS[3] / "step-4.safetensors.0a.tmp").write_text("torn")
         folder.drop_old_runs(RUN, RetentionLimits(days=0.0, size_bytes=1000))
     assert runs_left(tmp_path) == RUNS
@@ -215,9 +214,9 @@ def test_state_folder_never_drops_a_run_that_can_be_gone_on_with(
 
 def test_state_folder_drops_finished_runs_by_size_oldest_first(tmp_path: Path) -> None:
     """A device that trains for years does not fill up: of six finished runs of 100 bytes the newest three stay."""
-    with StateFolder(tmp_path) as folder:
+    with StateFolder(tmp_path, "a") as folder:
         for index, name in enumerate(RUNS[:8]):
-            folder.run(name).write(2, Pieces.of(b"x" * 100), node="a")
+            folder.run(name).write(2, Pieces.of(b"x" * 100))
             if index not in (0, 4):
                 folder.run(name).finish()
                 os.utime(tmp_path / name / "finished", (1e9 + index, 1e9 + index))
@@ -252,17 +251,17 @@ def test_saver_of_a_finished_run_marks_it_and_of_one_that_goes_on_takes_the_mark
     saver = Saver(tmp_path, RUN, PLAN, "a")
     saver.save(4, FakeModel(), with_head=False)
     saver.close()
-    with StateFolder(tmp_path) as folder:
+    with StateFolder(tmp_path, "a") as folder:
         assert not folder.run(RUN).is_finished()
     saver = Saver(tmp_path, RUN, PLAN, "a")
     saver.open()
     saver.close(is_finished=True)
-    with StateFolder(tmp_path) as folder:
+    with StateFolder(tmp_path, "a") as folder:
         assert folder.run(RUN).is_finished()
     saver = Saver(tmp_path, RUN, PLAN, "a", kept=RetentionLimits(days=0.0))
     saver.open()
     saver.close()
-    with StateFolder(tmp_path) as folder:
+    with StateFolder(tmp_path, "a") as folder:
         assert not folder.run(RUN).is_finished()
         assert folder.run(RUN).steps() == (4,)
 
@@ -389,12 +388,12 @@ def test_default_state_follows_the_desktop_rule(monkeypatch: pytest.MonkeyPatch,
 def test_moments_of_a_killed_run_go_when_the_folder_is_opened_again(tmp_path: Path) -> None:
     """They are scratch; shards of any run stay."""
     for run_id, has_shard in (("r20260101-000000-aaaaaaaa", True), ("r20260101-000000-bbbbbbbb", False)):
-        shards = RunShards(tmp_path / run_id)
+        shards = RunShards(tmp_path / run_id, "a")
         shards.moments.mkdir(parents=True)
         (shards.moments / "3.safetensors").write_bytes(b"state")
         if has_shard:
             shards.path(4).write_bytes(b"shard")
-    with StateFolder(tmp_path) as folder:
+    with StateFolder(tmp_path, "a") as folder:
         folder.drop_moments()
     assert sorted(path.name for path in tmp_path.rglob("*")) == [
         "lock",
@@ -415,9 +414,9 @@ def file_of(*blocks: int, head: bytes = b"") -> bytes:
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> SavedParts:
+def parts(tmp_path: Path) -> RunShards:
     """Of node c in a run."""
-    return SavedParts(RunShards(tmp_path / RUN_OF_PARTS), "c")
+    return RunShards(tmp_path / RUN_OF_PARTS, "c")
 
 
 def names(content: Pieces) -> list[str]:
@@ -425,14 +424,14 @@ def names(content: Pieces) -> list[str]:
     return sorted(TensorFile(content, where="it").infos)
 
 
-def test_parts_are_found_by_step_and_attempt(parts: SavedParts) -> None:
+def test_parts_are_found_by_step_and_attempt(parts: RunShards) -> None:
     """Two files of one step are joined; those of another attempt are not."""
-    parts.write(8, RUN_OF_PARTS, file_of(0, 1), is_head=False)
-    parts.write(8, RUN_OF_PARTS, file_of(2), is_head=False)
-    parts.write(8, RUN_OF_PARTS, file_of(2), is_head=False)
-    parts.write(8, LATER, file_of(3), is_head=False)
-    parts.write(8, RUN_OF_PARTS, b"head", is_head=True)
-    assert sorted(parts.found()) == [
+    parts.write_part(8, RUN_OF_PARTS, file_of(0, 1), is_head=False)
+    parts.write_part(8, RUN_OF_PARTS, file_of(2), is_head=False)
+    parts.write_part(8, RUN_OF_PARTS, file_of(2), is_head=False)
+    parts.write_part(8, LATER, file_of(3), is_head=False)
+    parts.write_part(8, RUN_OF_PARTS, b"head", is_head=True)
+    assert sorted(parts.parts()) == [
         SavedPart(8, RUN_OF_PARTS, (), has_head=True),
         SavedPart(8, RUN_OF_PARTS, (0, 1)),
         SavedPart(8, RUN_OF_PARTS, (2,)),
@@ -454,16 +453,16 @@ def test_damaged_part_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCa
     """Truncated or flipped: another file with the same blocks is taken, or the blocks are missing."""
     for size in (0, 30, -1):
         folder = tmp_path / str(size) / RUN_OF_PARTS
-        parts = SavedParts(RunShards(folder), "c")
-        parts.write(8, RUN_OF_PARTS, file_of(0, 1), is_head=False)
+        parts = RunShards(folder, "c")
+        parts.write_part(8, RUN_OF_PARTS, file_of(0, 1), is_head=False)
         (path,) = folder.iterdir()
         content = path.read_bytes()
         path.write_bytes(content[:size] if size >= 0 else content[:-1] + bytes([content[-1] ^ 1]))
         caplog.clear()
-        assert parts.found() == () and "is damaged" in caplog.text
+        assert parts.parts() == () and "is damaged" in caplog.text
         with pytest.raises(IntegrityError, match="no whole file"):
             parts.part(8, RUN_OF_PARTS, 0, 2)
-        parts.write(8, RUN_OF_PARTS, file_of(0, 1, 2), is_head=False)
+        parts.write_part(8, RUN_OF_PARTS, file_of(0, 1, 2), is_head=False)
         assert names(parts.part(8, RUN_OF_PARTS, 0, 2)) == ["adapter/0.up", "adapter/1.up"]
 
 
@@ -473,11 +472,11 @@ def test_blocks_of_a_shard_are_copied_to_another_disk(tmp_path: Path) -> None:
     model = FakeModel()
     model.shard = lambda metadata, *, with_head: Pieces.of(file_of(0, 1, 2, head=b"head"))  # type: ignore[method-assign]
     saver.save(8, model, with_head=True)
-    other = SavedParts(RunShards(tmp_path / "d" / RUN_OF_PARTS), "d")
-    other.write(8, LATER, saver.saved_blocks(8, LATER, 0, 2), is_head=False)
-    assert other.found() == (SavedPart(8, LATER, (0, 1)),)
+    other = RunShards(tmp_path / "d" / RUN_OF_PARTS, "d")
+    other.write_part(8, LATER, saver.saved_blocks(8, LATER, 0, 2), is_head=False)
+    assert other.parts() == (SavedPart(8, LATER, (0, 1)),)
     assert names(other.part(8, LATER, 1, 2)) == ["adapter/1.up"]
-    path, blocks = RunShards(tmp_path / RUN).path(8), saver.saved_blocks(8, LATER, 0, 2)
+    path, blocks = RunShards(tmp_path / RUN, "c").path(8), saver.saved_blocks(8, LATER, 0, 2)
     kept = path.read_bytes()
     path.unlink()
     with pytest.raises(IntegrityError, match=r"step-8\.safetensors can't be read: No such file .*; check the disk"):
@@ -506,27 +505,27 @@ def test_best_result_is_written_once_however_often_it_is_asked_for(tmp_path: Pat
         assert reached.wait(10.0)
         with pytest.raises(DeadlineError, match="node c: waited 0 s for the best result of step 8"):
             keep(8, Pieces.of(b"trained on"), 0.0)
-        assert best_steps(saver.parts()) == [], "a half file is none"
+        assert best_steps(saver.open()) == [], "a half file is none"
         again = threads.submit(keep, 8, Pieces.of(b"trained on"))
         goes_on.set()
         first.result(10.0)
         again.result(10.0)
-    assert bytes(saver.parts().best(8)["blocks"]) == b"of 8"
+    assert bytes(saver.open().best(8)["blocks"]) == b"of 8"
     keep(12, Pieces.of(b"of 12"))
     keep(8, Pieces.of(b"late"))
-    assert best_steps(saver.parts()) == [12]
+    assert best_steps(saver.open()) == [12]
     saver.close()
     with pytest.raises(InterruptedRunError):
         keep(16, Pieces.of(b"of 16"))
-    assert best_steps(saver.parts()) == [12]
+    assert best_steps(saver.open()) == [12]
 
 
-def best_steps(parts: SavedParts) -> list[int]:
+def best_steps(parts: RunShards) -> list[int]:
     """The steps of which a node has the best result whole."""
-    return [part.step for part in parts.found() if part.is_best]
+    return [part.step for part in parts.parts() if part.is_best]
 
 
-def test_best_results_stay_as_long_as_they_are_needed(parts: SavedParts) -> None:
+def test_best_results_stay_as_long_as_they_are_needed(parts: RunShards) -> None:
     """The newest one, and those that a resumed run may need; what is written again replaces what was there."""
     parts.keep_best(4, {"blocks": Pieces.of(b"4"), "head": Pieces.of(b"h")})
     parts.keep_best(8, {"blocks": Pieces.of(b"first"), "head": Pieces.of(b"h")}, needed_steps=[4])
@@ -539,7 +538,7 @@ def test_best_results_stay_as_long_as_they_are_needed(parts: SavedParts) -> None
 
 
 @pytest.mark.parametrize("damage", ["flipped", "gone", "cut off"])
-def test_best_result_that_is_not_whole_is_not_used(parts: SavedParts, tmp_path: Path, damage: str) -> None:
+def test_best_result_that_is_not_whole_is_not_used(parts: RunShards, tmp_path: Path, damage: str) -> None:
     """A file is damaged or missing, or the power went before the last one was there."""
     parts.keep_best(4, {"blocks": Pieces.of(b"4"), "head": Pieces.of(b"h")})
     assert best_steps(parts) == [4]
@@ -550,24 +549,24 @@ def test_best_result_that_is_not_whole_is_not_used(parts: SavedParts, tmp_path: 
         parts.best(4)
 
 
-def test_blocks_and_head_of_a_shard_are_a_part_too(parts: SavedParts, tmp_path: Path) -> None:
+def test_blocks_and_head_of_a_shard_are_a_part_too(parts: RunShards, tmp_path: Path) -> None:
     """By the digest of the manifest; a shard with another one is damaged."""
-    shard = RunShards(tmp_path / RUN_OF_PARTS).write(8, Pieces.of(file_of(0, 1, head=b"head")), node="c")
+    shard = RunShards(tmp_path / RUN_OF_PARTS, "c").write(8, Pieces.of(file_of(0, 1, head=b"head")))
     assert names(parts.part(8, RUN_OF_PARTS, 0, 1, sha256=shard.sha256)) == ["adapter/0.up"]
     assert bytes(parts.head(8, RUN_OF_PARTS, sha256=shard.sha256)) == b"head"
     with pytest.raises(IntegrityError, match="digest differs"):
         parts.part(8, RUN_OF_PARTS, 0, 1, sha256="0" * 64)
 
 
-def test_links_and_other_files_are_no_parts(parts: SavedParts, tmp_path: Path) -> None:
+def test_links_and_other_files_are_no_parts(parts: RunShards, tmp_path: Path) -> None:
     """A link is not followed, and a name of another form is left alone."""
-    parts.write(8, RUN_OF_PARTS, file_of(0), is_head=False)
+    parts.write_part(8, RUN_OF_PARTS, file_of(0), is_head=False)
     (path,) = (tmp_path / RUN_OF_PARTS).iterdir()
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     (tmp_path / RUN_OF_PARTS / f"copy-8-{RUN_OF_PARTS}-x.safetensors").write_bytes(b"")
-    assert parts.found() == ()
-    parts.drop_before(100)
+    assert parts.parts() == ()
+    parts.keep_from(100)
     assert len(list((tmp_path / RUN_OF_PARTS).iterdir())) == 2
 
 
@@ -579,13 +578,12 @@ def test_turns_of_a_lost_run_are_saved_in_place_of_those_before(tmp_path: Path) 
     ) == (8, 12)
     later = [SnapshotFile(16, file_of(5), is_head=False)]
     assert save_turns(tmp_path, "c", RUN_OF_PARTS, LATER, later) == (16,)
-    with StateFolder(tmp_path) as folder:
+    with StateFolder(tmp_path, "a") as folder:
         shards = folder.run(RUN_OF_PARTS)
-        parts = SavedParts(shards, "c")
-        assert parts.found() == (SavedPart(16, LATER, (5,)),) and shards.rows() == "ab"
-        shards.write(16, Pieces.of(file_of(5)), node="c")
+        assert shards.parts() == (SavedPart(16, LATER, (5,)),) and shards.rows() == "ab"
+        shards.write(16, Pieces.of(file_of(5)))
     assert save_turns(tmp_path, "c", RUN_OF_PARTS, LATER, [SnapshotFile(20, file_of(5), is_head=False)]) == (20,)
-    assert [part.step for part in parts.found()] == [16, 20]
+    assert [part.step for part in shards.parts()] == [16, 20]
 
 
 def test_full_disk_costs_the_last_turns_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -594,15 +592,15 @@ def test_full_disk_costs_the_last_turns_and_nothing_else(tmp_path: Path, monkeyp
     def full(*_: object, **__: object) -> None:
         raise StorageError("no room")
 
-    monkeypatch.setattr(SavedParts, "write", full)
+    monkeypatch.setattr(RunShards, "write_part", full)
     assert save_turns(tmp_path, "c", RUN_OF_PARTS, RUN_OF_PARTS, [SnapshotFile(8, file_of(0), is_head=False)]) == ()
 
 
 @pytest.mark.parametrize("kind", ["link", "link to nothing", "folder", "pipe"])
 def test_what_is_no_file_in_the_place_of_a_shard_is_damaged_and_in_nobodys_way(tmp_path: Path, kind: str) -> None:
     """It is never followed, opened or deleted; the next shard of that step is written, what a link leads to stays."""
-    run = StateFolder(tmp_path / "state").run(RUN)
-    first, second = (run.write(step, Pieces.of(b"abc"), node="a") for step in (2, 4))
+    run = StateFolder(tmp_path / "state", "a").run(RUN)
+    first, second = (run.write(step, Pieces.of(b"abc")) for step in (2, 4))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_bytes(b"abc")
     run.path(4).unlink()
@@ -616,10 +614,10 @@ def test_what_is_no_file_in_the_place_of_a_shard_is_damaged_and_in_nobodys_way(t
             (run.path(4) / "kept").write_bytes(b"x")
         case _:
             os.mkfifo(run.path(4))
-    assert "is damaged (a link or folder is in its place)" in run.problem(4, second.sha256, node="a")
-    assert run.problem(2, first.sha256, node="a") == ""
+    assert "is damaged (a link or folder is in its place)" in run.problem(4, second.sha256)
+    assert run.problem(2, first.sha256) == ""
     assert run.steps() == (2,) and run.size_bytes() == 3
-    assert run.write(4, Pieces.of(b"new"), node="a").size_bytes == 3
+    assert run.write(4, Pieces.of(b"new")).size_bytes == 3
     assert run.path(4).read_bytes() == b"new" and elsewhere.read_bytes() == b"abc"
     run.keep_from(5)
     assert run.steps() == () and elsewhere.read_bytes() == b"abc"
@@ -629,12 +627,12 @@ def test_what_is_no_file_in_the_place_of_a_shard_is_damaged_and_in_nobodys_way(t
 def test_link_in_the_place_of_a_runs_folder_is_not_followed(tmp_path: Path) -> None:
     """Nothing is read, cleaned or dropped behind it."""
     elsewhere = tmp_path / "elsewhere"
-    shard = RunShards(elsewhere).write(2, Pieces.of(b"abc"), node="a")
+    shard = RunShards(elsewhere, "a").write(2, Pieces.of(b"abc"))
     (elsewhere / "mine.tmp").write_bytes(b"")
     (elsewhere / "finished").write_bytes(b"")
-    with StateFolder(tmp_path / "state") as state:
+    with StateFolder(tmp_path / "state", "a") as state:
         (state.path / RUN).symlink_to(elsewhere)
-        assert "is damaged" in state.run(RUN).problem(2, shard.sha256, node="a")
+        assert "is damaged" in state.run(RUN).problem(2, shard.sha256)
         state.drop_old_runs("r20260101-000000-00000001", RetentionLimits(days=0.0))
         state.drop_moments()
     assert {path.name for path in elsewhere.iterdir()} == {"step-2.safetensors", "mine.tmp", "finished"}

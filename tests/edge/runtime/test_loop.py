@@ -17,7 +17,7 @@ from edge.checkpoint.shard_saver import Saver
 from edge.runtime import reporter as rp
 from edge.runtime.loop import CopyMonitor
 from edge.runtime.reporter import CopyCompared, record_line
-from ringtune.engine.events import Handled, Span
+from ringtune.engine.events import Handled, Span, TensorArrived
 from ringtune.errors import (
     DeadlineError,
     DivergedError,
@@ -211,10 +211,10 @@ def test_run_sees_what_came_during_an_action_before_choosing_the_next() -> None:
         ring.start("b")
         ring.grant_all()
         run = ring.runs["b"]
-        run.on_tensor(TensorKey("h", 0, 0, 2), "a", "x", None)
+        run.on_arrival(TensorArrived(TensorKey("h", 0, 0, 2), "a"), ("x", None))
         assert started.wait(WAIT_S)
-        run.on_tensor(TensorKey("h", 0, 1, 2), "a", "x", None)
-        run.on_tensor(TensorKey("h", 0, 2, 2), "a", "x", None)
+        run.on_arrival(TensorArrived(TensorKey("h", 0, 1, 2), "a"), ("x", None))
+        run.on_arrival(TensorArrived(TensorKey("h", 0, 2, 2), "a"), ("x", None))
         go_on.set()
         assert ring.reports["b"].wait_for(lambda entries: len(_events(entries, "ActionDone")) >= 1)
         names = [type(entry.event).__name__ for entry in ring.reports["b"].of(Handled)]
@@ -232,18 +232,18 @@ def test_run_takes_a_tensor_that_came_twice_for_no_other() -> None:
     first, *later = turn_sequence(plan.course)
     with ring_of(plan) as ring:
         run = ring.runs["b"]
-        run.on_tensor(TensorKey("h", 0, 0, 2), "a", "first", None)
+        run.on_arrival(TensorArrived(TensorKey("h", 0, 0, 2), "a"), ("first", None))
         ring.start("b")
         run.grant([first])
         assert ring.reports["b"].wait_for(lambda entries: any(isinstance(entry, rp.Sent) for entry in entries))
-        run.on_tensor(TensorKey("h", 0, 0, 2), "a", "again", None)
+        run.on_arrival(TensorArrived(TensorKey("h", 0, 0, 2), "a"), ("again", None))
         run.grant(later)  # whenever a turn comes, the engine looks for what can go backward
         assert run.call(lambda: "alive", timeout_s=WAIT_S, what="an answer") == "alive"
         assert ring.reports["b"].of(rp.Failed) == []
         ring.start("a")
         ring.runs["a"].grant([first, *later])
         assert ring.wait_done(1 + len(later))
-        assert not run._inbox.tensors
+        assert not run._inbox
 
 
 def test_run_on_an_owner_that_hosts_nothing_hands_the_head_over() -> None:
@@ -368,7 +368,7 @@ def test_run_sends_gradients_of_units_to_every_other_owner() -> None:
     with ring_of(plan, record=True) as ring:
         ring.start()
         assert ring.wait_done(len(ring.grant_all()))
-        assert all(not run._inbox.tensors and not run._inbox.parcels for run in ring.runs.values())
+        assert not any(run._inbox for run in ring.runs.values())
     sent = [entry for node in plan.nodes for entry in ring.reports[node].of(rp.Sent) if entry.payload != Payload.HIDDEN]
     grads = [entry for entry in sent if entry.payload == Payload.UNIT_GRAD]
     assert len(grads) == 2 * (4 + 4) and not [entry for entry in sent if entry.payload == Payload.HEAD]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import threading
 import time
@@ -14,8 +15,11 @@ import torch
 
 from edge.transport import frames
 from edge.transport.link import KEPT_BYTES, METHOD, _State
+from ringtune.engine.events import HeadArrived
 from ringtune.errors import ConnectionFailedError, DivergedError, FrameError, PeerLostError, TrustError
 from ringtune.schedule.actions import Payload, TensorKey, format_action
+from ringtune.schedule.run_shape import Owner
+from ringtune.schedule.turns import turn_sequence
 from ringtune.storage.pieces import Pieces
 from ringtune.transport import channels
 from ringtune.transport.channels import Server, open_channel
@@ -24,7 +28,6 @@ from ringtune.v1 import ring_pb2
 from tests.support.plans import make_plan
 from tests.support.wire_parts import (
     WAIT_S,
-    BlobCame,
     LinkSender,
     Lost,
     Refused,
@@ -70,9 +73,9 @@ def test_link_delivers_gradient_and_head_in_order() -> None:
     gradient, _ = hidden(seed=1)
     blob = bytes(range(256)) * 8192  # two chunks
     with receiver(expectation(node="d")) as node, sender(node.address, hello(source="c"), "d") as out:
-        out.link.send_blob(Payload.HEAD, 1, Pieces.of(blob))
+        out.link.send_head(1, Pieces.of(blob))
         came = node.sink.next()
-    assert came == BlobCame("t", 1, "c", blob)
+    assert came == (HeadArrived(1, "c"), blob)
     with receiver(expectation()) as node, sender(node.address, hello(source="c")) as out:
         out.link.send_tensor(TensorKey(Payload.GRAD, 0, 0, 4), gradient, None)
         out.link.send_tensor(TensorKey(Payload.GRAD, 0, 1, 4), gradient, None)
@@ -241,7 +244,7 @@ def test_link_that_ends_without_goodbye_is_lost() -> None:
 def test_link_whose_receiver_fails_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure of our own at the receiver, as without memory, is told to its run with the error."""
     with receiver(expectation()) as node, sender(node.address) as out:
-        monkeypatch.setattr(node.sink, "on_tensor", lambda *_: 1 / 0)
+        monkeypatch.setattr(node.sink, "on_arrival", lambda *_: 1 / 0)
         out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), *hidden())
         lost = node.sink.next()
         assert isinstance(lost, Lost) and "taking a message of node a failed: " in lost.reason
@@ -256,7 +259,7 @@ def test_link_to_a_node_that_forgot_the_run_ends_in_order() -> None:
                 thread.join(WAIT_S)
         assert out.broken.empty()
         with pytest.raises(PeerLostError, match="closed the link"):
-            out.link.send_blob(frames.PROBE, 0, Pieces.of(b"x"))
+            out.link.send_head(0, Pieces.of(b"x"))
         assert node.sink.came.empty()
 
 
@@ -325,7 +328,7 @@ def test_link_close_may_come_twice_and_before_open() -> None:
     out.link.close()
     out.link.close()
     with pytest.raises(PeerLostError, match="not open"):
-        out.link.send_blob(frames.PROBE, 0, Pieces.of(b""))
+        out.link.send_head(0, Pieces.of(b""))
 
 
 @pytest.mark.promise("5 timing changes nothing")
@@ -335,7 +338,8 @@ def test_link_that_is_cut_anywhere_loses_nothing(cut_every: int, blob_bytes: int
 
     The credits that come back are as many as were given, whichever acknowledgement was lost.
     """
-    of = plan(num_steps=400, local_iterations=1, credits=400)
+    owners = (Owner(node="b", train_rows=8), Owner(node="a", train_rows=8))
+    of = plan(owners=owners, num_steps=400, local_iterations=1, credits=400)
     blob = random.Random(0).randbytes(blob_bytes)
     keys = [TensorKey(Payload.HIDDEN, seq, micro, 2) for seq in range(3) for micro in range(2)]
     with (
@@ -344,14 +348,16 @@ def test_link_that_is_cut_anywhere_loses_nothing(cut_every: int, blob_bytes: int
         sender(proxy.address, hello(of), reopen_s=WAIT_S) as out,
     ):
         proxy.cut_every = cut_every
+        node.servicer.granted(itertools.islice(turn_sequence(of.course), 2 * len(keys) + 1))
         for seed, key in enumerate(keys):
             out.link.send_tensor(key, *hidden(seed=seed))
-            out.link.send_blob(frames.PROBE, seed, Pieces.of(blob))
+            out.link.send_head(2 * seed + 2, Pieces.of(blob))
             came = node.sink.next()
             assert (came.key, came.source) == (key, "a")
             assert torch.equal(came.tensor, hidden(seed=seed)[0])
-            node.servicer.ack("a", 2, 100)
-            assert node.sink.next() == BlobCame(frames.PROBE, seed, "a", blob)
+            for _ in range(100):
+                node.servicer.ack("a", 2)
+            assert node.sink.next() == (HeadArrived(2 * seed + 2, "a"), blob)
             assert out.link._kept_bytes <= KEPT_BYTES
         proxy.cut_every = 0
         given = 0
@@ -427,7 +433,7 @@ def test_link_that_breaks_again_and_again_without_progress_is_lost() -> None:
             assert out.reopened.get(timeout=WAIT_S)[0] == "b"
         assert out.link._stuck_s == 0.0
         proxy.cut_every = 20_000
-        out.link.send_blob(frames.PROBE, 0, Pieces.of(bytes(100_000)))
+        out.link.send_head(0, Pieces.of(bytes(100_000)))
         assert "gets no frame although" in out.broken.get(timeout=WAIT_S)[1]
 
 

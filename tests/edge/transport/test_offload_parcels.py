@@ -8,6 +8,7 @@ import pytest
 
 from edge.transport import frames
 from edge.transport.admission import FrameCheck
+from ringtune.engine.events import ParcelArrived
 from ringtune.errors import FrameError
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.course import Offload
@@ -19,7 +20,7 @@ from ringtune.schedule.turns import items, turn_sequence
 from ringtune.schedule.units import Range
 from ringtune.storage.pieces import Pieces
 from ringtune.v1 import ring_pb2
-from tests.support.wire_parts import ParcelCame, expectation, hello, plan, receiver, sender
+from tests.support.wire_parts import expectation, hello, plan, receiver, sender
 
 HELPERS = (Helper(node="z", start=0, stop=1), Helper(node="z", start=1, stop=2), Helper(node="c", start=2, stop=4))
 DATA = bytes(range(256)) * 20_000  # two chunks
@@ -78,7 +79,7 @@ def test_parcels_arrive_with_key_and_bytes() -> None:
     of = helped()
     with receiver(expectation(of, "z")) as node, sender(node.address, hello(of, "a"), "z") as out:
         assert out.link.send_parcel(pairs(0, 1, 0), Pieces.of(DATA)) == len(DATA)
-        assert node.sink.next() == ParcelCame(pairs(0, 1, 0), "a", DATA)
+        assert node.sink.next() == (ParcelArrived(pairs(0, 1, 0), "a"), DATA)
 
 
 def test_parcels_that_the_plan_does_not_foresee_are_refused() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from edge.transport import frames
 from edge.transport.admission import FrameCheck
+from ringtune.engine.events import ParcelArrived
 from ringtune.errors import FrameError
 from ringtune.schedule.actions import Payload, TensorKey, format_action
 from ringtune.schedule.lowering import WAITING, credit_boundary
@@ -17,7 +18,7 @@ from ringtune.schedule.stages import unit_grad_key
 from ringtune.schedule.units import EMBEDDING
 from ringtune.storage.pieces import Pieces
 from ringtune.v1 import ring_pb2
-from tests.support.wire_parts import WAIT_S, ParcelCame, expectation, hello, plan, receiver, sender
+from tests.support.wire_parts import WAIT_S, expectation, hello, plan, receiver, sender
 
 HEAD = 4
 DATA = bytes(range(256)) * 20_000  # two chunks
@@ -52,8 +53,8 @@ def test_unit_grad_arrives_with_item_unit_and_bytes() -> None:
     with receiver(expectation(of, "d")) as node, sender(node.address, hello(of, "c"), "d") as out:
         assert out.link.send_parcel(unit_grad_key(0, EMBEDDING), Pieces.of(DATA)) == len(DATA)
         out.link.send_parcel(unit_grad_key(2, HEAD), Pieces.of(b"two"))
-        assert node.sink.next() == ParcelCame(unit_grad_key(0, EMBEDDING), "c", DATA)
-        assert node.sink.next() == ParcelCame(unit_grad_key(2, HEAD), "c", b"two")
+        assert node.sink.next() == (ParcelArrived(unit_grad_key(0, EMBEDDING), "c"), DATA)
+        assert node.sink.next() == (ParcelArrived(unit_grad_key(2, HEAD), "c"), b"two")
         assert format_action(out.sent.get(timeout=WAIT_S).action, HEAD) == ">u0#embedding@d"
         node.servicer.ack("c", boundary)
         assert out.acks.get(timeout=WAIT_S) == ("d", frames.Ack(1, boundary))

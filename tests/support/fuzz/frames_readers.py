@@ -76,7 +76,7 @@ def _link(data: bytes) -> None:
     messages = list(_split(data))
     with contextlib.suppress(RingTuneError):
         first, _ = unpack(messages[0] if messages else b"")
-        wire = next((one for one in _WIRES if first and first.plan_digest == _expected(one).digest), "float32")
+        wire = next((one for one in _WIRES if first and first.plan_digest == _expected(one).plan.digest), "float32")
         _take(messages, wire)
 
 
