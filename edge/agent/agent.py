@@ -32,7 +32,7 @@ from edge.machine.libraries import ComputeThread
 from edge.options import AgentOptions
 from edge.profiler.timing import TimingRequest
 from edge.runtime.loop import NO_TRAIL, AgentRun
-from edge.runtime.reporter import Reporter, SharedClock, Totals
+from edge.runtime.reporter import Note, Reporter, SharedClock, Totals
 from edge.transport.access import RunAccess
 from edge.transport.probe import computing_lost_s_per_byte, measure_link
 from edge.weights.weight_fetch import ModelFetcher
@@ -231,6 +231,8 @@ class Agent:
             if job.audit is not None:
                 self.access.audit(run_id, plan)
             self._start(active, job)
+            if taken is None and active.reporter is not None and active.executor.copied:
+                active.reporter.put(Note(f"node {active.node}: {active.executor.copied}"))
             active.check_wanted()
         except BaseException:
             self.end(active, "preparing failed")

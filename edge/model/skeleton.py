@@ -118,8 +118,8 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
                 f"{CONFIG_FILE}: transformers makes no {layout.model_type} of it ({type(error).__name__}: {error}); "
                 "fetch the model again"
             ) from error
-        _fix_modes(base.get_submodule(layout.blocks_path), layout.model_type)
         use_stored_names(base, layout.model_type, layout.blocks_path, folder)
+        _fix_modes(base.get_submodule(layout.blocks_path), layout.model_type)
     _fill_with_zeros(base)
     model, full = ModelWithHead(base, layout), job.method.full_parameters
     skeleton = Skeleton(model=model, family=family_of(layout.model_type), layout=layout, full_parameters=full)

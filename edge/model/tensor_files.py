@@ -34,9 +34,12 @@ from ringtune.errors import DivergedError, IntegrityError, ModelError
 from ringtune.models.family import Family
 from ringtune.models.folder import StoredTensor, base_name, read_headers
 from ringtune.models.four_bit import BLOCK
+from ringtune.quantities import format_bytes
 from ringtune.storage.gguf import GgufType
 from ringtune.storage.pieces import PIECE_BYTES, Pieces
 from ringtune.storage.tensor_files import ALIGNMENT, TensorPieces
+
+_TOLD_BYTES: Final = 64 << 20
 
 
 class SafetensorsFiles:
@@ -52,6 +55,7 @@ class SafetensorsFiles:
         self._stored = read_headers(folder)
         self._name_of: dict[str, str] = {}
         self._piece: torch.Tensor | None = None
+        self._copied: dict[Path, int] = {}
 
     def __enter__(self) -> SafetensorsFiles:
         return self
@@ -113,9 +117,23 @@ class SafetensorsFiles:
 
         With ``whole`` it is mapped only if it begins at a multiple of ``alignment`` bytes. ``device``: None = the CPU.
         """
-        can_map = len(self.shape(name)) > 1 and self._stored[name].info.offset % alignment == 0
+        stored, is_matrix = self._stored[name], len(self.shape(name)) > 1
+        can_map = is_matrix and stored.info.offset % alignment == 0
+        if whole and is_matrix and not can_map and TORCH_DTYPES.get(stored.info.dtype) is dtype:
+            self._copied[stored.path] = self._copied.get(stored.path, 0) + stored.info.nbytes
         tensor = self.read(name, dtype, private=whole and not can_map, whole=whole)
         return tensor if device is None else tensor.to(device)
+
+    def copied_text(self) -> str:
+        """Say which files have frozen matrices that were copied for their place alone; empty below 64 MiB."""
+        total, names = sum(self._copied.values()), sorted(path.name for path in self._copied)
+        if total < _TOLD_BYTES:
+            return ""
+        return (
+            f"{format_bytes(total)} of frozen weights are copied into memory, not mapped from {', '.join(names)} "
+            f"(not at multiples of {ALIGNMENT} bytes); to map them, make a copy of each file, and put it in "
+            "its place: python -m ringtune.storage.tensor_files FILE COPY"
+        )
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor in the files."""

@@ -30,6 +30,7 @@ from edge.runtime.executor import NodeExecutor
 from edge.transport.tensors import ROUNDS, WIRE_TYPES, as_received, bytes_of
 from ringtune.errors import DivergedError, FrameError, IntegrityError
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
+from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import item_updates, legs, weights_key
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saved_activations import VELORA
@@ -461,11 +462,13 @@ class Repeated:
     """What was computed when a cell was repeated.
 
     Attributes:
+        course: of the run, which knows the widths of what crosses a boundary.
         results: by name in the trail; the distance of a tensor in ``differing`` is 1 until it is compared.
         differing: tensors that the host sent and whose digest is another one.
         tagger: makes tags under the key of the host; None = it has none.
     """
 
+    course: Course
     tagger: Tagger | None
     results: dict[str, Compared] = field(default_factory=dict)
     differing: dict[TensorKey, torch.Tensor] = field(default_factory=dict)
@@ -477,11 +480,20 @@ class Repeated:
             self.results[tag_name(name)] = Compared(self.tagger.tag(name, tensor, mask))
 
     def compare(self, key: TensorKey, sent: Exchanged) -> None:
-        """Set the distance of a tensor to what the host sent, and its tag."""
+        """Set the distance of a tensor to what the host sent, and its tag.
+
+        What enters a block may be a hidden state beside larger inputs of later blocks, which get no gradient: these are
+        compared apart, as a wrong hidden state is small beside them.
+        """
         name, ours, theirs = tensor_name(key), {"it": self.differing[key]}, {"it": sent[0]}
         if key.payload == Payload.PAIRS:
             far = pairs_distance(*(_tensors(bytes(bytes_of(one["it"]))) for one in (ours, theirs)))
         else:
+            width = self.course.width(key.boundary, is_gradient=True) if key.is_hidden else 0
+            if ours["it"].shape == theirs["it"].shape and 0 < width < ours["it"].shape[-1]:
+                ours, theirs = (
+                    {"it": one["it"][..., :width], "inputs": one["it"][..., width:]} for one in (ours, theirs)
+                )
             far = distance(ours, theirs)
         self.results[name] = self.results[name]._replace(distance=far)
         self.note(key, *sent)
@@ -512,7 +524,8 @@ class WorkRepeater:
         executor, seq, micro = self._executor, place.seq, place.micro
         now, item = item_of(self._plan, turn, seq)
         way = legs(now, item, self._alias)[micro]
-        found, is_added = Repeated(Tagger(given[TAG_KEY]) if TAG_KEY in given else None), False
+        tagger = Tagger(given[TAG_KEY]) if TAG_KEY in given else None
+        found, is_added = Repeated(now.course, tagger), False
         executor.grant(turn)
         try:
             set_gradients(executor.part.trained, b"")
@@ -599,7 +612,7 @@ class FitRepeater:
         """Repeat the fit of a micro-batch, and the update of its item; as ``WorkRepeater.repeat``."""
         executor, seq, micro, block = self._executor, place.seq, place.micro, place.block
         now, item = item_of(self._plan, turn, seq)
-        found = Repeated(Tagger(given[TAG_KEY]) if TAG_KEY in given else None)
+        found = Repeated(now.course, Tagger(given[TAG_KEY]) if TAG_KEY in given else None)
         trained = {name: value for name, value in executor.part.trained.items() if block_of(name) == block}
         executor.grant(turn)
         try:

@@ -406,6 +406,11 @@ class NodeExecutor:
         except DivergedError as error:
             raise diverged(self._items[key.seq].item, str(error)) from error
 
+    @property
+    def copied(self) -> str:
+        """Which files have frozen weights that could not be mapped; empty = none."""
+        return self._hosted.copied
+
     def rows_digest(self, run_id: str) -> str:
         """Return the digest of this owner's rows, keyed with ``run_id``; empty if the node is no owner."""
         return "" if self._dataset is None else self._dataset.digest(run_id)

@@ -50,6 +50,7 @@ class HostedModel:
         skeleton: the model; only hosted modules are real.
         optimizers: of the trained tensors of the slice, and of the other hosts' blocks fitted here; one per block.
         hosted_bytes: of weights, adapters and head.
+        copied: which files have frozen weights that were copied; see ``SafetensorsFiles.copied_text``.
         parts: what helpers fit of the hosted blocks, and what is fitted here for other hosts.
         kinds: what runs the hosted blocks with each kind of adapters of ``parts``, the job's own first.
     """
@@ -61,6 +62,7 @@ class HostedModel:
     dtype: torch.dtype
     device: torch.device
     hosted_bytes: int
+    copied: str
     parts: OffloadParts
     kinds: Mapping[Kind, BlockRunner]
 
@@ -104,6 +106,7 @@ def host(
         if head is not None:
             task.connect(skeleton, head, weights)
             head.to(device=device, dtype=dtype).eval()
+        copied = weights.copied_text()
     if course.initial:
         head_of = (job.model.task, course.labels) if head is not None else None
         load_initial(skeleton, Path(job.adapter.from_), head_of=head_of)
@@ -129,6 +132,7 @@ def host(
         dtype=dtype,
         device=device,
         hosted_bytes=module_bytes(*(kin.model for kin in parts.kinds.values())) + parts.other_bytes,
+        copied=copied,
         parts=parts,
         kinds=kinds,
     )

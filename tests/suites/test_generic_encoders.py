@@ -145,7 +145,7 @@ def test_option_of_an_encoder_is_carried_out(model_type: str, config: dict[str, 
     ("model_type", "values", "message"),
     [
         ("albert", {"inner_group_num": 2}, "inner_group_num is 2: a group of several layers is refused"),
-        ("albert", {"num_hidden_groups": 3}, "num_hidden_layers 4 can't be shared by num_hidden_groups 3"),
+        ("albert", {"num_hidden_groups": 3}, "4 can't be shared by num_hidden_groups 3: each group has as many layers"),
         ("deberta-v2", {"conv_kernel_size": 3}, "conv_kernel_size is refused: a convolution beside block 0"),
         ("deberta-v2", {"pos_att_type": ["c2p", "p2p"]}, "pos_att_type = 'c2p|p2p' is not supported"),
         ("deberta-v2", {"embedding_size": 16}, "embedding_size: not known for model_type 'deberta-v2'"),

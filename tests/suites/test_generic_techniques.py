@@ -29,7 +29,7 @@ from ringtune.job.job import Job
 from ringtune.models.auxiliary_models import LETTERS
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import LANGUAGE_TASKS
-from ringtune.models.folder import NO_WEIGHTS
+from ringtune.models.folder import NO_WEIGHTS, read_config
 from ringtune.models.kept_inputs import with_shared_inputs
 from ringtune.schedule.operation_tables import Score
 from ringtune.schedule.saved_activations import ADAPTER_DOWN, LAYERS, Velora
@@ -191,6 +191,24 @@ def test_planned_bytes_of_a_running_block_are_not_below_its_peak(tmp_path: Path,
     if model_type in DELTA_NETS and (model_type != "qwen3_next" or VERSION == 4):  # of which 5 keeps less
         both = planned.kept_bytes(rows * tokens) + planned.work_bytes(rows * tokens)
         assert peak <= both <= 2.7 * peak
+
+
+@pytest.mark.parametrize("model_type", ["cohere2", "gemma2", "gpt_oss", "lfm2", "llama4_text", "mixtral", "qwen2"])
+@pytest.mark.sampled(2)
+def test_planned_masks_are_those_that_blocks_read(tmp_path: Path, model_type: str) -> None:
+    """One, and one more where some blocks have a window; those without attention read none."""
+    model, job = write_family(tmp_path, model_type), generic("olmo", "lora").case.job
+    with torch.random.fork_rng(devices=[]):
+        skeleton = build_skeleton(model, job)
+    with SafetensorsFiles(model) as weights:
+        cpu = torch.device("cpu")
+        materialise(skeleton, weights, blocks=range(4), with_embedding=False, dtype=torch.float32, device=cpu)
+    x, mask = torch.randn(2, 16, skeleton.base.config.hidden_size), torch.ones(2, 16, dtype=torch.int64)
+    mask[0, 12:] = 0
+    read = tree_leaves(BlockRunner(skeleton, dropout=0.0, seed=0).context(x, mask))
+    masks = {value.data_ptr() for value in read if torch.is_tensor(value) and value.dim() == 4}
+    assert len(masks) == 1 + FAMILIES[model_type].dimensions(read_config(model)).more_masks
+    assert len(masks) == 1 + (model_type not in ("lfm2", "mixtral"))
 
 
 @pytest.mark.parametrize("method", ["all", "hift"])

@@ -31,7 +31,7 @@ class FakeExecutor:
         on_action: Callable[[Action], None] = lambda action: None,
         scores: Callable[[int], tuple[BlockScores, ...]] = lambda turn: (),
     ) -> None:
-        self.hosted_bytes = 7
+        self.hosted_bytes, self.copied = 7, ""
         self.run_figures = {"peak_versions": 2, "peak_version_bytes": 5}
         self.techniques: dict[str, Any] = {}
         self.log: list[Any] = []

@@ -236,6 +236,8 @@ MISTRAL = dataclasses.replace(
 
 FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
+_MIXES_WINDOWS: Final = ("sliding_window_pattern", "query_pre_attn_scalar", "max_window_layers")
+"""Keys of models in which only some blocks have a window: Cohere 2 and Gemma 3, Gemma 2, Qwen."""
 LAYER_TYPES: Final = (FULL, SLIDING)
 METHODS: Final = ("bottleneck", "lora", "reft")
 """Kinds of adapters of these families; the plug-in interface of each names no invertible ones."""
@@ -281,7 +283,7 @@ def _plugged_dimensions(model_type: str) -> Callable[[Config], Dimensions]:
     """Make config -> dimensions: those of a Llama, plus the values that further norms and scores keep."""
 
     def dimensions(config: Config) -> Dimensions:
-        found = llama_dimensions(config)
+        found = dataclasses.replace(llama_dimensions(config), more_masks=masks_of_windows(config))
         heads = found.num_heads + found.kv_heads if model_type in _KEEPS_QUERY else 0
         norms = 2 * found.hidden if model_type in _FOUR_NORMS else 0
         more = heads * head_width(config) + norms
@@ -303,6 +305,18 @@ def _plugged_problem(config: Config) -> str:
     if turned is not None and (len(turned) != count or any(value not in (0, 1) for value in turned)):
         return f"no_rope_layers has to have {count} values, each 0 or 1"
     return llama_problem(config)
+
+
+def masks_of_windows(config: Config) -> int:
+    """Return the number of masks besides the first one: 1 where blocks with a window are among others.
+
+    A config without ``layer_types`` tells it by its pattern, if the model has one.
+    """
+    types = config.get("layer_types")
+    if isinstance(types, list):
+        return max(0, len({str(kind) for kind in types if str(kind).endswith("attention")} - {"linear_attention"}) - 1)
+    has_window = config.get("sliding_window") and config.get("use_sliding_window", True)
+    return int(bool(has_window and any(config.get(key) for key in _MIXES_WINDOWS)))
 
 
 def sliding_window(config: Config) -> int:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from ringtune.models.decoders import LLAMA, rope_type
+from ringtune.models.decoders import LLAMA, masks_of_windows, rope_type
 from ringtune.models.family import (
     CAUSAL_LM,
     CHUNK,
@@ -120,6 +120,7 @@ def _dimensions(layout: BlockLayout, kept: int, scores: int, config: Config) -> 
         more_kept=(3 + 2 * active) * hidden,
         kept_scores=scores,
         chunk_kept=state,
+        more_masks=masks_of_windows(config),
     )
 
 

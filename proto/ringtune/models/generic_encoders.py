@@ -107,7 +107,10 @@ def _albert_dimensions(config: Config) -> Dimensions:
 def _albert_problem(config: Config) -> str:
     layers, groups = config["num_hidden_layers"], config["num_hidden_groups"]
     if layers % groups:
-        return f"num_hidden_layers {layers} can't be shared by num_hidden_groups {groups}"
+        return (
+            f"num_hidden_layers {layers} can't be shared by num_hidden_groups {groups}: each group has as many layers; "
+            "use a model whose num_hidden_layers is a multiple of its num_hidden_groups"
+        )
     if config["inner_group_num"] != 1:
         return f"inner_group_num is {config['inner_group_num']}: a group of several layers is refused"
     return indivisible(config["hidden_size"], config["num_attention_heads"])

@@ -73,23 +73,24 @@ class KeptInput:
         return found + found[-1:] * (self.readers - len(found))
 
     def groups(self, layers: Collection[str], *, has_dropout: bool) -> list[list[bool]]:
-        """Say of each reader whether some words name it, by the tensor that it reads; empty if these are kept anyway.
+        """Say of each reader whether some words name it, by the tensor that it reads; empty if these are always kept.
 
         With dropout each LoRA reads a tensor of its own, which only it keeps.
         """
-        if self.kept_anyway or self.always_kept:
+        if self.always_kept:
             return []
         chosen, alone = self.chosen(layers), self.lora if has_dropout else 0
         return [[one] for one in chosen[:alone]] + ([chosen[alone:]] if chosen[alone:] else [])
 
     def saved_values(self, velora: Velora, *, has_dropout: bool) -> int:
-        """Values per token that VeLoRA saves; negative where readers without it keep the tensor nevertheless.
+        """Values per token that VeLoRA saves; negative where something without it keeps the tensor nevertheless.
 
         A tensor has one projection, or with random vectors one for each reader. ``has_dropout`` is LoRA's.
         """
         groups = self.groups(velora.layers, has_dropout=has_dropout)
         projections = sum(sum(group) if velora.init == RANDOM else any(group) for group in groups)
-        return self.width * sum(map(all, groups)) - projections * velora.num_subtokens(self.width)
+        freed = 0 if self.kept_anyway else self.width * sum(map(all, groups))
+        return freed - projections * velora.num_subtokens(self.width)
 
 
 def kept_inputs(family: Family, config: Config, adapter: str, widths: Widths | None = None) -> tuple[KeptInput, ...]:
@@ -293,6 +294,7 @@ def paper_layers(inputs: Sequence[KeptInput], *, has_dropout: bool) -> tuple[str
     if not beside or len(beside) < len(inputs):
         return with_shared_inputs(("value", "down", ADAPTER_DOWN), inputs)
     down, value = f"{ADAPTER_DOWN}:down", f"{ADAPTER_DOWN}:value"
-    alone = [kept for kept in beside if any(map(all, kept.groups([value], has_dropout=has_dropout)))]
+    free = [kept for kept in beside if not kept.kept_anyway]
+    alone = [kept for kept in free if any(map(all, kept.groups([value], has_dropout=has_dropout)))]
     values = (value,) if alone and not any(kept.merged > 1 for kept in alone) else ()
     return with_shared_inputs((*values, down), inputs)

@@ -99,6 +99,8 @@ FUSED = "lora[attn_matrices=['q','v']]|linear[attn_matrices=['k']]"
         ("bert", "linear[attn_matrices=['v']]|lora[attn_matrices=['q']]", "adapter_down:query", -8, 768 - 8),
         ("bert", "linear[attn_matrices=['v']]|lora[attn_matrices=['q']]", "adapter_down:value", -8, 768 - 8),
         ("llama", "lora[intermediate_lora=True]", "adapter_down:down", 11008 - 8, 11008 - 8),
+        ("bert", "full", "attention_out", -8, -8),
+        ("electra", "full", "attention_out", 256 - 8, 256 - 8),
     ],
 )
 def test_values_that_single_layers_save(

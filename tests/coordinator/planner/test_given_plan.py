@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from coordinator.api.plan import plan as plan_for_nodes
+from coordinator.api.train import local_ring
 from coordinator.client.run_folder import RunFolder
 from coordinator.client.submit import Client
 from coordinator.planner.given_plan import (
@@ -29,7 +31,7 @@ from coordinator.screen.progress import Progress
 from ringtune import __version__
 from ringtune.costs.measurement import job_shape
 from ringtune.costs.profile import WHOLE_WORKS, LinkFacts, NodeFacts, Profile, Work, WorkTime
-from ringtune.errors import CapacityError, DataError, DeadlineError, ModelError, PlanError, RingTuneError
+from ringtune.errors import CapacityError, DataError, DeadlineError, ModelError, PlanError, RingTuneError, UsageError
 from ringtune.job.job import Job
 from ringtune.schedule.plan import Plan
 from tests.support.fake_agents import MODEL, NO_TIMES, FakeCluster, facts, job
@@ -176,6 +178,20 @@ def test_members_of_a_local_ring_are_checked_before_any_is_started() -> None:
     require_members(given().plan, ["a", "b", "c"])
     with pytest.raises(PlanError, match="a, b not among node-0, node-1: give the same nodes, or plan anew"):
         require_members(given().plan, ["node-0", "node-1"])
+
+
+def test_resume_of_a_local_ring_with_other_nodes_is_refused_before_any_is_started() -> None:
+    """The shards of missing nodes are named, or the owners whose rows would be shared otherwise."""
+    begun = make_plan(job(data__train="rows.csv"), {f"node-{number}": facts(f"node-{number}") for number in range(3)})
+    nodes, owners = begun.plan.nodes, len(begun.plan.course.all_owners)
+    assert (nodes, owners) == (("node-0", "node-1", "node-2"), 3)
+    for num_nodes, message in (
+        (2, "node-0, node-1, node-2; --local 2 lacks node-2, give the same number"),
+        (4, "3 nodes owned data when the run began, --local 4 would share it among 4; give the same number"),
+    ):
+        ring = local_ring(job(data__train="rows.csv"), num_nodes, Progress(), goes_on=begun.plan)
+        with pytest.raises(UsageError, match=re.escape(message)), ring:
+            pytest.fail("it was started")
 
 
 # ---- the whole way ---------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ def test_agent_goes_through_a_whole_run(ring: TwoAgents) -> None:
     """Inspect, prepare, grant, collect, release: every turn is reported by both, the results come, nothing stays."""
     for agent in ring.agents.values():
         agent.inspect(RUN, JOB, TIMING, timeout_s=WAIT_S)
+    ring.shops["a"].executor.copied = "200 MiB are copied"
     ring.prepare_all()
     assert [ring.shops[name].built for name in "ab"] == [["rows of a"], ["rows of b"]]
     turns = tuple(turn_sequence(PLAN.course))
@@ -74,6 +75,7 @@ def test_agent_goes_through_a_whole_run(ring: TwoAgents) -> None:
     assert all(link.is_closed for shop in ring.shops.values() for link in shop.links)
     assert all(servicer.active is None for servicer in ring.network.values())
     assert [request.error for request in ring.requests if request.error] == []
+    assert [note for request in ring.requests for note in request.notes] == ["node a: 200 MiB are copied"]
 
 
 @pytest.mark.parametrize("is_finished", [True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from edge.machine.resources import peak_rss_bytes, release_memory, reset_peak, rss_bytes
+from edge.model import tensor_files
 from edge.model.tensor_files import (
     TORCH_DTYPES,
     SafetensorsFiles,
@@ -174,7 +176,9 @@ def test_file_that_is_cut_off_or_gone_meanwhile_is_named(folder: Path, private: 
 
 @pytest.mark.promise("7 bounded memory")
 @pytest.mark.parametrize("at", [0, 8, 32])
-def test_frozen_matrix_is_its_file_mapped_where_torch_would_place_it(tmp_path: Path, at: int) -> None:
+def test_frozen_matrix_is_its_file_mapped_where_torch_would_place_it(
+    tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Elsewhere, converted, or a vector, it is copied. Its file is not kept open or changed, and let go of with it."""
     tensors = {"m": torch.randn(64, 48), "v": torch.randn(16)}
     path = write_at(tmp_path, tensors, at)
@@ -186,6 +190,10 @@ def test_frozen_matrix_is_its_file_mapped_where_torch_would_place_it(tmp_path: P
     found = [is_mapped(one.data_ptr(), path) for one in (matrix, anywhere, vector, converted)]
     assert found == [at == 0, True, False, False]
     assert matrix.data_ptr() % ALIGNMENT == 0
+    assert not files.copied_text(), "a line for so few bytes helps nobody"
+    monkeypatch.setattr(tensor_files, "_TOLD_BYTES", 1)
+    words = "12.0 KiB of frozen weights are copied into memory, not mapped from model.safetensors .* FILE COPY"
+    assert re.match(words if at else "$", files.copied_text()), "of the matrix that torch would place elsewhere, alone"
     assert str(path) not in [os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()]
     assert torch.equal(matrix, tensors["m"]) and torch.equal(vector, tensors["v"])
     assert torch.equal(converted, tensors["m"].double())

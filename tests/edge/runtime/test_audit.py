@@ -14,13 +14,22 @@ from torch.nn import functional
 
 from coordinator.api.audit import weights_of
 from edge.model.tensor_files import pieces_of
-from edge.runtime.audit import AuditRecorder, NodeAudit, State, Tagger, distance, pairs_distance, tensor_digest
+from edge.runtime.audit import (
+    AuditRecorder,
+    NodeAudit,
+    Repeated,
+    State,
+    Tagger,
+    distance,
+    pairs_distance,
+    tensor_digest,
+)
 from edge.runtime.executor import NodeExecutor
 from edge.transport.tensors import as_received
 from ringtune.errors import FrameError, IntegrityError
 from ringtune.job.job import kinds_of
 from ringtune.run_control import events as rd
-from ringtune.schedule.actions import Action, Op, TensorKey
+from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.course import HelperSettings
 from ringtune.schedule.operation_tables import Choice
 from ringtune.schedule.plan import Plan
@@ -50,6 +59,7 @@ from ringtune.techniques.audit import (
     question,
     read_results,
     read_trail,
+    tensor_name,
     tolerance,
     trail_problem,
     work_of,
@@ -59,6 +69,7 @@ from tests.features.feature import inputs
 from tests.features.operations import random_table, with_idle
 from tests.suites.test_recovery_on_virtual_clock import ring_of
 from tests.support.choosing import make_choice
+from tests.support.plans import make_plan
 from tests.support.torch_ring import Case, TorchCarrier, make_executor
 
 TABLE = with_idle(random_table(3, ("a", "o"), "11123"))
@@ -575,6 +586,24 @@ def test_distance_is_that_of_the_tensor_that_differs_most() -> None:
     assert distance(noise, theirs) == 1.0 and distance(noise, theirs, least=1e-2) == pytest.approx(2e-7, rel=1e-3)
     assert distance({"weight": theirs["weight"]}, theirs) == 1.0
     assert distance(theirs, {name: torch.zeros(100) for name in theirs}) == 1.0
+
+
+def test_wrong_hidden_state_is_seen_beside_large_inputs_of_later_blocks() -> None:
+    """Of 200 values of a token 8 are the hidden state: wrong by 1 %, the tensor is wrong by 2e-5."""
+    course = make_plan([("a", 0, 4)], ["a"], hidden_size=8).course
+    course = dataclasses.replace(course, entering=(200,) * 4 + (8,), returning=(8,) * 5)
+    sent = torch.cat([torch.ones(2, 3, 8), torch.full((2, 3, 192), 100.0)], dim=-1)
+    for boundary, wrong in ((2, sent[..., :8]), (2, sent[..., 8:]), (4, sent[..., :8])):
+        whole = sent if boundary == 2 else sent[..., :8]
+        repeated, key = Repeated(course, None), TensorKey(Payload.HIDDEN, 0, 0, boundary)
+        repeated.differing[key] = whole.clone()
+        repeated.results[tensor_name(key)] = Compared("digest", 1.0)
+        wrong *= 1.01
+        repeated.compare(key, (whole, None))
+        wrong /= 1.01
+        assert repeated.results[tensor_name(key)].distance == pytest.approx(0.01 / 1.01, rel=1e-3)
+    repeated.compare(key, (torch.tensor(1.0), None))
+    assert repeated.results[tensor_name(key)].distance == 1.0
 
 
 @pytest.mark.parametrize(
