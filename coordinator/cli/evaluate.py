@@ -10,10 +10,7 @@ import typer
 
 from ringtune import options
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-
-@app.command("eval")
 def evaluate(
     context: typer.Context,
     folder: options.RunFolder,

@@ -10,10 +10,7 @@ import typer
 
 from ringtune import options
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-
-@app.command()
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The job file to write.")] = Path("job.toml"),
     task: Annotated[
