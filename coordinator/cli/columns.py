@@ -365,11 +365,7 @@ def _by_name(table: Table, key: str, columns: Sequence[Column]) -> str:
 
 
 def parse_columns(words: Sequence[str]) -> dict[str, str]:
-    """Read words ``KEY=COLUMN``.
-
-    Raises:
-        UsageError: a word has another form.
-    """
+    """Read words ``KEY=COLUMN``; raises ``UsageError``."""
     pairs = {word: word.partition("=") for word in words}
     for word, (key, equals, name) in pairs.items():
         if not (key and equals and name):

@@ -105,11 +105,7 @@ def evaluate(
 
 
 def refuse_other_rows(context: typer.Context, harness: str) -> None:
-    """Refuse options of rows beside --harness, and options of lm-eval without it.
-
-    Raises:
-        UsageError: one was typed.
-    """
+    """Refuse options of rows beside --harness, and options of lm-eval without it; raises ``UsageError``."""
     from ringtune.errors import UsageError
 
     if not harness:

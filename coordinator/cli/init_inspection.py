@@ -63,11 +63,7 @@ def find_rows(folder: Path) -> tuple[Path, Path | None]:
 
 
 def find_model(folder: Path) -> Path:
-    """Find the model folder: the folder itself, a folder in it, or one in its ``models``.
-
-    Raises:
-        ModelError: there is none, or there are several.
-    """
+    """Find the model folder: the folder itself, a folder in it, or one in its ``models``; raises ``ModelError``."""
     places = [folder, *_entries(folder), *_entries(folder / "models")]
     found = [path for path in places if (path / CONFIG_FILE).is_file()]
     if len(found) == 1:
@@ -249,11 +245,7 @@ def encoded_images(path: Path) -> dict[str, str]:
 
 
 def _inspect_images(path: Path) -> Rows:
-    """Count the images of each class.
-
-    Raises:
-        DataError: there are none, or of one class only.
-    """
+    """Count the images of each class; raises ``DataError``."""
     read = _read_encoded if is_arrow(path) else _read_folder if path.is_dir() else _read_archive
     labels, columns, notes = read(path)
     names = sorted({*labels})
