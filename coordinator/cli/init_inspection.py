@@ -30,6 +30,7 @@ from ringtune.storage.arrow_files import PICTURES, arrow_header, is_arrow, split
 from ringtune.storage.strict import read_json
 from ringtune.storage.tables import CONLL_SUFFIXES, TABLE_SUFFIXES, RowAccount, is_conll, row_place, tagged_rows
 from ringtune.storage.text_files import form_suffix, read_text
+from ringtune.texts import counted
 
 ROWS: Final = (*TABLE_SUFFIXES, ".npz", ".txt", *CONLL_SUFFIXES)
 TRAIN_NAMES: Final = ("train", "training", "data")
@@ -250,7 +251,7 @@ def _inspect_images(path: Path) -> Rows:
     labels, columns, notes = read(path)
     names = sorted({*labels})
     more = ", ..." if len(names) > _SHOWN else ""
-    words = f"{path} has {len(labels):,} images of {len(names)} classes ({', '.join(names[:_SHOWN])}{more})"
+    words = f"{path} has {counted(len(labels), 'image')} of {len(names)} classes ({', '.join(names[:_SHOWN])}{more})"
     if len(names) < 2:
         raise DataError(f"{words}; give it two classes or more")
     return Rows(words=words, rows=len(labels), tasks=(IMAGE_CLASSIFICATION,), columns=columns, notes=notes)
@@ -321,5 +322,5 @@ def inspect_tagged(path: Path, *, words: str, tags: str) -> Rows:
         raise DataError(f"{path} has no rows; give it a text, or another file with --data")
     names = tuple(sorted(found))
     shown = ", ".join(names[:_SHOWN_TAGS]) + (", ..." if len(names) > _SHOWN_TAGS else "")
-    told = f"{path} has {rows:,} texts with {num_words:,} words and the tags {shown}"
+    told = f"{path} has {counted(rows, 'text')} with {counted(num_words, 'word')} and the tags {shown}"
     return Rows(words=told, rows=rows, tasks=(TAGGING,), text=text, tags=names)

@@ -419,6 +419,16 @@ def test_load_job_refuses_bytes_that_are_no_text(tmp_path: Path) -> None:
         load_job(tmp_path / "job.toml")
 
 
+def test_load_job_says_that_rows_are_no_job(tmp_path: Path) -> None:
+    """Whatever is in the file; with the command that makes a job for it."""
+    for name, content in (("rows.csv", b"text,label\ngood,pos\n"), ("rows.parquet", b"PAR1\xff\xfe")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(
+            JobError, match=rf"{name} is no job, it ends in \.\w+ as rows do; 'ringtune init --data FILE'"
+        ):
+            load_job(tmp_path / name)
+
+
 def test_load_job_names_file_and_key(tmp_path: Path) -> None:
     """The message of a bad key begins with the file."""
     path = tmp_path / "job.toml"

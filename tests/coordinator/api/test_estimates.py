@@ -212,6 +212,15 @@ def test_plan_command_writes_a_plan_that_a_run_takes(wanted: Job, tmp_path: Path
     assert isinstance(refused.exception, StorageError) and "it is a folder" in str(refused.exception)
 
 
+def test_plan_refuses_a_model_without_a_tokenizer(wanted: Job, tmp_path: Path) -> None:
+    """As training would, and with the same remedy."""
+    for file in (tmp_path / "model").glob("*token*"):
+        file.unlink()
+    (tmp_path / "model/vocab.txt").unlink(missing_ok=True)
+    with pytest.raises(ModelError, match=r"model has no tokenizer .*tokenizer\.save_pretrained\('"):
+        plan(wanted, assume=2, memory="1GiB")
+
+
 def test_plan_says_that_the_classifier_in_the_folder_is_not_used(wanted: Job, tmp_path: Path) -> None:
     """With its classes and those of the rows; of a folder without one nothing is said."""
     assert not any("classifier" in line for line in plan(wanted, assume=2, memory="1GiB").rows)
