@@ -24,11 +24,7 @@ R = TypeVar("R")
 
 
 def parse_changes(changes: Iterable[str]) -> dict[str, object]:
-    """Split each ``KEY=VALUE`` into a dotted key and its value.
-
-    Raises:
-        UsageError: not ``KEY=VALUE``, or a key without a section.
-    """
+    """Split each ``KEY=VALUE`` into a dotted key and its value; raises ``UsageError``."""
     values: dict[str, object] = {}
     for change in changes:
         key, equals, text = change.partition("=")

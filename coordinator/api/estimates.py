@@ -39,6 +39,7 @@ from ringtune.job.rows import (
 )
 from ringtune.models.conversations import Conversation, PlainPair, columns_of, require_template
 from ringtune.models.family import CAUSAL_LM, CHAT, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
+from ringtune.models.tokenizer import require_tokenizer
 from ringtune.schedule.batches import even_share, hold_out, pack_rows, split_rows
 from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.text_files import read_text
@@ -266,6 +267,8 @@ def estimate(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> Estimated:
     available = num_nodes * memory_bytes if memory_bytes else None
     setup = LocalSetup.of(job, num_nodes, available_bytes=available, base_bytes=0 if memory_bytes else None)
     model = model_facts(job.model.path, job)
+    if job.model.task != IMAGE_CLASSIFICATION:
+        require_tokenizer(Path(job.model.path))
     token_bytes = computed_token_bytes(model, job)
     files, counted, problems = (
         [file for file in (job.data.train, job.data.eval) if file],

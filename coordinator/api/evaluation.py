@@ -96,11 +96,15 @@ def evaluate_on_ring(
         with _free_coordinator(address, insecure=insecure) as client:
             came = client.evaluate(job, owner="", saved=run.saved, progress=Progress())
         return _figures(came, Path())
-    options = ["--guest"]  # a guest's rows are never used for training
-    options += ["--insecure"] if insecure else []
-    options += ["--model", str(model.resolve())] if model is not None else []
     check_rows(job.model.task, job.data)
+    options = _guest_options(model, insecure=insecure)
     return _evaluate(run, job, address, join_s=join_s, insecure=insecure, options=options, take=_figures)
+
+
+def _guest_options(model: Path | None, *, insecure: bool) -> list[str]:
+    """Return the options of a node that joins for its own rows only, which are never used for training."""
+    place = ["--model", str(model.resolve())] if model is not None else []
+    return ["--guest", *(["--insecure"] if insecure else []), *place]
 
 
 def texts_on_ring(
@@ -123,8 +127,7 @@ def texts_on_ring(
     Raises:
         RingTuneError: the error of the run.
     """
-    options = ["--guest", *(["--insecure"] if insecure else [])]
-    options += ["--model", str(model.resolve())] if model is not None else []
+    options = _guest_options(model, insecure=insecure)
     job = dataclasses.replace(evaluation_job(run, data), generation=dataclasses.replace(settings, loss=False))
     try:
         texts = _evaluate(run, job, address, join_s=join_s, insecure=insecure, options=options, take=_texts)

@@ -180,11 +180,7 @@ def check_head(run: SavedRun, config: Mapping[str, Any]) -> None:
 
 
 def checked_id(base_model: str) -> str:
-    """Return the id of a base model, ``name`` or ``owner/name``.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """Return the id of a base model, ``name`` or ``owner/name``; raises ``UsageError``."""
     if not _MODEL_ID.fullmatch(base_model):
         raise UsageError(f"{base_model!r} is no model id; give one with --base-model NAME or OWNER/NAME")
     return base_model
@@ -201,11 +197,7 @@ def private_paths(run: SavedRun) -> tuple[str, ...]:
 
 
 def check_private(name: str, text: str, paths: Iterable[str]) -> None:
-    """Refuse a text with one of these paths.
-
-    Raises:
-        IntegrityError: names the path.
-    """
+    """Refuse a text with one of these paths; raises ``IntegrityError``."""
     for path in paths:
         if path in text:
             raise IntegrityError(f"{name} names the local path {path}; remove it there and export again")
@@ -404,11 +396,7 @@ def _export_lora(run: SavedRun, target: Path, base_model: str, model: Path | Non
 
 @contextmanager
 def _working_folder(target: Path) -> Iterator[Path]:
-    """Yield a new folder beside the target; it is removed at the end.
-
-    Raises:
-        StorageError: it can't be written.
-    """
+    """Yield a new folder beside the target, which is removed at the end; raises ``StorageError``."""
     folder = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
         make_folder(target.parent)

@@ -302,11 +302,7 @@ def _steps(part: Mapping[str, Any] | None, inside: str) -> list[Mapping[str, Any
 
 
 def _split_name(whole: Mapping[str, Any]) -> str:
-    """Return llama.cpp's name of how a byte-level tokenizer splits a text.
-
-    Raises:
-        UsageError: it has none.
-    """
+    """Return llama.cpp's name of how a byte-level tokenizer splits a text; raises ``UsageError``."""
     splits, problems = [], []
     for step in _steps(whole.get("pre_tokenizer"), "pretokenizers"):
         if step["type"] == "Split" and step.get("behavior") == "Isolated" and not step.get("invert"):

@@ -53,24 +53,18 @@ def harness(
         raise UsageError(f"--harness-data {data} is no folder; give one with tasks of lm-eval")
     require_user(run, user)
     with tempfile.TemporaryDirectory(prefix="ringtune-") as name, adapter_of(run, user) as chosen:
-        job_file, log = Path(name) / "job.toml", Path(name) / "log"
-        job_file.write_text(evaluation_job(chosen, None, model=model).to_toml(), encoding="utf-8")
-        words = [str(job_file), str(chosen.saved.resolve()), ",".join(tasks), *([str(data.resolve())] if data else [])]
+        words = [",".join(tasks), *([str(data.resolve())] if data else [])]
         words += ["--apply-chat-template"] if apply_chat_template else []
-        return _figures(words, log, tell)
-
-
-def _figures(words: Sequence[str], log: Path, tell: Callable[[str], object]) -> Figures:
-    found: Figures = {}
-    late = f"no request of lm-eval was done within {SILENCE_S:g} s; take a smaller task, or a faster machine"
-    with LineProcess("the evaluation", command_of("edge.runtime.harness", *words), log) as process:
-        while (line := process.next(SILENCE_S, late)) is not None:
-            found = line.get("tasks", found)
-            if "done" in line and str(line["done"]).strip("0") == "1":
-                tell(f"lm-eval: {line['done']:,} requests")
-        if error := process.error():
-            raise error
-    return found
+        job = evaluation_job(chosen, None, model=model)
+        command = command_of("edge.runtime.harness", chosen, job, Path(name), *words)
+        late = f"no request of lm-eval was done within {SILENCE_S:g} s; take a smaller task, or a faster machine"
+        figures: Figures = {}
+        with LineProcess("the evaluation", command, Path(name) / "log") as process:
+            for line in process.lines(SILENCE_S, late):
+                figures = line.get("tasks", figures)
+                if "done" in line and str(line["done"]).strip("0") == "1":
+                    tell(f"lm-eval: {line['done']:,} requests")
+        return figures
 
 
 def lines_of(figures: Figures) -> Iterator[str]:

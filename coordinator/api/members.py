@@ -48,11 +48,7 @@ class Coordinator:
             return Table(nodes_json(client.nodes()))
 
     def runs(self) -> Table:
-        """Return the stored runs, oldest first.
-
-        Raises:
-            RingTuneError: the coordinator stores none, or does not answer.
-        """
+        """Return the stored runs, oldest first; raises ``RingTuneError``."""
         from coordinator.screen.listing import runs_json
 
         with self._connected() as client:

@@ -21,11 +21,7 @@ _UNREADABLE: Final = (OSError, ValueError, EOFError, MemoryError, KeyError, NotI
 
 
 class Archive:
-    """An open npz file; a context manager.
-
-    Raises:
-        DataError: it is no zip file, or can't be read.
-    """
+    """An open npz file, as a context manager; raises ``DataError``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -48,11 +44,7 @@ class Archive:
         return tuple(name.removesuffix(".npy") for name in self._zip.namelist())
 
     def header(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Read shape and type of an array.
-
-        Raises:
-            DataError: there is no such array, or it is damaged.
-        """
+        """Read shape and type of an array; raises ``DataError``."""
         return self._read(name, _header)
 
     def labels(self, name: str) -> list[str]:

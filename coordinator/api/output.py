@@ -221,11 +221,7 @@ class Plot:
 
 
 def require_plot_place(path: Path) -> None:
-    """Refuse a path that has anything but an earlier plot, recognised by its program's name.
-
-    Raises:
-        UsageError: something else is there, or the name has another ending.
-    """
+    """Refuse a path that has anything but an earlier plot, recognised by its program's name; raises ``UsageError``."""
     if path.suffix.lower() not in _FORMATS:
         raise UsageError(f"the picture {path} has to end in {' or '.join(_FORMATS)}")
     require_own(path, "picture drawn by ringtune", _is_drawn_here)

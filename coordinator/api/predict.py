@@ -44,6 +44,7 @@ from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.durable import check_writable, put_other_aside, replacing, write_durably
 from ringtune.storage.text_files import read_text, resolved
 from ringtune.techniques.generation import MAX_ROWS, GenerationSettings
+from ringtune.texts import counted
 
 
 class RowPrediction(NamedTuple):
@@ -74,42 +75,6 @@ class Sampling(NamedTuple):
     max_new_tokens: int = 50
     temperature: float = 0.0
     seed: int = 0
-
-
-def predictions_of(
-    run: SavedRun, data: Path, how: Sampling, *, model: Path | None, tell: Callable[[str], object]
-) -> Iterator[RowPrediction]:
-    """Yield every row of a file with the prediction of a run's result.
-
-    ``tell`` gets sentences on rows that were cut, and on unused settings of the model. Targets may be missing in
-    ``data``; ``model`` replaces the job's.
-
-    Raises:
-        RingTuneError: the error of the process.
-        DeadlineError: no prediction for ``runtime.wait_s`` seconds.
-    """
-    job = evaluation_job(run, data, model=model)
-    with tempfile.TemporaryDirectory(prefix="ringtune-") as name:
-        (Path(name) / "job.toml").write_text(job.to_toml(), encoding="utf-8")
-        options = ["--max-new-tokens", str(how.max_new_tokens), "--temperature", str(how.temperature)]
-        words = [str(Path(name) / "job.toml"), str(run.saved.resolve()), str(resolved(data)), *options]
-        command = command_of("edge.runtime.inference", *words, "--seed", str(how.seed))
-        with LineProcess("predicting", command, Path(name) / "log") as process:
-            yield from _read(process, wait_s=job.runtime.wait_s, tell=tell)
-
-
-def _read(process: LineProcess, *, wait_s: float, tell: Callable[[str], object] = str) -> Iterator[RowPrediction]:
-    late = (
-        f"waited {wait_s:g} s for the next row of the process that predicts; shorten the rows, or raise "
-        "runtime.wait_s in the run's job.toml"
-    )
-    while (line := process.next(wait_s, late)) is not None:
-        if "told" in line:
-            tell(str(line["told"]))
-        else:
-            yield RowPrediction(row=line["row"], said=line["predicted"])
-    if error := process.error():
-        raise error
 
 
 MAX_NEW_TOKENS: Final = 4096
@@ -178,18 +143,38 @@ def predict_rows(
     ring: Ring | None = None,
     tell: Callable[[str], object] = str,
 ) -> Iterator[RowPrediction]:
-    """Yield every row of a file with the prediction of a run's result; arguments as ``predictions_of``.
+    """Yield every row of a file with the prediction of a run's result.
 
-    ``user`` selects the adapters if each user has their own. With a ``ring`` a language model writes there.
+    ``tell`` gets sentences on rows that were cut, and on unused settings of the model. Targets may be missing in
+    ``data``; ``model`` replaces the job's; ``user`` selects the adapters if each user has their own. With a ``ring`` a
+    language model writes there.
 
     Raises:
         RingTuneError: the error of the predicting process.
+        DeadlineError: no prediction for ``runtime.wait_s`` seconds.
     """
-    with adapter_of(run, user) as chosen:
-        if ring is None:
-            yield from predictions_of(chosen, data, how, model=model, tell=tell)
-        else:
+    with adapter_of(run, user) as chosen, tempfile.TemporaryDirectory(prefix="ringtune-") as name:
+        if ring is not None:
             yield from _texts_of(chosen, data, how, ring, model=model, tell=tell)
+            return
+        job = evaluation_job(chosen, data, model=model)
+        words = [str(resolved(data)), "--max-new-tokens", str(how.max_new_tokens)]
+        words += ["--temperature", str(how.temperature), "--seed", str(how.seed)]
+        command = command_of("edge.runtime.inference", chosen, job, Path(name), *words)
+        with LineProcess("predicting", command, Path(name) / "log") as process:
+            yield from _read(process, wait_s=job.runtime.wait_s, tell=tell)
+
+
+def _read(process: LineProcess, *, wait_s: float, tell: Callable[[str], object] = str) -> Iterator[RowPrediction]:
+    late = (
+        f"waited {wait_s:g} s for the next row of the process that predicts; shorten the rows, or raise "
+        "runtime.wait_s in the run's job.toml"
+    )
+    for line in process.lines(wait_s, late):
+        if "told" in line:
+            tell(str(line["told"]))
+        else:
+            yield RowPrediction(row=line["row"], said=line["predicted"])
 
 
 def _texts_of(
@@ -248,6 +233,7 @@ def _sample(prompt: str, folder: Path) -> dict[str, Any]:
 
 
 _OF_CLASS = "of_class"
+_TITLES: Final = {"rouge_l": "ROUGE-L"}
 _MAX_COUNTED = 1000
 
 
@@ -258,11 +244,7 @@ class JsonWriter:
         self._file, self._head = file, {"event": event} if event else {}
 
     def add(self, found: RowPrediction) -> None:
-        """Write a row; probabilities are an object.
-
-        Raises:
-            DataError: the row already has a column of that name.
-        """
+        """Write a row; probabilities are an object; raises ``DataError``."""
         self._file.write(json.dumps({**self._head, **joined(found)}, ensure_ascii=False) + "\n")
         self._file.flush()
 
@@ -372,9 +354,6 @@ class Summary:
             self._judged += 1
             self._squares, self._sizes = self._squares + error**2, self._sizes + abs(error)
 
-    def _errors(self) -> dict[str, float]:
-        return {"mse": self._squares / self._judged, "mae": self._sizes / self._judged}
-
     def _count(self, named: str, truth: object) -> None:
         if named in self._names or len(self._names) < _MAX_COUNTED:
             self._names[named] += 1
@@ -388,42 +367,33 @@ class Summary:
         found |= {"ended_at_once": self._ended_at_once} if self._ended_at_once else {}
         if self._column:
             found["tags" if self._counted == "words" else "classes"] = dict(sorted(self._names.items()))
-        if self._judged and self._number:
-            found |= {"judged": self._judged, **{name: round(value, 6) for name, value in self._errors().items()}}
-        elif self._judged and self._reference:
-            found |= {"judged": self._judged, "rouge_l": round(self._overlaps / self._judged, 6)}
-        elif self._judged:
-            found |= {"judged": self._judged, "accuracy": round(self._right / self._judged, 6)}
+        if self._judged:
+            found |= {"judged": self._judged, **{name: round(mean, 6) for name, mean in self._means().items()}}
         return found
+
+    def _means(self) -> dict[str, float]:
+        """Return the figures of the judged rows or words, by name."""
+        sums: dict[str, float] = {"accuracy": self._right}
+        if self._number:
+            sums = {"mse": self._squares, "mae": self._sizes}
+        elif self._reference:
+            sums = {"rouge_l": self._overlaps}
+        return {name: total / self._judged for name, total in sums.items()}
 
     def lines(self) -> Iterable[str]:
         """Yield the counts in words."""
-        rows = f"{self._rows:,} row{'s' * (self._rows != 1)}"
-        if self._column:
-            counts = ", ".join(f"{count:,} {name}" for name, count in sorted(self._names.items()))
-            yield f"{rows}: {counts}"
-        else:
-            yield rows
+        names = ", ".join(f"{count:,} {name}" for name, count in sorted(self._names.items()))
+        yield counted(self._rows, "row") + (f": {names}" if self._column else "")
         if self._ended_at_once:
             yield f"{self._ended_at_once:,} of them got an empty text: the model's first token was that of the end"
-        if self._judged and self._number:
-            errors = ", ".join(f"{name} {value:.4f}" for name, value in self._errors().items())
-            yield f"{errors} on the {self._judged:,} rows that have a {self._number!r} of their own"
-        elif self._judged and self._reference:
-            mean = self._overlaps / self._judged
-            yield f"ROUGE-L {mean:.4f} on the {self._judged:,} rows that have a {self._reference!r} of their own"
-        elif self._judged:
-            share = self._right / self._judged
-            judged = f"{self._judged:,} {self._counted}"
-            yield f"accuracy {share:.4f} on the {judged} that have a {self._column!r} of their own"
+        if self._judged:
+            means = ", ".join(f"{_TITLES.get(name, name)} {mean:.4f}" for name, mean in self._means().items())
+            column = self._number or self._reference or self._column
+            yield f"{means} on the {self._judged:,} {self._counted} that have a {column!r} of their own"
 
 
 def joined(found: RowPrediction) -> dict[str, Any]:
-    """Return a row's own columns and the predicted ones; probabilities are an object.
-
-    Raises:
-        DataError: the row already has a column of that name.
-    """
+    """Return a row's own columns and the predicted ones; probabilities are an object; raises ``DataError``."""
     said = {("probabilities" if name == _OF_CLASS else name): value for name, value in found.said.items()}
     return _joined(found.row, said)
 

@@ -123,12 +123,7 @@ def _moves(report_file: Path) -> list[tuple[int, float, str]]:
 
 
 def read_plan(path: Path) -> Plan:
-    """Read a plan from a file.
-
-    Raises:
-        IntegrityError: it is not readable.
-        InvalidInputError: it breaks a rule; names the file.
-    """
+    """Read a plan from a file; raises ``IntegrityError`` or ``InvalidInputError``."""
     value = read_run_file(path)
     if value.get("event") == "plan" and isinstance(value.get("plan"), dict):
         value = value["plan"]

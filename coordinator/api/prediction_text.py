@@ -131,12 +131,7 @@ def _depths(found: Prediction) -> list[str]:
 
 
 def check_out(folder: Path) -> None:
-    """Refuse a folder with a ``trace.json`` that no prediction wrote.
-
-    Raises:
-        StorageError: ``folder`` is no folder.
-        UsageError: it has a real run.
-    """
+    """Refuse a folder with a ``trace.json`` that no prediction wrote; raises ``StorageError`` or ``UsageError``."""
     if folder.exists() and not folder.is_dir():
         raise StorageError(f"--out {folder} is no folder; choose another")
     if (folder / TRACE_FILE).exists() and not (folder / PREDICTION_FILE).exists():
@@ -330,11 +325,7 @@ def sweep_rows(axes: Sequence[Axis], before: PredictedPlan, cells: Sequence[Cell
 
 
 def require_sweep_place(path: Path) -> None:
-    """Refuse a path that has anything but an earlier sweep, recognised by its titles.
-
-    Raises:
-        UsageError: something else is there.
-    """
+    """Refuse a path that has anything but an earlier sweep, recognised by its titles; raises ``UsageError``."""
     require_own(path, "CSV file of a sweep that 'ringtune what-if' wrote", _is_sweep)
 
 

@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple
 from coordinator.api.user_adapters import adapter_of, require_user
 from coordinator.client.saved_run import SavedRun, evaluation_job
 from ringtune.errors import DeadlineError, PeerLostError, RingTuneError, UsageError
+from ringtune.job.job import Job
 from ringtune.machine.process import exit_error
 from ringtune.models.family import LANGUAGE_TASKS
 
@@ -31,9 +32,11 @@ Event = Mapping[str, Any]
 _END_S: Final = 10.0
 
 
-def command_of(module: str, *words: str) -> list[str]:
-    """Return the command line of a process that runs one of our modules."""
-    return [sys.executable, "-P", "-m", module, *words]
+def command_of(module: str, run: SavedRun, job: Job, folder: Path, *words: str) -> list[str]:
+    """Return the command of a process of one of our modules for a run's result; ``folder`` gets the file of the job."""
+    job_file = folder / "job.toml"
+    job_file.write_text(job.to_toml(), encoding="utf-8")
+    return [sys.executable, "-P", "-m", module, str(job_file), str(run.saved.resolve()), *words]
 
 
 class LineProcess:
@@ -96,6 +99,13 @@ class LineProcess:
                 self._begun = [begun]
         found: dict[str, Any] = json.loads(self._lines.popleft())
         return found
+
+    def lines(self, wait_s: float, late: str) -> Iterator[dict[str, Any]]:
+        """Yield all lines, and raise the error of the process at their end; ``DeadlineError`` as ``next``."""
+        while (line := self.next(wait_s, late)) is not None:
+            yield line
+        if error := self.error():
+            raise error
 
     def error(self) -> RingTuneError | None:
         """Return the error of a process that has closed its output; None if it has ended well."""
@@ -162,19 +172,12 @@ class TextProcess:
         self._is_answering = threading.Lock()
 
     def __enter__(self) -> TextProcess:
-        """Start the process, and load the model.
-
-        Raises:
-            RingTuneError: the error of the process.
-            DeadlineError: the model was not loaded within ``runtime.wait_s`` seconds.
-        """
+        """Start the process, and load the model; raises ``RingTuneError`` or ``DeadlineError``."""
         with contextlib.ExitStack() as undo:
             folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="ringtune-")))
             with adapter_of(self._run, self._user) as chosen:
-                job_file = folder / "job.toml"
-                job_file.write_text(evaluation_job(chosen, None, model=self._model).to_toml(), encoding="utf-8")
-                words = [str(job_file), str(chosen.saved.resolve()), str(os.getpid())]
-                command = command_of("edge.runtime.text_process", *words)
+                job = evaluation_job(chosen, None, model=self._model)
+                command = command_of("edge.runtime.text_process", chosen, job, folder, str(os.getpid()))
                 process = LineProcess("the process that writes texts", command, folder / "log", has_input=True)
                 self._process = undo.enter_context(process)
                 self.ready = Ready(**self._next()["ready"])

@@ -237,11 +237,7 @@ def _submit(request: RunRequest, folder: RunFolder, client: Client, say: Callabl
 
 
 def require_place(local: int, coordinator: str, nodes: int) -> None:
-    """Refuse a command with both local nodes and a coordinator, or with neither.
-
-    Raises:
-        UsageError: names the options.
-    """
+    """Refuse a command with both local nodes and a coordinator, or with neither; raises ``UsageError``."""
     if bool(local) == bool(coordinator):
         raise UsageError("give one of --local N and --coordinator HOST:PORT")
     if nodes and local:

@@ -30,11 +30,7 @@ MERGE_S: Final = 3600.0
 
 
 def check_can_merge(run: SavedRun) -> None:
-    """Refuse a run with an adapter that can't be merged into weight matrices.
-
-    Raises:
-        UsageError: gives the reason and a remedy.
-    """
+    """Refuse a run with an adapter that can't be merged into weight matrices; raises ``UsageError``."""
     adapter = run.job.adapter.config
     if run.result.is_model:
         raise UsageError(f"{run.folder} has a whole model, there is nothing to merge; leave --merge out")

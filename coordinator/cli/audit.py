@@ -6,10 +6,7 @@ import typer
 
 from ringtune import options
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-
-@app.command()
 def audit(folder: options.RunFolder, json: options.Json = False) -> None:
     """Check the ledger of a run with [audit]: signatures, links, nodes of the plan, states of turns, and the result.
 

@@ -17,13 +17,11 @@ from ringtune import options
 if TYPE_CHECKING:
     from coordinator.web.completions import Answering
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 MAX_CHARACTERS: Final = 1 << 20
 _OBEYED: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Characters that a terminal obeys; a model may write them."""
 
 
-@app.command()
 def chat(
     folder: options.RunFolder,
     system: Annotated[

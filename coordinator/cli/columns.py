@@ -16,6 +16,7 @@ from ringtune.models.family import CAUSAL_LM, CHAT, CLASSIFICATION, PAIR_TASKS, 
 from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.tables import RowAccount, row_place, table_rows
 from ringtune.storage.text_files import form_suffix
+from ringtune.texts import counted
 
 MAX_CLASSES: Final = 1000
 """Most different values that are counted in a column; with more it has no classes."""
@@ -122,7 +123,7 @@ class Table:
 
     def as_text(self) -> str:
         """Describe the table for an error message."""
-        return f"{self.path} has {self.rows:,} rows and the columns {', '.join(map(Column.as_text, self.all))}"
+        return f"{self.path} has {counted(self.rows, 'row')} and the columns {', '.join(map(Column.as_text, self.all))}"
 
     @property
     def all(self) -> list[Column]:
@@ -365,11 +366,7 @@ def _by_name(table: Table, key: str, columns: Sequence[Column]) -> str:
 
 
 def parse_columns(words: Sequence[str]) -> dict[str, str]:
-    """Read words ``KEY=COLUMN``.
-
-    Raises:
-        UsageError: a word has another form.
-    """
+    """Read words ``KEY=COLUMN``; raises ``UsageError``."""
     pairs = {word: word.partition("=") for word in words}
     for word, (key, equals, name) in pairs.items():
         if not (key and equals and name):

@@ -154,12 +154,7 @@ def rotate(
 
 
 def open_database(url: str, *, lease_s: float = 10.0) -> Database:
-    """Open the database of ``--database URL``, without its lease.
-
-    Raises:
-        UsageError: wrong URL, or a library is missing.
-        StorageError: the database does not answer.
-    """
+    """Open the database of ``--database URL``, without its lease; raises ``UsageError`` or ``StorageError``."""
     try:
         from coordinator.server.database import Database
     except ImportError as error:

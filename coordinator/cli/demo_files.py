@@ -214,11 +214,7 @@ class Sentence(NamedTuple):
 
 
 def read_sentences(path: Path) -> tuple[Sentence, ...]:
-    """Read the Rotten Tomatoes sentences of the package's file, in the file's order.
-
-    Raises:
-        DataError: the file has other columns.
-    """
+    """Read the Rotten Tomatoes sentences of the package's file, in the file's order; raises ``DataError``."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file)
         if not {"text", "label", "source"} <= set(rows.fieldnames or ()):
@@ -229,11 +225,7 @@ def read_sentences(path: Path) -> tuple[Sentence, ...]:
 def split(
     sentences: Iterable[Sentence], *, num_held_out: int = NUM_HELD_OUT
 ) -> tuple[tuple[Sentence, ...], tuple[Sentence, ...]]:
-    """Return training and held-out sentences; no text is in both.
-
-    Raises:
-        DataError: there are not enough sentences.
-    """
+    """Return training and held-out sentences, with no text in both; raises ``DataError``."""
     unique = {sentence.text: sentence for sentence in sentences}
     if len(unique) <= num_held_out:
         raise DataError(f"{len(unique)} sentences are too few to hold {num_held_out} out and train on the rest")

@@ -10,10 +10,7 @@ import typer
 
 from ringtune import options
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-
-@app.command("eval")
 def evaluate(
     context: typer.Context,
     folder: options.RunFolder,
@@ -108,11 +105,7 @@ def evaluate(
 
 
 def refuse_other_rows(context: typer.Context, harness: str) -> None:
-    """Refuse options of rows beside --harness, and options of lm-eval without it.
-
-    Raises:
-        UsageError: one was typed.
-    """
+    """Refuse options of rows beside --harness, and options of lm-eval without it; raises ``UsageError``."""
     from ringtune.errors import UsageError
 
     if not harness:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from ringtune import options
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+_NODES: Final = 2
 
 
-@app.command()
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The job file to write.")] = Path("job.toml"),
     task: Annotated[
@@ -67,7 +66,7 @@ def init(
         task = task or CLASSIFICATION
         model, train = model or "models/all-MiniLM-L6-v2", str(data or "train.csv")
         text = job_template(task, model=model, train=train, evaluate=str(eval_data or ""))
-        found = WrittenJob(text=text, task=task, saw=(), chosen={})
+        found = WrittenJob(text=text, task=task, saw=(), chosen={}, rows=_NODES)
     else:
         wizard_options = WizardOptions(
             folder=file.parent,
@@ -87,11 +86,12 @@ def init(
         for name, choice in found.chosen.items()
         if choice.reason
     )
+    nodes = str(min(_NODES, found.rows))  # each owns a row at least
     lines = [
         *(*found.saw, *reasons),
         *([f"training will refuse these rows: {found.problems}"] if found.problems else []),
         f"wrote {file}; change it, then see what would happen, and train:",
-        f"  {hint('plan', str(file), '--assume', '2')}",
-        f"  {hint('train', str(file), '--local', '2', '--out', 'run')}",
+        f"  {hint('plan', str(file), '--assume', nodes)}",
+        f"  {hint('train', str(file), '--local', nodes, '--out', 'run')}",
     ]
     options.show(event, lines, as_json=json)

@@ -30,6 +30,7 @@ from ringtune.storage.arrow_files import PICTURES, arrow_header, is_arrow, split
 from ringtune.storage.strict import read_json
 from ringtune.storage.tables import CONLL_SUFFIXES, TABLE_SUFFIXES, RowAccount, is_conll, row_place, tagged_rows
 from ringtune.storage.text_files import form_suffix, read_text
+from ringtune.texts import counted
 
 ROWS: Final = (*TABLE_SUFFIXES, ".npz", ".txt", *CONLL_SUFFIXES)
 TRAIN_NAMES: Final = ("train", "training", "data")
@@ -63,11 +64,7 @@ def find_rows(folder: Path) -> tuple[Path, Path | None]:
 
 
 def find_model(folder: Path) -> Path:
-    """Find the model folder: the folder itself, a folder in it, or one in its ``models``.
-
-    Raises:
-        ModelError: there is none, or there are several.
-    """
+    """Find the model folder: the folder itself, a folder in it, or one in its ``models``; raises ``ModelError``."""
     places = [folder, *_entries(folder), *_entries(folder / "models")]
     found = [path for path in places if (path / CONFIG_FILE).is_file()]
     if len(found) == 1:
@@ -249,16 +246,12 @@ def encoded_images(path: Path) -> dict[str, str]:
 
 
 def _inspect_images(path: Path) -> Rows:
-    """Count the images of each class.
-
-    Raises:
-        DataError: there are none, or of one class only.
-    """
+    """Count the images of each class; raises ``DataError``."""
     read = _read_encoded if is_arrow(path) else _read_folder if path.is_dir() else _read_archive
     labels, columns, notes = read(path)
     names = sorted({*labels})
     more = ", ..." if len(names) > _SHOWN else ""
-    words = f"{path} has {len(labels):,} images of {len(names)} classes ({', '.join(names[:_SHOWN])}{more})"
+    words = f"{path} has {counted(len(labels), 'image')} of {len(names)} classes ({', '.join(names[:_SHOWN])}{more})"
     if len(names) < 2:
         raise DataError(f"{words}; give it two classes or more")
     return Rows(words=words, rows=len(labels), tasks=(IMAGE_CLASSIFICATION,), columns=columns, notes=notes)
@@ -329,5 +322,5 @@ def inspect_tagged(path: Path, *, words: str, tags: str) -> Rows:
         raise DataError(f"{path} has no rows; give it a text, or another file with --data")
     names = tuple(sorted(found))
     shown = ", ".join(names[:_SHOWN_TAGS]) + (", ..." if len(names) > _SHOWN_TAGS else "")
-    told = f"{path} has {rows:,} texts with {num_words:,} words and the tags {shown}"
+    told = f"{path} has {counted(rows, 'text')} with {counted(num_words, 'word')} and the tags {shown}"
     return Rows(words=told, rows=rows, tasks=(TAGGING,), text=text, tags=names)

@@ -52,12 +52,13 @@ from ringtune.models.family import (
     QUESTION_ANSWERING,
     REGRESSION,
     TAGGING,
+    Dimensions,
 )
 from ringtune.schedule.batches import hold_out
 from ringtune.storage.arrow_files import is_arrow
 from ringtune.storage.tables import RowAccount
 from ringtune.storage.text_files import resolved
-from ringtune.texts import listed
+from ringtune.texts import counted, listed
 
 MAX_QUESTIONS: Final = 5
 
@@ -117,83 +118,61 @@ _EVALUATIONS = 8
 _MIN_ROWS_TO_HOLD_OUT = 20
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobFacts:
-    """Facts from which the settings are chosen.
+def choose_settings(
+    task: str, rows: int, texts: Sequence[Column], model: Dimensions, length: str, *, has_eval: bool
+) -> dict[str, ChosenValue]:
+    """Choose the values of a job's keys, each with its reason.
 
-    Attributes:
+    Args:
+        task: of the job.
         rows: number of training rows, before any is held out.
         texts: columns that become tokens; empty for images and plain text.
-        longest: most tokens that the model accepts.
+        model: blocks, width and longest row.
+        length: one of ``LENGTHS``.
         has_eval: whether there is a file of evaluation rows.
     """
-
-    task: str
-    rows: int
-    texts: Sequence[Column]
-    longest: int
-    blocks: int
-    hidden: int
-    has_eval: bool
-
-
-def choose_settings(seen: JobFacts, length: str) -> dict[str, ChosenValue]:
-    """Choose the values of a job's keys, each with its reason; ``length`` is one of ``LENGTHS``."""
     found: dict[str, ChosenValue] = {}
-    tokens = _max_length(seen)
-    if seen.task != IMAGE_CLASSIFICATION:
-        found["train.max_length"] = tokens
-    batch = _batch_size(seen, int(str(tokens.value)))
-    found["train.batch_size"] = batch
-    size = int(str(batch.value))
+    tokens, reason = _max_length(task, texts, 0 if model.fixed else model.longest)
+    if task != IMAGE_CLASSIFICATION:
+        found["train.max_length"] = ChosenValue(tokens, reason)
+    usual = 8 if tokens > _LONG_TOKENS or task in LANGUAGE_TASKS else 16
+    size = min(usual, 1 << max(0, (rows // 8).bit_length() - 1))
+    found["train.batch_size"] = ChosenValue(size, "few rows" if size < usual else "")
     found["train.microbatches"] = ChosenValue(min(4, size), "")
-    steps = _steps(seen, size, LENGTHS[length])
-    holds_out = not seen.has_eval and seen.rows >= _MIN_ROWS_TO_HOLD_OUT
-    trained = len(hold_out(seen.rows, share=_HELD_OUT, seed=0)[0]) if holds_out else seen.rows
-    found["train.max_steps"] = ChosenValue(steps, f"{steps * size / trained:.1f} epochs of {trained:,} rows")
-    rate = 1e-3 if seen.hidden < _WIDE else 5e-4
-    found["train.learning_rate"] = ChosenValue(rate, f"usual for adapters of a model of width {seen.hidden}")
+    bounded = min(max(_PASSES * rows / size, _MIN_STEPS), _MAX_STEPS)
+    steps = max(20, round(bounded * LENGTHS[length] / 10) * 10)
+    holds_out = not has_eval and rows >= _MIN_ROWS_TO_HOLD_OUT
+    trained = len(hold_out(rows, share=_HELD_OUT, seed=0)[0]) if holds_out else rows
+    found["train.max_steps"] = ChosenValue(steps, f"{steps * size / trained:.1f} epochs of {counted(trained, 'row')}")
+    rate = 1e-3 if model.hidden < _WIDE else 5e-4
+    found["train.learning_rate"] = ChosenValue(rate, f"usual for adapters of a model of width {model.hidden}")
     found["train.lr_schedule"] = ChosenValue("linear", "")
-    every = max(1, steps // (2 * max(1, seen.blocks - 1)))
-    found["unfreeze.every_steps"] = ChosenValue(every, f"all {seen.blocks} blocks train after half of the steps")
+    every = max(1, steps // (2 * max(1, model.num_blocks - 1)))
+    found["unfreeze.every_steps"] = ChosenValue(every, f"all {model.num_blocks} blocks train after half of the steps")
     if holds_out:
         found["data.held_out"] = ChosenValue(_HELD_OUT, "there is no file of rows to evaluate on")
-    if seen.has_eval or "data.held_out" in found:
+    if has_eval or "data.held_out" in found:
         between = max(10, steps // (10 * _EVALUATIONS) * 10)
         found["train.eval_every"] = ChosenValue(between, f"{steps // between} evaluations show whether it still learns")
         found["train.keep_best"] = ChosenValue(True, "the result is that of the evaluation with the lowest loss")
     return found
 
 
-def _max_length(seen: JobFacts) -> ChosenValue:
-    """Tokens for nearly all rows, estimated by their characters; longer contexts of questions are cut into windows."""
-    limit = _MAX_CHAT_TOKENS if seen.task == CHAT else _MAX_TOKENS
-    most = min(seen.longest or limit, limit)
-    if not seen.texts:
-        return ChosenValue(min(most, 128), "")
-    characters = sum(column.at_share(_COVERED) for column in seen.texts)
-    around = _TEMPLATE_TOKENS if seen.task == CHAT else _SPECIAL_TOKENS
+def _max_length(task: str, texts: Sequence[Column], longest: int) -> tuple[int, str]:
+    """Tokens for nearly all rows, estimated by their characters, and the reason; ``longest`` = 0: no limit."""
+    limit = _MAX_CHAT_TOKENS if task == CHAT else _MAX_TOKENS
+    most = min(longest or limit, limit)
+    if not texts:
+        return min(most, 128), ""
+    characters = sum(column.at_share(_COVERED) for column in texts)
+    around = _TEMPLATE_TOKENS if task == CHAT else _SPECIAL_TOKENS
     tokens = math.ceil(characters / _CHARACTERS_PER_TOKEN) + around
     rounded = -(-tokens // _STEP_TOKENS) * _STEP_TOKENS
     value = min(max(rounded, _MIN_TOKENS), most)
     share = f"{_COVERED:.0%} of the rows have at most {characters:,} characters, some {tokens:,} tokens"
-    cut = {QUESTION_ANSWERING: "; longer contexts become windows"}.get(
-        seen.task, f"; rows of more than {value:,} tokens are cut"
-    )
-    return ChosenValue(value, share + (cut if tokens > value else ""))
-
-
-def _batch_size(seen: JobFacts, tokens: int) -> ChosenValue:
-    usual = 8 if tokens > _LONG_TOKENS or seen.task in LANGUAGE_TASKS else 16
-    fitting = 1 << max(0, (seen.rows // 8).bit_length() - 1)
-    return ChosenValue(min(usual, fitting), "few rows" if fitting < usual else "")
-
-
-def _steps(seen: JobFacts, batch_size: int, times: float) -> int:
-    """Number of steps for ``_PASSES`` epochs, within bounds, in tens."""
-    wanted = _PASSES * seen.rows / batch_size
-    bounded = min(max(wanted, _MIN_STEPS), _MAX_STEPS)
-    return max(20, round(bounded * times / 10) * 10)
+    cut = f"; rows of more than {value:,} tokens are cut"
+    cut = "; longer contexts become windows" if task == QUESTION_ANSWERING else cut
+    return value, share + (cut if tokens > value else "")
 
 
 _NORMAL = "normal"
@@ -233,6 +212,7 @@ class WrittenJob:
     Attributes:
         saw: lines on rows, model, task and unused columns.
         chosen: values with their reasons, by key.
+        rows: number of training rows.
         problems: the error that training would raise for invalid rows; empty if all are valid.
     """
 
@@ -240,6 +220,7 @@ class WrittenJob:
     task: str
     saw: tuple[str, ...]
     chosen: Mapping[str, ChosenValue]
+    rows: int
     problems: str = ""
 
 
@@ -269,16 +250,8 @@ def begin(wizard_options: WizardOptions, ask: DefaultAnswers) -> WrittenJob:
         tagged = inspect_tagged(data, words=columns["words"], tags=columns["tags"])
         rows = dataclasses.replace(tagged, tasks=rows.tasks, table=rows.table)
     texts = [rows.text] if rows.text else text_columns(rows.table, task, columns) if rows.table else []
-    seen = JobFacts(
-        task=task,
-        rows=rows.rows,
-        texts=texts,
-        longest=0 if model.dimensions.fixed else model.dimensions.longest,
-        blocks=model.dimensions.num_blocks,
-        hidden=model.dimensions.hidden,
-        has_eval=evaluate is not None,
-    )
-    chosen = {f"data.{key}": found for key, found in chosen_columns.items()} | choose_settings(seen, length)
+    chosen = {f"data.{key}": found for key, found in chosen_columns.items()}
+    chosen |= choose_settings(task, rows.rows, texts, model.dimensions, length, has_eval=evaluate is not None)
     if task in LANGUAGE_TASKS:
         chosen |= LANGUAGE_ADAPTER
     elif "bottleneck" not in FAMILIES[model.model_type].methods:
@@ -308,7 +281,7 @@ def begin(wizard_options: WizardOptions, ask: DefaultAnswers) -> WrittenJob:
         *(f"{line}." for line in look_alike_lines(labels)),
     )
     problems = "; ".join(account.problems() for account in accounts if account and account.problems())
-    return WrittenJob(text=job_text(saw), task=task, saw=saw, chosen=chosen, problems=problems)
+    return WrittenJob(text=job_text(saw), task=task, saw=saw, chosen=chosen, rows=rows.rows, problems=problems)
 
 
 def _account(path: Path, job: Job) -> RowAccount | None:

@@ -8,11 +8,9 @@ import typer
 
 from ringtune import options
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _RUN = "Folder of a run, the --out of 'ringtune train'; or the id of a run that a coordinator stores."
 
 
-@app.command()
 def page(
     run: Annotated[str, typer.Argument(metavar="RUN", help=_RUN)],
     web: options.Web = "127.0.0.1:7080",

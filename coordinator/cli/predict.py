@@ -11,10 +11,7 @@ import typer
 
 from ringtune import options
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-
-@app.command()
 def predict(
     folder: options.RunFolder,
     data: Annotated[

@@ -1,4 +1,4 @@
-"""``ringtune runs``, ``logs``, ``fetch`` and ``stop``: runs that a coordinator stores."""
+"""``ringtune status``, ``runs``, ``logs``, ``fetch`` and ``stop``: runs that a coordinator drives and stores."""
 
 from __future__ import annotations
 
@@ -11,6 +11,20 @@ from ringtune import options
 
 _RUN = "Id of the run, or its folder. Default: the only run."
 Run = Annotated[str, typer.Argument(metavar="RUN", help=_RUN, show_default=False)]
+
+
+def status(
+    coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
+    insecure: options.Insecure = False,
+    json: options.Json = False,
+) -> None:
+    """Show the run of a coordinator (phase, step, loss, helpers) and every node with its state."""
+    from coordinator.client.connection import Connection
+    from coordinator.screen.listing import status_json, status_lines
+
+    with Connection(coordinator, insecure=insecure) as client:
+        found = client.status()
+    options.show(status_json(found), status_lines(found, coordinator), as_json=json)
 
 
 def runs(

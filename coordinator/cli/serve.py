@@ -9,10 +9,7 @@ import typer
 
 from ringtune import options
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-
-@app.command()
 def serve(
     folder: options.RunFolder,
     bind: Annotated[

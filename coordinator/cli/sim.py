@@ -9,10 +9,7 @@ import typer
 
 from ringtune import options
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-
-@app.command("sim")
 def simulate(
     plan: options.PlanFile,
     profile: options.ProfileFile = None,

@@ -11,13 +11,10 @@ import typer
 
 from ringtune import options
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
 _OF_THE_PLAN = ("--plan", "--microbatches", "--wire")
 """Options that a resumed run does not take: it has its plan."""
 
 
-@app.command()
 def train(
     job: options.JobFile,
     out: Annotated[

@@ -18,10 +18,7 @@ if TYPE_CHECKING:
     from coordinator.api.what_if import Comparison
     from coordinator.planner.what_if import CellResult
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-
-@app.command("what-if")
 def what_if(
     plan: options.PlanFile,
     profile: options.ProfileFile = None,

@@ -118,11 +118,7 @@ class Asked(NamedTuple):
 
 
 def asked_of(body: Any, name: str, *, is_chat: bool, has_template: bool) -> Asked:
-    """Read the body of a request for the model ``name``.
-
-    Raises:
-        ProblemError: names the field.
-    """
+    """Read the body of a request for the model ``name``; raises ``ProblemError``."""
     if not isinstance(body, dict):
         raise ProblemError("the body has to be a JSON object")
     given = {key: value for key, value in body.items() if value is not None}
@@ -509,11 +505,7 @@ class CompletionsServer:
         return self._completions.lost
 
     def __enter__(self) -> CompletionsServer:
-        """Start to serve.
-
-        Raises:
-            ConnectionFailedError: the server has not started in time.
-        """
+        """Start to serve; raises ``ConnectionFailedError``."""
         self._thread.start()
         end_s = time.monotonic() + _START_S
         while not self._server.started:

@@ -30,11 +30,7 @@ _MODULES: Final = ("starlette", "uvicorn", "prometheus_client")
 
 
 def require_web(what: str = "the page") -> None:
-    """Refuse to serve without the web libraries.
-
-    Raises:
-        UsageError: names the extra with the libraries.
-    """
+    """Refuse to serve without the web libraries; raises ``UsageError``."""
     missing = [name for name in _MODULES if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(f"{what} needs {', '.join(missing)}, not installed here; {hint_to_install('web')}")
@@ -88,11 +84,7 @@ class PageServer:
         return found
 
     def __enter__(self) -> PageServer:
-        """Start to serve.
-
-        Raises:
-            ConnectionFailedError: the server has not started in time.
-        """
+        """Start to serve; raises ``ConnectionFailedError``."""
         self._thread.start()
         if not self._ready.wait(_START_S):
             raise ConnectionFailedError(f"the page did not begin to listen at {self.address} within {_START_S:g} s")

@@ -30,11 +30,7 @@ _KEYS: Final = ("speeds", "rates", "microbatches")
 
 
 def check_question(value: object) -> dict[str, Any]:
-    """Check a browser's question: factors of speeds and rates, and a number of micro-batches.
-
-    Raises:
-        UsageError: another key or value.
-    """
+    """Check a browser's question: factors of speeds and rates, and a number of micro-batches; raises ``UsageError``."""
     if not isinstance(value, Mapping) or set(value) - set(_KEYS):
         raise UsageError(f"a what-if is an object with {', '.join(_KEYS)}")
     found: dict[str, Any] = {"microbatches": value.get("microbatches", 0)}

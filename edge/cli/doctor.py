@@ -9,10 +9,7 @@ import typer
 
 from ringtune import options
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-
-@app.command()
 def doctor(
     role: Annotated[str, typer.Option(help="Role of this machine: node or coordinator.")] = "node",
     model: Annotated[Path | None, typer.Option(metavar="DIR", help="Check this model folder too.")] = None,

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-
 from ringtune import options
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-
-@app.command()
 def join(
     coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
     token_file: options.TokenFile = Path("-"),

@@ -54,11 +54,7 @@ class Learned(NamedTuple):
 
 
 class Conversations:
-    """The ``Source`` of chat.
-
-    Raises:
-        ModelError: no tokenizer, or one without the offsets of its tokens.
-    """
+    """The ``Source`` of chat; raises ``ModelError``."""
 
     def __init__(self, job: Job, folder: Path) -> None:
         self._data, self._folder = job.data, folder

@@ -91,11 +91,7 @@ Image = TypeVar("Image", ImageFile, EncodedImage)
 
 
 class Images:
-    """The ``Source`` of image classification.
-
-    Raises:
-        ModelError: the model takes no images, or its preprocessor is not readable.
-    """
+    """The ``Source`` of image classification; raises ``ModelError``."""
 
     def __init__(self, job: Job, folder: Path) -> None:
         config = read_config(folder)

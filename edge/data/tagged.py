@@ -45,11 +45,7 @@ class TaggedRow(NamedTuple):
 
 
 class TaggedTexts:
-    """The ``Source`` of token classification.
-
-    Raises:
-        ModelError: no tokenizer, or one that does not map tokens to words.
-    """
+    """The ``Source`` of token classification; raises ``ModelError``."""
 
     def __init__(self, job: Job, folder: Path) -> None:
         self._data = job.data

@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, NoReturn
 
 import typer
@@ -49,8 +49,8 @@ def command_targets() -> dict[str, str]:
 def all_commands() -> dict[str, Any]:
     """Load all commands and sub-commands, keyed by their words, such as ``coordinator token``."""
     found: dict[str, Any] = {}
-    for name, command in _LazyCommands(command_targets()).items():
-        found[name] = command
+    for name, target in command_targets().items():
+        command = found[name] = _load(name, target)
         for below, inner in getattr(command, "commands", {}).items():
             found[f"{name} {below}"] = inner
     return found
@@ -106,39 +106,13 @@ def _missing(name: str, module: str) -> Any:
     return _prepared(name, typer.main.get_command(app))
 
 
-class _LazyCommands(MutableMapping[str, Any]):
-    """Commands by name; a command's module is imported at its first use."""
-
-    def __init__(self, targets: dict[str, str]) -> None:
-        self._targets = targets
-        self._loaded: dict[str, Any] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._loaded:
-            self._loaded[name] = _load(name, self._targets[name])
-            self._loaded[name].rich_help_panel = next((panel for panel in PANELS if name in PANELS[panel]), None)
-        return self._loaded[name]
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._targets.setdefault(name, "")
-        self._loaded[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._targets[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._targets)
-
-    def __len__(self) -> int:
-        return len(self._targets)
-
-
 class LazyGroup(TyperGroup):
     """Group of commands that are imported when they are called."""
 
     def __init__(self, **attrs: Any) -> None:
         super().__init__(**attrs)
-        self.commands = _LazyCommands(command_targets())
+        self._targets = command_targets()
+        self.commands = dict[str, Any](dict.fromkeys(self._targets))
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options before the command."""
@@ -146,6 +120,9 @@ class LazyGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command with this name; None if there is none."""
+        if cmd_name in self._targets and self.commands[cmd_name] is None:
+            self.commands[cmd_name] = command = _load(cmd_name, self._targets[cmd_name])
+            command.rich_help_panel = next((panel for panel, names in PANELS.items() if cmd_name in names), None)
         return self.commands.get(cmd_name)
 
     def list_commands(self, ctx: Any) -> list[str]:

@@ -383,9 +383,7 @@ A folder that this command has made, with nothing in it but what it has written 
 In a temporary folder that this process has made
     coordinator/api/predict.py: _file_of
     coordinator/run/node_client.py: _empty
-    coordinator/api/predict.py: predictions_of
-    coordinator/api/harness.py: harness
-    coordinator/api/text_process.py: LineProcess.__init__, TextProcess.__enter__
+    coordinator/api/text_process.py: LineProcess.__init__, command_of
     coordinator/api/predict.py: _sample
     coordinator/api/evaluation.py: _invitation
     edge/profiler/works.py: folder_in

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import grpc
 import pytest
+import typer
 from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
-from edge.cli.doctor import app
+from edge.cli.doctor import doctor as doctor_command
 from edge.doctor import (
     Answer,
     Check,
@@ -43,6 +44,9 @@ from ringtune.errors import UsageError
 from ringtune.machine.resources import LIBRARY_BYTES
 from ringtune.transport.endpoints import SERVER_OPTIONS
 from ringtune.v1 import control_pb2, control_pb2_grpc
+
+app = typer.Typer()
+app.command()(doctor_command)
 
 REPOSITORY = Path(__file__).parents[2]
 GIB = 1 << 30

@@ -67,6 +67,7 @@ from ringtune.schedule.methods.hift import DISK
 from ringtune.schedule.operation_tables import Policy
 from ringtune.schedule.saved_activations import VELORA
 from ringtune.storage.strict import check_keys, key_of, read_dataclass, read_given
+from ringtune.storage.tables import TABLE_SUFFIXES
 from ringtune.storage.text_files import resolved
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_cache import CacheSettings
@@ -438,7 +439,13 @@ def load_job(path: str | Path, overrides: Mapping[str, object] | None = None) ->
             relative to the current folder.
     """
     path, overrides = Path(path), overrides or {}
-    tables = with_changes(parse_tables(read_job_text(path), source=str(path)), overrides)
+    try:
+        tables = with_changes(parse_tables(read_job_text(path), source=str(path)), overrides)
+    except JobError as error:
+        if path.suffix.lower() not in TABLE_SUFFIXES or not path.is_file():
+            raise
+        remedy = "'ringtune init --data FILE' writes one for a file of rows"
+        raise JobError(f"{path} is no job, it ends in {path.suffix} as rows do; {remedy}") from error
     try:
         job = Job.from_tables(tables)
     except JobError as error:

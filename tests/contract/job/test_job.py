@@ -401,6 +401,16 @@ def test_load_job_knows_home_and_a_relative_path(tmp_path: Path, monkeypatch: py
         assert (job.data.train, job.data.eval) == ("", "")
 
 
+def test_load_job_says_that_rows_are_no_job(tmp_path: Path) -> None:
+    """Whatever is in the file; with the command that makes a job for it."""
+    for name, content in (("rows.csv", b"text,label\ngood,pos\n"), ("rows.parquet", b"PAR1\xff\xfe")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(
+            JobError, match=rf"{name} is no job, it ends in \.\w+ as rows do; 'ringtune init --data FILE'"
+        ):
+            load_job(tmp_path / name)
+
+
 @cases(
     ("content", "message"),
     [

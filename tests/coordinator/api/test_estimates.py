@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import ringtune
@@ -17,7 +18,7 @@ from coordinator.api import train
 from coordinator.api.arguments import parse_changes
 from coordinator.api.estimates import CHARACTERS_PER_TOKEN, count_rows, estimate, estimate_note
 from coordinator.api.plan import plan
-from coordinator.cli.plan import app
+from coordinator.cli.plan import plan as plan_command
 from coordinator.planner.explain import explain
 from coordinator.planner.given_plan import GivenPlan, accept_plan, read_given_plan
 from coordinator.planner.make_plan import make_plan
@@ -32,6 +33,9 @@ from ringtune.storage.tables import table_rows
 from tests.support.fake_agents import MODEL, job
 from tests.support.model_folder import write_any_family
 from tests.support.plans import make_plan as plan_by_hand
+
+app = typer.Typer()
+app.command()(plan_command)
 
 tiny = pytest.importorskip("tests.support.tiny")
 Image = pytest.importorskip("PIL.Image")
@@ -206,6 +210,15 @@ def test_plan_command_writes_a_plan_that_a_run_takes(wanted: Job, tmp_path: Path
     assert accept_plan(given, wanted, facts).plan == make_plan(wanted, facts).plan
     refused = CliRunner().invoke(app, [*arguments, str(tmp_path)])
     assert isinstance(refused.exception, StorageError) and "it is a folder" in str(refused.exception)
+
+
+def test_plan_refuses_a_model_without_a_tokenizer(wanted: Job, tmp_path: Path) -> None:
+    """As training would, and with the same remedy."""
+    for file in (tmp_path / "model").glob("*token*"):
+        file.unlink()
+    (tmp_path / "model/vocab.txt").unlink(missing_ok=True)
+    with pytest.raises(ModelError, match=r"model has no tokenizer .*tokenizer\.save_pretrained\('"):
+        plan(wanted, assume=2, memory="1GiB")
 
 
 def test_plan_says_that_the_classifier_in_the_folder_is_not_used(wanted: Job, tmp_path: Path) -> None:

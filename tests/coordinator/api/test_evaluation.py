@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from coordinator.api import evaluation
 from coordinator.api.evaluation import evaluate_on_ring, rows_to_evaluate
-from coordinator.cli.evaluate import app
+from coordinator.cli.evaluate import evaluate as evaluate_command
 from coordinator.client.follow import Outcome
 from coordinator.client.saved_run import evaluation_job, read_run
 from coordinator.client.submit import Client
@@ -26,6 +27,9 @@ from ringtune.techniques.generation import GenerationSettings
 from tests.support.fake_agents import CALL_S, FakeCluster, facts, job
 from tests.support.plans import changed
 from tests.support.saved_runs import adapter_files, write_run
+
+app = typer.Typer()
+app.command()(evaluate_command)
 
 
 def evaluate(cluster: FakeCluster, folder: Path, owner: str) -> Outcome:

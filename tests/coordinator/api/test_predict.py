@@ -21,7 +21,7 @@ from coordinator.api.plan import plan
 from coordinator.api.predict import CsvWriter, JsonWriter, RowPrediction, Sampling, Summary, _read, writer_to
 from coordinator.api.text_process import LineProcess
 from coordinator.cli.init_wizard import DefaultAnswers, WizardOptions, begin
-from coordinator.client.saved_run import read_run
+from coordinator.client.saved_run import SavedRun, read_run
 from ringtune.errors import (
     DataError,
     DeadlineError,
@@ -257,9 +257,9 @@ ROWS = [{"text": "good"}, {"text": "bad", "label": "neg"}]
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ringtune.Run:
     """A finished run; in place of its model a process that knows one word, and says what it was asked."""
 
-    def fake(_module: str, *words: str) -> list[str]:
+    def fake(_module: str, _run: SavedRun, _job: Job, _folder: Path, *words: str) -> list[str]:
         (tmp_path / "words.json").write_text(json.dumps(list(words)))
-        rows = [json.loads(line) for line in Path(words[2]).read_text().splitlines()]
+        rows = [json.loads(line) for line in Path(words[0]).read_text().splitlines()]
         said = {"predicted": "pos", "of_class": {"pos": 0.75, "neg": 0.25}}
         code = "\n".join(f"print({json.dumps({'row': row, 'predicted': said})!r})" for row in rows)
         return [sys.executable, "-S", "-c", code]
@@ -276,8 +276,8 @@ def test_predict_gives_rows_with_what_is_predicted(
     assert found["text"] == ["good", "bad"]
     assert found[0] == {"text": "good", "predicted": "pos", "probabilities": {"pos": 0.75, "neg": 0.25}}
     words = json.loads((tmp_path / "words.json").read_text())
-    assert words[3:] == ["--max-new-tokens", "7", "--temperature", "0.5", "--seed", "3"]
-    assert not Path(words[2]).exists(), "nothing of the rows stays"
+    assert words[1:] == ["--max-new-tokens", "7", "--temperature", "0.5", "--seed", "3"]
+    assert not Path(words[0]).exists(), "nothing of the rows stays"
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     assert run.predict(tmp_path / "rows.jsonl") == found
     run.predict(tmp_path / "rows.jsonl", save=tmp_path / "out.csv")

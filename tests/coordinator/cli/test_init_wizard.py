@@ -226,6 +226,17 @@ def test_begin_asks_five_questions_at_most_and_takes_the_answers(tmp_path: Path)
     assert len(ask.asked) + 2 == MAX_QUESTIONS  # rows and model were given
 
 
+def test_init_proposes_no_more_nodes_than_there_are_rows(tmp_path: Path) -> None:
+    """A single row has one owner: training would refuse two."""
+    write_model(tmp_path / "model")
+    (tmp_path / "train.csv").write_text("text,label\na fine film,pos\n")
+    columns = ["--column", "text=text", "--column", "label=label"]
+    words = ["init", str(tmp_path / "job.toml"), "--task", "sequence-classification", *columns]
+    shown = CliRunner().invoke(cli.app, words).output
+    assert "has 1 row and the columns" in shown and " epochs of 1 row\n" in shown
+    assert "--assume 1\n" in shown and "--local 1 --out run\n" in shown
+
+
 def test_begin_says_what_lies_there_where_it_finds_nothing(tmp_path: Path) -> None:
     """Names of what is there, and how rows are given; two files that could be rows are named too."""
     (tmp_path / "notes.md").write_text("x")

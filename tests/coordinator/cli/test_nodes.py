@@ -14,9 +14,10 @@ from typing import Any
 
 import grpc
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from coordinator.cli.measure import app
+from coordinator.cli.measure import measure as measure_command
 from coordinator.planner.given_plan import read_profile
 from coordinator.run.members import Member
 from coordinator.run.requests import RunRequest
@@ -39,6 +40,9 @@ from ringtune.transport.parties import VARIABLE, Party, node_party, parse_token
 from ringtune.transport.speaker import speaking_as
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support.fake_agents import CALL_S, JOB_TEXT, FakeCluster, facts, job
+
+app = typer.Typer()
+app.command()(measure_command)
 
 
 def member(node: str) -> Member:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from coordinator.cli.plan import app
+from coordinator.cli.plan import plan as plan_command
 from coordinator.planner.explain import explain, explanation_text
 from coordinator.planner.limits import Effort, PlanningClock, microbatch_choices, wire_choices
 from coordinator.planner.local_search import Budget, LocalResult, every_ring, num_rings, search_local
@@ -34,6 +35,9 @@ from ringtune.techniques.activation_checkpointing import AUTO, SavingPolicy
 from sim.prediction import predict
 from tests.support.planner_rings import MIB, QUICK, TOKENS, class_ring, device, draft_for, random_kinds
 from tests.support.plans import changed, random_operations
+
+app = typer.Typer()
+app.command()(plan_command)
 
 JOB = f"""
 [model]
