@@ -269,18 +269,18 @@ _MAX_RESULT_BYTES = 1 << 38
 
 
 class Results:
-    """Result files of all nodes of one run, in a temporary folder."""
+    """Result files of all nodes of one run, in a temporary folder.
+
+    Attributes:
+        model: sizes for the check of the files; None = they are not checked.
+    """
 
     def __init__(self, model: ModelFacts | None = None) -> None:
-        self._model = model
+        self.model = model
         self._holder = ""
         self._wanted: ExpectedResult | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._files: dict[str, dict[str, Pieces]] = {}
-
-    def expect(self, model: ModelFacts) -> None:
-        """Set the sizes of the model, for the check."""
-        self._model = model
 
     def folder_of(self, node: str) -> Path:
         """Make an empty folder for a node's files; a node sends again after a recovery; raises ``StorageError``."""
@@ -294,7 +294,7 @@ class Results:
     def most_bytes(self, command: rd.Collect, job: Job, part: Plan) -> int:
         """Expect what a node is about to be asked for; return the upper bound of its bytes."""
         self._holder = command.node if command.with_head else self._holder
-        self._wanted = wanted = ExpectedResult(job, part, self._model, self._holder) if self._model else None
+        self._wanted = wanted = ExpectedResult(job, part, self.model, self._holder) if self.model else None
         return wanted.most_bytes(command.node) if wanted else _MAX_RESULT_BYTES
 
     def take(self, node: str, files: dict[str, Pieces]) -> None:
@@ -320,8 +320,8 @@ class Results:
         """
         # a node that was lost may have sent something before
         sent = {node: files for node, files in self._files.items() if node in part.nodes}
-        if self._model is not None:
-            check_parts(sent, ExpectedResult(job, part, self._model, self._holder))
+        if self.model is not None:
+            check_parts(sent, ExpectedResult(job, part, self.model, self._holder))
         result = result_of(job)
         if users := part.course.user_sets:
             found = users_folders(sent, {user: result_of_user(job, user) for user in users})
@@ -349,14 +349,8 @@ class ResultCollector:
         self, job: Job, put: Callable[[Entry], None], hear: Callable[[str, Iterator[rd.Event]], None], emit: EventSink
     ) -> None:
         self._job, self._put, self._hear, self._emit = job, put, hear, emit
-        self._model: ModelFacts | None = None
         self.last = Results()
         self._number, self._best, self._best_step = 0, Results(), 0
-
-    def expect(self, model: ModelFacts) -> None:
-        """Set the sizes of the model, for the check."""
-        self._model = model
-        self.last.expect(model)
 
     def carry_out(
         self,
@@ -395,7 +389,7 @@ class ResultCollector:
         node, step, number, with_head, with_private = command
         if number != self._number:
             self._best.drop()
-            self._number, self._best = number, Results(self._model)
+            self._number, self._best = number, Results(self.last.model)
         self._ask(
             self._best,
             rd.Collect(node, with_head, with_private, step if self._job.keeps_best_on_disk else 0),

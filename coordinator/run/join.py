@@ -117,8 +117,8 @@ def links_of(
     remembered = members.links.find(addresses, hidden_bytes(request.job, facts.model))
     given = request.profile.links if request.profile is not None else ()
     machines = {name: machine_of(one) for name, one in everybody.items()}
-    found = with_assumed(tuple(addresses), machines, (*measured, *remembered, *given))
-    return tuple(link for link in found if member.node in (link.source, link.target))
+    links = with_assumed(tuple(addresses), machines, (*measured, *remembered, *given))
+    return tuple(link for link in links if member.node in (link.source, link.target))
 
 
 _OVER: Final = ("done", "failed")
@@ -161,9 +161,9 @@ class JoinHandler:
         self._run_id, self._models, self._shards_run, self._addresses = run_id, models, shards_run, addresses
         self._candidates: dict[str, JoinCandidate] = {}
         self._early: dict[str, Member] = {}
-        self._known: KnownNodes | None = None
-        self._recorder: RunRecorder | None = None
-        self._replanning: ReplanSearch | None = None
+        self._known: KnownNodes | None = None  # until ``begin``, which also sets the next two
+        self._recorder: RunRecorder
+        self._replanning: ReplanSearch
         self._instances: dict[str, str] = {}
         self._has_gathered = False
 
@@ -223,14 +223,15 @@ class JoinHandler:
         """Say why a member is not inspected; empty if it is."""
         if member.node in self._machine.excluded:
             return "it computed otherwise than another node that repeated its work"
+        if self._known is None:
+            return "there is no plan yet"
+        job, plan = self._request.job, self._known.plan
         living = {one.node: one for one in self._members.living()}
         try:
             check_reachable([member, *(living[node] for node in sorted(needed) if node in living)])
         except RingTuneError as error:
             return str(error)
-        if self._known is not None and (
-            why := wire_problem(self._request.job, self._known.plan, {member.node: member.wire})
-        ):
+        if why := wire_problem(job, plan, {member.node: member.wire}):
             return why
         if self._is_awaited(member.node):
             return ""
@@ -238,13 +239,13 @@ class JoinHandler:
             return "it is a guest"
         if member.node not in living:
             return "it is drained"
-        if member.node in self._machine.left_out and self._known is not None:
+        if member.node in self._machine.left_out:
             if not (why := self._machine.return_reason(member.node)):
                 wires = {node: one.wire for node, one in living.items() if node in {member.node, *needed}}
-                return wire_problem(self._request.job, self._known.plan, wires, takes_back=True)
-            if self._replanning is not None and self._replanning.why_closed:
+                return wire_problem(job, plan, wires, takes_back=True)
+            if self._replanning.why_closed:
                 return f"its rows stay left out: {why}"
-        return self._replanning.why_closed if self._replanning is not None else "there is no plan yet"
+        return self._replanning.why_closed
 
     def _is_awaited(self, node: str) -> bool:
         """Whether the run waits for this node, or for any node with room."""
@@ -314,11 +315,9 @@ class JoinHandler:
         else:
             if self._has_given_times(facts.node) and self._request.profile is not None:
                 facts = with_given_times({facts.node: facts}, self._request.profile).nodes[0]
-            self._take_in(candidate, facts)
+            self._take_in(candidate, facts, self._known)
 
-    def _take_in(self, candidate: JoinCandidate, facts: NodeFacts) -> None:
-        if self._known is None or self._recorder is None or self._replanning is None:
-            return
+    def _take_in(self, candidate: JoinCandidate, facts: NodeFacts, known: KnownNodes) -> None:
         member, is_awaited = candidate.member, self._is_awaited(facts.node)
         is_left_out = facts.node in self._machine.left_out
         why = self._machine.return_reason(facts.node) if is_left_out else ""
@@ -327,7 +326,7 @@ class JoinHandler:
         self._addresses[facts.node] = member.address
         self._instances[facts.node] = member.instance
         links = links_of(member, facts, self._replanning.profile, self._members, self._request)
-        self._known = dataclasses.replace(self._known, facts={**self._known.facts, facts.node: facts})
+        self._known = dataclasses.replace(known, facts={**known.facts, facts.node: facts})
         self._recorder.joined(facts, links)
         self._replanning.joined(facts, links, looks=not is_awaited)
         if is_left_out and not why:

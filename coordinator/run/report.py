@@ -398,13 +398,13 @@ class RunLedger:
             run_id: of the run.
             wall_s: from the start of the run to its last result.
             phases_s: seconds by phase.
-            predicted_bytes: predicted needs of each node.
+            predicted_bytes: by node.
             unfreeze_at: the steps at which one more block began to train.
-            predicted_steps_s: predicted seconds of all steps; None = no prediction.
+            predicted_steps_s: of all steps; None = no prediction.
             operations: of ``OperationsLedger.report``.
-            best: evaluations of a run that keeps its best result; else None.
-            rows: left out or cut rows of the owners' files.
-            audit: figures of ``coordinator.run.audit.RunAudit``; None without an audit.
+            best: of a run that keeps its best result; else None.
+            rows: of ``rows_facts``.
+            audit: of ``RunAudit.figures``; None without an audit.
 
         Returns:
             ``steps_s`` are the seconds of the steps alone, ``phases_s.training`` those with evaluations, checkpoints,

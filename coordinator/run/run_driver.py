@@ -466,7 +466,7 @@ class RunDriver(Driver):
             self._feed(rd.PlanFailed(PlanError.__name__, why))
             return
         self._emit(control_pb2.RunEvent(plan_json=json.dumps(plan.to_json())))
-        self._collector.expect(made.profile.nodes[0].model)
+        self._collector.last.model = made.profile.nodes[0].model
         if made.planned.note:
             self._note(made.planned.note)
         if made.planned.effort_line:

@@ -374,6 +374,15 @@ def test_node_that_says_too_much_takes_nothing_from_another_one(monkeypatch: pyt
     told("a", number=2, kept=[copy(1, 1)], turns_done=[0])
     told("b", number=2, saved=shards[:1])
     assert checkpoints.unsaved(plan, 4) == ["b"]  # the older of its own were dropped
+    # A node that has not told its shard has failed, and there is no manifest
+    members: Any = SimpleNamespace(links=LinkCache())
+    driver: Any = RunDriver("r", RunRequest(JOB), members, lease_s=1.0, on_end=lambda: None)
+    driver._checkpoints, driver._placed = checkpoints, SimpleNamespace(migration=SimpleNamespace(part=plan))
+    driver._carry_out(rd.LogCheckpoint(4, "a"))
+    failed = driver._queue.get_nowait()
+    assert (failed.node, failed.error) == ("b", "IntegrityError")
+    assert "did not report its shard of step 4; use one version everywhere" in failed.message
+    assert checkpoints.saved_step == -1
 
 
 def test_digests_of_copies_go_with_the_end_of_their_turn() -> None:
