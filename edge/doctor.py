@@ -480,13 +480,13 @@ def judge(address: str, answer: Answer) -> list[Check]:
 
 def _judge_rotation(rotation: control_pb2.RotationStatus) -> Check:
     name = "its authority"
-    found = (
+    progress = (
         f"{rotation.old_sha256[:_FINGERPRINT]} is replaced by {rotation.new_sha256[:_FINGERPRINT]} "
         f"({rotation.phase}) until {utc(rotation.ends_unix_s)} at most"
     )
     if not rotation.waiting:
-        return passed(name, f"{found}; everybody has a certificate of the new one")
-    late = f"{found}; {rotation.waiting} nodes, users or tokens need the old one"
+        return passed(name, f"{progress}; everybody has a certificate of the new one")
+    late = f"{progress}; {rotation.waiting} nodes, users or tokens need the old one"
     return warned(name, late, "let them call before; 'ringtune coordinator rotate --status' names them")
 
 

@@ -286,13 +286,13 @@ def open_links(
         InterruptedRunError: the run was released meanwhile.
     """
     name = options.name
-    found = plan_links(active.plan, active.start)
-    incoming = sum(target == name for _, target in found)
+    pairs = plan_links(active.plan, active.start)
+    incoming = sum(target == name for _, target in pairs)
     if incoming > MAX_INCOMING:
         raise PlanError(
             f"{incoming} nodes would send to node {name}, which can serve {MAX_INCOMING}; take fewer owners"
         )
-    for target in sorted(target for source, target in found if source == name):
+    for target in sorted(target for source, target in pairs if source == name):
         address = addresses.get(target, "")
         if not address:
             raise ConnectionFailedError(f"node {name} got no address of node {target}; let it join again")

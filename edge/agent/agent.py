@@ -319,26 +319,29 @@ class Agent:
         active, run = self.of(request.run_id, request.placement_number)
         if active.audit is None:
             raise FrameError(f"run {request.run_id} is not audited at node {self.options.name}")
-        asked = control_pb2.SnapshotRequest(
+        terms = control_pb2.SnapshotRequest(
             node=self.options.name, run_id=request.run_id, placement_number=request.placement_number
         )
 
         def fetched(source: str, **what: Any) -> Pieces:
-            wanted = control_pb2.SnapshotRequest(**what)
-            wanted.MergeFrom(asked)
+            fetch = control_pb2.SnapshotRequest(**what)
+            fetch.MergeFrom(terms)
             if source == self.options.name:
-                return self.audited(wanted)
+                return self.audited(fetch)
             address = active.addresses.get(source, "")
             check_private(self.options, source, address)
             stub = active.audit_stub(source, address)
-            return fetch_audited(wanted, source, address, handed_s, lease_s=active.lease_s, stub=stub)
+            return fetch_audited(fetch, source, address, handed_s, lease_s=active.lease_s, stub=stub)
 
-        def handed_in(one: Exchange) -> Any:
+        def handed_in(exchange: Exchange) -> Any:
             tensor = control_pb2.AuditedTensor(
-                **one.key._asdict(), ticket=request.tickets.get(tensor_name(one.key), "")
+                **exchange.key._asdict(), ticket=request.tickets.get(tensor_name(exchange.key), "")
             )
             return audit.read_tensor(
-                fetched(one.peer, audited=tensor), one.key, request.given, is_own=one.peer == request.node
+                fetched(exchange.peer, audited=tensor),
+                exchange.key,
+                request.given,
+                is_own=exchange.peer == request.node,
             )
 
         def refused(source: str, error: RingTuneError) -> control_pb2.RepeatReply:
@@ -350,26 +353,26 @@ class Agent:
         try:
             files = audit.read_work(fetched(source, cell=request.cell), place, request.given)
             exchanges, tensors = audit.recorder.exchanges(cell, place.turn), {}
-            for one in (one for one in exchanges if one.comes):
-                source = one.peer
-                tensors[one.key] = handed_in(one)
+            for exchange in (exchange for exchange in exchanges if exchange.comes):
+                source = exchange.peer
+                tensors[exchange.key] = handed_in(exchange)
         except RingTuneError as error:
             return refused(source, error)
         what, timeout_s = f"the work of node {request.node} to be repeated", deadline_s - time.monotonic()
         try:
-            found = run.call(
+            repeated = run.call(
                 lambda: audit.repeat(cell, place, files, tensors, request.given), timeout_s=timeout_s, what=what
             )
         except IntegrityError as error:  # what the host told does not fit its slice
             return control_pb2.RepeatReply(node=request.node, problem=str(error))
         handed_s = (time.monotonic() + deadline_s) / 2  # the first half may be over, by the work itself
         try:
-            for one in (one for one in exchanges if one.key in found.differing):
-                source = one.peer
-                found.compare(one.key, handed_in(one))
+            for exchange in (exchange for exchange in exchanges if exchange.key in repeated.differing):
+                source = exchange.peer
+                repeated.compare(exchange.key, handed_in(exchange))
         except RingTuneError as error:
             return refused(source, error)
-        return control_pb2.RepeatReply(results_json=json.dumps(found.results))
+        return control_pb2.RepeatReply(results_json=json.dumps(repeated.results))
 
     def measure(self, request: control_pb2.MeasureLinkRequest, *, timeout_s: float) -> control_pb2.MeasureLinkReply:
         """Measure the link to another node, or the computing that messages to it cost; see ``edge.transport.probe``.

@@ -416,9 +416,9 @@ class AgentMigration:
             file = self.kept.part(to.run_id, step, source.start, source.stop)
         else:
             file = fetcher.blocks(source, step)
-        found = block_digests(file)
+        digests = block_digests(file)
         for block in range(source.start, source.stop):
-            if found.get(block) != to.digests.get(block, found.get(block)):
+            if digests.get(block) != to.digests.get(block, digests.get(block)):
                 raise _differs(source.node, f"block {block}", step)
         return file
 

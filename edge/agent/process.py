@@ -11,8 +11,7 @@ Membership: one thread sends a heartbeat every third of the lease. Outcomes::
     unknown                     the coordinator has restarted or declared us lost: stop the run, join again
     silence for 12 leases       stop the run; join again when it answers, or end if a parent started us
 
-A coordinator that is frozen or unreachable for less than 12 leases finds the run unchanged, at the end of the granted
-turns. One that has restarted does not know the node, and says so in its first answer.
+A coordinator that is frozen or unreachable for less than 12 leases finds the run at the end of the granted turns.
 
 Only the lease decides which nodes are alive. An open connection proves nothing, nor does one unanswered heartbeat: a
 node that was frozen has lost its connection, and its next heartbeat reaches the coordinator.

@@ -68,8 +68,8 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         if not request.checkpoint_run:
             return []
         options = self._agent.options
-        found = list_parts(options.state, options.name, request.checkpoint_run)
-        return [control_pb2.SavedPart(**part._asdict()) for part in found]  # fields have the same names
+        parts = list_parts(options.state, options.name, request.checkpoint_run)
+        return [control_pb2.SavedPart(**part._asdict()) for part in parts]  # fields have the same names
 
     def _shards(
         self, request: control_pb2.InspectRequest, context: grpc.ServicerContext

@@ -97,7 +97,7 @@ def inspect(
     tokens = dataset.mean_tokens(job.train.batch_size, job.train.seed, options.name) if dataset else NO_TOKENS
     held_bytes = _data_bytes(options, job, facts, dataset) if dataset else 0
     hardware = describe_hardware(threads=threads, accelerator=device_name(device) if device != "cpu" else "")
-    found, shape = MeasuredWork((), computed_token_bytes(facts, job)), TimedShape()
+    measured, shape = MeasuredWork((), computed_token_bytes(facts, job)), TimedShape()
     if timing is not None:
         subnets = job_subnets(job, facts).count
         shape = job_shape(job, fixed_tokens=facts.fixed_tokens, subnets=subnets, frozen=timing.frozen)
@@ -105,7 +105,7 @@ def inspect(
         budget_bytes = device_budget(memory_bytes, device, sharing=options.device_nodes)
         with capacity_errors(options.name, device, "measuring one block"):
             try:
-                found = timings(
+                measured = timings(
                     job,
                     facts,
                     dataset,
@@ -134,11 +134,11 @@ def inspect(
         memory_bytes=device_budget(memory_bytes, device, sharing=options.device_nodes),
         threads=threads,
         device=device,
-        block_forward_s=full_size_s(found, Work.FORWARD),
-        block_graph_s=full_size_s(found, Work.GRAPH),
-        block_backward_s=full_size_s(found, Work.BACKWARD),
-        activation_token_bytes=found.activation_token_bytes,
-        lowest_token_bytes=found.lowest_token_bytes,
+        block_forward_s=full_size_s(measured, Work.FORWARD),
+        block_graph_s=full_size_s(measured, Work.GRAPH),
+        block_backward_s=full_size_s(measured, Work.BACKWARD),
+        activation_token_bytes=measured.activation_token_bytes,
+        lowest_token_bytes=measured.lowest_token_bytes,
         model=facts,
         data_bytes=held_bytes,
         hardware=hardware,
@@ -146,9 +146,9 @@ def inspect(
         train_tokens=tokens.train,
         eval_tokens=tokens.evaluation,
         shape=shape,
-        work_times=found.work_times,
-        rested_s=found.rested_s,
-        handling_s=found.handling_s,
+        work_times=measured.work_times,
+        rested_s=measured.rested_s,
+        handling_s=measured.handling_s,
         fast_bfloat16=multiplies_bfloat16_fast(device),
         numerics=numerics_of(device),
         state_free_bytes=None if options.is_guest or options.state is None else room_bytes(options.state),
@@ -225,12 +225,12 @@ def audit(options: AgentOptions, run_id: str, job: Job, plan: Plan, executor: No
             return NodeExecutor(again, node, job, Path(job.model.path), None, device=str(executor.device))
 
     recorder = AuditRecorder(plan, options.name, executor, run_id=run_id, sign=_signed)
-    found = NodeAudit(recorder, plan, make)
+    audited = NodeAudit(recorder, plan, make)
     for other in checked_by(plan.placement, options.name)[:1]:
-        found.repeater(other)
+        audited.repeater(other)
     if fits_checked_by(plan.placement, options.name):
-        _ = found.fits
-    return found
+        _ = audited.fits
+    return audited
 
 
 def _signed(content: bytes) -> tuple[bytes, bytes]:
@@ -319,11 +319,11 @@ def kept_file(executor: NodeExecutor, blocks: Collection[int], of: Mapping[str, 
 
     ``of`` is run and step, for the file's metadata. Raises ``DivergedError``.
     """
-    found = {name: value for name, value in executor.part.tensors().items() if _block_of(name) in blocks}
-    for name, value in found.items():
+    tensors = {name: value for name, value in executor.part.tensors().items() if _block_of(name) in blocks}
+    for name, value in tensors.items():
         if not is_finite(value):
             raise DivergedError(f"the training diverged: {name} is not finite at the turn's end; {LOWER_THE_RATE}")
-    return bytes(write_blocks(found, blocks, of))
+    return bytes(write_blocks(tensors, blocks, of))
 
 
 def load_migrated(executor: NodeExecutor, taken: MigratedState) -> None:
@@ -353,7 +353,7 @@ def _check(file: TensorFile, metadata: Mapping[str, str]) -> None:
 
 def _block_of(name: str) -> int:
     """Block index of a tensor; raises ``IntegrityError`` if it is of no block."""
-    found = block_of(name)
-    if found < 0:
+    block = block_of(name)
+    if block < 0:
         raise IntegrityError(f"a snapshot has a tensor {name!r} of no block; use one version on all machines")
-    return found
+    return block

@@ -81,10 +81,10 @@ class ShardContent(NamedTuple):
 
     def tensors(self) -> dict[str, TensorPieces]:
         """Return all tensors by their names in a shard, read when the pieces are iterated."""
-        found = self.state().tensors()
+        tensors = self.state().tensors()
         for prefix, more in self.besides.items():
-            found |= {f"{prefix}/{name}": pieces_of(value) for name, value in more.tensors().items()}
-        return found
+            tensors |= {f"{prefix}/{name}": pieces_of(value) for name, value in more.tensors().items()}
+        return tensors
 
     def write(self, head: Pieces | None, metadata: Mapping[str, str], blocks: Iterable[int] = ()) -> Pieces:
         """Make the shard of a node, which trains ``blocks``; tensors are read when the pieces are iterated.

@@ -107,10 +107,10 @@ class TurnSnapshots:
             newest = sorted({*self._saves, step})[-TURNS_KEPT:]
             self._saves = {at: self._saves.get(at, save) for at in newest}
             files = [file for whose, file in self._files.get(step, {}).items() if not self._is_own(whose)]
-            found = [SnapshotFile(step, file, is_head=False) for file in files]
+            saved = [SnapshotFile(step, file, is_head=False) for file in files]
             if with_head and step in self._heads:
-                found.append(SnapshotFile(step, self._heads[step], is_head=True))
-        for each in found:
+                saved.append(SnapshotFile(step, self._heads[step], is_head=True))
+        for each in saved:
             save(each)
 
     def _is_own(self, whose: str) -> bool:

@@ -152,8 +152,8 @@ class StateFolder:
                     entry.rmdir()
 
     def _run_folders(self) -> list[Path]:
-        found = (entry for entry in self.path.iterdir() if entry.is_dir() and not entry.is_symlink())
-        return sorted(entry for entry in found if is_run_id(entry.name))
+        folders = (entry for entry in self.path.iterdir() if entry.is_dir() and not entry.is_symlink())
+        return sorted(entry for entry in folders if is_run_id(entry.name))
 
     def _warn_of_unfinished(self, runs: Mapping[str, RunShards], current: str, kept: RetentionLimits) -> None:
         open_runs = [name for name, shards in runs.items() if name != current and not shards.is_finished()]
@@ -216,8 +216,8 @@ def room_bytes(folder: Path) -> int | None:
     """
     try:
         free_bytes = shutil.disk_usage(folder if folder.exists() else folder.parent).free
-        found = itertools.chain(folder.glob(f"*/{_MOMENTS}/*"), folder.glob(f"*/{_HIDDEN}/*"))
-        left = [path.stat().st_size for path in found]
+        scratch = itertools.chain(folder.glob(f"*/{_MOMENTS}/*"), folder.glob(f"*/{_HIDDEN}/*"))
+        left = [path.stat().st_size for path in scratch]
     except OSError:
         return None
     return free_bytes + sum(left)
@@ -341,12 +341,12 @@ class RunShards:
         try:
             if self.folder.is_symlink() or ((path.is_symlink() or path.exists()) and not is_plain_file(path)):
                 raise IntegrityError(f"node {self.node}: shard {path} is damaged (a link or folder is in its place)")
-            content, found = StoredPieces(path), FilePieces(path).sha256()
+            content, digest = StoredPieces(path), FilePieces(path).sha256()
         except FileNotFoundError as error:
             raise IntegrityError(f"node {self.node} has no shard {path}") from error
         except OSError as error:
             raise IntegrityError(f"node {self.node} can't read its shard {path}: {error.strerror}") from error
-        if found != sha256:
+        if digest != sha256:
             raise IntegrityError(f"node {self.node}: shard {path} is damaged (its digest differs)")
         return content
 
@@ -391,16 +391,16 @@ class RunShards:
 
     def best(self, step: int) -> dict[str, Pieces]:
         """Return the node's part of the best result of ``step`` by file name; raises ``IntegrityError``."""
-        found: dict[str, Pieces] = {}
+        contents: dict[str, Pieces] = {}
         try:
             digests = read_object(self._best_index(step).read_text(encoding="utf-8"), str(self._best_index(step)))
             for name, digest in digests.items():
-                found[name] = content = StoredPieces(self._best_path(step, name))
+                contents[name] = content = StoredPieces(self._best_path(step, name))
                 if content.sha256() != digest:
                     raise IntegrityError(f"{self._best_path(step, name)} is damaged (its digest differs)")
         except (OSError, UnicodeDecodeError) as error:
             raise IntegrityError(f"node {self.node} has no best result of step {step} on its disk: {error}") from error
-        return found
+        return contents
 
     def _best_files(self) -> list[tuple[int, Path]]:
         return [(int(match[1]), path) for match, path in self.files(_BEST_NAME)]
@@ -444,17 +444,17 @@ class RunShards:
 
         They are in the shard with digest ``sha256``; empty = in copies. Raises ``IntegrityError``.
         """
-        found: dict[str, TensorPieces] = {}
+        tensors: dict[str, TensorPieces] = {}
         missing = set(range(start, stop))
         for file in [self._shard(step, sha256)] if sha256 else self._tensor_files(step, attempt):
             taken = missing & file_blocks(file)
-            found |= {name: file.tensor(name) for name in file.infos if block_of(name) in taken}
+            tensors |= {name: file.tensor(name) for name in file.infos if block_of(name) in taken}
             missing -= taken
         if missing:
             raise IntegrityError(
                 f"node {self.node} has no whole file with blocks {sorted(missing)} of run {attempt} after step {step}"
             )
-        return write_blocks(found, range(start, stop), metadata(attempt, step))
+        return write_blocks(tensors, range(start, stop), metadata(attempt, step))
 
     def head(self, step: int, attempt: str, *, sha256: str = "") -> Pieces:
         """Return the head after ``step`` steps: of the shard with digest ``sha256`` if it has one, else of a head file.

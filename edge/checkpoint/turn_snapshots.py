@@ -260,12 +260,12 @@ class TurnSnapshotter:
         The largest is first, so that few files have a block twice: those of a helper of several hosts, with several
         copies.
         """
-        found = dict[tuple[int, ...], list[str]]()
+        holders_of = dict[tuple[int, ...], list[str]]()
         for holder, wanted in self._copies.items():
-            found.setdefault(tuple(block for block in blocks if block in wanted), []).append(holder)
-        if rest := tuple(block for block in blocks if not any(block in part for part in found)):
-            found[rest] = []
-        parts = sorted(found.items(), key=lambda entry: -len(entry[0]))
+            holders_of.setdefault(tuple(block for block in blocks if block in wanted), []).append(holder)
+        if rest := tuple(block for block in blocks if not any(block in part for part in holders_of)):
+            holders_of[rest] = []
+        parts = sorted(holders_of.items(), key=lambda entry: -len(entry[0]))
         return {part: tuple(holders) for part, holders in parts if part} or {(): ()}
 
     def close(self) -> None:

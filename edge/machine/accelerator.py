@@ -83,14 +83,14 @@ def numerics_of(device: str) -> str:
     counts only on an accelerator, where it names the version of the kernels. Transformers 4 is not named, as it was the
     only one for long: ``cpu x86_64 AVX2, torch 2.13.0, transformers 5``.
     """
-    found = str(torch.__version__)
+    version = str(torch.__version__)
     library = metadata.version("transformers").partition(".")[0]
     last = "" if library == "4" else f", transformers {library}"
     if device == "cuda":
         major, minor = torch.cuda.get_device_capability()
-        return f"cuda {device_name(device)} sm_{major}{minor}, torch {found}{last}"
+        return f"cuda {device_name(device)} sm_{major}{minor}, torch {version}{last}"
     words = [torch.backends.cpu.get_cpu_capability(), *_bfloat16_instructions()]
-    return f"cpu {platform.machine()} {' '.join(words)}, torch {found.partition('+')[0]}{last}"
+    return f"cpu {platform.machine()} {' '.join(words)}, torch {version.partition('+')[0]}{last}"
 
 
 def device_budget(memory_bytes: int, device: str, *, sharing: int = 1) -> int:
@@ -102,10 +102,10 @@ def device_budget(memory_bytes: int, device: str, *, sharing: int = 1) -> int:
 
     ``memory_bytes`` is the host's or the user's limit; ``sharing`` processes compute on the device.
     """
-    found = device_memory(device)
-    if found is None:
+    memory = device_memory(device)
+    if memory is None:
         return memory_bytes
-    free = found.free + CONTEXT_BYTES + torch.cuda.memory_reserved() - (sharing - 1) * CONTEXT_BYTES
+    free = memory.free + CONTEXT_BYTES + torch.cuda.memory_reserved() - (sharing - 1) * CONTEXT_BYTES
     return max(_MIN_BYTES, min(memory_bytes, free // sharing))
 
 
@@ -120,12 +120,12 @@ def capacity_errors(node: str, device: str, what: object) -> Iterator[None]:
     except RuntimeError as error:  # errors of the driver and of torch's allocator have different classes
         if _FULL not in str(error):
             raise
-        found, asked = device_memory(device), _ASKED.search(str(error))
-        free = f"{format_bytes(found.free)} of {format_bytes(found.total)} are free" if found else "less is free"
-        held = f", this node holds {format_bytes(found.peak)}" if found else ""
+        memory, size = device_memory(device), _ASKED.search(str(error))
+        free = f"{format_bytes(memory.free)} of {format_bytes(memory.total)} are free" if memory else "less is free"
+        held = f", this node holds {format_bytes(memory.peak)}" if memory else ""
         raise CapacityError(
             f"node {node} has no memory on {device_name(device)} for {what}: it needs "
-            f"{asked[1] if asked else 'some'} more, and {free}{held}; end other programs that use the device, lower "
+            f"{size[1] if size else 'some'} more, and {free}{held}; end other programs that use the device, lower "
             "train.batch_size or raise train.microbatches, set memory.activations = 'auto', or add a node"
         ) from error
 
@@ -140,5 +140,5 @@ def multiplies_bfloat16_fast(device: str) -> bool:
 
 def _bfloat16_instructions() -> list[str]:
     say = getattr(torch.cpu, "get_capabilities", dict)
-    found: Mapping[str, Any] = say()
-    return [name for name in BFLOAT16_INSTRUCTIONS if found.get(name)]
+    capabilities: Mapping[str, Any] = say()
+    return [name for name in BFLOAT16_INSTRUCTIONS if capabilities.get(name)]

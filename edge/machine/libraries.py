@@ -144,8 +144,8 @@ _SIZE = 64
 
 def require_libraries() -> None:
     """Refuse to start without the extra ``node``; raises ``UsageError``."""
-    wanted = [module for module in ("torch", "transformers") if module not in sys.modules]
-    missing = [module for module in wanted if find_spec(module) is None]
+    modules = [module for module in ("torch", "transformers") if module not in sys.modules]
+    missing = [module for module in modules if find_spec(module) is None]
     if missing:
         raise UsageError(f"a node needs {', '.join(missing)}, not installed here: {hint_to_install('node')}")
 
@@ -237,6 +237,13 @@ def limit_libraries(threads: int) -> None:
     os.environ.setdefault("LRU_CACHE_CAPACITY", "1")
 
 
+def drained(entries: queue.SimpleQueue[T]) -> Iterator[T]:
+    """Take what is in a queue, without waiting for more."""
+    with contextlib.suppress(queue.Empty):
+        while True:
+            yield entries.get_nowait()
+
+
 class ComputeThread:
     """One daemon thread that runs queued functions in order."""
 
@@ -274,10 +281,6 @@ class ComputeThread:
 
     def _refuse(self) -> None:
         """Fail the futures of functions that were queued after the end."""
-        while True:
-            try:
-                entry = self._queue.get_nowait()
-            except queue.Empty:
-                return
+        for entry in drained(self._queue):
             if entry is not _CLOSE and entry[1].set_running_or_notify_cancel():
                 entry[1].set_exception(InterruptedRunError("the agent ends; start it again"))

@@ -30,7 +30,16 @@ from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.costs.profile import ModelFacts
 from ringtune.errors import ModelError
 from ringtune.job.job import Job
-from ringtune.machine.resources import CGROUP, LIBRARY_BYTES, PROC, allowed_cores, cpu_quota, free_bytes, trim_heap
+from ringtune.machine.resources import (
+    CGROUP,
+    LIBRARY_BYTES,
+    PROC,
+    allowed_cores,
+    cpu_quota,
+    free_bytes,
+    proc_bytes,
+    trim_heap,
+)
 from ringtune.schedule.plan import Plan
 
 # No slice fits into this: a board with less memory than its libraries take is refused, with both numbers.
@@ -45,26 +54,16 @@ def memory_budget(*, proc: Path = PROC, cgroup: Path = CGROUP) -> int:
 
     ``proc`` and ``cgroup`` are the mount points of procfs and control groups.
     """
-    resident = _status_bytes("VmRSS", proc) or 0
-    own = resident - (_status_bytes("RssFile", proc) or 0)
-    return max(_MIN_BYTES, free_bytes(proc=proc, cgroup=cgroup) + own - max(resident, LIBRARY_BYTES))
-
-
-def _status_bytes(name: str, proc: Path) -> int | None:
-    try:
-        for line in (proc / "self" / "status").read_text().splitlines():
-            if line.startswith(name + ":"):
-                return int(line.split()[1]) << 10
-    except (OSError, ValueError, IndexError):
-        pass
-    return None
+    resident = proc_bytes(proc / "self" / "status", "VmRSS") or 0
+    private = resident - (proc_bytes(proc / "self" / "status", "RssFile") or 0)
+    return max(_MIN_BYTES, free_bytes(proc=proc, cgroup=cgroup) + private - max(resident, LIBRARY_BYTES))
 
 
 def rss_bytes() -> int:
     """Resident memory of this process now, in bytes."""
-    own = _status_bytes("VmRSS", PROC)
-    if own:
-        return own
+    resident = proc_bytes(PROC / "self" / "status", "VmRSS")
+    if resident:
+        return resident
     import psutil
 
     return int(psutil.Process().memory_info().rss)
@@ -72,7 +71,7 @@ def rss_bytes() -> int:
 
 def peak_rss_bytes() -> int:
     """Highest resident memory of this process since its start or the last ``reset_peak``, in bytes."""
-    peak = _status_bytes("VmHWM", PROC)
+    peak = proc_bytes(PROC / "self" / "status", "VmHWM")
     if peak is not None:
         return peak
     import resource
@@ -115,8 +114,8 @@ def cpu_model(*, proc: Path = PROC) -> str:
         lines = (proc / "cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
         lines = []
-    found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    return next((found[key] for key in _MODEL_KEYS if found.get(key)), platform.machine() or "unknown processor")
+    values = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    return next((values[key] for key in _MODEL_KEYS if values.get(key)), platform.machine() or "unknown processor")
 
 
 def has_cuda_device(*, dev: Path = Path("/dev")) -> bool:

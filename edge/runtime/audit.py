@@ -16,7 +16,8 @@ import json
 import math
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -86,11 +87,11 @@ Halves = Mapping[int, tuple[list[tuple[bytes, int, int]], list[tuple[bytes, int,
 
 def halves_of(infos: Mapping[str, TensorInfo]) -> Halves:
     """Return the halves of the state of each block from the header of a file with its tensors."""
-    found: dict[int, tuple[list[tuple[bytes, int, int]], list[tuple[bytes, int, int]]]] = {}
+    halves: dict[int, tuple[list[tuple[bytes, int, int]], list[tuple[bytes, int, int]]]] = {}
     for full, info in sorted(infos.items()):
-        both, name = found.setdefault(block_of(full), ([], [])), full.removeprefix(PREFIXES.value)
+        both, name = halves.setdefault(block_of(full), ([], [])), full.removeprefix(PREFIXES.value)
         both[name is full].append((tensor_head(name, info.dtype, info.shape), info.offset, info.offset + info.nbytes))
-    return found
+    return halves
 
 
 class FileWriter:
@@ -473,6 +474,11 @@ class Repeated:
     results: dict[str, Compared] = field(default_factory=dict)
     differing: dict[TensorKey, torch.Tensor] = field(default_factory=dict)
 
+    @classmethod
+    def under(cls, course: Course, given: Mapping[str, str]) -> Repeated:
+        """Begin with nothing, under the key for tags in what the host told."""
+        return cls(course, Tagger(given[TAG_KEY]) if TAG_KEY in given else None)
+
     def note(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Note the tag of a tensor that the host exchanged."""
         if self.tagger is not None:
@@ -497,6 +503,20 @@ class Repeated:
             far = distance(ours, theirs)
         self.results[name] = self.results[name]._replace(distance=far)
         self.note(key, *sent)
+
+
+@contextmanager
+def _repeating(executor: NodeExecutor, turn: Turn, trained: Mapping[str, nn.Parameter]) -> Iterator[None]:
+    """Open a turn of which work is repeated, without gradients; forget it at the end."""
+    executor.grant(turn)
+    try:
+        set_gradients(trained, b"")
+        yield
+    except DivergedError as error:  # the host itself would not have gone on
+        raise IntegrityError(f"{_WHERE} leads to numbers that are not finite") from error
+    finally:
+        set_gradients(trained, b"")
+        executor.forget_turn(turn.index)
 
 
 class WorkRepeater:
@@ -524,11 +544,8 @@ class WorkRepeater:
         executor, seq, micro = self._executor, place.seq, place.micro
         now, item = item_of(self._plan, turn, seq)
         way = legs(now, item, self._alias)[micro]
-        tagger = Tagger(given[TAG_KEY]) if TAG_KEY in given else None
-        found, is_added = Repeated(now.course, tagger), False
-        executor.grant(turn)
-        try:
-            set_gradients(executor.part.trained, b"")
+        found, is_added = Repeated.under(now.course, given), False
+        with _repeating(executor, turn, executor.part.trained):
             load_state(executor, _file(files, "before"))
             if lent := [one.start for one in self._plan.placement.helpers_of(self._alias)]:
                 kept = [_tensors(_file(files, f"held {block}")) for block in lent]
@@ -572,11 +589,6 @@ class WorkRepeater:
                         found.results[vectors_name(seq, micro)] = _compared(vectors_file(executor), told)
             if any(leg.op is Op.BACKWARD for leg in way):
                 found.results.update(self._updated(now, item, place, files))
-        except DivergedError as error:  # the host itself would not have gone on
-            raise IntegrityError(f"{_WHERE} leads to numbers that are not finite") from error
-        finally:
-            set_gradients(executor.part.trained, b"")
-            executor.forget_turn(turn.index)
         return found
 
     def _updated(self, now: Plan, item: Item, place: CellPlace, files: Mapping[str, bytes]) -> dict[str, Compared]:
@@ -612,11 +624,9 @@ class FitRepeater:
         """Repeat the fit of a micro-batch, and the update of its item; as ``WorkRepeater.repeat``."""
         executor, seq, micro, block = self._executor, place.seq, place.micro, place.block
         now, item = item_of(self._plan, turn, seq)
-        found = Repeated(now.course, Tagger(given[TAG_KEY]) if TAG_KEY in given else None)
+        found = Repeated.under(now.course, given)
         trained = {name: value for name, value in executor.part.trained.items() if block_of(name) == block}
-        executor.grant(turn)
-        try:
-            set_gradients(trained, b"")
+        with _repeating(executor, turn, trained):
             load_state(executor, _file(files, "before"))
             held = (name for name in given if name.startswith("held ") and name != held_name(seq, block))
             for name in held:
@@ -634,11 +644,6 @@ class FitRepeater:
                 if (after := held_name(seq, block)) in given:  # of the state that was told, so in equal bits
                     load_state(executor, files["after"])
                     found.results[after] = self._held(block, "held after", files)
-        except DivergedError as error:
-            raise IntegrityError(f"{_WHERE} leads to numbers that are not finite") from error
-        finally:
-            set_gradients(trained, b"")
-            executor.forget_turn(turn.index)
         return found
 
     def _updated(

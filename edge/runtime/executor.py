@@ -643,19 +643,19 @@ def _for_node(
     Of blocks that a helper trains it loads values and vectors alone; ``installed`` are their names here. With
     ``is_sum`` these values are sums of all users' adapters.
     """
-    found: dict[str, TensorPieces] = {}
+    kept: dict[str, TensorPieces] = {}
     blocks = {block_of(name) for name in installed}
     for name, value in tensors.items():
         kind = f"{name.partition('/')[0]}/"
         inside = name.removeprefix(kind)
         if kind == MERGED:
-            found |= {f"{PREFIXES.value}{inside}": value} if inside in installed else {}
+            kept |= {f"{PREFIXES.value}{inside}": value} if inside in installed else {}
         elif block_of(name) not in blocks or kind == PAIRS or (kind == PREFIXES.value and not is_sum):
-            found[name] = value
-    lacking = sorted({block_of(name) for name in installed if f"{PREFIXES.value}{name}" not in found}) if is_sum else []
+            kept[name] = value
+    lacking = sorted({block_of(name) for name in installed if f"{PREFIXES.value}{name}" not in kept}) if is_sum else []
     if lacking:
         raise IntegrityError(
             f"{_WHERE} have no sum of users' adapters of block {lacking[0]}, which earlier versions did not save at a "
             "helper; resume the run on its own nodes"
         )
-    return found
+    return kept

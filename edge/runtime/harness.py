@@ -19,12 +19,13 @@ Source: lm-eval 0.4.13, ``lm_eval.api.model`` (``TemplateLM``), ``lm_eval.utils.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
 
@@ -39,6 +40,7 @@ from ringtune.job.job import Job, load_job
 from ringtune.machine.process import exit_code_of
 from ringtune.machine.resources import usable_cores
 
+T = TypeVar("T")
 APPLY_CHAT_TEMPLATE: Final = "--apply-chat-template"
 _MOST_TOKENS: Final = 256
 """Of an answer whose task says nothing."""
@@ -94,29 +96,28 @@ class HarnessModel:
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[Likelihood]:
         """Score the continuation of each request (context, continuation)."""
-        found = []
-        for request in requests:
-            found.append(self._scored(*self._pair(*request.args)))
-            self._tell()
-        return found
+        return self._each(requests, lambda *texts: self._scored(*self._pair(*texts)))
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Score each text (text,) as a whole; a long one in windows, as lm-eval does."""
-        found = []
-        for request in requests:
-            ids = self._encode(request.args[0])  # as lm-eval: a begin token that the tokenizer adds is scored, too
-            found.append(sum(self._scored(*pair).log for pair in _windows(ids, self._begin(), self._model.longest)))
-            self._tell()
-        return found
+
+        def score(text: str) -> float:
+            ids = self._encode(text)  # as lm-eval: a begin token that the tokenizer adds is scored, too
+            return sum(self._scored(*pair).log for pair in _windows(ids, self._begin(), self._model.longest))
+
+        return self._each(requests, score)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Continue each context (context, settings) up to one of the texts in ``until``."""
-        found = []
-        for number, request in enumerate(requests):
-            context, settings = request.args
-            found.append(self._continued(context, settings, number))
+        numbers = itertools.count()
+        return self._each(requests, lambda context, settings: self._continued(context, settings, next(numbers)))
+
+    def _each(self, requests: Sequence[Any], answer: Callable[..., T]) -> list[T]:
+        answers = []
+        for request in requests:
+            answers.append(answer(*request.args))
             self._tell()
-        return found
+        return answers
 
     def _continued(self, context: str, settings: dict[str, Any], number: int) -> str:
         until, longest = settings.get("until") or [], self._model.longest
@@ -200,7 +201,7 @@ def results(
     if folder is not None:
         os.chdir(folder)  # files that its tasks name
     try:
-        found = simple_evaluate(
+        evaluated = simple_evaluate(
             model=model, tasks=list(tasks), task_manager=manager, log_samples=False, apply_chat_template=is_chat
         )
     except RingTuneError:
@@ -208,7 +209,7 @@ def results(
     except Exception as error:
         what = f"lm-eval: {type(error).__name__}: {error}"
         raise DataError(f"{what}; look whether it knows the tasks ('lm-eval ls tasks'), and has their data") from error
-    named = found["results"].items()
+    named = evaluated["results"].items()
     return {name: {key: value for key, value in one.items() if key != "alias"} for name, one in named}
 
 

@@ -350,12 +350,12 @@ class _Classes(Predictor):
     def named(self, logits_BC: torch.Tensor) -> list[Row]:
         """Turn logits (B, C) into names and probabilities."""
         shares_BC = torch.softmax(logits_BC.double().cpu(), dim=-1)
-        found: list[Row] = []
+        rows: list[Row] = []
         for shares_C in shares_BC.tolist():
             best = max(range(len(shares_C)), key=shares_C.__getitem__)
             each = {label: round(share, 6) for label, share in zip(self._labels, shares_C, strict=True)}
-            found.append({"predicted": self._labels[best], "probability": each[self._labels[best]], "of_class": each})
-        return found
+            rows.append({"predicted": self._labels[best], "probability": each[self._labels[best]], "of_class": each})
+        return rows
 
 
 class TextClasses(_Classes):
@@ -509,10 +509,10 @@ def ends_of_text(folder: Path, tokenizer: Any) -> tuple[int, ...]:
     neither ``generation_config.json`` nor ``config.json`` names any.
     """
     for name in (_GENERATION_FILE, CONFIG_FILE):
-        found = _settings(folder / name).get("eos_token_id")
-        ends = [found] if isinstance(found, int) else found
+        value = _settings(folder / name).get("eos_token_id")
+        ends = [value] if isinstance(value, int) else value
         if ends is not None and not (isinstance(ends, list) and all(type(end) is int for end in ends)):
-            raise ModelError(f"{folder / name}: eos_token_id is {found!r}, it has to be a token or a list of them")
+            raise ModelError(f"{folder / name}: eos_token_id is {value!r}, it has to be a token or a list of them")
         if ends:
             return tuple(ends)
     return () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from edge.machine.libraries import drained
 from edge.runtime import reporter as rp
 from edge.runtime.reporter import CopyCompared, Totals, header_line, table_line
 from ringtune.engine import events as ev
@@ -277,11 +278,7 @@ class AgentRun:
 
     def _drain(self) -> None:
         """Handle every event that arrived during an action; the engine starts no other action before this one's end."""
-        while True:
-            try:
-                entry = self._queue.get_nowait()
-            except queue.Empty:
-                return
+        for entry in drained(self._queue):
             self._handle(entry)
 
     def _handle(self, entry: _Entry) -> Action | None:
@@ -410,11 +407,7 @@ class AgentRun:
             self._queue.put(ev.TimerFired(timer))
 
     def _refuse_calls(self) -> None:
-        while True:
-            try:
-                entry = self._queue.get_nowait()
-            except queue.Empty:
-                return
+        for entry in drained(self._queue):
             if isinstance(entry, Call) and entry.future.set_running_or_notify_cancel():
                 entry.future.set_exception(DeadlineError(f"node {self._node}: the run has ended; start it anew"))
 

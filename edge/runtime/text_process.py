@@ -195,8 +195,8 @@ def _longest_within(limit_bytes: int, model: WholeModel) -> int:
 
 def _shorter(messages: list[Any]) -> Iterator[list[Any]]:
     """Yield the conversation without its oldest turns: one, two, and so on; a turn begins with a user's message."""
-    head = next((at for at, one in enumerate(messages) if one["role"] != "system"), len(messages))
-    begins = [at for at, one in enumerate(messages) if one["role"] == "user" and at >= head]
+    head = next((at for at, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    begins = [at for at, message in enumerate(messages) if message["role"] == "user" and at >= head]
     yield from (messages[:head] + messages[at:] for at in begins[1:])
 
 
@@ -230,11 +230,11 @@ _ALL: Final = -1
 def _read(requests: queue.Queue[Any], stopped: set[int]) -> None:
     """Pass requests on, and note the answers to end."""
     for line in sys.stdin:
-        found = json.loads(line)
-        if "stop" in found:
-            stopped.add(int(found["stop"]))
+        message = json.loads(line)
+        if "stop" in message:
+            stopped.add(int(message["stop"]))
         else:
-            requests.put(found)
+            requests.put(message)
     stopped.add(_ALL)
     requests.put(None)
 

@@ -257,7 +257,7 @@ class OutLink:
 
     def _next_message(self, number: int) -> bytes | None:
         """Wait for the next message of a call; None if that is over, or another one has replaced it."""
-        asked_s = time.monotonic()
+        called_s = time.monotonic()
         try:
             while True:
                 with self._changed:
@@ -280,7 +280,7 @@ class OutLink:
                         entry = self._queue.popleft()
                         self._encoding = _Encoding(entry.action, entry.encode(), time.monotonic())
                     encoding = self._encoding
-                self._encode_next(encoding, asked_s)
+                self._encode_next(encoding, called_s)
         except Exception as error:
             _log.exception("encoding for node %s failed", self.target)
             self._break(f"encoding for node {self.target} failed: {internal_error(error)}")
@@ -431,8 +431,8 @@ class OutLink:
         try:
             ack = next(call, None)
         except grpc.RpcError as error:
-            found = error_of_call(error, peer=self._peer)
-            raise found if isinstance(found, TrustError) else ConnectionFailedError(str(found)) from error
+            failure = error_of_call(error, peer=self._peer)
+            raise failure if isinstance(failure, TrustError) else ConnectionFailedError(str(failure)) from error
         finally:
             timer.cancel()
         if ack is None:

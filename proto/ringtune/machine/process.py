@@ -60,9 +60,9 @@ def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None
     runs between any two instructions of the main thread, so it should only note the signal, start a thread, or raise.
     It must not set an event: the main thread may hold the event's lock, and would wait for itself for ever.
     """
-    hears = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-    wanted = [number for number in ENDS if hears or number != signal.SIGHUP]
-    before = {number: signal.signal(number, handler) for number in wanted}
+    takes_hangup = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    numbers = [number for number in ENDS if takes_hangup or number != signal.SIGHUP]
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
@@ -168,8 +168,8 @@ _REFUSED: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIP
 def _escape(error: UnicodeError) -> tuple[str | bytes, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    found = error.object[error.start : error.end].translate(_INSTEAD)
-    return found.encode("ascii", "backslashreplace").decode("ascii"), error.end
+    text = error.object[error.start : error.end].translate(_INSTEAD)
+    return text.encode("ascii", "backslashreplace").decode("ascii"), error.end
 
 
 codecs.register_error(ESCAPED, _escape)

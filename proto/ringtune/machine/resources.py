@@ -64,10 +64,10 @@ class CpuQuota(NamedTuple):
 
 def cpu_quota(*, proc: Path = PROC, cgroup: Path = CGROUP) -> CpuQuota | None:
     """Return the tightest quota on this process; None if there is none."""
-    found = [
+    quotas = [
         quota for folder in group_folders("cpu", proc=proc, cgroup=cgroup) if (quota := _read_quota(folder)) is not None
     ]
-    return min(found, default=None)
+    return min(quotas, default=None)
 
 
 def _read_quota(folder: Path) -> CpuQuota | None:
@@ -76,12 +76,8 @@ def _read_quota(folder: Path) -> CpuQuota | None:
         return None if limit == "max" else CpuQuota(int(limit) / int(period), int(period) / 1e6)
     except (OSError, ValueError):
         pass
-    try:
-        limit_us = int((folder / "cpu.cfs_quota_us").read_text())
-        period_us = int((folder / "cpu.cfs_period_us").read_text())
-    except (OSError, ValueError):
-        return None
-    return CpuQuota(limit_us / period_us, period_us / 1e6) if limit_us > 0 else None
+    limit_us, period_us = _read_int(folder / "cpu.cfs_quota_us"), _read_int(folder / "cpu.cfs_period_us")
+    return CpuQuota(limit_us / period_us, period_us / 1e6) if period_us and limit_us and limit_us > 0 else None
 
 
 def allowed_cores() -> int:
@@ -213,25 +209,31 @@ def _read_int(path: Path) -> int | None:
 
 def _read_counts(path: Path) -> Mapping[str, int]:
     """Parse lines ``name number``; others are left out."""
-    found = {}
+    counts = {}
     try:
         for line in path.read_text().splitlines():
             name, _, number = line.partition(" ")
             if number.isdecimal():
-                found[name] = int(number)
+                counts[name] = int(number)
     except OSError:
         pass
-    return found
+    return counts
 
 
 def _machine_free_bytes(proc: Path) -> int:
+    free = proc_bytes(proc / "meminfo", "MemAvailable")
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if free is None else free
+
+
+def proc_bytes(path: Path, name: str) -> int | None:
+    """Return the bytes in a line ``NAME: 123 kB`` of a file of procfs; None if it can't be read."""
     try:
-        for line in (proc / "meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
+        for line in path.read_text().splitlines():
+            if line.startswith(f"{name}:"):
                 return int(line.split()[1]) << 10
     except (OSError, ValueError, IndexError):
         pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None
 
 
 def trim_heap() -> None:

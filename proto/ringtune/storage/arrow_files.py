@@ -123,11 +123,11 @@ def arrow_files(path: Path) -> tuple[Path, ...]:
 
 def split_paths(folder: Path) -> list[Path]:
     """Return the paths that name the splits of a folder of Parquet or Arrow files: files, or names without numbers."""
-    found = _saved(folder)
-    if found is None:
+    paths = _saved(folder)
+    if paths is None:
         named = _splits(folder).items()
-        found = [files[0] if [file.stem for file in files] == [name] else folder / name for name, files in named]
-    return found or [folder]
+        paths = [files[0] if [file.stem for file in files] == [name] else folder / name for name, files in named]
+    return paths or [folder]
 
 
 def _saved(folder: Path) -> list[Path] | None:
@@ -164,9 +164,9 @@ def _of_folder(folder: Path) -> tuple[Path, ...]:
         raise DataError(f"{folder} has the splits {shown}; name one, such as {splits[0]}")
     if saved := _saved(folder):
         return arrow_files(saved[0])
-    if not (found := _splits(folder)):
+    if not (shards := _splits(folder)):
         raise DataError(f"{folder} has no Parquet or Arrow files; set data.train, data.eval or --data")
-    return next(iter(found.values()))
+    return next(iter(shards.values()))
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -179,10 +179,10 @@ def _entries(folder: Path) -> list[Path]:
 
 def _splits(folder: Path) -> dict[str, tuple[Path, ...]]:
     """Return name of a split -> its shards: names are equal but for a number of four digits or more, and the rest."""
-    found: dict[str, list[Path]] = {}
+    splits: dict[str, list[Path]] = {}
     for path in _entries(folder):
-        found.setdefault(_NUMBERING.sub("", path.stem), []).append(path)
-    return {name: tuple(files) for name, files in found.items()}
+        splits.setdefault(_NUMBERING.sub("", path.stem), []).append(path)
+    return {name: tuple(files) for name, files in splits.items()}
 
 
 def _check_shards(files: Sequence[Path]) -> None:
@@ -228,8 +228,8 @@ def arrow_rows(
         header = ArrowHeader(tuple(columns), left_out, tuple(pictures), classes)
         yield header
         names = _chosen(header.columns, only)
-        for found in lines:
-            yield found if isinstance(found, str) else dict(zip(names, found, strict=True))
+        for row in lines:
+            yield row if isinstance(row, str) else dict(zip(names, row, strict=True))
 
 
 def _chosen(columns: Sequence[str], only: Collection[str] | None) -> list[str]:
@@ -260,11 +260,11 @@ def _lines(path: Path, picture: str, only: Collection[str] | None) -> Generator[
         with contextlib.suppress(BrokenPipeError), sink:
             sink.write(json.dumps(head).encode())
         for line in _split(source.fileno(), path):
-            found = json.loads(line, object_hook=_unpacked)
-            if not isinstance(found, dict):
-                yield found
-            elif found:
-                raise DataError(f"{found['error']}")
+            row = json.loads(line, object_hook=_unpacked)
+            if not isinstance(row, dict):
+                yield row
+            elif row:
+                raise DataError(f"{row['error']}")
             else:
                 return
         code = process.wait(_WAIT_S)
@@ -406,8 +406,8 @@ def _batches(file: Path, picture: str, only: Collection[str] | None) -> Iterator
 
 def _limit_time() -> None:
     """Give this process ``_BATCH_S`` more seconds of processor time; the kernel ends it after that."""
-    own = resource.getrusage(resource.RUSAGE_SELF)
-    _limit(resource.RLIMIT_CPU, math.ceil(own.ru_utime + own.ru_stime) + _BATCH_S)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    _limit(resource.RLIMIT_CPU, math.ceil(usage.ru_utime + usage.ru_stime) + _BATCH_S)
 
 
 def _limit(kind: int, most: int) -> None:
@@ -522,10 +522,10 @@ def _plain(value: Any) -> Any:
 
 def _picture(value: Any) -> Any:
     """Return the bytes of a picture, which may stand beside its path; null without."""
-    found = (
+    content = (
         next((part for part in value.values() if isinstance(part, bytes)), None) if isinstance(value, dict) else value
     )
-    return {_BYTES: base64.b64encode(found).decode()} if found else None
+    return {_BYTES: base64.b64encode(content).decode()} if content else None
 
 
 def _named(value: Any, names: Sequence[str], column: str) -> Any:
@@ -543,10 +543,10 @@ def _class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, list[str]]
     """Return column -> class names from the features of ``datasets``; empty where there are none that can be read."""
     try:
         features = json.loads((metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
-        found = {name: _names_of(feature) for name, feature in features.items()}
+        classes = {name: _names_of(feature) for name, feature in features.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
-    return {name: names for name, names in found.items() if names}
+    return {name: names for name, names in classes.items() if names}
 
 
 def _names_of(feature: Any) -> list[str]:

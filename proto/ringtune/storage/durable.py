@@ -247,10 +247,10 @@ def is_claimed(folder: Path, kind: str) -> bool:
     try:
         if not is_plain_file(path) or path.stat().st_size > _MAX_MARKER_BYTES:
             return False
-        found = parse_json(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return False
-    return isinstance(found, dict) and found.get("ringtune") == kind
+    return isinstance(content, dict) and content.get("ringtune") == kind
 
 
 def require_free(folder: Path, kind: str) -> None:

@@ -113,10 +113,10 @@ class GgufType(NamedTuple):
     @functools.cache
     def of(dtype: str) -> GgufType | None:
         """Read the type of a stored tensor; None if it is none of a GGUF file."""
-        found = _TEXT.fullmatch(dtype)
-        if found is None or found["name"] not in BLOCK_TYPES:
+        match = _TEXT.fullmatch(dtype)
+        if match is None or match["name"] not in BLOCK_TYPES:
             return None
-        return GgufType(found["name"], int(found["heads"] or 0), found["added"] is not None)
+        return GgufType(match["name"], int(match["heads"] or 0), match["added"] is not None)
 
     def nbytes(self, shape: tuple[int, ...]) -> int | None:
         """Bytes of a tensor of this shape; None if its rows are no whole blocks, or its heads are not equal."""
@@ -218,11 +218,11 @@ class _Reader:
     def _places(
         self, entries: list[tuple[str, str, tuple[int, ...], int, int]], start: int, alignment: int
     ) -> dict[str, GgufTensor]:
-        found: dict[str, GgufTensor] = {}
+        tensors: dict[str, GgufTensor] = {}
         at = start
         for name, kind, shape, nbytes, offset in sorted(entries, key=lambda entry: (entry[4], entry[3])):
             begin = start + offset
-            if name in found:
+            if name in tensors:
                 raise _damaged(self._path, f"tensor {shown(name)} occurs twice")
             if begin < at or offset % alignment or begin + nbytes > self._size:
                 raise _damaged(
@@ -230,9 +230,9 @@ class _Reader:
                     f"tensor {shown(name)} has bytes [{begin:,}, {begin + nbytes:,}) of {self._size:,}, "
                     f"where those before end at {at:,}",
                 )
-            found[name] = GgufTensor(kind, shape, nbytes, begin)
+            tensors[name] = GgufTensor(kind, shape, nbytes, begin)
             at = begin + nbytes
-        return found
+        return tensors
 
     def _entry(self) -> tuple[str, str, tuple[int, ...], int, int]:
         name, axes = self._text(_MAX_NAME_BYTES), self._number("I")

@@ -102,16 +102,16 @@ class JoinedPieces(Pieces):
     """Several contents, one after the other; a part reads those alone that it has something of."""
 
     def __init__(self, contents: Sequence[Pieces]) -> None:
-        super().__init__(sum(one.size_bytes for one in contents), lambda: itertools.chain.from_iterable(contents))
+        super().__init__(sum(each.size_bytes for each in contents), lambda: itertools.chain.from_iterable(contents))
         self._contents = contents
 
     def _between(self, start: int, stop: int) -> Iterator[Piece]:
         begin = 0
-        for one in self._contents:
-            end = begin + one.size_bytes
+        for content in self._contents:
+            end = begin + content.size_bytes
             if start < end and begin < stop:
                 first = max(start - begin, 0)
-                yield from one.part(first, min(stop, end) - begin - first)
+                yield from content.part(first, min(stop, end) - begin - first)
             begin = end
 
 

@@ -115,13 +115,13 @@ def read_dataclass(cls: type[T], value: object, *, where: str, error: type[Inval
         raise error(f"{where or 'the file'} has to be a table, but is {describe_value(value)}")
     entries = {key_of(name): (name, entry) for name, entry in _entries(typing.cast(Any, cls)).items()}
     check_keys(value, entries, where=where, error=error)
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, (name, entry) in entries.items():
         if key in value:
-            found[name] = read_value(entry.hint, value[key], where=join(where, key), error=error)
+            values[name] = read_value(entry.hint, value[key], where=join(where, key), error=error)
         elif entry.is_required:
             raise error(f"{join(where, key)} is missing; add {_example(key, entry.hint)}")
-    return cls(**found)
+    return cls(**values)
 
 
 def key_of(field: str) -> str:
@@ -263,9 +263,9 @@ def _choice(args: tuple[Any, ...], value: object, *, where: str, error: type[Inv
     given = [arg for arg in args if arg is not type(None)]
     if len(given) == 1:
         return given[0]
-    found = tuple if isinstance(value, list | tuple) else type(value)
+    kind = tuple if isinstance(value, list | tuple) else type(value)
     for arg in given:
-        if found in (arg, typing.get_origin(arg)):
+        if kind in (arg, typing.get_origin(arg)):
             return arg
     names = " or ".join(_TYPE_NAMES[typing.get_origin(arg) or arg] for arg in given)
     raise error(f"{where} has to be {names}, but is {describe_value(value)}")
@@ -374,10 +374,10 @@ def field_rules(cls: type[Any]) -> dict[str, tuple[Rule, ...]]:
     """Return the rules in the types of a dataclass's fields, for fields with rules."""
     hints = typing.get_type_hints(cls, include_extras=True)
     rules = {
-        name: tuple(one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Rule))
+        name: tuple(rule for rule in getattr(hint, "__metadata__", ()) if isinstance(rule, Rule))
         for name, hint in hints.items()
     }
-    return {name: found for name, found in rules.items() if found}
+    return {name: given for name, given in rules.items() if given}
 
 
 def check_fields(settings: object, *, where: str, error: type[InvalidInputError]) -> None:

@@ -157,8 +157,8 @@ class RowAccount:
 
     def check(self) -> None:
         """Refuse the file if it has bad rows, with a ``DataError`` that has all of them."""
-        if found := self.problems():
-            raise DataError(found)
+        if problems := self.problems():
+            raise DataError(problems)
 
     def _reasons(self) -> dict[str, _Lines]:
         skipped = {problem.what: lines for problem, lines in self._bad.items() if self._skips(problem)}
@@ -221,11 +221,11 @@ def table_rows(
         is_sheet = path.suffix.lower() == ".xlsx"
         records = _read_xlsx(path, columns, book) if is_sheet else _read_text(path, columns, book, encoding)
     needed = [column for key, column in columns.items() if key not in may_be_empty]
-    for line, found in records:
-        if empty := next((column for column in needed if _is_missing(found.get(column))), ""):
+    for line, row in records:
+        if empty := next((column for column in needed if _is_missing(row.get(column))), ""):
             book.bad(line, Problem(f"column {empty!r} is empty", "fill it in or remove the row", is_missing=True))
         else:
-            yield line, found
+            yield line, row
     if account is None:
         book.check()
 
@@ -357,9 +357,9 @@ def _separator(account: RowAccount, sample: str) -> str:
         except csv.Error:
             rows = []
         widths[sign] = rows[:-1] if len(sample) == _SAMPLE_CHARACTERS else rows  # the last one may be cut
-    fits = [sign for sign, found in widths.items() if found and found[0] > 1 and len(set(found)) == 1]
+    fits = [sign for sign, counts in widths.items() if counts and counts[0] > 1 and len(set(counts)) == 1]
     if not fits:
-        fits = [sign for sign, found in widths.items() if found and found[0] > 1]
+        fits = [sign for sign, counts in widths.items() if counts and counts[0] > 1]
     if not fits:
         return next(iter(order))
     best = max(fits, key=lambda sign: widths[sign][0])
@@ -421,18 +421,18 @@ def _read_jsonl(file: TextIO, columns: Mapping[str, str], account: RowAccount) -
             account.bad(number, Problem(what, "correct it; lines below are not read"))
             break
         try:
-            found = json.loads(line, object_pairs_hook=_without_duplicates)
+            row = json.loads(line, object_pairs_hook=_without_duplicates)
         except RowError as error:
             account.bad(number, error.problem)
             continue
         except (ValueError, RecursionError) as error:
             account.bad(number, Problem(f"it is not JSON: {getattr(error, 'msg', 'a number or nesting is too long')}"))
             continue
-        if not isinstance(found, dict):
+        if not isinstance(row, dict):
             account.bad(number, Problem("it is not a JSON object", "write one object a line"))
             continue
-        account.count(found)
-        yield number, found
+        account.count(row)
+        yield number, row
     if account.rows:
         require_columns(account, columns, account.columns)
 
@@ -460,7 +460,7 @@ def _read_json(file: TextIO, columns: Mapping[str, str], account: RowAccount) ->
         if text[at] == "[" and text[begin : begin + 1] == "]":
             break
         try:
-            found, end = decode(text, begin)
+            row, end = decode(text, begin)
         except (ValueError, RecursionError) as error:
             what = f"it is not JSON: {getattr(error, 'msg', 'a number or nesting is too long')}"
             account.bad(line, Problem(what, "correct it; what follows is not read"))
@@ -468,11 +468,11 @@ def _read_json(file: TextIO, columns: Mapping[str, str], account: RowAccount) ->
         if twice:
             account.bad(line, twice[0].problem)
             twice.clear()
-        elif not isinstance(found, dict):
+        elif not isinstance(row, dict):
             account.bad(line, Problem("it is not a JSON object", "write a list of objects"))
         else:
-            account.count(found)
-            yield line, found
+            account.count(row)
+            yield line, row
         at = _next_sign(text, end)
         line += text.count("\n", begin, at)
         if text[at : at + 1] != ",":
@@ -485,8 +485,8 @@ def _read_json(file: TextIO, columns: Mapping[str, str], account: RowAccount) ->
 
 def _next_sign(text: str, start: int) -> int:
     """Return the place of the next character that is no blank; the length of the text where there is none."""
-    found = _SIGN.search(text, start)
-    return found.start() if found else len(text)
+    match = _SIGN.search(text, start)
+    return match.start() if match else len(text)
 
 
 def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -609,8 +609,8 @@ def tagged_rows(
     needed = {"data.words": words, **({"data.tags": tags} if tags else {}), **(more or {})}
     for record in table_rows(path, needed, account, encoding=encoding):
         try:
-            found = _words_of(record, words)
-            yield TaggedWords(found, _tags_of(record, words, tags, len(found)) if tags else (), record)
+            names = _words_of(record, words)
+            yield TaggedWords(names, _tags_of(record, words, tags, len(names)) if tags else (), record)
         except RowError as error:
             account.bad(record[0], error.problem)
 

@@ -162,8 +162,8 @@ def _tensor(where: str, name: str, entry: Any, start: int) -> TensorInfo:
         numbers = [*shape, begin, end]
         valid = len(shape) <= _MAX_AXES
         valid = valid and all(type(number) is int and 0 <= number <= _MAX_NUMBER for number in numbers)
-        found = stored_bytes(dtype, shape) if valid else None
-        valid, nbytes = found is not None, -1 if found is None else found
+        size = stored_bytes(dtype, shape) if valid else None
+        valid, nbytes = size is not None, -1 if size is None else size
         told = printable(f"of type {dtype} and shape {shape} can't take bytes [{begin}, {end})", most=_MAX_TOLD)
     except (TypeError, KeyError, ValueError, RecursionError) as error:
         raise _damaged(where, f"the entry of tensor {shown(name)} is malformed") from error
@@ -231,10 +231,10 @@ class TensorFile:
         self.infos: dict[str, TensorInfo] = header_of(
             io.BytesIO(first), content.size_bytes, where=where, max_header_bytes=max_header_bytes
         )
-        found = json.loads(first[8:]).get("__metadata__") or {}
-        if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        metadata = json.loads(first[8:]).get("__metadata__") or {}
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
             raise IntegrityError(f"{where} is damaged: its metadata are no texts; copy it again from its source")
-        self.metadata = dict(found)
+        self.metadata = dict(metadata)
 
     def tensor(self, name: str) -> TensorPieces:
         """Return a tensor of the file."""

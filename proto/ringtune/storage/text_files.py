@@ -77,8 +77,8 @@ def resolved(path: Path) -> Path:
 
     The suffix names the format, and files in a hub's cache have none: ``train.parquet`` is a link to ``blobs/1f0e``.
     """
-    found = path.resolve()
-    return path.parent.resolve() / path.name if found.suffix != path.suffix and found.is_file() else found
+    target = path.resolve()
+    return path.parent.resolve() / path.name if target.suffix != path.suffix and target.is_file() else target
 
 
 def check_rows_file(path: Path) -> None:

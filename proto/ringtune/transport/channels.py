@@ -128,8 +128,8 @@ class Connections:
         now_s = time.monotonic()
         if now_s - self._looked_s >= _SEEN_S:
             of_port = (number for number in range(_MOST_NUMBERS) if self._end(number, "getsockname")[1] == self._port)
-            found = {self._end(number, "getpeername"): number for number in of_port}
-            self._numbers = {place: found.pop(place) for place in self._numbers if place in found} | found
+            numbers = {self._end(number, "getpeername"): number for number in of_port}
+            self._numbers = {place: numbers.pop(place) for place in self._numbers if place in numbers} | numbers
             self._looked_s = now_s
 
     def _end(self, number: int, name: str) -> tuple[str, int]:
@@ -251,8 +251,8 @@ Refusal = Callable[["CertificateFacts"], str]
 
 def caller_of(context: grpc.ServicerContext) -> CertificateFacts | None:
     """Return the facts in the caller's certificate; None on a connection in plain text."""
-    found = context.auth_context().get(_CERTIFICATE)
-    return _facts(bytes(found[0])) if found else None
+    certificates = context.auth_context().get(_CERTIFICATE)
+    return _facts(bytes(certificates[0])) if certificates else None
 
 
 @functools.lru_cache(maxsize=1024)

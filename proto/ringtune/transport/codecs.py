@@ -221,10 +221,10 @@ _MAX_VALUES: Final = 1 << 20  # of one message, below the limit of a channel
 def scores_to_proto(turn: int, scores: Iterable[BlockScores]) -> Iterator[control_pb2.SubnetScores]:
     """Encode the scores of a turn, one message for each batch and block; raises ``PlanError``."""
     ordered = sorted(scores, key=lambda entry: (entry.owner, entry.batch_id, entry.block, entry.micro))
-    for (owner, batch_id, block), found in itertools.groupby(
+    for (owner, batch_id, block), group in itertools.groupby(
         ordered, key=lambda entry: (entry.owner, entry.batch_id, entry.block)
     ):
-        entries = list(found)
+        entries = list(group)
         shapes = {tuple(len(values) for values in entry.values) for entry in entries}
         sizes = set(next(iter(shapes)))
         if [entry.micro for entry in entries] != list(range(len(entries))) or len(shapes) != 1 or len(sizes) != 1:

@@ -52,10 +52,10 @@ def split_address(address: str, *, option: str) -> tuple[str, int]:
 
 def split_addresses(addresses: str, *, option: str) -> list[str]:
     """Split ``host:port,host:port``, the places of one party of which one answers; most parties have one place."""
-    found = addresses.split(",")
-    for address in found:
+    parts = addresses.split(",")
+    for address in parts:
         split_address(address, option=option)
-    return found
+    return parts
 
 
 def target_of(addresses: str) -> str:
@@ -65,18 +65,18 @@ def target_of(addresses: str) -> str:
     """
     if "," not in addresses:
         return addresses
-    found, families = list[str](), set[str]()
+    targets, families = list[str](), set[str]()
     for address in split_addresses(addresses, option="--coordinator"):
         host, port = split_address(address, option="--coordinator")
         with contextlib.suppress(OSError):  # a name that is unknown now does not hide the others
             family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             families.add("ipv6" if family == socket.AF_INET6 else "ipv4")
-            found.append(join_address(str(place[0]), port))
-    if not found:
+            targets.append(join_address(str(place[0]), port))
+    if not targets:
         raise ConnectionFailedError(f"no host of {addresses} is known here; check the names and the network")
     if len(families) > 1:
         raise UsageError(f"--coordinator {addresses} mixes IPv4 and IPv6; give addresses of one kind")
-    return f"{families.pop()}:{','.join(found)}"
+    return f"{families.pop()}:{','.join(targets)}"
 
 
 def join_address(host: str, port: int) -> str:
@@ -122,11 +122,11 @@ def machine_address() -> str:
     """
     for host in _FAR_AWAY:
         try:
-            found = address_towards(host, 9)
+            address = address_towards(host, 9)
         except ConnectionFailedError:
             continue
-        if not is_loopback(join_address(found, 9)):
-            return found
+        if not is_loopback(join_address(address, 9)):
+            return address
     return next((one for one in _interface_addresses() if not is_loopback(join_address(one, 9))), "")
 
 
@@ -134,8 +134,8 @@ def _interface_addresses() -> Iterator[str]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
-                found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
-                yield socket.inet_ntoa(found[20:24])
+                reply = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                yield socket.inet_ntoa(reply[20:24])
 
 
 def is_allowed(address: str, *, insecure: bool) -> bool:

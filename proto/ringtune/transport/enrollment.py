@@ -96,8 +96,8 @@ def refusal(coordinator: str, who: Speaker) -> str:
         try:
             control_pb2_grpc.CoordinatorStub(channel).Status(control_pb2.Empty(), timeout=_REFUSAL_S)
         except grpc.RpcError as error:
-            found = error_of_call(error, peer="the coordinator")
-            return str(found) if isinstance(found, TrustError) else ""
+            failure = error_of_call(error, peer="the coordinator")
+            return str(failure) if isinstance(failure, TrustError) else ""
     return ""
 
 

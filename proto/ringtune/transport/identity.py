@@ -122,16 +122,16 @@ def facts_of(pem: bytes) -> CertificateFacts:
 
 def _signer_of(certificate: x509.Certificate) -> str:
     try:
-        found = certificate.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
+        extension = certificate.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
     except x509.ExtensionNotFound:
         return ""
-    return (found.key_identifier or b"").hex()
+    return (extension.key_identifier or b"").hex()
 
 
 def _generation_of(certificate: x509.Certificate) -> int:
-    found = certificate.subject.get_attributes_for_oid(NameOID.GENERATION_QUALIFIER)
-    text = str(found[0].value) if found else "0"
-    if len(found) > 1 or not re.fullmatch(r"[0-9]{1,9}", text):
+    attributes = certificate.subject.get_attributes_for_oid(NameOID.GENERATION_QUALIFIER)
+    text = str(attributes[0].value) if attributes else "0"
+    if len(attributes) > 1 or not re.fullmatch(r"[0-9]{1,9}", text):
         raise TrustError("a certificate has no readable generation; join anew with a new token")
     return int(text)
 

@@ -88,10 +88,10 @@ class Guard:
 
     def _cookie(self, header: str) -> str | None:
         try:
-            found = SimpleCookie(header[:MAX_HEADER]).get(self.cookie_name)
+            cookie = SimpleCookie(header[:MAX_HEADER]).get(self.cookie_name)
         except CookieError:
             return None
-        return found.value if found is not None else None
+        return cookie.value if cookie is not None else None
 
 
 _MISSING: Final = Refusal(
@@ -137,10 +137,10 @@ def token_of(file: Path | None) -> str:
             with os.fdopen(descriptor, "w", encoding="ascii") as new:
                 new.write(token := make_token())
             return token
-        with file.open("rb") as old:
-            if stat.S_IMODE(os.fstat(old.fileno()).st_mode) & 0o077:
+        with file.open("rb") as existing:
+            if stat.S_IMODE(os.fstat(existing.fileno()).st_mode) & 0o077:
                 raise UsageError(f"others may read {file}, which has the token of the page; chmod 600 it")
-            content = old.read(_MAX_BYTES)
+            content = existing.read(_MAX_BYTES)
     token = content.decode("ascii", "replace").strip()
     if len(token) < MIN_CHARACTERS or not token.isascii() or not token.isprintable() or " " in token:
         raise UsageError(

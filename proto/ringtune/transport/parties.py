@@ -17,12 +17,7 @@ spaces::
 
     ringtune1:node:pi-4:7071:<SHA-256 of the authority's certificate, hex>:<secret>
 
-The coordinator stores only the hash of the secret. Default folders of identities::
-
-    ~/.local/state/ringtune-coordinator/trust         the coordinator's authority and identity
-    ~/.local/state/ringtune-coordinator/trust/admin   the first user's, on the coordinator's machine
-    ~/.local/state/ringtune-user/trust                a user's, on another machine
-    ~/.local/state/ringtune/NAME/trust                a node's
+The coordinator stores only the hash of the secret.
 """
 
 from __future__ import annotations
@@ -96,10 +91,10 @@ def node_party(name: str) -> Party:
 def party_of(names: Iterable[str]) -> Party:
     """Return the party in the DNS names of a certificate; raises ``TrustError`` unless exactly one is a party's."""
     names = list(names)
-    found = [match for match in map(_SERVER_NAME.fullmatch, names) if match and ".." not in match["name"]]
-    if len(found) != 1:
+    matches = [match for match in map(_SERVER_NAME.fullmatch, names) if match and ".." not in match["name"]]
+    if len(matches) != 1:
         raise TrustError(f"a certificate for {', '.join(names) or 'nobody'} names no member of ringtune; join anew")
-    return Party(cast(Role, found[0]["role"]), found[0]["name"])
+    return Party(cast(Role, matches[0]["role"]), matches[0]["name"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +157,10 @@ def find_permission(method: str) -> Permission | None:
 
 def permission_of(method: str) -> Permission:
     """Return the permission of a method such as ``/ringtune.v1.Agent/Grant``; raises ``TrustError`` if it has none."""
-    found = find_permission(method)
-    if found is None:
+    permission = find_permission(method)
+    if permission is None:
         raise TrustError(f"nobody may call {method}; use one version on all machines")
-    return found
+    return permission
 
 
 def require_permission(caller: Party, method: str) -> Permission:
@@ -248,10 +243,11 @@ VARIABLE: Final = "RINGTUNE_TRUST"
 IDENTITY: Final = "identity.pem"
 AUTHORITY: Final = "authority.pem"
 ADMIN: Final = "admin"
+"""Folder of the first user's identity, in the coordinator's trust folder."""
 
 
 def coordinator_trust() -> Path:
-    """Return the trust folder of this user's coordinator."""
+    """Return the trust folder of this user's coordinator; by default ``~/.local/state/ringtune-coordinator/trust``."""
     return user_state_path("ringtune-coordinator") / "trust"
 
 
@@ -262,7 +258,7 @@ def user_trust() -> Path:
 
 
 def node_trust(state: Path) -> Path:
-    """Return the folder of a node's identity in its state folder."""
+    """Return the folder of a node's identity in its state folder; by default ``~/.local/state/ringtune/NAME/trust``."""
     return state / "trust"
 
 
