@@ -141,10 +141,7 @@ def with_helpers(
 
 
 def _where_it_fits(drafts: Sequence[Draft], profile: Profile, placed: _Placing, fitting: Fitting) -> Planned | None:
-    """Place drafts with the node with the most memory as the helper of all others; None if that does not fit either.
-
-    It hosts blocks too, with the second largest as its helper, or else only helps.
-    """
+    """Place drafts with the node with the most memory as the helper of all others; None if that does not fit either."""
     planned = None
     for helper_of in list(helper_maps(profile))[2:] if len(profile.nodes) > 1 else ():
         with contextlib.suppress(CapacityError, StorageError):
