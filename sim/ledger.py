@@ -203,10 +203,11 @@ class NodeAccount:
                 self.add(-self._sizes.state_bytes(unit))
 
 
+@dataclass(slots=True, eq=False)
 class Effect:
     """The effect of a kind of action on its node's account.
 
-    Args:
+    Attributes:
         takes: bytes that it takes.
         touches: bytes besides that it holds for a moment.
         frees: bytes that it frees in the end.
@@ -214,22 +215,15 @@ class Effect:
         completes: whether their gradient becomes whole right before: that of an embedding is rows until then.
     """
 
-    def __init__(
-        self,
-        held: NodeAccount,
-        *,
-        takes: float = 0.0,
-        touches: float = 0.0,
-        frees: float = 0.0,
-        graph: Graph = _NO_GRAPH,
-        input_bytes: float = 0.0,
-        gradient: tuple[int, ...] = (),
-        updates: tuple[int, ...] = (),
-        completes: bool = False,
-    ) -> None:
-        self.held, self.takes, self.touches, self.frees = held, takes, touches, frees
-        self.graph, self.input_bytes = graph, input_bytes
-        self.gradient, self.updates, self.completes = gradient, updates, completes
+    held: NodeAccount
+    takes: float = 0.0
+    touches: float = 0.0
+    frees: float = 0.0
+    graph: Graph = _NO_GRAPH
+    input_bytes: float = 0.0
+    gradient: tuple[int, ...] = ()
+    updates: tuple[int, ...] = ()
+    completes: bool = False
 
     def apply(self, seq: int, micro: int) -> None:
         """Change the account by one action of an item's micro-batch that is done.

@@ -67,20 +67,11 @@ def recorded_shape(profile: Profile, plan: Plan) -> TimedShape | None:
 
     Tokens and wire dtype are the plan's, all else is that of the first measured node; so are the tokens of images.
     """
-    measured = [node for node in profile.nodes if node.shape.is_measured]
-    if not measured:
+    first = next((node for node in profile.nodes if node.shape.is_measured), None)
+    if first is None:
         return None
-    first = measured[0].shape
-    return TimedShape(
-        rows=first.rows,
-        tokens=first.tokens if measured[0].model.fixed_tokens else plan.course.max_length,
-        task=first.task,
-        adapter=first.adapter,
-        dtype=first.dtype,
-        wire_dtype=plan.course.wire_dtype,
-        optimizer=first.optimizer,
-        dropout=first.dropout,
-    )
+    tokens = first.shape.tokens if first.model.fixed_tokens else plan.course.max_length
+    return dataclasses.replace(first.shape, tokens=tokens, wire_dtype=plan.course.wire_dtype)
 
 
 _Pair = tuple[str, str]
@@ -208,9 +199,9 @@ def predict(
     """
     if start is None and plan.course.left_out:
         plan = Plan(dataclasses.replace(plan.course, left_out=()), plan.placements)
-    simulated = _Simulated(plan, profile, _Options(optimizer, dtype, embedding_bytes, control_latency_s, keep_spans))
-    if samples is not None:
-        simulated.replays(tuple(samples), same_run=same_run, seed=seed)
+    recorded = None if samples is None else tuple(samples)
+    options = _Options(optimizer, dtype, embedding_bytes, control_latency_s, keep_spans, recorded, same_run, seed)
+    simulated = _Simulated(plan, profile, options)
     first = simulated.enters(plan.at(start.placement_number if start else plan.placement.placement_number), 0.0)
     ring = VirtualRing(
         plan,
@@ -236,6 +227,9 @@ class _Options(NamedTuple):
     embedding_bytes: float | None
     control_latency_s: float
     keep_spans: bool
+    samples: tuple[tuple[str, Action, float], ...] | None
+    same_run: bool
+    seed: int
 
 
 class _Part(NamedTuple):
@@ -252,13 +246,7 @@ class _Simulated:
 
     def __init__(self, plan: Plan, profile: Profile, options: _Options) -> None:
         self._plan, self._profile, self._options = plan, profile, options
-        self._samples: tuple[tuple[str, Action, float], ...] | None = None
-        self._same_run, self._seed = False, 0
         self._parts: list[_Part] = []
-
-    def replays(self, samples: tuple[tuple[str, Action, float], ...], *, same_run: bool, seed: int) -> None:
-        """Take the times of actions from a recording."""
-        self._samples, self._same_run, self._seed = samples, same_run, seed
 
     def move_s(self, move: rd.Move) -> float:
         """Seconds that a move is assumed to take, by the formula that the planner has for it."""
@@ -266,7 +254,7 @@ class _Simulated:
 
     def enters(self, part: Plan, now_s: float) -> Conditions:
         """Open the accounts of a placement that holds from now on."""
-        optimizer, dtype, embedding_bytes, control_latency_s, keep_spans = self._options
+        optimizer, dtype, embedding_bytes, control_latency_s, keep_spans, samples, same_run, seed = self._options
         costs = CourseCosts.of(part, self._profile, optimizer=optimizer)
         items = Items(costs)
         ledger = MemoryLedger(
@@ -274,13 +262,11 @@ class _Simulated:
         )
         medians = ProfileTimes(costs, items, ledger.effect)
         times: ProfileTimes | RecordedTimes = medians
-        if self._samples is not None:
-            times = RecordedTimes(
-                part.course, self._samples, medians, items, same_run=self._same_run, seed=self._seed + len(self._parts)
-            )
-        slows = self._samples is None
+        if samples is not None:
+            seed += len(self._parts)
+            times = RecordedTimes(part.course, samples, medians, items, same_run=same_run, seed=seed)
         links = MeasuredLinks(
-            costs, self._profile, granted=items, control_latency_s=control_latency_s, slow_computing=slows
+            costs, self._profile, granted=items, control_latency_s=control_latency_s, slow_computing=samples is None
         )
         meter = Meter(part.nodes, items, medians, ledger, keep_spans=keep_spans, begins_s=now_s)
         self._parts.append(_Part(part.placement, ledger, links, meter))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,7 +189,11 @@ def _reason(choice: SearchChoice, trial: RingCosts, node: int, plan: Plan) -> st
     if needs > caps.facts[name].memory_bytes:
         return f"no room: one block needs {format_bytes(needs)}, it has {format_bytes(caps.facts[name].memory_bytes)}"
     with_it = min(
-        (job_s(trial, other) for other in _rings_with(ring, node, costs) if _ring_fits(caps, costs, other)),
+        (
+            job_s(trial, other)
+            for kind, other in _near(ring, [node], costs.num_nodes)
+            if kind in ("insert", "replace") and _ring_fits(caps, costs, other)
+        ),
         default=None,
     )
     if with_it is None:
@@ -200,13 +204,11 @@ def _reason(choice: SearchChoice, trial: RingCosts, node: int, plan: Plan) -> st
     return f"the job would take {more:.1%} longer with it{speed}" if more > 5e-4 else f"it gains nothing{speed}"
 
 
-def _rings_with(ring: Ring, node: int, costs: RingCosts) -> Iterator[Ring]:
-    """Yield rings that differ by one move and have ``node`` as one more stage or in another node's place."""
-    for move in moves(ring, [node], costs.num_nodes):
-        if move.kind in ("insert", "replace"):
-            other = applied(ring, move)
-            if other is not None:
-                yield other
+def _near(ring: Ring, free: Sequence[int], max_hosts: int) -> Iterator[tuple[str, Ring]]:
+    """Yield the rings one move away, each with the kind of its move."""
+    for move in moves(ring, free, max_hosts):
+        if (other := applied(ring, move)) is not None:
+            yield move.kind, other
 
 
 def _ring_fits(caps: MemoryCaps, costs: RingCosts, ring: Ring) -> bool:
@@ -223,12 +225,9 @@ def _second(choice: SearchChoice) -> Runner | None:
     kind = best.ring, best.draft.course.microbatches
     others = [other for other in choice.others if (other.ring, other.draft.course.microbatches) != kind]
     trial = with_mean_owner(with_fewer_depths(costs, _DEPTHS_OF_TRIALS))
-    near: list[tuple[float, Ring]] = []
     free = [node for node in range(costs.num_nodes) if node not in best.ring.nodes]
-    for move in moves(best.ring, free, best.draft.course.method.max_hosts or costs.num_nodes):
-        other = applied(best.ring, move)
-        if other is not None and _ring_fits(choice.caps, costs, other):
-            near.append((job_s(trial, other), other))
+    rings = _near(best.ring, free, best.draft.course.method.max_hosts or costs.num_nodes)
+    near = [(job_s(trial, other), other) for _, other in rings if _ring_fits(choice.caps, costs, other)]
     near.sort(key=lambda pair: (pair[0], pair[1].nodes, pair[1].counts))
     others += [Candidate(ring=ring, draft=best.draft, job_s=job_s(costs, ring)) for _, ring in near[:20]]
     if not others:

@@ -23,13 +23,12 @@ from typing import Final
 from coordinator.planner.draft import Draft
 from coordinator.planner.judge import Ranking, simulated_job_s
 from coordinator.planner.limits import Effort
-from coordinator.planner.planned import HelpersReason, Planned, Trial
+from coordinator.planner.planned import Fitting, HelpersReason, Planned, Trial
 from coordinator.planner.search import Choice, block_s
 from ringtune.costs.profile import Profile
 from ringtune.errors import CapacityError, JobError, StorageError
 from ringtune.job.job import Job
 from ringtune.schedule.course import JOINT
-from ringtune.schedule.plan import Plan
 from ringtune.techniques.offload import AUTO, TECHNIQUE, helped, helpers_by_host, unhelped_reason
 
 MAX_TRIED: Final = 3
@@ -45,17 +44,14 @@ def chosen_with(choice: Choice | None, taken: Mapping[str, str], seconds: float 
     return dataclasses.replace(choice, best=dataclasses.replace(choice.best, draft=draft, simulated_s=simulated_s))
 
 
+_Placing = Callable[[Sequence[Draft]], Planned]
+"""Drafts -> the best plan of them; raises an error if none fits."""
+
+
 def with_needed_helpers(
-    job: Job,
-    drafts: Sequence[Draft],
-    profile: Profile,
-    effort: Effort,
-    placed: Callable[[Sequence[Draft]], Planned],
-    refuse: Callable[[Plan], Planned],
+    job: Job, drafts: Sequence[Draft], profile: Profile, effort: Effort, placed: _Placing, fitting: Fitting
 ) -> Planned:
     """Place drafts with a helper for every host of trainable blocks.
-
-    ``placed`` places drafts; ``refuse`` checks the memory of a plan.
 
     Raises:
         JobError: there is only one node.
@@ -85,7 +81,7 @@ def with_needed_helpers(
             f"adapters: add a node with more memory, or set offload.users = {JOINT!r}"
         )
     why = f"{users}, so every host of blocks that may train has one, whether it pays or not"
-    trials = _Trials(job, planned, profile, effort, refuse)
+    trials = _Trials(job, planned, profile, effort, fitting)
     firsts = helpers_by_host(planned.plan)
     for host in trials.slowest_first(firsts):
         trials.run(host, worth=1.0, first=firsts[host])
@@ -117,12 +113,7 @@ _NOT_FITTED: Final = (
 
 
 def with_helpers(
-    job: Job,
-    drafts: Sequence[Draft],
-    profile: Profile,
-    effort: Effort,
-    placed: Callable[[Sequence[Draft]], Planned],
-    refuse: Callable[[Plan], Planned],
+    job: Job, drafts: Sequence[Draft], profile: Profile, effort: Effort, placed: _Placing, fitting: Fitting
 ) -> Planned:
     """Place drafts, with helpers if the job leaves them to the planner and they make the job faster.
 
@@ -132,33 +123,25 @@ def with_helpers(
     if job.offload.mode != AUTO or not drafts[0].course.num_steps or unhelped_reason(job):
         return placed(drafts)
     if job.offload.helper_settings.has_users:
-        return with_needed_helpers(job, drafts, profile, effort, placed, refuse)
+        return with_needed_helpers(job, drafts, profile, effort, placed, fitting)
     if not all(node.model.pair_token_bytes for node in profile.nodes):
         planned = placed(drafts)
         return dataclasses.replace(planned, left_out=(*planned.left_out, _NOT_FITTED))
     try:
         planned = placed(drafts)
     except CapacityError:
-        found = _where_it_fits(drafts, profile, placed, refuse)
-        if found is None:
+        helped_plan = _where_it_fits(drafts, profile, placed, fitting)
+        if helped_plan is None:
             raise
-        return found
-    return _where_it_pays(job, planned, profile, effort, refuse)
+        return helped_plan
+    return _where_it_pays(job, planned, profile, effort, fitting)
 
 
 # ---- helpers because nothing fits without -----------------------------------------------------------
 
 
-def _where_it_fits(
-    drafts: Sequence[Draft],
-    profile: Profile,
-    placed: Callable[[Sequence[Draft]], Planned],
-    refuse: Callable[[Plan], Planned],
-) -> Planned | None:
-    """Place drafts with the node with the most memory as the helper of all others; None if that does not fit either.
-
-    It hosts blocks too, with the second largest as its helper, or else only helps.
-    """
+def _where_it_fits(drafts: Sequence[Draft], profile: Profile, placed: _Placing, fitting: Fitting) -> Planned | None:
+    """Place drafts with the node with the most memory as the helper of all others; None if that does not fit either."""
     planned = None
     for helper_of in list(helper_maps(profile))[2:] if len(profile.nodes) > 1 else ():
         with contextlib.suppress(CapacityError, StorageError):
@@ -169,11 +152,8 @@ def _where_it_fits(
     settings = drafts[0].helper_settings
     for host in list(helpers_by_host(planned.plan)):
         fewer = {one: helper for one, helper in helpers_by_host(planned.plan).items() if one != host}
-        try:
-            kept = refuse(helped(planned.plan, fewer, settings))
-        except (CapacityError, StorageError):
-            continue
-        planned = dataclasses.replace(planned, plan=kept.plan, memory=kept.memory)
+        with contextlib.suppress(CapacityError, StorageError):
+            planned = planned.moved_to(helped(planned.plan, fewer, settings), fitting)
     taken = helpers_by_host(planned.plan)
     trials = tuple(Trial(host=host, helper=helper, is_taken=True) for host, helper in taken.items())
     reason = HelpersReason(trials=trials, note="no split of the blocks fits without a helper")
@@ -183,14 +163,12 @@ def _where_it_fits(
 # ---- helpers because they make the job faster --------------------------------------------------------
 
 
-def _where_it_pays(
-    job: Job, planned: Planned, profile: Profile, effort: Effort, refuse: Callable[[Plan], Planned]
-) -> Planned:
+def _where_it_pays(job: Job, planned: Planned, profile: Profile, effort: Effort, fitting: Fitting) -> Planned:
     choice = planned.choice
     if choice is None or not effort.judged_actions:
         note = "no helpers, as links were not measured, so the time of pairs is not known"
         return dataclasses.replace(planned, helping=HelpersReason(note=note))
-    trials = _Trials(job, planned, profile, effort, refuse)
+    trials = _Trials(job, planned, profile, effort, fitting)
     course, placement = planned.plan.course, planned.plan.placement
     training = [piece.node for piece in placement.hosts if course.trainable.ranges_within(piece.start, piece.stop)]
     for host in trials.slowest_first(training):
@@ -214,10 +192,9 @@ class _Trials:
         is_cut: whether the clock or the simulator's limit ended them.
     """
 
-    def __init__(
-        self, job: Job, planned: Planned, profile: Profile, effort: Effort, refuse: Callable[[Plan], Planned]
-    ) -> None:
-        self._job, self._choice, self._profile, self._refuse = job, planned.choice, profile, refuse
+    def __init__(self, job: Job, planned: Planned, profile: Profile, effort: Effort, fitting: Fitting) -> None:
+        self._settings, self._choice = job.offload.helper_settings, planned.choice
+        self._profile, self._fitting = profile, fitting
         self._max_actions, self._clock = effort.judged_actions, effort.clock()
         self._block_s = {node.node: block_s(node) for node in profile.nodes}
         self.best, self.best_s = planned, self._seconds(planned)
@@ -240,9 +217,8 @@ class _Trials:
         for helper in others[:MAX_TRIED] if before_s is not None else ():
             trial = Trial(host=host, helper=helper, without_s=None if first else before_s)
             try:
-                checked = self._refuse(
-                    helped(plan, {**helpers_by_host(plan), host: helper}, self._job.offload.helper_settings)
-                )
+                other = helped(plan, {**helpers_by_host(plan), host: helper}, self._settings)
+                checked = self.best.moved_to(other, self._fitting)
             except (CapacityError, StorageError) as error:
                 trials.append(dataclasses.replace(trial, full=str(error)))
                 continue
@@ -253,10 +229,9 @@ class _Trials:
         self.is_cut = self.is_cut or ranking.is_cut
         taken = 0 if first else None
         if ranking.judged and before_s is not None:
-            best_s, (at, checked) = ranking.ranked[0]
+            best_s, (at, best) = ranking.ranked[0]
             if best_s < before_s and best_s <= worth * before_s:
-                taken, self.best_s = at, best_s
-                self.best = dataclasses.replace(self.best, plan=checked.plan, memory=checked.memory)
+                taken, self.best_s, self.best = at, best_s, best
         self.trials += [dataclasses.replace(one, is_taken=at == taken) for at, one in enumerate(trials)]
 
     def _seconds(self, planned: Planned) -> float | None:

@@ -8,10 +8,10 @@ Source: RingAda, section III-B.1 (initialisation; the paper leaves the policy op
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from coordinator.planner.draft import (
     Draft,
@@ -29,7 +29,7 @@ from coordinator.planner.limits import Effort, free_microbatches
 from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.operations import settled, with_fitting_operations
 from coordinator.planner.phases import PhasesReason, choose_phases
-from coordinator.planner.planned import Planned, with_copies, with_techniques
+from coordinator.planner.planned import Fitting, Planned, with_copies, with_techniques
 from coordinator.planner.replicas import choose_replicas
 from coordinator.planner.ring_costs import RingCosts
 from coordinator.planner.search import (
@@ -199,38 +199,26 @@ def memory_remedy(job: Job, planned: Callable[[Job], object]) -> str:
 
     ``planned`` plans a job, or raises an error.
     """
-    settings = (setting for technique in TECHNIQUES for setting in technique.smaller_settings(job))
-    found = [setting for setting in settings if _fits(job, setting, planned)]
-    words = [f"{key} = {value!r}" for key, value in found]
+    words = []
+    for key, value in (setting for technique in TECHNIQUES for setting in technique.smaller_settings(job)):
+        with contextlib.suppress(CapacityError, DeadlineError, JobError, PlanError, StorageError):
+            planned(job.with_overrides({key: value}))
+            words.append(f"{key} = {value!r}")
     return f"{' or '.join(words)} would fit; or " if words else ""
 
 
-def _fits(job: Job, setting: tuple[str, Any], planned: Callable[[Job], object]) -> bool:
-    try:
-        planned(job.with_overrides(dict([setting])))
-    except (CapacityError, DeadlineError, JobError, PlanError, StorageError):
-        return False
-    return True
-
-
-def with_phases(job: Job, planned: Planned, effort: Effort, check: Callable[[Plan], Planned]) -> Planned:
-    """Give a run several placements if its job allows that and they are predicted to be faster.
-
-    ``check`` returns the memory of a plan, or raises an error if it does not fit.
-    """
-    if job.placement.follow == NEVER or not effort.judged_actions:
-        return planned
-    if planned.choice is None or planned.profile is None or all(link.is_assumed for link in planned.profile.links):
+def _with_phases(job: Job, planned: Planned, profile: Profile, effort: Effort, fitting: Fitting) -> Planned:
+    """Give a run several placements if its job allows that and they are predicted to be faster."""
+    if job.placement.follow == NEVER or planned.choice is None:
         return planned
     helper_of = planned.choice.best.draft.helper_of
-    better, reason = choose_phases(planned.plan, planned.profile, job, helper_of=helper_of, clock=effort.clock())
-    if better is None:
-        return dataclasses.replace(planned, phases=reason)
-    try:
-        memory = check(better).memory
-    except (CapacityError, StorageError) as error:
-        return dataclasses.replace(planned, phases=PhasesReason(why_not=str(error)))
-    return dataclasses.replace(planned, plan=better, memory=memory, phases=reason)
+    better, reason = choose_phases(planned.plan, profile, job, helper_of=helper_of, clock=effort.clock())
+    if better is not None:
+        try:
+            planned = planned.moved_to(better, fitting)
+        except (CapacityError, StorageError) as error:
+            reason = PhasesReason(why_not=str(error))
+    return dataclasses.replace(planned, phases=reason)
 
 
 _REMEDY_S = 5.0
@@ -293,7 +281,7 @@ def make_plan(
     counts = microbatches or free_microbatches(job, () if evaluation_only else links) or (0,)
     pairs = [(count, dtype) for dtype in wire_dtypes or (job.wire.dtype,) for count in counts]
 
-    def check(plan: Plan) -> Planned:
+    def fitting(plan: Plan) -> Planned:
         return refuse_if_full(job, plan, facts)
 
     def place(course: Course) -> Planned:
@@ -304,8 +292,11 @@ def make_plan(
         def placed(drafts: Sequence[Draft]) -> Planned:
             return _placed(job, drafts, profile, facts, effort, is_alike=alike is not None, has_remedies=is_last)
 
-        found = with_helpers(job, choices, profile, effort, placed, check)
-        return with_phases(job, _with_replicas(job, found, choices, facts, effort), effort, check)
+        planned = with_helpers(job, choices, profile, effort, placed, fitting)
+        if effort.judged_actions and not all(link.is_assumed for link in links):
+            planned = _with_replicas(job, planned, choices, profile, effort, fitting)
+            planned = _with_phases(job, planned, profile, effort, fitting)
+        return planned
 
     ways = courses_to_try(job, draft.course, nodes)
     planned, too_large = first_fit(ways, place)
@@ -313,7 +304,7 @@ def make_plan(
     planned = dataclasses.replace(
         planned, choice=choice, num_searched=effort.counts["layouts"], search_s=effort.now_s() - began_s
     )
-    return with_copies(job, with_techniques(job, planned, check), facts, check)
+    return with_copies(job, with_techniques(job, planned, fitting), facts, fitting)
 
 
 def _with_room_for_copies(job: Job, draft: Draft, facts: Mapping[str, NodeFacts]) -> tuple[Draft, ...]:
@@ -365,18 +356,15 @@ def _placed(
 
 
 def _with_replicas(
-    job: Job, planned: Planned, drafts: Sequence[Draft], facts: Mapping[str, NodeFacts], effort: Effort
+    job: Job, planned: Planned, drafts: Sequence[Draft], profile: Profile, effort: Effort, fitting: Fitting
 ) -> Planned:
-    if not job.may_have_replicas or not effort.judged_actions:
+    """Give stages several hosts if the job allows that and they are predicted to be faster."""
+    if not job.may_have_replicas:
         return planned
-    if planned.choice is None or planned.profile is None or all(link.is_assumed for link in planned.profile.links):
-        return planned
-    clock = effort.clock()
-    better, reason = choose_replicas(planned.plan, drafts, planned.profile, is_over=clock.is_over)
+    better, reason = choose_replicas(planned.plan, drafts, profile, is_over=effort.clock().is_over)
     effort.counts["layouts"] += reason.num_rough
-    if better is None:
-        return dataclasses.replace(planned, replicas=reason)
-    return dataclasses.replace(planned, plan=better, memory=refuse_if_full(job, better, facts).memory, replicas=reason)
+    planned = planned if better is None else planned.moved_to(better, fitting)
+    return dataclasses.replace(planned, replicas=reason)
 
 
 def _judged_again(

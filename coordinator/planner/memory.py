@@ -47,20 +47,16 @@ class MemoryCaps:
         self._savings: dict[tuple[str, int, int, int], SliceSaving] = {}
         self._needed: dict[tuple[str, int, int, int], int] = {}
 
-    def fits(self, node: str, start: int, stop: int, above: int) -> bool:
-        """Whether ``node`` can host ``[start, stop)`` with ``above`` hosts above it."""
-        return self.lacking(node, start, stop, above) == 0
-
     def max_blocks(self, node: str) -> int:
         """Number of blocks below the head for which ``node`` has room as their only host."""
-        course, first = self.draft.course, self.draft.private_blocks
-        counts = range(course.num_blocks - first, 0, -1)
-        return next((count for count in counts if self.fits(node, course.num_blocks - count, course.num_blocks, 0)), 0)
+        top = self.draft.course.num_blocks
+        counts = range(top - self.draft.private_blocks, 0, -1)
+        return next((count for count in counts if not self.lacking(node, top - count, top, 0)), 0)
 
     def fits_empty(self, node: str) -> bool:
         """Whether ``node`` has room without any block: an owner for embedding and head, any other node always."""
         top = self.draft.course.num_blocks
-        return node not in self._owners or self.fits(node, top, top, 0)
+        return node not in self._owners or not self.lacking(node, top, top, 0)
 
     def lacking(self, node: str, start: int, stop: int, above: int) -> int:
         """Bytes of memory and disk that ``node`` lacks to host ``[start, stop)``; 0 if it fits.

@@ -13,6 +13,7 @@ depths. The sequence with the fewest seconds of steps and moves is found exactly
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -218,20 +219,17 @@ def _best_way(step_s: _StepTimes, starts: Sequence[_Stretch], moves_s: _MoveTime
 def _phases(
     way: Sequence[Plan], starts: Sequence[_Stretch], step_s: _StepTimes, fixed: Plan, moves_s: _MoveTimes
 ) -> Iterator[Phase]:
-    begin = 0
-    for at in range(1, len(way) + 1):
-        if at < len(way) and way[at] is way[begin]:
-            continue
-        one, own = way[begin], starts[begin:at]
-        pieces = ", ".join(f"{piece.node} {piece.text}" for piece in one.placement.hosts)
+    before: Plan | None = None
+    for plan, pairs in itertools.groupby(zip(way, starts, strict=True), key=lambda pair: pair[0]):
+        stretches = [stretch for _, stretch in pairs]
         yield Phase(
-            first_step=own[0].first_step,
-            depth=own[0].depth,
-            slices=pieces,
-            move_s=moves_s[way[begin - 1], one] if begin else 0.0,
-            gain_s=_steps_s(step_s[fixed], own) - _steps_s(step_s[one], own),
+            first_step=stretches[0].first_step,
+            depth=stretches[0].depth,
+            slices=", ".join(f"{piece.node} {piece.text}" for piece in plan.placement.hosts),
+            move_s=moves_s[before, plan] if before is not None else 0.0,
+            gain_s=_steps_s(step_s[fixed], stretches) - _steps_s(step_s[plan], stretches),
         )
-        begin = at
+        before = plan
 
 
 def _moving(way: Sequence[Plan], starts: Sequence[_Stretch]) -> Plan:

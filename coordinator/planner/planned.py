@@ -106,6 +106,10 @@ class Planned:
     num_searched: int = dataclasses.field(default=0, compare=False)
     search_s: float = dataclasses.field(default=0.0, compare=False)
 
+    def moved_to(self, plan: Plan, fitting: Fitting) -> Planned:
+        """Return these reasons for another plan, with its memory."""
+        return dataclasses.replace(self, plan=plan, memory=fitting(plan).memory)
+
     @property
     def effort_line(self) -> str:
         """Number of searched layouts and seconds: ``searched 412 layouts in 1.8 s``; empty for a plan made before."""
@@ -134,6 +138,9 @@ class Planned:
         """Peak bytes of each node of the plan."""
         return {node: estimate.total_bytes for node, estimate in self.memory.items()}
 
+
+Fitting = Callable[[Plan], Planned]
+"""Plan -> the plan with its memory; raises an error if nodes, disks or links have no room for it."""
 
 ASSUMED_FLOP_PER_S: Final = 20e9
 """Assumed rate of a node that was never measured."""
@@ -181,24 +188,24 @@ class JobTime:
 
 def measured_time(planned: Planned, profile: Profile, optimizer: str) -> JobTime | None:
     """Predict the steps of a plan from measured times; None if a node has none, or the plan's moves were not judged."""
-    if planned.plan.moves:
-        is_known = planned.phases is not None and planned.phases.is_taken  # else the moves were not judged
-        return JobTime(steps_s=planned.phases.moving_s, by="simulator") if planned.phases and is_known else None
-    scores_s = _scores_s(planned.plan, profile, optimizer)
-    lacks = bool(planned.plan.placement.helpers)
-    if planned.replicas is not None and planned.replicas.best_s is not None:
-        return JobTime(steps_s=planned.replicas.best_s, by="simulator", scores_s=scores_s)
-    if planned.choice is not None and not planned.choice.even:
-        best = planned.choice.runs
-        if best.simulated_s is not None:
-            return JobTime(steps_s=best.simulated_s, by="simulator", scores_s=scores_s)
+    plan, phases = planned.plan, planned.phases
+    if plan.moves:
+        return JobTime(steps_s=phases.moving_s, by="simulator") if phases is not None and phases.is_taken else None
+    scores_s, lacks = _scores_s(plan, profile, optimizer), bool(plan.placement.helpers)
+    best = planned.choice.runs if planned.choice is not None and not planned.choice.even else None
+    simulated_s = planned.replicas.best_s if planned.replicas is not None else None
+    if simulated_s is None and best is not None:
+        simulated_s = best.simulated_s
+    if simulated_s is not None:
+        return JobTime(steps_s=simulated_s, by="simulator", scores_s=scores_s)
+    if best is not None:
         return JobTime(steps_s=best.job_s, by="formula", scores_s=scores_s, lacks_helpers=lacks)
     try:
-        steps_s = plan_job_s(planned.plan, profile, optimizer=optimizer)
-        by = "simulator" if planned.plan.placement.has_replicas else "formula"
-        return JobTime(steps_s=steps_s, by=by, scores_s=scores_s, lacks_helpers=lacks)
+        steps_s = plan_job_s(plan, profile, optimizer=optimizer)
     except PlanError:  # a node of the plan has no times
         return None
+    by = "simulator" if plan.placement.has_replicas else "formula"
+    return JobTime(steps_s=steps_s, by=by, scores_s=scores_s, lacks_helpers=lacks)
 
 
 def _scores_s(plan: Plan, profile: Profile, optimizer: str) -> float | None:
@@ -242,12 +249,8 @@ def block_flop(plan: Plan, job: Job, model: ModelFacts) -> float:
     return rows * tokens * (2 * weights + 4 * tokens * model.hidden_size)
 
 
-def with_copies(
-    job: Job, planned: Planned, facts: Mapping[str, NodeFacts], fitting: Callable[[Plan], Planned]
-) -> Planned:
+def with_copies(job: Job, planned: Planned, facts: Mapping[str, NodeFacts], fitting: Fitting) -> Planned:
     """Return a plan with the copies that its job asks for, or without them and with the reason.
-
-    ``fitting`` returns a plan with its memory; raises ``CapacityError`` if a node has too little.
 
     Raises:
         PlanError: the job requires copies, and the run can't move from its placement, or has no checkpoints to copy.
@@ -273,31 +276,32 @@ def with_copies(
 
 
 def _with_copied_checkpoints(
-    job: Job, planned: Planned, facts: Mapping[str, NodeFacts], fitting: Callable[[Plan], Planned], *, is_needed: bool
+    job: Job, planned: Planned, facts: Mapping[str, NodeFacts], fitting: Fitting, *, is_needed: bool
 ) -> Planned:
     """Return the plan of a run of all parameters with copies of its checkpoints; see ``with_copies``."""
-    plan, found = planned.plan, None
+    plan, number = planned.plan, job.recovery.num_copies
     why = "" if plan.course.checkpoint_every else "train.checkpoint_every = 0, so there are none"
     if why and is_needed:
         raise PlanError(f"checkpoints can't be copied to the next host: {why}; set recovery.copies = 'none'")
     if len(plan.placement.members) == 1 and not is_needed:
         return _as_said(planned, fitting, copies=False)
+    if why:
+        return _without(job, planned, facts, fitting, why)
     try:
-        found = None if why else _numbered(job, planned, facts, fitting)
+        copied = _numbered(job, planned, facts, fitting)
     except (CapacityError, StorageError) as error:
         if is_needed:
             raise
-        why = str(error)
-    if found is None:
-        return _without(job, planned, facts, fitting, why)
+        return _without(job, planned, facts, fitting, str(error))
     sizes = Sizes.of_job(job, plan.course, facts[plan.nodes[0]])
     most = max(piece.num_blocks for piece in plan.placement.hosts) * sizes.snapshot_bytes
+    where = "the next host" if number < 1 else f"{number} other host{'s' if number > 1 else ''}"
     said = (
         f"at each checkpoint hosts send their blocks, {format_bytes(most)} at most, to the disk of "
-        f"{_number_text(job)}{_copying_time(found, sizes)}, so that the run can go back there without a "
-        "lost one; predictions leave this out"
+        f"{where}{_copying_time(copied, sizes)}, so that the run can go back there without a lost one; predictions "
+        "leave this out"
     )
-    return dataclasses.replace(found, told=(*found.told, said))
+    return dataclasses.replace(copied, told=(*copied.told, said))
 
 
 def copy_bytes(course: Course, node: NodeFacts, job: Job) -> CopyBytes:
@@ -316,18 +320,14 @@ def copy_bytes(course: Course, node: NodeFacts, job: Job) -> CopyBytes:
 def _copying_time(planned: Planned, sizes: Sizes) -> str:
     """Tell the seconds in which the slowest link carries the copies of a checkpoint; empty without measured links."""
     placement, links = planned.plan.placement, planned.profile.link_by_pair if planned.profile else {}
-    ways = [
-        (links.get((piece.node, holder)), piece, len(holders))
+    times_s = [
+        link.seconds(piece.num_blocks * sizes.snapshot_bytes) * len(holders)
         for piece in placement.hosts
         for holders in [copy_holders(placement, piece.node)]
         for holder in holders
+        if (link := links.get((piece.node, holder))) is not None and not link.is_assumed
     ]
-    found = [
-        link.seconds(piece.num_blocks * sizes.snapshot_bytes) * count
-        for link, piece, count in ways
-        if link is not None and not link.is_assumed
-    ]
-    return f" in {format_seconds(max(found))}" if found else ""
+    return f" in {format_seconds(max(times_s))}" if times_s else ""
 
 
 def copies_line(plan: Plan, memory: Mapping[str, MemoryEstimate]) -> list[str]:
@@ -339,40 +339,29 @@ def copies_line(plan: Plan, memory: Mapping[str, MemoryEstimate]) -> list[str]:
     return [f"hosts keep copies of the last turns in memory, to continue without a lost one: {each or 'nothing'}"]
 
 
-def _as_said(planned: Planned, fitting: Callable[[Plan], Planned], *, copies: bool) -> Planned:
-    plan = planned.plan
-    if all(one.copies == copies for one in plan.placements):
+def _as_said(planned: Planned, fitting: Fitting, *, copies: bool) -> Planned:
+    if all(placement.copies == copies for placement in planned.plan.placements):
         return planned
-    changed = plan.with_copies(copies)
-    return dataclasses.replace(planned, plan=changed, memory=fitting(changed).memory)
+    return planned.moved_to(planned.plan.with_copies(copies), fitting)
 
 
-def _numbered(
-    job: Job, planned: Planned, facts: Mapping[str, NodeFacts], fitting: Callable[[Plan], Planned]
-) -> Planned:
+def _numbered(job: Job, planned: Planned, facts: Mapping[str, NodeFacts], fitting: Fitting) -> Planned:
     """Return a plan with the copies that its job requires, and the nodes without places for so many."""
     if not (number := job.recovery.num_copies):
         return _as_said(planned, fitting, copies=True)
     plan = planned.plan.with_copies(True, number, racks_of(facts[node] for node in sorted(facts)))
-    found = planned if plan == planned.plan else dataclasses.replace(planned, plan=plan, memory=fitting(plan).memory)
+    copied = planned if plan == planned.plan else planned.moved_to(plan, fitting)
     few = dict.fromkeys(node for one in plan.placements for node in shared_racks(plan.course, one))
     if not few:
-        return found
+        return copied
     said = (
         f"what node {', '.join(few)} trains has no {number} copies on racks of their own, so that it is lost with fewer"
         f" than {number + 1} racks (ringtune node --rack, by default its machine); add nodes on other racks"
     )
-    return dataclasses.replace(found, told=(*found.told, said))
+    return dataclasses.replace(copied, told=(*copied.told, said))
 
 
-def _number_text(job: Job) -> str:
-    number = job.recovery.num_copies
-    return "the next host" if number < 1 else f"{number} other host{'s' if number > 1 else ''}"
-
-
-def _without(
-    job: Job, planned: Planned, facts: Mapping[str, NodeFacts], fitting: Callable[[Plan], Planned], why: str
-) -> Planned:
+def _without(job: Job, planned: Planned, facts: Mapping[str, NodeFacts], fitting: Fitting, why: str) -> Planned:
     """Return the plan without copies, with the reason and the bytes that they would take."""
     plan, course = planned.plan, planned.plan.course
     sizes = Sizes.of_job(job, course, facts[plan.nodes[0]])
@@ -383,16 +372,13 @@ def _without(
     return dataclasses.replace(_as_said(planned, fitting, copies=False), left_out=(*planned.left_out, said))
 
 
-def with_techniques(job: Job, planned: Planned, fitting: Callable[[Plan], Planned]) -> Planned:
-    """Return a plan with the techniques of its job, or without those that do not fit and with the reason.
-
-    ``fitting`` returns a plan with its memory, or raises an error if nodes, disks or links have no room.
-    """
+def with_techniques(job: Job, planned: Planned, fitting: Fitting) -> Planned:
+    """Return a plan with the techniques of its job, or without those that do not fit and with the reason."""
     for technique in TECHNIQUES:
         try:
             plan = technique.placed(job, planned.plan)
             if plan is not planned.plan:
-                planned = dataclasses.replace(planned, plan=plan, memory=fitting(plan).memory)
+                planned = planned.moved_to(plan, fitting)
         except (CapacityError, PlanError, StorageError) as error:
             left_out = f"{technique.left_out}: {error}"
             planned = dataclasses.replace(planned, left_out=(*planned.left_out, left_out))

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from coordinator.planner.draft import Draft
 from ringtune.costs.action_costs import CourseCosts, NodeCosts, TopShare
@@ -398,26 +399,16 @@ def _projected(forward_s: Row, back_s: Row, gain: float) -> Row:
 
 def with_mean_owner(costs: RingCosts) -> RingCosts:
     """Replace the owners by one with their mean times that hosts no blocks, so that rings are cheap to evaluate."""
-    owners = costs.owners
+    weights = [owner.weight for owner in costs.owners]
 
-    def mean(value: Callable[[OwnerCosts], float]) -> float:
-        return sum(owner.weight * value(owner) for owner in owners)
-
-    def means(row: Callable[[OwnerCosts], Row]) -> Row:
-        return tuple(mean(lambda owner: row(owner)[index]) for index in range(costs.num_nodes))  # noqa: B023
-
-    average = OwnerCosts(
-        node=-1,
-        weight=1.0,
-        embed_s=mean(lambda owner: owner.embed_s),
-        head_s=mean(lambda owner: owner.head_s),
-        update_s=mean(lambda owner: owner.update_s),
-        up_s=means(lambda owner: owner.up_s),
-        down_s=means(lambda owner: owner.down_s),
-        wire_s=means(lambda owner: owner.wire_s),
-        into_s=means(lambda owner: owner.into_s),
-    )
-    return dataclasses.replace(costs, owners=(average,), owner_of={})
+    means: dict[str, Any] = {
+        name: sum(map(operator.mul, weights, (getattr(owner, name) for owner in costs.owners)))
+        for name in ("embed_s", "head_s", "update_s")
+    }
+    for name in ("up_s", "down_s", "wire_s", "into_s"):
+        columns = zip(*(getattr(owner, name) for owner in costs.owners), strict=True)
+        means[name] = tuple(sum(map(operator.mul, weights, column)) for column in columns)
+    return dataclasses.replace(costs, owners=(OwnerCosts(node=-1, weight=1.0, **means),), owner_of={})
 
 
 def with_fewer_depths(costs: RingCosts, most: int) -> RingCosts:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -31,7 +30,7 @@ from ringtune.errors import DeadlineError
 from ringtune.schedule.course import Course
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
-from ringtune.techniques.activation_checkpointing import AUTO, KEEPS_ALL, NONE
+from ringtune.techniques.activation_checkpointing import AUTO, KEEPS_ALL, NONE, SliceSaving
 
 ALIKE = 1.15
 WORTH = 1.15
@@ -46,17 +45,8 @@ def as_alike(nodes: Sequence[NodeFacts]) -> tuple[NodeFacts, ...] | None:
     of a block with all parameters trained.
     """
     if any(not block_s(node) > 0 for node in nodes):
-        return tuple(
-            dataclasses.replace(
-                node,
-                work_times=(),
-                block_forward_s=1.0,
-                block_graph_s=1.0,
-                block_backward_s=1.0 if node.model.block_bytes else 2.0,
-                train_tokens=0.0,
-            )
-            for node in nodes
-        )
+        backward_s = 1.0 if nodes[0].model.block_bytes else 2.0
+        return _with_times(nodes, (), (1.0, 1.0, backward_s), tokens=0.0)
     ranked = sorted(nodes, key=lambda node: (block_s(node), node.node))
     machines = {(node.hardware, node.threads, node.device) for node in nodes}
     same = len(machines) == 1 and nodes[0].hardware
@@ -64,16 +54,24 @@ def as_alike(nodes: Sequence[NodeFacts]) -> tuple[NodeFacts, ...] | None:
         return None
     middle = ranked[len(ranked) // 2]
     tokens = [node.train_tokens for node in nodes if node.train_rows]
-    points = _points(ranked)
     mean_tokens = sum(tokens) / len(tokens) if tokens and all(tokens) else 0.0
+    block_times_s = middle.block_forward_s, middle.block_graph_s, middle.block_backward_s
+    return _with_times(nodes, _points(ranked), block_times_s, tokens=mean_tokens)
+
+
+def _with_times(
+    nodes: Sequence[NodeFacts], points: tuple[WorkTime, ...], block_times_s: tuple[float, float, float], tokens: float
+) -> tuple[NodeFacts, ...]:
+    """Give all nodes the same times of works, of a block (forward, graph, backward), and mean tokens of rows."""
+    forward_s, graph_s, backward_s = block_times_s
     return tuple(
         dataclasses.replace(
             node,
             work_times=points,
-            block_forward_s=middle.block_forward_s,
-            block_graph_s=middle.block_graph_s,
-            block_backward_s=middle.block_backward_s,
-            train_tokens=mean_tokens,
+            block_forward_s=forward_s,
+            block_graph_s=graph_s,
+            block_backward_s=backward_s,
+            train_tokens=tokens,
         )
         for node in nodes
     )
@@ -84,13 +82,12 @@ def _points(ranked: Sequence[NodeFacts]) -> tuple[WorkTime, ...]:
 
     Only owners measure embedding and head.
     """
-    works = sorted({str(point.work) for node in ranked for point in node.work_times})
-    found: list[WorkTime] = []
-    for work in works:
-        having = [node for node in ranked if any(point.work == work for point in node.work_times)]
-        middle = having[len(having) // 2]
-        found += [point for point in middle.work_times if point.work == work]
-    return tuple(found)
+    points: list[WorkTime] = []
+    for work in sorted({str(point.work) for node in ranked for point in node.work_times}):
+        of_nodes = [[point for point in node.work_times if point.work == work] for node in ranked]
+        of_nodes = list(filter(None, of_nodes))
+        points += of_nodes[len(of_nodes) // 2]
+    return tuple(points)
 
 
 def block_s(node: NodeFacts) -> float:
@@ -176,11 +173,33 @@ class _Places(NamedTuple):
     draft: Draft
     costs: RingCosts
     caps: MemoryCaps
+    effort: Effort
     clock: PlanningClock
-    counts: Counter[str]
 
-    def lacking(self, node: int, start: int, stop: int, above: int) -> int:
-        return self.caps.lacking(self.costs.names[node], start, stop, above)
+    def search(
+        self,
+        costs: RingCosts,
+        evaluations: int,
+        *,
+        share: float = 1.0,
+        known: tuple[Ring, ...] = (),
+        construct: bool = True,
+    ) -> LocalResult:
+        """Search locally within a share of the time left; note it if the clock ended the search."""
+        names, clock = self.costs.names, self.clock
+        found = search_local(
+            costs,
+            lambda node, *where: self.caps.lacking(names[node], *where),
+            Budget(evaluations=evaluations, seconds=share * clock.left_s(), now_s=clock.now_s),
+            seed=self.effort.seed,
+            known=known,
+            max_hosts=self.draft.course.method.max_hosts,
+            construct=construct,
+        )
+        self.effort.counts["layouts"] += found.evaluations
+        if found.was_cut:
+            clock.note_cut()
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,9 +237,8 @@ def searched(
         caps = MemoryCaps(narrowed, task.profile.by_name)
         if not all(caps.fits_empty(owner.node) for owner in draft.course.owners):
             continue
-        saving = with_saving(costs, caps)
-        places = _Places(narrowed, saving, caps, clock, task.effort.counts)
-        found = _search(places, task.effort, is_thorough=is_thorough, known=known)
+        places = _Places(narrowed, with_saving(costs, caps), caps, task.effort, clock)
+        found = _search(places, is_thorough=is_thorough, known=known)
         if found.pool and (best is None or found.pool[0][0] < best.pool[0][0] * (1 - _BETTER)):
             best = found
         if best is not None and not _saves(best):
@@ -232,12 +250,7 @@ def _saves(found: SearchResult) -> bool:
     """Whether ``auto`` makes a slice of the best ring save activations."""
     if found.draft.saving.name != AUTO:
         return False
-    ring, stop = found.pool[0][1], found.costs.first
-    for index, (node, count) in enumerate(zip(ring.nodes, ring.counts, strict=True)):
-        start, stop = stop, stop + count
-        if found.costs.saving_of(node, start, stop, len(ring.nodes) - 1 - index) != KEEPS_ALL:
-            return True
-    return False
+    return any(saving != KEEPS_ALL for saving in _savings(found.costs, found.pool[0][1]).values())
 
 
 def with_saving(costs: RingCosts, caps: MemoryCaps) -> RingCosts:
@@ -247,58 +260,23 @@ def with_saving(costs: RingCosts, caps: MemoryCaps) -> RingCosts:
     return dataclasses.replace(costs, saving=lambda node, *where: caps.saving_of(costs.names[node], *where))
 
 
-def _search(places: _Places, effort: Effort, *, is_thorough: bool, known: tuple[Ring, ...]) -> SearchResult:
+def _search(places: _Places, *, is_thorough: bool, known: tuple[Ring, ...]) -> SearchResult:
     """Search few nodes and blocks with all owners; many with the mean owner, then with all."""
-    draft, costs, caps, *_ = places
+    draft, costs, caps, effort, _ = places
     num_blocks, few = costs.stop - costs.first, max(1, effort.evaluations // 10)
     if costs.num_nodes <= _FEW_NODES and num_blocks <= _FEW_BLOCKS:
         most = max(1, effort.evaluations // 2) if is_thorough else few
         evaluations = min(most, _EVALUATIONS_EACH * costs.num_nodes * num_blocks)
-        found = _local(places, costs, evaluations, 1.0, seed=effort.seed, known=known)
+        found = places.search(costs, evaluations, known=known)
         return SearchResult(draft=draft, costs=costs, caps=caps, pool=found.pool, proven=found.is_complete)
     coarse = with_mean_owner(with_fewer_depths(costs, _COARSE_DEPTHS))
-    local = _local(places, coarse, effort.evaluations, 0.75, seed=effort.seed, known=known)
+    local = places.search(coarse, effort.evaluations, share=0.75, known=known)
     whole = sorted(((job_s(costs, ring), ring) for _, ring in local.pool[:20]), key=_by_time)
     first = tuple(ring for _, ring in whole[:2])
     finer = with_fewer_depths(costs, 2 * _COARSE_DEPTHS)
-    polished = _local(places, finer, few, 1.0, seed=effort.seed, known=first, construct=not first)
-    more = tuple((job_s(costs, ring), ring) for _, ring in polished.pool[:20])
-    return SearchResult(draft=draft, costs=costs, caps=caps, pool=_merged(tuple(whole), more))
-
-
-def _local(
-    places: _Places,
-    costs: RingCosts,
-    evaluations: int,
-    share: float,
-    *,
-    seed: int,
-    known: tuple[Ring, ...] = (),
-    construct: bool = True,
-) -> LocalResult:
-    """Search locally within a share of the time left; note it if the clock ended the search."""
-    clock = places.clock
-    found = search_local(
-        costs,
-        places.lacking,
-        Budget(evaluations=evaluations, seconds=share * clock.left_s(), now_s=clock.now_s),
-        seed=seed,
-        known=known,
-        max_hosts=places.draft.course.method.max_hosts,
-        construct=construct,
-    )
-    places.counts["layouts"] += found.evaluations
-    if found.was_cut:
-        clock.note_cut()
-    return found
-
-
-def _merged(*pools: Sequence[tuple[float, Ring]]) -> tuple[tuple[float, Ring], ...]:
-    best: dict[Ring, float] = {}
-    for pool in pools:
-        for seconds, ring in pool:
-            best[ring] = min(seconds, best.get(ring, seconds))
-    return tuple(sorted(((seconds, ring) for ring, seconds in best.items()), key=_by_time))
+    polished = places.search(finer, few, known=first, construct=not first)
+    more = ((job_s(costs, ring), ring) for _, ring in polished.pool[:20])
+    return SearchResult(draft=draft, costs=costs, caps=caps, pool=tuple(sorted({*whole, *more}, key=_by_time)))
 
 
 def _by_time(pair: tuple[float, Ring]) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
@@ -419,7 +397,15 @@ def _best_of(found: Sequence[SearchResult], task: Task, *, alike: bool) -> Choic
     if even is not None:
         even_s, best_s = both_seconds(even, best)
         chosen = even if even_s <= WORTH * best_s else best
-    return _choice(chosen, tuple(one for one in candidates if one is not chosen), found, is_even=chosen is even)
+    result = next(each for each in found if each.draft is chosen.draft)
+    return Choice(
+        best=chosen,
+        others=tuple(one for one in candidates if one is not chosen),
+        costs=result.costs,
+        caps=result.caps,
+        proven=result.proven and chosen.job_s <= result.pool[0][0] * (1 + 1e-9),
+        even=chosen is even,
+    )
 
 
 def slices_of(costs: RingCosts, ring: Ring) -> tuple[Slice, ...]:
@@ -433,12 +419,15 @@ def slices_of(costs: RingCosts, ring: Ring) -> tuple[Slice, ...]:
 
 def plan_of(draft: Draft, costs: RingCosts, ring: Ring) -> Plan:
     """Make the plan that places ``draft`` on ``ring``, with its saved activations."""
-    slices = slices_of(costs, ring)
-    savings = {
-        piece.node: costs.saving_of(node, piece.start, piece.stop, len(slices) - 1 - index)
-        for index, (node, piece) in enumerate(zip(ring.nodes, slices, strict=True))
+    return draft.placed(slices_of(costs, ring), _savings(costs, ring))
+
+
+def _savings(costs: RingCosts, ring: Ring) -> dict[str, SliceSaving]:
+    """Return how each host of a ring saves activations, by name."""
+    tops = zip(ring.nodes[::-1], slices_of(costs, ring)[::-1], strict=True)
+    return {
+        piece.node: costs.saving_of(node, piece.start, piece.stop, above) for above, (node, piece) in enumerate(tops)
     }
-    return draft.placed(slices, savings)
 
 
 def _candidates(found: Sequence[SearchResult]) -> list[Candidate]:
@@ -561,22 +550,9 @@ def _worth_judging(candidates: Sequence[Candidate]) -> list[Candidate]:
     A kind is a pair of micro-batches and wire dtype; the best candidate of each kind is always returned.
     """
     near = [one for one in candidates if one.job_s <= _NEAR * candidates[0].job_s]
-    kinds = list(dict.fromkeys((one.draft.course.microbatches, one.draft.course.wire_dtype) for one in near))
-    firsts = [
-        next(one for one in near if (one.draft.course.microbatches, one.draft.course.wire_dtype) == kind)
-        for kind in kinds
-    ]
+    by_kind: dict[tuple[int, str], Candidate] = {}
+    for one in near:
+        by_kind.setdefault((one.draft.course.microbatches, one.draft.course.wire_dtype), one)
+    firsts = list(by_kind.values())
     chosen = firsts + [one for one in near if one not in firsts][: max(0, _CANDIDATES - len(firsts))]
     return [one for one in near if one in chosen]
-
-
-def _choice(best: Candidate, others: tuple[Candidate, ...], found: Sequence[SearchResult], *, is_even: bool) -> Choice:
-    each = next(each for each in found if each.draft is best.draft)
-    return Choice(
-        best=best,
-        others=others,
-        costs=each.costs,
-        caps=each.caps,
-        proven=each.proven and best.job_s <= each.pool[0][0] * (1 + 1e-9),
-        even=is_even,
-    )

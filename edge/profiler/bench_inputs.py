@@ -17,7 +17,7 @@ from edge.data.examples import Values
 from edge.data.tokens import Batch
 from ringtune.costs.measurement import Size
 from ringtune.job.job import Job
-from ringtune.models.family import LANGUAGE_TASKS, QUESTION_ANSWERING, TAGGING
+from ringtune.models.family import LANGUAGE_TASKS, QUESTION_ANSWERING, TAGGING, Dimensions
 from ringtune.models.passed_values import PassedValues
 from ringtune.schedule.course import AS_COMPUTED, Course, FrozenWeights
 from ringtune.schedule.methods import RingAda
@@ -42,12 +42,10 @@ _HANDLED_STEPS = 4
 
 def bench_plan(
     job: Job,
+    size: Size,
+    dimensions: Dimensions,
     *,
-    rows: int,
-    tokens: int,
     block: int,
-    num_blocks: int,
-    hidden_size: int,
     labels: tuple[str, ...],
     has_rows: bool,
     subnets: int = 1,
@@ -59,12 +57,12 @@ def bench_plan(
     ``block`` is the index of the hosted block; ``labels`` are class names that all owners agreed on; ``has_rows``:
     this node is the owner. With more than one of ``subnets`` a block, turns may carry operation tables.
     """
+    batch, num_blocks = size.rows * job.train.microbatches, dimensions.num_blocks
     pieces = (
         Slice(node=_BELOW, start=0, stop=block),
         Slice(node=NODE, start=block, stop=block + 1),
         Slice(node=_ABOVE, start=block + 1, stop=num_blocks),
     )
-    batch = rows * job.train.microbatches
     course = Course(
         method=RingAda(every_steps=1),
         num_blocks=num_blocks,
@@ -73,8 +71,8 @@ def bench_plan(
         local_iterations=1,
         batch_size=batch,
         microbatches=job.train.microbatches,
-        max_length=tokens,
-        hidden_size=hidden_size,
+        max_length=size.tokens,
+        hidden_size=dimensions.hidden,
         wire_dtype=job.wire.dtype,
         labels=labels,
         seed=job.train.seed,

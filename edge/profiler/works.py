@@ -133,16 +133,14 @@ class Bench:
             num_blocks=dimensions.num_blocks,
             among=_unlike_blocks(folder, family, config),
         )
-        rows = self.sizes[0].rows
-        self._rows = SizedRows(dataset, job.model.task, rows * job.train.microbatches) if dataset else None
+        batch_rows = self.sizes[0].rows * job.train.microbatches
+        self._rows = SizedRows(dataset, job.model.task, batch_rows) if dataset else None
         has_classes = job.model.task in NAMED_TASKS
         self._plan = bench_plan(
             self._job,
-            rows=rows,
-            tokens=self.sizes[0].tokens,
+            self.sizes[0],
+            dimensions,
             block=self._block,
-            num_blocks=self._num_blocks,
-            hidden_size=dimensions.hidden,
             labels=known_labels(job.data.labels, dataset, has_classes=has_classes),
             has_rows=self._rows is not None,
             subnets=subnets,

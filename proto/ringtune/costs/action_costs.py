@@ -35,9 +35,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from ringtune.config.optimizers import state_bytes
 from ringtune.costs.activation_costs import projected_gain, saving_s, trained_parts
-from ringtune.costs.memory_sizes import embedding_grad_bytes, scores_adapters
+from ringtune.costs.memory_sizes import embedding_grad_bytes, handed_over_bytes, head_bytes, scores_adapters
 from ringtune.costs.offload_costs import OffloadCosts
 from ringtune.costs.profile import WHOLE_WORKS, LinkFacts, ModelFacts, NodeFacts, Profile, Work, WorkTable, WorkTime
 from ringtune.errors import PlanError
@@ -84,10 +83,15 @@ class TopShare:
 
 
 WIRE_ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int8": 1}
-_ROW_SCALE_BYTES = 4
+_SCALE_BYTES = 4
 _DEFAULT_OPTIMIZER = "adamw"
 _FULL_TRAINING = "full"
 """The adapter configuration that trains the blocks' own weights; its measured times include their gradients."""
+
+
+def wire_token_bytes(width: int, wire_dtype: str) -> int:
+    """Bytes of ``width`` values of one token on the wire; in int8 with the token's scale."""
+    return width * WIRE_ITEM_BYTES[wire_dtype] + (_SCALE_BYTES if wire_dtype == "int8" else 0)
 
 
 def work_points(node: NodeFacts) -> tuple[WorkTime, ...]:
@@ -247,29 +251,23 @@ class CourseCosts:
         optimizer: str = _DEFAULT_OPTIMIZER,
     ) -> None:
         facts = profile.by_name
-        names = list(facts) if nodes is None else list(nodes)
-        missing = [node for node in names if node not in facts]
-        if missing:
+        names = list(facts if nodes is None else nodes)
+        if missing := [node for node in names if node not in facts]:
             raise PlanError(f"the profile lacks node {', '.join(missing)}; measure anew with 'ringtune measure'")
+        model = facts[names[0]].model
         self.course = course
         self._recompute, self._stops = tuple(recompute), tuple(stops)
         self._projected = course.projected
         self._saves = bool(self._recompute or self._projected)
-        top = TopShare(course, facts[names[0]].model) if course.top_tokens else None
+        top = TopShare(course, model) if course.top_tokens else None
         of_adapters = scores_adapters(course)
         self.nodes: Mapping[str, NodeCosts] = {
             node: NodeCosts(facts[node], course.head, top, scores_adapters=of_adapters) for node in names
         }
         self._facts = {node: facts[node] for node in names}
         self._links = profile.link_by_pair
-        model = facts[names[0]].model
-        weights = model.head_bytes + model.head_class_bytes * len(course.labels)
-        factors = model.head_factor_bytes + model.head_class_factor_bytes * len(course.labels)
-        self.head_bytes = weights + state_bytes(optimizer, weights, factors)
-        if course.invertible:
-            own = model.embedding_train_bytes
-            self.head_bytes += own + state_bytes(optimizer, own, model.embedding_factor_bytes)
-        self._head_weight_bytes, self._model = weights, model
+        self.head_bytes = handed_over_bytes(course, model, optimizer)
+        self._head_weight_bytes, self._model = head_bytes(course, model, optimizer)[0], model
         self._gain = projected_gain(course, model)
         self._offload = OffloadCosts(course, facts[names[0]], helpers) if helpers else None
 
@@ -347,8 +345,7 @@ class CourseCosts:
         """Payload bytes of a hidden state with its mask, or of a gradient, of ``size`` padded tokens."""
         course, is_hidden = self.course, payload == Payload.HIDDEN
         with_mask = is_hidden and boundary < course.head
-        scales = _ROW_SCALE_BYTES if course.wire_dtype == "int8" else 0
-        token_bytes = course.width(boundary, is_gradient=not is_hidden) * WIRE_ITEM_BYTES[course.wire_dtype] + scales
+        token_bytes = wire_token_bytes(course.width(boundary, is_gradient=not is_hidden), course.wire_dtype)
         return size * (token_bytes + (1 if with_mask else 0))
 
     def message_bytes(self, payload: str, boundary: int, size: float) -> float:

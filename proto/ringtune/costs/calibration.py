@@ -225,16 +225,12 @@ class RecordedProfile:
         self, course: Course, profile: Profile, *, recompute: Sequence[Range] = (), skipped_items: int = 0
     ) -> None:
         self._course = course
-        self._profile = profile
         self._recompute = tuple(recompute)
         self._projected = course.projected
         self._gain = projected_gain(course, profile.nodes[0].model)
         self._skipped_items = skipped_items
         self._top = TopShare(course, profile.nodes[0].model) if course.top_tokens else None
-        self._facts = profile.by_name
-        points = {node: work_points(facts) for node, facts in self._facts.items()}
-        self._tables = {node: WorkTable(found, where=f"node {node}") for node, found in points.items()}
-        self._costs = {node: NodeCosts(self._facts[node], course.head) for node, found in points.items() if found}
+        self._take(profile)
         self._open: dict[int, _OpenItem] = {}
         self._shared: dict[int, list[float]] = {}
         self._samples: dict[tuple[str, Work], deque[_Sample]] = {}
@@ -243,19 +239,20 @@ class RecordedProfile:
         self.links = RecordedLinks()
         self.pace: dict[tuple[str, Work], tuple[float, float]] = {}
 
+    def _take(self, profile: Profile) -> None:
+        self._profile, self._facts = profile, profile.by_name
+        points = {node: work_points(facts) for node, facts in self._facts.items()}
+        self._tables = {node: WorkTable(found, where=f"node {node}") for node, found in points.items()}
+        self._costs = {node: NodeCosts(self._facts[node], self._course.head) for node, found in points.items() if found}
+
     def has_node(self, node: str) -> bool:
         """Whether a node was there at the start, or has joined."""
         return node in self._facts
 
     def joined(self, facts: NodeFacts, links: Sequence[LinkFacts]) -> None:
         """Add a node that joined the run, with its links."""
-        profile, points = self._profile, work_points(facts)
-        nodes = sorted((*profile.nodes, facts), key=lambda node: node.node)
-        self._profile = dataclasses.replace(profile, nodes=tuple(nodes), links=(*profile.links, *links))
-        self._facts = self._profile.by_name
-        self._tables[facts.node] = WorkTable(points, where=f"node {facts.node}")
-        if points:
-            self._costs[facts.node] = NodeCosts(facts, self._course.head)
+        nodes = sorted((*self._profile.nodes, facts), key=lambda node: node.node)
+        self._take(Profile(nodes=tuple(nodes), links=(*self._profile.links, *links)))
 
     # ---- what happens -----------------------------------------------------------------------------
 

@@ -174,22 +174,16 @@ class RecordedLinks:
 
     def links(self, known: Sequence[LinkFacts]) -> tuple[LinkFacts, ...]:
         """Return the known links, with the run's rates where it has other ones."""
-        lines = _Lines(self._shown_by(known))
-        return tuple(lines.corrected(link) if self._is_shown(link) else link for link in known)
+        shown = {(link.source, link.target): link for link in self.shown(known)}
+        return tuple(shown.get((link.source, link.target), link) for link in known)
 
     def shown(self, known: Sequence[LinkFacts]) -> tuple[LinkFacts, ...]:
         """Return only the known links with enough transfers in the run, with their rates."""
-        lines = _Lines(self._shown_by(known))
-        return tuple(lines.corrected(link) for link in known if self._is_shown(link))
-
-    def _shown_by(self, known: Sequence[LinkFacts]) -> dict[Pair, list[Transfer]]:
-        return {
-            (link.source, link.target): [
-                message.on_link(link.latency_s) for message in self._samples[link.source, link.target]
-            ]
-            for link in known
-            if self._is_shown(link)
+        links = {(link.source, link.target): link for link in known if self._is_shown(link)}
+        transfers = {
+            pair: [message.on_link(link.latency_s) for message in self._samples[pair]] for pair, link in links.items()
         }
+        return tuple(map(_Lines(transfers).corrected, links.values()))
 
     def _is_shown(self, link: LinkFacts) -> bool:
         """Whether a link had enough transfers; a link within a machine never counts."""
@@ -274,29 +268,27 @@ def check_blobs(course: Course, sizes: Sizes) -> None:
 
 def check_parcels(plan: Plan, sizes: Sizes) -> None:
     """Refuse pairs and weights of helpers, and parcels of techniques, larger than ``MAX_BLOB_BYTES``."""
-    course = plan.course
-    for parcel in _parcels(plan, sizes):
+    for parcel in (*_parcels(plan, sizes), *_helper_parcels(plan, sizes)):
         if parcel.size_bytes > MAX_BLOB_BYTES:
             raise CapacityError(
                 f"{parcel.what} up to {format_bytes(parcel.size_bytes)}, a message at most "
                 f"{format_bytes(MAX_BLOB_BYTES)}; {parcel.remedy}"
             )
+
+
+def _helper_parcels(plan: Plan, sizes: Sizes) -> Iterator[Parcel]:
+    course = plan.course
     pairs = math.ceil(sizes.sent_pair_bytes(course.microbatch_sizes()[0] * course.max_length))
     smaller = "raise train.microbatches, "
     if course.helper_settings.pairs == EXACT:
         smaller += "set offload.pairs = 'bfloat16', "
     for helper in plan.placement.helpers:
-        where = f"{plan.placement.host_of(helper.start)}'s blocks {helper.text}"
-        blocks = helper.stop - helper.start
-        for what, num_bytes, remedy in (
-            (f"pairs of {where} for helper {helper.node}", blocks * pairs, smaller),
-            (f"adapters of {where} from helper {helper.node}", blocks * sizes.helped.sent, "take smaller adapters, "),
-        ):
-            if num_bytes > MAX_BLOB_BYTES:
-                raise CapacityError(
-                    f"the {what} have up to {format_bytes(num_bytes)}, a message at most "
-                    f"{format_bytes(MAX_BLOB_BYTES)}; {remedy}or leave {where} without helper (offload.mode)"
-                )
+        nodes = (plan.placement.host_of(helper.start), helper.node)
+        where, blocks = f"{nodes[0]}'s blocks {helper.text}", helper.stop - helper.start
+        without = f"or leave {where} without helper (offload.mode)"
+        yield Parcel(f"the pairs of {where} for helper {helper.node} have", nodes, blocks * pairs, smaller + without)
+        adapters = f"the adapters of {where} from helper {helper.node} have"
+        yield Parcel(adapters, nodes, blocks * sizes.helped.sent, f"take smaller adapters, {without}")
 
 
 def takes_parcels(plan: Plan, node: str, sizes: Sizes) -> bool:

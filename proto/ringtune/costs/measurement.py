@@ -21,10 +21,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from ringtune.costs.action_costs import WIRE_ITEM_BYTES
+from ringtune.costs.action_costs import wire_token_bytes
 from ringtune.costs.profile import BLOCK_WORKS, ModelFacts, NodeFacts, Profile, TimedShape, Work, WorkTable
 from ringtune.errors import PlanError
 from ringtune.job.job import Job
@@ -32,8 +32,6 @@ from ringtune.schedule.course import AS_COMPUTED, Course, FrozenWeights, name_of
 from ringtune.schedule.operation_tables import Policy
 from ringtune.schedule.plan import Plan
 from ringtune.techniques import TECHNIQUES
-
-_SCALE_BYTES = 4
 
 Pair = tuple[str, str]
 
@@ -83,9 +81,8 @@ def hidden_bytes(job: Job, model: ModelFacts) -> int:
     Example: 4 rows of 128 tokens, 384 wide, in float32: 4 * 128 * (4 * 384 + 1) = 786,944.
     """
     shape = job_shape(job, fixed_tokens=model.fixed_tokens)
-    scale_bytes = _SCALE_BYTES if job.wire.dtype == "int8" else 0
-    token_bytes = max(model.entering, default=model.hidden_size) * WIRE_ITEM_BYTES[job.wire.dtype] + scale_bytes + 1
-    return shape.rows * shape.tokens * token_bytes
+    width = max(model.entering, default=model.hidden_size)
+    return shape.rows * shape.tokens * (wire_token_bytes(width, job.wire.dtype) + 1)
 
 
 def link_rounds(nodes: Sequence[str], machines: Mapping[str, str]) -> tuple[tuple[Pair, ...], ...]:
@@ -93,42 +90,28 @@ def link_rounds(nodes: Sequence[str], machines: Mapping[str, str]) -> tuple[tupl
 
     Example: four nodes on machines of their own need three rounds of two pairs.
     """
-    rounds: list[tuple[Pair, ...]] = []
-    for tournament_round in _tournament(sorted(nodes)):
-        rounds += _apart(tournament_round, machines)
-    return tuple(rounds)
+    rounds: list[tuple[list[Pair], set[str]]] = []  # pairs, and their machines
+    for pair in _tournament(sorted(nodes)):
+        ends = {machines[node] for node in pair}
+        pairs, busy = next((each for each in rounds if not ends & each[1]), ([], set()))
+        if not pairs:
+            rounds.append((pairs, busy))
+        pairs.append(pair)
+        busy |= ends
+    return tuple(tuple(pairs) for pairs, _ in rounds)
 
 
-def _tournament(nodes: Sequence[str]) -> list[list[Pair]]:
-    """Pair all nodes in rounds by the circle method: the first node stays, the others rotate.
+def _tournament(nodes: Sequence[str]) -> Iterator[Pair]:
+    """Yield all pairs, round by round, by the circle method: the first node stays, the others rotate.
 
     With an odd number of nodes one is free in each round.
     """
     seats = [*nodes, *([""] if len(nodes) % 2 else [])]
-    rounds = []
+    half = len(seats) // 2
     for _ in range(len(seats) - 1):
-        half = len(seats) // 2
         pairs = zip(seats[:half], reversed(seats[half:]), strict=True)
-        rounds.append([(first, second) for first, second in pairs if first and second])
+        yield from ((first, second) for first, second in pairs if first and second)
         seats = [seats[0], seats[-1], *seats[1:-1]]
-    return rounds
-
-
-def _apart(pairs: Sequence[Pair], machines: Mapping[str, str]) -> list[tuple[Pair, ...]]:
-    """Split a round until no machine is in two pairs."""
-    rounds: list[list[Pair]] = []
-    busy: list[set[str]] = []
-    for pair in pairs:
-        own = {machines[node] for node in pair}
-        for index, others in enumerate(busy):
-            if not own & others:
-                rounds[index].append(pair)
-                others |= own
-                break
-        else:
-            rounds.append([pair])
-            busy.append(set(own))
-    return [tuple(found) for found in rounds]
 
 
 SKIPPED_ITEMS: Final = 4

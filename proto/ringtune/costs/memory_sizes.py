@@ -77,6 +77,19 @@ def logits_peak_bytes(num_tokens: int, token_logits: int, item_bytes: int) -> in
     return min(_LOGIT_COPIES * num_tokens * each, max(MAX_LOGIT_BYTES, each))
 
 
+def head_bytes(course: Course, model: ModelFacts, optimizer: str) -> tuple[int, int]:
+    """Bytes of the head's weights, and of its optimizer state, with the classes of a run."""
+    weights = model.head_bytes + model.head_class_bytes * len(course.labels)
+    factors = model.head_factor_bytes + model.head_class_factor_bytes * len(course.labels)
+    return weights, state_bytes(optimizer, weights, factors)
+
+
+def handed_over_bytes(course: Course, model: ModelFacts, optimizer: str) -> int:
+    """Bytes of the head, and of an invertible adapter, with their optimizer state."""
+    head, own = sum(head_bytes(course, model, optimizer)), model.embedding_train_bytes
+    return head + own + state_bytes(optimizer, own, model.embedding_factor_bytes) if course.invertible else head
+
+
 ROW_NUMBER_BYTES: Final = 8
 """Bytes of the index of a row, beside the row."""
 
@@ -403,9 +416,8 @@ class Sizes:
         self.optimizer = optimizer
         self.adapter_bytes = model.adapter_block_bytes
         self.helped = set_bytes(course, model, adapter=adapter)
-        self.head_bytes = model.head_bytes + model.head_class_bytes * len(course.labels)
-        head_factors = model.head_factor_bytes + model.head_class_factor_bytes * len(course.labels)
-        self.head_state_bytes = state_bytes(optimizer, self.head_bytes, head_factors)
+        self.head_bytes, self.head_state_bytes = head_bytes(course, model, optimizer)
+        self.handed_over_bytes = handed_over_bytes(course, model, optimizer)
         self.adapter_state_bytes = state_bytes(optimizer, self.adapter_bytes, model.adapter_block_factor_bytes)
         kinds = kinds_of_users(model, course.user_sets)
         self.sets_state_bytes = sum(
@@ -424,9 +436,6 @@ class Sizes:
         self._embedding_train_bytes = model.embedding_train_bytes
         self._embedding_state_bytes = state_bytes(optimizer, model.embedding_train_bytes, model.embedding_factor_bytes)
         batch_tokens = course.batch_size * course.max_length
-        self.handed_over_bytes = self.head_bytes + self.head_state_bytes
-        if course.invertible:
-            self.handed_over_bytes += self._embedding_train_bytes + self._embedding_state_bytes
         self._embedding_grad_bytes = math.ceil(embedding_grad_bytes(model, batch_tokens))
         self.is_tied = model.is_tied
         self._token_table_bytes = model.token_table_bytes or model.embedding_train_bytes

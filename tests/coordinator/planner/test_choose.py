@@ -348,7 +348,7 @@ def random_instance(rng: random.Random, num_nodes: int, num_blocks: int) -> tupl
     most = [rng.randint(0, num_blocks) if rng.random() < 0.5 else num_blocks for _ in range(num_nodes)]
 
     def fits(node: int, start: int, stop: int, above: int) -> bool:
-        return stop - start <= most[node] and caps.fits(costs.names[node], start, stop, above)
+        return stop - start <= most[node] and not caps.lacking(costs.names[node], start, stop, above)
 
     return costs, fits
 

@@ -207,7 +207,7 @@ def test_users_of_nodes_are_in_the_course_and_in_the_memory() -> None:
     caps = MemoryCaps(job_draft(wish, list(known.values()), PAIRS), known)
     searched = caps.estimate_of("a", 0, 4, 0)
     assert searched.parts()["adapters"] == found.memory["a"].parts()["adapters"] == 4 * 2 * PAIRS.adapter_block_bytes
-    assert not caps.fits("z", 0, 4, 0) and caps.fits_empty("z")
+    assert caps.lacking("z", 0, 4, 0) and caps.fits_empty("z")
 
 
 def test_copies_of_many_users_have_room_for_the_names_of_their_tensors() -> None:
