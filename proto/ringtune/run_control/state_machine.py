@@ -376,17 +376,17 @@ class RunStateMachine:
         turn = grants.moves_before
         if turn is not None:
             self._enter("moving")
-            found = self._required_migration.begin(turn, grants.last, self._decided, self._now_s)
-            self._on_moving(found)
+            commands = self._required_migration.begin(turn, grants.last, self._decided, self._now_s)
+            self._on_moving(commands)
 
-    def _on_moving(self, found: list[rd.Command]) -> None:
+    def _on_moving(self, commands: list[rd.Command]) -> None:
         """Append the commands of the move; train once it is over."""
-        self._commands += found
+        self._commands += commands
         moving = self._required_migration
         if not moving.stage:
             self._required_grants.place(moving.part)
             self._train_on()
-        elif found:
+        elif commands:
             self._set_deadline()
 
     def _train_on(self) -> None:
@@ -456,9 +456,9 @@ class RunStateMachine:
         if lost in self._nodes:
             self._nodes = tuple(node for node in self._nodes if node != lost)
             self._commands.append(rd.Release(lost, event.message))
-            found = moving.lose(lost, event.message, self._now_s)
+            commands = moving.lose(lost, event.message, self._now_s)
             if self.phase == "moving":
-                self._on_moving(found)
+                self._on_moving(commands)
 
     def _on_link_failed(self, event: rd.LinkFailed) -> None:
         """Open all links anew: all nodes go back in the same placement.
@@ -598,8 +598,8 @@ class RunStateMachine:
 
     @property
     def _course(self) -> Course:
-        found = self._recovery.course if self._recovery else None
-        return found or self._required_plan.course
+        course = self._recovery.course if self._recovery else None
+        return course or self._required_plan.course
 
     def _commit(self, turn: Turn) -> None:
         self._required_grants.commit(turn.index)
@@ -700,8 +700,8 @@ class RunStateMachine:
             case rd.NoPlacementFound(placement_number, error, message) if placement_number == recovery.placement_number:
                 lost = [node for node in recovery.lost if node in self._gone]
                 problem = f"node {', '.join(recovery.lost)} is lost, and {message}"
-                if not recovery.is_old and (own := self._own.of(lost)) is not None:  # it is not awaited: it is there
-                    raise error_from_name(own.error, f"{own.message}; {problem}; {RESUME}")
+                if not recovery.is_old and (failed := self._own.of(lost)) is not None:  # not awaited: it is there
+                    raise error_from_name(failed.error, f"{failed.message}; {problem}; {RESUME}")
                 if not recovery.is_old and not self.awaited.for_room(error, problem, lost, self._now_s):
                     raise error_from_name(error, f"{problem}; {RESUME}")
                 self._find_placement(recovery)
@@ -752,10 +752,10 @@ class RunStateMachine:
         grants = self._required_grants
         can_go_back = self._kept.step is not None and not self._kept.missing
         grants.holds = can_go_back and any(node in self._nodes for node in self._returned)
-        found = grants.ahead()
-        if any(isinstance(command, rd.ChooseOperations) for command in found):
+        commands = grants.ahead()
+        if any(isinstance(command, rd.ChooseOperations) for command in commands):
             self._set_deadline()
-        self._commands += found
+        self._commands += commands
         self._move_if_due()
         self._collect_best()
 
@@ -797,9 +797,9 @@ class RunStateMachine:
         self._close_turns()
 
     def _on_operations(self, event: rd.OperationsChosen) -> None:
-        found = self._required_grants.chosen(event.step, event.operations)
-        self._commands += found
-        if found and self.phase == "training":
+        commands = self._required_grants.chosen(event.step, event.operations)
+        self._commands += commands
+        if commands and self.phase == "training":
             self._set_deadline()
             self._grant_ahead()
 
@@ -912,8 +912,8 @@ class RunStateMachine:
     @property
     def best(self) -> Evaluations | None:
         """State of the evaluations; None where no best result is kept or none exists."""
-        found = self._grants.stopping.evaluations if self._grants and self._keeps_best else None
-        return found if found and found.best is not None else None
+        evaluations = self._grants.stopping.evaluations if self._grants and self._keeps_best else None
+        return evaluations if evaluations and evaluations.best is not None else None
 
     @property
     def last_step(self) -> int:
@@ -970,8 +970,8 @@ class RunStateMachine:
             return f"waited {self._wait_s:g} s in phase {self.phase} for node {', '.join(sorted(self._waiting))}"
         limit_s = TRAINING_PATIENCE * self._wait_s
         if self._asked_for_best:
-            asked = ", ".join(sorted(self._asked_for_best))
-            return f"waited {limit_s:g} s for the result of the best evaluation from node {asked}"
+            nodes = ", ".join(sorted(self._asked_for_best))
+            return f"waited {limit_s:g} s for the result of the best evaluation from node {nodes}"
         oldest = self._grants.open.oldest if self._grants else None
         if oldest is None:
             took = f"took more than {limit_s + self._plan_s:g} s; raise runtime.plan_s"

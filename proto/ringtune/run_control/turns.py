@@ -189,8 +189,8 @@ class TurnDepths:
     def note(self, turn: Turn, seq: int, values: tuple[tuple[str, float], ...]) -> None:
         """Note the loss of a finished item; a second report of an item changes nothing."""
         if self._course.decides and turn.kind is StepKind.TRAIN:
-            found = dict(values)
-            sums = (found.get("loss_sum", math.nan), found.get("count", 0.0))
+            figures = dict(values)
+            sums = (figures.get("loss_sum", math.nan), figures.get("count", 0.0))
             self._losses.setdefault(turn.index, {}).setdefault(seq, sums)
 
     def is_complete(self, turn: Turn) -> bool:
@@ -308,9 +308,9 @@ class EarlyStopping:
 
     def change_owners(self, before: Course, after: Course) -> None:
         """Begin anew where the evaluations from here on have other rows than those before."""
-        found = self.evaluations.without(before, after)
-        if found != self.evaluations:
-            self.evaluations = self.settled = found
+        evaluations = self.evaluations.without(before, after)
+        if evaluations != self.evaluations:
+            self.evaluations = self.settled = evaluations
             self.wanted = None
 
     def forget_open(self) -> None:
