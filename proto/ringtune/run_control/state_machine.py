@@ -118,7 +118,6 @@ class RunStateMachine:
         audits: bool = False,
     ) -> None:
         self.phase = "new"
-        self.plan: Plan | None = None
         self._planner, self._plan_only = planner, plan_only
         self._wait_s, self._plan_s = wait_s, plan_s
         self._items_ahead = items_ahead
@@ -319,17 +318,15 @@ class RunStateMachine:
             raise PlanError(
                 f"[audit] goes back to the last turn that was agreed on, which can't be: {why}; leave [audit] out"
             )
-        self.plan, self._start_point = plan, start or self._start_point
+        self._start_point = start or self._start_point
+        self._migration = Migration(plan, self._start_point, wait_s=self._wait_s)
         if self._plan_only:
             self._release("only a plan was asked for")
             self._end("done")
             return
-        left_out = [node for node in self._nodes if node not in self.plan.nodes]
+        left_out = [node for node in self._nodes if node not in plan.nodes]
         self._commands += [rd.Release(node, "the plan does not need this node") for node in left_out]
-        self._nodes = tuple(
-            node for node in self.plan.nodes if node in self._nodes
-        )  # those of past placements may lack
-        self._migration = Migration(self.plan, self._start_point, wait_s=self._wait_s)
+        self._nodes = tuple(node for node in plan.nodes if node in self._nodes)  # those of past placements may lack
         part = self._migration.part
         if plan.placements[-1] != part.placement and (why := stay_reason(plan.course)):
             raise PlanError(f"a run can't move to another placement: {why}; give the plan one placement")
@@ -339,12 +336,13 @@ class RunStateMachine:
             self._kept.begin(StartPoint.of(plan.course).holder)  # the first turn to which the run can go back
 
     @property
-    def _goes_back(self) -> bool:
-        return self._recovers and self.plan is not None and self.plan.goes_back
+    def plan(self) -> Plan | None:
+        """The plan of the run, with the placements that were found on the way; None before it is made."""
+        return self._migration.plan if self._migration is not None else None
 
     @property
-    def _required_plan(self) -> Plan:
-        return needed(self.plan, f"phase {self.phase} needs a plan and there is none")
+    def _goes_back(self) -> bool:
+        return self._recovers and self.plan is not None and self.plan.goes_back
 
     @property
     def _required_grants(self) -> TurnGrants:
@@ -361,7 +359,7 @@ class RunStateMachine:
     @property
     def unfreeze_at(self) -> tuple[int, ...]:
         """The steps at which one more block began to train, up to the last granted turn."""
-        return unfreezing_steps(self._required_plan.course.decided(self._decided))
+        return unfreezing_steps(self._required_migration.plan.course.decided(self._decided))
 
     @property
     def _decided(self) -> tuple[int, ...]:
@@ -405,7 +403,6 @@ class RunStateMachine:
             return
         if self.phase == "training" and not self._drain_reason:
             self._commands += self._required_migration.replanned(event, self._required_grants.last)
-            self.plan = self._required_migration.plan
             self._move_if_due()
 
     # ---- losses -----------------------------------------------------------------------------------
@@ -599,7 +596,7 @@ class RunStateMachine:
     @property
     def _course(self) -> Course:
         course = self._recovery.course if self._recovery else None
-        return course or self._required_plan.course
+        return course or self._required_migration.plan.course
 
     def _commit(self, turn: Turn) -> None:
         self._required_grants.commit(turn.index)
@@ -607,7 +604,7 @@ class RunStateMachine:
         if turn.kind is StepKind.TRAIN:
             self._openings.commit()
             self._own.commit(turn.end_step)
-            self._kept.commit(self._required_plan.course, self._required_migration.part.placement, turn)
+            self._kept.commit(self._required_migration.plan.course, self._required_migration.part.placement, turn)
 
     def _recover(self, lost: str, message: str) -> None:
         self._nodes = tuple(node for node in self._nodes if node != lost)
@@ -635,7 +632,7 @@ class RunStateMachine:
         In the same placement, unless a node is lost. Arguments as for ``Recovery``.
         """
         self._grants = self._grants or self._new_granting()
-        numbers = (one.placement_number for one in self._required_plan.placements)
+        numbers = (one.placement_number for one in self._required_migration.plan.placements)
         self._newest_placement_number = max(self._newest_placement_number, *numbers) + 1
         self._log.forget_held()
         self._evaluation.forget()
@@ -656,7 +653,7 @@ class RunStateMachine:
         self._enter("waiting" if self.awaited else "moving", self._nodes)
         self._commands += self._recovery.halt()
         if not lost:
-            self._recovery.place(self._required_plan, self._required_migration.part.placement)
+            self._recovery.place(self._required_migration.plan, self._required_migration.part.placement)
         return self._recovery
 
     def _find_placement(self, recovery: Recovery) -> None:
@@ -676,7 +673,7 @@ class RunStateMachine:
             self._kept.begin(StartPoint.of(self._course).holder)
         part = self._required_migration.part
         if recovery.back and recovery.course is None and set(part.nodes) <= set(self._nodes):
-            recovery.place(self._required_plan, part.placement, self._gone)  # as it was: nobody is missing
+            recovery.place(self._required_migration.plan, part.placement, self._gone)  # as it was: nobody is missing
             self._next_stage(recovery)
         else:
             self._commands.append(recovery.find_placement(part, tuple(sorted(self._gone))))
@@ -707,7 +704,7 @@ class RunStateMachine:
                 self._find_placement(recovery)
                 return
             case rd.PlacementFound(placement_number, placement) if placement_number == recovery.placement_number:
-                recovery.place(self._required_plan, placement, self._gone)
+                recovery.place(self._required_migration.plan, placement, self._gone)
             case rd.Halted(node, placement_number) | rd.Moved(node, placement_number) if (
                 placement_number == recovery.placement_number
             ):
@@ -727,8 +724,8 @@ class RunStateMachine:
     def _end_recovery(self, recovery: Recovery) -> None:
         """Train from the committed turn, in the placement to which all have moved."""
         plan, moving, grants = recovery.moved_to, self._required_migration, self._required_grants
-        before = self._required_plan.course
-        self._recovery, self.plan = None, plan
+        before = self._required_migration.plan.course
+        self._recovery = None
         self.awaited.end()
         for node, sources in recovery.sources.items():
             self._kept.fetched(node, sources)
@@ -826,7 +823,7 @@ class RunStateMachine:
                 )
             self._grant_ahead()
             if turn.kind.evaluates:
-                sums = self._evaluation.close(turn, self._required_plan.course)
+                sums = self._evaluation.close(turn, self._required_migration.plan.course)
                 self._commands += grants.judge(turn.end_step, sums) if sums is not None else []
                 if sums is not None and self.phase == "training":
                     self._grant_ahead()
@@ -884,7 +881,7 @@ class RunStateMachine:
 
     def _collect(self) -> None:
         self._enter("collecting", self._required_migration.part.nodes)
-        best = self.best if self._required_plan.course.method.full_parameters else None
+        best = self.best if self._required_migration.plan.course.method.full_parameters else None
         step = best.best_step if best and best.best_step != self.last_step else 0
         self._commands += [rd.Collect(*sender, best_step=step) for sender in self._senders(is_best=step > 0)]
 
@@ -905,7 +902,7 @@ class RunStateMachine:
         last = self._required_grants.last
         if last is not None and last is self._before:
             return self._kept.holder
-        return last.owner if last else (self._start_point or StartPoint.of(self._required_plan.course)).holder
+        return last.owner if last else (self._start_point or StartPoint.of(self._required_migration.plan.course)).holder
 
     # ---- best result ------------------------------------------------------------------------------
 
