@@ -33,10 +33,10 @@ from ringtune.costs.profile import Profile
 from ringtune.errors import CapacityError, IntegrityError, ModelError, StorageError
 from ringtune.job.job import Job
 from ringtune.run_control import events as rd
-from ringtune.run_control.checkpoint import CheckpointHolders, CheckpointManifest, Resume, SavedPart, SavedSource, Shard
+from ringtune.run_control.checkpoint import CheckpointHolders, CheckpointManifest, Resume, SavedPart, Shard
 from ringtune.run_control.continuation import job_digest
 from ringtune.schedule.course import Course
-from ringtune.schedule.migration import rows_reason, stay_reason, without_owner
+from ringtune.schedule.migration import Source, rows_reason, stay_reason, without_owner
 from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
@@ -70,7 +70,7 @@ class ResumePoint(NamedTuple):
     manifest: CheckpointManifest
     planned: Planned
     start: StartPoint
-    sources: Mapping[str, tuple[SavedSource, ...]] | None = None
+    sources: Mapping[str, tuple[Source, ...]] | None = None
     head_sha256: str = ""
     heads: Mapping[str, tuple[str, str]] = {}
     told: str = ""

@@ -455,7 +455,7 @@ class PageState:
     def _take_progress(self, line: Mapping[str, Any]) -> None:
         """Show a step as soon as its owner has reported it."""
         kind = line.get("kind")
-        if kind in ("evaluate", "generate", "score", "measure"):
+        if kind in ("evaluate", "generate", "score"):
             self._change(doing=f"{kind} {line.get('batch')}/{line.get('batches')}")
         if kind == "train":
             if self._last.take(line):

@@ -17,7 +17,6 @@ from edge.checkpoint.snapshot_servicer import SnapshotServicer
 from edge.profiler.timing import DEFAULT_BUDGET_S, TimingRequest
 from edge.transport.probe import add_probe_sink
 from ringtune.ids import check_run_id
-from ringtune.run_control.checkpoint import SavedSource
 from ringtune.schedule.access import CopyBytes
 from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.migration import Source
@@ -210,7 +209,7 @@ def _resume_shard(request: control_pb2.PrepareRequest) -> ResumeShard | None:
     run, holder = request.checkpoint_run, request.start_holder
     if request.HasField("saved"):
         saved = request.saved
-        sources = tuple(SavedSource(one.node, one.start, one.stop, one.sha256) for one in saved.sources)
+        sources = tuple(Source(one.node, one.start, one.stop, one.sha256) for one in saved.sources)
         start = SavedStart(check_run_id(saved.attempt), sources, saved.head_sha256, saved.head_from)
         return ResumeShard(run, ShardRequest(saved.step, ""), holder, saved=start)
     if not request.HasField("shard"):

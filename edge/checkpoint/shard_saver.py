@@ -21,7 +21,8 @@ from ringtune.errors import (
     UsageError,
 )
 from ringtune.ids import check_run_id
-from ringtune.run_control.checkpoint import SavedPart, SavedSource, Shard
+from ringtune.run_control.checkpoint import SavedPart, Shard
+from ringtune.schedule.migration import Source
 from ringtune.schedule.plan import Plan
 from ringtune.storage.pieces import Piece, Pieces
 
@@ -177,7 +178,7 @@ class SavedStart(NamedTuple):
     """
 
     attempt: str
-    sources: tuple[SavedSource, ...]
+    sources: tuple[Source, ...]
     head_sha256: str = ""
     head_from: str = ""
 

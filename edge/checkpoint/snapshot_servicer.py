@@ -17,7 +17,6 @@ from edge.checkpoint.snapshots import FILE, HEAD_FILE, SnapshotShelf, TurnSnapsh
 from edge.checkpoint.state_folder import RunShards
 from edge.transport.access import RunAccess
 from ringtune.errors import FrameError, IntegrityError, InterruptedRunError, StorageError
-from ringtune.run_control.checkpoint import SavedSource
 from ringtune.schedule.access import MAX_COPY_BYTES, NOT_PLANNED, Asked, CopyBytes, NodeCall, State, copy_limit
 from ringtune.schedule.migration import Source
 from ringtune.storage.chunks import FileJoiner, cut_pieces
@@ -64,7 +63,7 @@ class SnapshotFetcher(NamedTuple):
     folder: Path | None = None
     sizes: CopyBytes = NOT_PLANNED
 
-    def blocks(self, source: Source | SavedSource, step: int | None = None) -> Pieces:
+    def blocks(self, source: Source, step: int | None = None) -> Pieces:
         """Fetch blocks of another node: of its snapshot, or as it keeps them after ``step`` steps.
 
         Raises:
@@ -76,10 +75,9 @@ class SnapshotFetcher(NamedTuple):
             StorageError: the disk is full.
         """
         start, stop = source.start, source.stop
-        sha256 = source.sha256 if isinstance(source, SavedSource) else ""
         most_bytes = copy_limit(self.sizes, stop - start, on_disk=bool(self.attempt))
         name = part_name(start, stop)
-        file = self._file(source.node, name, most_bytes, step, start=start, stop=stop, sha256=sha256)
+        file = self._file(source.node, name, most_bytes, step, start=start, stop=stop, sha256=source.sha256)
         names = TensorFile(file, where=f"blocks [{start}, {stop}) of node {source.node}").infos
         if odd := next((one for one in names if not start <= block_of(one) < stop), ""):
             raise IntegrityError(

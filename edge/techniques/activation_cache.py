@@ -21,11 +21,12 @@ import zlib
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from edge.techniques.micro_batches import Handler, MicroBatches, OpenItem
+from edge.transport.tensors import WIRE_TYPES, bytes_of
 from ringtune.errors import IntegrityError
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.course import Course
@@ -94,7 +95,7 @@ class ActivationCache:
         if self._folder is None or flow.hidden is None or flow.mask is None or self._problem:
             return ()
         key, place = key_of(self._course, entry.item), (action.start, action.micro)
-        hidden = flow.hidden.detach().to(device="cpu", dtype=DTYPES[self._cache.dtype])
+        hidden = flow.hidden.detach().to(device="cpu", dtype=WIRE_TYPES[self._cache.dtype])
         try:
             size_bytes = write_hidden(self._path(key, *place), hidden, flow.mask.cpu())
         except OSError as error:
@@ -213,7 +214,6 @@ _MAGIC: Final = b"RTHIDDEN"
 _HEADER: Final = struct.Struct("<8sIIIII")
 _HEADER_BYTES: Final = 64  # so that the tensors are aligned
 _DTYPES: Final = (torch.float32, torch.bfloat16, torch.float64)
-DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 def write_hidden(path: Path, hidden: torch.Tensor, mask: torch.Tensor) -> int:
@@ -222,7 +222,7 @@ def write_hidden(path: Path, hidden: torch.Tensor, mask: torch.Tensor) -> int:
     Raises:
         OSError: the disk is full, or there is no folder; no partial file is left.
     """
-    parts = [_bytes_of(hidden), _bytes_of(mask.to(torch.uint8))]
+    parts = [bytes_of(hidden.contiguous()), bytes_of(mask.to(torch.uint8).contiguous())]
     checksum = zlib.crc32(parts[1], zlib.crc32(parts[0]))
     header = _HEADER.pack(_MAGIC, *hidden.shape, _DTYPES.index(hidden.dtype), checksum)
     try:
@@ -260,8 +260,3 @@ def read_hidden(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
     hidden = torch.frombuffer(content, dtype=kind, count=count * width, offset=_HEADER_BYTES)
     mask = torch.frombuffer(content, dtype=torch.uint8, count=count, offset=whole_bytes - count)
     return hidden.view(rows, tokens, width), mask.view(rows, tokens)
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    content: Any = tensor.contiguous().view(torch.uint8).numpy()
-    return memoryview(content).cast("B")

@@ -38,7 +38,7 @@ from edge.techniques.activation_checkpointing import SavedActivations
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, TensorKey
 from ringtune.schedule.course import Course
-from ringtune.schedule.lowering import lowest_units, takes_part
+from ringtune.schedule.lowering import lowest_units, subnet_rows, takes_part
 from ringtune.schedule.operation_tables import pattern_of
 from ringtune.schedule.turns import Item, StepKind, microbatch_rows
 from ringtune.schedule.units import Units
@@ -146,7 +146,7 @@ class OpenItem:
             trained=trained(course, item.kind, item.step),
             lowest=lowest_units(course, item),
             offsets=tuple(sum(sizes[:index]) for index in range(len(sizes) + 1)),
-            operations=course.subnet_operations_of(item.owner, item.batch) if item.kind.has_update else (),
+            operations=subnet_rows(course, item),
             subnets=course.subnets,
             takes_part=active,
             heads_left=sum(active),

@@ -15,7 +15,7 @@ from edge.model.slice import DTYPES, BlockRunner, materialise
 from edge.model.tensor_files import SafetensorsFiles
 from edge.techniques.offload.helper import AuxiliaryModels
 from edge.techniques.offload.pairs import Capture, Pairs
-from edge.techniques.offload.sites import check_config, install
+from edge.techniques.offload.sites import adapter_weights, check_config, install
 from ringtune.job.job import Job, parse_job
 from tests.support.tiny_families import HIDDEN, IMAGE_TOKENS, write_family
 
@@ -119,7 +119,7 @@ def trio(folder: Path, adapter: str, *, with_signs: bool = False, **more: Any) -
     host, plain = (side(folder, job, offloads=offloads, with_signs=with_signs) for offloads in (True, False))
     tensors = moved(models)
     for one in (host, plain):
-        install(one.skeleton, tensors, range(NUM_BLOCKS), where="the test")
+        install(adapter_weights(one.skeleton, range(NUM_BLOCKS)), tensors, where="the test")
     return Trio(host=host, helper=models, plain=plain, made_of=(folder, job))
 
 

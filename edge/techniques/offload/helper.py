@@ -30,7 +30,6 @@ from edge.techniques.offload.sites import Site, adapter_weights, check_config, c
 from edge.techniques.offload.users import UserSets, set_name
 from ringtune.errors import IntegrityError
 from ringtune.job.job import Job, Kind, job_of, kinds_of
-from ringtune.schedule.course import ALL_INPUTS
 from ringtune.techniques.compute import is_rounded
 from ringtune.techniques.offload import RowsOfUser
 
@@ -77,13 +76,9 @@ class AuxiliaryModels:
         held = sum(modules.held_bytes for _, modules in self._kinds)
         return held + (self._sets.other_bytes if self._sets is not None else 0)
 
-    def inputs(self, projected: str = ALL_INPUTS) -> dict[str, int]:
-        """Return the width of each x that is projected, by the pair's name; see ``projected_inputs``."""
-        return {
-            f"{kind.prefix}{name}": width
-            for kind, modules in self._kinds
-            for name, width in modules.inputs(projected).items()
-        }
+    def inputs(self, projected: str) -> dict[str, int]:
+        """See ``projected_inputs``."""
+        return projected_inputs([(kind, modules.sites.values()) for kind, modules in self._kinds], projected)
 
     def parameters(self, start: int, stop: int) -> dict[str, nn.Parameter]:
         """Return the weights of blocks ``[start, stop)`` by the names of ``BlockRunner``.
@@ -193,6 +188,7 @@ class AdapterModules:
 
     Attributes:
         skeleton: the model; only the adapters of ``units`` are real.
+        sites: of these blocks, by name.
     """
 
     def __init__(self, folder: Path, job: Job, units: Iterable[int], dtype: torch.dtype, device: torch.device) -> None:
@@ -205,8 +201,8 @@ class AdapterModules:
             for index in wanted:
                 start_auxiliary(self.skeleton.blocks[index], seed=self.skeleton.seed, index=index)
         self._dtype, self._device, self._is_rounded = dtype, device, is_rounded(job)
-        self._sites: dict[str, Site] = {site.name: site for index in wanted for site in sites_of(self.skeleton, index)}
-        for site in self._sites.values():
+        self.sites: dict[str, Site] = {site.name: site for index in wanted for site in sites_of(self.skeleton, index)}
+        for site in self.sites.values():
             site.adapter.to(device=device, dtype=dtype)
         if job.adapter.from_:
             load_initial(self.skeleton, Path(job.adapter.from_))
@@ -215,10 +211,6 @@ class AdapterModules:
     def held_bytes(self) -> int:
         """Bytes of all weights."""
         return module_bytes(self.skeleton.model)
-
-    def inputs(self, projected: str = ALL_INPUTS) -> dict[str, int]:
-        """Return the width of each x that is projected; see ``projected_inputs``."""
-        return projected_inputs(self._sites.values(), projected)
 
     def parameters(self, blocks: Iterable[int]) -> dict[str, nn.Parameter]:
         """Return the weights of some blocks by the names of ``BlockRunner``."""
@@ -275,7 +267,7 @@ class AdapterModules:
                 site.add_gradients(x, grad, is_on)
 
     def _sites_in(self, blocks: Collection[str]) -> list[Site]:
-        return [site for name, site in self._sites.items() if name.split(".", 1)[0] in blocks]
+        return [site for name, site in self.sites.items() if name.split(".", 1)[0] in blocks]
 
 
 def _blocks_of(names: Iterable[str]) -> set[str]:

@@ -48,7 +48,6 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from edge.checkpoint.snapshots import block_of
 from edge.model.adapters.bottleneck import Seat
@@ -58,7 +57,7 @@ from edge.techniques.offload.sites import Passage, Site, pack, sites_of
 from edge.techniques.velora import Vectors, project
 from ringtune.errors import IntegrityError, PlanError
 from ringtune.job.job import Kind
-from ringtune.schedule.course import ALL_INPUTS, BFLOAT16, PAIRS
+from ringtune.schedule.course import ALL_INPUTS, BFLOAT16
 from ringtune.schedule.saved_activations import DEFAULT_PARTS, VELORA, subtoken_size
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import TensorFile, write_tensors
@@ -74,16 +73,17 @@ class SiteFacts(NamedTuple):
     columns: torch.Tensor | None
 
 
-def projected_inputs(sites: Iterable[Site], projected: str) -> dict[str, int]:
-    """Return the width of each x that is projected, by the name of the site that sends it; one of ``PROJECTED``."""
-    found, outputs = list(sites), Counter[str]()
-    for site in found:
-        outputs[site.source] += site.outputs
-    return {
-        site.name: site.inputs
-        for site in found
-        if site.source == site.name and (projected == ALL_INPUTS or site.inputs > outputs[site.name])
-    }
+def projected_inputs(kinds: Iterable[tuple[Kind, Iterable[Site]]], projected: str) -> dict[str, int]:
+    """Return the width of each x that VeLoRA projects, by the pair's name; ``projected`` is one of ``PROJECTED``."""
+    found: dict[str, int] = {}
+    for kind, sites in kinds:
+        own, outputs = list(sites), Counter[str]()
+        for site in own:
+            outputs[site.source] += site.outputs
+        for site in own:
+            if site.source == site.name and (projected == ALL_INPUTS or site.inputs > outputs[site.name]):
+                found[f"{kind.prefix}{site.name}"] = site.inputs
+    return found
 
 
 class Pairs:
@@ -210,6 +210,9 @@ class Capture:
             adapters for the same matrices; None = ``skeleton``.
         with_signs: whether pairs have the signs of ReLUs, which lossy encodings need.
 
+    Attributes:
+        sites: of these blocks.
+
     Raises:
         JobError: an adapter that no helper can fit.
     """
@@ -218,25 +221,20 @@ class Capture:
         self, skeleton: Skeleton, blocks: Iterable[int], *, with_signs: bool = False, at: Skeleton | None = None
     ) -> None:
         self._names: dict[int, list[tuple[str, str]]] = {}
-        self._sites: list[Site] = []
+        self.sites: list[Site] = []
         self._with_signs = with_signs
-        self._handles: list[RemovableHandle] = []
         self._pairs: Pairs | None = None
         self._inputs: dict[str, torch.Tensor] = {}
         self._on: dict[str, list[torch.Tensor]] = {}
         for index in blocks:
             sites = sites_of(skeleton, index)
             self._names[index] = [(site.name, site.source) for site in sites]
-            self._sites += sites
+            self.sites += sites
             for site in sites:
                 site.adapter.requires_grad_(False)
                 if at is not None:
                     site.move_to(at.blocks[index], skeleton.blocks[index])
                 self._watch(site)
-
-    def inputs(self, projected: str = ALL_INPUTS) -> dict[str, int]:
-        """Return the width of each x that VeLoRA projects; see ``projected_inputs``."""
-        return projected_inputs(self._sites, projected)
 
     def pairs(self) -> Pairs:
         """Return empty pairs for a micro-batch."""
@@ -266,12 +264,6 @@ class Capture:
         with self.recording(whole.of_rows(rows)):
             yield
 
-    def close(self) -> None:
-        """Remove all hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-
     def _watch(self, site: Site) -> None:
         """Hook the tensors of a site; the site is not referenced, so that its weights may be freed."""
         facts = SiteFacts(site.name, site.source, site.alpha, site.columns)
@@ -284,12 +276,12 @@ class Capture:
         """Hook a tensor; the output of a module before the bottleneck behind it."""
         module = passage.module
         if passage.is_output:
-            self._handles.append(module.register_forward_hook(lambda _, args, output: _replaced(seen, output)))
+            module.register_forward_hook(lambda _, args, output: _replaced(seen, output))
             hooks = module._forward_hooks
             for key in [key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), Seat)]:
                 hooks[key] = hooks.pop(key)
         else:
-            self._handles.append(module.register_forward_pre_hook(lambda _, args: _replaced(seen, args)))
+            module.register_forward_pre_hook(lambda _, args: _replaced(seen, args))
 
     def _read(self, name: str, x: torch.Tensor) -> torch.Tensor | None:
         if self._pairs is not None and torch.is_grad_enabled():
@@ -331,13 +323,9 @@ class Captures:
         self._of_user = {user: (kind, capture) for kind, capture in kinds for user in kind.users}
         self._by_kind = by_kind
 
-    def inputs(self, projected: str = ALL_INPUTS) -> dict[str, int]:
-        """Return the width of each x that VeLoRA projects, by the pair's name; see ``projected_inputs``."""
-        return {
-            f"{kind.prefix}{name}": width
-            for kind, capture in self._kinds
-            for name, width in capture.inputs(projected).items()
-        }
+    def inputs(self, projected: str) -> dict[str, int]:
+        """See ``projected_inputs``."""
+        return projected_inputs([(kind, capture.sites) for kind, capture in self._kinds], projected)
 
     @contextlib.contextmanager
     def recording(self, given: PairsByKind | None, rows: Sequence[RowsOfUser]) -> Iterator[PairsByKind]:
@@ -410,16 +398,11 @@ class PairWire:
         inputs: width of each x that is projected, by the name of its site.
         parts: sub-tokens of an x with ``velora``, see ``ringtune.schedule.saved_activations.Velora``.
 
-    Raises:
-        PlanError: an unknown wire.
-
     Attributes:
         vectors: of a host with ``velora``, for checkpoints; otherwise None.
     """
 
     def __init__(self, wire: str, inputs: Mapping[str, int], *, parts: int = DEFAULT_PARTS, seed: int = 0) -> None:
-        if wire not in PAIRS:
-            raise PlanError(f"offload.pairs = {wire!r} is not one of {', '.join(PAIRS)}")
         self._wire, self._inputs = wire, dict(inputs)
         sizes = {name: subtoken_size(size, min(parts, size)) for name, size in inputs.items()}
         self.vectors = Vectors(sizes, init="average", seed=seed) if wire == VELORA else None

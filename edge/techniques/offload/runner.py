@@ -26,7 +26,7 @@ from edge.techniques.micro_batches import Handler, MicroBatches, OpenItem
 from edge.techniques.offload.helper import AdapterModules, AuxiliaryModels, MergedSums, Sums
 from edge.techniques.offload.merged_matrices import MergedMatrices
 from edge.techniques.offload.pairs import Capture, Captures, PairsByKind, PairVectors, PairWire, from_file, to_file
-from edge.techniques.offload.sites import adapter_weights, check_like, install
+from edge.techniques.offload.sites import adapter_weights, install
 from edge.techniques.offload.users import RunBlocks, RunSaving, UserBlockRunner, UserSets
 from ringtune.errors import DivergedError, PlanError, sent_by
 from ringtune.job.job import Job, Kind, job_of, kinds_of
@@ -270,10 +270,7 @@ class OffloadRunner:
             DivergedError: numbers that are not finite; nothing was replaced then.
         """
         wanted = {name: value for name, value in self.installed.items() if block_of(name) in blocks}
-        check_like(tensors, wanted, where=where)
-        with torch.no_grad():
-            for name, value in wanted.items():
-                value.copy_(tensors[name])
+        install(wanted, tensors, where=where)
         self.loaded()
 
     def sets(self) -> dict[str, dict[str, torch.Tensor]]:
@@ -374,7 +371,7 @@ class OffloadRunner:
         if parts.sets is not None:
             parts.sets.install(weights, blocks, where=where)
         elif parts.merged is None:
-            install(parts.skeleton, weights, blocks, where=where)
+            install(adapter_weights(parts.skeleton, blocks), weights, where=where)
         else:
             parts.merged.install(weights, blocks, where=where)
             for name, value in weights.items():

@@ -30,7 +30,6 @@ Source: ColA, section 3 (the auxiliary model g_w); ``edge.model.adapters``.
 from __future__ import annotations
 
 import contextlib
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -43,6 +42,7 @@ from edge.model.adapters.bottleneck import Bottleneck
 from edge.model.adapters.lora import LoRA
 from edge.model.auxiliary import FUSED_PARTS, FusedDelta, LinearDelta, MlpDelta, alpha_beside
 from edge.model.skeleton import ADAPTER, Skeleton
+from edge.model.tensor_files import first_not_finite
 from ringtune.errors import DivergedError, IntegrityError, JobError
 from ringtune.models.adapter_support import offload_refusal
 
@@ -289,34 +289,6 @@ def given(activation: nn.Module, is_on: torch.Tensor | None) -> Iterator[None]:
         handle.remove()
 
 
-def install(
-    skeleton: Skeleton,
-    tensors: Mapping[str, torch.Tensor],
-    blocks: Iterable[int],
-    *,
-    where: str,
-    keeps_old: bool = False,
-) -> None:
-    """Replace the weights of all adapter modules of some blocks by ``AuxiliaryModels.weights``, in place.
-
-    A graph of the old weights fails in its backward; it never uses the new ones. With ``keeps_old`` new tensors are
-    installed, so that open graphs keep the old weights; a recomputed block would still use the new ones. ``where``
-    names the tensors in errors.
-
-    Raises:
-        IntegrityError: other names, shapes or types than those of the modules; nothing was replaced then.
-        DivergedError: numbers that are not finite; nothing was replaced then.
-    """
-    wanted = adapter_weights(skeleton, blocks)
-    check_like(tensors, wanted, where=where)
-    with torch.no_grad():
-        for name, parameter in wanted.items():
-            if keeps_old:
-                _put(skeleton, name, tensors[name].to(parameter.device, copy=True))
-            else:
-                parameter.copy_(tensors[name])
-
-
 def adapter_weights(skeleton: Skeleton, blocks: Iterable[int]) -> dict[str, nn.Parameter]:
     """Return the weights of all adapter modules of some blocks, by the names of ``BlockRunner``."""
     return {
@@ -331,17 +303,6 @@ def copy_of(value: torch.Tensor) -> torch.Tensor:
     """Return a copy; a copy of zeros takes memory only where it is written."""
     detached = value.detach()
     return detached.clone() if bool(detached.any()) else torch.zeros_like(detached)
-
-
-def _put(skeleton: Skeleton, name: str, value: torch.Tensor) -> None:
-    index, _, inside = name.partition(".")
-    path, _, last = inside.rpartition(".")
-    setattr(skeleton.blocks[int(index)].get_submodule(path), last, nn.Parameter(value, requires_grad=False))
-
-
-def _is_finite(tensor: torch.Tensor) -> bool:
-    """Whether all numbers are finite; one finite sum proves it."""
-    return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
 
 
 def check_like(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], *, where: str) -> None:
@@ -362,5 +323,16 @@ def check_like(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.T
             raise IntegrityError(
                 f"{where} has {name} as {came.dtype} {list(came.shape)}, expected {like.dtype} {list(like.shape)}"
             )
-        if not _is_finite(came):
-            raise DivergedError(f"{where} has {name} with numbers that are not finite")
+    if name := first_not_finite({name: tensors[name] for name in wanted}):
+        raise DivergedError(f"{where} has {name} with numbers that are not finite")
+
+
+def install(wanted: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
+    """Replace ``wanted`` by other tensors in place, once all were checked; errors as for ``check_like``.
+
+    A graph of the old values fails in its backward; it never uses the new ones.
+    """
+    check_like(tensors, wanted, where=where)
+    with torch.no_grad():
+        for name, value in wanted.items():
+            value.copy_(tensors[name])

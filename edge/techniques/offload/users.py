@@ -25,7 +25,7 @@ from edge.model.skeleton import Skeleton
 from edge.model.slice import BlockRunner
 from edge.techniques.activation_checkpointing import BlockForward, SavedActivations
 from edge.techniques.offload.pairs import Captures
-from edge.techniques.offload.sites import adapter_weights, check_like, copy_of
+from edge.techniques.offload.sites import adapter_weights, copy_of, install
 from ringtune.errors import IntegrityError
 from ringtune.techniques.offload import RowsOfUser
 
@@ -98,10 +98,7 @@ class UserSets:
         if odd := sorted(users - self._of_user.keys()):
             raise IntegrityError(f"{where} are of {odd[0]!r}, who is no user of this run; use one plan on all machines")
         wanted = {name: value for name, value in self.parameters(blocks).items() if name.partition("/")[0] in users}
-        check_like(tensors, wanted, where=where)
-        with torch.no_grad():
-            for name, value in wanted.items():
-                value.copy_(tensors[name])
+        install(wanted, tensors, where=where)
 
 
 class _KindSets:

@@ -33,14 +33,14 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from ringtune.engine import events as ev
-from ringtune.engine.failure_texts import Awaited, awaited_copy, awaited_grads, awaited_weights
+from ringtune.engine.failure_texts import Awaited
 from ringtune.engine.paths import Channel, Credits, ItemState, MicroBatchState
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import credit_boundary, is_replicated, max_waiting, replica_grad_key, weights_key
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages import other_owners, replicas, replicated_units, unit_grad_key
-from ringtune.schedule.units import EMBEDDING
+from ringtune.schedule.units import EMBEDDING, unit_name
 
 Arrived = dict[TensorKey, ev.ParcelArrived]
 """Parcels in the inbox, in the order in which they came, even of turns that are not granted here yet."""
@@ -319,19 +319,25 @@ class Exchange:
         return self.sums.messages(update)
 
     def awaited(self, states: Sequence[ItemState]) -> Awaited | None:
-        """Describe the parcel that the oldest item awaits after its micro-batches; None if there is none."""
+        """Describe the parcel that the oldest item awaits after its micro-batches; None if there is none.
+
+        Example: ``the updated adapters of step 7 (train), from block 2 on, from helper z``.
+        """
         if not states or states[0].flows_left:
             return None
         state = states[0]
+        owner, of_step = state.item.owner, f"of step {state.item.step} ({state.item.kind.value})"
         unit = self.copies.awaited(state)
         if unit is not None:
-            return awaited_copy(state.item, unit, self._course.head)
+            name = unit_name(unit, self._course.head)
+            return Awaited(f"the gradient of the {name} {of_step}, from node {owner}", owner)
         install = next((update for update in state.updates if not self.may_update(update)), None)
         if install is None:
             return None
+        where, helper = f"{of_step}, from block {install.start} on", self._helper_of(install)
         if replica := self.sums.missing(install):
-            return awaited_grads(state.item, install.start, replica)
-        return awaited_weights(state.item, install.start, self._helper_of(install))
+            return Awaited(f"the gradients {where}, of the replica on node {replica}", replica)
+        return Awaited(f"the updated adapters {where}, from helper {helper}", helper)
 
     def _helper_of(self, update: Action) -> str:
         """The helper that sends the weights of an update; empty if this node computes it."""

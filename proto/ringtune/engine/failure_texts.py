@@ -8,10 +8,8 @@ from typing import Final, NamedTuple
 from ringtune.engine.paths import MicroBatchState
 from ringtune.errors import DivergedError
 from ringtune.schedule.actions import Op, Payload
-from ringtune.schedule.batches import BatchStream, eval_rows
 from ringtune.schedule.course import Course
-from ringtune.schedule.turns import Item, StepKind, microbatch_rows
-from ringtune.schedule.units import unit_name
+from ringtune.schedule.turns import Item, StepKind, rows_of
 from ringtune.texts import listed
 
 _NAMES: Final[Mapping[str, str]] = {
@@ -53,35 +51,6 @@ def awaited_by(flow: MicroBatchState, *, has_head: bool, head_from: str) -> Awai
     return Awaited(f"{place.op.name} {where} to become possible")
 
 
-def awaited_weights(item: Item, block: int, helper: str) -> Awaited:
-    """Say which updated adapters a host awaits from its helper.
-
-    Example: ``the updated adapters of step 7 (train), from block 2 on, from helper z``.
-    """
-    where = f"of step {item.step} ({item.kind.value}), from block {block} on"
-    return Awaited(f"the updated adapters {where}, from helper {helper}", helper)
-
-
-def awaited_grads(item: Item, block: int, replica: str) -> Awaited:
-    """Say which gradients a host awaits from another replica.
-
-    Example: ``the gradients of step 7 (train), from block 2 on, of the replica on node b``.
-    """
-    where = f"of step {item.step} ({item.kind.value}), from block {block} on"
-    return Awaited(f"the gradients {where}, of the replica on node {replica}", replica)
-
-
-def awaited_copy(item: Item, unit: int, num_blocks: int) -> Awaited:
-    """Say which gradient a copy of embedding or head awaits.
-
-    Example: ``the gradient of the embedding of step 7 (train), from node c``.
-    """
-    name = unit_name(unit, num_blocks)
-    return Awaited(
-        f"the gradient of the {name} of step {item.step} ({item.kind.value}), from node {item.owner}", item.owner
-    )
-
-
 LOWER_THE_RATE = "lower train.learning_rate and train anew"
 _MAX_ROWS: Final = 16
 
@@ -104,26 +73,9 @@ def may_diverge(item: Item) -> bool:
     return item.kind in (StepKind.TRAIN, StepKind.EVALUATE)
 
 
-def rows_of(course: Course, item: Item, micro: int | None) -> tuple[int, ...]:
-    """Row numbers of an item among the rows of its owner, from 0; of one micro-batch, or of all (``micro`` None)."""
-    owner = course.owner(item.owner)
-    if owner is None:
-        return ()
-    if item.kind is StepKind.GENERATE and course.generation is not None:
-        rows = tuple(course.generation.sequences(owner, item.batch // course.generation.max_new_tokens))
-    elif item.kind is StepKind.EVALUATE:
-        rows = eval_rows(owner.eval_rows, course.batch_size, item.batch)
-    else:
-        rows = BatchStream(owner.train_rows, course.batch_size, course.seed, item.owner).rows(item.batch)
-    if micro is None or micro < 0:
-        return rows
-    sizes = microbatch_rows(course, item)
-    first = sum(sizes[:micro])
-    return rows[first : first + sizes[micro]]
-
-
 def _rows_in_words(course: Course, item: Item, micro: int | None) -> str:
+    micro = None if micro is None or micro < 0 else micro
     rows = sorted(rows_of(course, item, micro))
-    part = "" if micro is None or micro < 0 else f"micro-batch {micro}, "
+    part = "" if micro is None else f"micro-batch {micro}, "
     name = "evaluation" if item.kind.evaluates else "training"
     return f"{part}{name} rows {listed([*map(str, rows)], _MAX_ROWS)}, counted from 0"

@@ -28,7 +28,7 @@ from ringtune.ids import check_node_name, check_run_id
 from ringtune.job.job import Job
 from ringtune.run_control.continuation import Length, digests
 from ringtune.schedule.course import Course
-from ringtune.schedule.migration import joined, stay_reason
+from ringtune.schedule.migration import Source, joined, stay_reason
 from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
@@ -109,10 +109,10 @@ class CheckpointManifest:
 
     def shard_of(self, node: str) -> Shard:
         """Find the shard of a node; raises ``IntegrityError``."""
-        found = next((shard for shard in self.shards if shard.node == node), None)
-        if found is None:
+        shard = next((shard for shard in self.shards if shard.node == node), None)
+        if shard is None:
             raise IntegrityError(f"the checkpoint of step {self.step} has no shard of node {node}")
-        return found
+        return shard
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able table with the digest."""
@@ -169,13 +169,13 @@ class Resume:
         try:
             value = parse_json(text)
             plan, manifests = value["plan"], value["manifests"]
-            found = tuple(CheckpointManifest.from_json(entry) for entry in manifests)
+            parsed = tuple(CheckpointManifest.from_json(entry) for entry in manifests)
             lengths = tuple(Length.from_json(length) for length in value.get("lengths", ()))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise IntegrityError(
                 f"the checkpoints to resume from are not readable ({error}); use one version"
             ) from error
-        return Resume(plan=Plan.from_json(plan), manifests=found, lengths=lengths)
+        return Resume(plan=Plan.from_json(plan), manifests=parsed, lengths=lengths)
 
     def check(self, job: Job) -> None:
         """Refuse checkpoints of another job or plan; raises ``PlanError`` or ``UsageError``."""
@@ -241,15 +241,6 @@ class SavedPart(NamedTuple):
     is_best: bool = False
 
 
-class SavedSource(NamedTuple):
-    """Blocks ``[start, stop)`` on a node's disk, in the shard with this digest; empty = in files beside shards."""
-
-    node: str
-    start: int
-    stop: int
-    sha256: str = ""
-
-
 class CheckpointHolders:
     """The nodes that have the trained blocks and the head at the step of a manifest.
 
@@ -298,20 +289,20 @@ class CheckpointHolders:
         The manifest's holder goes first, then other ``owners``, then nodes that keep copies. The digest is empty where
         the head is in a file beside shards.
         """
-        found = sorted(self._heads, key=lambda node: (node not in owners, node != self._manifest.holder))
-        return (found[0], self._heads[found[0]]) if found else None
+        nodes = sorted(self._heads, key=lambda node: (node not in owners, node != self._manifest.holder))
+        return (nodes[0], self._heads[nodes[0]]) if nodes else None
 
     def head_for(self, owner: str, owners: Collection[str]) -> tuple[str, str] | None:
         """Choose the node from which an owner takes the head where every owner has one: itself if it can."""
         return (owner, self._heads[owner]) if owner in self._heads else self.head_at(owners)
 
-    def sources(self, placement: Placement, node: str) -> tuple[SavedSource, ...]:
+    def sources(self, placement: Placement, node: str) -> tuple[Source, ...]:
         """List the sources of a node's trained blocks in a placement: the node itself where it has them."""
         parts = []
         for block in placement.held_at(node):
             if holders := self._holders.get(block):  # else it was not trained yet, so every node makes it by itself
                 source = node if node in holders else next(iter(holders))
-                parts.append(SavedSource(source, block, block + 1, holders[source]))
+                parts.append(Source(source, block, block + 1, holders[source]))
         return joined(parts)
 
     def why_not(self, owners: Collection[str]) -> str:

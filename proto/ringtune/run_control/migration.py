@@ -57,11 +57,11 @@ class WeightPrefetch:
             return []
         return self._ask(plan.at(following), lost)
 
-    def find(self, found: Replanned, plan: Plan) -> list[FetchAhead]:
+    def find(self, replanned: Replanned, plan: Plan) -> list[FetchAhead]:
         """Start the prefetch for the last placement of ``plan``, which the driver has found."""
-        asked = self._ask(plan.at(plan.placements[-1].placement_number))
-        self._found = found
-        return asked
+        commands = self._ask(plan.at(plan.placements[-1].placement_number))
+        self._found = replanned
+        return commands
 
     def take(self, event: FetchedAhead) -> LogFetched | None:
         """Take a node's answer; return the totals with the last answer, else None."""
@@ -82,8 +82,8 @@ class WeightPrefetch:
         """Return the replanned placement once every node has answered, and forget it; else None."""
         if self._waiting:
             return None
-        found, self._found = self._found, None
-        return found
+        replanned, self._found = self._found, None
+        return replanned
 
     def lose(self, node: str) -> None:
         """Drop the prefetch if a lost node has not answered yet."""
@@ -151,27 +151,27 @@ class Migration:
             return [*self._ahead.find(event, plan)] if plan is not None else []
         fetched = self._ahead.take(event)
         commands: list[Command] = [fetched] if fetched is not None else []
-        found = self._ahead.found() if fetched is not None else None
-        if fetched is None or found is None:
+        replanned = self._ahead.found() if fetched is not None else None
+        if fetched is None or replanned is None:
             return commands
         if fetched.problems:
             said = "; ".join(problem for _, problem in fetched.problems)
             return [*commands, LogMove(last.end_step if last else 0, event.placement_number, self.part, 0.0, (), said)]
-        plan = self._extended(found, last)
+        plan = self._extended(replanned, last)
         if plan is None:
             return commands
         self.plan = plan
-        return [*commands, LogPlan(plan, found)]
+        return [*commands, LogPlan(plan, replanned)]
 
-    def _extended(self, found: Replanned, last: Turn | None) -> Plan | None:
+    def _extended(self, replanned: Replanned, last: Turn | None) -> Plan | None:
         course = self.plan.course
-        if self._lost.intersection(found.placement.members):
+        if self._lost.intersection(replanned.placement.members):
             return None
         turn = course.turns_of(last.end_step) if last is not None else 0
         turn += last is not None and last.kind is StepKind.SCORE  # all hosts score for one table
         if not turn or turn * course.local_iterations >= course.num_steps:
             return None
-        plan = self.plan.extended(found.placement, turn)
+        plan = self.plan.extended(replanned.placement, turn)
         before, after = plan.placements[-2:]
         if before.placement_number <= self._tried:  # the run is there, or has stayed where it was
             before = self.part.placement

@@ -508,8 +508,8 @@ class Recovery:
     def find_placement(self, part: Plan, gone: tuple[str, ...]) -> Command:
         """Ask for a placement without the nodes ``gone``."""
         self.is_old = False
-        asked = part if self.course is None else Plan(self.course, part.placements)
-        return FindPlacement(self.placement_number, asked, gone, self.step)
+        plan = part if self.course is None else Plan(self.course, part.placements)
+        return FindPlacement(self.placement_number, plan, gone, self.step)
 
     def place(self, before: Plan, placement: Placement, gone: Collection[str] = ()) -> None:
         """Take the placement in which the run continues; raises ``CapacityError`` or ``PlanError``."""

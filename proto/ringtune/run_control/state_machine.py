@@ -118,13 +118,14 @@ class RunStateMachine:
         audits: bool = False,
     ) -> None:
         self.phase = "new"
-        self.plan: Plan | None = None
         self._planner, self._plan_only = planner, plan_only
         self._wait_s, self._plan_s = wait_s, plan_s
         self._items_ahead = items_ahead
         self._start_point, self._patience_evals, self._keeps_best = start, patience_evals, keeps_best
         self._judge = judge
         self._drain_reason = ""
+        self._now_s = 0.0
+        self._commands: list[rd.Command] = []  # of the event under way
         self._nodes: tuple[str, ...] = ()
         self._facts: dict[str, Any] = {}
         self._waiting: set[str] = set()
@@ -153,161 +154,159 @@ class RunStateMachine:
         """
         if self.phase in ("done", "failed"):
             return []
-        passed = self._handled(lambda commands: self._dispatch(event, now_s, commands))
+        self._now_s = now_s
+        passed = self._handled(lambda: self._dispatch(event))
         held = self._grants.held if self._grants is not None else None
         if self.phase == "training" and held is not None and held.first_step == self._kept.step:
-            passed += self._handled(lambda commands: self._take_back(now_s, commands))
+            passed += self._handled(self._take_back)
         return passed
 
-    def _handled(self, act: Callable[[list[rd.Command]], None]) -> list[rd.Command]:
-        commands: list[rd.Command] = []
+    def _handled(self, act: Callable[[], None]) -> list[rd.Command]:
+        self._commands = []
         try:
-            act(commands)
+            act()
         except RingTuneError as error:
-            self._fail(type(error).__name__, str(error), commands)
+            self._fail(type(error).__name__, str(error))
         if not self._goes_back:
-            return commands
+            return self._commands
         passed: list[rd.Command] = []
-        for command in commands:
+        for command in self._commands:
             committed = self._log.pass_on(command, passed)
             if committed is not None:
                 self._commit(committed)
         return passed
 
-    def _dispatch(self, event: rd.Event, now_s: float, commands: list[rd.Command]) -> None:
+    def _dispatch(self, event: rd.Event) -> None:
         match event:
             case rd.Started(nodes):
                 self._nodes = nodes
-                self._enter("inspecting", now_s, commands)
-                commands += [rd.Inspect(node) for node in nodes]
+                self._enter("inspecting")
+                self._commands += [rd.Inspect(node) for node in nodes]
             case rd.Inspected(node, facts):
                 self._facts[node] = facts
-                self._answered(node, "inspecting", now_s, commands)
+                self._answered(node, "inspecting")
             case rd.PlanMade(plan, start):
-                self._on_plan(plan, start, now_s, commands)
+                self._on_plan(plan, start)
             case rd.PlanFailed(error, message):
-                self._fail(error, message, commands)
+                self._fail(error, message)
             case rd.Prepared(node):
-                self._answered(node, "preparing", now_s, commands)
+                self._answered(node, "preparing")
             case rd.Progressed(node):
                 is_waited_for = self.phase in ("preparing", "collecting") and node in self._waiting
                 if is_waited_for or node in self._asked_for_best:
-                    self._set_deadline(now_s, commands)
+                    self._set_deadline()
             case rd.Collected(node):
-                self._answered(node, "collecting", now_s, commands)
+                self._answered(node, "collecting")
             case rd.BestSent():
-                self._on_best_sent(event, now_s, commands)
+                self._on_best_sent(event)
             case rd.StepReported():
-                self._on_step(event, now_s, commands)
+                self._on_step(event)
             case rd.TurnReported():
-                self._on_turn_done(event, now_s, commands)
+                self._on_turn_done(event)
             case rd.TurnChecked():
-                self._on_checked(event, now_s, commands)
+                self._on_checked(event)
             case rd.TechniqueFailed(node, problem):
-                commands += self._grants.technique_failed(node, problem) if self._grants else ()
+                self._commands += self._grants.technique_failed(node, problem) if self._grants else ()
             case rd.OperationsChosen():
-                self._on_operations(event, now_s, commands)
+                self._on_operations(event)
             case rd.OperationsFailed(step, error, message):
                 if self._chooses_for == step:
-                    self._fail(error, message, commands)
+                    self._fail(error, message)
             case (
                 rd.Halted() | rd.PlacementFound() | rd.NoPlacementFound() | rd.Rested() | rd.Moved() | rd.MoveFailed()
             ) if self._recovery:
-                self._on_answer(self._recovery, event, now_s, commands)
+                self._on_answer(self._recovery, event)
             case rd.Rested() | rd.Moved() | rd.MoveFailed():
                 if self.phase == "moving":
-                    self._on_moving(self._required_migration.take(event, now_s), now_s, commands)
+                    self._on_moving(self._required_migration.take(event, self._now_s))
             case rd.Replanned() | rd.FetchedAhead():
-                self._on_replanned(event, now_s, commands)
+                self._on_replanned(event)
             case rd.NodeJoined(node):
-                self._on_joined(node, now_s, commands)
+                self._on_joined(node)
             case rd.NodeFailed():
-                self._on_node_failed(event, now_s, commands)
+                self._on_node_failed(event)
             case rd.LinkFailed():
-                self._on_link_failed(event, now_s, commands)
+                self._on_link_failed(event)
             case rd.DrainRequested(reason):
-                self._drain(reason, now_s, commands)
+                self._drain(reason)
             case rd.RunStopRequested(reason):
-                self._fail("InterruptedRunError", reason, commands)
+                self._fail("InterruptedRunError", reason)
             case TimerFired():
-                self._on_deadline(now_s, commands)
+                self._on_deadline()
 
-    def _on_deadline(self, now_s: float, commands: list[rd.Command]) -> None:
+    def _on_deadline(self) -> None:
         if self.awaited:
-            self._fail(*self.awaited.late(), commands)
+            self._fail(*self.awaited.late())
         elif self._recovery is not None:
             late, stuck = self._recovery.overdue(self._wait_s), self._recovery.stuck
             hosts = (node for node in stuck if self._course.owner(node) is None)
             lost = next(itertools.chain(self._recovery.returned, hosts), "")
             if not lost:
                 raise DeadlineError(f"{late}; {RESUME}")
-            self._on_node_failed(rd.NodeFailed(lost, PeerLostError.__name__, late), now_s, commands)
+            self._on_node_failed(rd.NodeFailed(lost, PeerLostError.__name__, late))
         elif self.phase == "moving":
-            self._on_moving(self._required_migration.late(now_s), now_s, commands)
+            self._on_moving(self._required_migration.late(self._now_s))
         else:
             raise DeadlineError(self._overdue)
 
     # ---- phases -----------------------------------------------------------------------------------
 
-    def _enter(self, phase: str, now_s: float, commands: list[rd.Command], nodes: Iterable[str] = ()) -> None:
+    def _enter(self, phase: str, nodes: Iterable[str] = ()) -> None:
         self.phase = phase
         self._waiting = set(nodes or self._nodes)
-        commands.append(rd.EnterPhase(phase))
-        self._set_deadline(now_s, commands)
+        self._commands.append(rd.EnterPhase(phase))
+        self._set_deadline()
         if phase == "training":
-            commands += self._required_migration.prefetch_next()
+            self._commands += self._required_migration.prefetch_next()
 
-    def _set_deadline(self, now_s: float, commands: list[rd.Command]) -> None:
+    def _set_deadline(self) -> None:
         if self.awaited:
-            commands.append(SetTimer(PHASE_TIMER, self.awaited.until_s))
+            self._commands.append(SetTimer(PHASE_TIMER, self.awaited.until_s))
             return
         factor = TRAINING_PATIENCE if self.phase == "training" else 1.0
         more_s = self._plan_s if self.phase == "planning" or self._chooses_for is not None else 0.0
-        commands.append(SetTimer(PHASE_TIMER, now_s + factor * self._wait_s + more_s))
+        self._commands.append(SetTimer(PHASE_TIMER, self._now_s + factor * self._wait_s + more_s))
 
-    def _answered(self, node: str, phase: str, now_s: float, commands: list[rd.Command]) -> None:
+    def _answered(self, node: str, phase: str) -> None:
         if self.phase != phase:
             return
         self._waiting.discard(node)
         if self._waiting:
             return
         if phase == "inspecting":
-            self._make_plan(now_s, commands)
+            self._make_plan()
         elif phase == "preparing":
-            self._enter("training", now_s, commands)
+            self._enter("training")
             self._grants = self._new_granting()
-            self._grant_ahead(now_s, commands)
-            self._end_training(now_s, commands)
+            self._grant_ahead()
+            self._end_training()
         else:
-            commands += [rd.Release(name, "the run is done", is_finished=True) for name in self._nodes]
-            self.phase = "done"
-            commands += [CancelTimer(PHASE_TIMER), rd.EnterPhase("done"), rd.Finish("", "")]
+            self._commands += [rd.Release(name, "the run is done", is_finished=True) for name in self._nodes]
+            self._end("done")
 
     def _new_granting(self) -> TurnGrants:
         return TurnGrants(
-            self._required_plan,
-            self._required_migration.part.nodes,
+            self._required_migration,
             items_ahead=self._items_ahead,
             start=self._start_point,
             patience_evals=self._patience_evals,
             keeps_best=self._keeps_best,
             judge=self._judge,
-            moving=self._required_migration,
         )
 
-    def _make_plan(self, now_s: float, commands: list[rd.Command]) -> None:
+    def _make_plan(self) -> None:
         self.phase = "planning"
-        commands.append(rd.EnterPhase("planning"))
+        self._commands.append(rd.EnterPhase("planning"))
         facts = dict(sorted(self._facts.items()))
         if self._planner is None:
-            self._set_deadline(now_s, commands)
-            commands.append(rd.MakePlan(facts))
+            self._set_deadline()
+            self._commands.append(rd.MakePlan(facts))
             return
         made = self._planner(facts)
         plan, start = made if isinstance(made, tuple) else (made, None)
-        self._on_plan(plan, start, now_s, commands)
+        self._on_plan(plan, start)
 
-    def _on_plan(self, plan: Plan, start: StartPoint | None, now_s: float, commands: list[rd.Command]) -> None:
+    def _on_plan(self, plan: Plan, start: StartPoint | None) -> None:
         if self.phase != "planning":
             return
         if self._recovers and plan.goes_back:
@@ -319,33 +318,31 @@ class RunStateMachine:
             raise PlanError(
                 f"[audit] goes back to the last turn that was agreed on, which can't be: {why}; leave [audit] out"
             )
-        self.plan, self._start_point = plan, start or self._start_point
+        self._start_point = start or self._start_point
+        self._migration = Migration(plan, self._start_point, wait_s=self._wait_s)
         if self._plan_only:
-            self._release(commands, "only a plan was asked for")
-            self.phase = "done"
-            commands += [CancelTimer(PHASE_TIMER), rd.EnterPhase("done"), rd.Finish("", "")]
+            self._release("only a plan was asked for")
+            self._end("done")
             return
-        left_out = [node for node in self._nodes if node not in self.plan.nodes]
-        commands += [rd.Release(node, "the plan does not need this node") for node in left_out]
-        self._nodes = tuple(
-            node for node in self.plan.nodes if node in self._nodes
-        )  # those of past placements may lack
-        self._migration = Migration(self.plan, self._start_point, wait_s=self._wait_s)
+        left_out = [node for node in self._nodes if node not in plan.nodes]
+        self._commands += [rd.Release(node, "the plan does not need this node") for node in left_out]
+        self._nodes = tuple(node for node in plan.nodes if node in self._nodes)  # those of past placements may lack
         part = self._migration.part
         if plan.placements[-1] != part.placement and (why := stay_reason(plan.course)):
             raise PlanError(f"a run can't move to another placement: {why}; give the plan one placement")
-        self._enter("preparing", now_s, commands, part.nodes)
-        commands += [rd.Prepare(node, part) for node in part.nodes]
+        self._enter("preparing", part.nodes)
+        self._commands += [rd.Prepare(node, part) for node in part.nodes]
         if self._goes_back and self._start_point is None and self._policy.begins_anew:
             self._kept.begin(StartPoint.of(plan.course).holder)  # the first turn to which the run can go back
 
     @property
-    def _goes_back(self) -> bool:
-        return self._recovers and self.plan is not None and self.plan.goes_back
+    def plan(self) -> Plan | None:
+        """The plan of the run, with the placements that were found on the way; None before it is made."""
+        return self._migration.plan if self._migration is not None else None
 
     @property
-    def _required_plan(self) -> Plan:
-        return needed(self.plan, f"phase {self.phase} needs a plan and there is none")
+    def _goes_back(self) -> bool:
+        return self._recovers and self.plan is not None and self.plan.goes_back
 
     @property
     def _required_grants(self) -> TurnGrants:
@@ -362,7 +359,7 @@ class RunStateMachine:
     @property
     def unfreeze_at(self) -> tuple[int, ...]:
         """The steps at which one more block began to train, up to the last granted turn."""
-        return unfreezing_steps(self._required_plan.course.decided(self._decided))
+        return unfreezing_steps(self._required_migration.plan.course.decided(self._decided))
 
     @property
     def _decided(self) -> tuple[int, ...]:
@@ -371,78 +368,75 @@ class RunStateMachine:
 
     # ---- moving -----------------------------------------------------------------------------------
 
-    def _move_if_due(self, now_s: float, commands: list[rd.Command]) -> None:
+    def _move_if_due(self) -> None:
         """Begin a move, once every turn of the present placement is done."""
         grants = self._required_grants
         turn = grants.moves_before
         if turn is not None:
-            self._enter("moving", now_s, commands)
-            found = self._required_migration.begin(turn, grants.last, self._decided, now_s)
-            self._on_moving(found, now_s, commands)
+            self._enter("moving")
+            commands = self._required_migration.begin(turn, grants.last, self._decided, self._now_s)
+            self._on_moving(commands)
 
-    def _on_moving(self, found: list[rd.Command], now_s: float, commands: list[rd.Command]) -> None:
+    def _on_moving(self, commands: list[rd.Command]) -> None:
         """Append the commands of the move; train once it is over."""
-        commands += found
+        self._commands += commands
         moving = self._required_migration
         if not moving.stage:
             self._required_grants.place(moving.part)
-            self._train_on(now_s, commands)
-        elif found:
-            self._set_deadline(now_s, commands)
+            self._train_on()
+        elif commands:
+            self._set_deadline()
 
-    def _train_on(self, now_s: float, commands: list[rd.Command]) -> None:
+    def _train_on(self) -> None:
         """Grant turns in the present placement, or drain the run if the user has stopped it meanwhile."""
-        self._enter("training", now_s, commands)
+        self._enter("training")
         if self._drain_reason:
             reason, self._drain_reason = self._drain_reason, ""
-            self._drain(reason, now_s, commands)
+            self._drain(reason)
         else:
-            self._grant_ahead(now_s, commands)
-            self._end_training(now_s, commands)
+            self._grant_ahead()
+            self._end_training()
 
-    def _on_replanned(self, event: rd.Replanned | rd.FetchedAhead, now_s: float, commands: list[rd.Command]) -> None:
+    def _on_replanned(self, event: rd.Replanned | rd.FetchedAhead) -> None:
         """Prefetch a replanned placement, and take it into the plan for turns that are not granted yet."""
         if isinstance(event, rd.Replanned) and self._gone.intersection(event.placement.members):
             return
         if self.phase == "training" and not self._drain_reason:
-            commands += self._required_migration.replanned(event, self._required_grants.last)
-            self.plan = self._required_migration.plan
-            self._move_if_due(now_s, commands)
+            self._commands += self._required_migration.replanned(event, self._required_grants.last)
+            self._move_if_due()
 
     # ---- losses -----------------------------------------------------------------------------------
 
-    def _on_node_failed(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
+    def _on_node_failed(self, event: rd.NodeFailed) -> None:
         """Go back after a bad step, or go on without a node."""
         if self._recovers and is_bad_step(event) and (self.phase == "training" or self._recovery is not None):
-            why = self._on_bad_step(event, now_s, commands) if self._recovery is None else ""  # else all go back anyway
+            why = self._on_bad_step(event) if self._recovery is None else ""  # else all go back anyway
             if not why:
                 return
             event = event._replace(message=f"{event.message}; {why}")
-        self._go_on_without(event, now_s, commands)
+        self._go_on_without(event)
 
-    def _go_on_without(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
+    def _go_on_without(self, event: rd.NodeFailed) -> None:
         """Recover from the loss of a node, or from an error of its own; else end the run if it needs the node."""
         lost = event.lost or event.node
         if lost in self._gone or (event.lost and self._recovery is not None):
             return  # nodes that stop are missed by others; who is really lost does not answer
         moving, is_lost = self._migration, bool(event.lost) or event.error == PeerLostError.__name__
-        if moving is None or not self._goes_back or self.phase not in _RECOVERS_IN:
-            self._continue_without(event.node, event, now_s, commands)
-            return
-        if not is_lost and not self._is_own(event):
-            self._continue_without(event.node, event, now_s, commands)
+        can_go_back = moving is not None and self._goes_back and self.phase in _RECOVERS_IN
+        if moving is None or not can_go_back or not (is_lost or self._is_own(event)):
+            self._continue_without(event.node, event)
             return
         self._gone.add(lost)
         self._openings.lose(lost, {*self._dispensable(self._nodes)} - {lost})
         self._kept.lose(lost)
         if self._recovery is None and lost not in moving.part.nodes:
-            self._continue_without(lost, event, now_s, commands)
+            self._continue_without(lost, event)
         elif problem := end_reason(lost, self._course, self._kept, self._policy):
-            self._fail(event.error, f"{event.message}; {problem}", commands)
+            self._fail(event.error, f"{event.message}; {problem}")
         else:
             if not is_lost:
-                commands.append(rd.LogNodeError(lost, event.error, event.message))
-            self._recover(lost, event.message, now_s, commands)
+                self._commands.append(rd.LogNodeError(lost, event.error, event.message))
+            self._recover(lost, event.message)
 
     def _is_own(self, event: rd.NodeFailed) -> bool:
         """Whether the run goes on without a node that reports an error, as it is the node's own."""
@@ -450,20 +444,20 @@ class RunStateMachine:
         may_go = event.node in self._dispensable([event.node])
         return may_go and self._own.take(event, self.last_step, owns_rows=owns_rows)
 
-    def _continue_without(self, lost: str, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
+    def _continue_without(self, lost: str, event: rd.NodeFailed) -> None:
         """End the run, unless the present placement does not need this node."""
         moving = self._migration
         if moving is None or lost in moving.part.nodes:
-            self._fail(event.error, event.message, commands)
+            self._fail(event.error, event.message)
             return
         if lost in self._nodes:
             self._nodes = tuple(node for node in self._nodes if node != lost)
-            commands.append(rd.Release(lost, event.message))
-            found = moving.lose(lost, event.message, now_s)
+            self._commands.append(rd.Release(lost, event.message))
+            commands = moving.lose(lost, event.message, self._now_s)
             if self.phase == "moving":
-                self._on_moving(found, now_s, commands)
+                self._on_moving(commands)
 
-    def _on_link_failed(self, event: rd.LinkFailed, now_s: float, commands: list[rd.Command]) -> None:
+    def _on_link_failed(self, event: rd.LinkFailed) -> None:
         """Open all links anew: all nodes go back in the same placement.
 
         If the accused node did not answer, the run continues without it; if a link is lost again before another turn is
@@ -474,28 +468,24 @@ class RunStateMachine:
             return  # all links were opened since
         can_go_back = self._goes_back and self.phase in _RECOVERS_IN and self._recovery is None
         if not (event.answers and can_go_back) or step is None or self._kept.missing:
-            self._on_node_failed(event.failed, now_s, commands)
+            self._on_node_failed(event.failed)
             return
         self._broken_link = event
         if step == self._opened_at:
-            self._lose_an_end(event, now_s, commands)
+            self._lose_an_end(event)
             return
         for node in self._dispensable(event.ends):
             stays = [end for end in event.ends if end != node]
             if not self._openings.are_too_many(node, event.ends) or self._openings.has_cost(stays):
                 continue
             why = f"{event.failed.message}; its links were opened anew {MOST_OPENINGS} times in {OPENINGS_TURNS} turns"
-            self._leave_out(node, event, why, now_s, commands)
+            self._leave_out(node, event, why)
             return
         self._openings.note(event.ends)
-        self._opened_at, self._opened_s = step, now_s
-        self._open_links(event, now_s, commands)
+        self._opened_at, self._opened_s = step, self._now_s
+        self._rewind(link=event.failed.message)
 
-    def _open_links(self, event: rd.LinkFailed, now_s: float, commands: list[rd.Command]) -> None:
-        recovery = self._rewind((), "", now_s, commands, link=event.failed.message)
-        recovery.place(self._required_plan, self._required_migration.part.placement)
-
-    def _lose_an_end(self, event: rd.LinkFailed, now_s: float, commands: list[rd.Command]) -> None:
+    def _lose_an_end(self, event: rd.LinkFailed) -> None:
         """Continue without one end of a link that stays broken: the suspect, or the other where only that can go.
 
         Both are there. So if the run needs the rows of both, all links are opened anew until the time is over that it
@@ -505,21 +495,21 @@ class RunStateMachine:
         link, free = event.failed, self._dispensable(event.ends)
         needed = [node for node in event.ends if node not in free]
         if free and not self._openings.has_cost(needed or free[1:]):
-            self._leave_out(free[0], event, link.message, now_s, commands)
-        elif now_s < self._opened_s + self._policy.awaits_s:
-            self._open_links(event, now_s, commands)
+            self._leave_out(free[0], event, link.message)
+        elif self._now_s < self._opened_s + self._policy.awaits_s:
+            self._rewind(link=link.message)
         elif free and not needed:
-            self._leave_out(free[1], event, link.message, now_s, commands)
+            self._leave_out(free[1], event, link.message)
         else:
             tried = f" for {self._policy.awaits_s:g} s (recovery.wait_s)" if self._policy.awaits_s else " in vain"
             why = f"node {needed[0]}, for a link with which a node has left the run, owns" if free else "both own"
             text = f"the link between {' and '.join(event.ends)} was opened anew{tried}; {why} rows, which no other"
-            self._fail(link.error, f"{link.message}; {text} node has; mend the network, {RESUME}", commands)
+            self._fail(link.error, f"{link.message}; {text} node has; mend the network, {RESUME}")
 
-    def _leave_out(self, lost: str, event: rd.LinkFailed, why: str, now_s: float, commands: list[rd.Command]) -> None:
+    def _leave_out(self, lost: str, event: rd.LinkFailed, why: str) -> None:
         """Continue without an end of a broken link; note an owner that stays."""
         self._openings.note_cost(node for node in event.ends if node != lost and self._course.owner(node) is not None)
-        self._on_node_failed(rd.NodeFailed(lost, PeerLostError.__name__, why), now_s, commands)
+        self._on_node_failed(rd.NodeFailed(lost, PeerLostError.__name__, why))
 
     def _dispensable(self, nodes: Iterable[str]) -> list[str]:
         """Return the nodes without whose rows the run can go on, those without rows first."""
@@ -531,25 +521,23 @@ class RunStateMachine:
                 left_out.append(node)
         return [*without_rows, *left_out]
 
-    def _on_bad_step(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> str:
+    def _on_bad_step(self, event: rd.NodeFailed) -> str:
         """Repeat the uncommitted turns; return why that makes no sense as they are a repetition themselves."""
         missing = end_reason("", self._course, self._kept, self._policy) if self._goes_back else NOTHING_KEPT
         again = self._bad.end_reason(self._kept.step)
         if again or missing:
             self._log.forget_held()  # what came since the committed turn may be of the bad step
         if missing:
-            self._fail(event.error, f"{event.message}; {again * self._goes_back or missing}", commands)
+            self._fail(event.error, f"{event.message}; {again * self._goes_back or missing}")
         elif not again:
             self._bad.rewind()
-            recovery = self._rewind((), event.message, now_s, commands)
-            recovery.place(self._required_plan, self._required_migration.part.placement)
+            self._rewind(bad_step=event.message)
         return "" if missing else again
 
-    def _on_joined(self, node: str, now_s: float, commands: list[rd.Command]) -> None:
+    def _on_joined(self, node: str) -> None:
         """Permit a node in later placements; continue a run that waited for it, or for any node with room."""
-        if not self._recovers or self._migration is None or self.phase not in _RECOVERS_IN or node in self._nodes:
-            return
-        if node in self.excluded:
+        is_known = node in self._nodes or node in self.excluded
+        if not self._recovers or self._migration is None or self.phase not in _RECOVERS_IN or is_known:
             return
         self._gone.discard(node)
         self._nodes = (*self._nodes, node)
@@ -561,7 +549,7 @@ class RunStateMachine:
         self._recovery.join(node)
         if self.awaited:
             self.awaited.came(node)
-            self._find_placement(self._recovery, now_s, commands)
+            self._find_placement(self._recovery)
 
     # ---- owners that are back ---------------------------------------------------------------------
 
@@ -589,7 +577,7 @@ class RunStateMachine:
         num_steps = needed(self._policy.num_steps, "owners come back to a run whose whole length is not known")
         return num_steps([owner.train_rows for owner in self._course.all_owners])
 
-    def _take_back(self, now_s: float, commands: list[rd.Command]) -> None:
+    def _take_back(self) -> None:
         """Make all nodes go on from the committed turn in a course with the owners that are back."""
         course, step = self._course, self._kept.step or 0
         owners = [node for node in dict.fromkeys(self._returned) if node in self._nodes]
@@ -598,19 +586,17 @@ class RunStateMachine:
             if not return_reason(course, node, step, self._whole_num_steps):
                 course = with_owner(course, node, course.turns_of(step), self._whole_num_steps)
         returned = tuple(node for node in owners if course.owner(node) is not None)
-        if not returned:
-            self._grant_ahead(now_s, commands)
-            return
-        part = self._required_migration.part
-        recovery = self._rewind((), "", now_s, commands, course, returned=returned)
-        recovery.place(self._required_plan, part.placement)
+        if returned:
+            self._rewind(course, returned=returned)
+        else:
+            self._grant_ahead()
 
     # ---- recovery ---------------------------------------------------------------------------------
 
     @property
     def _course(self) -> Course:
-        found = self._recovery.course if self._recovery else None
-        return found or self._required_plan.course
+        course = self._recovery.course if self._recovery else None
+        return course or self._required_migration.plan.course
 
     def _commit(self, turn: Turn) -> None:
         self._required_grants.commit(turn.index)
@@ -618,45 +604,45 @@ class RunStateMachine:
         if turn.kind is StepKind.TRAIN:
             self._openings.commit()
             self._own.commit(turn.end_step)
-            self._kept.commit(self._required_plan.course, self._required_migration.part.placement, turn)
+            self._kept.commit(self._required_migration.plan.course, self._required_migration.part.placement, turn)
 
-    def _recover(self, lost: str, message: str, now_s: float, commands: list[rd.Command]) -> None:
+    def _recover(self, lost: str, message: str) -> None:
         self._nodes = tuple(node for node in self._nodes if node != lost)
-        commands.append(rd.Release(lost, message))
+        self._commands.append(rd.Release(lost, message))
         course = self._recovery.course if self._recovery else None
         if self._course.owner(lost) is not None:
             step = self._kept.step or 0
             if self._policy.leaves_out and not rows_reason(self._course, lost, step, self._kept.decided):
                 course = without_owner(self._course, lost, self._course.turns_of(step))
             else:
-                self.awaited.for_owner(lost, now_s)
-        recovery = self._rewind((lost,), "", now_s, commands, course)
-        self._find_placement(recovery, now_s, commands)
+                self.awaited.for_owner(lost, self._now_s)
+        self._find_placement(self._rewind(course, lost=lost))
 
     def _rewind(
         self,
-        lost: tuple[str, ...],
-        bad_step: str,
-        now_s: float,
-        commands: list[rd.Command],
         course: Course | None = None,
+        *,
+        lost: str = "",
+        bad_step: str = "",
         link: str = "",
         returned: tuple[str, ...] = (),
     ) -> Recovery:
-        """Begin to bring all living nodes back to the end of the committed turn, with a new placement number."""
+        """Begin to bring all living nodes back to the end of the committed turn, with a new placement number.
+
+        In the same placement, unless a node is lost. Arguments as for ``Recovery``.
+        """
         self._grants = self._grants or self._new_granting()
-        self._newest_placement_number = (
-            max(self._newest_placement_number, *(one.placement_number for one in self._required_plan.placements)) + 1
-        )
+        numbers = (one.placement_number for one in self._required_migration.plan.placements)
+        self._newest_placement_number = max(self._newest_placement_number, *numbers) + 1
         self._log.forget_held()
         self._evaluation.forget()
         self._required_migration.recover(None, 0, ())
         self._required_grants.halt()
         self._recovery = Recovery(
             placement_number=self._newest_placement_number,
-            lost=lost,
+            lost=(lost,) if lost else (),
             nodes=self._nodes,
-            began_s=now_s,
+            began_s=self._now_s,
             step=self._kept.step or 0,
             bad_step=bad_step,
             link=link,
@@ -664,111 +650,113 @@ class RunStateMachine:
             returned=returned,
             before=self._recovery,
         )
-        self._enter("waiting" if self.awaited else "moving", now_s, commands, self._nodes)
-        commands += self._recovery.halt()
+        self._enter("waiting" if self.awaited else "moving", self._nodes)
+        self._commands += self._recovery.halt()
+        if not lost:
+            self._recovery.place(self._required_migration.plan, self._required_migration.part.placement)
         return self._recovery
 
-    def _find_placement(self, recovery: Recovery, now_s: float, commands: list[rd.Command]) -> None:
+    def _find_placement(self, recovery: Recovery) -> None:
         """Search a placement on the present nodes, unless a node is awaited."""
         if self.awaited:
             if self._drain_reason:
-                self._fail("InterruptedRunError", self._drain_reason, commands)
+                self._fail("InterruptedRunError", self._drain_reason)
                 return
             if self.phase != "waiting":
-                self._enter("waiting", now_s, commands, self._nodes)
-            commands.append(self.awaited.told())
-            self._set_deadline(now_s, commands)
+                self._enter("waiting", self._nodes)
+            self._commands.append(self.awaited.told())
+            self._set_deadline()
             return
         if self.phase == "waiting":
-            self._enter("moving", now_s, commands, self._nodes)
+            self._enter("moving", self._nodes)
         if not self._kept.step:
             self._kept.begin(StartPoint.of(self._course).holder)
         part = self._required_migration.part
         if recovery.back and recovery.course is None and set(part.nodes) <= set(self._nodes):
-            recovery.place(self._required_plan, part.placement, self._gone)  # as it was: nobody is missing
-            self._next_stage(recovery, now_s, commands)
+            recovery.place(self._required_migration.plan, part.placement, self._gone)  # as it was: nobody is missing
+            self._next_stage(recovery)
         else:
-            commands.append(recovery.find_placement(part, tuple(sorted(self._gone))))
+            self._commands.append(recovery.find_placement(part, tuple(sorted(self._gone))))
 
-    def _on_answer(self, recovery: Recovery, event: rd.Event, now_s: float, commands: list[rd.Command]) -> None:
+    def _on_answer(self, recovery: Recovery, event: rd.Event) -> None:
         """Take a node's answer or the placement; move after all have stopped, train after all have moved."""
         match event:
             case rd.MoveFailed(node, placement_number, error, message) if placement_number == recovery.placement_number:
                 if error not in _UNREACHED and node in recovery.returned:  # the others go on without it
-                    self._on_node_failed(rd.NodeFailed(node, PeerLostError.__name__, message), now_s, commands)
+                    self._on_node_failed(rd.NodeFailed(node, PeerLostError.__name__, message))
                     return
                 if error not in _UNREACHED:
-                    self._go_on_without(rd.NodeFailed(node, error, message), now_s, commands)
+                    self._go_on_without(rd.NodeFailed(node, error, message))
                     return
                 is_there = error != PeerLostError.__name__  # else its lease says soon that it is lost
                 if recovery.link and is_there and self._broken_link is not None:
-                    self._lose_an_end(self._broken_link, now_s, commands)
+                    self._lose_an_end(self._broken_link)
                     return
                 recovery.problem = message  # the node that it misses will be missed by all, or time runs out
                 recovery.stuck.append(node)
             case rd.NoPlacementFound(placement_number, error, message) if placement_number == recovery.placement_number:
                 lost = [node for node in recovery.lost if node in self._gone]
                 problem = f"node {', '.join(recovery.lost)} is lost, and {message}"
-                if not recovery.is_old and (own := self._own.of(lost)) is not None:  # it is not awaited: it is there
-                    raise error_from_name(own.error, f"{own.message}; {problem}; {RESUME}")
-                if not recovery.is_old and not self.awaited.for_room(error, problem, lost, now_s):
+                if not recovery.is_old and (failed := self._own.of(lost)) is not None:  # not awaited: it is there
+                    raise error_from_name(failed.error, f"{failed.message}; {problem}; {RESUME}")
+                if not recovery.is_old and not self.awaited.for_room(error, problem, lost, self._now_s):
                     raise error_from_name(error, f"{problem}; {RESUME}")
-                self._find_placement(recovery, now_s, commands)
+                self._find_placement(recovery)
                 return
             case rd.PlacementFound(placement_number, placement) if placement_number == recovery.placement_number:
-                recovery.place(self._required_plan, placement, self._gone)
+                recovery.place(self._required_migration.plan, placement, self._gone)
             case rd.Halted(node, placement_number) | rd.Moved(node, placement_number) if (
                 placement_number == recovery.placement_number
             ):
                 recovery.answered(node, event)
             case _:
                 return
-        self._next_stage(recovery, now_s, commands)
+        self._next_stage(recovery)
 
-    def _next_stage(self, recovery: Recovery, now_s: float, commands: list[rd.Command]) -> None:
+    def _next_stage(self, recovery: Recovery) -> None:
         """Send all to the placement once they have stopped; train once they have moved."""
-        self._set_deadline(now_s, commands)
+        self._set_deadline()
         if recovery.may_move:
-            commands += recovery.move(self._kept, self._required_grants.last, self._required_grants.repeats)
+            self._commands += recovery.move(self._kept, self._required_grants.last, self._required_grants.repeats)
         elif recovery.has_moved:
-            self._end_recovery(recovery, now_s, commands)
+            self._end_recovery(recovery)
 
-    def _end_recovery(self, recovery: Recovery, now_s: float, commands: list[rd.Command]) -> None:
+    def _end_recovery(self, recovery: Recovery) -> None:
         """Train from the committed turn, in the placement to which all have moved."""
         plan, moving, grants = recovery.moved_to, self._required_migration, self._required_grants
-        before = self._required_plan.course
-        self._recovery, self.plan = None, plan
+        before = self._required_migration.plan.course
+        self._recovery = None
         self.awaited.end()
         for node, sources in recovery.sources.items():
             self._kept.fetched(node, sources)
         if recovery.step:
             self._kept.fetched_head(recovery.moved_at.holder)
         moving.recover(plan, recovery.step, self._kept.decided)
-        commands.append(recovery.log(before, plan, now_s))
+        self._commands.append(recovery.log(before, plan, self._now_s))
         self._before = grants.last
         if recovery.course is None:
-            commands += grants.rewind(moving.part)
+            self._commands += grants.rewind(moving.part)
         else:
             self._log.forget_shown()
             grants.change_owners(plan, moving.part, recovery.moved_at)
         if grants.last is not None:
             self._bad.note_rewind(grants.last.index)
-        self._train_on(now_s, commands)
+        self._train_on()
 
     # ---- training ---------------------------------------------------------------------------------
 
-    def _grant_ahead(self, now_s: float, commands: list[rd.Command]) -> None:
+    def _grant_ahead(self) -> None:
         grants = self._required_grants
         can_go_back = self._kept.step is not None and not self._kept.missing
         grants.holds = can_go_back and any(node in self._nodes for node in self._returned)
-        found = grants.ahead()
-        if any(isinstance(command, rd.ChooseOperations) for command in found):
-            self._set_deadline(now_s, commands)
-        commands += found
-        self._move_if_due(now_s, commands)
-        self._collect_best(now_s, commands)
+        commands = grants.ahead()
+        if any(isinstance(command, rd.ChooseOperations) for command in commands):
+            self._set_deadline()
+        self._commands += commands
+        self._move_if_due()
+        self._collect_best()
 
-    def _on_step(self, event: rd.StepReported, now_s: float, commands: list[rd.Command]) -> None:
+    def _on_step(self, event: rd.StepReported) -> None:
         grants = self._grants
         turn = grants.open.of_item(event.seq) if grants else None
         if grants is None or turn is None:
@@ -776,19 +764,19 @@ class RunStateMachine:
         try:
             is_new = grants.open.item_done(turn, event)
         except IntegrityError as error:
-            self._go_on_without(rd.NodeFailed(event.node, type(error).__name__, str(error)), now_s, commands)
+            self._go_on_without(rd.NodeFailed(event.node, type(error).__name__, str(error)))
             return
         if not is_new:
             return
-        self._set_deadline(now_s, commands)
-        commands.append(rd.LogStep(turn, event.seq, event.step, grants.depth(turn, event.step), event.values))
+        self._set_deadline()
+        self._commands.append(rd.LogStep(turn, event.seq, event.step, grants.depth(turn, event.step), event.values))
         if turn.kind.evaluates:
             self._evaluation.note(event.seq, event.values)
         grants.depths.note(turn, event.seq, event.values)
-        self._grant_ahead(now_s, commands)
-        self._close_turns(now_s, commands)  # a node's last word of a turn may come before the owner's last loss
+        self._grant_ahead()
+        self._close_turns()  # a node's last word of a turn may come before the owner's last loss
 
-    def _on_turn_done(self, event: rd.TurnReported, now_s: float, commands: list[rd.Command]) -> None:
+    def _on_turn_done(self, event: rd.TurnReported) -> None:
         grants = self._grants
         turn = grants.open.get(event.turn) if grants else None
         if grants is None or turn is None:
@@ -796,23 +784,23 @@ class RunStateMachine:
         try:
             grants.tables.note(event.node, turn, event.scores)
         except IntegrityError as error:
-            self._go_on_without(rd.NodeFailed(event.node, type(error).__name__, str(error)), now_s, commands)
+            self._go_on_without(rd.NodeFailed(event.node, type(error).__name__, str(error)))
             return
         grants.copies.note(event.node, turn, event.copies)
         if self._goes_back:
             self._kept.note(event.node, turn.index, event.kept)
-        self._set_deadline(now_s, commands)
+        self._set_deadline()
         grants.open.node_done(event.node, turn)
-        self._close_turns(now_s, commands)
+        self._close_turns()
 
-    def _on_operations(self, event: rd.OperationsChosen, now_s: float, commands: list[rd.Command]) -> None:
-        found = self._required_grants.chosen(event.step, event.operations)
-        commands += found
-        if found and self.phase == "training":
-            self._set_deadline(now_s, commands)
-            self._grant_ahead(now_s, commands)
+    def _on_operations(self, event: rd.OperationsChosen) -> None:
+        commands = self._required_grants.chosen(event.step, event.operations)
+        self._commands += commands
+        if commands and self.phase == "training":
+            self._set_deadline()
+            self._grant_ahead()
 
-    def _close_turns(self, now_s: float, commands: list[rd.Command]) -> None:
+    def _close_turns(self) -> None:
         """Close done turns in order, so that the log is complete up to each."""
         grants = self._required_grants
         while (oldest := grants.open.oldest) is not None:
@@ -822,55 +810,57 @@ class RunStateMachine:
             if self._audits and turn.kind is StepKind.TRAIN and self._checked != turn.index:
                 if self._checking != turn.index:
                     self._checking = turn.index
-                    commands.append(rd.CheckTurn(turn))
+                    self._commands.append(rd.CheckTurn(turn))
                 break
             grants.close(turn)
-            commands.append(rd.LogTurn(turn))
+            self._commands.append(rd.LogTurn(turn))
             unfreezing, evaluations = grants.depths.unfreezing, grants.stopping.settled
             if turn.kind is StepKind.TRAIN and self._required_migration.part.goes_back:
-                commands.append(rd.LogKept(turn.end_step, turn.owner, unfreezing, evaluations))
+                self._commands.append(rd.LogKept(turn.end_step, turn.owner, unfreezing, evaluations))
             if turn.kind is StepKind.CHECKPOINT:
-                commands.append(rd.LogCheckpoint(turn.first_step, turn.owner, unfreezing, turn.operations, evaluations))
-            self._grant_ahead(now_s, commands)
+                self._commands.append(
+                    rd.LogCheckpoint(turn.first_step, turn.owner, unfreezing, turn.operations, evaluations)
+                )
+            self._grant_ahead()
             if turn.kind.evaluates:
-                sums = self._evaluation.close(turn, self._required_plan.course)
-                commands += grants.judge(turn.end_step, sums) if sums is not None else []
+                sums = self._evaluation.close(turn, self._required_migration.plan.course)
+                self._commands += grants.judge(turn.end_step, sums) if sums is not None else []
                 if sums is not None and self.phase == "training":
-                    self._grant_ahead(now_s, commands)
-        self._end_training(now_s, commands)
+                    self._grant_ahead()
+        self._end_training()
 
-    def _on_checked(self, event: rd.TurnChecked, now_s: float, commands: list[rd.Command]) -> None:
+    def _on_checked(self, event: rd.TurnChecked) -> None:
         """Close a turn that was checked; or go on from the turn before it, without the node that computed otherwise."""
         if self._grants is None or self._grants.open.get(event.turn) is None:
             return  # the run goes back anyway
-        self._set_deadline(now_s, commands)
+        self._set_deadline()
         if not event.nodes:
             self._checked = event.turn
-            self._close_turns(now_s, commands)
+            self._close_turns()
             return
         self._log.forget_held()
         lost = event.nodes[0]
         if len(event.nodes) > 1:
             remedy = "one of both is wrong: train on with --resume without the one that you trust less"
-            self._fail(IntegrityError.__name__, f"{event.problem}; {remedy}", commands)
+            self._fail(IntegrityError.__name__, f"{event.problem}; {remedy}")
         elif self._course.owner(lost) is not None and not self._policy.leaves_out:
             remedy = "it owns rows: remove it and train anew, or set recovery.owners = 'skip'"
-            self._fail(IntegrityError.__name__, f"{event.problem}; {remedy}", commands)
+            self._fail(IntegrityError.__name__, f"{event.problem}; {remedy}")
         else:
             self.excluded.add(lost)
-            self._on_node_failed(rd.NodeFailed(lost, PeerLostError.__name__, event.problem), now_s, commands)
+            self._on_node_failed(rd.NodeFailed(lost, PeerLostError.__name__, event.problem))
 
-    def _end_training(self, now_s: float, commands: list[rd.Command]) -> None:
+    def _end_training(self) -> None:
         """Collect, or end a drained run, once every turn is closed; a resumed run may have none."""
         grants = self._required_grants
         if grants.open or not grants.is_exhausted:
             return
         if self._drain_reason:
-            self._fail("InterruptedRunError", self._drain_reason, commands)
+            self._fail("InterruptedRunError", self._drain_reason)
         else:
-            self._collect(now_s, commands)
+            self._collect()
 
-    def _drain(self, reason: str, now_s: float, commands: list[rd.Command]) -> None:
+    def _drain(self, reason: str) -> None:
         """Let the granted turns end, then save; a resumed run does the rest.
 
         Where no open turn trains or saves, the run ends at once: a resumed run repeats scores and evaluations.
@@ -880,20 +870,20 @@ class RunStateMachine:
             self._drain_reason = reason  # once the move is over
             return
         if self.phase != "training" or last is None or self._drain_reason:
-            self._fail("InterruptedRunError", reason, commands)
+            self._fail("InterruptedRunError", reason)
             return
         self._drain_reason = reason
-        commands += self._required_grants.drain(last)
+        self._commands += self._required_grants.drain(last)
         if not self._required_grants.open.change_anything:
-            self._fail("InterruptedRunError", reason, commands)
+            self._fail("InterruptedRunError", reason)
             return
-        self._end_training(now_s, commands)  # no turn may be open while a table is chosen
+        self._end_training()  # no turn may be open while a table is chosen
 
-    def _collect(self, now_s: float, commands: list[rd.Command]) -> None:
-        self._enter("collecting", now_s, commands, self._required_migration.part.nodes)
-        best = self.best if self._required_plan.course.method.full_parameters else None
+    def _collect(self) -> None:
+        self._enter("collecting", self._required_migration.part.nodes)
+        best = self.best if self._required_migration.plan.course.method.full_parameters else None
         step = best.best_step if best and best.best_step != self.last_step else 0
-        commands += [rd.Collect(*sender, best_step=step) for sender in self._senders(is_best=step > 0)]
+        self._commands += [rd.Collect(*sender, best_step=step) for sender in self._senders(is_best=step > 0)]
 
     def _senders(self, *, is_best: bool) -> list[tuple[str, bool, bool]]:
         """(node, sends the head, sends private blocks) of every node; the owner with the head sends both.
@@ -912,15 +902,15 @@ class RunStateMachine:
         last = self._required_grants.last
         if last is not None and last is self._before:
             return self._kept.holder
-        return last.owner if last else (self._start_point or StartPoint.of(self._required_plan.course)).holder
+        return last.owner if last else (self._start_point or StartPoint.of(self._required_migration.plan.course)).holder
 
     # ---- best result ------------------------------------------------------------------------------
 
     @property
     def best(self) -> Evaluations | None:
         """State of the evaluations; None where no best result is kept or none exists."""
-        found = self._grants.stopping.evaluations if self._grants and self._keeps_best else None
-        return found if found and found.best is not None else None
+        evaluations = self._grants.stopping.evaluations if self._grants and self._keeps_best else None
+        return evaluations if evaluations and evaluations.best is not None else None
 
     @property
     def last_step(self) -> int:
@@ -932,7 +922,7 @@ class RunStateMachine:
     def _asked_for_best(self) -> Collection[str]:
         return self._grants.stopping.asked if self._grants else ()
 
-    def _collect_best(self, now_s: float, commands: list[rd.Command]) -> None:
+    def _collect_best(self) -> None:
         """Ask every node for the best result, once no turn is open; the last turn is collected anyway."""
         grants = self._required_grants
         stopping = grants.stopping
@@ -943,29 +933,31 @@ class RunStateMachine:
         senders = self._senders(is_best=True)
         number = stopping.ask(node for node, _, _ in senders)
         for node, with_head, with_private in senders:
-            commands.append(rd.CollectBest(node, stopping.wanted, number, with_head, with_private))
-        self._set_deadline(now_s, commands)
+            self._commands.append(rd.CollectBest(node, stopping.wanted, number, with_head, with_private))
+        self._set_deadline()
 
-    def _on_best_sent(self, event: rd.BestSent, now_s: float, commands: list[rd.Command]) -> None:
+    def _on_best_sent(self, event: rd.BestSent) -> None:
         if event.node in self._asked_for_best:
-            self._set_deadline(now_s, commands)
+            self._set_deadline()
         stopping = self._grants.stopping if self._grants else None
         if stopping is not None and stopping.sent(event.node, event.number):
-            commands.append(rd.LogBest(stopping.evaluations.best_step, event.number))
-            self._grant_ahead(now_s, commands)
+            self._commands.append(rd.LogBest(stopping.evaluations.best_step, event.number))
+            self._grant_ahead()
 
     # ---- the end ----------------------------------------------------------------------------------
 
-    def _release(self, commands: list[rd.Command], reason: str) -> None:
-        commands += [rd.Release(node, reason) for node in self._nodes]
+    def _release(self, reason: str) -> None:
+        self._commands += [rd.Release(node, reason) for node in self._nodes]
 
-    def _fail(self, error: str, message: str, commands: list[rd.Command]) -> None:
+    def _fail(self, error: str, message: str) -> None:
         if self.phase in ("done", "failed"):
             return
-        commands.append(CancelTimer(PHASE_TIMER))
-        self._release(commands, message)
-        self.phase = "failed"
-        commands += [rd.EnterPhase("failed"), rd.Finish(error, message)]
+        self._release(message)
+        self._end("failed", error, message)
+
+    def _end(self, phase: str, error: str = "", message: str = "") -> None:
+        self.phase = phase
+        self._commands += [CancelTimer(PHASE_TIMER), rd.EnterPhase(phase), rd.Finish(error, message)]
 
     @property
     def _overdue(self) -> str:
@@ -975,8 +967,8 @@ class RunStateMachine:
             return f"waited {self._wait_s:g} s in phase {self.phase} for node {', '.join(sorted(self._waiting))}"
         limit_s = TRAINING_PATIENCE * self._wait_s
         if self._asked_for_best:
-            asked = ", ".join(sorted(self._asked_for_best))
-            return f"waited {limit_s:g} s for the result of the best evaluation from node {asked}"
+            nodes = ", ".join(sorted(self._asked_for_best))
+            return f"waited {limit_s:g} s for the result of the best evaluation from node {nodes}"
         oldest = self._grants.open.oldest if self._grants else None
         if oldest is None:
             took = f"took more than {limit_s + self._plan_s:g} s; raise runtime.plan_s"

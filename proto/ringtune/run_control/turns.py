@@ -189,8 +189,8 @@ class TurnDepths:
     def note(self, turn: Turn, seq: int, values: tuple[tuple[str, float], ...]) -> None:
         """Note the loss of a finished item; a second report of an item changes nothing."""
         if self._course.decides and turn.kind is StepKind.TRAIN:
-            found = dict(values)
-            sums = (found.get("loss_sum", math.nan), found.get("count", 0.0))
+            figures = dict(values)
+            sums = (figures.get("loss_sum", math.nan), figures.get("count", 0.0))
             self._losses.setdefault(turn.index, {}).setdefault(seq, sums)
 
     def is_complete(self, turn: Turn) -> bool:
@@ -308,9 +308,9 @@ class EarlyStopping:
 
     def change_owners(self, before: Course, after: Course) -> None:
         """Begin anew where the evaluations from here on have other rows than those before."""
-        found = self.evaluations.without(before, after)
-        if found != self.evaluations:
-            self.evaluations = self.settled = found
+        evaluations = self.evaluations.without(before, after)
+        if evaluations != self.evaluations:
+            self.evaluations = self.settled = evaluations
             self.wanted = None
 
     def forget_open(self) -> None:
@@ -319,7 +319,7 @@ class EarlyStopping:
 
 
 class TurnGrants:
-    """The turns of one run, in their order, granted to ``nodes`` that work on every turn; raises ``PlanError``.
+    """The turns of one run, in their order, granted to all nodes of the placement; raises ``PlanError``.
 
     Attributes:
         rules: decisions of the techniques of the placement.
@@ -330,29 +330,23 @@ class TurnGrants:
 
     def __init__(
         self,
-        plan: Plan,
-        nodes: Collection[str],
+        moving: Migration,
         *,
         items_ahead: int,
         start: StartPoint | None,
-        patience_evals: int = 0,
-        keeps_best: bool = False,
-        judge: Judge | None = None,
-        moving: Migration | None = None,
+        patience_evals: int,
+        keeps_best: bool,
+        judge: Judge | None,
     ) -> None:
-        self._migration = moving
+        self._migration, self._plan = moving, moving.plan
         self.open = OpenTurns(items_ahead)
-        self.depths = TurnDepths(plan.course, start)
-        part = moving.part if moving else plan
-        self.tables = TurnOperations(part, start)
+        self.depths, self.tables = TurnDepths(self._plan.course, start), TurnOperations(moving.part, start)
         self.stopping = EarlyStopping(patience_evals, start, keeps_best=keeps_best, judge=judge)
         self._rules_ahead = max(1, items_ahead)
-        self.rules = turn_rules(part, self._rules_ahead)
-        self.copies = CopyComparison(part)
         self.last: Turn | None = None
         self.is_exhausted = self.holds = False
-        self._plan, self.nodes = plan, nodes
-        self._sequence = turn_sequence(plan.course, start=start)
+        self.place(moving.part)
+        self._sequence = turn_sequence(self._plan.course, start=start)
         self._next: Turn | None = None
         self._saved_step = start.step if start else None
         self._since: list[Turn] = []
@@ -369,24 +363,26 @@ class TurnGrants:
         self.tables.place(part)
 
     @property
-    def moves_before(self) -> Turn | None:
-        """The next turn, if the run has to move before it and all turns before it are done; else None."""
+    def _awaiting(self) -> Turn | None:
+        """The next turn, if all turns before it are done; else None."""
         if self.open or self.is_exhausted or self._next is None or not self.stopping.may_grant(self._next):
             return None
-        return self._next if self._is_elsewhere(self._next) else None
+        return self._next
+
+    @property
+    def moves_before(self) -> Turn | None:
+        """The next turn, if the run has to move before it and all turns before it are done; else None."""
+        turn = self._awaiting
+        return turn if turn is not None and self._migration.is_due(turn) else None
 
     @property
     def held(self) -> Turn | None:
         """The next turn, if it is held back and all turns before it are done; else None."""
-        if self.open or self.is_exhausted or self._next is None or not self.stopping.may_grant(self._next):
-            return None
-        return self._next if self._holds_back(self._next) else None
+        turn = self._awaiting
+        return turn if turn is not None and self._holds_back(turn) else None
 
     def _holds_back(self, turn: Turn) -> bool:
         return self.holds and turn.kind in (StepKind.TRAIN, StepKind.SCORE)
-
-    def _is_elsewhere(self, turn: Turn) -> bool:
-        return self._migration is not None and self._migration.is_due(turn)
 
     def depth(self, turn: Turn, step: int) -> int:
         """Number of blocks that train at a step of a turn."""
@@ -402,7 +398,7 @@ class TurnGrants:
             if self._next is None:
                 self.is_exhausted = True
                 break
-            if self._is_elsewhere(self._next) or self._holds_back(self._next):
+            if self._migration.is_due(self._next) or self._holds_back(self._next):
                 break
             may_grant = self.depths.may_grant(self._next) and self.stopping.may_grant(self._next)
             may_grant = may_grant and all(rule.may_grant(self._next) for rule in self.rules)

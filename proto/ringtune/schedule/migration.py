@@ -41,7 +41,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from ringtune.errors import PlanError
 from ringtune.schedule.course import Course
@@ -244,15 +244,16 @@ def shared_racks(course: Course, placement: Placement) -> tuple[str, ...]:
 _ONE = "give the plan one placement"
 
 
-_Blocks = TypeVar("_Blocks", bound=Any)
-
-
 class Source(NamedTuple):
-    """Blocks ``[start, stop)`` that a node takes over from their host so far, perhaps itself."""
+    """Blocks ``[start, stop)`` that a node takes over from another one, perhaps itself.
+
+    ``sha256`` is the digest of the shard on that node's disk; empty = in memory, or in files beside shards.
+    """
 
     node: str
     start: int
     stop: int
+    sha256: str = ""
 
 
 def check_placements(course: Course, placements: Sequence[Placement]) -> None:
@@ -333,9 +334,9 @@ def sources(course: Course, before: Placement, after: Placement, node: str, step
     )
 
 
-def joined(parts: Iterable[_Blocks]) -> tuple[_Blocks, ...]:
+def joined(parts: Iterable[Source]) -> tuple[Source, ...]:
     """Join adjacent ranges of blocks that are equal otherwise, such as those of one node."""
-    found: list[_Blocks] = []
+    found: list[Source] = []
     for part in parts:
         if found and found[-1]._replace(start=part.start, stop=part.stop) == part and found[-1].stop == part.start:
             found[-1] = found[-1]._replace(stop=part.stop)

@@ -157,18 +157,14 @@ def unit_grad_key(seq: int, unit: int) -> TensorKey:
     return TensorKey(Payload.UNIT_GRAD, seq, -1, unit)
 
 
-def unit_grad(op: Op, seq: int, unit: int, peer: str) -> Action:
-    """Make the action that sends or receives an item's gradient of one unit."""
-    return message(op, unit_grad_key(seq, unit), peer)
-
-
 def copy_messages(course: Course, item: Item, node: str, unit: int) -> tuple[Action, ...]:
     """Return the messages before the update of ``unit`` at ``node``: the initiator sends, another owner receives."""
     if unit not in replicated_units(course, item):
         return ()
+    key = unit_grad_key(item.seq, unit)
     if node != item.owner:
-        return (unit_grad(Op.RECEIVE, item.seq, unit, item.owner),)
-    return tuple(unit_grad(Op.SEND, item.seq, unit, other) for other in other_owners(course, node))
+        return (message(Op.RECEIVE, key, item.owner),)
+    return tuple(message(Op.SEND, key, other) for other in other_owners(course, node))
 
 
 def check_replicas(course: Course, placement: Placement) -> None:

@@ -70,8 +70,8 @@ from dataclasses import dataclass
 from typing import Annotated, Final, NamedTuple, Protocol, Self, TypeVar
 
 from ringtune.errors import PlanError
-from ringtune.schedule.batches import BatchStream
-from ringtune.schedule.course import Course
+from ringtune.schedule.batches import BatchStream, eval_rows
+from ringtune.schedule.course import Course, stream_of
 from ringtune.schedule.methods.base import TURNS_AHEAD, Patience
 from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.placement import WHOLE, Passage
@@ -242,7 +242,7 @@ class Unfreezing:
 
     def check(self, course: Course, step: int) -> None:
         """Refuse a state that is not of a run of ``course`` after ``step`` steps, with ``PlanError``."""
-        num_turns = -(-step // course.local_iterations) if course.decides else 0
+        num_turns = course.turns_of(step) if course.decides else 0
         owners = _with_losses(course, num_turns) if course.decides else ()
         fits = self.num_turns == num_turns and len(self.recent) == len(owners)
         if not fits or any(at % course.local_iterations for at in self.unfreeze_at):
@@ -290,7 +290,6 @@ class StepKind(enum.StrEnum):
     EVALUATE = "evaluate"  # forward and counts
     SCORE = "score"  # forward and backward of everything, no update (D2FT)
     GENERATE = "generate"  # forward of one more token of each sequence
-    MEASURE = "measure"  # forward and backward as at this step, no update
     CHECKPOINT = "checkpoint"  # every node saves what it trained; no batch passes
 
     __hash__ = str.__hash__  # equal to its text, so of the same hash; and a fast one
@@ -300,7 +299,7 @@ class StepKind(enum.StrEnum):
 
     def __init__(self, value: str) -> None:
         """Set the properties once, as a member of an enumeration is slow to compare with."""
-        self.has_backward = value in ("train", "score", "measure")
+        self.has_backward = value in ("train", "score")
         self.has_update = value == "train"
         self.evaluates = value in ("evaluate", "generate")
 
@@ -464,6 +463,24 @@ def microbatch_rows(course: Course, item: Item) -> tuple[int, ...]:
     return (1,) * item.rows if item.kind is StepKind.GENERATE else course.microbatch_sizes(item.rows)
 
 
+def rows_of(course: Course, item: Item, micro: int | None = None) -> tuple[int, ...]:
+    """Row numbers of an item among the rows of its owner, from 0; of one micro-batch, or of all."""
+    owner = course.owner(item.owner)
+    if owner is None:
+        return ()
+    if item.kind is StepKind.GENERATE and course.generation is not None:
+        rows = tuple(course.generation.sequences(owner, item.batch // course.generation.max_new_tokens))
+    elif item.kind is StepKind.EVALUATE:
+        rows = eval_rows(owner.eval_rows, course.batch_size, item.batch)
+    else:
+        rows = stream_of(course.plain, item.owner).rows(item.batch)
+    if micro is None:
+        return rows
+    sizes = microbatch_rows(course, item)
+    first = sum(sizes[:micro])
+    return rows[first : first + sizes[micro]]
+
+
 def follows_token(course: Course, item: Item) -> bool:
     """Whether the micro-batches of an item are single tokens, which the heads of the item before have chosen."""
     return (
@@ -503,7 +520,7 @@ class _Part(NamedTuple):
 
 def _parts(course: Course, start: StartPoint) -> Iterator[_Part]:
     step = start.step
-    num_turns = -(-step // course.local_iterations)
+    num_turns = course.turns_of(step)
     round_index = max(0, course.turns_of_owners(num_turns) - 1) // len(course.owners)
     if StepKind.CHECKPOINT in start.repeats:
         yield _Part(StepKind.CHECKPOINT, start.holder, round_index, 1, step)
@@ -536,7 +553,7 @@ def holder_after(course: Course, step: int) -> str:
     Example: turns of 10 steps by owners a, b, c. After 40 steps, turns 0 to 3, a has the head.
     """
     own = weights(course.owners, course.turns)
-    num_turns = max(1, course.turns_of_owners(-(-step // course.local_iterations)))
+    num_turns = max(1, course.turns_of_owners(course.turns_of(step)))
     return course.owners[next_owner(own, turn_counts(own, num_turns - 1))].node
 
 
@@ -550,8 +567,7 @@ def hand_overs(course: Course, start: StartPoint) -> frozenset[tuple[str, str]]:
     result is all pairs.
     """
     names, own = [owner.node for owner in course.owners], weights(course.owners, course.turns)
-    ends = (-(-step // course.local_iterations) for step in (start.step, course.num_steps))
-    done, stop = map(course.turns_of_owners, ends)
+    done, stop = (course.turns_of_owners(course.turns_of(step)) for step in (start.step, course.num_steps))
     num_turns = min(stop - done, turns_until_repeat(own))
     if num_turns > _MAX_FOLLOWED:
         return frozenset(itertools.permutations(names, 2))

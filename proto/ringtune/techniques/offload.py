@@ -32,7 +32,6 @@ from ringtune.models.auxiliary_models import INTERMEDIATE, OUTPUT
 from ringtune.models.family import IMAGE_CLASSIFICATION, Family
 from ringtune.quantities import format_bytes
 from ringtune.schedule.actions import Payload
-from ringtune.schedule.batches import eval_rows
 from ringtune.schedule.course import (
     ALL_INPUTS,
     ALONE,
@@ -47,7 +46,6 @@ from ringtune.schedule.course import (
     WIDE,
     Course,
     HelperSettings,
-    stream_of,
 )
 from ringtune.schedule.lowering import WAITING
 from ringtune.schedule.operation_tables import ScoredWeights
@@ -55,7 +53,7 @@ from ringtune.schedule.placement import Helper, Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.run_shape import Extent, Owner, UserRows, check_user_name, users_text
 from ringtune.schedule.saved_activations import VELORA, in_ranges, overlap, within
-from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
+from ringtune.schedule.turns import Item, StepKind, items, microbatch_rows, rows_of, turn_sequence
 from ringtune.schedule.units import Range
 from ringtune.schedule.versions import ever_trained
 from ringtune.storage.strict import Bounds, InWords, OneOf, check_fields, nearest, to_table
@@ -147,11 +145,6 @@ class OffloadSettings:
     def may_be_left_out(self) -> bool:
         """Whether a job for which no helper is possible trains without: ``auto``, and one set of adapters for all."""
         return self.mode == AUTO and not self.helper_settings.has_users
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the result equals that of a run without helpers."""
-        return self.helper_settings.is_exact
 
     @property
     def helper_settings(self) -> HelperSettings:
@@ -475,7 +468,7 @@ def uses_of_users(course: Course, steps: int) -> dict[str, UserRowUse]:
     for item in itertools.islice(trained, steps):
         owner = course.owner(item.owner)
         if owner is not None:
-            for user in _users_at(owner, _rows(course, item, owner), is_training=True):
+            for user in _users_at(owner, rows_of(course, item), is_training=True):
                 rows[user] += 1
                 waiting.add(user)
         if (item.step + 1) % offload.interval == 0 or item.step + 1 == course.num_steps:
@@ -495,22 +488,15 @@ def rows_of_users(course: Course, item: Item, micro: int) -> tuple[RowsOfUser, .
 
 @functools.lru_cache(maxsize=4096)
 def _rows_of_users(course: Course, item: Item, micro: int) -> tuple[RowsOfUser, ...]:
-    sizes = course.microbatch_sizes(item.rows)
-    first = sum(sizes[:micro])
     owner = course.owner(item.owner)
     if owner is None or len(owner.user_rows) == 1:
-        return ((owner.user_rows[0].name if owner else item.owner, tuple(range(sizes[micro]))),)
+        num_rows = microbatch_rows(course, item)[micro]
+        return ((owner.user_rows[0].name if owner else item.owner, tuple(range(num_rows))),)
     found: dict[str, list[int]] = {}
-    own = _rows(course, item, owner)[first : first + sizes[micro]]
-    for position, user in enumerate(_users_at(owner, own, is_training=item.kind is not StepKind.EVALUATE)):
+    rows = rows_of(course, item, micro)
+    for position, user in enumerate(_users_at(owner, rows, is_training=item.kind is not StepKind.EVALUATE)):
         found.setdefault(user, []).append(position)
     return tuple((user, tuple(found[user])) for user in course.users if user in found)
-
-
-def _rows(course: Course, item: Item, owner: Owner) -> Sequence[int]:
-    if item.kind is StepKind.EVALUATE:
-        return eval_rows(owner.eval_rows, course.batch_size, item.batch)
-    return stream_of(course, owner.node).rows(item.batch)
 
 
 def _users_at(owner: Owner, rows: Iterable[int], *, is_training: bool) -> list[str]:

@@ -177,48 +177,38 @@ def _compute(boards: Sequence[HostCost], microbatches: int, limit_s: float) -> f
 
 def choice_of(
     settings: OperationsSettings,
+    course: Course,
     *,
     subnets: int,
-    microbatch_sizes: tuple[int, ...],
     hosts: Sequence[Slice],
     costs: Mapping[str, tuple[float, float]],
-    num_blocks: int,
-    local_iterations: int,
-    owners: int,
 ) -> Choice:
-    """Make the settings by which a run chooses its tables, from its job and the times of its boards.
+    """Make the settings by which a run chooses its tables, from ``[operations]`` and the times of its boards.
 
     Args:
-        settings: ``[operations]`` of the job.
+        settings: of the job.
+        course: without the choice.
         subnets: of each block; with ``by_slice`` blocks have one.
-        microbatch_sizes: rows of each micro-batch of a whole batch.
         hosts: slices; empty ones are ignored.
         costs: by host, seconds of a forward and of a backward of one block for one row.
-        num_blocks: of the model.
-        local_iterations: steps of one turn.
-        owners: turns of one round.
     """
-    hosts = [host for host in hosts if host.num_blocks]
+    hosts, sizes = [host for host in hosts if host.num_blocks], course.microbatch_sizes()
     mean, subnets = _mean_cost(hosts, costs), 1 if settings.by_slice else subnets
-    counts = counts_of(settings, len(microbatch_sizes), mean)
-    check_counts(settings, counts, len(microbatch_sizes))
+    counts = counts_of(settings, len(sizes), mean)
+    check_counts(settings, counts, len(sizes))
     pruning = Policy(settings.policy).is_pruning
     if settings.balance:
-        by_node = _balanced(settings, counts, hosts, costs, len(microbatch_sizes))
-        capacities = tuple(
-            _capacity(by_node[host.node], costs[host.node], microbatch_sizes, subnets)
-            for block in range(num_blocks)
-            for host in [
-                next((one for one in hosts if one.start <= block < one.stop), hosts[0])
-            ]  # none: private, unused
-        )
+        by_node = _balanced(settings, counts, hosts, costs, len(sizes))
+        own = {block: host.node for host in reversed(hosts) for block in range(host.start, host.stop)}
+        nodes = (own.get(block, hosts[0].node) for block in range(course.num_blocks))  # private ones are not used
+        capacities = tuple(_capacity(by_node[node], costs[node], sizes, subnets) for node in nodes)
     elif pruning:
-        capacities = (_pruning_capacity(settings, counts, mean, microbatch_sizes, subnets * num_blocks),)
+        capacities = (_pruning_capacity(settings, counts, mean, sizes, subnets * course.num_blocks),)
     elif settings.compute is not None:
-        capacities = (_share_capacity(settings.compute, mean, microbatch_sizes, subnets),)
+        capacities = (_share_capacity(settings.compute, mean, sizes, subnets),)
     else:
-        capacities = (_capacity(counts, mean, microbatch_sizes, subnets),)
-    refresh = settings.refresh_rounds * local_iterations * owners
+        capacities = (_capacity(counts, mean, sizes, subnets),)
+    refresh = settings.refresh_rounds * course.local_iterations * len(course.owners)
     return Choice(
         policy=settings.policy,
         subnets=subnets,
@@ -410,16 +400,7 @@ def job_choice(
     job: Any, course: Course, model: Any, hosts: Sequence[Slice], costs: Mapping[str, tuple[float, float]]
 ) -> Choice:
     """Return the choice of a job, as ``choice_of``; ``costs`` are of the nodes of ``hosts``."""
-    return choice_of(
-        operations_of(job),
-        subnets=job_subnets(job, model).count,
-        microbatch_sizes=course.microbatch_sizes(),
-        hosts=hosts,
-        costs=costs,
-        num_blocks=course.num_blocks,
-        local_iterations=course.local_iterations,
-        owners=len(course.owners),
-    )
+    return choice_of(operations_of(job), course, subnets=job_subnets(job, model).count, hosts=hosts, costs=costs)
 
 
 _FORMER: Final[Mapping[str, object]] = {"ties": TieBreak.SPREAD.value, "rotate": False}

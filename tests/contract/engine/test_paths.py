@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ringtune.engine.failure_texts import diverged, rows_of
+from ringtune.engine.failure_texts import diverged
 from ringtune.engine.paths import Channel, Credits, Path, Place
 from ringtune.schedule.actions import Leg, Op, Payload
 from ringtune.schedule.batches import BatchStream
-from ringtune.schedule.turns import StepKind, items, turn_sequence
+from ringtune.schedule.turns import StepKind, items, rows_of, turn_sequence
 from tests.support.plans import make_plan
 
 

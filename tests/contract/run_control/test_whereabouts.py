@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from ringtune.run_control.checkpoint import CheckpointHolders, CheckpointManifest, SavedPart, SavedSource, Shard
+from ringtune.run_control.checkpoint import CheckpointHolders, CheckpointManifest, SavedPart, Shard
+from ringtune.schedule.migration import Source
 from ringtune.schedule.placement import Placement, Slice
 from tests.support.cases import cases
 from tests.support.plans import make_plan
@@ -54,7 +55,7 @@ def test_each_node_takes_its_own_shard_where_all_are_whole() -> None:
     """Also where there are copies; the head is at its holder."""
     found = where({"a": [copy(4, 5), HEAD]}, ALL_THERE)
     assert found.why_not(["a", "b"]) == ""
-    assert found.sources(PLAN.placement, "c") == (SavedSource("c", 4, 6, SHA["c"]),)
+    assert found.sources(PLAN.placement, "c") == (Source("c", 4, 6, SHA["c"]),)
     assert found.head_at(["a", "b"]) == ("b", SHA["b"])
 
 
@@ -63,19 +64,19 @@ def test_blocks_of_a_lost_disk_come_from_the_copy(problems: dict[str, str]) -> N
     """The node is not there, or its disk is empty: the copy is at the next host."""
     found = where({"a": [copy(4, 5)]}, problems)
     assert found.why_not(["a", "b"]) == ""
-    assert found.sources(PLAN.placement, "c") == (SavedSource("a", 4, 6),)
+    assert found.sources(PLAN.placement, "c") == (Source("a", 4, 6),)
 
 
 def test_other_placement_takes_blocks_from_whoever_has_them() -> None:
     """What a node has goes first, be it a file; blocks of one shard that are neighbours are one range."""
     placement = Placement(slices=(Slice(node="b", start=0, stop=3), Slice(node="a", start=3, stop=6)))
     found = where({"a": [copy(4, 5), HEAD]}, ALL_THERE)
-    assert found.sources(placement, "b") == (SavedSource("a", 0, 2, SHA["a"]), SavedSource("b", 2, 3, SHA["b"]))
-    assert found.sources(placement, "a") == (SavedSource("b", 3, 4, SHA["b"]), SavedSource("a", 4, 6))
+    assert found.sources(placement, "b") == (Source("a", 0, 2, SHA["a"]), Source("b", 2, 3, SHA["b"]))
+    assert found.sources(placement, "a") == (Source("b", 3, 4, SHA["b"]), Source("a", 4, 6))
     assert found.head_at(["a"]) == ("a", ""), "the holder has no rows any more"
     alone = Placement(slices=(Slice(node="b", start=0, stop=6),))
     sources = where({"b": [copy(4, 5)]}, {"a": "", "b": ""}).sources(alone, "b")
-    assert sources[1:] == (SavedSource("b", 2, 4, SHA["b"]), SavedSource("b", 4, 6))
+    assert sources[1:] == (Source("b", 2, 4, SHA["b"]), Source("b", 4, 6))
 
 
 def test_blocks_that_were_not_trained_are_no_matter() -> None:

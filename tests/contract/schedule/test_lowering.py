@@ -103,7 +103,7 @@ def test_lower_of_a_pattern_holds_for_train_items_alone() -> None:
     """Evaluations run every block; scores need the gradients of every block."""
     plan, plain = _with_rows("3333"), make_plan(AB, ["c"], method="all", train_rows=4, microbatches=1)
     assert _table(plan, "c", StepKind.TRAIN, 0)["c"] == "E H U[4,5)"
-    for kind in (StepKind.EVALUATE, StepKind.SCORE, StepKind.MEASURE):
+    for kind in (StepKind.EVALUATE, StepKind.SCORE):
         assert _table(plan, "c", kind, 0) == _table(plain, "c", kind, 0)
 
 

@@ -123,11 +123,10 @@ def test_weight_version_is_the_number_of_past_updates(seed: int) -> None:
         (StepKind.EVALUATE, []),
         (StepKind.CHECKPOINT, []),
         (StepKind.SCORE, [0, 1, 2, 3, 4]),
-        (StepKind.MEASURE, [3, 4]),
     ],
 )
 def test_trained_units_depend_on_the_kind(kind: StepKind, units: list[int]) -> None:
-    """Evaluation keeps no graph; scoring keeps all of it; the rest as deep as the step trains."""
+    """Evaluation keeps no graph; scoring keeps all of it; training as deep as its step trains."""
     found = trained(make_plan(AB, ["a"]).course, kind, 0)
     assert list(found) == units
     assert found.lowest == (units[0] if units else 5)

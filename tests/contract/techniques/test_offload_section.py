@@ -24,7 +24,7 @@ def test_offload_is_read_back_as_written() -> None:
     text = '[model]\npath = "m"\n[offload]\nmode = { "pi-1" = "laptop" }\ninterval = 4\npairs = "velora"\n'
     found = parse_job(text, source="job.toml")
     assert found.offload.helpers == {"pi-1": "laptop"}
-    assert found.offload.is_on and not found.offload.is_exact
+    assert found.offload.is_on and not found.offload.helper_settings.is_exact
     assert parse_job(found.to_toml(), source="job.toml") == found
 
 
@@ -35,7 +35,7 @@ def test_inputs_that_velora_projects_are_set_with_it_alone() -> None:
     every = helped.with_overrides({"offload.projected": "all"})
     assert changed_keys(helped, every) == ("offload.projected",)
     assert every.with_overrides({"offload.pairs": "float32"}) == job(offload__mode="auto")
-    assert job(offload__mode="auto").offload.is_exact
+    assert job(offload__mode="auto").offload.helper_settings.is_exact
     for changes in ({"offload.mode": "auto"}, {}):
         with pytest.raises(JobError, match=r"offload\.projected = 'all' has no meaning with offload\."):
             job().with_overrides({**changes, "offload.projected": "all"})

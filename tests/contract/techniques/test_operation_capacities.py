@@ -14,6 +14,7 @@ from ringtune.storage.strict import read_dataclass, to_table
 from ringtune.techniques.operation_capacities import HostCost, balanced, choice_of
 from ringtune.techniques.operations import OperationsSettings
 from tests.support.cases import cases
+from tests.support.plans import make_plan
 
 HOSTS = (Slice(node="a", start=0, stop=2), Slice(node="b", start=2, stop=4), Slice(node="c", start=4, stop=4))
 EQUAL = {"a": (0.4, 0.6), "b": (0.4, 0.6), "c": (9.0, 9.0)}
@@ -21,16 +22,11 @@ EQUAL = {"a": (0.4, 0.6), "b": (0.4, 0.6), "c": (9.0, 9.0)}
 
 def choice(microbatches: int = 5, *, costs: dict[str, tuple[float, float]] = EQUAL, **settings: Any) -> Choice:
     """What a job's settings become, with two subnets a block and two rows a micro-batch."""
-    return choice_of(
-        OperationsSettings(**{"policy": "two-stage", **settings}),
-        subnets=2,
-        microbatch_sizes=(2,) * microbatches,
-        hosts=HOSTS,
-        costs=costs,
-        num_blocks=4,
-        local_iterations=3,
-        owners=2,
-    )
+    course = make_plan(
+        [("a", 0, 4)], ["a", "b"], batch_size=2 * microbatches, microbatches=microbatches, local_iterations=3
+    ).course
+    chosen = OperationsSettings(**{"policy": "two-stage", **settings})
+    return choice_of(chosen, course, subnets=2, hosts=HOSTS, costs=costs)
 
 
 def counts(capacity: BlockCapacity, size: int = 2) -> tuple[float, float]:

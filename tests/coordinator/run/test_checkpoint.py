@@ -24,9 +24,10 @@ from coordinator.run.run_driver import RunDriver
 from ringtune.errors import IntegrityError, ModelError
 from ringtune.job.job import Job, Model
 from ringtune.run_control import events as rd
-from ringtune.run_control.checkpoint import CheckpointManifest, Resume, SavedPart, SavedSource, Shard
+from ringtune.run_control.checkpoint import CheckpointManifest, Resume, SavedPart, Shard
 from ringtune.run_control.continuation import job_digest
 from ringtune.schedule.methods.hift import Hift
+from ringtune.schedule.migration import Source
 from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import NONE_DONE, Evaluations
@@ -103,10 +104,10 @@ def test_run_goes_on_as_it_was_also_where_a_disk_is_lost() -> None:
     found = chosen("abcd", damaged={"c": {8: "c has no shard", 4: "c has no shard"}})
     assert found.planned.plan == PLAN and found.start.step == 8 and "c has no shard" in found.told
     assert found.sources == {
-        "a": (SavedSource("a", 0, 1, "a" * 64),),
+        "a": (Source("a", 0, 1, "a" * 64),),
         "b": (),
-        "c": (SavedSource("d", 1, 3),),
-        "d": (SavedSource("d", 3, 4, "d" * 64),),
+        "c": (Source("d", 1, 3),),
+        "d": (Source("d", 3, 4, "d" * 64),),
     }
     assert found.head_sha256 == "a" * 64
 
@@ -127,7 +128,7 @@ def test_run_of_all_parameters_goes_on_from_the_disks_that_are_there() -> None:
     saved, lost = (manifest(8, plan),), {"b": {8: "b has no shard"}}
     found = chosen("abcd", plan=plan, manifests=saved, damaged=lost, parts={}, **FULL)
     assert found.planned.plan == plan and found.heads == {"a": ("a", "a" * 64), "b": ("a", "a" * 64)}
-    assert found.sources is not None and found.sources["c"] == (SavedSource("c", 1, 3, "c" * 64),)
+    assert found.sources is not None and found.sources["c"] == (Source("c", 1, 3, "c" * 64),)
     with pytest.raises(IntegrityError, match="no joined node has the trained tensors of blocks 1, 2, which node c had"):
         chosen("abd", plan=plan, manifests=saved, parts={}, **FULL)
     parts = {"d": [SavedPart(8, RUN, (1, 2)), SavedPart(4, "", is_best=True)]}
@@ -220,7 +221,7 @@ def test_end_of_a_turn_is_taken_before_an_older_checkpoint() -> None:
     parts = {node: [SavedPart(8, RUN, blocks), *([HEAD] if node in "ab" else [])] for node, blocks in own.items()}
     found = chosen("abcd", manifests=(turn, CHECKPOINTS[1]), parts=parts)
     assert (found.manifest, found.planned.plan, found.told) == (turn, PLAN, "")
-    assert found.sources is not None and found.sources["c"] == (SavedSource("c", 1, 3),)
+    assert found.sources is not None and found.sources["c"] == (Source("c", 1, 3),)
     older, passed = choose("abcd", manifests=(turn, CHECKPOINTS[1]), parts={})
     assert older is not None and older.manifest == CHECKPOINTS[1]
     assert passed == (
@@ -478,12 +479,12 @@ def test_report_with_figures_that_are_none_is_refused() -> None:
 
 
 def test_report_of_granted_items_is_taken() -> None:
-    """Negative control; and a measurement may have any loss, since nobody trains on it."""
+    """Negative control; and a score item may have any loss, since nobody trains on it."""
     reports = Reports(CheckpointManager("r", job(), None))
     request = control_pb2.ReportRequest(node="a", number=1)
     for add in (
         _step(),
-        _step(kind="measure", values={"loss_sum": math.nan}),
+        _step(kind="score", values={"loss_sum": math.nan}),
         _part("traffic", seq=8, target="b", payload="t", bytes=1),
         _part("transfers", source="b", bytes=1, seconds=1.0, at_unix_s=1e9),
         _part("spans", action="E1.0", start_unix_s=-4e8, end_unix_s=-4e8 + 1),

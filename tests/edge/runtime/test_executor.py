@@ -156,20 +156,19 @@ def own_of(host: NodeExecutor) -> torch.Tensor:
 
 
 def test_executor_leaves_nothing_of_an_item_without_update(trained: ring.HandRing) -> None:
-    """A score and a measure item leave no gradient, and change no bit of what trains."""
+    """A score item leaves no gradient, and changes no bit of what trains."""
 
     def state() -> list[dict[str, bytes]]:
         moments = [node._hosted.optimizers.tensors() for node in trained.nodes.values()]
         return [{name: bytes(value.data) for name, value in each.items()} for each in moments]
 
     before, moments = trained.tensors(), state()
-    for index, kind in enumerate((StepKind.SCORE, StepKind.MEASURE), start=100):
-        turn = Turn(
-            index=index, kind=kind, owner="a", round=0, first_seq=index, num_items=1, first_step=3, first_batch=0
-        )
-        trained.start_turn(turn)
-        for item in items(trained.plan.course, turn):
-            trained.run_item(item)
+    turn = Turn(
+        index=100, kind=StepKind.SCORE, owner="a", round=0, first_seq=100, num_items=1, first_step=3, first_batch=0
+    )
+    trained.start_turn(turn)
+    for item in items(trained.plan.course, turn):
+        trained.run_item(item)
     after = trained.tensors()
     assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
     assert state() == moments

@@ -16,7 +16,7 @@ from edge.model.auxiliary import FusedDelta, LinearDelta
 from edge.techniques.activation_checkpointing import BlockForward, run_saving, saved_tensors, storage_bytes
 from edge.techniques.offload.helper import AuxiliaryModels
 from edge.techniques.offload.pairs import Capture, Pairs, PairVectors, PairWire, from_file, to_file
-from edge.techniques.offload.sites import AuxiliarySite, install, pack, unpack
+from edge.techniques.offload.sites import AuxiliarySite, adapter_weights, install, pack, unpack
 from edge.techniques.velora import subtokens
 from ringtune.costs.offload_costs import PairWidths, pair_token_bytes, pair_widths
 from ringtune.errors import DivergedError, IntegrityError, JobError, PlanError
@@ -198,11 +198,9 @@ def test_a_pair_is_recorded_once_and_only_while_it_is_asked_for(root: Path) -> N
     twice.backward(grad, retain_graph=True)
     with pytest.raises(PlanError, match="two pairs"):
         twice.backward(grad)
-    install(both.host.skeleton, both.helper.weights(0, 1), range(1), where="the test")
+    install(adapter_weights(both.host.skeleton, range(1)), both.helper.weights(0, 1), where="the test")
     with pytest.raises(RuntimeError, match="modified by an inplace"):
         stale.backward(grad)
-    capture.close()
-    assert not both.host.forward(x, 0, dropped=False).requires_grad
 
 
 # ---- the helper ------------------------------------------------------------------------------------
@@ -258,9 +256,9 @@ def test_pairs_and_weights_that_do_not_fit_are_refused(root: Path) -> None:
         infinite,
     ):
         with pytest.raises((IntegrityError, DivergedError), match="the weights of step 4"):
-            install(both.host.skeleton, bad, range(1), where="the weights of step 4")
+            install(adapter_weights(both.host.skeleton, range(1)), bad, where="the weights of step 4")
     assert all(torch.equal(value, before[key]) for key, value in held().items())
-    install(both.host.skeleton, large, range(1), where="the test")
+    install(adapter_weights(both.host.skeleton, range(1)), large, where="the test")
     assert all(torch.equal(value, large[key]) for key, value in held().items())
 
 
@@ -283,24 +281,6 @@ def test_gradient_of_a_matrix_alone_has_the_bits_of_autograd(inputs: int, output
         for name, weight in plain.named_parameters():
             own, found = weight.grad, delta.get_parameter(name).grad
             assert own is not None and found is not None and torch.equal(own, found), name
-
-
-def test_graphs_under_way_can_keep_the_weights_of_before(root: Path) -> None:
-    """As overlapping needs it: the gradients are those of the weights that the forward had."""
-    both = trio(offload.family_folder(root, "bert"), offload.FUSED_LORA)
-    x, grad = inputs_of("bert", 1)
-    leaf, pairs = x.clone().requires_grad_(), both.host.capture.pairs()
-    y = both.host.forward(leaf, 0, dropped=False, pairs=pairs)
-    new = {name: value + 1.0 for name, value in both.helper.weights(0, NUM_BLOCKS).items()}
-    install(both.host.skeleton, new, range(NUM_BLOCKS), where="the test", keeps_old=True)
-    y.backward(grad)
-    both.helper.fit(pairs.take(0, NUM_BLOCKS))
-    (wanted,) = plain_grads(both, [x], [grad], dropped=False)
-    assert torch.equal(leaf.grad, wanted)  # type: ignore[arg-type]
-    assert apart(helper_grads(both.helper), both.plain.grads()) < 1e-9
-    held = dict(both.host.skeleton.blocks[1].named_parameters())
-    assert all(torch.equal(held[name.removeprefix("1.")], new[name]) for name in new if name.startswith("1."))
-    assert not any(held[name.removeprefix("1.")].requires_grad for name in new if name.startswith("1."))
 
 
 POLICIES = ((Range(0, 2),), (Range(0, 1),), (Range(1, 2),))
@@ -487,12 +467,6 @@ def test_velora_wire_rebuilds_what_lies_along_its_vector(root: Path) -> None:
     resumed.vectors.load(sender.vectors.tensors())
     after = resumed.encode(second)
     assert after.keys() == again.keys() and all(torch.equal(value, after[key]) for key, value in again.items())
-
-
-def test_unknown_wire_is_refused() -> None:
-    """With those that there are."""
-    with pytest.raises(PlanError, match="float32, bfloat16, velora"):
-        PairWire("int8", {})
 
 
 def test_state_of_a_helper_without_the_vectors_of_its_pairs_is_refused() -> None:
