@@ -7,7 +7,6 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -27,9 +26,7 @@ def chat(
     system: Annotated[
         str, typer.Option("--system", metavar="TEXT", help="System message at the front of the conversation.")
     ] = "",
-    model: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Model folder on this machine; replaces the run's model.path.")
-    ] = None,
+    model: options.ModelFolder = None,
     user: options.User = "",
     max_new_tokens: options.MaxNewTokens = 512,
     temperature: options.Temperature = None,
