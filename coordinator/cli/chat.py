@@ -94,10 +94,7 @@ class Talk:
         """Answer a line, or obey it; return the answer with its counts, nothing for other lines, None at the end.
 
         Where ``is_lenient``, Ctrl-C stops the answer, which stays in the conversation as far as it went, and a line
-        that can not be answered is told, and forgotten.
-
-        Raises:
-            DataError: it can not be answered.
+        that can not be answered is told, and forgotten; else it raises ``DataError``.
         """
         from ringtune.errors import DataError
 

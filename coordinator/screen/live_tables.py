@@ -53,7 +53,6 @@ class LiveProgress(LineProgress):
         self._live = Live(console=self._console, refresh_per_second=5, get_renderable=self._render)
 
     def __enter__(self) -> Self:
-        """Start drawing."""
         self._live.__enter__()
         return self
 

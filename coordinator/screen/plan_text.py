@@ -184,10 +184,7 @@ def _seen_by_helpers(plan: Plan) -> str:
 def table_text(plan: Plan, *, at_step: int, num_steps: int) -> str:
     """Write the action table of some steps of the first owner, at the greatest depth where losses decide it.
 
-    It is that of the placement at the first of them.
-
-    Raises:
-        UsageError: the run has no step ``at_step``.
+    It is that of the placement at the first of them. A run without step ``at_step`` raises ``UsageError``.
     """
     plan = plan.soonest()
     if not 0 <= at_step < plan.course.num_steps:

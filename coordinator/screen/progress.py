@@ -215,7 +215,6 @@ class Progress:
     """Interface for a run's events on a screen; this class shows nothing."""
 
     def __enter__(self) -> Self:
-        """Start the display."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -377,13 +376,11 @@ class WaitNotice(Progress):
         self._thread = threading.Thread(target=self._say, name="waiting", daemon=True)
 
     def __enter__(self) -> Self:
-        """Start the wait."""
         self._since_s = time.monotonic()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the wait."""
         with self._changed:
             self._is_over = True
             self._changed.notify()
