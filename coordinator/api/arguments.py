@@ -159,16 +159,6 @@ def folder_of(run: RunLike) -> Path:
 
 
 @contextmanager
-def python_words() -> Iterator[None]:
-    """Reword errors of a block for Python: ``--data FILE`` is ``data=FILE``, ``--column`` an entry of ``columns``.
-
-    A command line in a message stays unchanged.
-    """
-    with reworded(_in_python):
-        yield
-
-
-@contextmanager
 def reworded(words: Callable[[str], str]) -> Iterator[None]:
     """Apply ``words`` to the messages of errors raised in the block."""
     try:
@@ -178,7 +168,11 @@ def reworded(words: Callable[[str], str]) -> Iterator[None]:
         raise
 
 
-def _in_python(text: str) -> str:
+def in_python(text: str) -> str:
+    """Reword a message for Python: ``--data FILE`` is ``data=FILE``, ``--column`` an entry of ``columns``.
+
+    A command line in it stays unchanged.
+    """
     before, command, rest = text.partition(_COMMAND)
     before = before.replace("--detach", "wait=False")
     before = re.sub(r"--column (\w+)=([\w.]+)", r"columns={'\1': '\2'}", before)
@@ -190,7 +184,7 @@ def for_python(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        with python_words(), speaking_as(speaker()):
+        with reworded(in_python), speaking_as(speaker()):
             return function(*args, **kwargs)
 
     return called

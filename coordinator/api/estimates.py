@@ -270,11 +270,8 @@ def estimate(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> Estimated:
     if job.model.task != IMAGE_CLASSIFICATION:
         require_tokenizer(Path(job.model.path))
     token_bytes = computed_token_bytes(model, job)
-    files, counted, problems = (
-        [file for file in (job.data.train, job.data.eval) if file],
-        list[RowCounts](),
-        list[str](),
-    )
+    files = [file for file in (job.data.train, job.data.eval) if file]
+    counted, problems = list[RowCounts](), list[str]()
     for file in files:
         try:
             counted.append(count_rows(file, job))

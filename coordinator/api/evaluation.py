@@ -12,9 +12,10 @@ import json
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 from coordinator.client.follow import Outcome
 from coordinator.client.local_nodes import OWN_COORDINATOR, LocalNodes, LocalSetup
@@ -78,7 +79,8 @@ def evaluate_alone(run: SavedRun, data: Path | None, *, join_s: float, model: Pa
     check_rows(job.model.task, job.data)
     with speaking_as(None), CoordinatorServer("127.0.0.1:0", lease_s=job.runtime.lease_s) as server:
         try:
-            return _evaluate(run, job, server.address, join_s=join_s, options=[OWN_COORDINATOR], take=_figures)
+            with _evaluated(run, job, server.address, join_s=join_s, options=[OWN_COORDINATOR]) as (came, _):
+                return _figures(came)
         finally:
             server.coordinator.stop("the evaluation is over", _STOP_S)
 
@@ -95,10 +97,11 @@ def evaluate_on_ring(
     if data is None:
         with _free_coordinator(address, insecure=insecure) as client:
             came = client.evaluate(job, owner="", saved=run.saved, progress=Progress())
-        return _figures(came, Path())
+        return _figures(came)
     check_rows(job.model.task, job.data)
     options = _guest_options(model, insecure=insecure)
-    return _evaluate(run, job, address, join_s=join_s, insecure=insecure, options=options, take=_figures)
+    with _evaluated(run, job, address, join_s=join_s, insecure=insecure, options=options) as (came, _):
+        return _figures(came)
 
 
 def _guest_options(model: Path | None, *, insecure: bool) -> list[str]:
@@ -130,17 +133,13 @@ def texts_on_ring(
     options = _guest_options(model, insecure=insecure)
     job = dataclasses.replace(evaluation_job(run, data), generation=dataclasses.replace(settings, loss=False))
     try:
-        texts = _evaluate(run, job, address, join_s=join_s, insecure=insecure, options=options, take=_texts)
+        with _evaluated(run, job, address, join_s=join_s, insecure=insecure, options=options) as (_, states):
+            (file,) = states.glob(f"*/*/{TEXTS}")
+            texts = file.open("rb")  # outlives its folder
     except PeerLostError as error:
         again = "texts that were begun are kept nowhere: type the command again, it takes the nodes that are there"
         raise type(error)(f"{error}; {again}") from error
     yield from in_order(texts)
-
-
-def _texts(_: Outcome, states: Path) -> BinaryIO:
-    """Open the file of texts that the agent has left, which outlives its folder."""
-    (file,) = states.glob(f"*/*/{TEXTS}")
-    return file.open("rb")
 
 
 def in_order(texts: BinaryIO) -> Iterator[dict[str, Any]]:
@@ -158,27 +157,18 @@ def in_order(texts: BinaryIO) -> Iterator[dict[str, Any]]:
             yield json.loads(texts.readline())
 
 
-Taken = TypeVar("Taken")
-
-
-def _figures(came: Outcome, _: Path) -> dict[str, Any]:
+def _figures(came: Outcome) -> dict[str, Any]:
     evaluation = came.report.get("eval")
     if not isinstance(evaluation, dict) or "count" not in evaluation:
         raise IntegrityError("the coordinator sent no evaluation; use one version on all machines")
     return evaluation
 
 
-def _evaluate(
-    run: SavedRun,
-    job: Job,
-    address: str,
-    *,
-    join_s: float,
-    take: Callable[[Outcome, Path], Taken],
-    insecure: bool | None = None,
-    options: list[str],
-) -> Taken:
-    """Evaluate with an agent of this machine as the owner; ``take`` gets the outcome and the parent of its folder."""
+@contextmanager
+def _evaluated(
+    run: SavedRun, job: Job, address: str, *, join_s: float, insecure: bool | None = None, options: list[str]
+) -> Iterator[tuple[Outcome, Path]]:
+    """Evaluate with an agent of this machine as the owner; yield the outcome and the parent of the agent's folder."""
     owner = f"eval-{secrets.token_hex(4)}"
     ended: list[RingTuneError] = []
     with (
@@ -200,7 +190,7 @@ def _evaluate(
             came = client.evaluate(job, owner=owner, saved=run.saved, progress=Progress())
         except RingTuneError as error:
             raise (ended or [error])[0] from error
-        return take(came, Path(name) / "states")
+        yield came, Path(name) / "states"
 
 
 def _invitation(client: Client, node: str, file: Path) -> list[str]:

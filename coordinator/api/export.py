@@ -67,12 +67,9 @@ _MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def check_adapter(run: SavedRun, config: Mapping[str, Any], *, where: str) -> None:
-    """Refuse an adapter with other tensors than config and plan say.
+    """Refuse an adapter with other tensors than config and plan say; raises ``IntegrityError``.
 
     ``config`` is the content of the file ``where``: ``adapter_config.json``, or ``adapter.json`` of auxiliary models.
-
-    Raises:
-        IntegrityError: a file is damaged, or blocks lack tensors.
     """
     tensors = read_safetensors_header(run.saved / "adapter.safetensors")
     facts = described(config, where=where) if where == AUXILIARY_CONFIG_FILE else None

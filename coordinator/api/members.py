@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from coordinator.api.arguments import JobLike
 from coordinator.api.output import Table
 from coordinator.api.run import Run
+from coordinator.client.connection import Connection
+from coordinator.client.detached_runs import fetch_run, kept_record
+from coordinator.screen.listing import nodes_json, runs_json, status_json
 from ringtune.transport.speaker import speaker, speaking_as
 
 if TYPE_CHECKING:
     from coordinator.api.plan import PlannedJob
-    from coordinator.client.connection import Connection
 
 
 class Coordinator:
@@ -42,22 +44,16 @@ class Coordinator:
 
     def nodes(self) -> Table:
         """Return the joined nodes: name, state, rows, cores, memory in bytes, address."""
-        from coordinator.screen.listing import nodes_json
-
         with self._connected() as client:
             return Table(nodes_json(client.nodes()))
 
     def runs(self) -> Table:
         """Return the stored runs, oldest first; raises ``RingTuneError``."""
-        from coordinator.screen.listing import runs_json
-
         with self._connected() as client:
             return Table(runs_json(client.runs()))
 
     def status(self) -> dict[str, Any]:
         """Return the present state: the run with phase, step and loss, and every node with its state."""
-        from coordinator.screen.listing import status_json
-
         with self._connected() as client:
             return status_json(client.status())
 
@@ -72,8 +68,6 @@ class Coordinator:
         Raises:
             RingTuneError: there is no such run, or the folder can't be used.
         """
-        from coordinator.client.detached_runs import fetch_run, kept_record
-
         with self._connected() as client:
             record = kept_record(client, run_id)
             folder = Path(run_id or record.run_id) if out is None else Path(out)
@@ -82,8 +76,6 @@ class Coordinator:
 
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
-        from coordinator.client.connection import Connection
-
         with speaking_as(speaker()), Connection(self.address, insecure=self._insecure) as client:
             yield client
 

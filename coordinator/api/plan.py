@@ -19,7 +19,7 @@ from coordinator.planner.limits import read_choices
 from coordinator.planner.make_plan import check_inputs, make_plan, planned_as
 from coordinator.planner.planned import JobTime, guessed_time, measured_time
 from coordinator.run.run_text import rows_lines
-from coordinator.screen.plan_text import plan_json, plan_text
+from coordinator.screen.plan_text import plan_text
 from coordinator.screen.progress import WaitNotice
 from ringtune import __version__
 from ringtune.costs.memory_terms import MemoryEstimate
@@ -87,12 +87,23 @@ class PlannedJob:
         return GivenPlan(plan=self.plan, version=__version__, model_digest=self.profile.nodes[0].model.digest)
 
     def text(self) -> str:
-        """Return the plan as one line of JSON, as ``ringtune plan --json`` prints it and ``--save`` writes it."""
-        return plan_json(self.given, self.memory, note=self.note, why=self.why, time=self.time, rows=self.rows)
+        """Return ``to_json`` as one line."""
+        return json.dumps(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of ``text`` as dictionaries, lists, numbers and strings."""
-        return dict(json.loads(self.text()))
+        """Return the plan as ``ringtune plan --json`` prints it and ``--save`` writes it."""
+        memory = {
+            node: {"total_bytes": estimate.total_bytes, **{f"{k}_bytes": v for k, v in estimate.parts().items()}}
+            for node, estimate in self.memory.items()
+        }
+        more = {
+            "predicted": self.time.to_json() if self.time is not None else None,
+            "note": self.note,
+            "rows": list(self.rows),
+            "explanation": self.why.to_json() if self.why is not None else None,
+        }
+        given = {name: value for name, value in more.items() if value}
+        return {"event": "plan", **self.given.to_json(), "memory": memory, **given}
 
     def save(self, path: str | Path) -> Path:
         """Write a file for ``train(plan=...)`` and ``ringtune train --plan``; return its path.

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from coordinator.client.run_files import TablesFile
 from coordinator.client.saved_run import read_run_file
@@ -23,6 +22,7 @@ from ringtune.techniques.operations import expected_table
 from sim.prediction import Prediction, recorded_shape
 from sim.recorded_run import Recording, read_trace
 
+T = TypeVar("T")
 _OPTIMIZER, _DTYPE = "adamw", "float32"
 
 
@@ -95,7 +95,7 @@ def read_inputs(plan: Path, profile: Path | None) -> Inputs:
     for file, hint in ((plan_file, "plan.json or the --out of a 'ringtune train'"), (profile_file, "--profile FILE")):
         if not file.is_file():
             raise UsageError(f"{file} is not there; give {hint}")
-    found_plan, found_profile = read_plan(plan_file), read_profile(profile_file)
+    found_plan, found_profile = read_plan(plan_file), _read(profile_file, Profile.from_json)
     job = load_job(plan / "job.toml") if run and (plan / "job.toml").is_file() else None
     fixed_tokens = max((node.model.fixed_tokens for node in found_profile.nodes), default=0)
     shape = job_shape(job, fixed_tokens=fixed_tokens) if job else recorded_shape(found_profile, found_plan)
@@ -123,31 +123,20 @@ def _moves(report_file: Path) -> list[tuple[int, float, str]]:
 
 
 def read_plan(path: Path) -> Plan:
-    """Read a plan from a file; raises ``IntegrityError`` or ``InvalidInputError``."""
+    """Read a plan from a file, also of ``ringtune plan --json``; raises ``IntegrityError`` or ``InvalidInputError``."""
+
+    def parse(value: dict[str, Any]) -> Plan:
+        is_printed = value.get("event") == "plan" and isinstance(value.get("plan"), dict)
+        return Plan.from_json(value["plan"] if is_printed else value)
+
+    return _read(path, parse)
+
+
+def _read(path: Path, parse: Callable[[dict[str, Any]], T]) -> T:
+    """Parse the content of a file; an error of its content names the file."""
     value = read_run_file(path)
-    if value.get("event") == "plan" and isinstance(value.get("plan"), dict):
-        value = value["plan"]
-    with _named(path):
-        return Plan.from_json(value)
-
-
-def read_profile(path: Path) -> Profile:
-    """Read a profile from a file.
-
-    Raises:
-        IntegrityError: it is not readable.
-        InvalidInputError: it breaks a rule; names the file.
-    """
-    value = read_run_file(path)
-    with _named(path):
-        return Profile.from_json(value)
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Put the file's path before the message of an error raised in the block."""
     try:
-        yield
+        return parse(value)
     except InvalidInputError as error:
         raise type(error)(f"{path}: {error}") from error
 

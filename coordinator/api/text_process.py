@@ -185,7 +185,6 @@ class TextProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the process."""
         self._undo.close()
 
     def answer(self, request: Mapping[str, Any]) -> Iterator[Event]:

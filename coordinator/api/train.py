@@ -71,15 +71,12 @@ def local_ring(
     goes_on: Plan | None = None,
     page: tuple[str, Path | None] | None = None,
 ) -> Iterator[Client]:
-    """Start a coordinator, agents and a client; end them all with the context.
+    """Start a coordinator, agents and a client, which end with the context; raises ``RingTuneError``.
 
     The calls are those of a remote run: over gRPC, from submitter to coordinator to agents.
 
     ``folder`` is for logs and checkpoints; None = both are temporary. ``goes_on`` is the plan of the run to resume.
     ``page`` is ``host:port`` of a web page, and the file with its token.
-
-    Raises:
-        RingTuneError: it can't be started here.
     """
     from coordinator.server.server import CoordinatorServer
 
@@ -164,14 +161,17 @@ def _follow(
             progress.note(note)
         goes_on = False
         try:
-            with ring(progress) as client, _log(log, out) as logs:
+            with ring(progress) as client, contextlib.ExitStack() as stack:
+                sinks: list[EventSink] = [functools.partial(_note_place, out, client.address, local)]
+                if log:
+                    sinks.append(stack.enter_context(contextlib.closing(TensorBoardLog(out))))
                 try:
                     client.run(
                         request,
                         progress=progress,
                         folder=folder,
                         interrupts=interrupts,
-                        sinks=[functools.partial(_note_place, out, client.address, local), *logs],
+                        sinks=sinks,
                         coordinator_wait_s=0.0 if local else coordinator_wait_s,
                     )
                 finally:
@@ -204,16 +204,6 @@ def _shown_on_page(coordinator: Coordinator, bind: str, token: Path | None, prog
         for line in page.lines():
             progress.note(line)
         yield
-
-
-@contextlib.contextmanager
-def _log(log: str, out: Path) -> Iterator[list[EventSink]]:
-    """Yield the event sinks beside ``metrics.jsonl``: that of ``tensorboard``, or none."""
-    if not log:
-        yield []
-        return
-    with contextlib.closing(TensorBoardLog(out)) as written:
-        yield [written]
 
 
 def _note_place(out: Path, address: str, local: int, event: control_pb2.RunEvent) -> None:

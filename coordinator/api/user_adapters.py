@@ -42,14 +42,10 @@ def check_can_merge(run: SavedRun) -> None:
 
 
 def merge_into(run: SavedRun, target: Path, *options: str) -> None:
-    """Write the merged model of a run, without a card, in a process of its own.
+    """Write the merged model of a run, without a card, in a process of its own; raises ``RingTuneError``.
 
     ``options`` are those of ``edge.model.merge``: another base model, one user in place of the sum of all; or the sum
     of the adapters of all users alone, as the folder of one adapter.
-
-    Raises:
-        RingTuneError: the error of the process.
-        DeadlineError: it took longer than ``MERGE_S``.
     """
     command = [sys.executable, "-P", "-m", "edge.model.merge", str(run.folder), str(target), *options]
     try:
@@ -66,13 +62,7 @@ _MAX_NAMED: Final = 20
 
 
 def require_user(run: SavedRun, user: str) -> None:
-    """Refuse an unknown user, and an empty one if a user has to be named.
-
-    An empty ``user`` means the adapters of all.
-
-    Raises:
-        UsageError: lists the users.
-    """
+    """Refuse an unknown user, and an empty one (all adapters) if a user has to be named; raises ``UsageError``."""
     if not run.users:
         if user:
             raise UsageError(

@@ -7,7 +7,6 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -27,9 +26,7 @@ def chat(
     system: Annotated[
         str, typer.Option("--system", metavar="TEXT", help="System message at the front of the conversation.")
     ] = "",
-    model: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Model folder on this machine; replaces the run's model.path.")
-    ] = None,
+    model: options.ModelFolder = None,
     user: options.User = "",
     max_new_tokens: options.MaxNewTokens = 512,
     temperature: options.Temperature = None,
@@ -97,10 +94,7 @@ class Talk:
         """Answer a line, or obey it; return the answer with its counts, nothing for other lines, None at the end.
 
         Where ``is_lenient``, Ctrl-C stops the answer, which stays in the conversation as far as it went, and a line
-        that can not be answered is told, and forgotten.
-
-        Raises:
-            DataError: it can not be answered.
+        that can not be answered is told, and forgotten; else it raises ``DataError``.
         """
         from ringtune.errors import DataError
 

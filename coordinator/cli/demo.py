@@ -6,7 +6,7 @@ import json as json_module
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -57,11 +57,9 @@ def demo(
     options.show({"event": "demo", "adapter": str(adapter), "eval": report["eval"]}, lines, as_json=json)
 
 
-def closing_lines(report: Mapping[str, object], *, model: Path, run: Path) -> str:
+def closing_lines(report: Mapping[str, Any], *, model: Path, run: Path) -> str:
     """Return the demo's last lines: the accuracy, a command that uses the result, and AdapterHub code that loads it."""
     evaluation = report["eval"]
-    if not isinstance(evaluation, dict):
-        raise TypeError(f"report.json has no evaluation: {evaluation!r}")
     code = LOAD_LINES.format(model=json_module.dumps(str(model)), adapter=json_module.dumps(str(run / "adapter")))
     return (
         f"\naccuracy {evaluation['accuracy']:.4f} on {evaluation['count']} held-out sentences\n"

@@ -67,6 +67,7 @@ def evaluate(
     from coordinator.cli.columns import parse_columns
     from coordinator.run.run_text import all_figures
     from coordinator.screen.tables import class_lines
+    from ringtune.errors import UsageError
 
     tell = functools.partial(typer.echo, err=True)
     if harness or harness_data is not None or apply_chat_template:
@@ -86,8 +87,8 @@ def evaluate(
         )
         options.show({"event": "harness", "tasks": figures}, lines_of(figures), as_json=json)
         return
-    if coordinator and data is None:
-        refuse_local_node_options(context)
+    if coordinator and data is None and (words := " and ".join(_typed(context, "--model", "--join-s"))):
+        raise UsageError(f"{words} would be for a node here that has the rows; give --data FILE, or leave out {words}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     found = typed(api.evaluate)(
         folder,
@@ -120,15 +121,3 @@ def _typed(context: typer.Context, *options_: str) -> list[str]:
     """Return those of the options that stand on the command line."""
     sources = {one: context.get_parameter_source(one.removeprefix("--").replace("-", "_")) for one in options_}
     return [one for one, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
-
-
-def refuse_local_node_options(context: typer.Context) -> None:
-    """Refuse options of the node on this machine if the evaluation is on the rows of other nodes.
-
-    Raises:
-        UsageError: one was typed.
-    """
-    from ringtune.errors import UsageError
-
-    if words := " and ".join(_typed(context, "--model", "--join-s")):
-        raise UsageError(f"{words} would be for a node here that has the rows; give --data FILE, or leave out {words}")

@@ -23,9 +23,7 @@ def serve(
             "new one elsewhere.",
         ),
     ] = None,
-    model: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Model folder on this machine; replaces the run's model.path.")
-    ] = None,
+    model: options.ModelFolder = None,
     user: options.User = "",
     json: options.Json = False,
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -78,7 +77,7 @@ def what_if(
         require_sweep_place,
     )
     from coordinator.planner.what_if import difference_text
-    from coordinator.screen.progress import WaitNotice, shown_cells
+    from coordinator.screen.progress import WaitNotice
     from ringtune.errors import InterruptedRunError, UsageError
     from ringtune.storage.durable import check_writable
 
@@ -97,9 +96,11 @@ def what_if(
     missing = 0
 
     def watch(cells: Generator[CellResult], count: int) -> Iterator[CellResult]:
+        from coordinator.screen.live_tables import shown_cells
+
         nonlocal missing
         missing = count
-        with contextlib.suppress(KeyboardInterrupt), contextlib.closing(shown_cells(cells, count, sys.stderr)) as shown:
+        with contextlib.suppress(KeyboardInterrupt), shown_cells(cells, count) as shown:
             for cell in shown:
                 missing -= 1
                 yield cell

@@ -41,10 +41,7 @@ def nodes_json(members: Sequence[control_pb2.NodeEntry]) -> list[dict[str, Any]]
             "seen_s": round(entry.seen_s, 3),
             "has_data": entry.joined.has_data,
             **{name: _known(entry.joined, name) for name in ("train_rows", "eval_rows")},
-            "cores": entry.joined.cores,
-            "device": entry.joined.device,
-            "threads": entry.joined.threads,
-            "memory_bytes": entry.joined.memory_bytes,
+            **{name: getattr(entry.joined, name) for name in ("cores", "device", "threads", "memory_bytes")},
             "rss_bytes": entry.rss_bytes,
             **{name: getattr(entry.joined, name) for name in ("system", "rack", "address", "version")},
         }

@@ -1,10 +1,11 @@
-"""Tables redrawn in place on a terminal: progress of a run, and members of a coordinator."""
+"""Tables redrawn in place on a terminal: progress of a run and of a sweep, and members of a coordinator."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Self, TypeVar
 
 from rich import progress as bars
 from rich.console import Console, Group, RenderableType
@@ -24,6 +25,7 @@ from ringtune.schedule.units import Units
 from ringtune.texts import printable
 from ringtune.v1 import control_pb2
 
+Cell = TypeVar("Cell")
 _FIRST_PHASE = "starting"
 
 
@@ -51,7 +53,6 @@ class LiveProgress(LineProgress):
         self._live = Live(console=self._console, refresh_per_second=5, get_renderable=self._render)
 
     def __enter__(self) -> Self:
-        """Start drawing."""
         self._live.__enter__()
         return self
 
@@ -121,6 +122,18 @@ class LiveProgress(LineProgress):
             str(owner.train_rows) if owner else "-",
             format_bytes(self._memory_bytes[node]) if node in self._memory_bytes else "",
         )
+
+
+@contextmanager
+def shown_cells(cells: Iterable[Cell], total: int, console: Console | None = None) -> Iterator[Iterable[Cell]]:
+    """Show a bar of the finished cells of a sweep and the remaining time, on a terminal only.
+
+    ``total`` is the final number of cells; ``console`` None is the standard error.
+    """
+    console = console or Console(stderr=True)
+    columns = (bars.BarColumn(), bars.MofNCompleteColumn(), bars.TextColumn("cells"), bars.TimeRemainingColumn())
+    with bars.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
+        yield shown.track(cells, total=total)
 
 
 INTERVAL_S: Final = 1.0

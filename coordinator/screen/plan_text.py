@@ -1,13 +1,10 @@
-"""A plan as text and as JSON: slices, memory, privacy, and the action table of some steps."""
+"""A plan as text: slices, memory, privacy, and the action table of some steps."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from coordinator.planner.explain import Explanation, explanation_text
-from coordinator.planner.given_plan import GivenPlan
 from coordinator.planner.planned import JobTime, copies_line
 from coordinator.screen.tables import table_lines
 from coordinator.screen.training_text import helper_lines, training_lines
@@ -187,10 +184,7 @@ def _seen_by_helpers(plan: Plan) -> str:
 def table_text(plan: Plan, *, at_step: int, num_steps: int) -> str:
     """Write the action table of some steps of the first owner, at the greatest depth where losses decide it.
 
-    It is that of the placement at the first of them.
-
-    Raises:
-        UsageError: the run has no step ``at_step``.
+    It is that of the placement at the first of them. A run without step ``at_step`` raises ``UsageError``.
     """
     plan = plan.soonest()
     if not 0 <= at_step < plan.course.num_steps:
@@ -207,32 +201,3 @@ def table_text(plan: Plan, *, at_step: int, num_steps: int) -> str:
     )
     part = plan.at(due(plan.course, plan.placements, turn))
     return format_table(build_table(part, [turn]), plan.course.num_blocks)
-
-
-def plan_json(
-    given: GivenPlan,
-    memory: Mapping[str, MemoryEstimate],
-    *,
-    note: str = "",
-    why: Explanation | None = None,
-    time: JobTime | None = None,
-    rows: Sequence[str] = (),
-) -> str:
-    """Write a plan as one line of JSON; the options are as for ``plan_text``."""
-    value: dict[str, Any] = {
-        "event": "plan",
-        **given.to_json(),
-        "memory": {
-            node: {"total_bytes": estimate.total_bytes, **{f"{k}_bytes": v for k, v in estimate.parts().items()}}
-            for node, estimate in memory.items()
-        },
-    }
-    if time is not None:
-        value["predicted"] = time.to_json()
-    if note:
-        value["note"] = note
-    if rows:
-        value["rows"] = list(rows)
-    if why is not None:
-        value["explanation"] = why.to_json()
-    return json.dumps(value)

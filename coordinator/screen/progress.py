@@ -11,9 +11,9 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Self, TextIO, TypeVar
+from typing import Any, Final, Self, TextIO
 
 from coordinator.run.run_text import STEP_KIND, LastStep, figure, figures_text, training_facts
 from coordinator.screen.tables import class_lines
@@ -215,7 +215,6 @@ class Progress:
     """Interface for a run's events on a screen; this class shows nothing."""
 
     def __enter__(self) -> Self:
-        """Start the display."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -350,8 +349,6 @@ class JsonProgress(Progress):
         self._write("note", {"text": text})
 
 
-Cell = TypeVar("Cell")
-_INTERVAL_S: Final = 0.2
 QUIET_S: Final = 2.0
 """Waits up to this time are not shown."""
 _PHASES: Final = {
@@ -379,13 +376,11 @@ class WaitNotice(Progress):
         self._thread = threading.Thread(target=self._say, name="waiting", daemon=True)
 
     def __enter__(self) -> Self:
-        """Start the wait."""
         self._since_s = time.monotonic()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the wait."""
         with self._changed:
             self._is_over = True
             self._changed.notify()
@@ -416,30 +411,6 @@ class WaitNotice(Progress):
             if width:
                 _write(self._stream, "", width)
                 _write(self._stream, "", 0)
-
-
-def shown_cells(
-    cells: Iterable[Cell], total: int, stream: TextIO, *, now_s: Callable[[], float] = time.monotonic
-) -> Generator[Cell]:
-    """Pass the results of a sweep on, and show on a terminal their number and the remaining time.
-
-    ``total`` is the final number of results. ``stream`` is for the progress, not for the results.
-    """
-    if not stream.isatty():
-        yield from cells
-        return
-    began_s = shown_s = now_s()
-    width = _write(stream, f"0 of {total:,} cells", 0)
-    try:
-        for done, cell in enumerate(cells, start=1):
-            if now_s() - shown_s >= _INTERVAL_S or done == total:
-                shown_s = now_s()
-                left_s = (shown_s - began_s) / done * (total - done)
-                width = _write(stream, f"{done:,} of {total:,} cells, {format_seconds(left_s)} left", width)
-            yield cell
-    finally:
-        _write(stream, "", width)
-        _write(stream, "", 0)
 
 
 def _write(stream: TextIO, text: str, width: int) -> int:

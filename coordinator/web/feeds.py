@@ -73,11 +73,8 @@ class FolderFeed:
             yield control_pb2.RunEvent(note=told)
 
     def _news(self) -> Iterator[control_pb2.RunEvent]:
-        if not self._has_begun:
-            self._has_begun = True
-            yield from self._head()
-        if self._has_rewound():
-            self._lines_read, self._plan_seen = 0, (0, 0)
+        if not self._has_begun or self._has_rewound():
+            self._has_begun, self._lines_read, self._plan_seen = True, 0, (0, 0)
             yield from self._head()
         yield from self._plan()
         yield from self._metrics()
@@ -222,12 +219,10 @@ class RunFeed:
         self._thread = threading.Thread(target=self._follow, name="page-events", daemon=True)
 
     def __enter__(self) -> RunFeed:
-        """Start the thread."""
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop the thread."""
         self._left.set()
         self._thread.join(_END_S)
 

@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 import sys
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -71,7 +70,7 @@ class SimulatorProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._waiting = 0
-        self._answers: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._answers: dict[str, dict[str, Any]] = {}
 
     async def ask(self, value: object) -> dict[str, Any]:
         """Answer a browser's question; see ``predictor.answer``, with ``measured_s`` added.
@@ -93,7 +92,7 @@ class SimulatorProcess:
                     if key not in self._answers:
                         self._answers[key] = await self._answer(line)
                         if len(self._answers) > _MAX_ANSWERS:
-                            self._answers.popitem(last=False)
+                            del self._answers[next(iter(self._answers))]
             finally:
                 self._waiting -= 1
         found = self._answers[key]

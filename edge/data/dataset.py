@@ -26,7 +26,7 @@ import torch
 
 from edge.data.conversations import Conversations
 from edge.data.examples import Examples, PackedExamples, Source, SummedExamples, Values
-from edge.data.images import EncodedImage, Images
+from edge.data.images import ImageFile, Images
 from edge.data.prompts import Prompt, PromptReader
 from edge.data.questions import Questions
 from edge.data.tagged import TaggedTexts
@@ -422,8 +422,10 @@ class RowsDigest:
     def _add(self, value: Any) -> None:
         if isinstance(value, str):
             self._put(b"text", value.encode("utf-8", "surrogatepass"))
-        elif isinstance(value, EncodedImage):
+        elif isinstance(value, ImageFile) and value.row:
             self._put(b"image", value.content)
+        elif isinstance(value, ImageFile):
+            self._add((value.path,))
         elif isinstance(value, Path):  # a picture: to read all files would take minutes on a board
             self._put(b"file", f"{value.parent.name}/{value.name} {value.stat().st_size}".encode(errors="replace"))
         elif isinstance(value, tuple | list):

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -58,36 +58,17 @@ class ImageSize(NamedTuple):
         return f"{self.channels} x {self.side} x {self.side} (channels, height, width)"
 
 
-class ImageFile(NamedTuple):
-    """Path of an image that is read at its use."""
-
-    path: Path
-
-    @property
-    def content(self) -> bytes:
-        """Empty: the file has it."""
-        return b""
-
-    def __str__(self) -> str:
-        """Return the place of the image."""
-        return str(self.path)
-
-
 @dataclass(frozen=True, slots=True)
-class EncodedImage:
-    """An image in a column, decoded at its use. ``row``: its number in the table, from 1."""
+class ImageFile:
+    """A picture or array that is decoded at its use: a file, or the ``content`` of a row (from 1) of a table."""
 
-    content: bytes
     path: Path
-    row: int
+    row: int = 0
+    content: bytes = b""
 
     def __str__(self) -> str:
         """Return the place of the image."""
-        return row_place(self.path, self.row)
-
-
-EncodedFile = ImageFile | EncodedImage
-Image = TypeVar("Image", ImageFile, EncodedImage)
+        return row_place(self.path, self.row) if self.row else str(self.path)
 
 
 class Images:
@@ -109,7 +90,7 @@ class Images:
             return replace(
                 found,
                 rows=[
-                    self._checked(EncodedImage(row, path, number))
+                    self._checked(ImageFile(path, number, row))
                     for row, number in zip(found.rows, found.lines, strict=True)
                 ],
             )
@@ -121,12 +102,12 @@ class Images:
             raise DataError(f"{path} ends in {path.suffix!r}; images are read from .npz or a folder per class")
         return self._read_npz(path)
 
-    def examples(self, rows: Sequence[Array | EncodedFile], labels: Sequence[str]) -> ImageExamples:
+    def examples(self, rows: Sequence[Array | ImageFile], labels: Sequence[str]) -> ImageExamples:
         """Make one example of each image; arrays are copied, so that the rest of the file can be freed."""
         own = [row.copy() if isinstance(row, np.ndarray) else row for row in rows]
         return ImageExamples(own, labels, self)
 
-    def pixels(self, row: Array | EncodedFile) -> torch.Tensor:
+    def pixels(self, row: Array | ImageFile) -> torch.Tensor:
         """Convert one image to the model's input: (C, H, W), float32; raises ``DataError``."""
         array, name = (row, "an image") if isinstance(row, np.ndarray) else (self._open(row), str(row))
         if array.dtype == np.uint8:
@@ -158,7 +139,7 @@ class Images:
             raise DataError(f"{folder} has no images ({', '.join(PICTURES)})")
         return [self._checked(ImageFile(file)) for file in found.files]
 
-    def rows_of(self, path: Path) -> Iterator[tuple[int, EncodedImage]]:
+    def rows_of(self, path: Path) -> Iterator[tuple[int, ImageFile]]:
         """Yield number and image of the rows of Parquet or Arrow files, with or without classes.
 
         Raises:
@@ -166,7 +147,7 @@ class Images:
         """
         account = account_of(path, self._data, is_own=True)
         for row in task_rows(path, IMAGE_CLASSIFICATION, self._data, account, with_targets=False):
-            yield row.record[0], self._checked(EncodedImage(row.value, path, row.record[0]))
+            yield row.record[0], self._checked(ImageFile(path, row.record[0], row.value))
         account.check()
 
     def images_of(self, path: Path) -> Array:
@@ -194,7 +175,7 @@ class Images:
         rows = [self._checked(ImageFile(file)) for file in found.files]
         return Rows(rows=rows, labels=found.labels, left_out=found.left_out)
 
-    def _checked(self, image: Image) -> Image:
+    def _checked(self, image: ImageFile) -> ImageFile:
         self._check(image, *self._shape_of(image))
         return image
 
@@ -215,7 +196,7 @@ class Images:
     def _is_channels_first(self, shape: tuple[int, ...]) -> bool:
         return len(shape) == _CHANNELS_LAST and shape[-1] != self._size.channels and shape[0] == self._size.channels
 
-    def _shape_of(self, image: EncodedFile) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    def _shape_of(self, image: ImageFile) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Read shape and type of an image; of an ``.npy`` file only the header is read."""
         if image.path.suffix.lower() != ARRAY:
             array = self._processor.decode(image)
@@ -226,7 +207,7 @@ class Images:
             raise DataError(f"{image.path} is no readable array ({error}); write it with numpy.save") from error
         return header.shape, header.dtype
 
-    def _open(self, image: EncodedFile) -> Array:
+    def _open(self, image: ImageFile) -> Array:
         if image.path.suffix.lower() != ARRAY:
             return self._processor.decode(image)
         try:
@@ -238,7 +219,7 @@ class Images:
 class ImageExamples(ClassifiedExamples):
     """The ``Examples`` of image classification."""
 
-    def __init__(self, rows: Sequence[Array | EncodedFile], labels: Sequence[str], images: Images) -> None:
+    def __init__(self, rows: Sequence[Array | ImageFile], labels: Sequence[str], images: Images) -> None:
         self._rows, self._labels, self._images = rows, labels, images
 
     def __len__(self) -> int:
@@ -291,7 +272,7 @@ class ImageProcessor:
     def __init__(self, steps: ImageSteps) -> None:
         self.steps = steps
 
-    def decode(self, image: EncodedFile) -> Array:
+    def decode(self, image: ImageFile) -> Array:
         """Decode a picture to bytes, (H, W) or (H, W, 3); raises ``DataError``."""
         with opened_picture(image.path, image.content) as opened:
             library: Any = importlib.import_module("PIL.Image")

@@ -130,7 +130,6 @@ class QuestionExamples:
             self.of_rows[window.question] += 1
 
     def __len__(self) -> int:
-        """Number of windows."""
         return len(self._windows)
 
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:

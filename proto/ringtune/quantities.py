@@ -39,12 +39,9 @@ RATE_FORMS: Final = "100Mbit, 100Mbit/s, 1Gbit, 5MB/s, 20MB or 12.5e6 (bytes per
 
 
 def parse_rate(text: str) -> float:
-    """Read a rate as bytes per second: ``100Mbit``, ``1Gbit/s``, ``5MB/s``, ``20MB`` or a plain number of bytes.
+    """Read a rate as bytes per second: ``100Mbit``, ``1Gbit/s``, ``5MB/s``, ``20MB``, ``12.5e6``; or ``UsageError``.
 
     Networks are sold by Mbit/s: 100 Mbit/s are 12.5e6 bytes per second. ``Mb`` is refused: it may mean either.
-
-    Raises:
-        UsageError: not a rate.
     """
     number = r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
     match = re.fullmatch(rf"\s*({number})\s*(?:([A-Za-z]+)\s*(?:/\s*s)?)?\s*", text)

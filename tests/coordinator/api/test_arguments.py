@@ -16,7 +16,7 @@ import pytest
 
 import ringtune
 from coordinator.api import train
-from coordinator.api.arguments import job_here, python_words, read_job, typed
+from coordinator.api.arguments import in_python, job_here, read_job, reworded, typed
 from coordinator.client.run_folder import RunFolder
 from coordinator.client.saved_run import RunLocation
 from coordinator.screen.progress import Progress
@@ -123,7 +123,7 @@ def test_errors_of_functions_name_arguments_and_no_options() -> None:
         ("raise --join-s; see ringtune nodes --coordinator X", "raise join_s=; see ringtune nodes --coordinator X"),
         ("a--b is -- no option", "a--b is -- no option"),
     ]:
-        with pytest.raises(DataError) as raised, python_words():
+        with pytest.raises(DataError) as raised, reworded(in_python):
             raise DataError(said)
         assert str(raised.value) == told
 

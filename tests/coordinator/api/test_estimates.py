@@ -20,10 +20,11 @@ from coordinator.api.estimates import CHARACTERS_PER_TOKEN, count_rows, estimate
 from coordinator.api.plan import plan
 from coordinator.cli.plan import plan as plan_command
 from coordinator.planner.explain import explain
-from coordinator.planner.given_plan import GivenPlan, accept_plan, read_given_plan
+from coordinator.planner.given_plan import accept_plan, read_given_plan
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import block_flop
-from coordinator.screen.plan_text import plan_json, plan_text, table_text
+from coordinator.screen.plan_text import plan_text, table_text
+from ringtune import __version__
 from ringtune.costs.memory_sizes import ROW_BYTES, TOKEN_BYTES
 from ringtune.errors import DataError, ModelError, StorageError, UsageError
 from ringtune.job import rows
@@ -274,15 +275,17 @@ def test_block_flop_counts_weights_and_attention(wanted: Job) -> None:
 
 def test_plan_json_is_one_line_and_plan_text_says_how_stale_a_run_is(wanted: Job) -> None:
     """Machines get the whole plan with its digest, and the memory in bytes."""
-    planned = make_plan(wanted, estimate(wanted, 2, memory_bytes=GIB).facts)
-    value = json.loads(plan_json(GivenPlan(plan=planned.plan, version="9.8.7"), planned.memory))
-    assert value["version"] == "9.8.7"
+    planned = plan(wanted, assume=2, memory="1GiB")
+    assert "\n" not in planned.text()
+    value = json.loads(planned.text())
+    assert value == planned.to_json() and "note" not in value and "explanation" not in value
+    assert value["version"] == __version__
     assert value["plan"]["digest"] == planned.plan.digest
     assert value["memory"]["node-0"]["total_bytes"] == planned.memory["node-0"].total_bytes
     # Whoever plans a stale run is told by how many steps each host lags; other methods have no such line
     wanted = wanted.with_overrides({"train.method": "pipeadapter", "train.local_iterations": 8})
-    planned = make_plan(wanted, estimate(wanted, 2, memory_bytes=GIB).facts)
-    text = "\n".join(plan_text(planned.plan, planned.memory, num_steps=0, measured=False))
+    stale = make_plan(wanted, estimate(wanted, 2, memory_bytes=GIB).facts)
+    text = "\n".join(plan_text(stale.plan, stale.memory, num_steps=0, measured=False))
     assert "stale on purpose" in text
     assert "node-0 1, node-1 0" in text
     fresh = make_plan(wanted.with_overrides({"train.method": "all"}), estimate(wanted, 2, memory_bytes=GIB).facts)

@@ -92,7 +92,7 @@ def test_texts_end_with_a_remedy_where_a_node_is_lost(tmp_path: Path, monkeypatc
         jobs.append(job)
         raise PeerLostError("node b is gone")
 
-    monkeypatch.setattr(evaluation, "_evaluate", lose)
+    monkeypatch.setattr(evaluation, "_evaluated", lose)
     run = read_run(write_run(tmp_path / "run"))
     chat = run.job.with_overrides({"model.task": "chat", "data.labels": []})
     run = dataclasses.replace(run, job=chat, plan=changed(run.plan, labels=()))

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from coordinator.api import prediction_text
 from coordinator.planner import search
 from coordinator.planner.judge import simulated_job_s
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.what_if import CellResult, WhatIf
-from coordinator.screen.progress import shown_cells
+from coordinator.screen.live_tables import shown_cells
 from ringtune.costs.action_costs import move_s
 from ringtune.errors import StorageError
 from ringtune.job.job import load_job
@@ -363,26 +364,12 @@ def test_sweep_prints_its_table_before_it_writes(
 
 
 def test_sweep_progress_is_for_terminals() -> None:
-    """The number of cells and the time left on one line that is cleared in the end; a file gets nothing."""
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    terminal, file, seconds = Terminal(), io.StringIO(), itertools.count()
-    assert list(shown_cells("abc", 3, terminal, now_s=lambda: float(next(seconds)))) == ["a", "b", "c"]
-    shown = [text.strip() for text in terminal.getvalue().split("\r")]
-    assert shown == [
-        "",
-        "0 of 3 cells",
-        "1 of 3 cells, 4.0 s left",
-        "2 of 3 cells, 2.0 s left",
-        "3 of 3 cells, 0.00 ms left",
-        "",
-        "",
-    ]
-    assert list(shown_cells("abc", 3, file)) == ["a", "b", "c"]
-    assert file.getvalue() == ""
+    """The number of cells and the time left on a line that is cleared in the end; a file gets nothing."""
+    terminal, file = io.StringIO(), io.StringIO()
+    for stream in (terminal, file):
+        with shown_cells("abc", 3, Console(file=stream, force_terminal=stream is terminal, width=80)) as cells:
+            assert list(cells) == ["a", "b", "c"]
+    assert "3/3" in terminal.getvalue() and file.getvalue() == ""
 
 
 def test_sweep_shows_what_differs_and_does_not_fit_as_a_result(pair: tuple[str, ...]) -> None:
