@@ -24,7 +24,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -179,13 +178,13 @@ class Held:
         return 3 * sizes[largest] + 2 * sizes[following]
 
 
-def measure(folder: Path, *, repeats: int = 3, sweeps: int = 2, kinds: Sequence[str] = KINDS) -> Figures:
+def measure(folder: Path, *, repeats: int = 3, sweeps: int = 2) -> Figures:
     """Run every kind in turn, ``repeats`` times; what is under ``figures`` has the names of ``TARGETS``."""
     write_model(folder / "model", vocabulary=VOCABULARY)
     write_rows(folder / "rows.csv", rows=ROWS, tokens=TOKENS)
-    runs: dict[str, list[Figures]] = {kind: [] for kind in kinds}
+    runs: dict[str, list[Figures]] = {kind: [] for kind in KINDS}
     for repeat in range(repeats):
-        for kind in kinds if repeat % 2 == 0 else kinds[::-1]:
+        for kind in KINDS if repeat % 2 == 0 else KINDS[::-1]:
             runs[kind].append(_in_process(kind, folder, sweeps))
             _say(kind, runs[kind][-1])
     return {"runs": runs, **figures_of(runs)}
