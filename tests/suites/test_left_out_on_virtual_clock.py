@@ -85,7 +85,7 @@ def plan_of(rng: random.Random) -> Plan:
             return plan
 
 
-def lose_any(ring: RecoveringRing, rng: random.Random, due: list[int], owners: int = 3) -> None:
+def lose_any(ring: RecoveringRing, rng: random.Random, due: list[int]) -> None:
     """Lose any node at the moments of these numbers, one owner at least stays."""
 
     def when(what: str, node: str) -> str | None:
