@@ -144,10 +144,10 @@ class Found(NamedTuple):
     others: int
 
 
-def slow_boards(*, runs: int = RUNS) -> Found:
+def slow_boards() -> Found:
     """One board falls to half its speed."""
     turns, others = list[int](), 0
-    for seed in range(runs):
+    for seed in range(RUNS):
         rng = random.Random(f"slow {seed}")
         slow, since = rng.choice(PLAN.nodes), rng.randint(12, 17)
 
@@ -157,7 +157,7 @@ def slow_boards(*, runs: int = RUNS) -> Found:
         found = board_alarms(seed, slows)
         turns += [number - since + 1 for number, names in found if slow in names][:1]
         others += any(names.keys() != {slow} for _, names in found)
-    return Found(runs, turns, others)
+    return Found(RUNS, turns, others)
 
 
 def slow_links(
@@ -178,9 +178,9 @@ def slow_links(
     return Found(runs, turns, others)
 
 
-def other_links(plan: Plan = PLAN) -> tuple[Pair, ...]:
-    """The links that a plan uses besides those of neighbours."""
-    return tuple(sorted(set().union(*(turn.messages for turn in train_turns(plan))) - set(NEIGHBOURS)))
+def other_links() -> tuple[Pair, ...]:
+    """The links that the plan uses besides those of neighbours."""
+    return tuple(sorted(set().union(*(turn.messages for turn in train_turns(PLAN))) - set(NEIGHBOURS)))
 
 
 def lines() -> Iterator[str]:

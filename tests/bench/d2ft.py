@@ -114,9 +114,9 @@ class Mix:
     forward_only: int = 0
     is_random: bool = False
 
-    def patterns(self, subnets: int, *, seed: int = 0) -> list[str]:
+    def patterns(self, subnets: int) -> list[str]:
         """The pattern of the block for each micro-batch."""
-        rng = random.Random(seed)
+        rng = random.Random(0)
         skipped = self.microbatches - self.full - self.forward_only
         codes = FULL * self.full + FORWARD_ONLY * self.forward_only + SHORTCUT * skipped
         columns = []

@@ -22,9 +22,7 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,11 +34,12 @@ VOCABULARY, TOKENS, ROWS, BATCH = 30_522, 128, 64, 8
 NUM_UNITS: Final = 14
 KINDS: Final = ("disk", "memory", "full")
 RUN_S: Final = 1800.0
+REPEATS, SWEEPS = 3, 2
 
 Figures = dict[str, Any]
 
 
-def run(kind: str, folder: Path, sweeps: int) -> Figures:
+def run(kind: str, folder: Path) -> Figures:
     """Train, and count what is held; see ``KINDS``."""
     from edge.machine.libraries import limit_libraries
     from edge.machine.resources import keep_freed_memory
@@ -54,7 +53,7 @@ def run(kind: str, folder: Path, sweeps: int) -> Figures:
     preload()
     from tests.support.hand_ring import HandRing, make_plan
 
-    job = _job(kind, folder, sweeps)
+    job = _job(kind, folder)
     dataset = _dataset(job, folder)
     idle_bytes = rss_bytes()
     reset_peak()
@@ -91,7 +90,7 @@ def run(kind: str, folder: Path, sweeps: int) -> Figures:
     }
 
 
-def _job(kind: str, folder: Path, sweeps: int) -> Any:
+def _job(kind: str, folder: Path) -> Any:
     from ringtune.job.job import parse_job
 
     size = NUM_UNITS if kind == "full" else 1
@@ -106,7 +105,7 @@ def _job(kind: str, folder: Path, sweeps: int) -> Any:
         microbatches = 1
         max_length = {TOKENS}
         local_iterations = {NUM_UNITS}
-        max_steps = {NUM_UNITS * sweeps}
+        max_steps = {NUM_UNITS * SWEEPS}
         [hift]
         group_size = {size}
         state = "{"disk" if kind == "disk" else "memory"}"
@@ -179,14 +178,14 @@ class Held:
         return 3 * sizes[largest] + 2 * sizes[following]
 
 
-def measure(folder: Path, *, repeats: int = 3, sweeps: int = 2, kinds: Sequence[str] = KINDS) -> Figures:
-    """Run every kind in turn, ``repeats`` times; what is under ``figures`` has the names of ``TARGETS``."""
+def measure(folder: Path) -> Figures:
+    """Run every kind in turn, ``REPEATS`` times; what is under ``figures`` has the names of ``TARGETS``."""
     write_model(folder / "model", vocabulary=VOCABULARY)
     write_rows(folder / "rows.csv", rows=ROWS, tokens=TOKENS)
-    runs: dict[str, list[Figures]] = {kind: [] for kind in kinds}
-    for repeat in range(repeats):
-        for kind in kinds if repeat % 2 == 0 else kinds[::-1]:
-            runs[kind].append(_in_process(kind, folder, sweeps))
+    runs: dict[str, list[Figures]] = {kind: [] for kind in KINDS}
+    for repeat in range(REPEATS):
+        for kind in KINDS if repeat % 2 == 0 else KINDS[::-1]:
+            runs[kind].append(_in_process(kind, folder))
             _say(kind, runs[kind][-1])
     return {"runs": runs, **figures_of(runs)}
 
@@ -222,11 +221,9 @@ def _step_s(one: Figures) -> float:
     return statistics.fmean(one["steps_s"][-NUM_UNITS:])
 
 
-def _in_process(kind: str, folder: Path, sweeps: int) -> Figures:
-    command = [sys.executable, "-P", "-m", "tests.bench.hift_state", "--kind", kind, "--folder", str(folder)]
-    found = subprocess.run(  # noqa: S603
-        [*command, "--sweeps", str(sweeps)], timeout=RUN_S, check=True, stdout=subprocess.PIPE, text=True
-    )
+def _in_process(kind: str, folder: Path) -> Figures:
+    command = [sys.executable, "-P", "-m", "tests.bench.hift_state", kind, str(folder)]
+    found = subprocess.run(command, timeout=RUN_S, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603
     figures: Figures = json.loads(found.stdout.splitlines()[-1])
     return figures
 
@@ -236,24 +233,14 @@ def _say(kind: str, one: Figures) -> None:
     print(f"hift {kind}: {sizes} MiB, {_step_s(one):.3f} s a step", flush=True)  # noqa: T201
 
 
-def main() -> int:
-    """Run one kind, or all of them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--kind", choices=KINDS)
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument("--sweeps", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3)
+def main() -> None:
+    """Run one kind, for ``measure``, and print its figures."""
+    parser = argparse.ArgumentParser(description="Train with one place of the optimizer's state; print what it took.")
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("folder", type=Path, help="of model and rows")
     options = parser.parse_args()
-    if options.kind:
-        print(json.dumps(run(options.kind, options.folder.resolve(), options.sweeps)))  # noqa: T201
-        return 0
-    with tempfile.TemporaryDirectory(prefix="hift-", dir=options.folder) as folder:
-        figures = measure(Path(folder).resolve(), repeats=options.repeats, sweeps=options.sweeps)
-    print(json.dumps({name: figures[name] for name in ("figures", "spread", "same_losses")}, indent=1))  # noqa: T201
-    for miss in missed(figures):
-        print(f"MISSED {miss}")  # noqa: T201
-    return 1 if missed(figures) else 0
+    print(json.dumps(run(options.kind, options.folder.resolve())))  # noqa: T201
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -43,9 +43,9 @@ def _unharmed(name: str, strike: str, *victims: str, seconds: float = SHORT_S) -
     return [Row(name=name, strike=strike, victim=victim, seconds=seconds, outcome=UNHARMED) for victim in victims]
 
 
-def _lost(name: str, strike: str, seconds: float = LONG_S) -> list[Row]:
+def _lost(name: str, strike: str) -> list[Row]:
     """A host is gone for longer than its lease, and an owner."""
-    host = Row(name=name, strike=strike, victim="c", seconds=seconds, outcome=WITHOUT, detected_s=KNOWN_S)
+    host = Row(name=name, strike=strike, victim="c", seconds=LONG_S, outcome=WITHOUT, detected_s=KNOWN_S)
     owner = dataclasses.replace(host, victim="a", outcome=RESUMED, code=4, says="a owns rows, which no other node has")
     return [host, owner]
 

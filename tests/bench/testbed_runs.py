@@ -49,15 +49,15 @@ EVERY_15 = ON_BOARDS | {"unfreeze.every_steps": 15}
 Figures = dict[str, Any]
 
 
-def equal_boards(cpu_cores: float, *, mbit_per_s: float, memory_bytes: int = 3 << 30) -> Layout:
+def equal_boards(*, mbit_per_s: float) -> Layout:
     """Four boards that are the same."""
     rate = mbit_per_s * 1e6 / 8
     return Layout(
         boards=tuple(
             Board(
                 name=f"board-{index}",
-                cpu_cores=cpu_cores,
-                memory_bytes=memory_bytes,
+                cpu_cores=0.4,
+                memory_bytes=3 << 30,
                 up_bytes_per_s=rate,
                 down_bytes_per_s=rate,
             )
@@ -177,9 +177,7 @@ def step_ends_s(folder: Path) -> dict[int, float]:
     return ends_s
 
 
-def time_errors(
-    folder: Path, *, model: Path, train: Path, steps: dict[str, int], repeats: int, layout: Layout | None = None
-) -> Figures:
+def time_errors(folder: Path, *, model: Path, train: Path, steps: dict[str, int], repeats: int) -> Figures:
     """Each method on four unequal boards, several times: errors of the predicted wall time.
 
     The first run of a method is short and predicted from ``ringtune measure``; its error is given beside. Each
@@ -187,7 +185,7 @@ def time_errors(
     the boards did in it with their neighbours busy.
     """
     found: dict[str, list[Timed]] = {method: [] for method in steps}
-    with on_boards(layout or load_layout(UNEQUAL), folder, train) as bed:
+    with on_boards(load_layout(UNEQUAL), folder, train) as bed:
         job = write_job(folder / "measure.toml", model=model, train=train, steps=10, more=EVERY_15)
         profiles = dict.fromkeys(steps, bed.measure(job))
         for repeat in range(repeats + 1):
@@ -215,7 +213,7 @@ def microbatch_speedup(
     folder: Path, *, model: Path, train: Path, tokens: int, mbit_per_s: float, steps: int
 ) -> Figures:
     """Everything trainable on four equal boards: 4 micro-batches over 1, ``measured`` and ``simulated``."""
-    with on_boards(equal_boards(0.4, mbit_per_s=mbit_per_s), folder, train) as bed:
+    with on_boards(equal_boards(mbit_per_s=mbit_per_s), folder, train) as bed:
         figures: Figures = {}
         for count in (1, 4):
             job = write_job(
@@ -254,7 +252,7 @@ def boards_of(cpu_cores: Sequence[float], mbit_per_s: Sequence[float]) -> Layout
     )
 
 
-def planner_over_even(folder: Path, *, model: Path, train: Path, steps: int = 16) -> Figures:
+def planner_over_even(folder: Path, *, model: Path, train: Path) -> Figures:
     """Three rings of unequal boards: an even split in name order over the planner's plan, measured and predicted.
 
     The even split is what the planner makes of a profile in which all boards are alike and links cost nothing.
@@ -267,8 +265,8 @@ def planner_over_even(folder: Path, *, model: Path, train: Path, steps: int = 16
                 place / "ring.toml",
                 model=model,
                 train=train,
-                steps=steps,
-                more=ON_BOARDS | {"unfreeze.every_steps": max(1, steps // 6)},
+                steps=16,
+                more=ON_BOARDS | {"unfreeze.every_steps": 2},
             )
             profile_file = bed.measure(job)
             profile = read_profile(profile_file)
@@ -325,7 +323,7 @@ def depths_on_boards(
 ) -> Figures:
     """RingAda held at some depths for a while on four equal boards: seconds of a step, measured and predicted."""
     at, spans, steps = schedule_of(depths, steps_each)
-    with on_boards(equal_boards(0.4, mbit_per_s=1000), folder, train) as bed:
+    with on_boards(equal_boards(mbit_per_s=1000), folder, train) as bed:
         more: dict[str, Any] = ON_BOARDS | {"unfreeze.at": at}
         job = write_job(
             folder / "depths.toml",
@@ -346,7 +344,7 @@ def stages_on_boards(
     """The planner's stages over the best ring of single hosts, measured and predicted, per depth and in all."""
     at, spans, steps = schedule_of(depths, steps_each)
     found: dict[str, Timed] = {}
-    with on_boards(equal_boards(0.4, mbit_per_s=1000), folder, train) as bed:
+    with on_boards(equal_boards(mbit_per_s=1000), folder, train) as bed:
         jobs = {
             name: write_job(
                 folder / f"{name}.toml",
@@ -389,9 +387,7 @@ def stages_on_boards(
     }
 
 
-def slowed_on_boards(
-    folder: Path, *, model: Path, train: Path, steps: int = 200, slow_after: int = 40, link: bool = False
-) -> Figures:
+def slowed_on_boards(folder: Path, *, model: Path, train: Path, steps: int = 200, link: bool = False) -> Figures:
     """A board that slows in mid-run: what replanning gains, measured beside a run that never moves.
 
     Both runs begin with one profile and the same placement. After some steps board-3 gets half of its cores, or a fifth
@@ -399,7 +395,7 @@ def slowed_on_boards(
     is what the run logged.
     """
     mbit_per_s = 100.0 if link else 1000.0
-    boards = equal_boards(0.4, mbit_per_s=mbit_per_s)
+    boards = equal_boards(mbit_per_s=mbit_per_s)
     with on_boards(boards, folder, train) as bed:
 
         def set_share(share: float) -> None:
@@ -426,7 +422,7 @@ def slowed_on_boards(
         profile = bed.measure(jobs["never"])
         for name, job in jobs.items():
             set_share(1.0)
-            with _slowing(lambda: set_share(slow), folder / name / "metrics.jsonl", slow_after):
+            with _slowing(lambda: set_share(slow), folder / name / "metrics.jsonl", 40):
                 bed.train(job, profile, name)
     lines = [json.loads(line) for line in (folder / "auto" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     found: Figures = {"lines": [line for line in lines if line.get("kind") in ("replan", "move")]}

@@ -38,19 +38,19 @@ DRAWS = "5000"
 _KEEP_TRIALS = ("matrix", "outcomes")
 
 
-def write_part(name: str, figures: Mapping[str, object], path: Path = OUT) -> None:
+def write_part(name: str, figures: Mapping[str, object]) -> None:
     """Put the figures of one benchmark in the place of those that are there under its name."""
-    known = _known(path)
-    write_durably(path, (json.dumps({**known, name: figures}, indent=2, sort_keys=True) + "\n").encode())
+    known = _known()
+    write_durably(OUT, (json.dumps({**known, name: figures}, indent=2, sort_keys=True) + "\n").encode())
 
 
-def known_part(name: str, path: Path = OUT) -> dict[str, object]:
+def known_part(name: str) -> dict[str, object]:
     """The figures of a benchmark that are there already; empty if there are none."""
-    return dict(_known(path).get(name, {}))
+    return dict(_known().get(name, {}))
 
 
-def _known(path: Path) -> dict[str, dict[str, object]]:
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+def _known() -> dict[str, dict[str, object]]:
+    return dict(json.loads(OUT.read_text(encoding="utf-8"))) if OUT.is_file() else {}
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float]:

@@ -22,7 +22,7 @@ from ringtune.schedule.units import Range
 from ringtune.techniques.offload import helped
 from sim.ring import RingResult
 from tests.features.plans import Losses, loss_at, moving_plan
-from tests.suites.test_recovery_on_virtual_clock import SEEDS, recoveries, ring_of
+from tests.suites.test_recovery_on_virtual_clock import SEEDS, lose_at, recoveries, ring_of
 from tests.support.plans import changed, make_plan
 from tests.support.recovering_ring import RecoveringRing
 
@@ -85,23 +85,6 @@ def plan_of(rng: random.Random) -> Plan:
             return plan
 
 
-def lose_any(ring: RecoveringRing, rng: random.Random, due: list[int], owners: int = 3) -> None:
-    """Lose any node at the moments of these numbers, one owner at least stays."""
-
-    def when(what: str, node: str) -> str | None:
-        names = [owner.node for owner in ring.plan.course.owners]
-        left = [each for each in ring.plan.nodes if each not in ring.lost]
-        owning = [each for each in names if each not in ring.lost]
-        if len(owning) < 2:
-            left = [each for each in left if each not in owning]
-        if due and left and len(ring.moments) >= due[0]:
-            due.pop(0)
-            return rng.choice(left)
-        return None
-
-    ring.when = when
-
-
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("block", range(20))
 @pytest.mark.sampled(1)
@@ -112,7 +95,7 @@ def test_runs_that_lose_owners_at_any_moment_do_what_is_left(block: int) -> None
         rng = random.Random(f"left out {seed}")
         plan = plan_of(rng)
         ring = ring_of(plan, rng, recovery=SKIPS)
-        lose_any(ring, rng, sorted(rng.choices(range(1, 300), k=rng.choice([1, 1, 2]))))
+        lose_at(ring, rng, sorted(rng.choices(range(1, 300), k=rng.choice([1, 1, 2]))), owners=True)
         result = ring.run()
         assert result.finish is not None, (seed, ring.lost, ring.waiting_for(plan.nodes[0]))
         if result.finish.error:
@@ -141,7 +124,7 @@ def test_runs_whose_lost_owners_come_back_do_what_is_left(block: int) -> None:
         ring = ring_of(
             plan, rng, recovery=taking_back(plan), back_s=lambda node, rng=rng: rng.choice([1.0, 15.0, None])
         )
-        lose_any(ring, rng, sorted(rng.choices(range(1, 200), k=rng.choice([1, 2, 3]))))
+        lose_at(ring, rng, sorted(rng.choices(range(1, 200), k=rng.choice([1, 2, 3]))), owners=True)
         result = ring.run()
         assert result.finish is not None, (seed, ring.lost, ring.waiting_for(plan.nodes[0]))
         if result.finish.error:

@@ -141,11 +141,13 @@ def own_errors(result: RingResult) -> list[rd.LogNodeError]:
     return [entry for entry in result.logged if isinstance(entry, rd.LogNodeError)]
 
 
-def lose_at(ring: RecoveringRing, rng: random.Random, due: list[int]) -> None:
-    """Lose any host that owns nothing at the moments of these numbers."""
+def lose_at(ring: RecoveringRing, rng: random.Random, due: list[int], *, owners: bool = False) -> None:
+    """Lose any host that owns nothing at the moments of these numbers; with ``owners`` also those, but not the last."""
 
     def when(what: str, node: str) -> str | None:
-        left = [host for host in ring.plan.nodes if ring.plan.owner(host) is None and host not in ring.lost]
+        owning = [owner.node for owner in ring.plan.course.owners if owner.node not in ring.lost]
+        stay = {*ring.lost, *([] if owners and len(owning) > 1 else owning)}
+        left = [each for each in ring.plan.nodes if each not in stay]
         if due and left and len(ring.moments) >= due[0]:
             due.pop(0)
             return rng.choice(left)

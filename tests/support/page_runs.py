@@ -61,10 +61,10 @@ def metrics(line: dict[str, Any]) -> control_pb2.RunEvent:
     return control_pb2.RunEvent(metrics_json=json.dumps(line))
 
 
-def progress(line: dict[str, Any], num_steps: int = 8) -> control_pb2.RunEvent:
+def progress(line: dict[str, Any]) -> control_pb2.RunEvent:
     """A step as it is told at once."""
     told = {key: value for key, value in line.items() if key not in ("seconds", "bytes")}
-    return control_pb2.RunEvent(step_json=json.dumps({"seq": line["step"] - 1, "num_steps": num_steps, **told}))
+    return control_pb2.RunEvent(step_json=json.dumps({"seq": line["step"] - 1, "num_steps": 8, **told}))
 
 
 def activity(step: int, nodes: Sequence[str] = ("a", "b")) -> control_pb2.RunEvent:

@@ -48,7 +48,7 @@ def part(work: Work, seconds: float, *, share: float, rows: int = 0, tokens: int
     return dataclasses.replace(point(work, seconds, rows=rows, tokens=tokens), work=PART_OF[work], share=share)
 
 
-def model_of(plan: Plan, *, digest: str = "d" * 64) -> ModelFacts:
+def model_of(plan: Plan) -> ModelFacts:
     """A small model that the plan fits."""
     return ModelFacts(
         model_type="bert",
@@ -61,14 +61,12 @@ def model_of(plan: Plan, *, digest: str = "d" * 64) -> ModelFacts:
         embedding_bytes=9_000,
         head_bytes=4_000,
         adapter_block_bytes=3_000,
-        digest=digest,
+        digest="d" * 64,
         head_class_bytes=100,
     )
 
 
-def node(
-    plan: Plan, name: str, *, times: Mapping[Work, float] = TIMES, memory_bytes: int = 10**9, tokens: float = 0.0
-) -> NodeFacts:
+def node(plan: Plan, name: str, *, times: Mapping[Work, float] = TIMES, tokens: float = 0.0) -> NodeFacts:
     """A node with constant times, and the rows that the plan says."""
     owner = plan.owner(name)
     return NodeFacts(
@@ -77,7 +75,7 @@ def node(
         eval_rows=owner.eval_rows if owner else 0,
         labels=plan.course.labels if owner else (),
         eval_labels=plan.course.labels if owner else (),
-        memory_bytes=memory_bytes,
+        memory_bytes=10**9,
         threads=1,
         device="cpu",
         block_forward_s=times[Work.FORWARD],

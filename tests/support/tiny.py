@@ -32,7 +32,7 @@ def vocabulary() -> tuple[str, ...]:
 
 
 def write_model(
-    folder: Path, *, num_blocks: int = 4, hidden_size: int = 32, num_heads: int = 4, seed: int = 0, prefix: bool = False
+    folder: Path, *, num_blocks: int = 4, hidden_size: int = 32, num_heads: int = 4, prefix: bool = False
 ) -> Path:
     """Write a random BERT (config, safetensors, tokenizer) that ``AutoModel`` and ``AutoTokenizer`` load."""
     from safetensors.torch import save_file
@@ -50,7 +50,7 @@ def write_model(
         architectures=["BertModel"],
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         model = BertModel(config)
     state = {("bert." if prefix else "") + name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})

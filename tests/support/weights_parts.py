@@ -86,11 +86,11 @@ def poisoned(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def serving(folder: Path | None, *, run_id: str = RUN, offers: Offers | None = None) -> Iterator[Server]:
+def serving(folder: Path | None, *, offers: Offers | None = None) -> Iterator[Server]:
     """A real server on loopback that offers a folder to a run."""
     if offers is None:
         offers = Offers()
-        offers.put(run_id, folder)
+        offers.put(RUN, folder)
     servicer = WeightsServicer(offers)
     server = Server(
         "127.0.0.1:0", lambda grpc_server: weights_pb2_grpc.add_WeightsServicer_to_server(servicer, grpc_server)

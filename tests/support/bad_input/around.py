@@ -20,10 +20,10 @@ ROWS: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
 def cases() -> list[Case]:
     """All of them."""
     found = [
-        command_case("page of nothing", "page gone", 2, "gone is no folder", "--out"),
-        command_case("page of a model", "page model", 2, "plan.json", "--out"),
-        command_case("page of an id elsewhere", f"page {GONE} --coordinator 127.0.0.1:1", 3, "answers"),
-        command_case("page of an id that is not stored", f"page {GONE} --coordinator {{coordinator}}", 2, "runs"),
+        command_case("page gone", 2, "gone is no folder", "--out"),
+        command_case("page model", 2, "plan.json", "--out"),
+        command_case(f"page {GONE} --coordinator 127.0.0.1:1", 3, "answers"),
+        command_case(f"page {GONE} --coordinator {{coordinator}}", 2, "runs"),
         Case(
             name="page with a token that others may read",
             arguments=("page", "{run}", "--web", "0.0.0.0:0", "--web-token", "token"),
@@ -47,13 +47,7 @@ def cases() -> list[Case]:
             "name a folder",
             code=3,
         ),
-        command_case(
-            "predict with too many tokens",
-            "predict {run} --data eval.csv --max-new-tokens 9999",
-            2,
-            "--max-new-tokens",
-            "4096",
-        ),
+        command_case("predict {run} --data eval.csv --max-new-tokens 9999", 2, "--max-new-tokens", "4096"),
         job_case("the best of no evaluations", "rounds = 1", "rounds = 1\nkeep_best = true", "keep_best", "eval_every"),
         job_case("a prompt for classes", "rounds = 1", 'rounds = 1\nsample_prompt = "a"', "sample_prompt", "causal-lm"),
     ]

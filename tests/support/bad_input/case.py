@@ -90,23 +90,21 @@ PLAN = ("plan", "job.toml", "--assume", "2")
 TRAIN = ("train", "job.toml", "--local", "1", "--out", "out")
 
 
-def text_case(name: str, text: str | bytes, *says: str, code: int = 5) -> Case:
+def text_case(name: str, text: str | bytes, *says: str) -> Case:
     """A job file with this text, planned."""
-    return Case(name=name, arguments=PLAN, code=code, says=says, prepare=lambda place: place.write("job.toml", text))
+    return Case(name=name, arguments=PLAN, code=5, says=says, prepare=lambda place: place.write("job.toml", text))
 
 
-def job_case(name: str, old: str, new: str, *says: str, code: int = 5, arguments: tuple[str, ...] = PLAN) -> Case:
+def job_case(name: str, old: str, new: str, *says: str, code: int = 5) -> Case:
     """The base job in which a text is replaced."""
-    return Case(name=name, arguments=arguments, code=code, says=says, prepare=lambda place: place.job((old, new)))
+    return Case(name=name, arguments=PLAN, code=code, says=says, prepare=lambda place: place.job((old, new)))
 
 
-def set_case(key: str, value: str, *says: str, code: int = 5) -> Case:
+def set_case(key: str, value: str, *says: str) -> Case:
     """A right job and ``--set KEY=VALUE``."""
-    return Case(
-        name=f"set {key}={value}"[:90], arguments=(*PLAN, "--set", f"{key}={value}"), code=code, says=(key, *says)
-    )
+    return Case(name=f"set {key}={value}"[:90], arguments=(*PLAN, "--set", f"{key}={value}"), code=5, says=(key, *says))
 
 
-def command_case(name: str, line: str, code: int, *says: str) -> Case:
-    """A command line, as it is typed after ``ringtune``."""
-    return Case(name=name, arguments=tuple(shlex.split(line)), code=code, says=says)
+def command_case(line: str, code: int, *says: str) -> Case:
+    """A command line, as it is typed after ``ringtune``; it is the case's name too."""
+    return Case(name=line, arguments=tuple(shlex.split(line)), code=code, says=says)
