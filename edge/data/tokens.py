@@ -221,9 +221,13 @@ def load_tokenizer(folder: Path) -> Any:
     except ImportError as error:
         what = f"{folder}: its tokenizer needs a package that is missing ({_reason(error)})"
         raise ModelError(f"{what}; install it") from error
-    except Exception as error:  # the library of the tokenizers raises bare Exception for a damaged file
+    except BaseException as error:  # the library of the tokenizers raises bare Exception for a damaged file, or panics
+        if not isinstance(error, Exception) and not _is_panic(error):
+            raise
         what = f"{folder} has no tokenizer that can be read ({_reason(error)})"
         raise ModelError(f"{what}; {_remedy(folder)}") from error
+    if found.is_fast:
+        found._encode_plus = _without_panic(found._encode_plus, folder)
     check_done(folder / SETTINGS_FILE, {**saved, **settings}, found)
     return found
 
@@ -241,7 +245,32 @@ def _divide_as_in_file(tokenizer: Any, path: Path) -> None:
     tokenizer._tokenizer = whole
 
 
-def _reason(error: Exception) -> str:
+def _is_panic(error: BaseException) -> bool:
+    """Whether code in Rust has panicked: that is no ``Exception``, so a thread would end and leave others waiting."""
+    return type(error).__name__ == "PanicException"
+
+
+def _without_panic(encode: Callable[..., Any], folder: Path) -> Callable[..., Any]:
+    """Let a tokenizer that panics raise ``ModelError``; the words of the panic, which may have the text, are left out.
+
+    An expression that needs too many steps for a text panics, for one.
+    """
+
+    def encoded(*texts: Any, **how: Any) -> Any:
+        try:
+            return encode(*texts, **how)
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise ModelError(
+                f"{folder}: its tokenizer fails at a text; take the {WHOLE_FILE} that belongs to the model, or leave "
+                "such texts out"
+            ) from None
+
+    return encoded
+
+
+def _reason(error: BaseException) -> str:
     return " ".join(str(error).split())[:_REASON_LENGTH]
 
 

@@ -260,11 +260,12 @@ def _scaling_of_factors(path: Path, header: GgufHeader, config: Mapping[str, Any
         file.seek(tensor.offset)
         factors = struct.unpack(f"<{tensor.shape[0]}f", file.read(tensor.nbytes))
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    for factor in (float(f"{max(factors):.7g}"), *_LLAMA_3_FACTORS):
+    base = config.get("rope_theta", 10000.0)
+    can_be = base > 0 and len(range(0, width, 2)) == len(factors) and all(0 < factor < math.inf for factor in factors)
+    for factor in (float(f"{max(factors):.7g}"), *_LLAMA_3_FACTORS) if can_be else ():
         scaling = {"rope_type": "llama3", "factor": factor, **_LLAMA_3}
-        wanted = rope_factors(scaling, width=width, base=config.get("rope_theta", 10000.0))
-        pairs = zip(wanted, factors, strict=False)
-        if len(wanted) == len(factors) and all(math.isclose(*pair, rel_tol=_TOLERANCE) for pair in pairs):
+        wanted = rope_factors(scaling, width=width, base=base)
+        if all(math.isclose(*pair, rel_tol=_TOLERANCE) for pair in zip(wanted, factors, strict=True)):
             return scaling
     raise ModelError(f"{path}: tensor {_ROPE_FACTORS} is not that of a Llama 3; take the model as safetensors")
 

@@ -219,3 +219,15 @@ def test_keys_of_a_tokenizer_that_nobody_knows_are_refused(tmp_path: Path) -> No
         load_tokenizer(_bert(tmp_path, tokenizer_file="other.json"))
     assert DOES.keys() == COMPARED
     assert not CARRIED_OUT & NO_NUMBER | (CARRIED_OUT | NO_NUMBER) & (COMPARED | ONLY_SLOW)
+
+
+def test_tokenizer_that_panics_is_an_error_without_the_text(tmp_path: Path) -> None:
+    """A panic is no ``Exception``: the thread of a call would end without an answer to who waits."""
+    folder = _write(tmp_path, first=False)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    endless = {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Isolated", "invert": False}
+    (folder / "tokenizer.json").write_text(json.dumps({**content, "pre_tokenizer": endless}))
+    encoder = Encoder(load_tokenizer(folder), ["a" * 60 + "!"])
+    with pytest.raises(ModelError, match="its tokenizer fails at a text; take the tokenizer") as refused:
+        encoder.rows([0], max_length=8)
+    assert "aaa" not in str(refused.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,17 @@ def test_tensors_and_config_are_those_of_the_model(tmp_path: Path, model_type: s
     assert (made.get("head_dim") or made["hidden_size"] // made["num_attention_heads"]) == width
 
 
+WIDTHS = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+
+
+def with_values(content: bytes, values: dict[str, bytes]) -> bytes:
+    """A GGUF file with other types and values of these keys."""
+    for key, value in values.items():
+        at = content.index(key.encode()) + len(key)
+        content = content[:at] + value + content[at + len(value) :]
+    return content
+
+
 def test_rope_factors_become_their_settings(tmp_path: Path) -> None:
     """Of Llama 3; factors that no settings give are refused."""
     scaling = {**LLAMA_3, "original_max_position_embeddings": 8192}
@@ -119,8 +131,13 @@ def test_rope_factors_become_their_settings(tmp_path: Path) -> None:
     write_tokenizer(folder)
     write_model(folder, tmp_path / "other.gguf", name="tiny")
     assert (tmp_path / "other.gguf").read_bytes() != content
-    with pytest.raises(ModelError, match=r"rope_freqs.weight is not that of a Llama 3"):
-        gguf_config(tmp_path / "other.gguf")
+    wide = {f"llama.{key}": struct.pack("<II", 4, 4_000_000_000) for key in WIDTHS}  # would take all memory
+    no_base = {"llama.rope.freq_base": struct.pack("<If", 6, 0.0)}  # would be divided by
+    files = [(tmp_path / "other.gguf").read_bytes(), with_values(content, wide), with_values(content, no_base)]
+    for number, wrong in enumerate(files):
+        (tmp_path / f"{number}.gguf").write_bytes(wrong)
+        with pytest.raises(ModelError, match=r"rope_freqs.weight is not that of a Llama 3"):
+            gguf_config(tmp_path / f"{number}.gguf")
 
 
 ODD: dict[str, tuple[str, Any, str]] = {
