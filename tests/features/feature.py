@@ -64,11 +64,11 @@ _NUMBERS: Final = itertools.count()
 
 
 @functools.cache
-def inputs(model_type: str = "", task: str = "", *, num_rows: int = 61, **config: Any) -> Path:
+def inputs(model_type: str = "", task: str = "", **config: Any) -> Path:
     """The folder of a family's tiny model and rows of a task; by default the smallest BERT with labelled texts."""
-    folder = Path(_ROOT.name) / "-".join(map(str, ["inputs", model_type, task, num_rows, *config.values()]))
+    folder = Path(_ROOT.name) / "-".join(map(str, ["inputs", model_type, task, *config.values()]))
     if not model_type:
-        torch_ring.write_inputs(folder, num_rows=num_rows)
+        torch_ring.write_inputs(folder, num_rows=61)
         write_rows(folder / "eval.csv", 13, seed=2)  # a batch of each of two owners
         return folder
     return torch_ring.write_family_inputs(folder, model_type, task, **config)
@@ -351,9 +351,9 @@ def files_of(carrier: TorchCarrier, plan: Plan, holder: str) -> dict[str, dict[s
 
 
 @functools.lru_cache(maxsize=128)
-def run_of(feature: Feature, split: str, seed: int = 0) -> Run:
+def run_of(feature: Feature, split: str) -> Run:
     """The run of a feature on a split; what was run once is not run again."""
-    return carry_out(feature, feature.plan_on(split), seed)
+    return carry_out(feature, feature.plan_on(split))
 
 
 def on_one_node(case: Case, run: Run) -> Wanted:

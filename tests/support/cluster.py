@@ -241,16 +241,16 @@ class Nodes:
         """Send a signal to an agent."""
         self.agents[name].send_signal(number)
 
-    def wait_exit(self, name: str, timeout_s: float = START_S) -> int:
+    def wait_exit(self, name: str) -> int:
         """The exit code of an agent that is about to end."""
         agent = self.agents.pop(name)
         try:
-            code = agent.wait(timeout_s)
+            code = agent.wait(START_S)
             assert code is not None, f"{name} does not end: {self.log(name)}"
             return code
         finally:
             agent.send_signal(signal.SIGKILL)
-            assert agent.wait(timeout_s) is not None
+            assert agent.wait(START_S) is not None
             agent.close_input()
             AGENTS.discard(agent)
             leaks.KEPT.discard(agent.pid)

@@ -26,15 +26,15 @@ PROMISES: Final = {
 TESTS: Final = Path(__file__).parents[1]
 
 
-def held_promises(root: Path = TESTS) -> dict[str, list[str]]:
+def held_promises() -> dict[str, list[str]]:
     """Promise -> the tests that hold it, as ``file::function``; also promises that nobody knows, if tests name them."""
     found: dict[str, list[str]] = {promise: [] for promise in PROMISES}
-    for path in sorted(root.rglob("test_*.py")):
+    for path in sorted(TESTS.rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
         for function in ast.parse(text).body if "mark.promise(" in text else ():
             if isinstance(function, ast.FunctionDef):
                 for promise in _marks(function):
-                    name = f"{path.relative_to(root.parent).as_posix()}::{function.name}"
+                    name = f"{path.relative_to(TESTS.parent).as_posix()}::{function.name}"
                     found.setdefault(promise, []).append(name)
     return found
 
