@@ -20,6 +20,7 @@
 #   make bench-predictions  measure how long runs take against what profiles say: build/bench/predictions.json
 #   make bench-d2ft  measure the time that operations of subnets leave of a block: build/bench/d2ft.json
 #   make bench-d2ft-accuracy  train with operations, text and images, in hours: build/bench/d2ft_accuracy.json
+#   make bench-llm  compare language models with frozen weights of fewer bits, and with one process: build/bench/llm.json
 #   make bench-cola  count what a host of helped blocks holds: build/bench/cola.json
 #
 #   TORCH    what to install torch from, e.g. TORCH="torch==2.13.0 --index-url URL"
@@ -45,7 +46,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check --no-input
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-transformers-5 page-test cuda faults promises lint proto docs wheel smoke arm64 bench-ring bench-sim bench-memory bench-predictions bench-d2ft bench-d2ft-accuracy bench-cola clean
+.PHONY: help setup demo test test-all test-transformers-5 page-test cuda faults promises lint proto docs wheel smoke arm64 bench-ring bench-sim bench-memory bench-predictions bench-d2ft bench-d2ft-accuracy bench-cola bench-llm clean
 
 help:
 	@sed -n 's/^#   make /make /p' Makefile
@@ -146,6 +147,9 @@ bench-d2ft-accuracy: $(STAMP)
 
 bench-cola: $(STAMP)
 	$(BIN)/python -m tests.bench.cola $(ARGS)
+
+bench-llm: $(STAMP)
+	$(BIN)/python -m tests.bench.llm $(ARGS)
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -135,8 +135,8 @@ class LlamaShape(NamedTuple):
     key_heads: int
 
 
-SHARD_BYTES = 400 << 20
 ONE_BILLION = LlamaShape(blocks=22, width=2048, inner=5632, words=32_000, heads=32, key_heads=4)
+EIGHT_BILLION = LlamaShape(blocks=32, width=4096, inner=14_336, words=128_256, heads=32, key_heads=8)
 
 
 def write_vit(folder: Path) -> Path:
@@ -173,10 +173,10 @@ def _llama_tensors(shape: LlamaShape) -> dict[str, tuple[int, ...]]:
     return found | {"model.norm.weight": (shape.width,), "lm_head.weight": (shape.words, shape.width)}
 
 
-def write_llama(folder: Path, shape: LlamaShape = ONE_BILLION) -> Path:
+def write_llama(folder: Path, shape: LlamaShape = ONE_BILLION, *, shard_bytes: int = 400 << 20) -> Path:
     """Write a random Llama (bfloat16) in several files, one shard in memory at a time.
 
-    Tensors of one shape have the same numbers.
+    Tensors of one shape have the same numbers: to draw eight billion would take longer than to train.
     """
     from safetensors.torch import save_file
     from transformers import LlamaConfig
@@ -202,7 +202,7 @@ def write_llama(folder: Path, shape: LlamaShape = ONE_BILLION) -> Path:
     files: list[dict[str, torch.Tensor]] = [{}]
     places: dict[str, str] = {}
     for name, size in _llama_tensors(shape).items():
-        if sum(tensor.nbytes for tensor in files[-1].values()) > SHARD_BYTES:
+        if sum(tensor.nbytes for tensor in files[-1].values()) > shard_bytes:
             save_file(files[-1], folder / f"model-{len(files):05}.safetensors", metadata={"format": "pt"})
             files[-1].clear()
             files.append({})
@@ -246,9 +246,9 @@ def minilm(folder: Path) -> Case:
     return Case(_written(folder, job.to_toml()), train_rows, held_out)
 
 
-def llama(folder: Path) -> Case:
+def llama(folder: Path, shape: LlamaShape = ONE_BILLION) -> Case:
     """LoRA of a random Llama, stored in bfloat16; one owner."""
-    model = write_llama(folder / "model")
+    model = write_llama(folder / "model", shape)
     text = f"""
 [model]
 path = "{model.resolve()}"
@@ -303,7 +303,7 @@ def _written(folder: Path, text: str) -> Path:
 
 @contextmanager
 def boards(
-    case: Case, folder: Path, sizes: Mapping[str, int] | None = None, *, are_told: bool = True
+    case: Case, folder: Path, sizes: Mapping[str, int] | None = None, *, are_told: bool = True, count: int = NUM_BOARDS
 ) -> Iterator[tuple[Testbed, MemoryWatch]]:
     """Boards with fresh, idle agents, which are watched.
 
@@ -312,9 +312,10 @@ def boards(
         folder: for the testbed.
         sizes: bytes of each board in all; by default more than enough.
         are_told: whether agents are told what a run may use; otherwise they read their limits.
+        count: number of boards.
     """
     budgets = {name: max(MIB, size - LIBRARY_BYTES) for name, size in (sizes or {}).items()} if are_told else {}
-    own = [case.one_owner and index == 0 for index in range(NUM_BOARDS)]
+    own = [case.one_owner and index == 0 for index in range(count)]
     layout = Layout(
         boards=tuple(
             Board(
@@ -326,7 +327,7 @@ def boards(
                 data=case.train if own[index] else None,
                 eval_data=case.evaluation if own[index] else None,
             )
-            for index in range(NUM_BOARDS)
+            for index in range(count)
         ),
         name="rtmemory",
         cpu_period_s=0.02,
@@ -368,10 +369,23 @@ def train(bed: Testbed, case: Case, out: Path) -> int:
     return bed.run([*command, "--coordinator", "{coordinator}", "--insecure"], timeout_s=RUN_S)
 
 
+def report_of(run: Path) -> Figures:
+    """The report of a run; nothing of one that did not end."""
+    path = run / "report.json"
+    found: Figures = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
+
+
+def compared_boards(run: Path, found: Mapping[str, BoardMemory]) -> dict[str, Figures]:
+    """What each board of a run needed, and what the plan said; nothing of a run that did not end."""
+    if not report_of(run):
+        return {}
+    return {name: _compared(found[name], size) for name, size in predicted_bytes(run).items()}
+
+
 def predicted_bytes(run: Path) -> dict[str, int]:
     """What the plan said that each node needs, with its libraries."""
-    report = json.loads((run / "report.json").read_text(encoding="utf-8"))
-    return {name: LIBRARY_BYTES + int(node["predicted_bytes"]) for name, node in report["nodes"].items()}
+    return {name: LIBRARY_BYTES + int(node["predicted_bytes"]) for name, node in report_of(run)["nodes"].items()}
 
 
 def free(case: Case, folder: Path) -> Figures:
@@ -380,8 +394,7 @@ def free(case: Case, folder: Path) -> Figures:
         code = train(bed, case, folder / "run")
     if code:
         return {"exit_code": code}
-    compared = {name: _compared(watch.boards[name], size) for name, size in predicted_bytes(folder / "run").items()}
-    return {"exit_code": code, "boards": compared}
+    return {"exit_code": code, "boards": compared_boards(folder / "run", watch.boards)}
 
 
 def _compared(found: BoardMemory, predicted: int) -> Figures:
