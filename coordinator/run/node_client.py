@@ -26,6 +26,7 @@ from ringtune.errors import (
     DeadlineError,
     FrameError,
     IntegrityError,
+    InvalidInputError,
     ModelError,
     PeerLostError,
     RingTuneError,
@@ -586,8 +587,11 @@ Answer = Reported | Facts | NodePrepared | NodeRested | NodeMoved | Files
 
 
 def read_facts(facts: Facts) -> NodeFacts:
-    """Read the facts of a node from their JSON text; raises ``IntegrityError`` or ``PlanError``."""
-    found = NodeFacts.from_message(read_object(facts.facts_json, f"the facts of node {facts.node}"))
+    """Read the facts of a node from their JSON text; raises ``IntegrityError`` or ``InvalidInputError``."""
+    try:
+        found = NodeFacts.from_message(read_object(facts.facts_json, f"the facts of node {facts.node}"))
+    except InvalidInputError as error:
+        raise type(error)(naming_node(facts.node, str(error))) from error
     if found.node != facts.node:
         raise IntegrityError(f"node {facts.node} sent the facts of node {found.node}; use one version on all machines")
     return found
