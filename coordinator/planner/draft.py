@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.errors import CapacityError, DataError, ModelError
@@ -21,6 +21,7 @@ from ringtune.job.job import Job, kinds_of
 from ringtune.models.adapter_support import may_trim
 from ringtune.models.families import family_named
 from ringtune.models.family import NAMED_TASKS, TAGGING
+from ringtune.schedule.batches import num_batches
 from ringtune.schedule.course import IN_STEP, Course, HelperSettings
 from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.placement import CREDITS, Placement, Rack, Slice
@@ -313,11 +314,21 @@ def racks_of(nodes: Iterable[NodeFacts]) -> tuple[Rack, ...]:
     return tuple(sorted(Rack(one.node, one.rack) for one in nodes if one.rack))
 
 
+MAX_EVAL_BATCHES: Final = 1 << 18
+"""Most evaluation batches of a node: the coordinator has all of an evaluation in memory, half a kilobyte each."""
+
+
 def _owner(job: Job, node: NodeFacts) -> Owner:
     if job.data.user and not node.users:
         raise DataError(
             f"the job says data.user = {job.data.user!r}, and the facts have no users of node {node.node}; "
             "measure anew with this job"
+        )
+    batches = num_batches(node.eval_rows, job.train.batch_size)
+    if batches > MAX_EVAL_BATCHES:
+        raise DataError(
+            f"node {node.node} has {node.eval_rows:,} evaluation rows, {batches:,} batches, where at most "
+            f"{MAX_EVAL_BATCHES:,} are evaluated at once; give it fewer rows, or raise train.batch_size"
         )
     users = node.users if job.data.user else ()
     return Owner(node=node.node, train_rows=node.train_rows, eval_rows=node.eval_rows, users=users)

@@ -26,6 +26,7 @@ from ringtune.errors import (
     DeadlineError,
     FrameError,
     IntegrityError,
+    InvalidInputError,
     ModelError,
     PeerLostError,
     RingTuneError,
@@ -524,8 +525,11 @@ class AgentCalls:
 
 
 def read_facts(node: str, reply: control_pb2.InspectReply) -> NodeFacts:
-    """Read the facts of a node from its answer; raises ``IntegrityError`` or ``PlanError``."""
-    facts = NodeFacts.from_message(read_object(reply.facts_json, f"the facts of node {node}"))
+    """Read the facts of a node from its answer; raises ``IntegrityError`` or ``InvalidInputError``."""
+    try:
+        facts = NodeFacts.from_message(read_object(reply.facts_json, f"the facts of node {node}"))
+    except InvalidInputError as error:
+        raise type(error)(naming_node(node, str(error))) from error
     if facts.node != node:
         raise IntegrityError(f"node {node} sent the facts of node {facts.node}; use one version on all machines")
     return facts

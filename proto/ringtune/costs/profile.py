@@ -25,6 +25,9 @@ from ringtune.storage.strict import LATER, Bounds, check_fields, read_dataclass,
 Amount = Annotated[int, Bounds(ge=0)]
 Size = Annotated[int, Bounds(ge=1)]
 Measured = Annotated[float, Bounds(ge=0, lt=1e18)]
+MAX_ROWS: Final = 1 << 24
+"""Most training or evaluation rows of a node: coordinator and nodes count through all of them, whatever a node says."""
+Rows = Annotated[int, Bounds(ge=0, le=MAX_ROWS, advice="give the node fewer rows")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -463,8 +466,8 @@ class NodeFacts:
     """
 
     node: str
-    train_rows: Amount
-    eval_rows: Amount
+    train_rows: Rows
+    eval_rows: Rows
     labels: tuple[str, ...]
     eval_labels: tuple[str, ...]
     memory_bytes: Amount

@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtune.costs.profile import SCHEMA, LinkFacts, NodeFacts, Profile, TimedShape, Work, WorkTable, WorkTime
+from ringtune.costs.profile import (
+    MAX_ROWS,
+    SCHEMA,
+    LinkFacts,
+    NodeFacts,
+    Profile,
+    TimedShape,
+    Work,
+    WorkTable,
+    WorkTime,
+)
 from ringtune.errors import InvalidInputError, PlanError
 from ringtune.storage.strict import to_table
 from tests.support.cases import cases
@@ -84,8 +94,8 @@ SECONDS = st.floats(0, 1e6)
     facts=st.builds(
         NodeFacts,
         node=st.text(min_size=1),
-        train_rows=COUNT,
-        eval_rows=COUNT,
+        train_rows=st.integers(0, MAX_ROWS),
+        eval_rows=st.integers(0, MAX_ROWS),
         labels=st.lists(st.text()).map(tuple),
         eval_labels=st.lists(st.text()).map(tuple),
         memory_bytes=COUNT,

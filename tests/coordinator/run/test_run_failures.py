@@ -27,6 +27,7 @@ from coordinator.run.run_driver import RunDriver
 from coordinator.screen.progress import Progress
 from coordinator.server.coordinator import Coordinator
 from coordinator.server.run_store import RunStore
+from ringtune.costs.profile import NodeFacts
 from ringtune.errors import (
     CapacityError,
     DataError,
@@ -73,6 +74,25 @@ def test_run_whose_state_has_no_room_on_a_disk_is_refused_before_anything_is_mea
             run(cluster, train__method="hift", hift__state="disk")
         asked = [agent.inspected.measure for agent in cluster.agents.values()]
     assert asked == [False, False]
+
+
+@pytest.mark.promise("7 bounded memory")
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"train_rows": 10**15}, r"node b: b.train_rows is 1000000000000000, it has to be at most 16,777,216; give"),
+        ({"eval_rows": 1 << 24}, r"node b has 16,777,216 evaluation rows, 4,194,304 batches, .*; give it fewer rows"),
+        ({"block_forward_s": "fast"}, r"node b: block_forward_s has to be a number, but is the text 'fast'"),
+    ],
+)
+def test_node_whose_facts_can_not_be_is_named(
+    changes: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a list of its rows, or of its batches, takes the coordinator's memory."""
+    said = NodeFacts.to_message
+    monkeypatch.setattr(NodeFacts, "to_message", lambda own: said(own) | (changes if own.node == "b" else {}))
+    with FakeCluster("a", "b") as cluster, pytest.raises(RingTuneError, match=told):
+        run(cluster)
 
 
 @pytest.mark.promise("6 every wait ends")
