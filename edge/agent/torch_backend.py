@@ -31,6 +31,7 @@ from edge.machine.resources import (
     release_memory,
     set_up_heap,
 )
+from edge.model.slice import DTYPES
 from edge.model.tensor_files import is_finite
 from edge.options import AgentOptions
 from edge.profiler import timing
@@ -60,7 +61,6 @@ from ringtune.techniques.operations import job_subnets
 from ringtune.transport.speaker import speaker
 
 _LOG = logging.getLogger(__name__)
-_DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def preload() -> None:
@@ -283,7 +283,7 @@ def expect(servicer: RingServicer, active: ActiveRun, job: Job) -> None:
         placement_number=active.placement_number,
         plan=active.plan,
         node=active.node,
-        compute_dtype=_DTYPES[job.model.dtype],
+        compute_dtype=DTYPES[job.model.dtype],
         start=active.start,
         access=active.access,
         reopen_s=job.runtime.lease_s,
