@@ -64,11 +64,11 @@ _NUMBERS: Final = itertools.count()
 
 
 @functools.cache
-def inputs(model_type: str = "", task: str = "", **config: Any) -> Path:
+def inputs(model_type: str = "", task: str = "", *, num_rows: int = 61, **config: Any) -> Path:
     """The folder of a family's tiny model and rows of a task; by default the smallest BERT with labelled texts."""
-    folder = Path(_ROOT.name) / "-".join(map(str, ["inputs", model_type, task, *config.values()]))
+    folder = Path(_ROOT.name) / "-".join(map(str, ["inputs", model_type, task, num_rows, *config.values()]))
     if not model_type:
-        torch_ring.write_inputs(folder, num_rows=61)
+        torch_ring.write_inputs(folder, num_rows=num_rows)
         write_rows(folder / "eval.csv", 13, seed=2)  # a batch of each of two owners
         return folder
     return torch_ring.write_family_inputs(folder, model_type, task, **config)
