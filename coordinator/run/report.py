@@ -398,12 +398,12 @@ class RunLedger:
             run_id: of the run.
             wall_s: from the start of the run to its last result.
             phases_s: seconds by phase.
-            predicted_bytes: by node.
+            predicted_bytes: predicted needs of each node.
             unfreeze_at: the steps at which one more block began to train.
-            predicted_steps_s: of all steps; None = no prediction.
+            predicted_steps_s: predicted seconds of all steps; None = no prediction.
             operations: of ``OperationsLedger.report``.
-            best: of a run that keeps its best result; else None.
-            rows: of ``rows_facts``.
+            best: evaluations of a run that keeps its best result; else None.
+            rows: of ``rows_facts``: left out or cut rows of the owners' files.
             audit: of ``RunAudit.figures``; None without an audit.
 
         Returns:

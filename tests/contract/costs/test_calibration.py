@@ -381,3 +381,14 @@ def test_messages_of_a_turn_are_bounded_and_those_of_unknown_links_left_out() ->
     watch.add("b", "a", NUM_BYTES, 0.03, at_s=1.0)
     watch.add("a", "b", NUM_BYTES, float("nan"), at_s=1.0)
     assert sum(len(found) for found in watch._turn.values()) == KEPT_SAMPLES
+
+
+def test_node_that_joins_is_in_the_profile_with_its_links() -> None:
+    """Beside those that were there; its actions can be compared with its times from then on."""
+    plan = make_plan([("a", 0, 2), ("c", 2, 4)], ["a"])
+    whole = profile_of(plan, links={("a", "c"): (1e8, 1e-3), ("a", "b"): (1e6, 1e-3)}, more=["b"])
+    facts, links = whole.by_name["b"], whole.links[1:]
+    recorded = RecordedProfile(plan.course, Profile(nodes=whole.without({"b"}).nodes, links=whole.links[:1]))
+    assert not recorded.has_node("b")
+    recorded.joined(facts, links)
+    assert recorded.has_node("b") and recorded.profile() == whole

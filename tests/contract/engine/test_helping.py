@@ -155,3 +155,16 @@ def test_copy_of_the_embedding_waits_while_blocks_keep_graphs() -> None:
     backward(driver, 1)
     driver.step(Op.UPDATE, EMBEDDING, 0)
     assert driver.running is None
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_host_names_the_replica_whose_gradients_do_not_come() -> None:
+    """Its own micro-batch is done, so that the update awaits only those of the other host."""
+    plan = make_plan([("a", 0, 4), ("b", 0, 4)], ["c"], method="all", num_steps=1, microbatches=2, eval_rows=0)
+    driver = EngineDriver(plan, "a")
+    driver.arrive("h", 0, 0, 0, "c")
+    driver.step(Op.FORWARD, 0, 4)
+    driver.arrive("g", 0, 0, 4, "c")
+    driver.step(Op.BACKWARD, 0, 4)
+    awaited = driver.engine.awaited()
+    assert awaited == ("the gradients of step 0 (train), from block 0 on, of the replica on node b", "b")

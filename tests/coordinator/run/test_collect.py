@@ -409,3 +409,21 @@ def test_best_result_before_stays_until_all_have_sent_the_next() -> None:
             collector.carry_out(rd.LogBest(step, number), {}, part)
     collector.drop()
     assert asked == [{2}, {2, 4}]
+
+
+def test_answer_to_an_outdated_request_is_no_part_of_the_best_result() -> None:
+    """It comes late, after the nodes were asked for a better one."""
+    answers: list[Any] = []
+    node = SimpleNamespace(collect=lambda *_, on_result, **__: answers.append(on_result))
+    heard: list[rd.Event] = []
+    wanted = job(train__keep_best=True, train__eval_every=2)
+    collector = ResultCollector(wanted, print, lambda node, events: heard.extend(events), print)
+    part = make_plan([("a", 0, 4)], ["a"])
+    for number, step in enumerate((4, 8), start=1):
+        command = rd.CollectBest("a", step, number, with_head=True, with_private=False)
+        collector.carry_out(command, {"a": node}, part)  # type: ignore[dict-item]
+    for answer, content in zip(reversed(answers), (b"new", b"old"), strict=True):
+        answer({ADAPTER_FILE: Pieces.of(content)})
+    collector.drop()
+    assert heard == [rd.BestSent("a", 2), rd.BestSent("a", 1)]
+    assert bytes(collector._best._files["a"][ADAPTER_FILE]) == b"new"

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import queue
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from coordinator.planner.replan import PlacementProposal
 from coordinator.run import migration
-from coordinator.run.migration import FIRST_MOVE_S, ReplanOutcome, ReplanSearch
+from coordinator.run.checkpoint import CheckpointManager
+from coordinator.run.migration import FIRST_MOVE_S, MigrationDriver, ReplanOutcome, ReplanSearch
+from coordinator.run.report import RunLedger
 from ringtune.costs.links import RecordedLinks
 from ringtune.costs.profile import LinkFacts, Profile
-from ringtune.errors import PlanError
+from ringtune.errors import IntegrityError, PlanError
 from ringtune.job.job import Job, parse_job
 from ringtune.run_control import events as rd
+from ringtune.schedule.access import NOT_PLANNED
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Turn, turn_sequence
+from ringtune.schedule.turns import StartPoint, Turn, turn_sequence
+from ringtune.v1 import control_pb2
 from tests.support.plans import changed, make_plan
 from tests.support.profiles import all_pairs, profile_of
 
@@ -312,3 +317,31 @@ def test_replanning_says_why_nobody_may_join() -> None:
     ]
     for values, why in rows:
         assert Run(**values).replanning.why_closed.startswith(why)
+
+
+def test_figures_of_a_node_that_is_prepared_rests_and_moves_are_in_the_books() -> None:
+    """They come with its answers, which are events of the run; totals that are none are the node's failure."""
+    totals = '{"peak_rss_bytes": 9, "hosted_bytes": 8, "cpu_s": 2, "peak_versions": 1, "peak_version_bytes": 0}'
+    replies = iter((totals, "none"))
+    calls: Any = SimpleNamespace(
+        place=lambda number: None,
+        prepare=lambda _, on_result, **__: on_result(5),
+        rest=lambda _, on_result, **__: on_result(control_pb2.RestReply(totals_json=next(replies))),
+        move=lambda _, on_result, **__: on_result(control_pb2.MoveReply(fetched_bytes=3, hosted_bytes=7)),
+    )
+    heard: list[Iterator[rd.Event]] = []
+    books = RunLedger(PLAN, job_of())
+    hear, checkpoints = (lambda node, events: heard.append(events)), CheckpointManager("r", job_of(), None)
+    driver = MigrationDriver(
+        PLAN, job_of(), checkpoints, {}, dict.fromkeys("ab", calls), print, hear, NOT_PLANNED, books
+    )
+    driver.prepare(rd.Prepare("b", PLAN), None)
+    assert books.nodes["b"].hosted_bytes == 0, "the run's thread reads it"
+    assert next(heard[-1]) == rd.Prepared("b") and books.nodes["b"].hosted_bytes == 5
+    driver.tell(rd.Rest("b"))
+    assert next(heard[-1]) == rd.Rested("b", 0) and (books.nodes["b"].cpu_s, books.nodes["b"].hosted_bytes) == (2, 8)
+    driver.tell(rd.Move("b", PLAN, StartPoint.of(PLAN.course), 0, ()))
+    assert next(heard[-1]) == rd.Moved("b", 0, 3) and books.nodes["b"].hosted_bytes == 7
+    driver.tell(rd.Rest("b"))
+    with pytest.raises(IntegrityError, match=r"totals\.json of node b"):
+        next(heard[-1])
