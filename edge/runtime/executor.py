@@ -452,10 +452,10 @@ class NodeExecutor:
         Raises:
             DivergedError: a trained weight is not finite after the last update.
         """
-        trained: dict[str, torch.Tensor] = {**self.part.trained, **self.offloading.installed}
-        if with_head:
-            trained |= {f"head.{name}": value for name, value in self._owner(None)[0].parameters.items()}
-        require_finite_values(trained, "this node")
+        # apart: merged adapters of helpers may lie in a file, while the others are on an accelerator
+        require_finite_values(self.part.trained, "the part of this node")
+        require_finite_values(self.offloading.installed, "the helpers of this node")
+        require_finite_values(self._owner(None)[0].parameters if with_head else {}, "the head")
         private = range(0 if with_private else self._plan.placement.private_blocks)
         own = range(self._slice.start, self._slice.stop)
         without = (*private, *(own if not collected_blocks(self._plan.placement, self._slice.node) else ()))

@@ -106,7 +106,7 @@ def host(
         if head is not None:
             task.connect(skeleton, head, weights)
             head.to(device=device, dtype=dtype).eval()
-        copied = weights.copied_text()
+        copied = weights.copied_text() if device.type == "cpu" else ""  # an accelerator has a copy of each
     if course.initial:
         head_of = (job.model.task, course.labels) if head is not None else None
         load_initial(skeleton, Path(job.adapter.from_), head_of=head_of)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import bisect
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -49,6 +49,7 @@ class RunExpectation:
     """The run that a node receives frames of: what frames are checked against.
 
     Attributes:
+        digest: of the plan; computed once, as every link that is opened is checked under the receiver's lock.
         start: item from which the run continues; None = from its first.
         access: who may open a link; None = the nodes that the plan lets send to this one.
         reopen_s: seconds for which a broken link may be opened again; 0 = it is lost at once.
@@ -57,11 +58,15 @@ class RunExpectation:
     run_id: str
     placement_number: int
     plan: Plan
+    digest: str = field(init=False)
     node: str
     compute_dtype: torch.dtype = torch.float32
     start: StartPoint | None = None
     access: RunAccess | None = None
     reopen_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", self.plan.digest)
 
     def require_link(self, source: str, caller: Party | None) -> None:
         """Refuse a link of another node, or in another node's name, with ``TrustError``; see ``RunAccess.require``."""
@@ -81,10 +86,10 @@ def check_hello(expectation: RunExpectation, header: ring_pb2.FrameHeader | None
     if header is None or header.kind != ring_pb2.FRAME_KIND_HELLO:
         raise FrameError("the first frame of a link is no HELLO; use one version on all machines")
     _check_run(expectation, header)
-    if header.plan_digest != expectation.plan.digest:
+    if header.plan_digest != expectation.digest:
         raise FrameError(
             f"node {header.source} has plan {header.plan_digest[:12]}, node {expectation.node} has "
-            f"{expectation.plan.digest[:12]}; start the run again"
+            f"{expectation.digest[:12]}; start the run again"
         )
     return header.source
 
