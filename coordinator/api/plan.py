@@ -87,11 +87,7 @@ class PlannedJob:
         return GivenPlan(plan=self.plan, version=__version__, model_digest=self.profile.nodes[0].model.digest)
 
     def text(self) -> str:
-        """Return ``to_json`` as one line."""
-        return json.dumps(self.to_json())
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan as ``ringtune plan --json`` prints it and ``--save`` writes it."""
+        """Return the plan as one line of JSON, as ``ringtune plan --json`` prints it and ``--save`` writes it."""
         memory = {
             node: {"total_bytes": estimate.total_bytes, **{f"{k}_bytes": v for k, v in estimate.parts().items()}}
             for node, estimate in self.memory.items()
@@ -99,11 +95,15 @@ class PlannedJob:
         more = {
             "predicted": self.time.to_json() if self.time is not None else None,
             "note": self.note,
-            "rows": list(self.rows),
+            "rows": self.rows,
             "explanation": self.why.to_json() if self.why is not None else None,
         }
         given = {name: value for name, value in more.items() if value}
-        return {"event": "plan", **self.given.to_json(), "memory": memory, **given}
+        return json.dumps({"event": "plan", **self.given.to_json(), "memory": memory, **given})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of ``text`` as dictionaries, lists, numbers and strings."""
+        return dict(json.loads(self.text()))
 
     def save(self, path: str | Path) -> Path:
         """Write a file for ``train(plan=...)`` and ``ringtune train --plan``; return its path.

@@ -132,7 +132,8 @@ def shown_cells(cells: Iterable[Cell], total: int, console: Console | None = Non
     """
     console = console or Console(stderr=True)
     columns = (bars.BarColumn(), bars.MofNCompleteColumn(), bars.TextColumn("cells"), bars.TimeRemainingColumn())
-    with bars.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
+    is_shown = console.is_interactive and console.file.isatty()  # FORCE_COLOR makes no file a terminal
+    with bars.Progress(*columns, console=console, transient=True, disable=not is_shown) as shown:
         yield shown.track(cells, total=total)
 
 

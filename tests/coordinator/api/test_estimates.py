@@ -282,6 +282,8 @@ def test_plan_json_is_one_line_and_plan_text_says_how_stale_a_run_is(wanted: Job
     assert value["version"] == __version__
     assert value["plan"]["digest"] == planned.plan.digest
     assert value["memory"]["node-0"]["total_bytes"] == planned.memory["node-0"].total_bytes
+    explained = plan(wanted, assume=2, memory="1GiB", explain=True)
+    assert explained.to_json() == json.loads(explained.text()) and "explanation" in explained.to_json()
     # Whoever plans a stale run is told by how many steps each host lags; other methods have no such line
     wanted = wanted.with_overrides({"train.method": "pipeadapter", "train.local_iterations": 8})
     stale = make_plan(wanted, estimate(wanted, 2, memory_bytes=GIB).facts)

@@ -363,13 +363,23 @@ def test_sweep_prints_its_table_before_it_writes(
     assert len(result.stdout.splitlines()) == 3 + 8
 
 
-def test_sweep_progress_is_for_terminals() -> None:
+def test_sweep_progress_is_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of cells and the time left on a line that is cleared in the end; a file gets nothing."""
-    terminal, file = io.StringIO(), io.StringIO()
-    for stream in (terminal, file):
-        with shown_cells("abc", 3, Console(file=stream, force_terminal=stream is terminal, width=80)) as cells:
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("FORCE_COLOR", "1")  # makes no file a terminal
+    shown = {}
+    for term, stream in (("xterm", Terminal()), ("dumb", Terminal()), ("xterm", io.StringIO())):
+        monkeypatch.setenv("TERM", term)
+        with shown_cells("abc", 3, Console(file=stream, width=80)) as cells:
             assert list(cells) == ["a", "b", "c"]
-    assert "3/3" in terminal.getvalue() and file.getvalue() == ""
+        shown[term, stream.isatty()] = stream.getvalue()
+    bar = shown.pop(("xterm", True))
+    assert "3/3" in bar and bar.endswith("\x1b[2K")
+    assert shown == {("dumb", True): "", ("xterm", False): ""}
 
 
 def test_sweep_shows_what_differs_and_does_not_fit_as_a_result(pair: tuple[str, ...]) -> None:
