@@ -251,7 +251,8 @@ def _inspect_images(path: Path) -> Rows:
     labels, columns, notes = read(path)
     names = sorted({*labels})
     more = ", ..." if len(names) > _SHOWN else ""
-    words = f"{path} has {counted(len(labels), 'image')} of {len(names)} classes ({', '.join(names[:_SHOWN])}{more})"
+    classes = f"{len(names)} class{'es' * (len(names) != 1)} ({', '.join(names[:_SHOWN])}{more})"
+    words = f"{path} has {counted(len(labels), 'image')} of {classes}"
     if len(names) < 2:
         raise DataError(f"{words}; give it two classes or more")
     return Rows(words=words, rows=len(labels), tasks=(IMAGE_CLASSIFICATION,), columns=columns, notes=notes)

@@ -23,6 +23,7 @@ from ringtune.schedule.units import units_text
 from ringtune.schedule.versions import depth, in_flight, is_stale
 from ringtune.techniques import TECHNIQUES
 from ringtune.techniques.activation_checkpointing import SlicePolicy
+from ringtune.texts import counted
 
 NEEDS = "what the plan reserves in memory on a node, beside the libraries that every process loads"
 
@@ -50,9 +51,9 @@ def plan_text(
     """
     source = "measured nodes" if measured else "assumed equal nodes"
     course = plan.course
-    what = "sequences" if course.packed else "rows"
+    batch = counted(course.batch_size, "sequence" if course.packed else "row")
     lines = [
-        f"{course.method.name}, {course.num_blocks} blocks, {course.num_steps} steps of {course.batch_size} {what} in "
+        f"{course.method.name}, {course.num_blocks} blocks, {course.num_steps} steps of {batch} in "
         f"{course.microbatches} micro-batch{'es' if course.microbatches > 1 else ''}, {course.wire_dtype} on the wire, "
         f"{source}, digest {plan.digest[:12]}"
     ]
