@@ -38,6 +38,7 @@ LABELS = re.compile(rf"(?:{_NAMES})(?:[^A-Za-z]{{1,8}}(?:{_NAMES})){{3}}".encode
 """The classes of several rows, one after the other."""
 BAD_ROW = "canary9999row"
 ROWS = 60
+RING = (("node-0", 0, 1), ("node-2", 1, 3), ("node-1", 3, 4))
 LEASE_S = 60.0
 """Longer than a busy machine lets a node wait: nobody is to be lost here."""
 
@@ -151,9 +152,11 @@ def train(cluster: Watched, name: str, **changes: object) -> tuple[Path, str]:
         "runtime__lease_s": LEASE_S,
         **changes,
     }
-    job, out = cluster.folder / f"{name}.toml", cluster.folder / name
+    job, out, plan = (cluster.folder / name for name in (f"{name}.toml", name, f"{name}.json"))
     job.write_text(cluster.job(**wanted).to_toml())
-    done = run_here(TEMPLATE.get, "-vv", "train", job, "--coordinator", cluster.address, "--out", out)
+    plan.write_text(json.dumps(cluster.plan_on(cluster.job(**wanted), RING).to_json()))
+    where = ("--coordinator", cluster.address, "--plan", plan)
+    done = run_here(TEMPLATE.get, "-vv", "train", job, *where, "--out", out)
     return out, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
 
 

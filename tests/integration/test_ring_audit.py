@@ -10,7 +10,7 @@ import pytest
 from ringtune.job.job import Job
 from ringtune.techniques.offload import helped
 from tests.support.audit_trails import checked
-from tests.support.cluster import Cluster, Follower
+from tests.support.cluster import RING, Cluster, Follower
 from tests.support.results import largest_difference, reference_of, trained
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ def followed(ring: Cluster) -> tuple[Job, Follower]:
         recovery__copies="next",
         audit__share=1.0,
     )
-    return job, ring.follow(job, plan=ring.plan_on(job, (("a", 0, 1), ("c", 1, 3), ("b", 3, 4))))
+    return job, ring.follow(job, plan=ring.plan_on(job, RING))
 
 
 @pytest.mark.promise("1 partition invariance")
@@ -80,7 +80,7 @@ def test_helper_that_scales_a_fit_is_taken_out_and_hosts_fit_themselves(
         audit__share=1.0,
         offload__mode=helper_of,
     )
-    plan = helped(audited.plan_on(job, (("a", 0, 1), ("c", 1, 3), ("b", 3, 4))), helper_of)
+    plan = helped(audited.plan_on(job, RING), helper_of)
     outcome = audited.follow(job, plan=plan).wait()
     assert outcome.is_done, outcome.message
     (recovery,) = outcome.of_kind("recovery")

@@ -31,6 +31,7 @@ from tests.support.trust_parts import token_option, trusted, write_tokens
 pytestmark = pytest.mark.slow
 
 NODES = ("node-0", "node-1", "node-2")
+RING = (("node-0", 0, 1), ("node-2", 1, 3), ("node-1", 3, 4))
 
 
 @contextlib.contextmanager
@@ -71,7 +72,7 @@ def test_ring_encrypted_gives_the_same_result_and_refuses_a_removed_node(tmp_pat
     """
     with encrypted(tmp_path) as (cluster, keeper, tap):
         job = cluster.job(audit__share=0.1, recovery__copies="next")
-        outcome = cluster.run(job)
+        outcome = cluster.run(job, plan=cluster.plan_on(job, RING))
         assert_trained(cluster, job, outcome)
         found = checked(outcome, tmp_path / "ledger")
         assert not found.problems and found.figures["signatures"] == found.figures["statements"] > 0
@@ -107,8 +108,9 @@ def test_ring_encrypted_goes_on_while_its_authority_is_rotated(tmp_path: Path) -
 
     with encrypted(tmp_path, lease_s=1.0) as (cluster, keeper, _):
         old, job = keeper.authority_pem, cluster.job()
+        plan = cluster.plan_on(job, RING)
         cluster.coordinator.sinks.append(hold)
-        follower = cluster.follow(job)
+        follower = cluster.follow(job, plan=plan)
         try:
             assert began.wait(RUN_S)
             first = ask(cluster, admin, "coordinator", "rotate", "--within", "1h", code=0)
@@ -138,9 +140,8 @@ def test_ring_encrypted_goes_on_without_a_host_that_is_killed(tmp_path: Path) ->
     """Copies travel under the same certificates."""
     with encrypted(tmp_path) as (cluster, _, _):
         job = cluster.job(train__max_steps=24, train__local_iterations=4, recovery__copies="next")
-        follower = cluster.follow(job)
+        follower = cluster.follow(job, plan=cluster.plan_on(job, RING))
         follower.wait_for_steps(5)
-        assert follower.outcome.plan is not None and follower.outcome.plan.slice_of("node-2").num_blocks
         cluster.signal("node-2", signal.SIGKILL)
         outcome = follower.wait()
         cluster.wait_exit("node-2")

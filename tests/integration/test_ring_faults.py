@@ -15,11 +15,12 @@ from edge.transport import frames, tensors
 from edge.transport.frames import Hello
 from ringtune.schedule.actions import TensorKey
 from ringtune.v1 import ring_pb2
-from tests.support.cluster import Cluster
+from tests.support.cluster import RING, Cluster
 from tests.support.meddler import Meddler
 from tests.support.wire_parts import wire_proxy
 
 pytestmark = pytest.mark.slow
+BOTH = (("a", 0, 2), ("b", 2, 4))
 OTHER_RUN = "r20200101-000000-00000000"
 
 
@@ -27,7 +28,8 @@ OTHER_RUN = "r20200101-000000-00000000"
 @pytest.mark.sampled(1)
 def test_fault_agent_that_is_told_to_end_leaves_in_order(ring: Cluster, number: signal.Signals, code: int) -> None:
     """Mid-run: it says so, is named at once, ends with the right code, and is no member any more."""
-    follower = ring.follow(ring.job(train__max_steps=4000, train__local_iterations=50))
+    job = ring.job(train__max_steps=4000, train__local_iterations=50)
+    follower = ring.follow(job, plan=ring.plan_on(job, RING))
     follower.wait_for_steps(5)
     ring.signal("c", number)
     assert ring.wait_exit("c") == code
@@ -43,10 +45,11 @@ def test_fault_forged_frames_on_an_open_link_are_refused(tmp_path: Path) -> None
     cluster.advertised["b"] = meddler.port
     job = cluster.job(train__max_steps=30)  # nodes know the turn of an item for some turns after it
     with contextlib.closing(meddler), cluster.listening():
-        wanted = cluster.run(job)
+        plan = cluster.plan_on(job, BOTH)
+        wanted = cluster.run(job, plan=plan)
         assert not meddler.refusals
         meddler.forge, meddler.keeps_refusals = forged_at(20), True
-        found = cluster.run(job)
+        found = cluster.run(job, plan=plan)
         for name in ("adapter/adapter.safetensors", "adapter/model_head.safetensors"):
             assert found.files[name] == wanted.files[name]
         old, other_run, other_node = meddler.refusals
@@ -55,7 +58,7 @@ def test_fault_forged_frames_on_an_open_link_are_refused(tmp_path: Path) -> None
         assert "has the source node 'b', the link is node a's" in other_node
 
         meddler.forge, meddler.keeps_refusals = forged_at(20), False
-        failed = cluster.follow(job).wait()
+        failed = cluster.follow(job, plan=plan).wait()
         assert failed.error == "FrameError"
         assert "node b refused a frame of node a: " in failed.message
         cluster.wait_idle(*cluster.names)
@@ -70,8 +73,9 @@ def test_fault_links_that_are_cut_again_and_again_change_nothing(tmp_path: Path)
         for name, proxy in zip(cluster.names, proxies, strict=True):
             cluster.advertised[name] = int(proxy.address.rpartition(":")[2])
         stack.enter_context(cluster.listening())
-        wanted = cluster.run(job)
-        follower = cluster.follow(job)
+        plan = cluster.plan_on(job, BOTH)
+        wanted = cluster.run(job, plan=plan)
+        follower = cluster.follow(job, plan=plan)
         follower.wait_for_steps(2)
         for proxy in proxies:
             proxy.cut_every = 200_000

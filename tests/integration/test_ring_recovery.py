@@ -23,13 +23,12 @@ from ringtune.job.job import Job
 from ringtune.run_control.checkpoint import Resume
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.offload import helped
-from tests.support.cluster import START_S, Cluster, Follower, Hold, Outcome
+from tests.support.cluster import RING, START_S, Cluster, Follower, Hold, Outcome
 from tests.support.hift_reference import tensors_of, train_hift
 from tests.support.moves import slices_of
 from tests.support.results import datasets_of, largest_difference, reference_of, trained, turns_of
 
 pytestmark = pytest.mark.slow
-RING = (("a", 0, 1), ("c", 1, 3), ("b", 3, 4))
 
 
 def job_of(ring: Cluster, **changes: object) -> Job:
@@ -282,7 +281,12 @@ def test_node_that_comes_in_mid_run_takes_blocks(
 ) -> None:
     """A host that was killed, or a new one that the run has not known: the run moves to it where that pays."""
     pays(monkeypatch)
-    changes = {"train__max_steps": 96, "train__eval_every": 0, "train__checkpoint_every": 48}
+    changes = {
+        "train__max_steps": 96,
+        "train__eval_every": 0,
+        "train__checkpoint_every": 48,
+        "placement__replan": "auto",
+    }
     job = job_of(ring, **changes, runtime__wait_s=300.0)
     plan = ring.plan_on(job, RING if was_lost else (("a", 0, 2), ("b", 2, 4)))
     profile = Profile.from_json(ring.planned(job).profile)

@@ -23,7 +23,7 @@ from ringtune.schedule.operation_tables import ScheduledTable, tables_to_json
 from ringtune.schedule.placement import Helper, Placement, Slice
 from ringtune.schedule.plan import Plan
 from sim.ring import VirtualRing
-from tests.support.cluster import Cluster, Outcome
+from tests.support.cluster import RING, Cluster, Outcome
 from tests.support.replay import replay
 from tests.support.results import datasets_of, largest_difference, reference_of, trained
 from tests.support.stale_reference import train_stale
@@ -113,7 +113,7 @@ def assert_decided(outcome: Outcome, *, apart: bool = False) -> None:
 def test_ring_equals_one_process_and_decides_as_the_simulator_does(ring: Cluster) -> None:
     """Float64, two owners, unfreezing, hand-overs: equal to 1e-9, and each engine's decisions are the virtual ones."""
     job = ring.job(runtime__record=True)
-    outcome = ring.run(job)
+    outcome = ring.run(job, plan=ring.plan_on(job, RING))
     assert losses_of(outcome) == pytest.approx(assert_trained(ring, job, outcome), abs=1e-9)
     assert_decided(outcome)
 
@@ -128,15 +128,14 @@ def test_ring_of_pipeadapter_equals_its_rule_in_one_process(ring: Cluster) -> No
         train__checkpoint_every=4,
         runtime__record=True,
     )
-    outcome = ring.run(job)
+    outcome = ring.run(job, plan=ring.plan_on(job, RING))
     assert outcome.plan is not None
     wanted, losses = train_stale(job, outcome.plan, ring.model, datasets_of(ring, job))
     assert largest_difference(trained(outcome), wanted) < 1e-9
     assert losses_of(outcome) == pytest.approx(losses, abs=1e-9)
     assert_decided(outcome, apart=True)
-    hosts = [piece.node for piece in outcome.plan.placement.slices if piece.num_blocks]
-    stored = [outcome.report["nodes"][node]["peak_versions"] for node in hosts]
-    assert stored == list(range(len(hosts), 0, -1)) != [1]
+    stored = [outcome.report["nodes"][node]["peak_versions"] for node, *_ in RING]
+    assert stored == [3, 2, 1]
     again = ring.run(job, Resume(plan=outcome.plan, manifests=(outcome.checkpoints[-2],)))
     assert again.resumed_at == 8
     assert largest_difference(trained(again), trained(outcome)) == 0.0, "a resumed run ends with the very bits"

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 
 ELSEWHERE = "somewhere/else/tiny-bert"
 NO_LEASE_S = RUN_S  # no test of leases: however late a busy machine lets heartbeats come, the run's deadline decides
+RING = (("node-0", 0, 1), ("node-2", 1, 3), ("node-1", 3, 4))
 LOST_BYTES = 1 << 18  # under way when a process is killed
 
 
@@ -71,7 +72,8 @@ def test_weights_of_one_copy_train_a_ring(tmp_path: Path) -> None:
     """An owner and a host without a copy: the result is that of one process; the second run fetches nothing."""
     with one_copy(tmp_path) as (cluster, tap):
         job = cluster.job(model__path=ELSEWHERE, runtime__lease_s=NO_LEASE_S)
-        outcome = cluster.run(job)
+        plan = cluster.plan_on(job, RING)
+        outcome = cluster.run(job, plan=plan)
         local = job.with_overrides({"model.path": str(cluster.model)})
         wanted = reference_of(cluster, local, outcome)
         assert largest_difference(trained(outcome), {**wanted.adapter(), **wanted.head()}) < 1e-9
@@ -82,7 +84,7 @@ def test_weights_of_one_copy_train_a_ring(tmp_path: Path) -> None:
         assert before > sum(
             entry.nbytes for node in ("node-1", "node-2") for entry in needed_by(cluster, outcome, node)
         )
-        cluster.run(job)
+        cluster.run(job, plan=plan)
         manifests = sum(len(flow.received) for flow in weight_flows(tap)) - before
         assert manifests < 3 * 70_000, "manifests only"
 
@@ -94,7 +96,8 @@ def test_weights_fetch_killed_goes_on_in_the_next_run(tmp_path: Path) -> None:
         job = cluster.job(
             model__path=ELSEWHERE, model__dtype="float32", wire__dtype="float32", runtime__lease_s=NO_LEASE_S
         )
-        follower = cluster.follow(job)
+        plan = cluster.plan_on(job, RING)
+        follower = cluster.follow(job, plan=plan)
         cache = cluster.folder / "cache-node-2"
         deadline_s = time.monotonic() + RUN_S
         while not any(path.stat().st_size > 70_000 for path in existing(cache.glob(f"**/weights/*/*{PARTIAL}"))):
@@ -108,8 +111,7 @@ def test_weights_fetch_killed_goes_on_in_the_next_run(tmp_path: Path) -> None:
         assert list(cache.glob(f"**/weights/*/*{PARTIAL}"))
         cluster.start("node-2")
         cluster.wait_idle("node-0", "node-1", "node-2")
-        outcome = cluster.run(job)
-        # the plan may differ: it follows what was measured; whatever came once is there, whole or partial
+        outcome = cluster.run(job, plan=plan)
         needed = {entry.name for entry in needed_by(cluster, outcome, "node-2")}
         assert len(cached(cluster, "node-2")) >= len(needed)
         kept = [path for path in cluster.folder.glob("cache-*/models/*/weights/*/*") if ".safetensors" in path.suffixes]
