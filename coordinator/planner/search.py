@@ -6,14 +6,15 @@ fits. The simulator then ranks the best few rings of all searches.
 Nodes that are alike get even slices in the order of their names: measured times of equal machines differ by some
 percent from start to start, and a plan made from them would differ each time without gain. If no link was measured,
 nodes count as alike if they report the same hardware, or if the seconds of their blocks differ by at most a factor
-``ALIKE``; all get the times of the middle one. The even split is taken unless another, with the same micro-batches and
-wire dtype, is predicted to be faster by more than a factor ``WORTH``.
+``ALIKE``; all get the times of the middle one, and the median overhead of an action. The even split is taken unless
+another, with the same micro-batches and wire dtype, is predicted to be faster by more than a factor ``WORTH``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -42,11 +43,12 @@ def as_alike(nodes: Sequence[NodeFacts]) -> tuple[NodeFacts, ...] | None:
 
     Nodes are alike if they report the same hardware, threads and device, or if the slowest block takes at most
     ``ALIKE`` times the fastest. If any node was not measured all count as alike, with times of 1, or 2 for the backward
-    of a block with all parameters trained.
+    of a block with all parameters trained. What an action takes besides its work is the median of the nodes: another
+    process may have held one of them up while it measured.
     """
     if any(not block_s(node) > 0 for node in nodes):
         backward_s = 1.0 if nodes[0].model.block_bytes else 2.0
-        return _with_times(nodes, (), (1.0, 1.0, backward_s), tokens=0.0)
+        return _with_times(nodes, (), (1.0, 1.0, backward_s), tokens=0.0, handling_s=0.0)
     ranked = sorted(nodes, key=lambda node: (block_s(node), node.node))
     machines = {(node.hardware, node.threads, node.device) for node in nodes}
     same = len(machines) == 1 and nodes[0].hardware
@@ -56,11 +58,17 @@ def as_alike(nodes: Sequence[NodeFacts]) -> tuple[NodeFacts, ...] | None:
     tokens = [node.train_tokens for node in nodes if node.train_rows]
     mean_tokens = sum(tokens) / len(tokens) if tokens and all(tokens) else 0.0
     block_times_s = middle.block_forward_s, middle.block_graph_s, middle.block_backward_s
-    return _with_times(nodes, _points(ranked), block_times_s, tokens=mean_tokens)
+    handling_s = statistics.median(node.handling_s for node in nodes)
+    return _with_times(nodes, _points(ranked), block_times_s, tokens=mean_tokens, handling_s=handling_s)
 
 
 def _with_times(
-    nodes: Sequence[NodeFacts], points: tuple[WorkTime, ...], block_times_s: tuple[float, float, float], tokens: float
+    nodes: Sequence[NodeFacts],
+    points: tuple[WorkTime, ...],
+    block_times_s: tuple[float, float, float],
+    *,
+    tokens: float,
+    handling_s: float,
 ) -> tuple[NodeFacts, ...]:
     """Give all nodes the same times of works, of a block (forward, graph, backward), and mean tokens of rows."""
     forward_s, graph_s, backward_s = block_times_s
@@ -72,6 +80,7 @@ def _with_times(
             block_graph_s=graph_s,
             block_backward_s=backward_s,
             train_tokens=tokens,
+            handling_s=handling_s,
         )
         for node in nodes
     )

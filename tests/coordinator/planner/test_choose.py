@@ -27,9 +27,11 @@ from coordinator.planner.planned import Planned
 from coordinator.planner.ring_costs import RingCosts, ring_costs, with_mean_owner
 from coordinator.planner.search import split_blocks, with_saving
 from coordinator.planner.step_time import Ring, job_s
+from ringtune.costs.links import with_assumed
 from ringtune.costs.profile import LinkFacts, Profile, TimedShape
 from ringtune.errors import DeadlineError, InterruptedRunError, InvalidInputError, PlanError, UsageError
 from ringtune.job.job import Job, parse_job
+from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
 from ringtune.techniques.activation_checkpointing import AUTO, SavingPolicy
 from sim.prediction import predict
@@ -251,6 +253,22 @@ def test_alike_nodes_share_what_only_some_of_them_measured() -> None:
         others.append(dataclasses.replace(node, work_times=times))
     made = planned(wanted(), Profile(nodes=(others[0], owner, others[1])))
     assert [(piece.node, piece.num_blocks) for piece in made.plan.placement.slices] == [("a", 3), ("b", 3), ("c", 2)]
+
+
+def test_alike_nodes_keep_their_slices_though_one_was_held_up_while_it_measured() -> None:
+    """On one machine, with so little work that 0.1 s of each action besides its work would decide: whichever it was."""
+    nodes = {
+        name: dataclasses.replace(
+            device(name, num_blocks=8, tokens=TOKENS, rows=rows).at_pace(0.01), has_messages=False, handling_s=1e-4
+        )
+        for name, rows in (("a", 40), ("b", 0))
+    }
+    links = with_assumed("ab", {"a": "x", "b": "x"}, ())
+    slices = set[tuple[Slice, ...]]()
+    for name in "ab":
+        held_up = {**nodes, name: dataclasses.replace(nodes[name], handling_s=0.1)}
+        slices.add(make_plan(wanted(), held_up, links=links, effort=QUICK).plan.placement.slices)
+    assert len(slices) == 1
 
 
 def ticking(step_s: float) -> Effort:
