@@ -118,7 +118,9 @@ def test_users_of_a_column_get_helpers_and_folders_of_their_own(ring: Cluster, t
     offload = OFFLOAD.format(mode='"auto"', users="collaboration", merged="true") + 'adapters = { anna = "linear" }\n'
     data = '[data]\ntrain = "train.jsonl"\neval = "eval.jsonl"\nuser = "author"\n'
     (tmp_path / "job.toml").write_text(job + data + offload)
-    good("train", tmp_path / "job.toml", "--local", 2, "--out", tmp_path / "run")
+    plan = tmp_path / "plan.json"
+    good("plan", tmp_path / "job.toml", "--assume", 2, "--memory", "1GiB", "--save", plan)  # two equal nodes
+    good("train", tmp_path / "job.toml", "--local", 2, "--plan", plan, "--out", tmp_path / "run")
     assert sorted(path.name for path in (tmp_path / "run/users").iterdir()) == ["anna", "ben"]
     report = json.loads((tmp_path / "run/report.json").read_text())
     assert report["offload"]["rows_by_user"] == {name: {"train": 12, "eval": 4} for name in sorted(names)}

@@ -77,6 +77,7 @@ def test_run_that_is_killed_again_and_again_ends_with_the_same_result(whole: Who
     for steps, victim, code in ((10, "", 4), (10, LAUNCHER, -signal.SIGKILL), (10, "node-0", 4)):
         run = LocalRun(job, out, "--resume")
         run.until_steps(steps)
+        run.until_saved(going_on)
         victim = victim or top_host(out)
         assert run.kill(victim) == victim
         assert run.wait() == code, run.errors()

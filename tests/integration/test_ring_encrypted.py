@@ -35,12 +35,12 @@ RING = (("node-0", 0, 1), ("node-2", 1, 3), ("node-1", 3, 4))
 
 
 @contextlib.contextmanager
-def encrypted(folder: Path, **more: float) -> Iterator[tuple[Cluster, TrustKeeper, Tap]]:
-    """Three nodes that join with tokens; what goes to the first one passes a tap. ``more`` is of the cluster."""
+def encrypted(folder: Path) -> Iterator[tuple[Cluster, TrustKeeper, Tap]]:
+    """Three nodes that join with tokens; what goes to the first one passes a tap."""
     keeper = trusted(folder)
     with speaking_as(keeper.speaker):
         tokens = {name: token_option(folder, name) for name in NODES}
-        cluster = Cluster(folder, owners=NODES[:2], hosts=NODES[2:], more=tokens, keeper=keeper, **more)
+        cluster = Cluster(folder, owners=NODES[:2], hosts=NODES[2:], more=tokens, keeper=keeper)
         write_tokens(folder, NODES, ttl_s=RUN_S)
         with contextlib.closing(Tap(cluster.ports["node-0"])) as tap:
             cluster.advertised["node-0"] = tap.port
@@ -106,7 +106,7 @@ def test_ring_encrypted_goes_on_while_its_authority_is_rotated(tmp_path: Path) -
             began.set()
             is_over.wait(RUN_S)
 
-    with encrypted(tmp_path, lease_s=1.0) as (cluster, keeper, _):
+    with encrypted(tmp_path) as (cluster, keeper, _):
         old, job = keeper.authority_pem, cluster.job()
         plan = cluster.plan_on(job, RING)
         cluster.coordinator.sinks.append(hold)

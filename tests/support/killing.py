@@ -16,6 +16,7 @@ import psutil
 import torch
 from safetensors.torch import load_file
 
+from coordinator.client.checkpoints import RunCheckpoints
 from coordinator.run.run_text import is_step
 from ringtune.errors import UsageError
 from tests.support import measured, tiny
@@ -73,7 +74,7 @@ class LocalRun:
 
     def __init__(self, job: Path, out: Path, *options: str, orders: Path | None = None) -> None:
         out.mkdir(exist_ok=True)
-        self._states = measured.recall_in(out, NODES)
+        self._out, self._states = out, measured.recall_in(out, NODES)
         module = "tests.support.failing_command" if orders else "ringtune.cli"
         command = [sys.executable, "-m", module, "train", str(job), "--local", str(len(NODES))]
         self._errors = (out.parent / f"{out.name}.err").open("w+")
@@ -97,6 +98,11 @@ class LocalRun:
             line = self.process.stdout.readline()
             assert line, f"the run ended before {count} steps: {self.errors()}"
             self.events.append(json.loads(line))
+
+    def until_saved(self, step: int) -> None:
+        """Read events until there is a checkpoint of a later step."""
+        while max(RunCheckpoints(self._out).steps(), default=0) <= step:
+            self.until_steps(1 + sum(event["event"] == "step" for event in self.events))
 
     def until_stopped(self) -> None:
         """Wait until a failpoint has made the launcher stand still."""
