@@ -22,6 +22,7 @@ from edge.model.skeleton import build_skeleton
 from edge.model.slice import BlockRunner, materialise
 from edge.model.tensor_files import SafetensorsFiles
 from edge.techniques.activation_checkpointing import saved_tensors, storage_bytes
+from edge.techniques.micro_batches import tensors_in
 from edge.techniques.offload.sites import sites_of
 from edge.techniques.velora import Projections
 from ringtune.costs.memory_sizes import DTYPE_BYTES, Sizes, _projected_values, score_token_bytes
@@ -252,8 +253,10 @@ def test_planned_masks_are_those_that_blocks_read(
         materialise(skeleton, weights, blocks=range(4), with_embedding=False, dtype=torch.float32, device=cpu)
     x, mask = torch.randn(2, 16, skeleton.base.config.hidden_size), torch.ones(2, 16, dtype=torch.int64)
     mask[0, 12:] = 0
-    read = tree_leaves(BlockRunner(skeleton, dropout=0.0, seed=0).context(x, mask))
-    masks = {value.data_ptr() for value in read if torch.is_tensor(value) and value.dim() == 4}
+    context = BlockRunner(skeleton, dropout=0.0, seed=0).context(x, mask)
+    read = [value for value in tree_leaves(context) if torch.is_tensor(value)]
+    assert {*map(id, read)} == {*map(id, tensors_in(context))}, "a node's live bytes have all of them"
+    masks = {value.data_ptr() for value in read if value.dim() == 4}
     assert len(masks) == count
     planned = 1 + FAMILIES[model_type].dimensions(read_config(model)).more_masks
     assert planned == (2 if model_type == "qwen2_moe" else count)  # as transformers 5 has it
