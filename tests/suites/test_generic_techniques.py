@@ -25,7 +25,7 @@ from edge.techniques.activation_checkpointing import saved_tensors, storage_byte
 from edge.techniques.micro_batches import tensors_in
 from edge.techniques.offload.sites import sites_of
 from edge.techniques.velora import Projections
-from ringtune.costs.memory_sizes import DTYPE_BYTES, Sizes, _projected_values, score_token_bytes
+from ringtune.costs.memory_sizes import DTYPE_BYTES, Sizes, projected_values, score_token_bytes
 from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.errors import JobError
 from ringtune.job.job import Job
@@ -333,10 +333,12 @@ def test_velora_of_a_generic_family_saves_what_the_plan_says(tmp_path: Path, mod
     if facts.unlike_inputs:
         ways.append(Velora(blocks=(Range(0, 2),), layers=projected(model_type, config).layers, parts=8))
     for velora in filter(None, ways):
-        planned_values = _projected_values(dataclasses.replace(course, velora=velora), facts, has_dropout=False)
+        planned_values = projected_values(dataclasses.replace(course, velora=velora), facts, has_dropout=False)
         for block in range(2 if facts.unlike_inputs else 1):
             before, after = (kept_values(model, job, one, block=block) for one in (None, velora))
-            assert before - after >= 0.98 * planned_values >= 0
+            assert before - after >= 0.98 * planned_values[block] >= 0
+        if model_type == "qwen3_next" and adapter == "full":  # the other blocks have a delta net
+            assert [bool(values) for values in planned_values] == [False, True] * 2
 
 
 def kept_values(folder: Path, job: Job, velora: Velora | None = None, *, block: int = 0, scored: bool = False) -> float:
