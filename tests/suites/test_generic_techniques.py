@@ -25,8 +25,10 @@ from edge.techniques.activation_checkpointing import saved_tensors, storage_byte
 from edge.techniques.micro_batches import tensors_in
 from edge.techniques.offload.sites import sites_of
 from edge.techniques.velora import Projections
+from ringtune.costs.activation_costs import graph_terms, projected_blocks
 from ringtune.costs.memory_sizes import DTYPE_BYTES, Sizes, projected_values, score_token_bytes
 from ringtune.costs.model_facts import computed_token_bytes, model_facts
+from ringtune.costs.profile import ModelFacts
 from ringtune.errors import JobError
 from ringtune.job.job import Job
 from ringtune.models.auxiliary_models import LETTERS
@@ -34,6 +36,7 @@ from ringtune.models.families import FAMILIES
 from ringtune.models.family import LANGUAGE_TASKS
 from ringtune.models.folder import NO_WEIGHTS, read_config
 from ringtune.models.kept_inputs import with_shared_inputs
+from ringtune.schedule.course import Course
 from ringtune.schedule.operation_tables import Score
 from ringtune.schedule.saved_activations import ADAPTER_DOWN, LAYERS, Velora
 from ringtune.schedule.units import Range
@@ -339,6 +342,17 @@ def test_velora_of_a_generic_family_saves_what_the_plan_says(tmp_path: Path, mod
             assert before - after >= 0.98 * planned_values[block] >= 0
         if model_type == "qwen3_next" and adapter == "full":  # the other blocks have a delta net
             assert [bool(values) for values in planned_values] == [False, True] * 2
+            require_planned_by_block(dataclasses.replace(course, velora=velora), facts, planned_values)
+
+
+def require_planned_by_block(course: Course, facts: ModelFacts, saved: list[int]) -> None:
+    """The graphs of each kind of block are a term of their own."""
+    sizes = Sizes(course, facts, optimizer="adamw", dtype="float32", activation_token_bytes=1e6)
+    terms = [term for term in graph_terms(course, (), (0, 4), sizes, 1) if "projections" in term.what]
+    projected = projected_blocks(course, range(4))
+    tokens, count = course.microbatch_sizes()[0] * course.max_length, len(course.microbatch_sizes())
+    each_bytes = [round(tokens * (1e6 - 4 * saved[block])) for block in projected]
+    assert len(terms) == 2 and sum(term.total_bytes for term in terms) == count * sum(each_bytes)
 
 
 def kept_values(folder: Path, job: Job, velora: Velora | None = None, *, block: int = 0, scored: bool = False) -> float:
