@@ -417,14 +417,14 @@ class MemoryLedger:
         for block in range(start, stop):
             if block not in item.trained and not in_ranges(block, self._recompute):
                 is_projected = in_ranges(block, self._projected)
-                whole_bytes = sizes.projected_bytes(size) if is_projected else sizes.kept_bytes(size)
+                whole_bytes = sizes.projected_bytes(size, block) if is_projected else sizes.kept_bytes(size)
                 found += whole_bytes - sizes.kept_passing_bytes(size)
         return found
 
     def _saved_bytes(self, sizes: Sizes, item: ItemKind, micro: int, start: int, stop: int, each: float) -> float:
         """Bytes that blocks [start, stop) keep where not all of them keep as much; ``each`` is one that keeps all."""
         size, patterns = item.sizes[micro], item.patterns(micro, start, stop) or ("",) * (stop - start)
-        saves = sizes.kept_bytes(size) - sizes.projected_bytes(size) if item.kind is not StepKind.SCORE else 0.0
+        is_scored = item.kind is StepKind.SCORE
         kept_bytes, inputs, has_graph_below = 0.0, -1, False  # the lowest input is the micro-batch's own
         for block, pattern in zip(range(start, stop), patterns, strict=True):
             is_again = in_ranges(block, self._recompute)
@@ -433,8 +433,10 @@ class MemoryLedger:
             has_graph_below = not is_again
             if not is_again:
                 left_out = (1 - share(pattern, FULL)) * sizes.kept_in_subnets_bytes(size) if pattern else 0.0
-                own_bytes = each - left_out - saves * in_ranges(block, self._projected)
-                is_lowest = block == item.lowest[micro] and item.kind is not StepKind.SCORE
+                own_bytes = each - left_out
+                if in_ranges(block, self._projected) and not is_scored:
+                    own_bytes -= sizes.kept_bytes(size) - sizes.projected_bytes(size, block)
+                is_lowest = block == item.lowest[micro] and not is_scored
                 if is_lowest and sizes.lowest_token_bytes:  # its graph begins inside it
                     own_bytes = min(own_bytes, size * sizes.lowest_token_bytes)
                 kept_bytes += own_bytes

@@ -227,7 +227,8 @@ def load_tokenizer(folder: Path) -> Any:
         what = f"{folder} has no tokenizer that can be read ({_reason(error)})"
         raise ModelError(f"{what}; {_remedy(folder)}") from error
     if found.is_fast:
-        found._encode_plus = _without_panic(found._encode_plus, folder)
+        inner = "_encode_plus" if is_made_anew else "_batch_encode_plus"  # what calls with one text and with many do
+        setattr(found, inner, _without_panic(getattr(found, inner), folder))
     check_done(folder / SETTINGS_FILE, {**saved, **settings}, found)
     return found
 

@@ -1,7 +1,7 @@
 """A base model of transformers with a prediction head, whose layers, initial values and names are AdapterHub's.
 
 =====================  ====================  =================================================  ======================
-``head_type``          reads                 layers, with a dropout before each matrix          tensors
+``head_type``          reads                 layers                                             tensors
 =====================  ====================  =================================================  ======================
 classification         token 0, or the       two with tanh between; of a model without a        1.weight, 1.bias,
                        last of a decoder     class in AdapterHub that of its architecture       4.weight, 4.bias
@@ -10,6 +10,9 @@ tagging                each token            one                                
 question_answering     each token            one with two outputs: start and end                1.weight, 1.bias
 causal_lm              each token            the decoder alone, without dropout                 0.weight
 =====================  ====================  =================================================  ======================
+
+Dropout is before each matrix, as in AdapterHub; a model without a class there has its architecture's: none before a
+pooler, the single matrix ``score`` of a decoder, or the ends of an answer.
 
 B batch rows, T tokens, D model width.
 
@@ -129,7 +132,7 @@ class ModelWithHead(nn.Module):
         width = self.config.hidden_size
         dropout = next((found for key in _DROPOUT_KEYS if (found := getattr(self.config, key, None)) is not None), 0.0)
         form = self.form_of(config["head_type"])
-        function = nn.Tanh()
+        drops_input, function = form is None or form.drops_input, nn.Tanh()
         if form is not None and form.activation:
             from transformers.activations import ACT2FN
 
@@ -138,8 +141,10 @@ class ModelWithHead(nn.Module):
             yield from (nn.Linear(width, width, bias=self.config.classifier_bias), function)
             yield nn.LayerNorm(width, eps=self.config.norm_eps, bias=self.config.norm_bias)
         elif config["layers"] > 1:
-            yield from (nn.Dropout(dropout), nn.Linear(width, width), function)
-        yield from (nn.Dropout(dropout), nn.Linear(width, config["num_labels"], bias=config.get("bias", True)))
+            yield from (nn.Dropout(dropout) if drops_input else nn.Identity(), nn.Linear(width, width), function)
+            drops_input = True
+        yield nn.Dropout(dropout) if drops_input else nn.Identity()
+        yield nn.Linear(width, config["num_labels"], bias=config.get("bias", True))
 
     def add_decoder(self, *, bias: bool) -> Head:
         """Add a language model's decoder; its values are to be set."""

@@ -59,6 +59,7 @@ from edge.techniques.offload.sites import sites_of
 from edge.transport import frames, tensors
 from ringtune.costs.measurement import Size, timed_sizes
 from ringtune.costs.memory_estimate import node_memory
+from ringtune.costs.memory_sizes import DTYPE_BYTES
 from ringtune.costs.memory_terms import MemoryEstimate
 from ringtune.costs.model_facts import computed_token_bytes
 from ringtune.costs.profile import PART_OF, ModelFacts, Work, WorkTime
@@ -76,6 +77,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, turn_sequence
 from ringtune.storage.durable import make_folder
 from ringtune.storage.pieces import Pieces
+from ringtune.techniques.base import Term
 from ringtune.v1 import control_pb2
 
 _TINY_RATE = 1e-9
@@ -160,11 +162,14 @@ class Bench:
             self._fitting = HelperBench(folder, self._job, self._block, self._dtype, self._device)
 
     def _memory(self, model: ModelFacts, data_bytes: int) -> MemoryEstimate:
-        """Estimate the peak memory of the measurement as that of a run that hosts this block."""
-        placement = dataclasses.replace(self._plan.placement, credits=1)  # one tensor at a time is on its way
-        plan = Plan.of(dataclasses.replace(self._plan.course, choice=None), placement)
-        return node_memory(
-            plan,
+        """Estimate the peak memory of the measurement as that of a run that hosts this block.
+
+        One tensor at a time is on its way, and one micro-batch has a graph. An owner embeds all of a batch.
+        """
+        course, count = self._plan.course, self._job.train.microbatches
+        course = dataclasses.replace(course, choice=None, microbatches=1, batch_size=self.sizes[0].rows)
+        found = node_memory(
+            Plan.of(course, dataclasses.replace(self._plan.placement, credits=1)),
             NODE,
             model,
             optimizer=self._job.train.optimizer,
@@ -172,6 +177,9 @@ class Bench:
             dtype=self._job.model.dtype,
             data_bytes=data_bytes,
         )
+        embedded = course.batch_size * course.max_length * course.widest * DTYPE_BYTES[self._job.model.dtype]
+        more = Term("buffers", "embedding of a further micro-batch", (count - 1) * bool(self._rows), embedded)
+        return MemoryEstimate(terms=(*found.terms, more))
 
     # ---- what is measured -------------------------------------------------------------------------
 

@@ -97,20 +97,20 @@ class MicroBatch:
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield every held tensor, including those that graphs keep for backward."""
         yield from (item for item in (self.hidden, self.mask, self.grad) if item is not None)
-        yield from _tensors_in(self._context)
+        yield from tensors_in(self._context)
         for graph in self.graphs.values():
             yield from graph.tensors()
         for pairs in self.pairs.values():
             yield from pairs.tensors()
 
 
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors of a context, which may be in tuples and mappings."""
     if torch.is_tensor(value):
         yield value
     elif isinstance(value, tuple | Mapping):
         for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors_in(item)
+            yield from tensors_in(item)
 
 
 @dataclass(slots=True)

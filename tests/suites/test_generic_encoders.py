@@ -31,11 +31,11 @@ from tests.laws.test_result_folder import require_loads
 from tests.suites.test_generic_decoders import require_equal
 from tests.support.hand_ring import make_bench
 from tests.support.plans import make_plan
-from tests.support.tiny_families import ENCODERS, HIDDEN, sizes_of, write_family
+from tests.support.tiny_families import ENCODERS, HIDDEN, PLUGGED, sizes_of, write_family
 from tests.support.torch_ring import Case, make_executor
 
 TASKS = ("sequence-classification", "regression", "token-classification", "question-answering")
-ROUNDING = ("deberta",)
+ROUNDING = ("deberta", *PLUGGED)
 """Families whose norms have steps in float32 inside any type."""
 ALL = "lora[r=4,attn_matrices=['q','k','v'],intermediate_lora=True,output_lora=True]"
 SPLITS = {"one": ONE, "three": THREE}
@@ -110,11 +110,14 @@ def test_bottlenecks_of_a_generic_encoder_equal_one_process(model_type: str) -> 
     require_equal(generic(model_type, "sequence-classification", f"double_seq_bn|{ALL}"), "three")
 
 
-@pytest.mark.parametrize("model_type", ENCODERS)
+@pytest.mark.parametrize(
+    ("model_type", "task"),
+    [*((name, task) for name in ENCODERS for task in TASKS), *((name, TASKS[0]) for name in PLUGGED)],
+)
 @pytest.mark.sampled(2)
-def test_dropout_of_a_generic_encoder_draws_the_same_numbers(model_type: str) -> None:
-    """Before the blocks, in relative positions and in the head, which are called by the architecture's own forward."""
-    require_equal(generic(model_type, "token-classification", dropout=0.2), "three")
+def test_dropout_draws_the_numbers_of_the_architecture(model_type: str, task: str) -> None:
+    """Before the blocks, in relative positions, and in the head of a model without a class in AdapterHub."""
+    require_equal(generic(model_type, task, dropout=0.2), "three")
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,11 @@ DESCRIBED = [name for name in TOWERS if not FAMILIES[text_towers.TOWERS[name].fa
 SPLITS = {"one": ONE, "three": THREE}
 
 
+def of_texts(model: Any) -> Any:
+    """The part that computes texts: in transformers 5.24 Llama 4's whole class fails at its own output."""
+    return model.language_model if model.config.model_type == "llama4" else model
+
+
 def require_close(model: Any, wanted: torch.Tensor) -> None:
     """The logits of all tokens of two texts, one of them padded, are these."""
     inputs = whole.inputs_of("llama")
@@ -60,10 +65,10 @@ def test_tower_with_its_adapter_is_the_whole_model_with_it(tmp_path: Path, model
     has_experts = not FAMILIES[text_towers.TOWERS[model_type].family].layout.up
     run, skeleton = lora_run(tmp_path, "", CAUSAL_LM, "lora[r=2,alpha=6]" if has_experts else ALL_MATRICES)
     wanted = outputs(whole.as_model(skeleton), whole.inputs_of("llama"))
-    assert float((outputs(plain, whole.inputs_of("llama")) - wanted).abs().max()) > 1e-2
+    assert float((outputs(of_texts(plain), whole.inputs_of("llama")) - wanted).abs().max()) > 1e-2
     export_run(run, tmp_path / "peft", base_model="acme/tiny", form="peft")
     assert 'AutoModelForImageTextToText.from_pretrained("acme/tiny"' in (tmp_path / "peft/README.md").read_text()
-    require_close(with_peft_by_hand(plain, tmp_path / "peft"), wanted)
+    require_close(of_texts(with_peft_by_hand(plain, tmp_path / "peft")), wanted)
     (tmp_path / "merged").mkdir()
     for name, content in merged_files(load_job(run / "job.toml"), tmp_path / "base", run / "adapter", ()).items():
         (tmp_path / "merged" / name).write_bytes(bytes(content))
@@ -82,7 +87,11 @@ def tower_and_text(model_type: str) -> tuple[Path, Path]:
     whole_one = write_tower(folders[0] / "model", model_type, "since")
     values = text_towers.text_values(json.loads((folders[0] / "model/config.json").read_text()), where="config.json")
     text = transformers.AutoModelForCausalLM.from_config(transformers.CONFIG_MAPPING[family](**values))
-    inside = {name.replace("model.language_model", "model"): value for name, value in whole_one.state_dict().items()}
+    prefix = text_towers.class_prefix(family)
+    inside = {
+        name.replace(prefix, "model.").removeprefix("language_model."): value
+        for name, value in whole_one.state_dict().items()
+    }
     text.load_state_dict({name: value for name, value in inside.items() if name in text.state_dict()})
     text.save_pretrained(folders[1] / "model")
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -105,7 +114,7 @@ def test_lora_of_a_tower_equals_one_process(model_type: str, split: str) -> None
     run = carry_out(feature, feature.plan_on(split))
     wanted = of_text(feature.case, run)
     assert distance(run.tensors, wanted.tensors) <= (
-        1e-6 if model_type in ("gemma3n", "gemma4") else 1e-9
+        1e-6 if model_type in ("gemma3n", "gemma4", "llama4") else 1e-9
     )  # their norms compute in float32
     assert run.losses == pytest.approx(wanted.losses, rel=1e-6)
 
@@ -186,4 +195,11 @@ def test_config_without_a_text_model_is_refused(tmp_path: Path, values: dict[str
     with pytest.raises(
         ModelError, match=r"text_config has to be a table|'t5' is not supported|rope_scaling has to be dict"
     ):
+        read_config(tmp_path)
+
+
+def test_text_part_without_a_text_model_is_refused(tmp_path: Path) -> None:
+    """With the reason, and what to use."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_vl_moe", "text_config": {}}))
+    with pytest.raises(ModelError, match=r"'qwen3_vl_moe' is refused: transformers has no text model.*use a dense one"):
         read_config(tmp_path)

@@ -417,8 +417,10 @@ def seed_units(model: Any, job: Job) -> dict[str, int]:
         for index, block in model.iter_layers():
             block.register_forward_pre_hook(seeder(f"block.{index}"), prepend=True)
         head = model.heads[model.active_head]
-        drawing = head["drawing"] if isinstance(head, torch.nn.ModuleDict) else head
-        drawing.register_forward_pre_hook(seeder("head"), prepend=True)
+        if isinstance(head, torch.nn.ModuleDict):  # of an architecture, which begins where its base model ends
+            model.base_model.register_forward_hook(seeder("head"))
+        else:
+            head.register_forward_pre_hook(seeder("head"), prepend=True)
     return at
 
 

@@ -167,7 +167,10 @@ def _encoder_head(model: Any, task: str) -> torch.nn.ModuleDict:
         model._init_weights(new)
         module.load_state_dict(new.state_dict())
     found = torch.nn.ModuleDict({path.replace(".", "/"): module for path, module in zip(paths, modules, strict=True)})
-    found["drawing"] = model.drop if model_type == "modernbert" else getattr(model, "dropout", torch.nn.Identity())
+    inside = {id(module) for module in model.base_model.modules()}
+    found["drawing"] = torch.nn.ModuleList(
+        module for module in model.modules() if isinstance(module, torch.nn.Dropout) and id(module) not in inside
+    )
     return found
 
 

@@ -41,6 +41,11 @@ _TEXT: dict[str, Any] = {
     "eos_token_id": 3,
     "tie_word_embeddings": True,
 }
+_LLAMA4 = {
+    **dict.fromkeys(("head_dim", "attention_chunk_size"), 8),
+    **dict.fromkeys(("num_local_experts", "num_experts_per_tok", "interleave_moe_layer_step"), 2),
+    "intermediate_size_mlp": 40,
+}
 _MROPE = {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}, "rope_theta": 1e4}
 _PICTURE = {"image_token_id": 181, "image_token_index": 181, "video_token_id": 182, "vision_start_token_id": 183}
 _IN_5: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -76,6 +81,10 @@ TOWERS: dict[str, dict[str, Any]] = {
         },
         "vision_config": {**_VISION, "model_type": "siglip_vision_model"},
         "mm_tokens_per_image": 4,
+    },
+    "llama4": {
+        "text_config": {**_TEXT, **_LLAMA4, "model_type": "llama4_text", "tie_word_embeddings": False},
+        "vision_config": {**_VISION, "projector_input_dim": 16, "projector_output_dim": 16, "vision_output_dim": 16},
     },
     "llava": {
         "text_config": {**_TEXT, "model_type": "llama", "tie_word_embeddings": False},
@@ -167,7 +176,7 @@ def write_tower(folder: Path, model_type: str, layout: str = "since", **text: An
 
 def stored_name(name: str, model_type: str, layout: str) -> str:
     """The name of a tensor of the class in a file of a layout."""
-    if layout == "since":
+    if layout == "since" or model_type == "llama4":
         return name
     inside = name.removeprefix("model.")
     if model_type in ("qwen2_vl", "qwen2_5_vl"):

@@ -205,14 +205,12 @@ class LayeredFamily:
         """Build the masks of both types as the library does, and the rotary tables."""
         config = base.config
         types = getattr(config, "layer_types", None) or (_FULL,)
-        full = causal_context(config, hidden_BTD, mask_BT, cache, window=False)
-        if _FULL in types:
-            full = full._replace(rotary=self.rotary(base, hidden_BTD, full.positions, _FULL))
-        if _SLIDING not in types:
-            return LayeredContext(full, full)
-        sliding = causal_context(config, hidden_BTD, mask_BT, cache, window=True)
-        rotary = self.rotary(base, hidden_BTD, full.positions, _SLIDING)
-        return LayeredContext(full, sliding._replace(rotary=rotary))
+        found = []
+        for kind in (_FULL, _SLIDING):
+            if kind in types:
+                own = causal_context(config, hidden_BTD, mask_BT, cache, window=kind == _SLIDING)
+                found.append(own._replace(rotary=self.rotary(base, hidden_BTD, own.positions, kind)))
+        return LayeredContext(found[0], found[-1])
 
     def rotary(self, base: Any, hidden_BTD: torch.Tensor, positions_BT: torch.Tensor, layer_type: str) -> Any:
         """Return the rotary tables of blocks of a type: the same for all."""

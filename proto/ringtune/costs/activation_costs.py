@@ -66,16 +66,15 @@ def graph_terms(
     projected = [block for block in projected_blocks(course, kept) if block not in begin]
     whole = [block for block in kept if block not in projected and block not in begin]
     if begin:
-        least = sizes.projected_bytes(tokens) if projected_blocks(course, begin) else sizes.kept_bytes(tokens)
+        is_projected = bool(projected_blocks(course, begin))
+        least = sizes.projected_bytes(tokens, begin[0]) if is_projected else sizes.kept_bytes(tokens)
         lowest = round(min(least, tokens * sizes.lowest_token_bytes))
         yield Term(_PART, f"lowest {_GRAPH}", flying * _micros(count, graphs, begin), lowest)
     yield from _whole_terms(course, count, graphs, whole, sizes, flying)
-    yield Term(
-        _PART,
-        f"{_GRAPH}, with projections",
-        flying * _micros(count, graphs, projected),
-        round(sizes.projected_bytes(tokens)),
-    )
+    each_bytes = {block: round(sizes.projected_bytes(tokens, block)) for block in projected}
+    for size_bytes in sorted({*each_bytes.values()}):
+        alike = [block for block in projected if each_bytes[block] == size_bytes]
+        yield Term(_PART, f"{_GRAPH}, with projections", flying * _micros(count, graphs, alike), size_bytes)
     runs = merged(Range(block, block + 1) for block in kept)  # a graph keeps one input for each
     inputs = sum(count if graphs is None else graphs.inputs(first, last, count) for first, last in runs)
     yield Term(_PART, _INPUT, flying * inputs, tensor)

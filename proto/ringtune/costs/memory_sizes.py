@@ -457,7 +457,8 @@ class Sizes:
         inner = (model.inner_kept + trains_own_weights) * model.intermediate_size
         in_subnets = (4 * (model.attention_width or model.hidden_size) + inner) * self._item_bytes
         self._subnet_token_bytes = min(in_subnets, activation_token_bytes)
-        self._projected_token_bytes = self._item_bytes * _projected_values(course, model, has_dropout=has_dropout)
+        saved = projected_values(course, model, has_dropout=has_dropout)
+        self._projected_token_bytes = [self._item_bytes * values for values in saved]
         keeps_inputs = trains_own_weights or scores_adapters(course)
         self._score_token_bytes = 0 if keeps_inputs else score_token_bytes(model, self._item_bytes)
         attention = max(3 * model.hidden_size, model.attention_width)  # query, key and value may be one tensor
@@ -555,9 +556,11 @@ class Sizes:
         """Bytes of work space of a block that runs, forward or backward, besides graphs that are kept."""
         return self.kept_bytes(tokens) * self._work_share
 
-    def projected_bytes(self, tokens: float) -> float:
-        """Bytes that one block keeps for its backward with VeLoRA; as ``kept_bytes`` without."""
-        return max(0.0, self.kept_bytes(tokens) - tokens * self._projected_token_bytes)
+    def projected_bytes(self, tokens: float, block: int | None = None) -> float:
+        """Bytes that a block keeps for its backward, with VeLoRA if it is set; None = the block that keeps most."""
+        saved = self._projected_token_bytes
+        of_block = min(saved) if block is None else saved[block]
+        return max(0.0, self.kept_bytes(tokens) - tokens * of_block)
 
     def kept_passing_bytes(self, tokens: float) -> float:
         """Bytes that one block keeps for a backward without gradients of its weights: no inputs of linear layers."""
@@ -620,15 +623,17 @@ def _vector_values(course: Course, model: ModelFacts) -> int:
     return max(of_pairs, of_layers)  # a block has one or the other
 
 
-def _projected_values(course: Course, model: ModelFacts, *, has_dropout: bool) -> int:
-    """Values per token that VeLoRA saves in a block at least; negative if others keep all inputs of its layers.
+def projected_values(course: Course, model: ModelFacts, *, has_dropout: bool) -> list[int]:
+    """Values per token that VeLoRA saves in each block; negative if others keep all inputs of its layers.
 
     Example: 3,072 inputs in 32 parts are 32 numbers, so 3,040 values less. Random vectors differ by layer: three layers
     that read 768 values keep 96.
     """
     velora = course.velora
     if velora is None:
-        return 0
-    return model.repeats * min(
-        sum(kept.saved_values(velora, has_dropout=has_dropout) for kept in inputs) for inputs in model.block_inputs
-    )
+        return [0] * model.num_blocks
+    found = [
+        model.repeats * sum(kept.saved_values(velora, has_dropout=has_dropout) for kept in inputs)
+        for inputs in model.block_inputs
+    ]
+    return found if len(found) == model.num_blocks else [min(found)] * model.num_blocks

@@ -251,7 +251,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         fixed_tokens=dimensions.longest if dimensions.fixed else 0,
         num_kv_heads=dimensions.kv_heads or dimensions.num_heads,
         kept_inputs=kept_inputs(family, config, job.adapter.config),
-        unlike_inputs=tuple(dict.fromkeys(kept_inputs(family, config, job.adapter.config, own) for own in widths))
+        unlike_inputs=tuple(kept_inputs(family, config, job.adapter.config, own) for own in widths)
         if family.layout.is_unlike
         else (),
         adapter_block_bytes=(adapter_params + own_params) * item_bytes,

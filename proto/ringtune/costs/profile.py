@@ -255,7 +255,7 @@ class ModelFacts:
         repeats: how often a block is applied to its own output.
         more_scored_values: values per token that a graph keeps for gradients of norms and experts, where scores are of
             all weights of a block.
-        unlike_inputs: kept inputs of each kind of block, where blocks have unlike matrices; empty: all are alike.
+        unlike_inputs: kept inputs of each block, where blocks have unlike matrices; empty: all are alike.
         scored_gradient_params: numbers of the largest gradient of a block's weights then.
         entering: values of a token that enter each block and the head; empty = ``hidden_size`` everywhere.
         returning: the first ones of these, which have a gradient.
@@ -317,13 +317,13 @@ class ModelFacts:
 
     @property
     def block_inputs(self) -> tuple[tuple[KeptInput, ...], ...]:
-        """Kept inputs of each kind of block."""
+        """Kept inputs of each block; of one where all are alike."""
         return self.unlike_inputs or (self.kept_inputs,)
 
     @property
     def all_inputs(self) -> tuple[KeptInput, ...]:
         """Kept inputs of every kind of block, one kind after the other."""
-        return sum(self.block_inputs, ())
+        return sum(dict.fromkeys(self.block_inputs), ())
 
     def __post_init__(self) -> None:
         """Refuse a size below 1, and negative bytes and counts."""

@@ -33,13 +33,15 @@ class ArchitectureHead(NamedTuple):
     Attributes:
         layers: layer of the head -> its name in that class; empty if the names are equal.
         activation: key of the config with the function between two matrices; empty: tanh.
-        has_norm: whether a norm is behind the function, and no dropout before the first matrix.
+        has_norm: whether a norm is behind the function.
+        drops_input: whether dropout is before the first matrix, too; it is before the second one of two.
     """
 
     architecture: str
     layers: Mapping[str, str]
     activation: str = ""
     has_norm: bool = False
+    drops_input: bool = True
 
     def named(self, name: str) -> str:
         """Return the architecture's name of a tensor, which may have it already.
@@ -102,12 +104,24 @@ _ACTIVATIONS: Final = {
     **dict.fromkeys(("deberta", "deberta-v2"), "pooler_hidden_act"),
     "modernbert": "classifier_activation",
 }
+_LIBRARY: Final = ("bert", "roberta", "xlm-roberta", "electra", "distilbert", "vit", "gpt2", "llama", "mistral")
+"""``model_type`` of classes of AdapterHub, whose heads have dropout before each matrix."""
+
+
+def _drops_input(model_type: str, task: str, layers: Mapping[str, str]) -> bool:
+    """Whether dropout is before the first matrix: not before a pooler, a single ``score``, or the ends of an answer."""
+    if model_type in _LIBRARY or task == TAGGING or layers is _NORMED:
+        return True
+    return task == CLASSIFICATION and (layers is _ROBERTA or layers is _DEBERTA)
+
+
 _OWN: Final = {
     (name, task): ArchitectureHead(
         prefix + _FORMS[task],
         layers,
         activation=_ACTIVATIONS.get(name, "") if len(layers) > 1 else "",
         has_norm=layers is _NORMED,
+        drops_input=_drops_input(name, task, layers),
     )
     for name, (prefix, heads) in _CLASSES.items()
     for task, layers in heads.items()

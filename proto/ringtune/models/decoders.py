@@ -315,8 +315,10 @@ def masks_of_windows(config: Config) -> int:
     types = config.get("layer_types")
     if isinstance(types, list):
         return max(0, len({str(kind) for kind in types if str(kind).endswith("attention")} - {"linear_attention"}) - 1)
-    has_window = config.get("sliding_window") and config.get("use_sliding_window", True)
-    return int(bool(has_window and any(config.get(key) for key in _MIXES_WINDOWS)))
+    first = config.get("max_window_layers")  # of Qwen; 0 = all have a window
+    if not sliding_window(config) or (first is not None and not 0 < first < config["num_hidden_layers"]):
+        return 0
+    return int(any(config.get(key) for key in _MIXES_WINDOWS))
 
 
 def sliding_window(config: Config) -> int:

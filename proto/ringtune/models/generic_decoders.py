@@ -286,6 +286,12 @@ def _llama4_dimensions(layout: BlockLayout, kept: int, scores: int, config: Conf
     return _dimensions(layout, kept, scores, {**config, "num_experts_per_tok": _size(config, "experts", 16) + 1})
 
 
+def _qwen2_moe_dimensions(layout: BlockLayout, kept: int, scores: int, config: Config) -> Dimensions:
+    """As ``_dimensions``; every second one of the first ``max_window_layers`` blocks has the window."""
+    first = config.get("max_window_layers", 28)
+    return _dimensions(layout, kept, scores, {**config, "max_window_layers": min(first, 1)})
+
+
 _LAYOUT: Final = dataclasses.replace(LLAMA.layout, swaps_lora=False, adds_residual=True)
 _PLAIN: Final = dataclasses.replace(_LAYOUT, gate="")
 _EXPERTS: Final = dataclasses.replace(_PLAIN, up="", down="", activation="", feed_forward_adapter="")
@@ -592,7 +598,7 @@ GENERIC: Final = (
     ),
     _row("phi3", "Phi3", _fused("self_attn", "qkv_proj", "o_proj", "mlp.gate_up_proj", "mlp.down_proj")),
     _row("phimoe", "Phimoe", _EXPERTS),
-    _row("qwen2_moe", "Qwen2Moe", _EXPERTS),
+    _row("qwen2_moe", "Qwen2Moe", _EXPERTS, dimensions=_qwen2_moe_dimensions),
     _row("qwen3_moe", "Qwen3Moe", _EXPERTS),
     _row("qwen3_5_moe_text", "Qwen3_5Moe", _with_delta(_EXPERTS, _QWEN3_5, "in_proj_z"), since=5),
     _row("qwen3_5_text", "Qwen3_5", _with_delta(_LAYOUT, _QWEN3_5, "in_proj_z"), since=5),

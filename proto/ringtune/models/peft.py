@@ -39,7 +39,7 @@ from ringtune.models.family import (
     head_task,
 )
 from ringtune.models.result_files import ADAPTER_CONFIG_FILE
-from ringtune.models.text_towers import CLASS_PREFIX
+from ringtune.models.text_towers import class_prefix
 from ringtune.storage.pieces import Pieces
 from ringtune.storage.tensor_files import DTYPE_BYTES, TensorFile, TensorPieces, write_tensors
 
@@ -95,7 +95,7 @@ def peft_files(
     (part,) = parse_adapter_config(config)
     options = part.whole
     family, form = FAMILIES[model_type], architecture_head(model_type, task)
-    prefix = CLASS_PREFIX if in_tower else family.prefix if form else ""
+    prefix = class_prefix(model_type) if in_tower else family.prefix if form else ""
     parts = [letter for letter in _LETTERS if letter in options["attn_matrices"]]
     tensors, places = dict[str, TensorPieces](), list[_Place]()
     for name in adapter.infos:

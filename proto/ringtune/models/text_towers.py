@@ -10,6 +10,7 @@ model                    tensors of the tower in files                   of the 
 saved before 4.52        ``language_model.model.layers.0...``            ``model.language_model.layers.0...``
 saved since              ``model.language_model.layers.0...``            the same
 Qwen2-VL, Qwen2.5-VL     ``model.layers.0...``                           ``model.language_model.layers.0...``
+Llama 4                  ``language_model.model.layers.0...``            the same
 =======================  ==============================================  =======================================
 
 Source: the configurations and classes of transformers 4.57 and 5.24, ``_checkpoint_conversion_mapping``.
@@ -24,7 +25,7 @@ from ringtune.errors import ModelError
 
 TEXT_CONFIG: Final = "text_config"
 CLASS_PREFIX: Final = "model.language_model."
-"""Prefix of the tower's names in the whole model's class of transformers, whose name ``LOADER`` finds."""
+"""Prefix of most towers' names in the whole model's class of transformers, whose name ``LOADER`` finds."""
 LOADER: Final = "AutoModelForImageTextToText"
 TEXT_ONLY: Final = ", the text part of a model of texts and pictures: the rest is not read"
 """What is told of such a model."""
@@ -45,12 +46,14 @@ class _Tower(NamedTuple):
         family: ``model_type`` of its text family where ``text_config`` names none, or one of ``aliases``.
         defaults: keys whose default is another one than the family's.
         is_flat: whether its keys may be those of the whole model.
+        class_prefix: of the tower's names in the whole model's class.
     """
 
     family: str
     aliases: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = {}
     is_flat: bool = False
+    class_prefix: str = CLASS_PREFIX
 
 
 _QWEN2_VL: Final[Mapping[str, Any]] = {
@@ -69,6 +72,7 @@ TOWERS: Final[Mapping[str, _Tower]] = {
     "gemma3": _Tower("gemma3_text"),
     "gemma3n": _Tower("gemma3n_text"),
     "gemma4": _Tower("gemma4_text"),
+    "llama4": _Tower("llama4_text", class_prefix=_PREFIXES[0]),
     "llava": _Tower("llama"),
     "mistral3": _Tower("mistral"),
     "qwen2_5_vl": _Tower("qwen2", ("qwen2_5_vl_text",), _QWEN2_VL, is_flat=True),
@@ -78,6 +82,16 @@ TOWERS: Final[Mapping[str, _Tower]] = {
     "qwen3_vl": _Tower("qwen3", ("qwen3_vl_text",), _QWEN3_VL),
 }
 """``model_type`` of a model of texts and pictures -> its text tower."""
+_REFUSED: Final = {
+    "qwen3_vl_moe": "transformers has no text model for its experts, which are one transposed tensor in files; use a "
+    "dense one (qwen3_vl) or a text model with experts (qwen3_moe)",
+}
+"""``model_type`` -> why its text tower does not train, and what to do."""
+
+
+def class_prefix(family: str) -> str:
+    """Return the prefix of names in the whole model's class, for a tower of this text family."""
+    return next((tower.class_prefix for tower in TOWERS.values() if tower.family == family), CLASS_PREFIX)
 
 
 def is_tower(values: Mapping[str, Any]) -> bool:
@@ -90,8 +104,10 @@ def text_values(values: Mapping[str, Any], *, where: str) -> dict[str, Any]:
 
     Raises ``ModelError``. Whether the ``model_type`` of ``text_config`` has the job's head is checked with the job.
     """
-    tower = TOWERS.get(str(values.get("model_type")))
-    if tower is None:
+    model_type = str(values.get("model_type"))
+    if model_type in _REFUSED:
+        raise ModelError(f"{where}: the text part of model_type {model_type!r} is refused: {_REFUSED[model_type]}")
+    if (tower := TOWERS.get(model_type)) is None:
         return dict(values)
     text = values.get(TEXT_CONFIG)
     if text is None and tower.is_flat:

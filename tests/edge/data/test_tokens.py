@@ -227,7 +227,9 @@ def test_tokenizer_that_panics_is_an_error_without_the_text(tmp_path: Path) -> N
     content = json.loads((folder / "tokenizer.json").read_text())
     endless = {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Isolated", "invert": False}
     (folder / "tokenizer.json").write_text(json.dumps({**content, "pre_tokenizer": endless}))
-    encoder = Encoder(load_tokenizer(folder), ["a" * 60 + "!"])
-    with pytest.raises(ModelError, match="its tokenizer fails at a text; take the tokenizer") as refused:
-        encoder.rows([0], max_length=8)
-    assert "aaa" not in str(refused.value)
+    tokenizer, text = load_tokenizer(folder), "a" * 60 + "!"
+    encoder = Encoder(tokenizer, [text])
+    for encode in (lambda: encoder.rows([0], max_length=8), lambda: tokenizer(["", text])):
+        with pytest.raises(ModelError, match="its tokenizer fails at a text; take the tokenizer") as refused:
+            encode()
+        assert "aaa" not in str(refused.value)

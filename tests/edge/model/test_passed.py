@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from edge.model.families.passed import hidden_states, pack_embedding, run_block
+from edge.model.families.recorded import hidden_states, pack_embedding, run_block
 from edge.techniques.micro_batches import MicroBatch, MicroBatches
 from ringtune.costs.model_facts import check_job
 from ringtune.errors import JobError, ModelError, PlanError

@@ -260,6 +260,21 @@ def test_bench_times_frozen_weights_as_they_are_held(model_folder: Path) -> None
     assert benches[1].activation_token_bytes() == benches[0].activation_token_bytes()
 
 
+@pytest.mark.parametrize("is_owner", [False, True])
+def test_measuring_needs_the_graph_of_one_micro_batch(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_owner: bool
+) -> None:
+    """Whatever their number; an owner embeds all of a batch, so that it has as many hidden states."""
+    needs: list[int] = []
+    monkeypatch.setattr(works, "fit_heap", lambda estimate, _: needs.append(estimate.total_bytes))
+    for count in (1, 4):
+        job = ring.make_job(model_folder, train__batch_size=2 * count, train__microbatches=count)
+        rows = ring.make_datasets(job, model_folder, tmp_path, ("a",), num_rows=20)["a"] if is_owner else None
+        ring.make_bench(model_folder, job, rows)
+    hidden_bytes = 2 * job.train.max_length * 32 * 8
+    assert needs[1] - needs[0] == 3 * hidden_bytes * is_owner
+
+
 MIB: Final = 1 << 20
 SMALL = LlamaShape(blocks=2, width=64, inner=96, words=1000, heads=4, key_heads=2)
 LARGE = LlamaShape(blocks=2, width=512, inner=768, words=48 << 10, heads=8, key_heads=2)
