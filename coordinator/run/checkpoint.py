@@ -326,10 +326,13 @@ class CheckpointManager:
     # ---- going on ---------------------------------------------------------------------------------
 
     def ask_about(self, node: str, request: control_pb2.InspectRequest) -> None:
-        """Add to an inspection the digests of the node's shards, so that it says what its disk has of the run."""
+        """Add to an inspection the digests of the node's shards, so that it says what its disk has of the run.
+
+        An owner refuses rows other than those of the run's start.
+        """
         if self._resume is None:
             return
-        request.checkpoint_run = self.shards_run
+        request.checkpoint_run = request.rows_run = self.shards_run
         for manifest in self._resume.manifests_of(node):
             request.shards.add(step=manifest.step, sha256=manifest.shard_of(node).sha256)
 

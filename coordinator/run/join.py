@@ -306,7 +306,8 @@ class JoinHandler:
             release_node(candidate.calls, "the run is over")
             return
         try:
-            facts = dataclasses.replace(read_facts(node, reply), rack=rack_of(candidate.member))
+            facts = read_facts(node, reply, is_timed=not self._has_given_times(node))
+            facts = dataclasses.replace(facts, rack=rack_of(candidate.member))
             problem = refusal_reason(facts, self._known)
         except RingTuneError as error:
             problem = str(error)

@@ -26,7 +26,8 @@ from coordinator.run.requests import MeasureRequest, RunRequest
 from ringtune.costs.links import with_assumed
 from ringtune.costs.measurement import Pair, hidden_bytes, link_rounds
 from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile
-from ringtune.errors import CapacityError, DeadlineError, PeerLostError
+from ringtune.errors import CapacityError, DeadlineError, IntegrityError, InvalidInputError, PeerLostError
+from ringtune.ids import naming_node
 from ringtune.job.job import Job
 from ringtune.schedule.course import AS_COMPUTED, FrozenWeights
 from ringtune.techniques.frozen_weights import frozen_of
@@ -158,9 +159,12 @@ def remembered_links(members: Sequence[Member], job: Job, model: ModelFacts, cac
 
 
 def link_of(pair: Pair, reply: control_pb2.MeasureLinkReply) -> LinkFacts:
-    """Convert a node's answer."""
+    """Convert a node's answer; raises ``IntegrityError``."""
     figures: Mapping[str, float] = {name: getattr(reply, name) for name in _FIGURES}
-    return LinkFacts(source=pair[0], target=pair[1], **figures)  # type: ignore[arg-type]
+    try:
+        return LinkFacts(source=pair[0], target=pair[1], **figures)  # type: ignore[arg-type]
+    except InvalidInputError as error:
+        raise IntegrityError(naming_node(pair[0], str(error))) from error
 
 
 T = TypeVar("T")
@@ -220,7 +224,7 @@ class MeasureDriver(Driver):
                 )
                 asked.fresh = self._request.is_fresh
                 self._calls[member.node].inspect(asked, self._answer_to(member.node))
-            found |= self._facts_of(group, "to measure themselves")
+            found |= self._facts_of(group, "to measure themselves", is_timed=True)
         return [found[node] for node in sorted(found)]
 
     def _frozen(self) -> FrozenWeights | None:
@@ -236,7 +240,7 @@ class MeasureDriver(Driver):
         for member in self._chosen:
             request = control_pb2.InspectRequest(job_toml=job.to_toml())
             self._calls[member.node].inspect(request, self._answer_to(member.node))
-        facts = self._facts_of(self._chosen, "to report their facts")
+        facts = self._facts_of(self._chosen, "to report their facts", is_timed=False)
         if is_computed:
             return None
         try:
@@ -244,9 +248,9 @@ class MeasureDriver(Driver):
         except CapacityError:  # as small as the job allows
             return frozen_of(job, facts.values())[-1]
 
-    def _facts_of(self, members: Sequence[Member], what: str) -> dict[str, NodeFacts]:
+    def _facts_of(self, members: Sequence[Member], what: str, *, is_timed: bool) -> dict[str, NodeFacts]:
         answers = self._await({member.node for member in members}, what)
-        return {node: read_facts(node, answer) for node, answer in answers.items()}
+        return {node: read_facts(node, answer, is_timed=is_timed) for node, answer in answers.items()}
 
     def _groups(self) -> list[list[Member]]:
         """Group the members that are timed at the same moment: all, or with ``one_by_one`` one per machine.

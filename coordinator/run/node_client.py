@@ -524,12 +524,14 @@ class AgentCalls:
         self._on_failure(self.node, error)
 
 
-def read_facts(node: str, reply: control_pb2.InspectReply) -> NodeFacts:
-    """Read the facts of a node from its answer; raises ``IntegrityError`` or ``InvalidInputError``."""
+def read_facts(node: str, reply: control_pb2.InspectReply, *, is_timed: bool) -> NodeFacts:
+    """Read the facts of a node from its answer; raises ``IntegrityError``. ``is_timed``: it was to time its work."""
     try:
         facts = NodeFacts.from_message(read_object(reply.facts_json, f"the facts of node {node}"))
+        if is_timed:
+            facts.check_times()
     except InvalidInputError as error:
-        raise type(error)(naming_node(node, str(error))) from error
+        raise IntegrityError(naming_node(node, str(error))) from error
     if facts.node != node:
         raise IntegrityError(f"node {node} sent the facts of node {facts.node}; use one version on all machines")
     return facts

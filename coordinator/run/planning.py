@@ -241,7 +241,15 @@ class RunPlanner:
     def look(self, facts: NodeFacts) -> None:
         """Take a node's answer for the first look; the last one starts it."""
         self._looked_at[facts.node] = facts
+        self._look_if_all_answered()
 
+    def leave(self, node: str) -> None:
+        """Plan without a node that has not answered, or answered what can't be."""
+        self._members = tuple(member for member in self._members if member.node != node)
+        if self.is_looking:
+            self._look_if_all_answered()
+
+    def _look_if_all_answered(self) -> None:
         def look() -> Entry:
             is_cancelled = self._cancelled.is_set
             return done(first_look(self._request, self._looked_at, self._look_end_s, is_cancelled=is_cancelled))

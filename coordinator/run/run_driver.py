@@ -210,8 +210,8 @@ class RunDriver(Driver):
     def _drive(self) -> RingTuneError | None:
         """Run the state machine to its end; return the error of a failed run, None after success."""
         request = self._request
-        named = self._checkpoints.needed_nodes or (request.plan.plan.nodes if request.plan else request.nodes)
-        members = self._recruit(request, named)
+        planned = self._checkpoints.needed_nodes or (request.plan.plan.nodes if request.plan else ())
+        members = self._recruit(request, planned or request.nodes)
         self._queue.put(self._join_handler.gathered)  # behind their own events
         if unused := unused_owners(self._members.living(), members) if request.plan else ():
             self._note(f"not in the given plan, so their rows are not trained on: {', '.join(unused)}")
@@ -221,7 +221,8 @@ class RunDriver(Driver):
         self._neighbours = num_neighbours(members)
         self._run_planner.begin(members, self._calls)
         self._models.expect(self._addresses)
-        self._feed(rd.Started(tuple(sorted(self._addresses))))
+        spare = tuple(sorted(member.node for member in members if not (planned or member.has_data)))
+        self._feed(rd.Started(tuple(sorted(self._addresses)), spare))
         try:
             while self._finish is None:
                 entry = self._next()
@@ -263,13 +264,15 @@ class RunDriver(Driver):
                 return
             self._feed(event)
 
-    def _on_facts(self, node: str, reply: control_pb2.InspectReply) -> None:
-        facts = dataclasses.replace(read_facts(node, reply), rack=self._racks[node])
+    def _facts_of(self, node: str, reply: control_pb2.InspectReply) -> Iterator[rd.Event]:
+        """Take a node's facts; raises ``IntegrityError``."""
+        facts = read_facts(node, reply, is_timed=self._run_planner.needs_times)
+        facts = dataclasses.replace(facts, rack=self._racks[node])
         if self._run_planner.is_looking:
             self._run_planner.look(facts)
         else:
             self._checkpoints.note_states(node, reply.shards, reply.saved)
-            self._feed(rd.Inspected(node, facts))
+            yield rd.Inspected(node, facts)
 
     def _on_looked(self, looked: FirstInspectionDone) -> None:
         """Make the nodes measure themselves, or end a run for which no plan is possible."""
@@ -375,6 +378,10 @@ class RunDriver(Driver):
                 self._join_handler.ask_others()
             case rd.LogMove() | rd.FindPlacement() | rd.LogRecovery():
                 self._note(self._recover(command))
+            case rd.LogNodeError(node, _, message) if self._placed is None:
+                self._note(f"{message}; the run begins without node {node}")
+                del self._addresses[node]
+                self._run_planner.leave(node)
             case rd.LogTurn(turn):
                 recorder, migration, replanning, audit = self._require_placed()
                 recorder.log(command)
@@ -443,7 +450,7 @@ class RunDriver(Driver):
             frozen=self._timed_frozen,
         )
         self._checkpoints.ask_about(node, request)
-        self._calls[node].inspect(request, lambda reply: self._queue.put(lambda: self._on_facts(node, reply)))
+        self._calls[node].inspect(request, lambda reply: self._hear(node, self._facts_of(node, reply)))
 
     def _enter(self, phase: str) -> None:
         now_s, (name, since_s) = time.monotonic(), self._phase

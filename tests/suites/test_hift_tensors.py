@@ -16,9 +16,9 @@ from safetensors.torch import load
 
 from ringtune.costs.memory_sizes import embedding_grad_bytes
 from ringtune.costs.model_facts import model_facts
-from ringtune.errors import StorageError
+from ringtune.errors import DivergedError, StorageError
 from ringtune.run_control import events as rd
-from ringtune.schedule.actions import TensorKey
+from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.units import EMBEDDING
 from tests.features.feature import run_of
 from tests.features.full_parameters import HIFT, hift, on_disk
@@ -70,6 +70,29 @@ def test_hift_sends_gradients_of_the_planned_size(model_type: str, tied: bool | 
         assert sizes[EMBEDDING] >= (facts.token_table_bytes or planned)
     else:
         assert sizes[EMBEDDING] < facts.embedding_train_bytes
+
+
+@pytest.mark.parametrize(("unit", "name"), [(EMBEDDING, "embedding"), (4, "head")])
+def test_hift_refuses_a_gradient_that_is_not_finite_where_it_is_computed(unit: int, name: str) -> None:
+    """Its initiator says so before it sends: else the owner that it goes to would report it, and the link be blamed."""
+    case = hift("/finite", "bert", num_steps=6, eval_every=0).case
+    plan = case.plan((("b", 0, 1), ("a", 1, 4)))
+    carrier = make_carrier(case, plan)
+    take, wrong = carrier.take_parcel, list[TensorKey]()
+
+    def spoiled(node: str, key: TensorKey) -> Any:
+        if key.boundary == unit:
+            owner, wrong[:] = carrier.executors[node]._owner(key)[0], [key]
+            for parameter in owner.units[unit].values():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(float("nan"))
+        return take(node, key)
+
+    carrier.take_parcel = spoiled  # type: ignore[method-assign]
+    told = f"a batch of owner a: the gradient of the {name} is not finite, first that of "
+    with pytest.raises(DivergedError, match=told):
+        run(plan, carrier, 0)
+    assert [key.payload for key in wrong] == [Payload.UNIT_GRAD]
 
 
 @pytest.mark.parametrize("tied", [True, False])

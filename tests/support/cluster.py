@@ -302,6 +302,7 @@ class Hold:
     def __init__(self, cluster: Cluster, step: int, *, after: str = "") -> None:
         self._cluster, self._left, self._after = cluster, step, after
         self._lock, self._held, self._is_open = threading.Lock(), list[Any](), False
+        self.has_begun = False
 
     def __call__(self, event: Any) -> None:
         """Count the steps of the run."""
@@ -314,6 +315,7 @@ class Hold:
                     self._moving: MigrationDriver = self._cluster.coordinator._driver._require_placed().migration
                     self._grant = self._moving.grant
                     self._moving.grant = self._keep
+                    self.has_begun = True
 
     def _keep(self, turns: Any, keep: Any = None) -> None:
         with self._lock:

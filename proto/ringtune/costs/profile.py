@@ -27,6 +27,10 @@ Size = Annotated[int, Bounds(ge=1)]
 Measured = Annotated[float, Bounds(ge=0, lt=1e18)]
 MAX_ROWS: Final = 1 << 24
 """Most training or evaluation rows of a node: coordinator and nodes count through all of them, whatever a node says."""
+MAX_NAMES: Final = 1 << 15
+"""Most names of classes, or of users, of a node; ImageNet-21k has 21,843 classes."""
+SHORTEST_BLOCK_S: Final = 1e-6
+"""Nothing runs a block in less: a call from Python alone takes as long."""
 Rows = Annotated[int, Bounds(ge=0, le=MAX_ROWS, advice="give the node fewer rows")]
 
 
@@ -198,7 +202,9 @@ class WorkTable:
 
 SCHEMA: Final = 3
 
-_OF_COMPUTING: Final = ("block_forward_s", "block_graph_s", "block_backward_s", "handling_s", "message_s_per_byte")
+_OF_BLOCKS: Final = ("block_forward_s", "block_graph_s", "block_backward_s")
+_WHOLE_BLOCKS: Final = frozenset(PART_OF)
+_OF_COMPUTING: Final = (*_OF_BLOCKS, "handling_s", "message_s_per_byte")
 """Fields of ``NodeFacts`` with times of its work, besides ``work_times``."""
 
 
@@ -504,6 +510,24 @@ class NodeFacts:
 
     def __post_init__(self) -> None:
         check_fields(self, where=self.node, error=InvalidInputError)
+        for name in ("labels", "eval_labels", "users", "left_out", "work_times"):
+            if (count := len(getattr(self, name))) > MAX_NAMES:
+                raise InvalidInputError(
+                    f"{self.node}.{name} are {count:,}, a node may have at most {MAX_NAMES:,}; check its columns"
+                )
+
+    def check_times(self) -> None:
+        """Refuse times of blocks that no hardware has; raises ``InvalidInputError``."""
+        times = {name: getattr(self, name) for name in _OF_BLOCKS}
+        times |= {
+            f"{one.work} of {one.size} tokens": one.median_s for one in self.work_times if one.work in _WHOLE_BLOCKS
+        }
+        for name, seconds in times.items():
+            if seconds < SHORTEST_BLOCK_S:
+                raise InvalidInputError(
+                    f"{name} took {seconds:g} s for a block, which can't be less than {SHORTEST_BLOCK_S:g} s; measure "
+                    "anew, or leave the node out"
+                )
 
     def at_pace(self, factor: float) -> NodeFacts:
         """Multiply all times of the node's work by ``factor``.

@@ -289,9 +289,13 @@ class LogNodeError(NamedTuple):
 
 
 class Started(NamedTuple):
-    """Begin a run on these nodes, sorted by name."""
+    """Begin a run on these nodes, sorted by name.
+
+    ``spare`` are those without rows that no given plan or checkpoint names.
+    """
 
     nodes: tuple[str, ...]
+    spare: tuple[str, ...] = ()
 
 
 class Inspected(NamedTuple):

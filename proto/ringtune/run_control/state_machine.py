@@ -127,6 +127,7 @@ class RunStateMachine:
         self._now_s = 0.0
         self._commands: list[rd.Command] = []  # of the event under way
         self._nodes: tuple[str, ...] = ()
+        self._spare: tuple[str, ...] = ()
         self._facts: dict[str, Any] = {}
         self._waiting: set[str] = set()
         self._grants: TurnGrants | None = None
@@ -178,8 +179,8 @@ class RunStateMachine:
 
     def _dispatch(self, event: rd.Event) -> None:
         match event:
-            case rd.Started(nodes):
-                self._nodes = nodes
+            case rd.Started(nodes, spare):
+                self._nodes, self._spare = nodes, spare
                 self._enter("inspecting")
                 self._commands += [rd.Inspect(node) for node in nodes]
             case rd.Inspected(node, facts):
@@ -419,6 +420,9 @@ class RunStateMachine:
     def _go_on_without(self, event: rd.NodeFailed) -> None:
         """Recover from the loss of a node, or from an error of its own; else end the run if it needs the node."""
         lost = event.lost or event.node
+        if self.phase == "inspecting" and self._recovers and event.error == IntegrityError.__name__:
+            self._begin_without(event)
+            return
         if lost in self._gone or (event.lost and self._recovery is not None):
             return  # nodes that stop are missed by others; who is really lost does not answer
         moving, is_lost = self._migration, bool(event.lost) or event.error == PeerLostError.__name__
@@ -437,6 +441,19 @@ class RunStateMachine:
             if not is_lost:
                 self._commands.append(rd.LogNodeError(lost, event.error, event.message))
             self._recover(lost, event.message)
+
+    def _begin_without(self, event: rd.NodeFailed) -> None:
+        """Plan without a node that answers what can't be; end the run if it needs the node."""
+        node = event.node
+        if node not in self._nodes:
+            return
+        if node not in self._spare:
+            self._fail(event.error, event.message)
+            return
+        self._nodes = tuple(other for other in self._nodes if other != node)
+        self._facts.pop(node, None)
+        self._commands += [rd.LogNodeError(node, event.error, event.message), rd.Release(node, event.message)]
+        self._answered(node, "inspecting")
 
     def _is_own(self, event: rd.NodeFailed) -> bool:
         """Whether the run goes on without a node that reports an error, as it is the node's own."""

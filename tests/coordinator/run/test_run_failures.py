@@ -83,16 +83,46 @@ def test_run_whose_state_has_no_room_on_a_disk_is_refused_before_anything_is_mea
         ({"train_rows": 10**15}, r"node b: b.train_rows is 1000000000000000, it has to be at most 16,777,216; give"),
         ({"eval_rows": 1 << 24}, r"node b has 16,777,216 evaluation rows, 4,194,304 batches, .*; give it fewer rows"),
         ({"block_forward_s": "fast"}, r"node b: block_forward_s has to be a number, but is the text 'fast'"),
+        ({"labels": ["x"] * 32_769}, r"node b: b.labels are 32,769, a node may have at most 32,768; check its columns"),
     ],
 )
 def test_node_whose_facts_can_not_be_is_named(
     changes: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before a list of its rows, or of its batches, takes the coordinator's memory."""
-    said = NodeFacts.to_message
-    monkeypatch.setattr(NodeFacts, "to_message", lambda own: said(own) | (changes if own.node == "b" else {}))
+    """Before a list of its rows, of its batches or of its classes takes the coordinator's memory or time."""
+    tell_facts(monkeypatch, changes)
     with FakeCluster("a", "b") as cluster, pytest.raises(RingTuneError, match=told):
         run(cluster)
+
+
+def tell_facts(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]) -> None:
+    """Let node b say these facts of itself."""
+    said = NodeFacts.to_message
+    monkeypatch.setattr(NodeFacts, "to_message", lambda own: said(own) | (changes if own.node == "b" else {}))
+
+
+_NO_TIME = {"work": "forward", "rows": 2, "tokens": 8, "median_s": 0, "low_s": 0, "high_s": 0, "samples": 3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"memory_bytes": -1}, "b.memory_bytes is -1, it has to be at least 0"),
+        ({"block_forward_s": 0.0}, "block_forward_s took 0 s for a block, which can't be less than 1e-06 s"),
+        ({"block_graph_s": 1e-9}, "block_graph_s took 1e-09 s for a block, which can't be less than 1e-06 s"),
+        ({"work_times": [_NO_TIME]}, "forward of 16 tokens took 0 s for a block"),
+    ],
+)
+def test_run_begins_without_a_host_whose_facts_can_not_be(
+    changes: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first or, of times, the second answer takes the host out, by its name; an honest node is not blamed."""
+    tell_facts(monkeypatch, changes)
+    with FakeCluster("a", "b", agents={"b": {"rows": 0}}) as cluster:
+        outcome = run(cluster)
+        assert cluster.agents["b"].released.wait(CALL_S)
+    assert list(outcome.report["nodes"]) == ["a"]
+    assert any(f"node b: {why}" in note and note.endswith("the run begins without node b") for note in outcome.notes)
 
 
 @pytest.mark.promise("6 every wait ends")

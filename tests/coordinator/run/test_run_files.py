@@ -14,7 +14,7 @@ import pytest
 from safetensors import deserialize
 from safetensors.numpy import load, load_file
 
-from coordinator.client.checkpoints import find_resume
+from coordinator.client.checkpoints import RunCheckpoints, find_resume
 from coordinator.client.run_folder import RunFolder
 from coordinator.client.submit import Client
 from coordinator.planner.given_plan import GivenPlan
@@ -26,6 +26,7 @@ from ringtune.errors import DataError, IntegrityError
 from ringtune.job.job import Job
 from ringtune.schedule.turns import Turn
 from ringtune.techniques.offload import helped
+from ringtune.transport.status import abort
 from tests.support.fake_agents import (
     CALL_S,
     NO_TIMES,
@@ -291,6 +292,26 @@ def test_best_result_of_a_run_that_is_made_longer(keeping_cluster: FakeCluster, 
     assert json.loads((tmp_path / "report.json").read_text())["best"]["step"] == 8
     run_keeping(keeping_cluster, tmp_path, 22, resumes=True)
     assert step_of(tmp_path) == 20
+
+
+def test_resumed_run_with_other_rows_is_refused_before_anything_is_written(
+    keeping_cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its nodes compare their rows when they are inspected, so no line is added, and none after the step is cut."""
+    run_keeping(keeping_cluster, tmp_path, 12)
+    (tmp_path / "report.json").unlink()
+    RunCheckpoints(tmp_path).path(12).unlink()
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.json*")}
+    inspect, refused = FakeAgent.Inspect, DataError("owner a: its rows, or their order, are not those of the start")
+
+    def compares(agent: FakeAgent, request: Any, context: Any) -> Any:
+        return abort(context, refused) if request.rows_run else inspect(agent, request, context)
+
+    monkeypatch.setattr(FakeAgent, "Inspect", compares)
+    monkeypatch.setattr(FakeAgent, "Prepare", lambda _, request, context: abort(context, refused))
+    with FakeCluster("a", "b") as others, pytest.raises(DataError, match="owner a: its rows"):
+        run_keeping(others, tmp_path, 12, resumes=True)
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.json*")} == before
 
 
 def test_best_result_that_is_gone_is_named(keeping_cluster: FakeCluster, tmp_path: Path) -> None:
