@@ -364,14 +364,14 @@ def test_folder_feed_of_a_finished_run_shows_it_as_it_was(tmp_path: Path) -> Non
 
 
 def test_folder_feed_goes_on_with_a_run(tmp_path: Path) -> None:
-    """Lines that are added are shown at the next look; one that is written in part waits for its rest."""
+    """Lines that are added are shown at the next look, without a damaged one; one that is written in part waits."""
     folder = begun(tmp_path / "run", 2)
     page_data = PageData(feed=FolderFeed(folder))
     page_data.tick(0.0)
     assert page_data.state.steps_done == 2
     text = json.dumps(step_line(3)) + "\n"
     with (folder / "metrics.jsonl").open("a") as file:
-        file.write(text[:20])
+        file.write('{"kind": "train", "step": 3, "bytes": ""}\n' + text[:20])
     page_data.tick(2.0)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(text[20:])
