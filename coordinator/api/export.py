@@ -410,7 +410,7 @@ def _write(run: SavedRun, contents: Mapping[str, Pieces], card: Card, target: Pa
 
     Files that contain a path of this machine are refused.
     """
-    contents = {**contents, _CARD: Pieces.of(card.text.encode())}
+    contents = {**contents, _CARD: Pieces.of(card.text.encode(errors="replace"))}
     paths = private_paths(run)
     for name, content in contents.items():
         if not (is_model and name.endswith((".safetensors", ".gguf"))):  # weights of a model have no paths

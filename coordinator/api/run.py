@@ -25,7 +25,16 @@ from coordinator.client.connection import Connection
 from coordinator.client.detached_runs import WHO, fetch_run, kept_record, stop_run
 from coordinator.client.follow import show_events
 from coordinator.client.run_folder import LOG, read_metrics
-from coordinator.client.saved_run import PLACE, RunLocation, is_running, read_place, read_run, read_run_file, with_data
+from coordinator.client.saved_run import (
+    PLACE,
+    RunLocation,
+    is_running,
+    read_place,
+    read_report,
+    read_run,
+    read_run_file,
+    with_data,
+)
 from coordinator.run.run_text import STEP_KIND, is_step
 from coordinator.screen.progress import DECISIONS, Progress
 from coordinator.server.restart import last_of
@@ -52,7 +61,8 @@ def draw_losses(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mappin
         figure = importlib.import_module("matplotlib.figure").Figure(figsize=_INCHES, layout="constrained")
     except ModuleNotFoundError as error:
         raise RingTuneError("plot() needs the package 'matplotlib'; pip install matplotlib") from error
-    shown = [row for row in steps if row["loss"] is not None]
+    shown = [row for row in steps if row.get("loss") is not None]
+    evaluations = [row for row in evaluations if row.get("loss") is not None]
     if not shown:
         raise UsageError("there is nothing to plot: the run has no step yet")
     plot = figure.subplots()
@@ -96,9 +106,9 @@ def _summary(title: str, steps: Sequence[Mapping[str, Any]], evaluations: Sequen
 def unfreezings(steps: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
     """Return (step, depth) of each step that trains more blocks than all before it, without the first step."""
     found: list[tuple[int, int]] = []
-    deepest = steps[0]["depth"] if steps else 0
+    deepest = steps[0].get("depth", 0) if steps else 0
     for row in steps:
-        if row["depth"] > deepest:
+        if row.get("depth", 0) > deepest:
             deepest = row["depth"]
             found.append((row["step"], deepest))
     return found
@@ -208,8 +218,7 @@ class Run:
     @property
     def report(self) -> dict[str, Any]:
         """The totals of a finished run; empty before."""
-        path = self.folder / "report.json"
-        return read_run_file(path) if path.is_file() else {}
+        return read_report(self.folder)
 
     @property
     def metrics(self) -> Metrics:

@@ -38,13 +38,14 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from coordinator.client.checkpoints import FOLDER, BestFolder, RunCheckpoints, cut_metrics, force_to_disk
 from coordinator.client.run_files import FOLDER as PARTS
 from coordinator.client.run_files import NAME as TABLES
 from coordinator.client.run_files import PART, TENSORBOARD, RunParts, TablesFile
-from coordinator.client.saved_run import PLACE
+from coordinator.client.saved_run import PLACE, require_kinds
+from coordinator.run.run_text import is_step
 from ringtune.errors import IntegrityError, JobError, RingTuneError, StorageError, UsageError
 from ringtune.job.job import Job, load_job, parse_job, read_job_text
 from ringtune.models.result_files import BEST_FOLDER, RESULT_FOLDERS
@@ -525,11 +526,18 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return [_line(line, f"{path}, line {number}") for number, line in enumerate(whole.splitlines(), start=1)]
 
 
+_FIGURES: Final = {"step": int, "loss": int | float | None, "depth": int, "seconds": int | float, "bytes": dict}
+"""Of a line of metrics, where it has them."""
+
+
 def _line(text: str, where: str) -> dict[str, Any]:
     try:
         value = parse_json(text)
     except ValueError as error:
         raise IntegrityError(f"{where} is no JSON ({error}); copy the run's folder again") from error
-    if not isinstance(value, dict):
-        raise IntegrityError(f"{where} is no JSON object; copy the run's folder again")
+    if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+        raise IntegrityError(f"{where} is no JSON object with a kind; copy the run's folder again")
+    require_kinds(value, _FIGURES, where)
+    if is_step(value) and "step" not in value:
+        raise IntegrityError(f"{where} has no step; copy the run's folder again")
     return value

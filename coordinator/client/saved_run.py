@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from coordinator.client.checkpoints import RunCheckpoints
 from ringtune.config.sections import MISSING
@@ -131,12 +131,11 @@ def read_run(folder: Path, *, needs_result: bool = True) -> SavedRun:
     for place, wanted in results.items() if needs_result else ():
         if lacking := wanted.missing_in(folder / place):
             raise InvalidInputError(f"{folder} has no {place}: {place}/{lacking} is missing; {_resume_hint(folder)}")
-    report = folder / "report.json"
     return SavedRun(
         folder=folder,
         job=job,
         plan=plan,
-        report=read_run_file(report) if report.is_file() else {},
+        report=read_report(folder),
         saved=folder / (USERS_FOLDER if users else result.folder),
     )
 
@@ -170,6 +169,25 @@ def read_run_file(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise IntegrityError(f"{path} is not a JSON object; copy the run's folder again")
     return value
+
+
+_REPORT: Final = {"eval": dict, "nodes": dict, "links": dict, "steps": int, "wall_s": int | float, "version": str}
+
+
+def require_kinds(table: Mapping[str, Any], kinds: Mapping[str, Any], where: object) -> None:
+    """Refuse a table in which a value is not of its class, or classes; raises ``IntegrityError``."""
+    for name, kind in kinds.items():
+        if name in table and not isinstance(table[name], kind):
+            what = f"{name} is {strict.describe_value(table[name])}"
+            raise IntegrityError(f"{where} is damaged: {what}; copy the run's folder again")
+
+
+def read_report(folder: Path) -> dict[str, Any]:
+    """Read ``report.json``, empty if there is none. Raises ``IntegrityError``: it is damaged."""
+    path = folder / "report.json"
+    report = read_run_file(path) if path.is_file() else {}
+    require_kinds(report, _REPORT, path)
+    return report
 
 
 def with_data(

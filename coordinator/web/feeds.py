@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from coordinator.client.saved_run import read_place, read_run_file
+from coordinator.client.saved_run import read_place, read_report, read_run_file
 from coordinator.run.trace import Activity
 from coordinator.server.coordinator import Coordinator
 from coordinator.web.streams import MemberStatus, PageData
@@ -115,7 +115,7 @@ class FolderFeed:
                 yield control_pb2.RunEvent(metrics_json=line.decode("utf-8", "replace"))
 
     def _end(self) -> Iterator[control_pb2.RunEvent]:
-        report = read_run_file(self._folder / "report.json")
+        report = read_report(self._folder)
         if (activity := self._activity()) is not None:
             yield control_pb2.RunEvent(activity_json=json.dumps(activity))
         yield control_pb2.RunEvent(report_json=json.dumps(report))

@@ -150,11 +150,14 @@ class LinkTable:
         self._last: Mapping[str, int] = {}
 
     def take(self, sent: Mapping[str, Any]) -> None:
-        """Add the bytes of one step."""
-        self._last = sent
-        for link, count in sent.items():
+        """Add the bytes of one step; raises ``ValueError`` if they are none."""
+        counts = {link: int(count) for link, count in sent.items()}
+        if not all(0 <= count < 1 << 62 for count in counts.values()):
+            raise ValueError("bytes of a link are out of range")
+        self._last = counts
+        for link, count in counts.items():
             if link in self.total_bytes or len(self.total_bytes) < _MAX_KEPT:
-                self.total_bytes[link] = self.total_bytes.get(link, 0) + int(count)
+                self.total_bytes[link] = self.total_bytes.get(link, 0) + count
 
     def view(self, profile: Profile | None) -> list[list[Any]]:
         """List the links with the most bytes; ``profile`` has the measured rates.
@@ -167,7 +170,7 @@ class LinkTable:
         found = []
         for link, total in most:
             source, _, target = link.partition(">")
-            found.append([source, target, total, int(self._last.get(link, 0)), rates.get((source, target))])
+            found.append([source, target, total, self._last.get(link, 0), rates.get((source, target))])
         return found
 
 

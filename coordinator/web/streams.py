@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from coordinator.web.page_state import CURVES, SECTIONS, EventLine, PageState, Point
 from ringtune.errors import RingTuneError
+from ringtune.texts import printable
 from ringtune.v1 import control_pb2
 
 if TYPE_CHECKING:
@@ -182,8 +183,9 @@ class PageData:
     def _take(self, event: control_pb2.RunEvent, at_unix_s: float | None) -> None:
         try:
             self.state.take(event, at_unix_s)
-        except (RingTuneError, KeyError, TypeError, ValueError):
-            _LOG.warning("the page can't show an event of the run", exc_info=True)
+        except Exception as error:  # of a damaged file, or another version: the others are shown
+            told = str(error) if isinstance(error, RingTuneError) else f"{type(error).__name__} {error}"
+            _LOG.warning("the page can't show an event of the run: %s", printable(told, most=300))
 
     def _note_members(self, members: Mapping[str, MemberStatus]) -> bool:
         if members == self.members:

@@ -20,7 +20,7 @@ from ringtune.errors import InvalidInputError, PlanError
 from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.course import AS_COMPUTED
 from ringtune.schedule.run_shape import UserRows
-from ringtune.storage.strict import LATER, Bounds, check_fields, read_dataclass, to_table
+from ringtune.storage.strict import LATER, Bounds, Longest, check_fields, read_dataclass, to_table
 
 Amount = Annotated[int, Bounds(ge=0)]
 Size = Annotated[int, Bounds(ge=1)]
@@ -32,6 +32,10 @@ MAX_NAMES: Final = 1 << 15
 SHORTEST_BLOCK_S: Final = 1e-6
 """Nothing runs a block in less: a call from Python alone takes as long."""
 Rows = Annotated[int, Bounds(ge=0, le=MAX_ROWS, advice="give the node fewer rows")]
+MAX_NAMES: Final = 1 << 16
+"""Most classes or tags of a node, and users: the plan has them, and each node reads it."""
+Names = Annotated[tuple[str, ...], Longest(MAX_NAMES, advice="leave out rows of rare ones")]
+Word = Annotated[str, Longest(1000)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -384,7 +388,7 @@ class LinkFacts:
 
     source: str
     target: str
-    rate_bytes_per_s: Annotated[float, Bounds(gt=0, lt=math.inf)]
+    rate_bytes_per_s: Annotated[float, Bounds(ge=1, lt=math.inf)]
     latency_s: Measured
     rate_low_bytes_per_s: Measured = 0.0
     rate_high_bytes_per_s: Measured = 0.0
@@ -395,7 +399,7 @@ class LinkFacts:
     is_assumed: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a link of a node to itself, a rate that is not above 0, and negative figures."""
+        """Refuse a link of a node to itself, a rate below 1, and negative figures."""
         name = f"link.{self.source}.{self.target}"
         if self.source == self.target:
             raise InvalidInputError(f"{name} joins a node with itself; leave it out")
@@ -474,11 +478,11 @@ class NodeFacts:
     node: str
     train_rows: Rows
     eval_rows: Rows
-    labels: tuple[str, ...]
-    eval_labels: tuple[str, ...]
+    labels: Names
+    eval_labels: Names
     memory_bytes: Amount
     threads: Annotated[int, Bounds(ge=1)]
-    device: str
+    device: Word
     block_forward_s: Measured
     block_graph_s: Measured
     block_backward_s: Measured
@@ -486,7 +490,7 @@ class NodeFacts:
     model: ModelFacts
     data_bytes: Amount = 0
     skipped_rows: Amount = 0
-    hardware: str = ""
+    hardware: Word = ""
     cpu_cores: Measured = 0.0
     train_tokens: Measured = 0.0
     eval_tokens: Measured = 0.0
@@ -499,9 +503,9 @@ class NodeFacts:
     lowest_token_bytes: Measured = 0.0
     fast_bfloat16: bool = False
     state_free_bytes: Annotated[int | None, Bounds(ge=0)] = None
-    state_disk: str = ""
-    users: tuple[UserRows, ...] = ()
-    numerics: str = ""
+    state_disk: Word = ""
+    users: Annotated[tuple[UserRows, ...], Longest(MAX_NAMES)] = ()
+    numerics: Word = ""
     load: Measured = 0.0
     left_out: tuple[SkippedRows, ...] = ()
     cut_rows: Amount = 0

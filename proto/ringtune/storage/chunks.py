@@ -16,6 +16,7 @@ from ringtune.errors import IntegrityError, StorageError
 from ringtune.v1 import control_pb2
 
 CHUNK_BYTES: Final = 1 << 20
+_ONE_VERSION: Final = "use one version on all machines"
 
 
 class FileCutter:
@@ -86,7 +87,7 @@ def write_files(
     came = write_any_files(chunks, folder, names=names, max_bytes=max_bytes, source=source)
     missing = sorted(set(names) - came.keys())
     if missing:
-        raise IntegrityError(f"{source} did not send {', '.join(missing)}; use one version on all machines")
+        raise IntegrityError(f"{source} did not send {', '.join(missing)}; {_ONE_VERSION}")
 
 
 def write_any_files(
@@ -99,7 +100,7 @@ def write_any_files(
         for first in pending:
             path = first.path
             if path not in names or path in came:
-                raise IntegrityError(f"{source} sent a file {path!r} that was not expected")
+                raise IntegrityError(f"{source} sent a file {path!r} that was not expected; {_ONE_VERSION}")
             came[path] = folder / path
             if "/" in path:
                 came[path].parent.mkdir(parents=True, exist_ok=True)
@@ -107,10 +108,11 @@ def write_any_files(
                 joiner = FileJoiner(path, file, source=source)
                 for chunk in itertools.chain([first], pending):
                     if chunk.path != path:
-                        raise IntegrityError(f"{source} began {chunk.path!r} before {path!r} was complete")
+                        began = f"{source} began {chunk.path!r} before {path!r} was complete"
+                        raise IntegrityError(f"{began}; {_ONE_VERSION}")
                     left_bytes -= len(chunk.chunk)
                     if left_bytes < 0:
-                        raise IntegrityError(f"{source} sent more than {max_bytes:,} bytes of files")
+                        raise IntegrityError(f"{source} sent more than {max_bytes:,} bytes of files; {_ONE_VERSION}")
                     if joiner.add(chunk):
                         break
                 else:

@@ -336,6 +336,25 @@ def _end_text(words: str, end: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Longest:
+    """Most characters of a text, or entries of a list. ``advice``: remedy in the message."""
+
+    length: int
+    advice: str = "shorten it"
+
+    @property
+    def text(self) -> str:
+        """The rule in words."""
+        return f"length up to {self.length:,}"
+
+    def check(self, name: str, value: Any, error: type[InvalidInputError]) -> None:
+        """Refuse a longer one; raises ``InvalidInputError``."""
+        if len(value) > self.length:
+            what = "characters" if isinstance(value, str) else "entries"
+            raise error(f"{name} has {len(value):,} {what}, it may have {self.length:,}; {self.advice}")
+
+
+@dataclass(frozen=True, slots=True)
 class OneOf:
     """Allowed words of a text, or of each text of a list. ``reasons``: refused word of other systems -> reason."""
 
@@ -366,7 +385,7 @@ class InWords:
         """Accept every value."""
 
 
-Rule = Bounds | OneOf | InWords
+Rule = Bounds | Longest | OneOf | InWords
 
 
 @functools.cache

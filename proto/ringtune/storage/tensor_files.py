@@ -35,8 +35,8 @@ DTYPE_BYTES = {
     **dict.fromkeys(("I32", "U32", "F32"), 4),
     **dict.fromkeys(("I64", "U64", "F64"), 8),
 }
-MAX_HEADER_BYTES = 100_000_000
-"""Longest header that is read, ten times as long as that of any known model."""
+MAX_HEADER_BYTES = 10_000_000
+"""Longest header that is read: some 100,000 tensors of a file; as JSON it takes at most 25 times as much memory."""
 
 ALIGNMENT: Final = 64
 """Bytes: tensors begin at a multiple of this in memory, and the data do in files that are written here."""
@@ -82,9 +82,18 @@ def header_of(
 
     ``where`` names the file in errors; a header above ``max_header_bytes`` is not read.
     """
+    return _header_and_metadata(file, size, where, max_header_bytes)[0]
+
+
+def _header_and_metadata(
+    file: BinaryIO, size: int, where: str, max_header_bytes: int
+) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     length = int.from_bytes(file.read(8), "little")
-    if size < 8 or not 2 <= length <= min(size - 8, max_header_bytes):
+    if size < 8 or not 2 <= length <= size - 8:
         raise _damaged(where, f"its header claims {length:,} bytes of {size:,}")
+    if length > max_header_bytes:
+        limit = f"at most {max_header_bytes:,} are read (more tensors go into several files)"
+        raise _damaged(where, f"its header has {length:,} bytes, {limit}")
     text = file.read(length)
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=_without_duplicates)
@@ -92,7 +101,9 @@ def header_of(
         raise _damaged(where, f"its header is not readable ({error})") from error
     if not isinstance(header, dict):
         raise _damaged(where, "its header is not a table")
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise _damaged(where, "its metadata are no texts")
     start = 8 + length
     infos = {name: _tensor(where, name, entry, start) for name, entry in header.items()}
     ordered = sorted(infos.items(), key=lambda pair: (pair[1].offset, pair[1].nbytes))
@@ -103,7 +114,7 @@ def header_of(
         at += info.nbytes
     if at != size:
         raise _damaged(where, f"it has {size:,} bytes, its tensors need {at:,}")
-    return dict(ordered)
+    return dict(ordered), metadata
 
 
 def header_bytes(
@@ -160,7 +171,7 @@ def _tensor(where: str, name: str, entry: Any, start: int) -> TensorInfo:
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         numbers = [*shape, begin, end]
-        valid = len(shape) <= _MAX_AXES
+        valid = isinstance(shape, list) and len(shape) <= _MAX_AXES
         valid = valid and all(type(number) is int and 0 <= number <= _MAX_NUMBER for number in numbers)
         size = stored_bytes(dtype, shape) if valid else None
         valid, nbytes = size is not None, -1 if size is None else size
@@ -228,13 +239,7 @@ class TensorFile:
         self._content = content
         length = int.from_bytes(bytes(content.part(0, 8)), "little")
         first = bytes(content.part(0, 8 + length)) if length <= max_header_bytes else bytes(content.part(0, 8))
-        self.infos: dict[str, TensorInfo] = header_of(
-            io.BytesIO(first), content.size_bytes, where=where, max_header_bytes=max_header_bytes
-        )
-        metadata = json.loads(first[8:]).get("__metadata__") or {}
-        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-            raise IntegrityError(f"{where} is damaged: its metadata are no texts; copy it again from its source")
-        self.metadata = dict(metadata)
+        self.infos, self.metadata = _header_and_metadata(io.BytesIO(first), content.size_bytes, where, max_header_bytes)
 
     def tensor(self, name: str) -> TensorPieces:
         """Return a tensor of the file."""

@@ -275,6 +275,7 @@ MAX_S: Final = 1e11
 _MAX_SUM: Final = 1e300
 _MAX_NAMES: Final = 64
 _MAX_NOTES: Final = 1000  # of one report; each is a line at the user
+_MAX_ENDS: Final = 1000  # of turns in one report: a node is granted a few ahead
 _MAX_COUNTS: Final = MAX_CLASSES**2 + MAX_CLASSES * len(KINDS)
 _KINDS: Final = frozenset(StepKind)
 _FINITE: Final = (StepKind.TRAIN, StepKind.EVALUATE)
@@ -298,6 +299,10 @@ def _problems(request: control_pb2.ReportRequest, last: int, nodes: Collection[s
         yield f"with number {request.number} after {last}"
     if len(request.notes) > _MAX_NOTES:
         yield f"{len(request.notes):,} sentences at once"
+    if len(request.turns_done) > _MAX_ENDS:
+        yield f"the end of {len(request.turns_done):,} turns at once"
+    if len(request.steps) > 2 * end_seq:  # of each item one, and again where the run went back
+        yield f"{len(request.steps):,} items at once, {end_seq:,} are granted"
     for step in request.steps:
         yield from _of_step(step, end_seq)
     for traffic in request.traffic:

@@ -18,7 +18,17 @@ from ringtune.schedule.operation_tables import BlockCapacity, Choice
 from ringtune.schedule.placement import ActivationCacheSettings
 from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
-from ringtune.storage.strict import LATER, Bounds, OneOf, Rule, check_fields, field_rules, read_dataclass, to_table
+from ringtune.storage.strict import (
+    LATER,
+    Bounds,
+    Longest,
+    OneOf,
+    Rule,
+    check_fields,
+    field_rules,
+    read_dataclass,
+    to_table,
+)
 from tests.support.cases import cases
 from tests.support.fake_agents import facts
 from tests.support.plans import make_plan
@@ -116,7 +126,8 @@ def test_record_refuses_what_breaks_a_rule(record: Any) -> None:
     for name, rules in _rules(record).items():
         for rule in rules:
             for value, said in _wrong(rule):
-                item = (value,) if isinstance(getattr(record, name), tuple) else value
+                wrap = tuple if isinstance(rule, Longest) else lambda one: (one,)
+                item = wrap(value) if isinstance(getattr(record, name), tuple) else value
                 with pytest.raises(InvalidInputError) as caught:
                     dataclasses.replace(record, **{name: item})
                 assert f"{name} {said}" in str(caught.value)
@@ -127,6 +138,8 @@ def test_record_refuses_what_breaks_a_rule(record: Any) -> None:
 def _wrong(rule: object) -> list[tuple[Any, str]]:
     if isinstance(rule, OneOf):
         return [("no word", "= 'no word' is not one of " + ", ".join(rule.words))]
+    if isinstance(rule, Longest):
+        return [("x" * (rule.length + 1), f"has {rule.length + 1:,} ")]
     assert isinstance(rule, Bounds)
     found: list[tuple[Any, str]] = [(True, "is true, it has to be a number")]
     for end, words, side in ((rule.ge, "at least", -1), (rule.le, "at most", 1)):

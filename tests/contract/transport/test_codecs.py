@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 import struct
@@ -255,12 +256,21 @@ def test_report_may_count_classes_in_an_evaluation_only() -> None:
         check("evaluate", 0, others=65)
 
 
-def test_report_has_a_thousand_sentences_at_most() -> None:
-    """Each is a line at the user."""
-    notes = [""] * 1000
-    check_report(control_pb2.ReportRequest(node="a", number=1, notes=notes), last=0, nodes=("a",), end_seq=9)
-    with pytest.raises(IntegrityError, match="node a reports 1,001 sentences at once"):
-        check_report(control_pb2.ReportRequest(node="a", number=1, notes=[*notes, ""]), last=0, nodes=(), end_seq=9)
+@cases(
+    ("field", "item", "told"),
+    [
+        ("notes", "", "1,001 sentences at once"),
+        ("turns_done", 7, "the end of 1,001 turns"),
+        ("steps", control_pb2.StepReport(kind="train"), "1,001 items at once, 500 are granted"),
+    ],
+)
+def test_report_has_as_many_entries_as_a_run_may_have(field: str, item: object, told: str) -> None:
+    """A sentence is a line at the user, and the coordinator looks at each turn and item."""
+    for count in (1000, 1001):
+        given: dict[str, Any] = {field: [item] * count}
+        refused = pytest.raises(IntegrityError, match=f"node a reports {told}")
+        with refused if count > 1000 else contextlib.nullcontext():
+            check_report(control_pb2.ReportRequest(node="a", number=1, **given), last=0, nodes=("a",), end_seq=500)
 
 
 # ---- scores as bytes ---------------------------------------------------------------------------------

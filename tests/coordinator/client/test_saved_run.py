@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coordinator.client.saved_run import RunLocation, evaluation_job, read_run
+from coordinator.client.run_folder import read_metrics
+from coordinator.client.saved_run import RunLocation, evaluation_job, read_report, read_run
 from ringtune.errors import IntegrityError, InvalidInputError, RingTuneError, UsageError
 from ringtune.schedule.course import FrozenWeights
 from ringtune.techniques.activation_checkpointing import Memory
@@ -42,6 +45,26 @@ def test_saved_run_without_an_adapter_is_refused(
     (folder / name).unlink()
     with pytest.raises(kind, match=message):
         read_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("report.json", {"wall_s": "b"}, "report.json is damaged: wall_s is the text 'b'"),
+        ("report.json", {"eval": [1]}, "report.json is damaged: eval is a list"),
+        ("metrics.jsonl", {"step": 1}, "line 1 is no JSON object with a kind"),
+        ("metrics.jsonl", {"kind": "train", "loss": 1.0}, "line 1 has no step"),
+        ("metrics.jsonl", {"kind": "train", "step": 1, "loss": "a"}, "line 1 is damaged: loss is the text 'a'"),
+        ("metrics.jsonl", {"kind": "train", "step": [1]}, "line 1 is damaged: step is a list"),
+        ("metrics.jsonl", {"kind": "train", "step": 1, "bytes": ""}, "line 1 is damaged: bytes is the text ''"),
+    ],
+)
+def test_damaged_figure_is_named(tmp_path: Path, name: str, content: object, message: str) -> None:
+    """Where report and metrics are read, for the table, the plot, the page and the card of a model alike."""
+    folder = write_run(tmp_path / "run")
+    (folder / name).write_text(json.dumps(content) + "\n")
+    with pytest.raises(IntegrityError, match=re.escape(message)):
+        read_report(folder) if name == "report.json" else read_metrics(folder)
 
 
 def test_saved_run_of_own_weights_has_blocks_instead(tmp_path: Path) -> None:

@@ -364,13 +364,15 @@ def test_folder_feed_of_a_finished_run_shows_it_as_it_was(tmp_path: Path) -> Non
 
 
 def test_folder_feed_goes_on_with_a_run(tmp_path: Path) -> None:
-    """Lines that are added are shown at the next look; one that is written in part waits for its rest."""
+    """Lines that are added are shown at the next look, without a damaged one; one that is written in part waits."""
     folder = begun(tmp_path / "run", 2)
     page_data = PageData(feed=FolderFeed(folder))
     page_data.tick(0.0)
     assert page_data.state.steps_done == 2
     text = json.dumps(step_line(3)) + "\n"
     with (folder / "metrics.jsonl").open("a") as file:
+        for wrong in ('""', '{"a>b": "x"}', '{"a>b": 1e400}', '{"a>b": -1}', f'{{"a>b": {10**400}}}'):
+            file.write(f'{{"kind": "train", "step": 3, "bytes": {wrong}}}\n')
         file.write(text[:20])
     page_data.tick(2.0)
     with (folder / "metrics.jsonl").open("a") as file:
@@ -378,6 +380,7 @@ def test_folder_feed_goes_on_with_a_run(tmp_path: Path) -> None:
     page_data.tick(4.0)
     assert page_data.state.curves["loss"].points()[-1] == (3, 1.0 + 1.0 / 3)
     assert page_data.state.section("run")["phase"] == "not finished"
+    assert all(0 <= link[3] < 1 << 62 for link in page_data.state.section("links"))
 
 
 def test_folder_feed_of_a_resumed_run_goes_back(tmp_path: Path) -> None:
