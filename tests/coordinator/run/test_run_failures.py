@@ -85,7 +85,6 @@ def test_run_whose_state_has_no_room_on_a_disk_is_refused_before_anything_is_mea
         ({"labels": ["x"] * (1 << 16) + ["y"]}, r"node b: b.labels has 65,537 entries, it may have 65,536; leave out"),
         ({"device": "x" * 2000}, r"node b: b.device has 2,000 characters, it may have 1,000; shorten it"),
         ({"block_forward_s": "fast"}, r"node b: block_forward_s has to be a number, but is the text 'fast'"),
-        ({"labels": ["x"] * 32_769}, r"node b: b.labels are 32,769, a node may have at most 32,768; check its columns"),
     ],
 )
 def test_node_whose_facts_can_not_be_is_named(
