@@ -33,7 +33,6 @@ from coordinator.client.run_folder import (
     OF_COMMAND,
     WRITTEN,
     RunFolder,
-    claim_run_folder,
     files_of_run,
     is_as_written,
     lock_of,
@@ -87,7 +86,7 @@ def fetched_folder(
         StorageError: the folder can't be used, or there is no room; the former files are unchanged.
     """
     is_new = not out.exists()
-    claim_run_folder(out)
+    claim(out, KIND)
     with lock_of(out):
         before = tuple(name for name in files_of_run(out) if name != FETCHING)
         coming = out / FETCHING

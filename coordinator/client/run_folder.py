@@ -45,12 +45,11 @@ from coordinator.client.run_files import FOLDER as PARTS
 from coordinator.client.run_files import NAME as TABLES
 from coordinator.client.run_files import PART, TENSORBOARD, RunParts, TablesFile
 from coordinator.client.saved_run import PLACE
-from ringtune.errors import IntegrityError, JobError, RingTuneError, StorageError, UsageError
-from ringtune.job.job import Job, load_job, parse_job, read_job_text
+from ringtune.errors import IntegrityError, JobError, StorageError, UsageError
+from ringtune.job.job import Job, parse_job, read_job_text
 from ringtune.models.result_files import BEST_FOLDER, RESULT_FOLDERS
 from ringtune.run_control.checkpoint import CheckpointManifest
 from ringtune.run_control.continuation import LENGTH_KEYS, Length, changed_keys
-from ringtune.schedule.plan import Plan
 from ringtune.storage.chunks import CHUNK_BYTES, FileJoiner
 from ringtune.storage.durable import (
     LOCK,
@@ -59,7 +58,6 @@ from ringtune.storage.durable import (
     is_claimed,
     is_plain_file,
     make_folder,
-    mark,
     marker,
     put_aside,
     rename_durably,
@@ -146,7 +144,7 @@ class RunFolder:
             StorageError: the path is no folder, or none can be made.
         """
         self._is_new = not self.path.exists()
-        claim_run_folder(self.path)
+        claim(self.path, KIND)
         with contextlib.ExitStack() as undo:
             undo.enter_context(lock_of(self.path))
             undo.callback(self._let_go)
@@ -391,48 +389,9 @@ def locked_for_resume(folder: Path) -> Iterator[None]:
     if not folder.is_dir():  # whoever reads it says so
         yield
         return
-    require_run_folder(folder)
+    require_free(folder, KIND)
     with lock_of(folder):
         yield
-
-
-def claim_run_folder(folder: Path) -> None:
-    """Mark a folder as that of a run; see ``require_run_folder``.
-
-    Raises:
-        UsageError: it has other files.
-        StorageError: it can't be made.
-    """
-    require_run_folder(folder)
-    if folder.exists() and _is_of_earlier_version(folder):
-        mark(folder, KIND)
-    claim(folder, KIND)
-
-
-def require_run_folder(folder: Path) -> None:
-    """Refuse a folder that is not empty and has neither the marker nor a run of an earlier version.
-
-    Writes nothing. Earlier versions wrote no marker; their run is known by readable job, plan and metrics.
-
-    Raises:
-        UsageError: it has other files.
-        StorageError: the path is no folder.
-    """
-    if not _is_of_earlier_version(folder):
-        require_free(folder, KIND)
-
-
-def _is_of_earlier_version(folder: Path) -> bool:
-    """Whether a folder without a marker has job, plan and a line of metrics that can be parsed."""
-    if is_claimed(folder, KIND) or not (folder / METRICS).is_file():
-        return False
-    try:
-        load_job(folder / _JOB)
-        Plan.from_json(read_json(folder / _PLAN))
-        with (folder / METRICS).open(encoding="utf-8") as file:
-            return "step" in parse_json(file.readline())
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, RingTuneError):
-        return False
 
 
 def remove_unused_folder(folder: Path) -> None:
