@@ -27,13 +27,12 @@ from coordinator.run.run_text import is_settled
 from ringtune.errors import IntegrityError, JobError, PlanError, UsageError
 from ringtune.job.job import Job, parse_job
 from ringtune.models.result_files import BEST_FOLDER, RESULT_FOLDERS
-from ringtune.run_control.checkpoint import KEPT, CheckpointManifest, Resume
+from ringtune.run_control.checkpoint import KEPT, CheckpointManifest, Resume, of_one_course
 from ringtune.run_control.continuation import (
     LENGTH_KEYS,
     Length,
     changed_keys,
     describe_changes,
-    digests,
     equal_keys,
     longer,
     num_steps_of,
@@ -245,8 +244,7 @@ def find_resume(run_folder: Path, job: Job, note: Callable[[str], None]) -> Resu
         if back:
             note(f"the newest checkpoint is from before {', '.join(back)} came back")
     if plan.course.left_out:  # from before an owner was left out or came back only the newest one is used
-        known = set[str]().union(*digests(job, plan, lengths).values())
-        usable = tuple(one for one in manifests if one.plan_digest in known or one is manifests[0])
+        usable = of_one_course(job, plan, manifests, lengths)
         for one in manifests[len(usable) :]:
             note(f"the checkpoint of step {one.step} is from before an owner was lost or came back, so it is not used")
         manifests = usable

@@ -24,8 +24,8 @@ from coordinator.planner.limits import NO_CHOICES
 from coordinator.run.requests import RunRequest
 from coordinator.server.run_record import RunRecord, in_order
 from ringtune.errors import UsageError
-from ringtune.run_control.checkpoint import KEPT, CheckpointManifest, Resume
-from ringtune.run_control.continuation import Length, digests, plan_of_checkpoint
+from ringtune.run_control.checkpoint import KEPT, CheckpointManifest, Resume, of_one_course
+from ringtune.run_control.continuation import plan_of_checkpoint
 from ringtune.schedule.migration import TURNS_KEPT
 from ringtune.schedule.operation_tables import ScheduledTable, table_before
 from ringtune.schedule.plan import Plan
@@ -139,7 +139,9 @@ def resume_request(request: RunRequest, record: RunRecord, events: Iterable[cont
     newest = _newest(found.values())
     if plan is not None and newest:
         lengths = request.resume.lengths if request.resume else ()
-        resume = _of_one_course(request, plan, newest, lengths)
+        plan = plan_of_checkpoint(request.job, plan, [newest[0].plan_digest], lengths)
+        manifests = of_one_course(request.job, plan, newest, lengths)
+        resume = Resume(plan=plan, manifests=manifests, lengths=lengths)
         if resume.saved_step < 0:  # if nodes have lost the last turns, the run begins again with its first request
             return waiting._replace(resume=resume)
         return waiting._replace(resume=resume, plan=None, choices=NO_CHOICES)
@@ -155,13 +157,3 @@ def _newest(found: Iterable[CheckpointManifest]) -> tuple[CheckpointManifest, ..
     saved = [one for one in ordered if one.shards][:KEPT]
     kept = [one for one in ordered if not one.shards][:TURNS_KEPT]
     return tuple(one for one in ordered if one in saved or one in kept)
-
-
-def _of_one_course(
-    request: RunRequest, plan: Plan, newest: tuple[CheckpointManifest, ...], lengths: tuple[Length, ...]
-) -> Resume:
-    """Return the points to resume from, without those before an owner was lost or came back, except the newest."""
-    plan = plan_of_checkpoint(request.job, plan, [newest[0].plan_digest], lengths)
-    known = set[str]().union(*digests(request.job, plan, lengths).values())
-    manifests = tuple(one for one in newest if one is newest[0] or one.plan_digest in known)
-    return Resume(plan=plan, manifests=manifests, lengths=lengths)

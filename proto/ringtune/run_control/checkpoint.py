@@ -143,6 +143,17 @@ class CheckpointManifest:
         return CheckpointManifest.from_json(value)
 
 
+def of_one_course(
+    job: Job, plan: Plan, manifests: Sequence[CheckpointManifest], lengths: Sequence[Length]
+) -> tuple[CheckpointManifest, ...]:
+    """Return the checkpoints without those from before an owner was lost or came back, except the newest.
+
+    ``plan`` is that of the newest, which is first; ``lengths`` are former ones of the run.
+    """
+    known = set[str]().union(*digests(job, plan, lengths).values())
+    return tuple(one for one in manifests if one is manifests[0] or one.plan_digest in known)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resume:
     """The values with which a submitter continues a run.
