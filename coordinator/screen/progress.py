@@ -178,11 +178,6 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
     if any("device_bytes" in totals for totals in report["nodes"].values()):
         lines.append("  (on a GPU, needs are of its memory with CUDA's context, its peak is of tensors without it)")
     lines += [report["busy"]] if report.get("busy") else []
-    if audit := report.get("audit"):
-        lines.append(
-            f"audit: {audit['checked']} of {audit['drawn']} drawn micro-batches repeated by other hosts, "
-            f"{audit['disagreed']} with another result; turns waited {format_seconds(audit['seconds'])} for it"
-        )
     lines += [line for technique in TECHNIQUES for line in technique.report_lines(report)]
     return [*lines, *_result_lines(report)]
 
