@@ -149,10 +149,10 @@ class RunFolder:
             undo.enter_context(lock_of(self.path))
             undo.callback(self._let_go)
             if not self._resume:
-                own = files_of_run(self.path)
-                require_no_run(self.path, own, replace=self._replace)
-                if holds_run(own) or self._replace:
-                    self.replaced = put_run_aside(self.path, own)
+                present = files_of_run(self.path)
+                require_no_run(self.path, present, replace=self._replace)
+                if holds_run(present) or self._replace:
+                    self.replaced = put_run_aside(self.path, present)
             self._undo = undo.pop_all()
         return self
 
@@ -369,7 +369,7 @@ def is_as_written(file: Path, written: list[int] | None, now: Iterable[Path]) ->
         with file.open("rb") as begin, new.open("rb") as whole:
             return all(piece == whole.read(len(piece)) for piece in iter(lambda: begin.read(CHUNK_BYTES), b""))
 
-    return _state(file) == written or any(is_plain_file(one) and begins_with_it(one) for one in now)
+    return _state(file) == written or any(is_plain_file(path) and begins_with_it(path) for path in now)
 
 
 def lock_of(folder: Path) -> FileLock:
