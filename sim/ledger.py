@@ -120,34 +120,34 @@ class OffloadBytes:
 
     def parcel_bytes(self, key: TensorKey, size: float) -> float:
         """Bytes of pairs or weights on their way; pairs of a micro-batch of so many padded tokens."""
-        one = self._of(key.boundary)
-        blocks = one.stop - key.boundary if one is not None else 0
+        helper = self._of(key.boundary)
+        blocks = helper.stop - key.boundary if helper is not None else 0
         return blocks * (self._sizes.sent_pair_bytes(size) if key.payload == Payload.PAIRS else self._sizes.helped.sent)
 
     def of_backward(self, units: tuple[int, ...], size: float) -> tuple[tuple[int, ...], float]:
         """Units of a backward that get a gradient at their host, and the bytes of the pairs that the others give."""
-        own = tuple(unit for unit in units if self._of(unit) is None)
-        return own, (len(units) - len(own)) * self._sizes.pair_bytes(size)
+        unhelped = tuple(unit for unit in units if self._of(unit) is None)
+        return unhelped, (len(units) - len(unhelped)) * self._sizes.pair_bytes(size)
 
     def effect(self, held: NodeAccount, node: str, action: Action, item: ItemKind) -> Effect | None:
         """The effect of an action on its node's account; None if it is no action for a helper or at one."""
-        units, one = tuple(range(action.start, action.stop)), self._of(action.start)
-        if one is None:
+        units, helper = tuple(range(action.start, action.stop)), self._of(action.start)
+        if helper is None:
             return None
         if action.op is Op.UPDATE:
-            weights = (one.stop - action.start) * self._sizes.helped.sent
-            return Effect(held, takes=weights, updates=units) if node == one.node else Effect(held, frees=weights)
+            weights = (helper.stop - action.start) * self._sizes.helped.sent
+            return Effect(held, takes=weights, updates=units) if node == helper.node else Effect(held, frees=weights)
         if action.op not in (Op.SHIP, Op.FIT):
             return None
         size = item.sizes[action.micro]
         computed = len(units) * self._sizes.pair_bytes(size)
-        sent = (one.stop - action.start) * self._sizes.sent_pair_bytes(size)
+        sent = (helper.stop - action.start) * self._sizes.sent_pair_bytes(size)
         if action.op is Op.SHIP:
             return Effect(held, takes=sent, frees=computed)
         return Effect(held, touches=computed, frees=sent, gradient=units)
 
     def _of(self, block: int) -> Helper | None:
-        return next((one for one in self._helpers if one.start <= block < one.stop), None)
+        return next((helper for helper in self._helpers if helper.start <= block < helper.stop), None)
 
 
 class NodeAccount:
@@ -413,13 +413,13 @@ class MemoryLedger:
 
     def _left_out_bytes(self, sizes: Sizes, item: ItemKind, micro: int, start: int, stop: int) -> float:
         """Bytes that blocks [start, stop) keep less because the weights of some do not train at this step."""
-        size, found = item.sizes[micro], 0.0
+        size, less_bytes = item.sizes[micro], 0.0
         for block in range(start, stop):
             if block not in item.trained and not in_ranges(block, self._recompute):
                 is_projected = in_ranges(block, self._projected)
                 whole_bytes = sizes.projected_bytes(size, block) if is_projected else sizes.kept_bytes(size)
-                found += whole_bytes - sizes.kept_passing_bytes(size)
-        return found
+                less_bytes += whole_bytes - sizes.kept_passing_bytes(size)
+        return less_bytes
 
     def _saved_bytes(self, sizes: Sizes, item: ItemKind, micro: int, start: int, stop: int, each: float) -> float:
         """Bytes that blocks [start, stop) keep where not all of them keep as much; ``each`` is one that keeps all."""

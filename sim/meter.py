@@ -58,27 +58,27 @@ class ProfileTimes:
     def __call__(self, node: str, action: Action) -> float:
         """Return the seconds of an action that begins now; raises ``PlanError``."""
         op, seq, micro, start, stop, _, _ = action
-        found = self.kinds.get((node, op, micro, start, stop, self._by_seq[seq].number))
-        if found is None or found.seconds is None:
-            found = self.begins(node, action)
-            if found.seconds is None:
-                found.seconds = self._seconds(node, action)
-        self.running[node] = found
-        return found.seconds
+        kind = self.kinds.get((node, op, micro, start, stop, self._by_seq[seq].number))
+        if kind is None or kind.seconds is None:
+            kind = self.begins(node, action)
+            if kind.seconds is None:
+                kind.seconds = self._seconds(node, action)
+        self.running[node] = kind
+        return kind.seconds
 
     def begins(self, node: str, action: Action) -> ActionKind:
         """Record the kind of an action that begins now."""
         op, seq, micro, start, stop, _, _ = action
         item = self._by_seq[seq]
         key = (node, op, micro, start, stop, item.number)
-        found = self.kinds.get(key)
-        if found is None:
+        kind = self.kinds.get(key)
+        if kind is None:
             alike = self.kinds.get((node, op, item.alike[micro], start, stop, item.number)) if micro >= 0 else None
             effect = alike.effect if alike is not None else self._effect(node, action, item)
-            found = self.kinds[key] = ActionKind(node, op, effect)
-            found.seconds = alike.seconds if alike is not None else None
-        self.running[node] = found
-        return found
+            kind = self.kinds[key] = ActionKind(node, op, effect)
+            kind.seconds = alike.seconds if alike is not None else None
+        self.running[node] = kind
+        return kind
 
     def _seconds(self, node: str, action: Action) -> float:
         item, micro = self._by_seq[action.seq], action.micro
@@ -118,10 +118,10 @@ class RecordedTimes:
         self._medians, self._same_run = medians, same_run
         self._pools: dict[tuple[str, Op, bool, bool], list[float]] = {}
         self._random = random.Random(seed)  # noqa: S311 - draws samples, guards nothing
-        found = tuple(samples)
-        self._exact = {(node, action): seconds for node, action, seconds in found}
-        trained = {action.seq for _, action, _ in found if action.op is Op.UPDATE}
-        for node, action, seconds in found:
+        timed = tuple(samples)
+        self._exact = {(node, action): seconds for node, action, seconds in timed}
+        trained = {action.seq for _, action, _ in timed if action.op is Op.UPDATE}
+        for node, action, seconds in timed:
             kind = self._kind(node, action, action.seq in trained)
             self._pools.setdefault(kind, []).append(seconds / self._units(action))
 
@@ -203,12 +203,12 @@ class Meter:
     @property
     def nodes(self) -> dict[str, NodeMeter]:
         """The sums of each node."""
-        found = {node: NodeMeter() for node in self._nodes}
+        meters = {node: NodeMeter() for node in self._nodes}
         for kind in self._times.kinds.values():
-            meter = found[kind.node]
+            meter = meters[kind.node]
             meter.actions += kind.count
             meter.busy_s[kind.op] = meter.busy_s.get(kind.op, 0.0) + kind.busy_s
-        return found
+        return meters
 
     def ran(self, node: str, action: Action, start_s: float, end_s: float) -> None:
         """Add a finished action to the count, seconds and memory of its kind."""

@@ -58,8 +58,8 @@ def check_fits(plan: Plan, profile: Profile, *, optimizer: str, dtype: str, shap
 
 def memory_bounds(plan: Plan, profile: Profile, *, optimizer: str, dtype: str) -> dict[str, MemoryEstimate]:
     """The most bytes of each node of the plan in any placement or move, whatever the timing."""
-    found = max_memory(plan, parts_memory(plan, profile.by_name, optimizer=optimizer, dtype=dtype))
-    return {node: found[node] for node in plan.nodes}
+    needs = max_memory(plan, parts_memory(plan, profile.by_name, optimizer=optimizer, dtype=dtype))
+    return {node: needs[node] for node in plan.nodes}
 
 
 def recorded_shape(profile: Profile, plan: Plan) -> TimedShape | None:

@@ -97,8 +97,8 @@ def _events(path: Path) -> list[dict[str, Any]]:
 
 def _process(event: Mapping[str, Any]) -> object:
     """The ``pid`` of an event; None if it is no whole number."""
-    found = event.get("pid")
-    return found if isinstance(found, int) else None
+    process = event.get("pid")
+    return process if isinstance(process, int) else None
 
 
 def _finite(time: object) -> float:

@@ -310,8 +310,8 @@ class VirtualRing:
         choose_s: Callable[[], float] = lambda: 0.0,
         move_s: Callable[[rd.Move], float] = lambda move: 0.0,
         fails_to_move: Callable[[rd.Move], str] = lambda move: "",
-        fetches: Callable[[rd.FetchAhead], rd.FetchedAhead] = lambda asked: rd.FetchedAhead(
-            asked.node, asked.part.placement.placement_number
+        fetches: Callable[[rd.FetchAhead], rd.FetchedAhead] = lambda command: rd.FetchedAhead(
+            command.node, command.part.placement.placement_number
         ),
         enters: Callable[[Plan, float], Conditions] | None = None,
     ) -> None:

@@ -127,11 +127,11 @@ def each_cell(
     workers = min(jobs, len(cells)) if jobs > 0 else jobs
     with _backend(joblib, backend, workers, cluster):
         one_by_one = {"return_as": "generator"} if backend == "loky" else {}
-        found = joblib.Parallel(n_jobs=workers, **one_by_one)(joblib.delayed(task)(cell) for cell in cells)
+        results = joblib.Parallel(n_jobs=workers, **one_by_one)(joblib.delayed(task)(cell) for cell in cells)
         with contextlib.ExitStack() as stack:
             if one_by_one:
-                stack.callback(_close_quietly, found)
-            for cell in found:  # noqa: UP028 - 'yield from' would close it by itself, with a warning
+                stack.callback(_close_quietly, results)
+            for cell in results:  # noqa: UP028 - 'yield from' would close it by itself, with a warning
                 yield cell
 
 

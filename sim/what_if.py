@@ -118,7 +118,9 @@ def _change_link(profile: Profile, pair: str, last: str, value: str) -> Profile:
     number = _number(key, value, parse=parse_rate, above=0.0) if last == "rate" else _number(key, value, least=0.0)
     if not profile.links and pair == "*.*" and last == "rate":
         pairs = itertools.permutations(sorted(profile.by_name), 2)
-        made = (LinkFacts(source=one, target=other, rate_bytes_per_s=number, latency_s=0.0) for one, other in pairs)
+        made = (
+            LinkFacts(source=source, target=target, rate_bytes_per_s=number, latency_s=0.0) for source, target in pairs
+        )
         return dataclasses.replace(profile, links=tuple(made))
     source, target = _ends(profile, pair, key)
     links = tuple(
@@ -144,7 +146,7 @@ def _ends(profile: Profile, pair: str, key: str) -> tuple[str, str]:
     known = profile.link_by_pair
     for dot in (index for index, letter in enumerate(pair) if letter == "."):
         source, target = pair[:dot], pair[dot + 1 :]
-        if any(source in (one, _ALL) and target in (other, _ALL) for one, other in known):
+        if any(source in (first, _ALL) and target in (second, _ALL) for first, second in known):
             return source, target
     raise PlanError(
         f"--change {key}: the profile has no link {pair!r}; {nearest(pair, [f'{s}.{t}' for s, t in known])}"
@@ -181,7 +183,7 @@ def change_plan(profile: Profile, plan: Plan, values: Mapping[str, int | str]) -
     for technique in TECHNIQUES:
         technique.check_changes(course, values)
     course = dataclasses.replace(course, method=method, **of_course)  # type: ignore[arg-type]
-    placements = [dataclasses.replace(one, **of_placement) for one in plan.placements]  # type: ignore[arg-type]
+    placements = [dataclasses.replace(placement, **of_placement) for placement in plan.placements]  # type: ignore[arg-type]
     changed = plan.replaced(course, placements)
     for technique in TECHNIQUES:
         changed = technique.changed(changed, values, profile.nodes)
@@ -190,16 +192,16 @@ def change_plan(profile: Profile, plan: Plan, values: Mapping[str, int | str]) -
 
 
 def _changed_method(method: Method, values: Mapping[str, int | str]) -> Method:
-    wanted = method_class(str(values.get("method", method.name)), where="--change method")
-    if wanted is not type(method):
+    kind = method_class(str(values.get("method", method.name)), where="--change method")
+    if kind is not type(method):
         if method.max_hosts:
             raise PlanError(f"--change method: {method.name!r} has its own slices; give --replan JOB")
-        if wanted.full_parameters != method.full_parameters:
+        if kind.full_parameters != method.full_parameters:
             raise PlanError(
-                f"--change method={wanted.name}: the sizes and times of {method.name} are of other trained weights; "
+                f"--change method={kind.name}: the sizes and times of {method.name} are of other trained weights; "
                 "measure with a job of that method"
             )
-        method = wanted.from_settings(None)
+        method = kind.from_settings(None)
     if "every_steps" not in values:
         return method
     if not getattr(method, "every_steps", 0):
@@ -269,7 +271,8 @@ def drop_from_plan(plan: Plan, name: str) -> Plan:
         raise PlanError(f"--drop {name}: it is the only owner of data; nothing would be left to train on")
     fields: dict[str, Any] = {"owners": owners}
     placements: Sequence[Placement] = [
-        dataclasses.replace(one, slices=_slices_without(one, name), helpers=()) for one in plan.placements
+        dataclasses.replace(placement, slices=_slices_without(placement, name), helpers=())
+        for placement in plan.placements
     ]
     for technique in TECHNIQUES:
         more, placements = technique.without_node(plan, name, placements)

@@ -30,6 +30,7 @@ from coordinator.client.local_nodes import OWN_COORDINATOR, LocalNodes, LocalSet
 from coordinator.client.run_files import TensorBoardLog, require_tensorboard
 from coordinator.client.run_folder import (
     ASKED,
+    KIND,
     LOG,
     RunFolder,
     files_of_run,
@@ -37,7 +38,6 @@ from coordinator.client.run_folder import (
     remove_unused_folder,
     require_inputs_elsewhere,
     require_no_run,
-    require_run_folder,
 )
 from coordinator.client.saved_run import RunLocation
 from coordinator.client.submit import Client, Interrupts
@@ -50,7 +50,7 @@ from ringtune.errors import DivergedError, RingTuneError, UsageError
 from ringtune.job.job import Job
 from ringtune.job.rows import check_rows
 from ringtune.schedule.plan import Plan
-from ringtune.storage.durable import write_durably
+from ringtune.storage.durable import require_free, write_durably
 from ringtune.transport.speaker import speaking_as
 from ringtune.v1 import control_pb2
 
@@ -326,7 +326,7 @@ def train(
         if given is not None and local:
             require_members(given.plan, [node_name(index, local) for index in range(local)])
         if not resume:
-            require_run_folder(folder)
+            require_free(folder, KIND)
             require_no_run(folder, files_of_run(folder), replace=replace)
         require_inputs_elsewhere(folder, wanted)
         notes = []

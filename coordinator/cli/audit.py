@@ -15,7 +15,7 @@ def audit(folder: options.RunFolder, json: options.Json = False) -> None:
     from coordinator.api.audit import audit_run, sentences
     from ringtune.errors import IntegrityError
 
-    found = audit_run(folder)
-    options.show({"event": "audit", **found._asdict()}, sentences(found), as_json=json)
-    if found.problems:
+    audit = audit_run(folder)
+    options.show({"event": "audit", **audit._asdict()}, sentences(audit), as_json=json)
+    if audit.problems:
         raise typer.Exit(IntegrityError.exit_code)

@@ -121,35 +121,35 @@ class Talk:
         from coordinator.api.text_process import without_oldest
         from ringtune.errors import DataError
 
-        asked, told, self._turns = {"role": "user", "content": line}, "", self._turns + 1
-        what = {"messages": [*self.messages, asked]} if self._process.ready.has_template else {"prompt": line}
+        question, told, self._turns = {"role": "user", "content": line}, "", self._turns + 1
+        what = {"messages": [*self.messages, question]} if self._process.ready.has_template else {"prompt": line}
         seed = (self._how["seed"] + self._turns - 1) % (1 << 31)
-        found: dict[str, Any] = {"text": "", "tokens": 0, "why": "stopped", "forgotten": 0}
+        answer: dict[str, Any] = {"text": "", "tokens": 0, "why": "stopped", "forgotten": 0}
         try:
             for event in self._process.answer({**what, **self._how, "seed": seed, "may_forget": True}):
                 if "refused" in event:
                     raise DataError(event["refused"])
                 if "piece" in event:
-                    found["text"] += event["piece"]
+                    answer["text"] += event["piece"]
                     self._show(_OBEYED.sub(lambda sign: sign[0].encode("unicode_escape").decode(), event["piece"]))
-                found |= event.get("began", {}) | event.get("ended", {})
+                answer |= event.get("began", {}) | event.get("ended", {})
         except KeyboardInterrupt:
             if not is_lenient:
                 raise
             told = "stopped"
         self._show("\n")
-        if forgotten := found["forgotten"]:
+        if forgotten := answer["forgotten"]:
             self.messages = without_oldest(self.messages, forgotten)
             told = f"the conversation no longer fits: its {forgotten} oldest messages were left out"
-        if found["why"] == "length":
+        if answer["why"] == "length":
             told = told or "the answer was cut: --max-new-tokens, or the longest text of the model"
-        if "messages" in what and found["text"].strip():
-            self.messages += [asked, {"role": "assistant", "content": found["text"].strip()}]
-        elif not found["text"].strip():
+        if "messages" in what and answer["text"].strip():
+            self.messages += [question, {"role": "assistant", "content": answer["text"].strip()}]
+        elif not answer["text"].strip():
             told = told or "the answer is empty: the model's first token was that of the end"
         if told:
             self._tell(told)
-        return found
+        return answer
 
     def _tell(self, text: str) -> None:
         typer.echo(f"({text})", err=True)

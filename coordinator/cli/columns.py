@@ -139,8 +139,8 @@ def inspect_table(path: Path) -> Table:
     """
     columns: dict[str, Column] = {}
     account = RowAccount(path, is_own=True)
-    for line, found in table_rows(path, {}, account):
-        for name, value in found.items():
+    for line, row in table_rows(path, {}, account):
+        for name, value in row.items():
             if name not in columns and len(columns) >= _MAX_COLUMNS:
                 raise DataError(
                     f"{row_place(path, line)}: there are more than {_MAX_COLUMNS:,} columns; is it a table?"
@@ -268,10 +268,10 @@ def choose_columns(table: Table, task: str, given: Mapping[str, str]) -> dict[st
             raise DataError(f"--column {key}={name}: {task} has {columns}")
         if name not in table.columns:
             raise DataError(f"--column {key}={name}: {table.as_text()}; name one of them")
-    found = _find(table, task, given)
-    if not found and task != CHAT:
+    names = _find(table, task, given)
+    if not names and task != CHAT:
         raise DataError(f"can't tell the columns of {task}: {table.as_text()}; {_remedy(table, task)}")
-    return {key: ChosenValue(name, _reason(table.columns[name], task, key, given)) for key, name in found.items()}
+    return {key: ChosenValue(name, _reason(table.columns[name], task, key, given)) for key, name in names.items()}
 
 
 def _reason(column: Column, task: str, key: str, given: Mapping[str, str]) -> str:
@@ -290,14 +290,14 @@ def _reason(column: Column, task: str, key: str, given: Mapping[str, str]) -> st
 
 
 def _remedy(table: Table, task: str) -> str:
-    wanted = " ".join(f"--column {key}=NAME" for key in COLUMNS[task])
+    remedy = " ".join(f"--column {key}=NAME" for key in COLUMNS[task])
     numbers = [column.name for column in table.all if column.kind == "number"]
     if task == CLASSIFICATION and numbers:
         return (
             f"a class is a name or a whole number that many rows share, and {numbers[0]!r} has fractions; put them "
-            f"into classes, learn the numbers with --task {REGRESSION}, or name the columns: {wanted}"
+            f"into classes, learn the numbers with --task {REGRESSION}, or name the columns: {remedy}"
         )
-    return f"name them: {wanted}"
+    return f"name them: {remedy}"
 
 
 def _find(table: Table, task: str, given: Mapping[str, str]) -> dict[str, str]:
@@ -305,19 +305,19 @@ def _find(table: Table, task: str, given: Mapping[str, str]) -> dict[str, str]:
     if task == CHAT:
         return {}
     if task == QUESTION_ANSWERING:
-        found = {key: given.get(key) or _by_name(table, key, table.all) for key in COLUMNS[task]}
+        columns = {key: given.get(key) or _by_name(table, key, table.all) for key in COLUMNS[task]}
     elif task == TAGGING:
         lists = [column for column in table.all if column.kind == "list or table"]
-        found = {key: given.get(key) or _by_name(table, key, lists) for key in COLUMNS[task]}
+        columns = {key: given.get(key) or _by_name(table, key, lists) for key in COLUMNS[task]}
     elif task in PAIR_TASKS:
         pair = _pair(table, given)
         texts = {**pair, **given}
-        found = _text_and_label(table, texts) if task == CLASSIFICATION else _text_and_number(table, texts)
-        found |= {key: name for key, name in texts.items() if key == PAIR}
+        columns = _text_and_label(table, texts) if task == CLASSIFICATION else _text_and_number(table, texts)
+        columns |= {key: name for key, name in texts.items() if key == PAIR}
     else:
-        found = {"text": given.get("text") or _text(table, table.all)}
-    names = list(found.values())
-    return {} if "" in names or len(set(names)) < len(names) else found
+        columns = {"text": given.get("text") or _text(table, table.all)}
+    names = list(columns.values())
+    return {} if "" in names or len(set(names)) < len(names) else columns
 
 
 def _text_and_label(table: Table, given: Mapping[str, str]) -> dict[str, str]:

@@ -63,7 +63,7 @@ def init(trust: options.Trust = None, json: options.Json = False) -> None:
     from ringtune.transport.identity import fingerprint
 
     folder = trust or coordinator_trust()
-    found = fingerprint(init_trust(folder, time.time()).certificate_pem)
+    authority = fingerprint(init_trust(folder, time.time()).certificate_pem)
     admin = folder / ADMIN.name
     lines = [
         f"the certificate authority (CA) is in {folder}; keep this folder secret",
@@ -72,7 +72,7 @@ def init(trust: options.Trust = None, json: options.Json = False) -> None:
         f"commands of this user on this machine use {admin}",
         "next: 'ringtune coordinator', and for each node 'ringtune coordinator token NAME'",
     ]
-    told = {"event": "made", "trust": str(folder), "admin": str(admin), "authority_sha256": found}
+    told = {"event": "made", "trust": str(folder), "admin": str(admin), "authority_sha256": authority}
     options.show(told, lines, as_json=json)
 
 

@@ -229,7 +229,7 @@ def split(
     unique = {sentence.text: sentence for sentence in sentences}
     if len(unique) <= num_held_out:
         raise DataError(f"{len(unique)} sentences are too few to hold {num_held_out} out and train on the rest")
-    order = sorted(unique.values(), key=lambda one: hashlib.sha256(f"{SPLIT_SEED}\0{one.text}".encode()).digest())
+    order = sorted(unique.values(), key=lambda row: hashlib.sha256(f"{SPLIT_SEED}\0{row.text}".encode()).digest())
     return tuple(order[num_held_out:]), tuple(order[:num_held_out])
 
 

@@ -90,7 +90,7 @@ def evaluate(
     if coordinator and data is None and (words := " and ".join(_typed(context, "--model", "--join-s"))):
         raise UsageError(f"{words} would be for a node here that has the rows; give --data FILE, or leave out {words}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
-    found = typed(api.evaluate)(
+    evaluation = typed(api.evaluate)(
         folder,
         data,
         coordinator=coordinator,
@@ -102,7 +102,9 @@ def evaluate(
         insecure=insecure,
         tell=tell,
     )
-    options.show({"event": "evaluation", **found}, (*all_figures(found), *class_lines(found)), as_json=json)
+    options.show(
+        {"event": "evaluation", **evaluation}, (*all_figures(evaluation), *class_lines(evaluation)), as_json=json
+    )
 
 
 def refuse_other_rows(context: typer.Context, harness: str) -> None:
@@ -119,5 +121,5 @@ def refuse_other_rows(context: typer.Context, harness: str) -> None:
 
 def _typed(context: typer.Context, *options_: str) -> list[str]:
     """Return those of the options that stand on the command line."""
-    sources = {one: context.get_parameter_source(one.removeprefix("--").replace("-", "_")) for one in options_}
-    return [one for one, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    sources = {option: context.get_parameter_source(option.removeprefix("--").replace("-", "_")) for option in options_}
+    return [option for option, source in sources.items() if source is not None and source.name == "COMMANDLINE"]

@@ -66,7 +66,7 @@ def init(
         task = task or CLASSIFICATION
         model, train = model or "models/all-MiniLM-L6-v2", str(data or "train.csv")
         text = job_template(task, model=model, train=train, evaluate=str(eval_data or ""))
-        found = WrittenJob(text=text, task=task, saw=(), chosen={}, rows=_NODES)
+        written = WrittenJob(text=text, task=task, saw=(), chosen={}, rows=_NODES)
     else:
         wizard_options = WizardOptions(
             folder=file.parent,
@@ -77,19 +77,19 @@ def init(
             columns=parse_columns(column or []),
         )
         asks = not (yes or json) and sys.stdin.isatty()
-        found = begin(wizard_options, TerminalPrompt() if asks else DefaultAnswers())
-    write_durably(file, found.text.encode())
-    values = {name: choice.value for name, choice in found.chosen.items()}
-    event = {"event": "init", "file": str(file), "task": found.task, "chosen": values, "problems": found.problems}
+        written = begin(wizard_options, TerminalPrompt() if asks else DefaultAnswers())
+    write_durably(file, written.text.encode())
+    values = {name: choice.value for name, choice in written.chosen.items()}
+    event = {"event": "init", "file": str(file), "task": written.task, "chosen": values, "problems": written.problems}
     reasons = (
         f"  {name} = {toml_value(choice.value)}: {choice.reason}"
-        for name, choice in found.chosen.items()
+        for name, choice in written.chosen.items()
         if choice.reason
     )
-    nodes = str(min(_NODES, found.rows))  # each owns a row at least
+    nodes = str(min(_NODES, written.rows))  # each owns a row at least
     lines = [
-        *(*found.saw, *reasons),
-        *([f"training will refuse these rows: {found.problems}"] if found.problems else []),
+        *(*written.saw, *reasons),
+        *([f"training will refuse these rows: {written.problems}"] if written.problems else []),
         f"wrote {file}; change it, then see what would happen, and train:",
         f"  {hint('plan', str(file), '--assume', nodes)}",
         f"  {hint('train', str(file), '--local', nodes, '--out', 'run')}",

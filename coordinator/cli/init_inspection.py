@@ -49,12 +49,12 @@ def find_rows(folder: Path) -> tuple[Path, Path | None]:
     Raises:
         DataError: no file may have rows, or several may and none is called ``train``.
     """
-    found = [path for path in _entries(folder) if _has_rows(path)]
-    places = [folder, *(path for path in found if path.is_dir() and is_arrow(path))]
-    found = [path for path in found if not is_arrow(path)]
-    found += [path for place in places if is_arrow(place) for path in split_paths(place)]
-    held_out = [path for path in found if _name(path) in EVAL_NAMES]
-    others = [path for path in found if path not in held_out]
+    paths = [path for path in _entries(folder) if _has_rows(path)]
+    places = [folder, *(path for path in paths if path.is_dir() and is_arrow(path))]
+    paths = [path for path in paths if not is_arrow(path)]
+    paths += [path for place in places if is_arrow(place) for path in split_paths(place)]
+    held_out = [path for path in paths if _name(path) in EVAL_NAMES]
+    others = [path for path in paths if path not in held_out]
     named = [path for name in TRAIN_NAMES for path in others if _name(path) == name]
     chosen = named[:1] or others
     if len(chosen) == 1:
@@ -66,18 +66,18 @@ def find_rows(folder: Path) -> tuple[Path, Path | None]:
 def find_model(folder: Path) -> Path:
     """Find the model folder: the folder itself, a folder in it, or one in its ``models``; raises ``ModelError``."""
     places = [folder, *_entries(folder), *_entries(folder / "models")]
-    found = [path for path in places if (path / CONFIG_FILE).is_file()]
-    if len(found) == 1:
-        return found[0]
+    folders = [path for path in places if (path / CONFIG_FILE).is_file()]
+    if len(folders) == 1:
+        return folders[0]
     how = "--model DIR, a folder with config.json, model.safetensors and the tokenizer, or --model OWNER/NAME of a hub"
-    raise _none_or_many(ModelError, folder, found, "a model", how)
+    raise _none_or_many(ModelError, folder, folders, "a model", how)
 
 
 def _none_or_many(
-    error: type[InvalidInputError], folder: Path, found: Sequence[Path], what: str, how: str
+    error: type[InvalidInputError], folder: Path, paths: Sequence[Path], what: str, how: str
 ) -> InvalidInputError:
-    if found:
-        names = ", ".join(str(path.relative_to(folder)) for path in found[:_SHOWN_NAMES])
+    if paths:
+        names = ", ".join(str(path.relative_to(folder)) for path in paths[:_SHOWN_NAMES])
         return error(f"{folder} has several that could be {what} ({names}); give one: {how}")
     names = ", ".join(path.name for path in _entries(folder)[:_SHOWN_NAMES]) or "nothing"
     return error(f"nothing in {folder} looks like {what} (it has {names}); give {how}")
@@ -134,10 +134,10 @@ class Model:
 
     def as_text(self) -> str:
         """Describe the model."""
-        found = self.dimensions
+        dimensions = self.dimensions
         made = f", made for {self.made_for}" if self.made_for else ""
         made += TEXT_ONLY if self.is_tower else ""
-        return f"{self.path}: {self.model_type}, {found.num_blocks} blocks of width {found.hidden}{made}"
+        return f"{self.path}: {self.model_type}, {dimensions.num_blocks} blocks of width {dimensions.hidden}{made}"
 
 
 def inspect_model(folder: Path, path: str) -> Model:
@@ -263,15 +263,15 @@ _Images = tuple[Sequence[str], dict[str, str], Sequence[str]]
 
 
 def _read_folder(path: Path) -> _Images:
-    found = list_pictures(path)
-    if not found.files:
-        most = sorted(found.suffixes.items(), key=lambda item: -item[1])[:_SHOWN]
+    pictures = list_pictures(path)
+    if not pictures.files:
+        most = sorted(pictures.suffixes.items(), key=lambda item: -item[1])[:_SHOWN]
         ends = ", ".join(f"{count} of {name}" for name, count in most) or "none"
         raise DataError(
             f"{path} is a folder without images in folders below it (files there: {ends}); give a folder for each "
             f"class with {', '.join(PICTURES)}, or a .csv or .jsonl file"
         )
-    return found.labels, {}, found.lines_left_out()
+    return pictures.labels, {}, pictures.lines_left_out()
 
 
 def _read_encoded(path: Path) -> _Images:
@@ -308,12 +308,12 @@ def inspect_tagged(path: Path, *, words: str, tags: str) -> Rows:
         DataError: a row is invalid, there are none, or more than ``_MAX_TAGS`` tags; says where.
     """
     account = RowAccount(path, is_own=True)
-    text, found, rows, num_words = Column(words), set[str](), 0, 0
+    text, tag_names, rows, num_words = Column(words), set[str](), 0, 0
     for row in tagged_rows(path, account, words=words, tags=tags):
         rows, num_words = rows + 1, num_words + len(row.words)
         text.add(" ".join(row.words))
-        found.update(row.tags)
-        if len(found) > _MAX_TAGS:
+        tag_names.update(row.tags)
+        if len(tag_names) > _MAX_TAGS:
             raise DataError(
                 f"{row_place(path, row.record[0])}: there are more than {_MAX_TAGS:,} tags; name the right column with "
                 "--column tags=NAME"
@@ -321,7 +321,7 @@ def inspect_tagged(path: Path, *, words: str, tags: str) -> Rows:
     if not rows:
         account.check()
         raise DataError(f"{path} has no rows; give it a text, or another file with --data")
-    names = tuple(sorted(found))
+    names = tuple(sorted(tag_names))
     shown = ", ".join(names[:_SHOWN_TAGS]) + (", ..." if len(names) > _SHOWN_TAGS else "")
     told = f"{path} has {counted(rows, 'text')} with {counted(num_words, 'word')} and the tags {shown}"
     return Rows(words=told, rows=rows, tasks=(TAGGING,), text=text, tags=names)

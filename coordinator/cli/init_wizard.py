@@ -131,31 +131,33 @@ def choose_settings(
         length: one of ``LENGTHS``.
         has_eval: whether there is a file of evaluation rows.
     """
-    found: dict[str, ChosenValue] = {}
+    chosen: dict[str, ChosenValue] = {}
     tokens, reason = _max_length(task, texts, 0 if model.fixed else model.longest)
     if task != IMAGE_CLASSIFICATION:
-        found["train.max_length"] = ChosenValue(tokens, reason)
+        chosen["train.max_length"] = ChosenValue(tokens, reason)
     usual = 8 if tokens > _LONG_TOKENS or task in LANGUAGE_TASKS else 16
     size = min(usual, 1 << max(0, (rows // 8).bit_length() - 1))
-    found["train.batch_size"] = ChosenValue(size, "few rows" if size < usual else "")
-    found["train.microbatches"] = ChosenValue(min(4, size), "")
+    chosen["train.batch_size"] = ChosenValue(size, "few rows" if size < usual else "")
+    chosen["train.microbatches"] = ChosenValue(min(4, size), "")
     bounded = min(max(_PASSES * rows / size, _MIN_STEPS), _MAX_STEPS)
     steps = max(20, round(bounded * LENGTHS[length] / 10) * 10)
     holds_out = not has_eval and rows >= _MIN_ROWS_TO_HOLD_OUT
     trained = len(hold_out(rows, share=_HELD_OUT, seed=0)[0]) if holds_out else rows
-    found["train.max_steps"] = ChosenValue(steps, f"{steps * size / trained:.1f} epochs of {counted(trained, 'row')}")
+    chosen["train.max_steps"] = ChosenValue(steps, f"{steps * size / trained:.1f} epochs of {counted(trained, 'row')}")
     rate = 1e-3 if model.hidden < _WIDE else 5e-4
-    found["train.learning_rate"] = ChosenValue(rate, f"usual for adapters of a model of width {model.hidden}")
-    found["train.lr_schedule"] = ChosenValue("linear", "")
+    chosen["train.learning_rate"] = ChosenValue(rate, f"usual for adapters of a model of width {model.hidden}")
+    chosen["train.lr_schedule"] = ChosenValue("linear", "")
     every = max(1, steps // (2 * max(1, model.num_blocks - 1)))
-    found["unfreeze.every_steps"] = ChosenValue(every, f"all {model.num_blocks} blocks train after half of the steps")
+    chosen["unfreeze.every_steps"] = ChosenValue(every, f"all {model.num_blocks} blocks train after half of the steps")
     if holds_out:
-        found["data.held_out"] = ChosenValue(_HELD_OUT, "there is no file of rows to evaluate on")
-    if has_eval or "data.held_out" in found:
+        chosen["data.held_out"] = ChosenValue(_HELD_OUT, "there is no file of rows to evaluate on")
+    if has_eval or "data.held_out" in chosen:
         between = max(10, steps // (10 * _EVALUATIONS) * 10)
-        found["train.eval_every"] = ChosenValue(between, f"{steps // between} evaluations show whether it still learns")
-        found["train.keep_best"] = ChosenValue(True, "the result is that of the evaluation with the lowest loss")
-    return found
+        chosen["train.eval_every"] = ChosenValue(
+            between, f"{steps // between} evaluations show whether it still learns"
+        )
+        chosen["train.keep_best"] = ChosenValue(True, "the result is that of the evaluation with the lowest loss")
+    return chosen
 
 
 def _max_length(task: str, texts: Sequence[Column], longest: int) -> tuple[int, str]:
@@ -243,14 +245,14 @@ def begin(wizard_options: WizardOptions, ask: DefaultAnswers) -> WrittenJob:
         refuse_conversations(rows.table, wizard_options.task, wizard_options.columns or {})
     task = wizard_options.task or _choose_task(model, rows, ask)
     chosen_columns = _choose_columns(rows, task, wizard_options.columns or {}, ask)
-    columns = {key: str(found.value) for key, found in chosen_columns.items()}
+    columns = {key: str(choice.value) for key, choice in chosen_columns.items()}
     choose_task(model, (task,), rows.words)
     length = ask.choose("How long shall it train", _NORMAL, tuple(LENGTHS))
     if task == TAGGING and not rows.tags:
         tagged = inspect_tagged(data, words=columns["words"], tags=columns["tags"])
         rows = dataclasses.replace(tagged, tasks=rows.tasks, table=rows.table)
     texts = [rows.text] if rows.text else text_columns(rows.table, task, columns) if rows.table else []
-    chosen = {f"data.{key}": found for key, found in chosen_columns.items()}
+    chosen = {f"data.{key}": choice for key, choice in chosen_columns.items()}
     chosen |= choose_settings(task, rows.rows, texts, model.dimensions, length, has_eval=evaluate is not None)
     if task in LANGUAGE_TASKS:
         chosen |= LANGUAGE_ADAPTER
@@ -326,8 +328,8 @@ def _choose_rows(wizard_options: WizardOptions, ask: DefaultAnswers) -> tuple[Pa
     beside = None
     if wizard_options.eval_data is None:
         with contextlib.suppress(DataError):
-            found = find_rows(wizard_options.folder)
-            beside = found[1] if found[0].resolve() == given.resolve() else None
+            files = find_rows(wizard_options.folder)
+            beside = files[1] if files[0].resolve() == given.resolve() else None
     return given, wizard_options.eval_data or beside
 
 
@@ -353,9 +355,9 @@ def _choose_columns(rows: Rows, task: str, given: Mapping[str, str], ask: Defaul
         return {key: ChosenValue(name, "") for key, name in rows.columns.items() if name != getattr(usual, key)}
     if task not in COLUMNS:
         raise DataError(f"{rows.words}; --task {task} needs an npz file or a folder of images, or Parquet with them")
-    found = choose_columns(rows.table, task, given)
-    if not found or given.keys() >= set(COLUMNS[task]):
-        return found
-    words = " ".join(f"{key}={choice.value}" for key, choice in found.items())
+    columns = choose_columns(rows.table, task, given)
+    if not columns or given.keys() >= set(COLUMNS[task]):
+        return columns
+    words = " ".join(f"{key}={choice.value}" for key, choice in columns.items())
     answer = ask.choose("Columns", words)
-    return found if answer == words else choose_columns(rows.table, task, parse_columns(answer.split()))
+    return columns if answer == words else choose_columns(rows.table, task, parse_columns(answer.split()))

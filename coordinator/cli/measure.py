@@ -51,7 +51,7 @@ def measure(
     from coordinator.api.output import make_progress
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
-    found = typed(api.measure)(
+    profile = typed(api.measure)(
         job,
         local=local,
         coordinator=coordinator,
@@ -67,4 +67,4 @@ def measure(
         **parse_changes(change or []),
     )
     saved = [f"the profile is in {save}"] if save is not None else []
-    options.show({"event": "profile", "profile": found.to_json()}, [*found.lines(), *saved], as_json=json)
+    options.show({"event": "profile", "profile": profile.to_json()}, [*profile.lines(), *saved], as_json=json)

@@ -49,10 +49,10 @@ def show(
     from ringtune.errors import UsageError
 
     with Connection(coordinator, insecure=insecure) as client:
-        found = [entry for entry in client.nodes() if entry.joined.node == name]
-    if not found:
+        entries = [entry for entry in client.nodes() if entry.joined.node == name]
+    if not entries:
         raise UsageError(f"node {name} is no member of this coordinator; 'ringtune nodes' lists them")
-    options.show(nodes_json(found), node_details(found[0]), as_json=json)
+    options.show(nodes_json(entries), node_details(entries[0]), as_json=json)
 
 
 @app.command()

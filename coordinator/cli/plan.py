@@ -60,7 +60,7 @@ def plan(
     if save is not None:
         require_plan_place(save)
         check_writable(save)
-    found = typed(api.plan)(
+    planned = typed(api.plan)(
         job,
         assume=assume,
         memory=memory,
@@ -75,7 +75,7 @@ def plan(
         **parse_changes(change or []),
     )
     if save is not None:
-        found.save(save)
+        planned.save(save)
     is_shown = table or at_step > 0 or steps > 1
-    lines = found.lines(at_step=at_step, num_steps=steps if is_shown else 0) if not json else []
-    options.show(found.to_json(), [*lines, *([f"the plan is in {save}"] if save is not None else [])], as_json=json)
+    lines = planned.lines(at_step=at_step, num_steps=steps if is_shown else 0) if not json else []
+    options.show(planned.to_json(), [*lines, *([f"the plan is in {save}"] if save is not None else [])], as_json=json)

@@ -59,10 +59,10 @@ def predict(
     summary = api.Summary(with_data(read_run(folder), columns, missing, has_references=True).job)
     writer = api.JsonWriter(sys.stdout, "prediction") if json else api.CsvWriter(sys.stdout)
 
-    def take(found: api.RowPrediction) -> None:
+    def take(prediction: api.RowPrediction) -> None:
         if save is None:
-            writer.add(found)
-        summary.add(found)
+            writer.add(prediction)
+        summary.add(prediction)
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     typed(api.predict)(

@@ -27,5 +27,5 @@ def simulate(
     from coordinator.api import simulate as api
     from coordinator.api.arguments import typed
 
-    found = typed(api.simulate)(plan, profile=profile, trace=trace, out=out, seed=seed)
-    options.show({"event": "prediction", **found.to_json()}, found.lines(), as_json=json)
+    prediction = typed(api.simulate)(plan, profile=profile, trace=trace, out=out, seed=seed)
+    options.show({"event": "prediction", **prediction.to_json()}, prediction.lines(), as_json=json)

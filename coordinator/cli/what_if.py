@@ -106,7 +106,7 @@ def what_if(
                 yield cell
 
     with contextlib.nullcontext() if sweep else WaitNotice("predicting"):
-        found = typed(api.what_if)(
+        comparison = typed(api.what_if)(
             plan,
             change,
             profile=profile,
@@ -122,20 +122,20 @@ def what_if(
             cluster=cluster,
             watch=watch,
         )
-    if found.job_changed and not json:
-        typer.echo(f"{replan} is not the job of the run: {difference_text(found.job_changed)}")
-    told = {"job_changed": {name: list(values) for name, values in found.job_changed.items()}} if replan else {}
+    if comparison.job_changed and not json:
+        typer.echo(f"{replan} is not the job of the run: {difference_text(comparison.job_changed)}")
+    told = {"job_changed": {name: list(values) for name, values in comparison.job_changed.items()}} if replan else {}
     if sweep:
-        _show_sweep(found, {"is_complete": not missing}, told, csv=csv, plot=plot, json=json)
+        _show_sweep(comparison, {"is_complete": not missing}, told, csv=csv, plot=plot, json=json)
         if missing:
-            done = len(found.results)
+            done = len(comparison.results)
             raise InterruptedRunError(f"stopped; {done} of {done + missing} cells are done, and they are above")
     elif lose:
-        losses = [dict(row) for row in found.losses]
+        losses = [dict(row) for row in comparison.losses]
         options.show({"event": "losses", "losses": losses, **told}, loss_lines(losses), as_json=json)
     else:
-        compared = comparison_json(found.before, found.after)
-        lines = comparison_lines(found.before, found.after)
+        compared = comparison_json(comparison.before, comparison.after)
+        lines = comparison_lines(comparison.before, comparison.after)
         options.show({"event": "what-if", **compared, **told}, lines, as_json=json)
 
 
@@ -151,7 +151,7 @@ def _models(add: list[str], like: list[str]) -> list[str]:
 
 
 def _show_sweep(
-    found: Comparison,
+    comparison: Comparison,
     is_complete: Mapping[str, bool],
     told: Mapping[str, object],
     *,
@@ -162,9 +162,9 @@ def _show_sweep(
     from coordinator.api.prediction_text import sweep_csv, sweep_lines, write_plot
     from ringtune.storage.durable import write_durably
 
-    axes, before, rows = found.axes, found.before, [dict(row) for row in found.cells]
+    axes, before, rows = comparison.axes, comparison.before, [dict(row) for row in comparison.cells]
     value = {"before": before.to_json(), "axes": {axis.key: list(axis.values) for axis in axes}, "cells": rows}
-    lines = sweep_lines(axes, before, found.results)
+    lines = sweep_lines(axes, before, comparison.results)
     options.show({"event": "sweep", **is_complete, **value, **told}, lines, as_json=json)
     if csv is not None:
         write_durably(csv, sweep_csv(axes, rows).encode())
@@ -172,4 +172,4 @@ def _show_sweep(
         course = before.plan.course
         nodes = f"{len(before.plan.nodes)} nodes"
         title = f"{course.method.name}, {course.num_blocks} blocks, {nodes}: predicted training"
-        write_plot(plot, axes, before.prediction.wall_s, found.results, title=title)
+        write_plot(plot, axes, before.prediction.wall_s, comparison.results, title=title)

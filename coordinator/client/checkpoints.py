@@ -27,13 +27,12 @@ from coordinator.run.run_text import is_settled
 from ringtune.errors import IntegrityError, JobError, PlanError, UsageError
 from ringtune.job.job import Job, parse_job
 from ringtune.models.result_files import BEST_FOLDER, RESULT_FOLDERS
-from ringtune.run_control.checkpoint import KEPT, CheckpointManifest, Resume
+from ringtune.run_control.checkpoint import KEPT, CheckpointManifest, Resume, of_one_course
 from ringtune.run_control.continuation import (
     LENGTH_KEYS,
     Length,
     changed_keys,
     describe_changes,
-    digests,
     equal_keys,
     longer,
     num_steps_of,
@@ -97,8 +96,8 @@ class BestFolder:
 
     def prune_before_best(self, manifests: Iterable[CheckpointManifest]) -> None:
         """Drop results older than the best ones of these checkpoints."""
-        found = [one.evaluations.best_step for one in manifests if one.evaluations.best is not None]
-        self._drop(step for step in self.steps() if found and step < min(found))
+        best_steps = [manifest.evaluations.best_step for manifest in manifests if manifest.evaluations.best is not None]
+        self._drop(step for step in self.steps() if best_steps and step < min(best_steps))
 
     def _drop(self, steps: Iterable[int]) -> None:
         for step in steps:
@@ -109,15 +108,15 @@ def with_best(
     run_folder: Path, manifests: Iterable[CheckpointManifest]
 ) -> tuple[tuple[CheckpointManifest, ...], tuple[str, ...]]:
     """Return the checkpoints with a complete best result, and the problems of the others."""
-    best, found, problems = BestFolder(run_folder), list[CheckpointManifest](), list[str]()
+    best, usable, problems = BestFolder(run_folder), list[CheckpointManifest](), list[str]()
     for manifest in manifests:
         known = manifest.evaluations
         if known.best is None or best.has(known.best_step):
-            found.append(manifest)
+            usable.append(manifest)
         else:
             lacks = f"{run_folder / BEST_FOLDER / str(known.best_step)}, the best result until then, is not there"
             problems.append(f"{manifest.name} can't be used: {lacks}")
-    return tuple(found), tuple(problems)
+    return tuple(usable), tuple(problems)
 
 
 def _copy_durably(source: str, target: str) -> None:
@@ -149,8 +148,8 @@ class RunCheckpoints:
         """List the steps with a manifest, newest first."""
         if not self._folder.is_dir():
             return ()
-        found = (_NAME.fullmatch(entry.name) for entry in self._folder.iterdir())
-        return tuple(sorted((int(match[1]) for match in found if match), reverse=True))
+        matches = (_NAME.fullmatch(entry.name) for entry in self._folder.iterdir())
+        return tuple(sorted((int(match[1]) for match in matches if match), reverse=True))
 
     def add(self, manifest: CheckpointManifest) -> None:
         """Write a manifest, which completes the checkpoint; then drop all but the ``KEPT`` newest."""
@@ -161,7 +160,7 @@ class RunCheckpoints:
 
     def read(self) -> tuple[tuple[CheckpointManifest, ...], tuple[str, ...]]:
         """Return the readable manifests, newest first, and the problems of the others."""
-        found, damaged = [], []
+        readable, damaged = [], []
         for step in self.steps():
             try:
                 if not is_plain_file(self.path(step)):
@@ -169,10 +168,10 @@ class RunCheckpoints:
                 manifest = CheckpointManifest.parse(self.path(step).read_text(encoding="utf-8", errors="replace"))
                 if manifest.step != step:
                     raise IntegrityError(f"it is of step {manifest.step}")
-                found.append(manifest)
+                readable.append(manifest)
             except (OSError, IntegrityError) as error:
                 damaged.append(f"{self.path(step)} can't be used: {error}")
-        return tuple(found), tuple(damaged)
+        return tuple(readable), tuple(damaged)
 
     def lengths(self) -> tuple[Length, ...]:
         """List the former lengths of a run that was made longer, oldest first.
@@ -234,23 +233,24 @@ def find_resume(run_folder: Path, job: Job, note: Callable[[str], None]) -> Resu
             )
         note(f"{run_folder} has no complete checkpoint yet: the run starts from the beginning")
         return None
-    found = _read_plan(run_folder / "plan.json")
-    plan = plan_of_checkpoint(job, with_state_where_asked(found, job), [manifests[0].plan_digest], lengths)
-    if plan.course.left_out != found.course.left_out:
-        out = [owner.node for owner in plan.course.owners if found.course.owner(owner.node) is None]
-        back = [owner.node for owner in found.course.owners if plan.course.owner(owner.node) is None]
+    stored = _read_plan(run_folder / "plan.json")
+    plan = plan_of_checkpoint(job, with_state_where_asked(stored, job), [manifests[0].plan_digest], lengths)
+    if plan.course.left_out != stored.course.left_out:
+        out = [owner.node for owner in plan.course.owners if stored.course.owner(owner.node) is None]
+        back = [owner.node for owner in stored.course.owners if plan.course.owner(owner.node) is None]
         if out:
             rows = f"the rows of {', '.join(out)} were left out: they are needed again"
             note(f"the newest checkpoint is from before {rows}")
         if back:
             note(f"the newest checkpoint is from before {', '.join(back)} came back")
     if plan.course.left_out:  # from before an owner was left out or came back only the newest one is used
-        known = set[str]().union(*digests(job, plan, lengths).values())
-        usable = tuple(one for one in manifests if one.plan_digest in known or one is manifests[0])
-        for one in manifests[len(usable) :]:
-            note(f"the checkpoint of step {one.step} is from before an owner was lost or came back, so it is not used")
+        usable = of_one_course(job, plan, manifests, lengths)
+        for older in manifests[len(usable) :]:
+            note(
+                f"the checkpoint of step {older.step} is from before an owner was lost or came back, so it is not used"
+            )
         manifests = usable
-    if plan.placements != found.placements:
+    if plan.placements != stored.placements:
         where = "on the disks of the nodes" if job.keeps_state_on_disk else "in memory"
         note(f"optimizer state of groups that rest is {where} from here on (hift.state); the result is the same")
     if lengths and num_steps_of(job, plan) != plan.course.num_steps:

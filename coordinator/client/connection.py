@@ -111,9 +111,9 @@ class Connection:
             from ringtune.transport.identity import read_identity
 
             with contextlib.suppress(TrustError):
-                found = read_identity(self._trust, time.time())
-                if found.facts.ends_unix_s > speaker.identity.facts.ends_unix_s:
-                    speaker.identity = found
+                identity = read_identity(self._trust, time.time())
+                if identity.facts.ends_unix_s > speaker.identity.facts.ends_unix_s:
+                    speaker.identity = identity
 
     def heard(self, events: Iterable[control_pb2.RunEvent]) -> Iterator[control_pb2.RunEvent]:
         """Pass events on, which may take days; renew this user's certificate meanwhile, as commands do, at times."""

@@ -33,7 +33,6 @@ from coordinator.client.run_folder import (
     OF_COMMAND,
     WRITTEN,
     RunFolder,
-    claim_run_folder,
     files_of_run,
     is_as_written,
     lock_of,
@@ -87,7 +86,7 @@ def fetched_folder(
         StorageError: the folder can't be used, or there is no room; the former files are unchanged.
     """
     is_new = not out.exists()
-    claim_run_folder(out)
+    claim(out, KIND)
     with lock_of(out):
         before = tuple(name for name in files_of_run(out) if name != FETCHING)
         coming = out / FETCHING
@@ -203,13 +202,13 @@ def only_run(records: Mapping[str, RunRecord], may: Callable[[RunRecord], bool],
 
     Raises ``UsageError``: there is none, or more than one.
     """
-    found = [record for run_id, record in records.items() if may(record) and resumed_by(records, run_id) is None]
-    if not found:
+    last_runs = [record for run_id, record in records.items() if may(record) and resumed_by(records, run_id) is None]
+    if not last_runs:
         raise UsageError(f"there is no {what} at this coordinator; 'ringtune runs' lists its runs")
-    if len(found) > 1:
-        names = ", ".join(record.run_id for record in found)
+    if len(last_runs) > 1:
+        names = ", ".join(record.run_id for record in last_runs)
         raise UsageError(f"there is more than one {what} at this coordinator: {names}; name one")
-    return found[0]
+    return last_runs[0]
 
 
 def kept_record(client: Connection, run_id: str) -> RunRecord:

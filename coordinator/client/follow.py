@@ -302,8 +302,8 @@ def show_events(client: Connection, run_id: str, *, follow: bool, progress: Prog
                 ShownEvents(progress, outcome)(event)
         is_over = outcome is not None and (outcome.is_done or outcome.error is not None)
         records = {} if is_over or not follow else client.records()
-        found = resumed_by(records, after)
-        after = found.run_id if found is not None else ""
+        resuming = resumed_by(records, after)
+        after = resuming.run_id if resuming is not None else ""
     if outcome is not None and outcome.error is not None:
         progress.note(f"the run ended: {outcome.error}")
     return outcome

@@ -83,29 +83,37 @@ def model_folder(path: str, *, cache: Path | None = None, own: Path | None = Non
         ConnectionFailedError: the caches lack it, and it can't be fetched.
         ModelError, IntegrityError: a GGUF file that can't be trained.
     """
-    wanted = hub_id(path)
-    if wanted is None or Path(path).exists():
+    hub_model = hub_id(path)
+    if hub_model is None or Path(path).exists():
         return folder_of_gguf(Path(path))
     cache = cache or hub_cache(os.environ)
     own = own or user_cache_path("ringtune") / "hub"
-    found = cached_folder(wanted, cache) or cached_folder(wanted, own)
-    problem = "" if found else (fetch or _fetch_in_process)(wanted, own)
-    found = found or cached_folder(wanted, own)
-    if found is None:
+    folder = cached_folder(hub_model, cache) or cached_folder(hub_model, own)
+    problem = "" if folder else (fetch or _fetch_in_process)(hub_model, own)
+    folder = folder or cached_folder(hub_model, own)
+    if folder is None:
         problem = problem or "the hub has no config.json and .safetensors of it"
-        revision = f" --revision {wanted.revision}" if str(wanted) != wanted.repository else ""
+        revision = f" --revision {hub_model.revision}" if str(hub_model) != hub_model.repository else ""
         raise ConnectionFailedError(
-            f"model.path = '{wanted}' is no folder here, the Hugging Face cache {cache} lacks it, and it can't be "
-            f"fetched ({problem}); where there is a network: hf download {wanted.repository}{revision}, or name a "
+            f"model.path = '{hub_model}' is no folder here, the Hugging Face cache {cache} lacks it, and it can't be "
+            f"fetched ({problem}); where there is a network: hf download {hub_model.repository}{revision}, or name a "
             "folder"
         )
-    return found.absolute()
+    return folder.absolute()
 
 
-def _fetch_in_process(wanted: HubId, cache: Path) -> str:
-    command = [sys.executable, "-P", "-m", "coordinator.client.hub", wanted.repository, wanted.revision, str(cache)]
+def _fetch_in_process(hub_model: HubId, cache: Path) -> str:
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "coordinator.client.hub",
+        hub_model.repository,
+        hub_model.revision,
+        str(cache),
+    ]
     try:
-        with WaitNotice(f"fetching the model {wanted} from its hub into {cache}"):
+        with WaitNotice(f"fetching the model {hub_model} from its hub into {cache}"):
             done = subprocess.run(  # noqa: S603 - our own module
                 command, capture_output=True, text=True, timeout=FETCH_S, check=False, stdin=subprocess.DEVNULL
             )
@@ -161,11 +169,11 @@ class HubFile:
         """Whether the file is at a path, with size and digest."""
         if not path.is_file() or path.stat().st_size != self.size_bytes:
             return False
-        found = self.hasher()
+        hasher = self.hasher()
         with path.open("rb") as file:
             while data := file.read(_CHUNK_BYTES):
-                found.update(data)
-        return bool(found.hexdigest() == self.digest)
+                hasher.update(data)
+        return bool(hasher.hexdigest() == self.digest)
 
 
 def wanted_files(siblings: Iterable[Any]) -> tuple[HubFile, ...]:
@@ -173,7 +181,7 @@ def wanted_files(siblings: Iterable[Any]) -> tuple[HubFile, ...]:
 
     Raises ``IntegrityError``: a chosen file has no size or digest.
     """
-    found = []
+    hub_files = []
     for entry in siblings:
         name = entry.rfilename
         is_known = _NAME.fullmatch(name) and any(fnmatch.fnmatchcase(name, pattern) for pattern in FILES)
@@ -183,11 +191,11 @@ def wanted_files(siblings: Iterable[Any]) -> tuple[HubFile, ...]:
         kind = _SHA256 if entry.lfs else _SHA1
         if not isinstance(entry.size, int) or entry.size < 0 or not kind.fullmatch(digest):
             raise IntegrityError(f"the hub tells no size and digest of {name}; name a folder that has the model")
-        found.append(HubFile(name, entry.size, digest))
-    return tuple(sorted(found, key=lambda file: file.name))
+        hub_files.append(HubFile(name, entry.size, digest))
+    return tuple(sorted(hub_files, key=lambda file: file.name))
 
 
-def store(wanted: HubId, commit: str, files: Sequence[HubFile], cache: Path, get: Get) -> Path:
+def store(hub_model: HubId, commit: str, files: Sequence[HubFile], cache: Path, get: Get) -> Path:
     """Fetch files into the cache; return the folder of the snapshot.
 
     Raises:
@@ -195,12 +203,12 @@ def store(wanted: HubId, commit: str, files: Sequence[HubFile], cache: Path, get
         DeadlineError: a file arrived too slowly.
         BusyError: another process fetches the model.
     """
-    if not COMMIT.fullmatch(commit) or (COMMIT.fullmatch(wanted.revision) and commit != wanted.revision):
-        raise IntegrityError(f"the hub answers with commit {commit[:60]!r} for {wanted}")
-    place = place_of(wanted, cache)
+    if not COMMIT.fullmatch(commit) or (COMMIT.fullmatch(hub_model.revision) and commit != hub_model.revision):
+        raise IntegrityError(f"the hub answers with commit {commit[:60]!r} for {hub_model}")
+    place = place_of(hub_model, cache)
     folder, coming = place / "snapshots" / commit, place / "fetching" / commit
     _make_folders(coming, files)
-    busy = f"{{holder}} fetches {wanted} into {place}; wait for its end"
+    busy = f"{{holder}} fetches {hub_model} into {place}; wait for its end"
     with FileLock(place / "lock", busy=busy):
         for file in files:
             if not file.is_at(folder / file.name) and not file.is_at(coming / file.name):
@@ -209,7 +217,7 @@ def store(wanted: HubId, commit: str, files: Sequence[HubFile], cache: Path, get
         for file in files:
             if not file.is_at(folder / file.name):
                 rename_durably(coming / file.name, folder / file.name)
-        write_durably(place / "refs" / wanted.revision, commit.encode())
+        write_durably(place / "refs" / hub_model.revision, commit.encode())
         with contextlib.suppress(OSError):
             for part in sorted({coming, *((coming / file.name).parent for file in files)}, reverse=True):
                 part.rmdir()
@@ -274,8 +282,8 @@ def _told(error: Exception) -> str:
 
 def _fetch_from_hub(repository: str, revision: str, cache: Path) -> None:
     library: Any = importlib.import_module("huggingface_hub")
-    wanted = hub_id(f"{repository}@{revision}")
-    if wanted is None:
+    hub_model = hub_id(f"{repository}@{revision}")
+    if hub_model is None:
         raise UsageError(f"{repository}@{revision} is no OWNER/NAME@REVISION")
     info = library.HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=ANSWER_S)
     commit = str(info.sha)
@@ -288,7 +296,7 @@ def _fetch_from_hub(repository: str, revision: str, cache: Path) -> None:
             answer.raise_for_status()
             yield answer.iter_content(MIN_BYTES)
 
-    store(wanted, commit, wanted_files(info.siblings or ()), cache, get)
+    store(hub_model, commit, wanted_files(info.siblings or ()), cache, get)
 
 
 if __name__ == "__main__":

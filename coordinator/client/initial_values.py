@@ -31,8 +31,8 @@ def with_initial_digest(job: Job, run: Path | None = None) -> Job:
         return job
     began = load_job(run / "job.toml").adapter if run is not None and (run / "job.toml").is_file() else job.adapter
     is_same = began.from_ == job.adapter.from_
-    found: Job = with_digest(job, (is_same and began.sha256) or initial_values(job, unpickled).sha256())
-    return found
+    changed: Job = with_digest(job, (is_same and began.sha256) or initial_values(job, unpickled).sha256())
+    return changed
 
 
 def initial_file(job: Job, run: Path | None) -> Pieces | None:
@@ -68,13 +68,13 @@ def _unpickled(path: Path, _: int) -> Pieces:
         target = Path(folder) / INITIAL_FILE
         command = [sys.executable, "-P", "-m", "edge.model.pickled", str(path), str(target)]
         try:
-            found = subprocess.run(command, capture_output=True, text=True, timeout=_READ_S, check=False)  # noqa: S603 - our own module
+            reader = subprocess.run(command, capture_output=True, text=True, timeout=_READ_S, check=False)  # noqa: S603 - our own module
         except subprocess.TimeoutExpired as error:
             raise InvalidInputError(
                 f"{path} was not read within {_READ_S:g} s; save it with use_safetensors=True"
             ) from error
-        if found.returncode:
-            reason = (found.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+        if reader.returncode:
+            reason = (reader.stderr.strip().splitlines() or ["it ended without a word"])[-1]
             raise InvalidInputError(
                 f"{path} can't be read: {reason.removeprefix('error: ')}; save the adapter with use_safetensors=True"
             )

@@ -53,8 +53,8 @@ class RunParts:
     def stops(self) -> tuple[int, ...]:
         """List the steps from which the run was resumed, ascending; none if it never was, or the file is damaged."""
         try:
-            found = read_json(self._folder / _STOPS)
-            return tuple(sorted({int(step) for step in found}))
+            steps = read_json(self._folder / _STOPS)
+            return tuple(sorted({int(step) for step in steps}))
         except (OSError, ValueError, TypeError):
             return ()
 
@@ -191,14 +191,14 @@ def require_tensorboard(name: str) -> None:
 def scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield (name, value) of each number for TensorBoard in a line of metrics."""
     if is_step(line):
-        found, prefix, names = line, "train", _OF_STEP
+        figures, prefix, names = line, "train", _OF_STEP
         yield "train/sent_bytes", float(sum(line.get("bytes", {}).values()))
     elif line.get("kind") == "evaluation":
-        found, prefix, names = line, "eval", _OF_EVALUATION
+        figures, prefix, names = line, "eval", _OF_EVALUATION
     else:
         return
     for name in names:
-        value = found.get(name)
+        value = figures.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool):
             yield f"{prefix}/{name}", float(value)
 

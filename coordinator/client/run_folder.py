@@ -46,12 +46,11 @@ from coordinator.client.run_files import NAME as TABLES
 from coordinator.client.run_files import PART, TENSORBOARD, RunParts, TablesFile
 from coordinator.client.saved_run import PLACE, require_kinds
 from coordinator.run.run_text import is_step
-from ringtune.errors import IntegrityError, JobError, RingTuneError, StorageError, UsageError
-from ringtune.job.job import Job, load_job, parse_job, read_job_text
+from ringtune.errors import IntegrityError, JobError, StorageError, UsageError
+from ringtune.job.job import Job, parse_job, read_job_text
 from ringtune.models.result_files import BEST_FOLDER, RESULT_FOLDERS
 from ringtune.run_control.checkpoint import CheckpointManifest
 from ringtune.run_control.continuation import LENGTH_KEYS, Length, changed_keys
-from ringtune.schedule.plan import Plan
 from ringtune.storage.chunks import CHUNK_BYTES, FileJoiner
 from ringtune.storage.durable import (
     LOCK,
@@ -60,7 +59,6 @@ from ringtune.storage.durable import (
     is_claimed,
     is_plain_file,
     make_folder,
-    mark,
     marker,
     put_aside,
     rename_durably,
@@ -147,15 +145,15 @@ class RunFolder:
             StorageError: the path is no folder, or none can be made.
         """
         self._is_new = not self.path.exists()
-        claim_run_folder(self.path)
+        claim(self.path, KIND)
         with contextlib.ExitStack() as undo:
             undo.enter_context(lock_of(self.path))
             undo.callback(self._let_go)
             if not self._resume:
-                own = files_of_run(self.path)
-                require_no_run(self.path, own, replace=self._replace)
-                if holds_run(own) or self._replace:
-                    self.replaced = put_run_aside(self.path, own)
+                present = files_of_run(self.path)
+                require_no_run(self.path, present, replace=self._replace)
+                if holds_run(present) or self._replace:
+                    self.replaced = put_run_aside(self.path, present)
             self._undo = undo.pop_all()
         return self
 
@@ -372,7 +370,7 @@ def is_as_written(file: Path, written: list[int] | None, now: Iterable[Path]) ->
         with file.open("rb") as begin, new.open("rb") as whole:
             return all(piece == whole.read(len(piece)) for piece in iter(lambda: begin.read(CHUNK_BYTES), b""))
 
-    return _state(file) == written or any(is_plain_file(one) and begins_with_it(one) for one in now)
+    return _state(file) == written or any(is_plain_file(path) and begins_with_it(path) for path in now)
 
 
 def lock_of(folder: Path) -> FileLock:
@@ -392,48 +390,9 @@ def locked_for_resume(folder: Path) -> Iterator[None]:
     if not folder.is_dir():  # whoever reads it says so
         yield
         return
-    require_run_folder(folder)
+    require_free(folder, KIND)
     with lock_of(folder):
         yield
-
-
-def claim_run_folder(folder: Path) -> None:
-    """Mark a folder as that of a run; see ``require_run_folder``.
-
-    Raises:
-        UsageError: it has other files.
-        StorageError: it can't be made.
-    """
-    require_run_folder(folder)
-    if folder.exists() and _is_of_earlier_version(folder):
-        mark(folder, KIND)
-    claim(folder, KIND)
-
-
-def require_run_folder(folder: Path) -> None:
-    """Refuse a folder that is not empty and has neither the marker nor a run of an earlier version.
-
-    Writes nothing. Earlier versions wrote no marker; their run is known by readable job, plan and metrics.
-
-    Raises:
-        UsageError: it has other files.
-        StorageError: the path is no folder.
-    """
-    if not _is_of_earlier_version(folder):
-        require_free(folder, KIND)
-
-
-def _is_of_earlier_version(folder: Path) -> bool:
-    """Whether a folder without a marker has job, plan and a line of metrics that can be parsed."""
-    if is_claimed(folder, KIND) or not (folder / METRICS).is_file():
-        return False
-    try:
-        load_job(folder / _JOB)
-        Plan.from_json(read_json(folder / _PLAN))
-        with (folder / METRICS).open(encoding="utf-8") as file:
-            return "step" in parse_json(file.readline())
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, RingTuneError):
-        return False
 
 
 def remove_unused_folder(folder: Path) -> None:

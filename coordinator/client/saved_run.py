@@ -128,8 +128,8 @@ def read_run(folder: Path, *, needs_result: bool = True) -> SavedRun:
     plan = Plan.from_json(read_run_file(folder / "plan.json"))
     result, users = result_of(job), plan.course.user_sets
     results = {of_user(user): result_of_user(job, user) for user in users} or {result.folder: result}
-    for place, wanted in results.items() if needs_result else ():
-        if lacking := wanted.missing_in(folder / place):
+    for place, expected in results.items() if needs_result else ():
+        if lacking := expected.missing_in(folder / place):
             raise InvalidInputError(f"{folder} has no {place}: {place}/{lacking} is missing; {_resume_hint(folder)}")
     return SavedRun(
         folder=folder,

@@ -260,7 +260,7 @@ class Client(Connection):
             InterruptedRunError: Ctrl-C.
             RingTuneError: the measurement failed.
         """
-        asked = control_pb2.MeasureRequest(
+        message = control_pb2.MeasureRequest(
             job_toml=request.job.to_toml(),
             num_nodes=request.num_nodes,
             join_s=request.join_s,
@@ -269,10 +269,10 @@ class Client(Connection):
             one_by_one=request.one_by_one,
         )
         outcome = Outcome(request.job)
-        found = self._follow(self._stub.Measure(asked), outcome, ShownEvents(progress, outcome)).profile
-        if found is None:
+        profile = self._follow(self._stub.Measure(message), outcome, ShownEvents(progress, outcome)).profile
+        if profile is None:
             raise IntegrityError("the coordinator sent no profile; use one version on all machines")
-        return found
+        return profile
 
     def rehearse(self, job: Job, profile: Profile, *, progress: Progress, num_nodes: int, join_s: float) -> Profile:
         """Train some steps of a job without keeping the result; return the corrected profile.

@@ -45,7 +45,8 @@ from ringtune.schedule.course import FrozenWeights
 from ringtune.schedule.lowering import links
 from ringtune.schedule.migration import stay_reason
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.saved_activations import VELORA
+from ringtune.techniques import TECHNIQUES
+from ringtune.techniques.base import WireNeed
 from ringtune.v1 import control_pb2
 
 
@@ -81,26 +82,20 @@ def wire_problem(
     """
     is_full = plan.course.method.full_parameters
     can_move = len(plan.nodes) > 1 and not stay_reason(plan.course)
-    needs = {
-        ("adapter.from", 1): bool(plan.course.initial),
-        ("copies of checkpoints", 1): is_full and any(one.copies for one in plan.placements),
-        ("who may fetch in moves and recoveries", 1): can_move,
-        ("train.keep_best", 1): job.keeps_best_on_disk,
-        ("blocks and heads from other disks", 1): names_heads,
-        ("recovery.copies as a number", 2): any(one.num_copies for one in plan.placements),
-        ("[audit]", 5): bool(job.audit_share),
-        ("[audit] with VeLoRA", 7): bool(job.audit_share) and plan.course.velora is not None,
-        ("[audit] with helpers", 8): bool(job.audit_share) and any(one.helpers for one in plan.placements),
-        ("[audit] with offload.pairs = 'velora'", 9): bool(job.audit_share)
-        and plan.course.helper_settings.pairs == VELORA,
-        ("adapters of each user, whose owners may be left out", 8): bool(plan.course.user_sets)
-        and job.recovery.owners == "skip",
-        ("[generation]", 6): plan.course.generation is not None,
-        ("owners that come back", 2): takes_back or any(one.back is not None for one in plan.course.left_out),
-    }
+    returns = takes_back or any(owner.back is not None for owner in plan.course.left_out)
+    parts = [
+        WireNeed("copies of checkpoints", 1, is_full and any(placement.copies for placement in plan.placements)),
+        WireNeed("who may fetch in moves and recoveries", 1, can_move),
+        WireNeed("train.keep_best", 1, job.keeps_best_on_disk),
+        WireNeed("blocks and heads from other disks", 1, names_heads),
+        WireNeed("recovery.copies as a number", 2, any(placement.num_copies for placement in plan.placements)),
+        WireNeed("owners that come back", 2, returns),
+        *(need for technique in TECHNIQUES for need in technique.wire_needs(job, plan)),
+    ]
+    needs = [need for need in parts if need.is_used]
     oldest = min(wires.values(), default=0)
-    what = [key for (key, number), is_used in needs.items() if is_used and number > oldest]
-    least = max((number for (_, number), is_used in needs.items() if is_used), default=0)
+    what = [need.what for need in needs if need.number > oldest]
+    least = max((need.number for need in needs), default=0)
     old = sorted(node for node in wires if wires[node] < least)
     if not old:
         return ""

@@ -230,15 +230,12 @@ class RunRecorder:
     def log(self, command: Logged) -> None:
         """Record a log command, and send it to the submitter."""
         match command:
-            case rd.LogStep(turn, seq, step, depth, values):
-                ended_unix_s = self._ends_unix_s.pop(seq)
-                progress = self.ledger.step_done(turn, seq, step, depth, dict(values), ended_unix_s)
+            case rd.LogStep():
+                self.ledger.step_done(command, self._ends_unix_s.pop(command.seq))
                 if not self.plan.goes_back:  # else it was shown when it was done
-                    self._send(step_json=progress)
-            case rd.ShowStep(turn, seq, step, depth, values):
-                done = {"seq": seq, "num_steps": self.plan.course.num_steps}
-                line = self.ledger.line_of(turn, seq, step, depth, dict(values))
-                self._send(step_json=done | line)
+                    self._send(step_json=self.ledger.progress_of(command))
+            case rd.ShowStep():
+                self._send(step_json=self.ledger.progress_of(command))
             case rd.LogTurn(turn):
                 self._recorded.turn_done(turn)
                 if self.pace is not None:

@@ -27,7 +27,7 @@ from ringtune.errors import IntegrityError, PlanError
 from ringtune.job.job import Job
 from ringtune.machine.resources import busy_text
 from ringtune.run_control.evaluation import class_figures, entity_figures, number_figures, table_of
-from ringtune.run_control.events import LogMove
+from ringtune.run_control.events import LogMove, LogStep, ShowStep
 from ringtune.run_control.turns import Judge
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.plan import Plan
@@ -246,20 +246,21 @@ class RunLedger:
 
     # ---- what the state machine logs --------------------------------------------------------------
 
-    def step_done(
-        self, turn: Turn, seq: int, step: int, depth: int, values: Mapping[str, float], ended_unix_s: float
-    ) -> dict[str, Any]:
-        """Note a finished item; return its progress event."""
-        line = self.line_of(turn, seq, step, depth, values)
-        self._ends_unix_s[seq] = ended_unix_s
-        if turn.kind is StepKind.TRAIN:
-            self._lines[seq] = line
+    def step_done(self, done: LogStep, ended_unix_s: float) -> None:
+        """Note a finished item."""
+        self._ends_unix_s[done.seq] = ended_unix_s
+        if done.turn.kind is StepKind.TRAIN:
+            self._lines[done.seq] = line = self._line_of(done)
             self._steps_done += 1
             self._last.take(line)
-        return {"seq": seq, "num_steps": self._plan.course.num_steps, **line}
 
-    def line_of(self, turn: Turn, seq: int, step: int, depth: int, values: Mapping[str, float]) -> dict[str, Any]:
-        """Make the line of an item without noting it."""
+    def progress_of(self, done: LogStep | ShowStep) -> dict[str, Any]:
+        """Make the progress event of a finished item."""
+        return {"seq": done.seq, "num_steps": self._plan.course.num_steps, **self._line_of(done)}
+
+    def _line_of(self, done: LogStep | ShowStep) -> dict[str, Any]:
+        turn, seq, step, depth, _ = done
+        values = dict(done.values)
         is_step, course = turn.kind is StepKind.TRAIN, self._plan.course
         line: dict[str, Any] = {
             "kind": turn.kind.value,

@@ -151,7 +151,10 @@ def _run_json(run: control_pb2.RunStatus) -> dict[str, Any]:
         "phase_s": round(run.phase_s, 3),
         "run_s": round(run.run_s, 3),
         **{name: _known(run, name) for name in _OPTIONAL},
-        "helpers": [{"node": one.node, "host": one.host, "start": one.start, "stop": one.stop} for one in run.helpers],
+        "helpers": [
+            {"node": helper.node, "host": helper.host, "start": helper.start, "stop": helper.stop}
+            for helper in run.helpers
+        ],
         "awaited": {"nodes": [*run.awaited], "why": run.awaited_why, "seconds": round(run.awaited_s, 3)}
         if run.awaited_why
         else None,
@@ -179,8 +182,8 @@ def _run_lines(run: control_pb2.RunStatus) -> list[str]:
             f"waits for node {', '.join(run.awaited)}, {format_seconds(run.awaited_s)} more: {run.awaited_why}; "
             "start it again with its name and its data, or stop the run and --resume it later"
         )
-    for one in run.helpers:
-        lines.append(f"{one.node} fits the adapters of {one.host}'s blocks [{one.start}, {one.stop})")
+    for helper in run.helpers:
+        lines.append(f"{helper.node} fits the adapters of {helper.host}'s blocks [{helper.start}, {helper.stop})")
     if run.message:
         lines.append(f"error: {printable(run.message)}")
     return lines

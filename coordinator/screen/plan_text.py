@@ -117,9 +117,9 @@ def _turns(plan: Plan) -> str:
 def _moves(plan: Plan) -> list[str]:
     """Describe every placement after the first, with its step."""
     lines = []
-    for one in plan.placements[1:]:
-        hosts = ", ".join(f"{piece.node} {piece.text}" for piece in one.hosts)
-        lines.append(f"placement {one.placement_number} after step {first_step(plan.course, one)}: {hosts}")
+    for placement in plan.placements[1:]:
+        hosts = ", ".join(f"{piece.node} {piece.text}" for piece in placement.hosts)
+        lines.append(f"placement {placement.placement_number} after step {first_step(plan.course, placement)}: {hosts}")
     return lines
 
 
@@ -153,7 +153,7 @@ def _privacy(plan: Plan) -> str:
         said = f"owners run blocks [0, {private}) themselves; later hidden states travel to the other nodes"
         return said + _seen_by_helpers(plan)
     with_adapters = " with adapters," if course.method.full_parameters else ""
-    first = list(dict.fromkeys(piece.node for one in plan.placements for piece in one.stages[0]))
+    first = list(dict.fromkeys(piece.node for placement in plan.placements for piece in placement.stages[0]))
     return (
         f"privacy: {_named(first)} can reconstruct the input text from the embeddings it receives;{with_adapters} "
         f"set privacy.private_blocks to make that harder{_seen_by_helpers(plan)}"
@@ -166,7 +166,10 @@ def _named(nodes: Sequence[str]) -> str:
 
 def _readers_of_inputs(plan: Plan) -> list[str]:
     """Return the hosts that get inputs of blocks, which are what has no gradient (``Course.entering``)."""
-    course, pieces = plan.course, (piece for one in plan.placements for stage in one.stages for piece in stage)
+    course, pieces = (
+        plan.course,
+        (piece for placement in plan.placements for stage in placement.stages for piece in stage),
+    )
     return list(
         dict.fromkeys(piece.node for piece in pieces if course.width(piece.start) > course.returning[piece.start])
     )
@@ -177,7 +180,7 @@ def _seen_by_helpers(plan: Plan) -> str:
     helpers = plan.placement.joined_helpers()
     if not helpers:
         return ""
-    seen = ", ".join(f"{one.node} of {one.text}" for one in helpers)
+    seen = ", ".join(f"{helper.node} of {helper.text}" for helper in helpers)
     lowest = "" if helpers[0].start else f"; {helpers[0].node} can tell the tokens from those of block 0"
     return f"; helpers see the hidden states inside the blocks that they help with: {seen}{lowest}"
 

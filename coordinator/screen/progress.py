@@ -178,25 +178,20 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
     if any("device_bytes" in totals for totals in report["nodes"].values()):
         lines.append("  (on a GPU, needs are of its memory with CUDA's context, its peak is of tensors without it)")
     lines += [report["busy"]] if report.get("busy") else []
-    if audit := report.get("audit"):
-        lines.append(
-            f"audit: {audit['checked']} of {audit['drawn']} drawn micro-batches repeated by other hosts, "
-            f"{audit['disagreed']} with another result; turns waited {format_seconds(audit['seconds'])} for it"
-        )
     lines += [line for technique in TECHNIQUES for line in technique.report_lines(report)]
     return [*lines, *_result_lines(report)]
 
 
 def _result_lines(report: Mapping[str, Any]) -> list[str]:
     """Describe the figures and the step of the result, and a rise of the loss."""
-    found, best = report["eval"], report.get("best")
-    lines = [figures_text(found), *class_lines(found)] if found["count"] else []
-    if best and found.get("step") == best["step"]:
+    figures, best = report["eval"], report.get("best")
+    lines = [figures_text(figures), *class_lines(figures)] if figures["count"] else []
+    if best and figures.get("step") == best["step"]:
         lines[:1] = [f"the result is that of step {best['step']}, the best evaluation: {lines[0]}"]
     elif best:  # its figures are known to an earlier part of the run, which this one resumes
         lines.append(f"the result is that of step {best['step']}, the best evaluation: {best_text(best)}")
-    last = (report.get("evaluations") or [found])[-1]
-    if "macro_f1" in last and "macro_f1" not in found:
+    last = (report.get("evaluations") or [figures])[-1]
+    if "macro_f1" in last and "macro_f1" not in figures:
         lines.append("classes were counted after the last step only, not for this result; ringtune eval counts them")
     if report.get("risen"):
         lines.append(report["risen"])

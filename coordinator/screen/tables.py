@@ -29,25 +29,25 @@ _MAX_ROWS: Final = 30
 _MAX_COLUMNS: Final = 8
 
 
-def class_lines(found: Mapping[str, Any]) -> list[str]:
+def class_lines(figures: Mapping[str, Any]) -> list[str]:
     """Write the tables of classes or tags, and of entities, of an evaluation; empty without counts."""
-    return [*_class_table(found), *_entity_table(found)]
+    return [*_class_table(figures), *_entity_table(figures)]
 
 
-def _class_table(found: Mapping[str, Any]) -> list[str]:
+def _class_table(figures: Mapping[str, Any]) -> list[str]:
     """Write precision, recall, F1 and predicted counts of each class.
 
     Of more than 30 classes only those with the lowest F1 are written, of more than 8 no counts; ``report.json`` has
     all.
     """
-    classes, confusion = found.get("classes"), found.get("confusion")
+    classes, confusion = figures.get("classes"), figures.get("confusion")
     if not classes or not confusion:
         return []
     labels: list[str] = confusion["labels"]
     shown = sorted(classes, key=lambda label: (classes[label]["f1"], labels.index(label)))[:_MAX_ROWS]
     predicted = labels if len(labels) <= _MAX_COLUMNS else []
-    one, many, counted_as = ("tag", "tags", "words") if "words" in found else ("class", "classes", "rows")
-    titles = [one, counted_as, "precision", "recall", "F1", *(f"as {label}" for label in predicted)]
+    single, many, counted_as = ("tag", "tags", "words") if "words" in figures else ("class", "classes", "rows")
+    titles = [single, counted_as, "precision", "recall", "F1", *(f"as {label}" for label in predicted)]
     rows = [
         [
             label,
@@ -59,9 +59,9 @@ def _class_table(found: Mapping[str, Any]) -> list[str]:
     ]
     left = len(classes) - len(shown)
     more = [f"and {left} {many} with a higher F1; report.json has them"] if left else []
-    if "matthews" in found and "words" not in found:
-        more.append(f"Matthews correlation of true and predicted {many}: {found['matthews']:.4f}")
-    counted, rows_of_all = found.get("counted_rows"), found.get("count")
+    if "matthews" in figures and "words" not in figures:
+        more.append(f"Matthews correlation of true and predicted {many}: {figures['matthews']:.4f}")
+    counted, rows_of_all = figures.get("counted_rows"), figures.get("count")
     if counted != rows_of_all:
         more.append(
             f"{many} are counted on {counted:,} of {rows_of_all:,} {counted_as}: an owner of fewer than {MIN_ROWS} "
@@ -70,21 +70,21 @@ def _class_table(found: Mapping[str, Any]) -> list[str]:
     return [*(f"  {line}" for line in table_lines(titles, rows)), *more]
 
 
-def _entity_table(found: Mapping[str, Any]) -> list[str]:
+def _entity_table(figures: Mapping[str, Any]) -> list[str]:
     """Write precision, recall and F1 of each type of entities, and of all."""
-    types = found.get("entity_types")
+    types = figures.get("entity_types")
     if not types:
         return []
-    of_all = {name: found[f"entity_{name}"] for name in ("precision", "recall", "f1")}
-    whole = {**of_all, "entities": found["entities"], "predicted": sum(kind["predicted"] for kind in types.values())}
+    of_all = {name: figures[f"entity_{name}"] for name in ("precision", "recall", "f1")}
+    whole = {**of_all, "entities": figures["entities"], "predicted": sum(kind["predicted"] for kind in types.values())}
     shown = [*sorted(types.items(), key=lambda item: -item[1]["entities"])[:_MAX_ROWS], ("all", whole)]
     rows = [
         [
             name,
-            *(f"{figures[count]:,}" for count in ("entities", "predicted")),
-            *(f"{figures[share]:.4f}" for share in ("precision", "recall", "f1")),
+            *(f"{entry[count]:,}" for count in ("entities", "predicted")),
+            *(f"{entry[share]:.4f}" for share in ("precision", "recall", "f1")),
         ]
-        for name, figures in shown
+        for name, entry in shown
     ]
     titles = ["entity", "entities", "predicted", "precision", "recall", "F1"]
     return [f"  {line}" for line in table_lines(titles, rows)]

@@ -30,14 +30,14 @@ def training_lines(course: Course) -> list[str]:
     ]
     owners = list(facts["owners"].items())
     width = max(len(name) for name, _ in owners)
-    for name, own in owners[:_MAX_OWNERS]:
-        times = _times(own["least_times"], own["most_times"])
+    for name, counts in owners[:_MAX_OWNERS]:
+        times = _times(counts["least_times"], counts["most_times"])
         lines.append(
-            f"  {name:<{width}}  {counted(own['steps'], 'step')} of {counted(own['rows_of_batch'], row)}: "
-            f"{own['used_rows']:,} of its {own['rows']:,} {row}s{times}"
+            f"  {name:<{width}}  {counted(counts['steps'], 'step')} of {counted(counts['rows_of_batch'], row)}: "
+            f"{counts['used_rows']:,} of its {counts['rows']:,} {row}s{times}"
         )
     if len(owners) > _MAX_OWNERS:
-        epochs = [own["epochs"] for _, own in owners[_MAX_OWNERS:]]
+        epochs = [counts["epochs"] for _, counts in owners[_MAX_OWNERS:]]
         lines.append(f"  and {counted(len(epochs), 'more owner')}, {min(epochs):.3g} to {max(epochs):.3g} epochs each")
     if course.labels:
         lines.append(f"{len(course.labels)} classes: {_classes(course.labels)}")

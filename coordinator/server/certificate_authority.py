@@ -196,13 +196,13 @@ class Register:
         party and generation, and for an administrator.
         """
         with self._transaction() as database:
-            found = database.execute(
+            row = database.execute(
                 "SELECT role, name, ends_unix_s, key_sha256, certificate FROM tokens WHERE secret_sha256 = ?",
                 (secret_sha256,),
             ).fetchone()
-            if found is None:
+            if row is None:
                 return self._refuse("it is of no known token")
-            role, name, ends_unix_s, used_by, certificate = found
+            role, name, ends_unix_s, used_by, certificate = row
             party = Party(SUBMITTER_ROLE if role == ADMINISTRATOR else role, name)
             if now_unix_s > ends_unix_s:
                 return self._refuse(f"the token of {party} has expired")
@@ -240,13 +240,13 @@ class Register:
         """
         with self._transaction() as database:
             removal = _removal_of(database, caller.party)
-            found = database.execute(
+            row = database.execute(
                 "SELECT removed, sha256 FROM certificates WHERE serial = ?", (caller.serial,)
             ).fetchone()
-            reason = removal.reason if caller.generation < removal.generation else found and found[0]
+            reason = removal.reason if caller.generation < removal.generation else row and row[0]
             if reason:
                 raise TrustError(f"the certificate of {caller.party} is refused: {reason}; join with a new token")
-            is_known = found is not None and found[1] in (None, caller.sha256)  # None: of an earlier version
+            is_known = row is not None and row[1] in (None, caller.sha256)  # None: of an earlier version
             _forget_expired(database, now_unix_s)
             pem = issue()
             if not is_known and facts_of(pem).authority != caller.authority:
@@ -338,11 +338,13 @@ class Register:
             invited = database.execute(
                 "SELECT DISTINCT role, name FROM tokens WHERE key_sha256 IS NULL AND ends_unix_s > ?", (now_unix_s,)
             ).fetchall()
-        found = (
+        columns = (
             [Party(SUBMITTER_ROLE if role == ADMINISTRATOR else role, name) for role, name in rows]
             for rows in (certified, invited)
         )
-        held, open_ = ([party for party in parties if party != COORDINATOR and not party.is_guest] for parties in found)
+        held, open_ = (
+            [party for party in parties if party != COORDINATOR and not party.is_guest] for parties in columns
+        )
         return held, open_
 
     # ---- notes ------------------------------------------------------------------------------------
@@ -350,8 +352,8 @@ class Register:
     def change_notes(self, before: tuple[str, str], after: Mapping[str, str]) -> bool:
         """Store values in one transaction if one of before, (key, value), is still there; return whether it was."""
         with self._transaction() as database:
-            found = database.execute("SELECT value FROM notes WHERE key = ?", before[:1]).fetchone()
-            is_same = (str(found[0]) if found else "") == before[1]
+            row = database.execute("SELECT value FROM notes WHERE key = ?", before[:1]).fetchone()
+            is_same = (str(row[0]) if row else "") == before[1]
             if is_same:
                 database.executemany("INSERT OR REPLACE INTO notes (key, value) VALUES (?, ?)", after.items())
         return is_same
@@ -397,10 +399,10 @@ def _remove(database: sqlite3.Connection, party: Party, reason: str) -> int:
 
 def _removal_of(database: sqlite3.Connection, party: Party) -> Removal:
     """Return the last removal of a party; of generation 0 if there was none."""
-    found = database.execute(
+    row = database.execute(
         "SELECT reason, generation FROM generations WHERE role = ? AND name = ?", _key(party)
     ).fetchone()
-    return Removal(found[0], party=party, generation=found[1]) if found else Removal("", party=party)
+    return Removal(row[0], party=party, generation=row[1]) if row else Removal("", party=party)
 
 
 def _forget_expired(database: sqlite3.Connection, now_unix_s: float) -> None:
@@ -488,8 +490,8 @@ class Authority:
 
         Valid for ``days``, but at most as long as the authority. For the other arguments see ``CertificateFacts``.
         """
-        own = read_certificate(self.certificate_pem)
-        ends_unix_s = own.not_valid_after_utc.timestamp()
+        issuer = read_certificate(self.certificate_pem)
+        ends_unix_s = issuer.not_valid_after_utc.timestamp()
         if now_unix_s >= ends_unix_s:
             raise TrustError(
                 f"the authority has expired on {utc(ends_unix_s)}, and this machine's clock says {utc(now_unix_s)}; "
@@ -499,7 +501,7 @@ class Authority:
         names = [party.server_name, *([ANY_MEMBER] if party.serves else [])]
         uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if party.serves else [])]
         certificate = (
-            _builder(_subject(party, generation, has_own_runs_only), own.subject, key, now_unix_s, days)
+            _builder(_subject(party, generation, has_own_runs_only), issuer.subject, key, now_unix_s, days)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
@@ -706,28 +708,28 @@ class TrustKeeper:
     def _next_of(self, rotation: Rotation | None) -> Authority | None:
         if rotation is None or not (self._folder / NEXT).is_file():
             return None
-        found = Authority.read(self._folder, NEXT)
-        return found if found.certificate_pem == rotation.new else None
+        following = Authority.read(self._folder, NEXT)
+        return following if following.certificate_pem == rotation.new else None
 
     def _own(self) -> Identity:
         """Read the coordinator's identity; make a new one if it is missing, ends soon, or is of another authority."""
-        now_unix_s, found = self._clock(), None
+        now_unix_s, identity = self._clock(), None
         try:
-            found = read_identity(self._folder, now_unix_s)
+            identity = read_identity(self._folder, now_unix_s)
         except TrustError as error:
             if has_identity(self._folder):
                 _LOG.warning("the coordinator makes itself a new certificate: %s", error)
         is_right = (
-            found is not None
-            and found.facts.ends_unix_s - now_unix_s > RENEW_LEFT_S
-            and found.facts.authority == authority_id(self._authority.certificate_pem)
+            identity is not None
+            and identity.facts.ends_unix_s - now_unix_s > RENEW_LEFT_S
+            and identity.facts.authority == authority_id(self._authority.certificate_pem)
         )
-        if found is not None and is_right and found.authorities == self._trusted:
-            return found
-        if found is None or not is_right:
-            found = self._authority.own_identity(now_unix_s)
-            self._register.add_certificate(found.certificate_pem)
-        identity = Identity.of(found.key_pem, found.certificate_pem, *self._trusted)
+        if identity is not None and is_right and identity.authorities == self._trusted:
+            return identity
+        if identity is None or not is_right:
+            identity = self._authority.own_identity(now_unix_s)
+            self._register.add_certificate(identity.certificate_pem)
+        identity = Identity.of(identity.key_pem, identity.certificate_pem, *self._trusted)
         write_identity(self._folder, identity)
         return identity
 
@@ -955,10 +957,10 @@ class TrustKeeper:
         noted = self._register.noted(_ROTATION)
         rotation, missing = Rotation.parse(noted) if noted else None, ""
         try:
-            own = fingerprint(_acting_authority(self._folder, self._register).certificate_pem)
+            acting = fingerprint(_acting_authority(self._folder, self._register).certificate_pem)
             if rotation is not None and rotation.phase is Phase.ISSUING and self._next_of(rotation) is None:
                 missing = NEXT
-            elif own in self._register.noted(_REPLACED).split():
+            elif acting in self._register.noted(_REPLACED).split():
                 missing = AUTHORITY
         except TrustError:
             return f"{AUTHORITY} or {NEXT} in {self._folder} can't be read; copy it again, if it is not being copied"

@@ -300,8 +300,8 @@ class Coordinator:
             driver = RunDriver(run_id, request, self, lease_s=lease_s, on_end=on_end, awaits_nodes=self.awaits_nodes)
             if self.kept is not None and request.is_training:
                 record = record_of(run_id, request, time.time(), takes_up=takes_up, owner=owner)
-                asked = run_request_to_proto(request).SerializeToString()
-                driver.keep(self.kept.begin(record, request=asked, initial=request.initial, on_saved=driver.noted))
+                content = run_request_to_proto(request).SerializeToString()
+                driver.keep(self.kept.begin(record, request=content, initial=request.initial, on_saved=driver.noted))
             history = RunHistory(request, num_in_vain=num_in_vain)
             driver.listen(history)
             driver.without = without
@@ -350,19 +350,25 @@ class Coordinator:
         ``within_s`` seconds ago is left to the user. Raises ``UsageError``.
         """
         kept = self.require_kept()
-        found = run_to_resume(kept.records(), now_unix_s=time.time(), within_s=within_s)
-        if found is None:
+        interrupted = run_to_resume(kept.records(), now_unix_s=time.time(), within_s=within_s)
+        if interrupted is None:
             return
         try:
-            asked = with_initial(read_run_request(kept.request(found.run_id)), kept.initial_file(found.run_id))
-            request = resume_request(asked, found, kept.events(found.run_id, wait=False))
-            driver = self.run(request, takes_up=found.run_id, owner=found.owner)
+            first_request = with_initial(
+                read_run_request(kept.request(interrupted.run_id)), kept.initial_file(interrupted.run_id)
+            )
+            request = resume_request(first_request, interrupted, kept.events(interrupted.run_id, wait=False))
+            driver = self.run(request, takes_up=interrupted.run_id, owner=interrupted.owner)
             if request.resume is None:  # the run starts from the beginning, so the old events are not needed
-                kept.fetched(found.run_id)
+                kept.fetched(interrupted.run_id)
         except RingTuneError as error:
-            self.tell(f"run {found.run_id} was interrupted when the coordinator ended, and can't be resumed: {error}")
+            self.tell(
+                f"run {interrupted.run_id} was interrupted when the coordinator ended, and can't be resumed: {error}"
+            )
         else:
-            self.tell(f"run {found.run_id} was interrupted when the coordinator ended; {driver.run_id} resumes it")
+            self.tell(
+                f"run {interrupted.run_id} was interrupted when the coordinator ended; {driver.run_id} resumes it"
+            )
 
     def keeps(self, run_id: str) -> RunStore | None:
         """Return the store if it has the run; else None."""

@@ -214,8 +214,8 @@ class Database:
         self.require_lease()
         with self.transaction() as connection:
             # a fence: the row of the lease is locked, so that nobody takes it before this transaction ends
-            own = _LEASE.c.number == self._number
-            if connection.execute(_LEASE.update().where(own).values(number=_LEASE.c.number)).rowcount == 0:
+            own_row = _LEASE.c.number == self._number
+            if connection.execute(_LEASE.update().where(own_row).values(number=_LEASE.c.number)).rowcount == 0:
                 holder = connection.execute(sql.select(_LEASE.c.holder)).scalar_one()
                 self._lose(f"coordinator {holder} has taken over")
             yield connection

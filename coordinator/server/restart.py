@@ -24,8 +24,8 @@ from coordinator.planner.limits import NO_CHOICES
 from coordinator.run.requests import RunRequest
 from coordinator.server.run_record import RunRecord, in_order
 from ringtune.errors import UsageError
-from ringtune.run_control.checkpoint import KEPT, CheckpointManifest, Resume
-from ringtune.run_control.continuation import Length, digests, plan_of_checkpoint
+from ringtune.run_control.checkpoint import KEPT, CheckpointManifest, Resume, of_one_course
+from ringtune.run_control.continuation import plan_of_checkpoint
 from ringtune.schedule.migration import TURNS_KEPT
 from ringtune.schedule.operation_tables import ScheduledTable, table_before
 from ringtune.schedule.plan import Plan
@@ -89,8 +89,8 @@ class RunHistory:
         """Keep an event if the run may be resumed from it; of checkpoints the newest ``KEPT``."""
         kind = event.WhichOneof("event")
         if kind == "checkpoint_json":
-            saved = [one for one in self._events if one.WhichOneof("event") == kind]
-            self._events = [one for one in self._events if one not in saved[: 1 - KEPT]]
+            saved = [saved_event for saved_event in self._events if saved_event.WhichOneof("event") == kind]
+            self._events = [saved_event for saved_event in self._events if saved_event not in saved[: 1 - KEPT]]
             self.num_in_vain = 0
         if kind in ("plan_json", "resumed_json", "checkpoint_json"):
             self._events.append(event)
@@ -117,7 +117,7 @@ def resume_request(request: RunRequest, record: RunRecord, events: Iterable[cont
     """
     plan = request.resume.plan if request.resume else None
     before = request.resume.manifests if request.resume else ()
-    found = {(manifest.step, bool(manifest.shards)): manifest for manifest in before}
+    points = {(manifest.step, bool(manifest.shards)): manifest for manifest in before}
     tables, first_table = list[ScheduledTable](), None
     for event in events:
         match event.WhichOneof("event"):
@@ -125,8 +125,8 @@ def resume_request(request: RunRequest, record: RunRecord, events: Iterable[cont
                 plan = Plan.from_json(json.loads(event.plan_json))
             case "resumed_json":
                 step = int(json.loads(event.resumed_json)["step"])
-                found = {at: manifest for at, manifest in found.items() if at[0] <= step}
-                first_table = next((one.operations for one in found.values() if one.step == step), None)
+                points = {at: manifest for at, manifest in points.items() if at[0] <= step}
+                first_table = next((point.operations for point in points.values() if point.step == step), None)
             case "operations_json":
                 tables.append(ScheduledTable.from_json(json.loads(event.operations_json)))
             case "checkpoint_json" | "kept_turn_json":
@@ -134,12 +134,14 @@ def resume_request(request: RunRequest, record: RunRecord, events: Iterable[cont
                 if not manifest.shards:  # it is written each turn, without the table that holds
                     table = table_before(tables, manifest.step) or first_table
                     manifest = dataclasses.replace(manifest, operations=table)
-                found[manifest.step, bool(manifest.shards)] = manifest
+                points[manifest.step, bool(manifest.shards)] = manifest
     waiting = request._replace(join_s=max(request.join_s, NODES_S))
-    newest = _newest(found.values())
+    newest = _newest(points.values())
     if plan is not None and newest:
         lengths = request.resume.lengths if request.resume else ()
-        resume = _of_one_course(request, plan, newest, lengths)
+        plan = plan_of_checkpoint(request.job, plan, [newest[0].plan_digest], lengths)
+        manifests = of_one_course(request.job, plan, newest, lengths)
+        resume = Resume(plan=plan, manifests=manifests, lengths=lengths)
         if resume.saved_step < 0:  # if nodes have lost the last turns, the run begins again with its first request
             return waiting._replace(resume=resume)
         return waiting._replace(resume=resume, plan=None, choices=NO_CHOICES)
@@ -149,19 +151,9 @@ def resume_request(request: RunRequest, record: RunRecord, events: Iterable[cont
     return waiting._replace(nodes=() if request.plan else nodes)
 
 
-def _newest(found: Iterable[CheckpointManifest]) -> tuple[CheckpointManifest, ...]:
+def _newest(points: Iterable[CheckpointManifest]) -> tuple[CheckpointManifest, ...]:
     """Return the newest checkpoints and ends of turns, as many as nodes keep; of equal steps the checkpoint first."""
-    ordered = sorted(found, key=lambda one: (one.step, bool(one.shards)), reverse=True)
-    saved = [one for one in ordered if one.shards][:KEPT]
-    kept = [one for one in ordered if not one.shards][:TURNS_KEPT]
-    return tuple(one for one in ordered if one in saved or one in kept)
-
-
-def _of_one_course(
-    request: RunRequest, plan: Plan, newest: tuple[CheckpointManifest, ...], lengths: tuple[Length, ...]
-) -> Resume:
-    """Return the points to resume from, without those before an owner was lost or came back, except the newest."""
-    plan = plan_of_checkpoint(request.job, plan, [newest[0].plan_digest], lengths)
-    known = set[str]().union(*digests(request.job, plan, lengths).values())
-    manifests = tuple(one for one in newest if one is newest[0] or one.plan_digest in known)
-    return Resume(plan=plan, manifests=manifests, lengths=lengths)
+    ordered = sorted(points, key=lambda point: (point.step, bool(point.shards)), reverse=True)
+    saved = [point for point in ordered if point.shards][:KEPT]
+    kept = [point for point in ordered if not point.shards][:TURNS_KEPT]
+    return tuple(point for point in ordered if point in saved or point in kept)

@@ -470,8 +470,8 @@ class RunStore:
     def disown(self, user: str) -> None:
         """Leave a removed user's runs to administrators, not a later user of this name; raises ``StorageError``."""
         with self._lock:
-            own = [run for run in self._runs.values() if run.record.owner == user]
-        for run in own:
+            users_runs = [run for run in self._runs.values() if run.record.owner == user]
+        for run in users_runs:
             run.disown()
 
     def fetched(self, run_id: str) -> None:

@@ -329,14 +329,14 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         make_folder: Callable[[], Path],
         caller: CertificateFacts | None,
     ) -> RunDriver:
-        asked, folder = next(inputs, control_pb2.EvaluateInput()).request, make_folder()
-        if asked.owner and self._keeper is not None and caller is not None and caller.has_own_runs_only:
-            self._keeper.require_inviter(asked.owner, caller.party.name)
-        job = parse_job(asked.job_toml, source="the submitted job")
+        first, folder = next(inputs, control_pb2.EvaluateInput()).request, make_folder()
+        if first.owner and self._keeper is not None and caller is not None and caller.has_own_runs_only:
+            self._keeper.require_inviter(first.owner, caller.party.name)
+        job = parse_job(first.job_toml, source="the submitted job")
         source, result = "the submitter", result_of(job)
         files = (entry.file for entry in inputs)
         write_files(files, folder, names=result.loaded, max_bytes=result.max_bytes, source=source)
-        evaluation = Evaluation(owner=asked.owner, folder=folder)
+        evaluation = Evaluation(owner=first.owner, folder=folder)
         request = RunRequest(job=job, plan_only=False, num_nodes=0, join_s=0.0, evaluation=evaluation)
         return self._coordinator.run(request, owner=caller.party.name if caller else "")
 

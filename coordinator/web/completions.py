@@ -158,8 +158,8 @@ def _messages(given: Mapping[str, Any], *, has_template: bool) -> dict[str, Any]
     if not isinstance(messages, list) or not messages:
         raise ProblemError("messages has to be a list with at least one message", param="messages")
     known = [
-        {**one, "role": "system"} if isinstance(one, dict) and one.get("role") == "developer" else one
-        for one in messages
+        {**entry, "role": "system"} if isinstance(entry, dict) and entry.get("role") == "developer" else entry
+        for entry in messages
     ]
     return {"messages": known}
 
@@ -188,7 +188,7 @@ def _number(
 
 def _stops(value: Any) -> list[str]:
     stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(one, str) and 0 < len(one) <= _MAX_STOP for one in stops):
+    if not isinstance(stops, list) or not all(isinstance(stop, str) and 0 < len(stop) <= _MAX_STOP for stop in stops):
         raise ProblemError(f"stop has to be a text of at most {_MAX_STOP} characters, or a list of them", param="stop")
     if len(stops) > _MAX_STOPS:
         raise ProblemError(f"stop has {len(stops)} texts, at most {_MAX_STOPS} are looked for", param="stop")

@@ -155,8 +155,8 @@ def activity_of(
     kept.granted([turn])
     for node, span in spans:
         kept.add(node, [span])
-    found = kept.turn_done(turn, nodes)
-    return {**found, "step": step} if found else None
+    activity = kept.turn_done(turn, nodes)
+    return {**activity, "step": step} if activity else None
 
 
 def trace_tail(path: Path, num_blocks: int) -> Iterator[tuple[str, Span]]:
@@ -183,13 +183,13 @@ def trace_tail(path: Path, num_blocks: int) -> Iterator[tuple[str, Span]]:
 
 def _names(file: BinaryIO) -> dict[int, str]:
     file.readline(_MAX_LINE)
-    found: dict[int, str] = {}
+    nodes_by_process: dict[int, str] = {}
     while (event := _event(file.readline(_MAX_LINE))).get("ph") == "M":
         if event.get("name") == "process_name":
-            found[int(event["pid"])] = str(event["args"]["name"])
-    if not found:
+            nodes_by_process[int(event["pid"])] = str(event["args"]["name"])
+    if not nodes_by_process:
         raise IntegrityError("the trace names no node; copy the run's folder again")
-    return found
+    return nodes_by_process
 
 
 def _event(line: bytes) -> dict[str, Any]:

@@ -74,28 +74,28 @@ class MetricsCollector(Collector):
         members = self._page_data.members
         counts = GaugeMetricFamily("ringtune_nodes", "Members of the coordinator by state.", labels=["state"])
         for name in _STATES:
-            counts.add_metric([name], sum(one.state == name for one in members.values()))
+            counts.add_metric([name], sum(member.state == name for member in members.values()))
         yield counts
         rss = GaugeMetricFamily("ringtune_node_rss_bytes", "Resident memory of a node.", labels=["node"])
         budget = GaugeMetricFamily("ringtune_node_budget_bytes", "What a node lets a run use.", labels=["node"])
         up = GaugeMetricFamily("ringtune_node_up", "1 = a node is heard of, 0 = it is lost.", labels=["node"])
-        for node, one in sorted(members.items())[:MAX_NODES]:
-            rss.add_metric([node], one.rss_bytes)
-            budget.add_metric([node], one.memory_bytes)
-            up.add_metric([node], float(one.state != "lost"))
+        for node, member in sorted(members.items())[:MAX_NODES]:
+            rss.add_metric([node], member.rss_bytes)
+            budget.add_metric([node], member.memory_bytes)
+            up.add_metric([node], float(member.state != "lost"))
         yield from (rss, budget, up)
 
     def _of_nodes(self) -> Iterator[Metric]:
         state = self._page_data.state
         text = "Share of a node's time in the newest turn."
         shares = GaugeMetricFamily("ringtune_node_time_ratio", text, labels=["node", "kind"])
-        for node, found in sorted(state.shares.items())[:MAX_NODES]:
-            for kind, share in zip(_SHARES, found, strict=True):
+        for node, node_shares in sorted(state.shares.items())[:MAX_NODES]:
+            for kind, share in zip(_SHARES, node_shares, strict=True):
                 shares.add_metric([node, kind], share)
         yield shares
         needed = GaugeMetricFamily("ringtune_node_planned_bytes", "What the plan needs on a node.", labels=["node"])
-        for one in state.section("plan").get("nodes", ())[:MAX_NODES]:
-            needed.add_metric([one["node"]], one["needed_bytes"])
+        for planned in state.section("plan").get("nodes", ())[:MAX_NODES]:
+            needed.add_metric([planned["node"]], planned["needed_bytes"])
         yield needed
 
     def _of_links(self) -> Iterator[Metric]:
@@ -105,7 +105,7 @@ class MetricsCollector(Collector):
         for source, target, total, _, _ in shown[:MAX_LINKS]:
             sent.add_metric([source, target], total)
         if len(shown) > MAX_LINKS:
-            sent.add_metric(["other", "other"], sum(one[2] for one in shown[MAX_LINKS:]))
+            sent.add_metric(["other", "other"], sum(link[2] for link in shown[MAX_LINKS:]))
         yield sent
 
     def _of_page(self) -> Iterator[Metric]:

@@ -165,13 +165,13 @@ class LinkTable:
         Returns:
             ``[source, target, bytes so far, bytes of the newest step, bytes per second]``; None = no rate.
         """
-        rates = {(one.source, one.target): one.rate_bytes_per_s for one in profile.links} if profile else {}
+        rates = {(link.source, link.target): link.rate_bytes_per_s for link in profile.links} if profile else {}
         most = sorted(self.total_bytes.items(), key=lambda entry: (-entry[1], entry[0]))[:MAX_LINKS]
-        found = []
+        rows = []
         for link, total in most:
             source, _, target = link.partition(">")
-            found.append([source, target, total, self._last.get(link, 0), rates.get((source, target))])
-        return found
+            rows.append([source, target, total, self._last.get(link, 0), rates.get((source, target))])
+        return rows
 
 
 def plan_view(
@@ -180,7 +180,7 @@ def plan_view(
     """Make the ``plan`` section of the page; ``needed_bytes`` are the known needs of nodes."""
     course, part = plan.course, plan.at(placement_number)
     budgets = {node.node: node.memory_bytes for node in profile.nodes} if profile else {}
-    helps = {one.node: part.placement.host_of(one.start) for one in part.placement.joined_helpers()}
+    helps = {helper.node: part.placement.host_of(helper.start) for helper in part.placement.joined_helpers()}
     nodes = []
     for name in plan.nodes:
         piece, owner = part.slice_of(name), course.owner(name)
@@ -206,7 +206,7 @@ def plan_view(
         "wire_dtype": course.wire_dtype,
         "placement_number": part.placement.placement_number,
         "private_blocks": part.placement.private_blocks,
-        "ever_trained": [list(one) for one in ever_trained(course).ranges],
+        "ever_trained": [list(units) for units in ever_trained(course).ranges],
         "nodes": nodes,
     }
 
@@ -216,7 +216,7 @@ def trained_view(plan: Plan, step: int, depth: int) -> list[list[int]]:
 
     ``depth`` counts where the top of the model trains.
     """
-    return [list(one) for one in trained_at(plan.course, max(0, step - 1), depth).ranges]
+    return [list(units) for units in trained_at(plan.course, max(0, step - 1), depth).ranges]
 
 
 class EventLine(NamedTuple):
@@ -353,19 +353,19 @@ class PageState:
             case "gantt":
                 return self._gantt
             case "events":
-                return [list(one) for one in self._events]
+                return [list(event) for event in self._events]
             case "members":
                 return self._members
             case _:
-                return [list(one) for one in self._marks]
+                return [list(mark) for mark in self._marks]
 
     def _node(self, node: str) -> dict[str, Any]:
-        found: dict[str, Any] = {"lost": node in self.lost}
+        facts: dict[str, Any] = {"lost": node in self.lost}
         if node in self.shares:
-            found["shares"] = self.shares[node]
+            facts["shares"] = self.shares[node]
         if node in self.peaks:
-            found["peak_bytes"] = self.peaks[node]
-        return found
+            facts["peak_bytes"] = self.peaks[node]
+        return facts
 
     # ---- folding ----------------------------------------------------------------------------------
 
@@ -448,8 +448,8 @@ class PageState:
         if self.profile is not None and self.job is not None:
             with suppress(RingTuneError, KeyError):  # of an older version, or of other nodes: then it is not shown
                 memory = plan_memory(self.job, self.plan, self.profile.by_name)
-                needed = {node: one.total_bytes for node, one in memory.items()}
-        if self._placement_number not in {one.placement_number for one in self.plan.placements}:
+                needed = {node: estimate.total_bytes for node, estimate in memory.items()}
+        if self._placement_number not in {placement.placement_number for placement in self.plan.placements}:
             self._placement_number = self.plan.placement.placement_number
         self._plan_view = plan_view(self.plan, self._placement_number, self.profile, needed)
         self._touch("plan", "nodes", "links")
@@ -536,9 +536,11 @@ class PageState:
     def _take_report(self, report: Mapping[str, Any]) -> None:
         nodes = report.get("nodes", {})
         self.peaks = {
-            node: int(one.get("peak_device_bytes") or one.get("peak_rss_bytes") or 0)  # where the plan's needs lie
-            for node, one in nodes.items()
-            if isinstance(one, dict)
+            node: int(
+                totals.get("peak_device_bytes") or totals.get("peak_rss_bytes") or 0
+            )  # where the plan's needs lie
+            for node, totals in nodes.items()
+            if isinstance(totals, dict)
         }
         self._change(wall_s=report.get("wall_s"), predicted_steps_s=report.get("predicted_steps_s"))
         if (judged := report.get("eval", {})).get("step") is not None:  # of the best one, where that is the result
@@ -549,9 +551,9 @@ class PageState:
         message = failure.message
         self._change(phase="failed", is_over=True, message=printable(message), ended_unix_s=at_unix_s)
         self.tell(EventLine("failed", message, at_unix_s))
-        found = _NAMED.search(message) if failure.error == PeerLostError.__name__ else None
-        if found and self.plan and found[1] in self.plan.nodes:
-            self.lost.add(found[1])
+        match = _NAMED.search(message) if failure.error == PeerLostError.__name__ else None
+        if match and self.plan and match[1] in self.plan.nodes:
+            self.lost.add(match[1])
             self._touch("nodes")
 
 

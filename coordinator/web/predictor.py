@@ -37,15 +37,15 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
         all steps if these are few enough; or ``error``.
     """
     try:
-        asked = _what_if(question["plan"], question["profile"], question["optimizer"], question["dtype"])
-        changes = _changes(question, asked.profile)
-        steps = _steps(asked.plan, int(question["steps"]))
-        found = {"steps": steps, **_seconds(asked, steps, changes, "")}
-        if (total := asked.plan.course.num_steps) != steps and total <= _affordable(asked.plan):
-            found |= _seconds(asked, total, changes, "whole_")
+        what_if = _what_if(question["plan"], question["profile"], question["optimizer"], question["dtype"])
+        changes = _changes(question, what_if.profile)
+        steps = _steps(what_if.plan, int(question["steps"]))
+        answer = {"steps": steps, **_seconds(what_if, steps, changes, "")}
+        if (total := what_if.plan.course.num_steps) != steps and total <= _affordable(what_if.plan):
+            answer |= _seconds(what_if, total, changes, "whole_")
     except RingTuneError as error:
         return {"error": str(error)}
-    return found
+    return answer
 
 
 @functools.lru_cache(maxsize=2)
@@ -59,16 +59,16 @@ def _what_if(plan_text: str, profile_text: str, optimizer: str, dtype: str) -> W
 
 def _changes(question: Mapping[str, Any], profile: Profile) -> list[str]:
     """Convert the sliders to changes of ``ringtune what-if``."""
-    rates = {f"{one.source}>{one.target}": one for one in profile.links}
-    found = [f"{node}.compute={float(factor)!r}" for node, factor in sorted(question["speeds"].items())]
+    rates = {f"{link.source}>{link.target}": link for link in profile.links}
+    changes = [f"{node}.compute={float(factor)!r}" for node, factor in sorted(question["speeds"].items())]
     for name, factor in sorted(question["rates"].items()):
         if (link := rates.get(name)) is None:
             raise PlanError(f"the rate of link {name} was not measured, so it can't be changed; change a node instead")
         rate = link.rate_bytes_per_s * float(factor)
-        found.append(f"link.{link.source}.{link.target}.rate={rate!r}")
+        changes.append(f"link.{link.source}.{link.target}.rate={rate!r}")
     if question["microbatches"]:
-        found.append(f"microbatches={int(question['microbatches'])}")
-    return found
+        changes.append(f"microbatches={int(question['microbatches'])}")
+    return changes
 
 
 def _affordable(plan: Plan) -> int:
@@ -78,26 +78,26 @@ def _affordable(plan: Plan) -> int:
     return max(course.local_iterations, MAX_ACTIONS // per_step)
 
 
-def _steps(plan: Plan, wanted: int) -> int:
+def _steps(plan: Plan, most_steps: int) -> int:
     """Number of steps to compare: whole turns, as many as are wanted and can be predicted."""
     course = plan.course
-    most = min(wanted or course.num_steps, course.num_steps, _affordable(plan))
+    most = min(most_steps or course.num_steps, course.num_steps, _affordable(plan))
     if most == course.num_steps:
         return most
     return max(1, most // course.local_iterations) * course.local_iterations
 
 
-def _seconds(asked: WhatIf, steps: int, changes: Sequence[str], prefix: str) -> dict[str, float]:
-    short = () if steps == asked.plan.course.num_steps else (f"num_steps={steps}",)
-    before = _base(asked, short)
-    after = asked.after([*short, *changes]) if changes else before
+def _seconds(what_if: WhatIf, steps: int, changes: Sequence[str], prefix: str) -> dict[str, float]:
+    short = () if steps == what_if.plan.course.num_steps else (f"num_steps={steps}",)
+    before = _base(what_if, short)
+    after = what_if.after([*short, *changes]) if changes else before
     return {f"{prefix}before_s": before.prediction.train_s, f"{prefix}after_s": after.prediction.train_s}
 
 
 @functools.lru_cache(maxsize=8)
-def _base(asked: WhatIf, short: Sequence[str]) -> PredictedPlan:
+def _base(what_if: WhatIf, short: Sequence[str]) -> PredictedPlan:
     """The prediction without changes, which is part of every answer."""
-    return asked.after(short)
+    return what_if.after(short)
 
 
 def main() -> None:

@@ -78,10 +78,10 @@ class PageServer:
 
     def lines(self) -> list[str]:
         """Lines with the URL for the terminal."""
-        found = [f"page: {self.url}"]
+        lines = [f"page: {self.url}"]
         if self._guard.token:
-            found.append("the page is plain HTTP: who can listen on that network can read it; an SSH tunnel hides it")
-        return found
+            lines.append("the page is plain HTTP: who can listen on that network can read it; an SSH tunnel hides it")
+        return lines
 
     def __enter__(self) -> PageServer:
         """Start to serve; raises ``ConnectionFailedError``."""

@@ -97,12 +97,12 @@ class Framer:
         """Points of steps of an open turn; a subset for very long turns."""
         last = self._state.curves["seconds"].last
         done = last.step if last else 0
-        found = [
+        ahead = [
             Point(step, value)
             for step, values in sorted(self._state.ahead.items())
             if step > done and (value := values[place]) is not None
         ]
-        return found[:: len(found) // _MAX_AHEAD + 1]
+        return ahead[:: len(ahead) // _MAX_AHEAD + 1]
 
 
 _LOG = logging.getLogger(__name__)
@@ -194,26 +194,26 @@ class PageData:
         for line in member_lines(self.members, members):
             self.state.tell(line._replace(at_unix_s=at_unix_s))
         self.members = dict(members)  # the one that is asked may go on changing its own
-        self.state.show_members({node: list(one) for node, one in members.items()})
+        self.state.show_members({node: list(facts) for node, facts in members.items()})
         return True
 
 
 def member_lines(before: Mapping[str, MemberStatus], now: Mapping[str, MemberStatus]) -> list[EventLine]:
     """Describe nodes that joined, were lost, joined again or left."""
-    found = []
+    lines = []
     for node in sorted(before.keys() | now.keys()):
         was, has = before.get(node), now.get(node)
         if has is None:
-            found.append(EventLine("left", f"node {node} left"))
+            lines.append(EventLine("left", f"node {node} left"))
             continue
         is_lost, was_lost = has.state == "lost", was is not None and was.state == "lost"
         if was is None:
-            found.append(EventLine("joined", f"node {node} joined"))
+            lines.append(EventLine("joined", f"node {node} joined"))
         if is_lost and not was_lost:  # one that is seen for the first time may be, too
-            found.append(EventLine("lost", f"node {node} is lost: it is silent"))
+            lines.append(EventLine("lost", f"node {node} is lost: it is silent"))
         elif was_lost and not is_lost:
-            found.append(EventLine("joined", f"node {node} is back"))
-    return found
+            lines.append(EventLine("joined", f"node {node} is back"))
+    return lines
 
 
 MAX_STREAMS: Final = 64

@@ -32,8 +32,8 @@ def check_question(value: object) -> dict[str, Any]:
     """Check a browser's question: factors of speeds and rates, and a number of micro-batches; raises ``UsageError``."""
     if not isinstance(value, Mapping) or set(value) - set(_KEYS):
         raise UsageError(f"a what-if is an object with {', '.join(_KEYS)}")
-    found: dict[str, Any] = {"microbatches": value.get("microbatches", 0)}
-    if type(found["microbatches"]) is not int or not 0 <= found["microbatches"] <= 1 << 16:
+    checked: dict[str, Any] = {"microbatches": value.get("microbatches", 0)}
+    if type(checked["microbatches"]) is not int or not 0 <= checked["microbatches"] <= 1 << 16:
         raise UsageError("microbatches has to be a whole number, 0 = as they are")
     for name in ("speeds", "rates"):
         factors = value.get(name, {})
@@ -43,8 +43,8 @@ def check_question(value: object) -> dict[str, Any]:
             is_number = isinstance(factor, int | float) and not isinstance(factor, bool) and math.isfinite(factor)
             if not is_number or not _MIN_FACTOR <= factor <= _MAX_FACTOR or len(key) > 200:
                 raise UsageError(f"{name}: a factor has to be from {_MIN_FACTOR} to {_MAX_FACTOR:g}")
-        found[name] = {key: round(float(factor), 4) for key, factor in factors.items() if factor != 1}
-    return found
+        checked[name] = {key: round(float(factor), 4) for key, factor in factors.items() if factor != 1}
+    return checked
 
 
 def measured_s(state: PageState, steps: int) -> float | None:
@@ -95,10 +95,10 @@ class SimulatorProcess:
                             del self._answers[next(iter(self._answers))]
             finally:
                 self._waiting -= 1
-        found = self._answers[key]
-        if "error" in found:
-            return found
-        return {**found, "measured_s": measured_s(self._state, int(found.get("steps", 0)))}
+        answer = self._answers[key]
+        if "error" in answer:
+            return answer
+        return {**answer, "measured_s": measured_s(self._state, int(answer.get("steps", 0)))}
 
     async def close(self) -> None:
         """Kill the process."""
@@ -153,5 +153,5 @@ class SimulatorProcess:
         if not text:
             await self.close()
             raise RingTuneError("the simulator has ended; the log of this command says why")
-        found: dict[str, Any] = json.loads(text)
-        return found
+        answer: dict[str, Any] = json.loads(text)
+        return answer

@@ -39,16 +39,15 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from filelock import FileLock, Timeout
-
 from edge.checkpoint.retention import KEPT, FinishedRun, RetentionLimits
 from edge.checkpoint.snapshots import HEAD, block_of, file_blocks, metadata, write_blocks
-from ringtune.errors import BusyError, IntegrityError, StorageError
+from ringtune.errors import IntegrityError, StorageError
 from ringtune.ids import check_run_id, is_run_id
 from ringtune.quantities import format_bytes
 from ringtune.run_control.checkpoint import SavedPart, Shard
 from ringtune.storage.durable import (
     PARTIAL_SUFFIX,
+    FileLock,
     claim,
     drop_file,
     is_claimed,
@@ -102,15 +101,9 @@ class StateFolder:
     def __init__(self, path: Path, node: str, *, timeout_s: float = LOCK_WAIT_S) -> None:
         self.path, self.node = path, node
         make_private_folder(path, is_ours=_is_ours)
-        self._lock = FileLock(path / _LOCK, thread_local=False, fallback_to_soft=False)
-        try:
-            self._lock.acquire(max(0.0, min(timeout_s, LOCK_WAIT_S)))
-        except Timeout as error:
-            raise BusyError(
-                f"another agent uses the folder {path}; end it or give this node its own with --state"
-            ) from error
-        except OSError as error:  # no right to write, or a file system without locks
-            raise StorageError(f"can't lock {path}: {error.strerror}; give another --state") from error
+        busy = f"another agent, {{holder}}, uses the folder {path}; end it or give this node its own with --state"
+        self._lock = FileLock(path / _LOCK, busy=busy)
+        self._lock.acquire(wait_s=min(timeout_s, LOCK_WAIT_S))
 
     def close(self) -> None:
         """Release the lock."""

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from edge.model.tensor_files import DTYPE_NAMES, TORCH_DTYPES, fill, pieces_of, torch_dtype
+from edge.model.tensor_files import DTYPE_NAMES, fill, kind_of, pieces_of, require_kind, torch_dtype
 from ringtune.config.optimizers import MOMENTUM, STEP, state_shapes
 from ringtune.errors import IntegrityError, PlanError
 from ringtune.job.job import Train
@@ -330,7 +330,7 @@ class TrainingState:
                 f"{self.where} has the tensors {sorted(own)[:3]}..., not those of this node's {self.part}"
             )
         for name, info in given.items():
-            self._check_is(name, info, DTYPE_NAMES[self.values[name].dtype], tuple(self.values[name].shape))
+            require_kind(name, info[:2], kind_of(self.values[name]), where=self.where)
         for name in dict.fromkeys(full.rpartition("/")[0] for full in state):
             self._check_state(name, state)
 
@@ -362,14 +362,8 @@ class TrainingState:
             )
         for key, shape in expected.items():
             info = state[f"{name}/{key}"]
-            self._check_is(f"{name}/{key}", info, info.dtype if key == STEP else DTYPE_NAMES[parameter.dtype], shape)
-
-    def _check_is(self, name: str, info: TensorInfo, dtype: str, shape: tuple[int, ...]) -> None:
-        if (info.dtype, info.shape) != (dtype, shape):
-            raise IntegrityError(
-                f"{self.where} has {name} as {TORCH_DTYPES.get(info.dtype, info.dtype)} {list(info.shape)}, "
-                f"expected {TORCH_DTYPES[dtype]} {list(shape)}"
-            )
+            dtype = info.dtype if key == STEP else DTYPE_NAMES[parameter.dtype]
+            require_kind(f"{name}/{key}", info[:2], (dtype, shape), where=self.where)
 
 
 def _named(infos: Mapping[str, TensorInfo], prefix: str) -> dict[str, TensorInfo]:

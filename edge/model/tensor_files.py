@@ -23,12 +23,13 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from edge.model.four_bit import CODEBOOKS, FourBit, WideningBuffer
 from edge.model.gguf_blocks import GgufBlocks, in_order
+from edge.transport.tensors import bytes_of
 from ringtune.engine.failure_texts import LOWER_THE_RATE
 from ringtune.errors import DivergedError, IntegrityError, ModelError
 from ringtune.models.family import Family
@@ -361,10 +362,10 @@ def pieces_of(tensor: torch.Tensor) -> TensorPieces:
         flat = held.reshape(-1)
         step = PIECE_BYTES // flat.element_size()
         if 0 < flat.numel() <= step and flat.device.type == "cpu":  # most of an adapter's: without two more calls
-            yield _bytes_of(flat)
+            yield bytes_of(flat)
             return
         for start in range(0, flat.numel(), step):
-            yield _bytes_of(flat[start : start + step].cpu())
+            yield bytes_of(flat[start : start + step].cpu())
 
     return TensorPieces(DTYPE_NAMES[held.dtype], tuple(held.shape), Pieces(held.numel() * held.element_size(), make))
 
@@ -396,7 +397,7 @@ def read_tensor(source: TensorPieces, device: torch.device | None = None) -> tor
 
 def _fill_bytes(flat: torch.Tensor, data: Pieces) -> int:
     """Copy all pieces; return the number of whole values."""
-    room, at = _bytes_of(flat), 0
+    room, at = bytes_of(flat), 0
     for piece in data:
         room[at : at + len(piece)] = piece
         at += len(piece)
@@ -412,6 +413,24 @@ def _fill_values(flat: torch.Tensor, source: TensorPieces) -> int:
     return at
 
 
+Kind = tuple[str, tuple[int, ...]]
+"""Dtype, as in a safetensors file, and shape of a tensor."""
+
+
+def kind_of(tensor: torch.Tensor) -> Kind:
+    """Return the dtype and shape that a tensor has in a file."""
+    return DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)
+
+
+def require_kind(name: str, came: Kind, needed: Kind, *, where: str) -> None:
+    """Refuse a tensor of another dtype or shape; ``where`` names its file in the ``IntegrityError``."""
+    if came != needed:
+        raise IntegrityError(
+            f"{where} has {name} as {came[0]} {list(came[1])}, expected {needed[0]} {list(needed[1])}; it is of "
+            "another job, model or version"
+        )
+
+
 def is_finite(source: TensorPieces) -> bool:
     """Whether all numbers of a tensor are finite; integers always are."""
     return all(not values.is_floating_point() or bool(torch.isfinite(values).all()) for values in _values(source))
@@ -421,7 +440,7 @@ def _values(source: TensorPieces) -> Iterator[torch.Tensor]:
     """Yield the values in order, piece by piece, in one buffer."""
     dtype, size_bytes = torch_dtype(source.dtype), source.data.size_bytes
     buffer = torch.empty(min(PIECE_BYTES, size_bytes), dtype=torch.uint8)
-    room, filled = _bytes_of(buffer), 0
+    room, filled = bytes_of(buffer), 0
     for piece in source.data:
         rest = memoryview(piece)
         while rest:
@@ -433,11 +452,6 @@ def _values(source: TensorPieces) -> Iterator[torch.Tensor]:
                 filled = 0
     if filled:
         yield buffer[: filled - filled % dtype.itemsize].view(dtype)
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    flat: Any = tensor.view(torch.uint8).numpy()
-    return memoryview(flat)
 
 
 def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:

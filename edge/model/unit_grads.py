@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import nn
 
-from edge.model.tensor_files import DTYPE_NAMES, is_finite, pieces_of, read_tensor
+from edge.model.tensor_files import DTYPE_NAMES, is_finite, pieces_of, read_tensor, require_kind
 from ringtune.config.optimizers import TABLE_GIVEN_BACK_BYTES
 from ringtune.errors import DivergedError, IntegrityError
 from ringtune.machine.resources import trim_heap
@@ -156,12 +156,7 @@ def _expected(infos: Mapping[str, TensorInfo], parameters: Parameters, where: st
 
 
 def _read(file: TensorFile, name: str, like: TensorSpec, where: str) -> torch.Tensor:
-    info = file.infos[name]
-    if info.shape != like.shape or info.dtype != DTYPE_NAMES[like.dtype]:
-        raise IntegrityError(
-            f"{where} has {name} as {info.dtype} {list(info.shape)}, expected {DTYPE_NAMES[like.dtype]} "
-            f"{list(like.shape)}"
-        )
+    require_kind(name, file.infos[name][:2], (DTYPE_NAMES[like.dtype], like.shape), where=where)
     if not is_finite(file.tensor(name)):
         raise DivergedError(f"{where} has {name} with numbers that are not finite")
     return read_tensor(file.tensor(name), like.device)

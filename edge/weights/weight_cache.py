@@ -31,16 +31,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from filelock import FileLock, Timeout
-
-from ringtune.errors import CapacityError, DeadlineError, IntegrityError, InterruptedRunError, UsageError
+from ringtune.errors import BusyError, CapacityError, DeadlineError, IntegrityError, InterruptedRunError, UsageError
 from ringtune.models.folder import INDEX_FILE, WEIGHTS_FILE, sample_start
 from ringtune.models.weights_by_digest import FileEntry, ModelManifest, TensorEntry
 from ringtune.quantities import format_bytes
+from ringtune.storage.durable import FileLock
 from ringtune.storage.tensor_files import header_bytes
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
-_LOCK_RETRY_S = 0.1
 _SPARE_BYTES = 1 << 24
 
 
@@ -70,19 +68,19 @@ class ModelCache:
 
         ``stop`` is set when the run is released. Raises ``DeadlineError`` or ``InterruptedRunError``.
         """
-        lock = FileLock(self._folder / "lock", thread_local=False, fallback_to_soft=False)
-        wait_s = max(0.0, deadline_s - time.monotonic())
-        with writing(self._root):
-            try:
-                held = lock.acquire(wait_s, poll_interval=_LOCK_RETRY_S, cancel_check=stop.is_set)
-            except Timeout as error:
-                if stop.is_set():
-                    raise InterruptedRunError("the run was released while its weights were fetched") from error
-                raise DeadlineError(
-                    f"another process has been fetching into {self._folder}; give --cache DIR"
-                ) from error
-        with held:
+        lock = FileLock(
+            self._folder / "lock", busy=f"{{holder}} has been fetching into {self._folder}; give --cache DIR"
+        )
+        try:
+            lock.acquire(wait_s=deadline_s - time.monotonic(), stop=stop)
+        except BusyError as error:
+            if stop.is_set():
+                raise InterruptedRunError("the run was released while its weights were fetched") from error
+            raise DeadlineError(str(error)) from error
+        try:
             yield
+        finally:
+            lock.release()
 
     # ---- files --------------------------------------------------------------------------------------
 

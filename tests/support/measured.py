@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.client.checkpoints import RunCheckpoints
-from coordinator.client.run_folder import claim_run_folder
 from edge.checkpoint.state_folder import CACHE_FILE
 from edge.profiler.profile_cache import SCHEMA
+from ringtune.storage.durable import claim
 
 _ENTRIES: dict[str, Any] = {}
 
@@ -31,7 +31,7 @@ def recall_in(out: Path, names: Iterable[str]) -> list[Path]:
     """Give local nodes what others have measured, in the folder of their run; return the nodes' folders."""
     states = [RunCheckpoints(out).node_states() / name for name in names]
     if _ENTRIES:
-        claim_run_folder(out)
+        claim(out, "run")
         recall(states)
     return states
 

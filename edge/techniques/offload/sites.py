@@ -42,7 +42,7 @@ from edge.model.adapters.bottleneck import Bottleneck
 from edge.model.adapters.lora import LoRA
 from edge.model.auxiliary import FUSED_PARTS, FusedDelta, LinearDelta, MlpDelta, alpha_beside
 from edge.model.skeleton import ADAPTER, Skeleton
-from edge.model.tensor_files import first_not_finite
+from edge.model.tensor_files import first_not_finite, kind_of, require_kind
 from ringtune.errors import DivergedError, IntegrityError, JobError
 from ringtune.models.adapter_support import offload_refusal
 
@@ -318,11 +318,7 @@ def check_like(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.T
         many = "too much" if odd[0] in tensors else "too little"
         raise IntegrityError(f"{where} has {odd[0]} {many}; host and helper need the same plan and job")
     for name, like in wanted.items():
-        came = tensors[name]
-        if came.shape != like.shape or came.dtype != like.dtype:
-            raise IntegrityError(
-                f"{where} has {name} as {came.dtype} {list(came.shape)}, expected {like.dtype} {list(like.shape)}"
-            )
+        require_kind(name, kind_of(tensors[name]), kind_of(like), where=where)
     if name := first_not_finite({name: tensors[name] for name in wanted}):
         raise DivergedError(f"{where} has {name} with numbers that are not finite")
 

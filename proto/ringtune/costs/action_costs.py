@@ -211,14 +211,14 @@ class NodeCosts:
         """Seconds of one block with a pattern, for an op that is timed as ``work``."""
         full, forward_only = share(pattern, FULL), share(pattern, FORWARD_ONLY)
         key = (op, work, full, forward_only, size)
-        found = self._partial.get(key)
-        if found is None:
+        seconds = self._partial.get(key)
+        if seconds is None:
             active = full + forward_only if op.graph is Graph.NONE else full
-            found = self._table.seconds(work, size) - (1 - active) * self._table.share_s(Work(work), size)
+            seconds = self._table.seconds(work, size) - (1 - active) * self._table.share_s(Work(work), size)
             if op.timing.beside and forward_only:
-                found += forward_only * self._table.share_s(Work(op.timing.beside), size)
-            self._partial[key] = found
-        return found
+                seconds += forward_only * self._table.share_s(Work(op.timing.beside), size)
+            self._partial[key] = seconds
+        return seconds
 
     def work(self, work: Work, size: float = 0.0) -> float:
         """Seconds of a work; 0 if it was not measured."""
@@ -336,8 +336,8 @@ class CourseCosts:
         projected = () if kind is StepKind.SCORE else trained_parts(self.course, self._projected, trained)
 
         def seconds(op: Op, first: int, last: int) -> float:
-            own = patterns[first - start : last - start]
-            return costs.seconds(op, first, last, size=size, lowest=lowest, kind=kind, patterns=own)
+            covered = patterns[first - start : last - start]
+            return costs.seconds(op, first, last, size=size, lowest=lowest, kind=kind, patterns=covered)
 
         return saving_s(action.op, start, action.stop, self._recompute, projected, seconds, gain=self._gain)
 
@@ -369,18 +369,20 @@ class CourseCosts:
         """Bytes of a message with the gradient of embedding or head, for a mean batch."""
         if unit == self.course.head:
             return self._head_weight_bytes
-        own = zip(self.course.owners, shares(self.course.owners, self.course.turns), strict=True)
-        tokens = sum(share * self.size(each.node, self.course.batch_rows(each), StepKind.TRAIN) for each, share in own)
+        owner_shares = zip(self.course.owners, shares(self.course.owners, self.course.turns), strict=True)
+        tokens = sum(
+            share * self.size(each.node, self.course.batch_rows(each), StepKind.TRAIN) for each, share in owner_shares
+        )
         return embedding_grad_bytes(self._model, tokens)
 
     def link(self, source: str, target: str) -> LinkFacts | None:
         """Return the measured link; None if the profile has no links at all; raises ``PlanError``."""
         if not self._links:
             return None
-        found = self._links.get((source, target))
-        if found is None:
+        link = self._links.get((source, target))
+        if link is None:
             raise PlanError(f"the profile lacks link {source} -> {target}; measure anew with 'ringtune measure'")
-        return found
+        return link
 
     def around_message_s(self, source: str, target: str, payload: str, size: float, *, num_bytes: float = 0.0) -> float:
         """Seconds to encode a message at the source and to decode it at the target.
@@ -514,16 +516,16 @@ def done_of(plan: Plan, item: Item, costs: CourseCosts | None = None) -> dict[st
     ``plan`` has the decisions of the item's turn. Without ``costs`` of the course seconds are 0, and bytes are
     rows.
     """
-    found = {node: NodeWork() for node in plan.nodes}
+    work_of = {node: NodeWork() for node in plan.nodes}
     course, rows, lowest = plan.course, subnet_rows(plan.course, item), lowest_units(plan.course, item)
     subnets = course.subnets
     for micro, size in enumerate(course.microbatch_sizes(item.rows)):
         row, legs = rows[micro] if rows else "", way(plan, item, micro)
         tokens = costs.size(item.owner, size, item.kind) if costs else float(size)
-        for node in found:
+        for node in work_of:
             mine = legs.get(node, ())
-            found[node] += _operations(plan, node, mine, row, subnets, size)
-            found[node] += NodeWork(
+            work_of[node] += _operations(plan, node, mine, row, subnets, size)
+            work_of[node] += NodeWork(
                 work_s=sum(_work_s(costs, node, leg, item, tokens, lowest[micro], row, subnets) for leg in mine),
                 sent_bytes=sum(
                     costs.message_bytes(leg.payload, leg.start, tokens) if costs else tokens
@@ -531,7 +533,7 @@ def done_of(plan: Plan, item: Item, costs: CourseCosts | None = None) -> dict[st
                     if leg.op is Op.SEND
                 ),
             )
-    return found
+    return work_of
 
 
 def _operations(plan: Plan, node: str, legs: Iterable[Leg], row: str, subnets: int, rows: int) -> NodeWork:

@@ -154,9 +154,9 @@ def projected_gain(course: Course, model: ModelFacts) -> float:
 
 
 def _gain(velora: Velora, inputs: Sequence[KeptInput], model: ModelFacts) -> float:
-    own = [kept for kept in inputs if not kept.is_adapter]
+    without_adapter = [kept for kept in inputs if not kept.is_adapter]
     all_products = chosen = 0.0
-    for kept in own:
+    for kept in without_adapter:
         for layer in kept.layers:
             products = kept.width * (model.intermediate_size if layer in _WIDE else model.hidden_size)
             all_products += products
@@ -201,12 +201,12 @@ def again_works(action: Action, recompute: Sequence[Range], lowest: int) -> dict
     op, start, stop = action.op, action.start, action.stop
     if op.graph is not Graph.FREES or not (again := overlap(recompute, [(start, stop)])):
         return {}
-    found: Counter[Work] = Counter()
+    counts: Counter[Work] = Counter()
     has_lowest = start <= lowest
     lowest_again = has_lowest and in_ranges(start, recompute)
-    found[Work.BACKWARD], found[Work.BACKWARD_LOWEST] = stop - start - has_lowest, int(has_lowest)
-    found[Work.GRAPH], found[Work.GRAPH_LOWEST] = again - lowest_again, int(lowest_again)
-    return {work: count for work, count in found.items() if count}
+    counts[Work.BACKWARD], counts[Work.BACKWARD_LOWEST] = stop - start - has_lowest, int(has_lowest)
+    counts[Work.GRAPH], counts[Work.GRAPH_LOWEST] = again - lowest_again, int(lowest_again)
+    return {work: count for work, count in counts.items() if count}
 
 
 def trained_parts(course: Course, projected: Sequence[Range], trained: Units | None) -> Sequence[Range]:

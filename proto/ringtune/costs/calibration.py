@@ -132,13 +132,13 @@ class ChangeDetector(Generic[Name]):
         works = {work: times for work, times in works.items() if min(times) > 0}
         if not works:
             return
-        found = self._kinds.setdefault((name, kind), _Turns())
-        difference = _log_ratio(works, [found.newest[-1]]) if found.newest else None
+        turns = self._kinds.setdefault((name, kind), _Turns())
+        difference = _log_ratio(works, [turns.newest[-1]]) if turns.newest else None
         if difference is not None:
             self._squares += difference**2
             self._largest = max(self._largest, difference**2)
             self._differences += 1
-        found.add(works)
+        turns.add(works)
         self._now[name] = kind
 
     def changed(self) -> dict[Name, float]:
@@ -242,8 +242,8 @@ class RecordedProfile:
     def _take(self, profile: Profile) -> None:
         self._profile, self._facts = profile, profile.by_name
         points = {node: work_points(facts) for node, facts in self._facts.items()}
-        self._tables = {node: WorkTable(found, where=f"node {node}") for node, found in points.items()}
-        self._costs = {node: NodeCosts(self._facts[node], self._course.head) for node, found in points.items() if found}
+        self._tables = {node: WorkTable(curve, where=f"node {node}") for node, curve in points.items()}
+        self._costs = {node: NodeCosts(self._facts[node], self._course.head) for node, curve in points.items() if curve}
 
     def has_node(self, node: str) -> bool:
         """Whether a node was there at the start, or has joined."""
@@ -337,11 +337,11 @@ class RecordedProfile:
 
         The first embedding of an item loads its whole batch, so a single action is not typical.
         """
-        found = self._shared.setdefault(entry.item.seq, [])
-        found.append(seconds)
-        if len(found) == len(entry.embedded):
+        times = self._shared.setdefault(entry.item.seq, [])
+        times.append(seconds)
+        if len(times) == len(entry.embedded):
             work = Work(action.op.timing.work)
-            self._add(node, work, statistics.fmean(found), statistics.fmean(entry.embedded))
+            self._add(node, work, statistics.fmean(times), statistics.fmean(entry.embedded))
 
     def _cost_share(self, node: str, action: Action, entry: _OpenItem, size: float) -> float:
         """Seconds of an action over its seconds with all blocks full, by the profile; 1 if it lacks the work.
@@ -354,8 +354,8 @@ class RecordedProfile:
             return 1.0
         costs, lowest = self._costs[node], entry.lowest[action.micro]
         each = [
-            costs.seconds(op, start, stop, size=size, lowest=lowest, kind=entry.item.kind, patterns=found)
-            for found in (patterns, ())
+            costs.seconds(op, start, stop, size=size, lowest=lowest, kind=entry.item.kind, patterns=given)
+            for given in (patterns, ())
         ]
         return each[0] / each[1] if min(each) > 0 else 1.0
 
@@ -426,12 +426,12 @@ class RecordedProfile:
         points: dict[str, list[WorkTime]] = {}
         for point in work_points(facts):
             points.setdefault(point.work, []).append(point)
-        changed = {work: found for work in Work if len(found := self._samples_of(facts.node, work)) >= MIN_TIMES}
+        changed = {work: samples for work in Work if len(samples := self._samples_of(facts.node, work)) >= MIN_TIMES}
         if not changed:
             return facts
-        for work, found in changed.items():
+        for work, samples in changed.items():
             before = points.get(work, [])
-            points[work] = self._moved(facts.node, work, before, found)
+            points[work] = self._moved(facts.node, work, before, samples)
             if before and work in PART_OF and PART_OF[work] in points:  # a part takes as much longer as the whole
                 points[PART_OF[work]] = _in_step(points[PART_OF[work]], self._tables[facts.node], points[work])
         is_wall = facts.node not in self._worked
@@ -456,16 +456,16 @@ class RecordedProfile:
         sure = self._samples.get((node, work), ())
         return sure if len(sure) >= MIN_TIMES else [*sure, *self._guesses.get((node, work), ())]
 
-    def _moved(self, node: str, work: Work, before: Sequence[WorkTime], found: Sequence[_Sample]) -> list[WorkTime]:
+    def _moved(self, node: str, work: Work, before: Sequence[WorkTime], samples: Sequence[_Sample]) -> list[WorkTime]:
         """Scale the measured points of a work by the mean ratio of its samples, and add the recorded point."""
-        size = statistics.fmean(sample.size for sample in found)
+        size = statistics.fmean(sample.size for sample in samples)
         largest = self._course.microbatch_sizes()[0]
         rows = largest if size >= largest else 1
         tokens = round(size / rows)
-        ratios = [sample.ratio for sample in found if sample.ratio > 0]
-        if len(ratios) < len(found):  # nothing measured to compare with: times in proportion to the mean size
-            ratios = [sample.seconds * (size / sample.size if sample.size else 1.0) for sample in found]
-            return [_point(work, rows, tokens, len(found), _spread(ratios))]
+        ratios = [sample.ratio for sample in samples if sample.ratio > 0]
+        if len(ratios) < len(samples):  # nothing measured to compare with: times in proportion to the mean size
+            ratios = [sample.seconds * (size / sample.size if sample.size else 1.0) for sample in samples]
+            return [_point(work, rows, tokens, len(samples), _spread(ratios))]
         known = self._known(node, work, rows * tokens)
         low, mean, high = _spread(ratios)
         curve = [
@@ -473,18 +473,18 @@ class RecordedProfile:
             for at in before
             if at.size and work not in _UNSIZED and (at.rows, at.tokens) != (rows, tokens)
         ]
-        return [*curve, _point(work, rows, tokens, len(found), (low * known, mean * known, high * known))]
+        return [*curve, _point(work, rows, tokens, len(samples), (low * known, mean * known, high * known))]
 
 
 def _in_step(parts: Sequence[WorkTime], before: WorkTable, after: Sequence[WorkTime]) -> list[WorkTime]:
     """Scale the points of a part of a block as the whole block's times at their sizes."""
     work, table = after[0].work, WorkTable(after, where="a node")
-    found = []
+    scaled = []
     for part in parts:
         known = before.seconds(work, part.size)
         ratio = table.seconds(work, part.size) / known if known > 0 else 1.0
-        found.append(part.scaled(ratio))
-    return found
+        scaled.append(part.scaled(ratio))
+    return scaled
 
 
 def _point(work: Work, rows: int, tokens: int, samples: int, quartiles: tuple[float, float, float]) -> WorkTime:
@@ -526,9 +526,9 @@ class LinkMonitor:
     def add(self, source: str, target: str, num_bytes: int, seconds: float, *, at_s: float) -> None:
         """Add one message that arrived at ``at_s``; one of an unknown link, or without a rate, is left out."""
         if (source, target) in self._latency_s and has_rate(num_bytes, seconds, at_s):
-            found = self._turn.setdefault((source, target), [])
-            if len(found) < KEPT_SAMPLES:
-                found.append(Message(num_bytes, seconds, at_s))
+            messages = self._turn.setdefault((source, target), [])
+            if len(messages) < KEPT_SAMPLES:
+                messages.append(Message(num_bytes, seconds, at_s))
 
     def turn_done(self, kinds: Mapping[str, Hashable]) -> None:
         """Note the rate of every link in a finished train turn; ``kinds`` has the kind of each node's work in it."""
@@ -551,14 +551,14 @@ class LinkMonitor:
         links = RecordedLinks()
         for turn in self._kept:
             for (source, target), transfers in turn.items():
-                for one in transfers:
-                    links.add(source, target, one.num_bytes, one.seconds, at_s=one.at_s)
+                for message in transfers:
+                    links.add(source, target, message.num_bytes, message.seconds, at_s=message.at_s)
         return links
 
     def _rate(self, pair: Pair, transfers: Sequence[Message]) -> float:
         """Bytes per second of the quicker messages (third quartile), without the link's latency."""
         latency_s = self._latency_s[pair]
-        rates = [one.num_bytes / (one.seconds - min(latency_s, one.seconds / 2)) for one in transfers]
+        rates = [message.num_bytes / (message.seconds - min(latency_s, message.seconds / 2)) for message in transfers]
         return statistics.quantiles(rates, n=4, method="inclusive")[2]
 
 
@@ -620,19 +620,19 @@ class PaceMonitor:
 
     def turn_done(self, turn: Turn) -> None:
         """Note the pace of every node in a finished turn."""
-        found = self._open.pop(turn.index, None)
-        if found is None:
+        granted = self._open.pop(turn.index, None)
+        if granted is None:
             return
         for seq in range(turn.first_seq, turn.end_seq):
             self._turn_of.pop(seq, None)
         depth, kinds = kinds_of_work(self._part, turn)
         self.links.turn_done(kinds)
-        self._kept.append(found)
+        self._kept.append(granted)
         self._num_turns += 1
         if self._num_turns == 1:
             return
         works: dict[str, dict[str, tuple[float, float]]] = {}
-        for (node, work), times in self._recorded([found], self._profile).pace.items():
+        for (node, work), times in self._recorded([granted], self._profile).pace.items():
             works.setdefault(node, {})[work] = times
         for node, times_of in works.items():
             self._same_work.add(node, kinds.get(node), times_of)
@@ -652,15 +652,15 @@ class PaceMonitor:
         nodes = tuple(node.at_pace(factors.get(node.node, 1.0)) for node in self._profile.nodes)
         recorded = self._recorded(self._kept, dataclasses.replace(self._profile, nodes=nodes))
         recorded.links = links
-        found = recorded.profile()
+        profile = recorded.profile()
         if not (changed := self.links.changed()):
-            return found
-        newest = self.links.newest().links(found.links)
+            return profile
+        newest = self.links.newest().links(profile.links)
         return dataclasses.replace(
-            found,
+            profile,
             links=tuple(
                 new if (new.source, new.target) in changed else old
-                for old, new in zip(found.links, newest, strict=True)
+                for old, new in zip(profile.links, newest, strict=True)
             ),
         )
 

@@ -266,13 +266,13 @@ def _mapped_on_top(units: Units, course: Course, share: Share, sizes: Sizes) -> 
     """
     if not share.state_on_disk:
         return 0
-    found = 0
+    most_bytes = 0
     for unit in _local(units, course, share):
         has_given_back = unit == EMBEDDING and not sizes.is_tied and sizes.trained_bytes(unit) >= TABLE_GIVEN_BACK_BYTES
         size = sizes.state_bytes(unit)
         if unit != course.head and size < STATE_GIVEN_BACK_BYTES and not has_given_back:
-            found = max(found, sizes.largest_state_bytes(unit))
-    return found
+            most_bytes = max(most_bytes, sizes.largest_state_bytes(unit))
+    return most_bytes
 
 
 def staying_units(course: Course, share: Share) -> tuple[int, ...]:

@@ -84,13 +84,13 @@ def with_assumed(
     receiving = {node: [link for link in here if link.target == node] for node in nodes}
     links = []
     for source, target in itertools.permutations(sorted(nodes), 2):
-        found = by_pair.get((source, target))
-        if found is None and machines[source] == machines[target]:
-            found = loopback_link(source, target)
-        if found is None:
+        pair_link = by_pair.get((source, target))
+        if pair_link is None and machines[source] == machines[target]:
+            pair_link = loopback_link(source, target)
+        if pair_link is None:
             up, down = sending[source], receiving[target]
             ends = [max((link.rate_bytes_per_s for link in end), default=rate) for end in (up, down)]
-            found = LinkFacts(
+            pair_link = LinkFacts(
                 source=source,
                 target=target,
                 rate_bytes_per_s=min(ends),
@@ -99,7 +99,7 @@ def with_assumed(
                 receive_cpu_s_per_byte=statistics.fmean(link.receive_cpu_s_per_byte for link in down) if down else 0.0,
                 is_assumed=True,
             )
-        links.append(found)
+        links.append(pair_link)
     return tuple(links)
 
 
@@ -208,7 +208,8 @@ class _Lines:
 
     def __init__(self, transfers: Mapping[Pair, Sequence[Transfer]]) -> None:
         self._rates = {
-            pair: [each.num_bytes / (each.end_s - each.begin_s) for each in found] for pair, found in transfers.items()
+            pair: [each.num_bytes / (each.end_s - each.begin_s) for each in messages]
+            for pair, messages in transfers.items()
         }
         self._own = {
             pair: statistics.quantiles(rates, n=4, method="inclusive")[2] for pair, rates in self._rates.items()
@@ -229,9 +230,9 @@ class _Lines:
     def corrected(self, link: LinkFacts) -> LinkFacts:
         """Return the link with its recorded rate."""
         pair = (link.source, link.target)
-        own, rate, rates = self._own[pair], self._could_have[pair], self._rates[pair]
+        recorded, rate, rates = self._own[pair], self._could_have[pair], self._rates[pair]
         known = link.rate_bytes_per_s
-        if own <= known * (1 + _AGREES) and rate >= known * (1 - _AGREES):
+        if recorded <= known * (1 + _AGREES) and rate >= known * (1 - _AGREES):
             return dataclasses.replace(link, is_assumed=False)
         return dataclasses.replace(
             link,
@@ -293,7 +294,7 @@ def _helper_parcels(plan: Plan, sizes: Sizes) -> Iterator[Parcel]:
 
 def takes_parcels(plan: Plan, node: str, sizes: Sizes) -> bool:
     """Whether all parcels that a node sends or gets for techniques are at most ``MAX_BLOB_BYTES``."""
-    return all(one.size_bytes <= MAX_BLOB_BYTES for one in _parcels(plan, sizes) if node in one.nodes)
+    return all(parcel.size_bytes <= MAX_BLOB_BYTES for parcel in _parcels(plan, sizes) if node in parcel.nodes)
 
 
 def _parcels(plan: Plan, sizes: Sizes) -> Iterator[Parcel]:

@@ -180,12 +180,12 @@ def _ratios(before: NodeFacts, after: NodeFacts) -> dict[str, float]:
     if before.work_times == after.work_times:
         return {}
     table = WorkTable(after.work_times, where=f"node {after.node}")
-    found: dict[str, list[float]] = {}
+    by_work: dict[str, list[float]] = {}
     for point in before.work_times:
         work = Work(point.work)
         if point.median_s > 0 and work in table:
-            found.setdefault(point.work, []).append(table.seconds(work, point.size) / point.median_s)
-    ratios = {work: statistics.fmean(values) for work, values in found.items()}
+            by_work.setdefault(point.work, []).append(table.seconds(work, point.size) / point.median_s)
+    ratios = {work: statistics.fmean(values) for work, values in by_work.items()}
     return {work: ratio for work, ratio in ratios.items() if abs(ratio - 1) > _SAME}
 
 
@@ -231,10 +231,10 @@ def check_profile(profile: Profile, course: Course, *, model_digest: str = "", s
                         f"node {node.node} was profiled with {problem}; measure anew with 'ringtune measure'"
                     )
             for name in ("tokens", "task", "adapter", "dtype", "wire_dtype", "optimizer", "dropout"):
-                found, wanted = getattr(node.shape, name), getattr(shape, name)
-                if found != wanted:
+                profiled, needed = getattr(node.shape, name), getattr(shape, name)
+                if profiled != needed:
                     raise PlanError(
-                        f"node {node.node} was profiled with {name} {found}, the job has {wanted}; "
+                        f"node {node.node} was profiled with {name} {profiled}, the job has {needed}; "
                         "measure anew with 'ringtune measure'"
                     )
 
@@ -249,11 +249,11 @@ def numeric_class(facts: NodeFacts, course: Course) -> str:
     It is the device alone if the profile does not have more. Instructions for bfloat16 count where the course rounds
     its products.
     """
-    found = facts.numerics or facts.device
+    text = facts.numerics or facts.device
     if not course.rounds_products:
         for name in BFLOAT16_INSTRUCTIONS:
-            found = found.replace(f" {name},", ",").replace(f" {name} ", " ")
-    return found
+            text = text.replace(f" {name},", ",").replace(f" {name} ", " ")
+    return text
 
 
 def differing_transformers(nodes: Sequence[NodeFacts]) -> list[str]:

@@ -296,7 +296,8 @@ def fullest(parts: Sequence[Mapping[str, MemoryEstimate]]) -> dict[str, MemoryEs
     """Return the largest estimate of each node over some placements."""
     nodes = dict.fromkeys(node for part in parts for node in part)
     return {
-        node: max((part[node] for part in parts if node in part), key=lambda one: one.total_bytes) for node in nodes
+        node: max((part[node] for part in parts if node in part), key=lambda estimate: estimate.total_bytes)
+        for node in nodes
     }
 
 
@@ -315,13 +316,13 @@ def moving_memory(
     received state and the trained state of the old slice. ``before`` and ``after`` are the estimates in the old and the
     next placement.
     """
-    found = {}
+    largest = {}
     for node, here in after.items():
         old = before.get(node, MemoryEstimate())
         coming = tuple(_coming(_new_share(*placements, node), here))
         moments = (MemoryEstimate((*_resting(old), *coming)), MemoryEstimate((*_resting(here), *coming, *_kept(old))))
-        found[node] = max(moments, key=lambda one: one.total_bytes)
-    return found
+        largest[node] = max(moments, key=lambda estimate: estimate.total_bytes)
+    return largest
 
 
 def _new_share(before: Placement, after: Placement, node: str) -> float:
@@ -381,10 +382,10 @@ class DiskNeeds:
     @staticmethod
     def together(needs: Iterable[DiskNeeds]) -> DiskNeeds:
         """Add the needs of nodes that share a disk."""
-        found: dict[tuple[str, str], int] = {}
-        for what, size_bytes, remedy in itertools.chain.from_iterable(one.terms for one in needs):
-            found[what, remedy] = found.get((what, remedy), 0) + size_bytes
-        return DiskNeeds(tuple(DiskTerm(what, size, remedy) for (what, remedy), size in found.items()))
+        sums: dict[tuple[str, str], int] = {}
+        for what, size_bytes, remedy in itertools.chain.from_iterable(need.terms for need in needs):
+            sums[what, remedy] = sums.get((what, remedy), 0) + size_bytes
+        return DiskNeeds(tuple(DiskTerm(what, size, remedy) for (what, remedy), size in sums.items()))
 
     @property
     def total_bytes(self) -> int:

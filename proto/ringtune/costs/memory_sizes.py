@@ -86,8 +86,8 @@ def head_bytes(course: Course, model: ModelFacts, optimizer: str) -> tuple[int, 
 
 def handed_over_bytes(course: Course, model: ModelFacts, optimizer: str) -> int:
     """Bytes of the head, and of an invertible adapter, with their optimizer state."""
-    head, own = sum(head_bytes(course, model, optimizer)), model.embedding_train_bytes
-    return head + own + state_bytes(optimizer, own, model.embedding_factor_bytes) if course.invertible else head
+    head, table = sum(head_bytes(course, model, optimizer)), model.embedding_train_bytes
+    return head + table + state_bytes(optimizer, table, model.embedding_factor_bytes) if course.invertible else head
 
 
 ROW_NUMBER_BYTES: Final = 8
@@ -123,13 +123,13 @@ def data_bytes(
     ``files`` are shared evenly by ``num_owners``; ``rows`` are the owner's, for training and evaluation, or sequences
     of ``packed_rows``.
     """
-    own = sum(map(held_bytes, files)) // max(1, num_owners) + (rows + packed_rows) * ROW_BYTES
+    size_bytes = sum(map(held_bytes, files)) // max(1, num_owners) + (rows + packed_rows) * ROW_BYTES
     if model.fixed_tokens:
-        return own
-    own += sum(
+        return size_bytes
+    size_bytes += sum(
         (_UNPACKED - 1) * held_bytes(file) for file in files if is_arrow(file) or file.suffix.lower() == ".zst"
     ) // max(1, num_owners)
-    return own + VOCABULARY_ENTRY_BYTES * model.vocab_size + rows * max_length * TOKEN_BYTES
+    return size_bytes + VOCABULARY_ENTRY_BYTES * model.vocab_size + rows * max_length * TOKEN_BYTES
 
 
 _UNPACKED: Final = 3
@@ -191,8 +191,8 @@ class SavedGraphs(NamedTuple):
         """
         if start >= stop:
             return 0
-        found = self.micros[start] + sum(self.begins[start + 1 : stop])
-        return min(found, microbatches * -(-(stop - start) // 2))
+        count = self.micros[start] + sum(self.begins[start + 1 : stop])
+        return min(count, microbatches * -(-(stop - start) // 2))
 
 
 def score_token_bytes(model: ModelFacts, item_bytes: int) -> int:
@@ -249,12 +249,12 @@ def kept_graphs(course: Course) -> SavedGraphs | None:
 
 
 def _most(each: Sequence[SavedGraphs | None]) -> SavedGraphs | None:
-    found = [kept for kept in each if kept is not None]
-    if len(found) < len(each):
+    known = [kept for kept in each if kept is not None]
+    if len(known) < len(each):
         return None
 
     def most(field: int) -> tuple[float, ...]:
-        return tuple(map(max, zip(*(kept[field] for kept in found), strict=True)))
+        return tuple(map(max, zip(*(kept[field] for kept in known), strict=True)))
 
     return SavedGraphs(tuple(map(int, most(0))), most(1), tuple(map(int, most(2))))
 

@@ -57,10 +57,10 @@ class MemoryEstimate:
 
     def parts(self) -> dict[str, int]:
         """Return part -> bytes, in the order of ``PARTS``."""
-        found = dict.fromkeys(PARTS, 0)
+        sums = dict.fromkeys(PARTS, 0)
         for term in self.terms:
-            found[term.part] += term.total_bytes
-        return found
+            sums[term.part] += term.total_bytes
+        return sums
 
     def __str__(self) -> str:
         """Write the total and its parts: ``4.0 MiB (weights 3.0 MiB, head 1.0 MiB)``."""
@@ -160,10 +160,10 @@ class Share:
         above = placement.hosts_above(piece.stop)
         microbatches = len(plan.course.microbatch_sizes())
         helps: dict[str, list[Range]] = {}
-        for one in placement.helped_by(node):
-            helps.setdefault(placement.host_of(one.start), []).append(Range(one.start, one.stop))
+        for helper in placement.helped_by(node):
+            helps.setdefault(placement.host_of(helper.start), []).append(Range(helper.start, helper.stop))
         checked = [plan.slice_of(other) for other in checked_by(placement, node)] if audit else []
-        again = max(checked, key=lambda one: one.num_blocks, default=None)  # one of them at a time
+        again = max(checked, key=lambda piece: piece.num_blocks, default=None)  # one of them at a time
         copied = itertools.chain(*copied_from(placement, node).values()) if placement.copies else ()
         return Share(
             is_owner=plan.owner(node) is not None,
@@ -175,15 +175,15 @@ class Share:
             credits=placement.credits,
             recompute=placement.recompute,
             state_on_disk=placement.state_on_disk,
-            helped=tuple(Range(one.start, one.stop) for one in placement.helpers_of(node)),
+            helped=tuple(Range(helper.start, helper.stop) for helper in placement.helpers_of(node)),
             helps=tuple(map(tuple, helps.values())),
             around=NeighbourHosts.of(placement, node, microbatches),
             copies=merged(Range(block, block + 1) for block in copied) if placement.copies else None,
             keeps_heads=placement.copies
-            and any(node in head_holders(plan.course, placement, one.node) for one in plan.course.owners),
+            and any(node in head_holders(plan.course, placement, owner.node) for owner in plan.course.owners),
             audit=audit,
             again=Range(again.start, again.stop) if again is not None else None,
-            helped_again=tuple(Range(one.start, one.stop) for one in placement.helpers) if audit else (),
+            helped_again=tuple(Range(helper.start, helper.stop) for helper in placement.helpers) if audit else (),
             fits_again=len(fits_checked_by(placement, node)) if audit else 0,
         )
 

@@ -96,12 +96,12 @@ class PairWidths(NamedTuple):
 
 def pair_widths(config: str, block: int, *, hidden_size: int, widths: Widths, dropout: float) -> tuple[PairWidths, ...]:
     """Return the pairs of the adapter modules of one block."""
-    found: list[PairWidths] = []
+    pairs: list[PairWidths] = []
     attention: list[_OfAttention] = []
     for part in parse_adapter_config(config):
-        found += _of_part(part, block, hidden_size, widths)
+        pairs += _of_part(part, block, hidden_size, widths)
         attention += _of_attention(part, block, widths, has_dropout=dropout > 0)
-    return (*_attention_pairs(attention, is_merged=widths.merged), *found)
+    return (*_attention_pairs(attention, is_merged=widths.merged), *pairs)
 
 
 class _OfAttention(NamedTuple):
@@ -171,16 +171,18 @@ def pair_token_bytes(
     projected: str = ALL_INPUTS,
 ) -> int:
     """Bytes of pairs per token; ``parts`` and ``projected`` inputs are those of VeLoRA."""
-    outputs = sum(one.outputs for one in found)
-    signs = sum(-(-one.units // 8) for one in found) if wire in LOSSY else 0
+    outputs = sum(pair.outputs for pair in found)
+    signs = sum(-(-pair.units // 8) for pair in found) if wire in LOSSY else 0
     if wire == VELORA:
         kept = sum(
-            num_subtokens(one.inputs, min(parts, one.inputs)) if projected == ALL_INPUTS or one.is_wide else one.inputs
-            for one in found
-            if one.inputs
+            num_subtokens(pair.inputs, min(parts, pair.inputs))
+            if projected == ALL_INPUTS or pair.is_wide
+            else pair.inputs
+            for pair in found
+            if pair.inputs
         )
         return (kept + outputs) * value_bytes + signs
-    values = sum(one.inputs for one in found) + outputs
+    values = sum(pair.inputs for pair in found) + outputs
     return values * (_BFLOAT16_BYTES if wire == BFLOAT16 else value_bytes) + signs
 
 
@@ -216,7 +218,7 @@ def pair_vector_values(found: Sequence[PairWidths], *, projected: str) -> int:
 
     Example: LoRA at down, which reads 1,536 values in 32 parts, has a vector of 48.
     """
-    inputs = (one.inputs for one in found if one.inputs and (projected == ALL_INPUTS or one.is_wide))
+    inputs = (pair.inputs for pair in found if pair.inputs and (projected == ALL_INPUTS or pair.is_wide))
     return sum(subtoken_size(width, min(DEFAULT_PARTS, width)) for width in inputs)
 
 
@@ -303,12 +305,14 @@ class OffloadCosts:
             return blocks * self._packing(size) * costs.work(Work.ENCODE, size)
         if op is Op.FIT:
             return blocks * self.fit_s(costs, size)
-        if op is Op.UPDATE and any(one.has_block(action.start) and one.node != node for one in self._helpers):
+        if op is Op.UPDATE and any(helper.has_block(action.start) and helper.node != node for helper in self._helpers):
             return 0.0
-        if op is Op.UPDATE and any(one.node == node and one.has_block(action.start) for one in self._helpers):
+        if op is Op.UPDATE and any(helper.node == node and helper.has_block(action.start) for helper in self._helpers):
             return self._changed * work_s
         if op is Op.BACKWARD and kind.has_update:
-            helped = sum(max(0, min(action.stop, one.stop) - max(action.start, one.start)) for one in self._helpers)
+            helped = sum(
+                max(0, min(action.stop, helper.stop) - max(action.start, helper.start)) for helper in self._helpers
+            )
             return max(0.0, work_s - helped * self._share * costs.work(Work.FORWARD, size))
         return work_s
 
@@ -322,7 +326,7 @@ class OffloadCosts:
 
     def parcel_bytes(self, payload: str, boundary: int, size: float) -> float:
         """Bytes of pairs or weights of the blocks of one helper from ``boundary`` on."""
-        blocks = next((one.stop - boundary for one in self._helpers if one.has_block(boundary)), 0)
+        blocks = next((helper.stop - boundary for helper in self._helpers if helper.has_block(boundary)), 0)
         return blocks * (size * self._token_bytes if payload == Payload.PAIRS else self._sent_bytes)
 
     def _packing(self, size: float) -> float:

@@ -135,8 +135,8 @@ class WorkTime:
             )
         is_part = self.work in PART_OF.values()
         if not (0 < self.share < 1 if is_part else self.share == 1):
-            wanted = "above 0 and below 1" if is_part else "1"
-            raise InvalidInputError(f"{self.work}.share is {self.share}, it has to be {wanted}; measure anew")
+            needed = "above 0 and below 1" if is_part else "1"
+            raise InvalidInputError(f"{self.work}.share is {self.share}, it has to be {needed}; measure anew")
 
     @property
     def size(self) -> int:
@@ -160,8 +160,8 @@ class WorkTable:
         for point in points:
             self._shares[point.work] = point.share
             self._points.setdefault(point.work, []).append((point.size, point.median_s))
-        for found in self._points.values():
-            found.sort()
+        for curve in self._points.values():
+            curve.sort()
 
     def __contains__(self, work: str) -> bool:
         return work in self._points

@@ -125,7 +125,7 @@ class Copies:
 
 def _is_used_before(seq: int, heads: Iterable[ItemState]) -> bool:
     """Whether an own micro-batch before item ``seq`` needs the copies: until its head, which may be a tied one."""
-    return any(own.heads and own.item.seq < seq for own in heads)
+    return any(state.heads and state.item.seq < seq for state in heads)
 
 
 def _keeps_graphs(backwards: Iterable[ItemState]) -> bool:
@@ -230,9 +230,9 @@ class HelperItems:
         if place is None or place.receive is None:
             return None
         payload, boundary, _ = place.receive
-        found = self._arrived.pop(TensorKey(payload, flow.seq, flow.micro, boundary), None)
-        if found is not None:
-            flow.arrived = found
+        tensor = self._arrived.pop(TensorKey(payload, flow.seq, flow.micro, boundary), None)
+        if tensor is not None:
+            flow.arrived = tensor
         return flow if flow.arrived is not None else None
 
     def passed(self, flow: MicroBatchState) -> None:
@@ -343,4 +343,4 @@ class Exchange:
         """The helper that sends the weights of an update; empty if this node computes it."""
         if not self._helpers:
             return ""
-        return next((one.node for one in self._helpers if one.has_block(update.start)), "")
+        return next((helper.node for helper in self._helpers if helper.has_block(update.start)), "")

@@ -276,8 +276,8 @@ class NodeEngine:
     def waiting_for(self) -> str:
         """Describe the message that the oldest unfinished micro-batch awaits: seconds, content, sender."""
         awaited = self.awaited()
-        found = f"for {awaited.text}" if awaited is not None else "with no micro-batch under way"
-        return f"waited {self._wait_s:g} s {found}"
+        reason = f"for {awaited.text}" if awaited is not None else "with no micro-batch under way"
+        return f"waited {self._wait_s:g} s {reason}"
 
     def awaited(self) -> Awaited | None:
         """Return the message that the oldest unfinished micro-batch awaits; None = no micro-batch is under way."""

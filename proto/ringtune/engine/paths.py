@@ -67,10 +67,10 @@ class Credits:
 
     def channel(self, target: str, boundary: int, most: int = 0) -> Channel:
         """Return the channel to a node for a boundary, always the same object; ``most`` 0 = the default."""
-        found = self.known.get((target, boundary))
-        if found is None:
-            found = self.known[target, boundary] = Channel(target, boundary, most or self._most)
-        return found
+        channel = self.known.get((target, boundary))
+        if channel is None:
+            channel = self.known[target, boundary] = Channel(target, boundary, most or self._most)
+        return channel
 
 
 def max_embeds(plan: Plan, node: str) -> int:
@@ -252,7 +252,9 @@ class ItemState:
             self.copies = [update for update in self.updates if update.start in replicated_units(course, item)]
             self.updates = [update for update in self.updates if update not in self.copies]
         helped = [helper.has_block for helper in plan.placement.helped_by(node)]
-        self.helped = [one for one in self.updates if one.op is Op.UPDATE and any(has(one.start) for has in helped)]
+        self.helped = [
+            update for update in self.updates if update.op is Op.UPDATE and any(has(update.start) for has in helped)
+        ]
         self.updates = [update for update in self.updates if update not in self.helped]
         self.fits = deque(MicroBatchState(self, micro, path) for micro, path in enumerate(fits) if path is not None)
         self.flows = [MicroBatchState(self, micro, path) for micro, path in enumerate(paths) if path is not None]

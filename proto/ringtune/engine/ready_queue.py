@@ -58,12 +58,12 @@ class UnitVersions:
             for unit in range(update.start, update.stop):
                 self._blocks[unit] += 1
 
-    def are(self, wanted: Mapping[int, int], place: Place) -> bool:
-        """Whether each unit of the place has its version in ``wanted``."""
+    def are(self, versions: Mapping[int, int], place: Place) -> bool:
+        """Whether each unit of the place has its version in ``versions``."""
         blocks = self._blocks
-        if blocks == wanted:  # all that is hosted here, which is the usual case
+        if blocks == versions:  # all that is hosted here, which is the usual case
             return True
-        return all(wanted.get(unit) == blocks.get(unit) for unit in range(place.start, place.stop))
+        return all(versions.get(unit) == blocks.get(unit) for unit in range(place.start, place.stop))
 
 
 class HeadTracker:
@@ -193,17 +193,17 @@ class ReadyQueue:
 
     def paths(self, ways: Sequence[Legs]) -> list[Path | None]:
         """Return the path of each micro-batch with these legs, computed once; None for one without legs."""
-        found: list[Path | None] = []
+        paths: list[Path | None] = []
         for at, legs in enumerate(ways):
             if at and legs is ways[at - 1]:
-                found.append(found[-1])
+                paths.append(paths[-1])
                 continue
             path = self._paths.get(legs)
             if path is None and legs:
                 pairs_boundary = credit_boundary(self._course, Payload.PAIRS)
                 path = self._paths[legs] = Path(legs, self._private_blocks, self._credits, pairs_boundary)
-            found.append(path)
-        return found
+            paths.append(path)
+        return paths
 
     def take_on(self, state: ItemState) -> None:
         """Add an item and its micro-batches to the queues."""
@@ -368,9 +368,9 @@ class ReadyQueue:
 
     def next_update(self) -> tuple[Action, ItemState] | None:
         """Choose an update or a save that is possible; None if there is none."""
-        found = self._next_own_update() or self.exchange.next_update(self._heads, self._backwards)
-        self.may_update = found is not None
-        return found
+        update = self._next_own_update() or self.exchange.next_update(self._heads, self._backwards)
+        self.may_update = update is not None
+        return update
 
     def _next_own_update(self) -> tuple[Action, ItemState] | None:
         while self._updating and not self._updating[0].holds_graph:
@@ -392,13 +392,13 @@ class ReadyQueue:
             cut, self._going_on = self._going_on, None
             if cut.place is not None and self._is_next(cut, cut.place):
                 return cut
-        if self._may_run_head and (found := self._ready_head()) is not None:
-            return found
-        if self._may_go_down and (found := self._ready_backward()) is not None:
-            return found
-        if self._is_helper and (found := self.exchange.helping.next_fit()) is not None:
-            return found
-        found = None
+        if self._may_run_head and (chosen := self._ready_head()) is not None:
+            return chosen
+        if self._may_go_down and (chosen := self._ready_backward()) is not None:
+            return chosen
+        if self._is_helper and (chosen := self.exchange.helping.next_fit()) is not None:
+            return chosen
+        chosen = None
         barrier, floor = math.inf, self._floor
         for flow in self._upward:
             place = flow.place
@@ -407,20 +407,22 @@ class ReadyQueue:
             if place.stop <= barrier and (place.receive is None or flow.arrived) and self._is_ready(flow, place):
                 if place.rank == _FORWARD_RANK:
                     return flow
-                if found is None:
-                    found = flow
+                if chosen is None:
+                    chosen = flow
             if place.frontier < barrier:
                 barrier = place.frontier
                 if barrier <= floor:
                     break
         if self._embeds and self._embeds_in_flight < self._max_embeds:
-            return self._or_embedding(found)
-        return found
+            return self._or_embedding(chosen)
+        return chosen
 
     def _is_next(self, flow: MicroBatchState, place: Place) -> bool:
         """Whether a micro-batch can move upward without overtaking an older one."""
-        older = itertools.takewhile(lambda one: one is not flow, self._upward)
-        return all(one.place and one.place.frontier >= place.stop for one in older) and self._is_ready(flow, place)
+        older = itertools.takewhile(lambda before: before is not flow, self._upward)
+        return all(before.place and before.place.frontier >= place.stop for before in older) and self._is_ready(
+            flow, place
+        )
 
     def _is_possible(self, update: Action, state: ItemState, upward_seq: float) -> bool:
         """Whether the predecessors of an update or a save are done; item ``upward_seq`` is the oldest in forward."""
@@ -456,7 +458,7 @@ class ReadyQueue:
     def _ready_backward(self) -> MicroBatchState | None:
         """The oldest micro-batch that can go backward here."""
         for state in itertools.islice(self._backwards, self._max_graphs):
-            wanted = state.backward_versions
+            versions = state.backward_versions
             for waiting in (state.backwards, state.embedding_backwards):
                 if not waiting:
                     continue
@@ -464,7 +466,7 @@ class ReadyQueue:
                 place = flow.place
                 if place is None or not place.is_downward or (place.receive is not None and flow.arrived is None):
                     continue
-                if wanted and not self.versions.are(wanted, place):
+                if versions and not self.versions.are(versions, place):
                     continue
                 if place.credit is None or place.credit.left > 0:
                     return flow
@@ -478,8 +480,8 @@ class ReadyQueue:
         if place.credit is not None and place.credit.left <= 0:
             self._is_starved = True
             return False
-        wanted = flow.state.forward_versions
-        return not wanted or not place.has_version or self.versions.are(wanted, place)
+        versions = flow.state.forward_versions
+        return not versions or not place.has_version or self.versions.are(versions, place)
 
     def _or_embedding(self, found: MicroBatchState | None) -> MicroBatchState | None:
         """Return the next embedding if it can run and is older than ``found``; else ``found``."""

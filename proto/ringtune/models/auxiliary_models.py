@@ -39,8 +39,6 @@ the adapter's name: ``transformer.h.0.attn.c_attn.ringtune.query.weight``.
 Tensors of the library's adapters are in the same file under the library's names, and their configuration is in
 ``adapter.json``, so that the library does not load one half as the whole.
 
-In version 1 the keys of one part were beside ``format``, and there was no ``library``.
-
 Source: ColA, section 4 and appendix B (low rank, linear and MLP as auxiliary models).
 """
 
@@ -191,7 +189,6 @@ def places_beside(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 FORMAT: Final = "ringtune-auxiliary"
 VERSION: Final = 2
-_ONE_KIND: Final = 1
 
 _LIBRARY_MODULES: Final = ("adapters", "loras", "refts", "invertible_adapters")
 """Parents of the library's modules. Source: adapters 1.3.0, ``AdapterLoader.filter_func``."""
@@ -231,15 +228,12 @@ def describe(
 
 def described(content: Mapping[str, Any], *, where: str) -> AdapterDescription:
     """Parse the content of ``adapter.json``; ``where`` is its path, for messages; raises ``IntegrityError``."""
-    version = content.get("version")
-    if content.get("format") != FORMAT or version not in (_ONE_KIND, VERSION):
+    if content.get("format") != FORMAT or content.get("version") != VERSION:
         raise IntegrityError(
             f"{where} is not of the format {FORMAT!r}, version {VERSION}; take the folder of a run with adapter.config "
             f"= {' or '.join(AUXILIARY_KINDS)}, and the RingTune that wrote it"
         )
     _check(content, _RULES, where)
-    if version == _ONE_KIND:
-        return AdapterDescription((_part(content, where),), content["name"], content["model_type"])
     parts, library = content.get("parts"), content.get("library")
     if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):
         raise _odd("parts", parts, where)

@@ -143,6 +143,17 @@ class CheckpointManifest:
         return CheckpointManifest.from_json(value)
 
 
+def of_one_course(
+    job: Job, plan: Plan, manifests: Sequence[CheckpointManifest], lengths: Sequence[Length]
+) -> tuple[CheckpointManifest, ...]:
+    """Return the checkpoints without those from before an owner was lost or came back, except the newest.
+
+    ``plan`` is that of the newest, which is first; ``lengths`` are former ones of the run.
+    """
+    known = set[str]().union(*digests(job, plan, lengths).values())
+    return tuple(manifest for manifest in manifests if manifest is manifests[0] or manifest.plan_digest in known)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resume:
     """The values with which a submitter continues a run.
@@ -208,24 +219,24 @@ class Resume:
     @property
     def saved_step(self) -> int:
         """The step of the newest checkpoint with shards; -1 = there is none."""
-        return max((one.step for one in self.manifests if one.shards), default=-1)
+        return max((manifest.step for manifest in self.manifests if manifest.shards), default=-1)
 
     def rest(self, placement_number: int) -> Plan:
         """Return the plan from a placement on: the nodes of those before may be gone.
 
         A run that can't move while it trains has one: those after it are of a part that is not continued.
         """
-        kept = tuple(one for one in self.plan.placements if one.placement_number >= placement_number)
+        kept = tuple(placement for placement in self.plan.placements if placement.placement_number >= placement_number)
         return Plan(self.plan.course, kept[:1] if stay_reason(self.plan.course) else kept)
 
     def whole(self, placement_number: int) -> Plan:
         """Return the plan of a run that goes on from a placement: those before it, and ``rest``."""
-        before = (one for one in self.plan.placements if one.placement_number < placement_number)
+        before = (placement for placement in self.plan.placements if placement.placement_number < placement_number)
         return Plan(self.plan.course, (*before, *self.rest(placement_number).placements))
 
     def manifests_of(self, node: str) -> tuple[CheckpointManifest, ...]:
         """List the manifests with a shard of a node."""
-        return tuple(one for one in self.manifests if any(shard.node == node for shard in one.shards))
+        return tuple(manifest for manifest in self.manifests if any(shard.node == node for shard in manifest.shards))
 
 
 class SavedPart(NamedTuple):
@@ -258,7 +269,7 @@ class CheckpointHolders:
     ) -> None:
         self._manifest, self._course, self._placement = manifest, course, placement
         settled = course.decided(manifest.unfreezing.unfreeze_at, manifest.operations)
-        self._trained = tuple(one for one in range(course.num_blocks) if was_trained(settled, one, manifest.step))
+        self._trained = tuple(block for block in range(course.num_blocks) if was_trained(settled, block, manifest.step))
         # block -> node -> digest of its shard; empty = a file beside shards
         self._holders: dict[int, dict[str, str]] = {block: {} for block in self._trained}
         self._heads: dict[str, str] = {}

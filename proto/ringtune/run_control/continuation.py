@@ -116,7 +116,7 @@ def _equal_values() -> Iterator[tuple[str, Sequence[object]]]:
 def with_state_where_asked(plan: Plan, job: Job) -> Plan:
     """Copy a plan with ``state_on_disk`` of every placement as in the job."""
     on_disk = job.keeps_state_on_disk
-    placements = tuple(dataclasses.replace(one, state_on_disk=on_disk) for one in plan.placements)
+    placements = tuple(dataclasses.replace(placement, state_on_disk=on_disk) for placement in plan.placements)
     return dataclasses.replace(plan, placements=placements)
 
 
@@ -125,7 +125,7 @@ def equal_jobs(job: Job, plan: Plan) -> tuple[tuple[Job, Plan], ...]:
     keys = _result_keys(job)
     values = [(name, value) for name, equal in _equal_values() if keys.get(name) in equal for value in equal]
     jobs = [job.with_overrides({name: value}) for name, value in values] or [job]
-    return tuple((one, with_state_where_asked(plan, one)) for one in jobs)
+    return tuple((variant, with_state_where_asked(plan, variant)) for variant in jobs)
 
 
 LENGTH_KEYS: Final = tuple(f"train.{name}" for name in LENGTHS)
@@ -177,13 +177,13 @@ def plan_of_checkpoint(job: Job, plan: Plan, known: Collection[str], lengths: Se
     That is the first plan with a digest in ``known``, going back loss by loss and return by return; ``plan`` itself
     where none matches. ``lengths`` are former ones of the run.
     """
-    found = plan
+    candidate = plan
     while True:
-        if any(not written.isdisjoint(known) for written in digests(job, found, lengths).values()):
-            return found
-        if not found.course.left_out:
+        if any(not written.isdisjoint(known) for written in digests(job, candidate, lengths).values()):
+            return candidate
+        if not candidate.course.left_out:
             return plan
-        found = Plan(course_before(found.course, whole_num_steps(job, found.course)), found.placements)
+        candidate = Plan(course_before(candidate.course, whole_num_steps(job, candidate.course)), candidate.placements)
 
 
 def longer(plan: Plan, job: Job) -> Plan:
@@ -206,12 +206,12 @@ def digests(job: Job, plan: Plan, lengths: Sequence[Length]) -> dict[str, set[st
 
     ``lengths`` are former ones of the run.
     """
-    found: dict[str, set[str]] = {}
-    for one, placed in equal_jobs(job, plan):
-        found.setdefault(job_digest(one), set()).update(part.digest for part in placed.parts)
+    written: dict[str, set[str]] = {}
+    for variant, placed in equal_jobs(job, plan):
+        written.setdefault(job_digest(variant), set()).update(part.digest for part in placed.parts)
         for length in lengths:
-            before = length.applied(one)
+            before = length.applied(variant)
             course = dataclasses.replace(placed.course, num_steps=num_steps_of(before, placed))
             parts = dataclasses.replace(placed, course=course).parts
-            found.setdefault(job_digest(before), set()).update(part.digest for part in parts)
-    return found
+            written.setdefault(job_digest(before), set()).update(part.digest for part in parts)
+    return written

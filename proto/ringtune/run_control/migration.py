@@ -52,7 +52,9 @@ class WeightPrefetch:
 
     def prefetch_next(self, plan: Plan, tried: int, lost: Collection[str]) -> list[FetchAhead]:
         """Start the prefetch for the first planned placement after number ``tried``, unless it was asked for before."""
-        following = next((one.placement_number for one in plan.placements if one.placement_number > tried), None)
+        following = next(
+            (placement.placement_number for placement in plan.placements if placement.placement_number > tried), None
+        )
         if following is None or following in self._asked:
             return []
         return self._ask(plan.at(following), lost)
@@ -73,9 +75,9 @@ class WeightPrefetch:
             return None
         return LogFetched(
             event.placement_number,
-            tuple((one.node, one.num_bytes) for one in self._answers if one.num_bytes),
-            max(one.seconds for one in self._answers),
-            tuple((one.node, one.problem) for one in self._answers if one.problem),
+            tuple((answer.node, answer.num_bytes) for answer in self._answers if answer.num_bytes),
+            max(answer.seconds for answer in self._answers),
+            tuple((answer.node, answer.problem) for answer in self._answers if answer.problem),
         )
 
     def found(self) -> Replanned | None:

@@ -567,7 +567,7 @@ class Recovery:
             repeats = tuple(dict.fromkeys((StepKind.CHECKPOINT, *repeats)))  # those before have an owner more
         start = StartPoint(
             step=self.step,
-            holder=kept.head_owner([one.node for one in part.course.owners if one.node in self._nodes]),
+            holder=kept.head_owner([owner.node for owner in part.course.owners if owner.node in self._nodes]),
             first_turn=last.index + 1 if last else 0,
             first_seq=last.end_seq if last else 0,
             placement_number=self.placement_number,
@@ -597,7 +597,7 @@ class Recovery:
     def log(self, before: Course, plan: Plan, now_s: float) -> LogRecovery:
         """Make the log entry after all have moved; ``before`` is the course until then."""
         fetched = tuple(sorted(self._bytes.items()))
-        out = tuple(one.node for one in before.owners if plan.course.owner(one.node) is None)
+        out = tuple(owner.node for owner in before.owners if plan.course.owner(owner.node) is None)
         return LogRecovery(
             self.step,
             self.lost,

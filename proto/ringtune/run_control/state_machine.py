@@ -573,7 +573,7 @@ class RunStateMachine:
     @property
     def left_out(self) -> tuple[str, ...]:
         """The owners whose turns are left out."""
-        return tuple(one.owner.node for one in self._course.absent) if self.plan is not None else ()
+        return tuple(absent.owner.node for absent in self._course.absent) if self.plan is not None else ()
 
     def return_reason(self, node: str) -> str:
         """Say why an owner whose turns are left out is not taken back; empty if it is, at the next turn boundary."""
@@ -649,7 +649,7 @@ class RunStateMachine:
         In the same placement, unless a node is lost. Arguments as for ``Recovery``.
         """
         self._grants = self._grants or self._new_granting()
-        numbers = (one.placement_number for one in self._required_migration.plan.placements)
+        numbers = (placement.placement_number for placement in self._required_migration.plan.placements)
         self._newest_placement_number = max(self._newest_placement_number, *numbers) + 1
         self._log.forget_held()
         self._evaluation.forget()

@@ -114,13 +114,13 @@ class OpenTurns:
     @property
     def needs_more(self) -> bool:
         """Whether to grant more turns: fewer than two are open, or fewer than ``items_ahead`` items."""
-        ahead = sum(one.turn.num_items - len(one.reported) for one in self._open.values())
+        ahead = sum(open_turn.turn.num_items - len(open_turn.reported) for open_turn in self._open.values())
         return len(self._open) < 2 or ahead < self._items_ahead
 
     @property
     def change_anything(self) -> bool:
         """Whether an open turn trains or saves; score and evaluation turns change no state."""
-        kinds = [one.turn.kind for one in self._open.values()]
+        kinds = [open_turn.turn.kind for open_turn in self._open.values()]
         return any(kind.has_update or kind is StepKind.CHECKPOINT for kind in kinds)
 
     @property
@@ -138,7 +138,7 @@ class OpenTurns:
 
     def of_item(self, seq: int) -> Turn | None:
         """Find the open turn of the item ``seq``."""
-        turns = (one.turn for one in self._open.values())
+        turns = (open_turn.turn for open_turn in self._open.values())
         return next((turn for turn in turns if turn.first_seq <= seq < turn.end_seq), None)
 
     def item_done(self, turn: Turn, told: StepReported) -> bool:

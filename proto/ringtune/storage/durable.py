@@ -370,8 +370,20 @@ class FileLock:
         self._path, self._busy, self._is_reentrant = path, busy, is_reentrant
         self._key: tuple[int, int] | None = None
 
-    def acquire(self) -> None:
-        """Acquire the lock without waiting; raises ``BusyError`` or ``StorageError``."""
+    def acquire(self, *, wait_s: float = 0.0, stop: threading.Event | None = None) -> None:
+        """Acquire the lock within ``wait_s`` seconds, or until ``stop`` is set.
+
+        Raises ``BusyError`` or ``StorageError``.
+        """
+        end_s, stop = time.monotonic() + wait_s, stop or threading.Event()
+        while True:
+            try:
+                return self._acquire()
+            except BusyError:
+                if time.monotonic() >= end_s or stop.wait(_RETRY_S):
+                    raise
+
+    def _acquire(self) -> None:
         with storage_errors(self._path), self._guard:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             descriptor = os.open(self._path, flags, 0o600)
@@ -380,7 +392,7 @@ class FileLock:
             if held is not None:
                 os.close(descriptor)
                 if not self._is_reentrant or held.thread != threading.get_ident():
-                    raise BusyError(self._busy.format(holder=f"process {os.getpid()} (this one)"))
+                    raise self._refusal(f"process {os.getpid()} (this one)")
                 held.count += 1
             else:
                 self._lock(descriptor)
@@ -402,10 +414,12 @@ class FileLock:
             os.close(descriptor)
             if not isinstance(error, BlockingIOError):
                 raise
-            holder = f"process {pid}" if pid.isdecimal() else "another process"
-            raise BusyError(self._busy.format(holder=holder)) from error
+            raise self._refusal(f"process {pid}" if pid.isdecimal() else "another process") from error
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def _refusal(self, holder: str) -> BusyError:
+        return BusyError(self._busy.replace("{holder}", holder))  # a path in it may have braces
 
     def release(self) -> None:
         """Release the lock once; it is free after as many releases as acquisitions."""

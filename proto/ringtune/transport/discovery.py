@@ -62,7 +62,7 @@ def read_announcement(
     ``name`` is without the service's; of ``addresses`` the first usable one is taken.
     """
     version, authority = _text(words.get(b"version")), _text(words.get(b"authority"))
-    host = next((one for one in addresses[:_MAX_ADDRESSES] if _can_be_called(one)), "")
+    host = next((address for address in addresses[:_MAX_ADDRESSES] if _can_be_called(address)), "")
     known = words.get(b"form") == _FORM and _VERSION.fullmatch(version) is not None
     if not known or not host or not isinstance(port, int) or not 0 < port < 65536:
         return None
@@ -90,7 +90,7 @@ def choose(found: Iterable[Announcement], *, authorities: Sequence[str], what: s
     ``authorities`` are the SHA-256, hex, of those that the node's token or certificate (``what``, for messages) trusts;
     none = it has neither.
     """
-    listed = sorted(set(found), key=lambda one: (one.address, one.name))
+    listed = sorted(set(found), key=lambda announcement: (announcement.address, announcement.name))
     if not listed:
         raise ConnectionFailedError(
             f"no coordinator was found on this network within {looked_s:g} s; give --coordinator HOST:PORT. One is "
@@ -103,7 +103,7 @@ def choose(found: Iterable[Announcement], *, authorities: Sequence[str], what: s
             "HOST:PORT with --insecure where the network is trusted"
         )
     prefixes = [sha256[:_PREFIX_DIGITS] for sha256 in authorities]
-    trusted = {one.address for one in listed if one.authority in prefixes}
+    trusted = {announcement.address for announcement in listed if announcement.authority in prefixes}
     if not trusted:
         raise TrustError(
             f"found {lines}; none has the authority {' or '.join(prefixes)} of {what}, which was shown to none of "

@@ -127,7 +127,7 @@ def machine_address() -> str:
             continue
         if not is_loopback(join_address(address, 9)):
             return address
-    return next((one for one in _interface_addresses() if not is_loopback(join_address(one, 9))), "")
+    return next((address for address in _interface_addresses() if not is_loopback(join_address(address, 9))), "")
 
 
 def _interface_addresses() -> Iterator[str]:

@@ -29,7 +29,6 @@ from coordinator.screen.progress import Progress
 from ringtune.errors import BusyError, IntegrityError, JobError, PlanError, StorageError, UsageError
 from ringtune.job.job import load_job
 from ringtune.schedule.operation_tables import ScheduledTable, tables_from_json, tables_to_json
-from ringtune.storage.durable import is_claimed
 from ringtune.v1 import control_pb2
 from ringtune.v1.control_pb2 import FileChunk
 from tests.contract.run_control.test_checkpoint import manifest
@@ -270,20 +269,13 @@ def test_folder_that_is_replaced_keeps_every_file(own: set[str], others: set[str
         assert found == {path: path.encode() for path in own}
 
 
-def test_run_of_an_earlier_version_is_known_by_files_that_can_be_read(tmp_path: Path) -> None:
-    """It has no marker; one file less, or one that is no such file, and the folder is somebody's."""
+def test_folder_without_the_marker_of_a_run_is_somebodys(tmp_path: Path) -> None:
+    """Even with all files of a run: nothing in it is moved, or written over."""
     out = write_run(tmp_path / "run")
-    (out / "metrics.jsonl").write_text('{"step": 0, "loss": 1.0}\n')
-    for name in ("job.toml", "plan.json", "metrics.jsonl"):
-        (out / ".ringtune-run").unlink(missing_ok=True)
-        content = (out / name).read_text()
-        for damage in ("", "mine"):
-            (out / name).write_text(damage)
-            with pytest.raises(UsageError, match="is not the folder of a run"), RunFolder(out, resume=True):
-                pass
-        (out / name).write_text(content)
-        with RunFolder(out, resume=True):
-            assert is_claimed(out, "run")
+    (out / ".ringtune-run").unlink()
+    with pytest.raises(UsageError, match="is not the folder of a run"), RunFolder(out, resume=True):
+        pass
+    assert not (out / ".ringtune-run").exists()
 
 
 @pytest.mark.parametrize("key", ["data__train", "data__eval", "model__path", "adapter__from"])

@@ -55,8 +55,8 @@ def ledger() -> RunLedger:
 def step(books: RunLedger, turn: Turn, offset: int, loss: float, ended_unix_s: float) -> None:
     """One train step of a turn with four rows."""
     number = turn.first_step + offset
-    values = {"loss_sum": 4 * loss, "count": 4.0, "correct": 3.0}
-    books.step_done(turn, turn.first_seq + offset, number, depth(PLAN.course, number), values, ended_unix_s)
+    values = (("loss_sum", 4 * loss), ("count", 4.0), ("correct", 3.0))
+    books.step_done(rd.LogStep(turn, turn.first_seq + offset, number, depth(PLAN.course, number), values), ended_unix_s)
 
 
 def test_ledger_lines_have_bytes_and_seconds() -> None:
@@ -85,7 +85,9 @@ def test_seconds_of_steps_have_no_evaluation_in_them() -> None:
     at = turn.end_seq
     judging = dataclasses.replace(turn, kind=StepKind.EVALUATE, index=1, first_seq=at, num_items=2)
     for index, ended_unix_s in enumerate((105.0, 112.0)):
-        books.step_done(judging, at + index, turn.end_step, 1, {"loss_sum": 1.0, "count": 4.0}, ended_unix_s)
+        books.step_done(
+            rd.LogStep(judging, at + index, turn.end_step, 1, (("loss_sum", 1.0), ("count", 4.0))), ended_unix_s
+        )
     assert books.turn_done(judging) == []
     after = dataclasses.replace(TURNS[1], first_seq=at + 2)
     step(books, after, 0, 0.5, 112.5)
@@ -108,7 +110,7 @@ def test_ledger_lines_of_late_reports_and_of_other_turns() -> None:
     assert books.turn_done(second)[0]["bytes"] == {"a>b": 11}
     # So that one sees how far it has come
     score = dataclasses.replace(TURNS[1], kind=StepKind.SCORE)
-    progress = ledger().step_done(score, score.first_seq + 1, 0, 0, {}, 101.0)
+    progress = ledger().progress_of(rd.ShowStep(score, score.first_seq + 1, 0, 0, ()))
     assert (progress["batch"], progress["batches"]) == (2, score.num_items)
     # Blocks that never train are full in each table, which says nothing; here the upper half trains
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=2, every_steps=1)
@@ -259,7 +261,7 @@ def test_report_counts_gradients_of_units_by_link() -> None:
     ledger.add_traffic("a", 0, "b", Payload.UNIT_GRAD, 700)
     ledger.add_traffic("a", 0, "b", Payload.HIDDEN, 100)
     for seq in (0, 1):
-        ledger.step_done(turn, seq, seq, 0, {"count": 1.0, "loss_sum": 1.0}, float(seq))
+        ledger.step_done(rd.LogStep(turn, seq, seq, 0, (("count", 1.0), ("loss_sum", 1.0))), float(seq))
     first, second = ledger.turn_done(turn)
     assert (first["bytes"], first["unit_gradient_bytes"]) == ({"a>b": 800}, {"a>b": 700})
     assert "unit_gradient_bytes" not in second
@@ -294,7 +296,7 @@ def test_report_counts_pairs_and_weights_by_link_and_seconds_of_fitting() -> Non
     ):
         ledger.add_traffic(source, 0, target, payload, size)
     ledger.add_spans("z", [Span(parse_action(text, 4), 1.0, 1.5) for text in ("A0.0[0,2)", "U0[0,2)")])
-    ledger.step_done(turn, 0, 0, 0, {"count": 1.0, "loss_sum": 1.0}, 1.0)
+    ledger.step_done(rd.LogStep(turn, 0, 0, 0, (("count", 1.0), ("loss_sum", 1.0))), 1.0)
     line = ledger.turn_done(turn)[0]
     assert (line["pair_bytes"], line["helper_weight_bytes"]) == ({"a>z": 700}, {"z>a": 30})
     assert line["bytes"] == {"a>z": 700, "z>a": 30, "a>b": 100}

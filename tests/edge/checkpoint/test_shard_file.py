@@ -86,7 +86,7 @@ def test_shard_with_factored_state_of_another_shape_is_refused() -> None:
     optimizer = optimizer_of(own, "adafactor")
     train(own, optimizer, "0.up")
     state = optimizer.tensors()
-    expected = r"moments has 0.up/row_var as torch.float32 \[2, 1\], expected torch.float32 \[3, 1\]"
+    expected = r"moments has 0.up/row_var as F32 \[2, 1\], expected F32 \[3, 1\]"
     target = parameters(1)
     holder = TrainingState(
         values={},
@@ -132,7 +132,7 @@ def test_shard_that_does_not_fit_changes_nothing() -> None:
         (good[:-1], METADATA, False, "damaged"),
         (b"", METADATA, False, "damaged"),
         (other_slice, METADATA, False, "not those of this node's slice"),
-        (to_shard(misshapen, None, None, METADATA), METADATA, False, r"has 0.up as torch.float32 \[3\], expected"),
+        (to_shard(misshapen, None, None, METADATA), METADATA, False, r"has 0.up as F32 \[3\], expected"),
         (good, METADATA, True, "has no head, but this node held it"),
         (to_shard(parameters(0), None, b"head", METADATA), METADATA, False, "has a head, but another node held it"),
         (save({"adapter/0.up": torch.ones(1)}), METADATA, False, "does not say what it is of"),

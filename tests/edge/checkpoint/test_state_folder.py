@@ -96,7 +96,7 @@ def test_state_folder_lets_one_process_write(tmp_path: Path) -> None:
     process = context.Process(target=hold, args=(tmp_path, theirs))
     process.start()
     assert ours.poll(10.0)
-    with pytest.raises(BusyError, match="another agent uses the folder"):
+    with pytest.raises(BusyError, match=f"another agent, process {process.pid}, uses the folder"):
         StateFolder(tmp_path, "a", timeout_s=0.0)
     process.kill()
     process.join(30.0)

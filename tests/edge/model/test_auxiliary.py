@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,25 +114,6 @@ def test_loaded_models_may_differ_by_matrix_and_block(saved: Write) -> None:
     assert torch.equal(outputs_of(load_auxiliary(plain(made.base), made.folder)), made.outputs)
     with pytest.raises(UsageError, match=r"kind 'mlp', and only 'linear' is a matrix"):
         merge_auxiliary(plain(made.base), made.folder)
-
-
-def test_folder_of_the_first_version_is_read(saved: Write, tmp_path: Path) -> None:
-    """It had one kind, beside the other keys."""
-    made = saved("bert", MLP)
-    folder = Path(shutil.copytree(made.folder, tmp_path / "adapter"))
-    content = json.loads((folder / "adapter.json").read_text())
-    (part,) = content.pop("parts")
-    content.pop("library")
-    (folder / "adapter.json").write_text(json.dumps({**content, **part, "version": 1}))
-    assert torch.equal(outputs_of(load_auxiliary(plain(made.base), folder)), made.outputs)
-
-
-def test_name_in_earlier_model_cards_still_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The import that cards of earlier versions print gives the same function, and says where it is now."""
-    monkeypatch.delitem(sys.modules, "edge.model.auxiliary.loading", raising=False)
-    with pytest.warns(FutureWarning, match="from edge.model.auxiliary"):
-        earlier = importlib.import_module("edge.model.auxiliary.loading")
-    assert earlier.load_auxiliary is load_auxiliary
 
 
 def _other_family(folder: Path) -> None:

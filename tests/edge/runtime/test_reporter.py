@@ -19,6 +19,7 @@ from ringtune.engine import events as ev
 from ringtune.engine.events import Handled, Span
 from ringtune.engine.node_engine import NodeEngine
 from ringtune.errors import IntegrityError
+from ringtune.run_control.events import LogStep
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.turns import Item, StartPoint, Turn, items, turn_sequence
 from ringtune.v1 import control_pb2
@@ -70,7 +71,7 @@ def test_seconds_of_steps_do_not_depend_on_an_owners_wall_clock(monkeypatch: pyt
                 if turn.owner == "b":
                     patch.setattr(time, "time", lambda: wall_clock() + wrong_s)  # noqa: B023
                 for step in _reported(turn, list(items(plan.course, turn))):
-                    books.step_done(turn, step.seq, step.step, 1, {"count": 1.0}, step.at_unix_s)
+                    books.step_done(LogStep(turn, step.seq, step.step, 1, (("count", 1.0),)), step.at_unix_s)
             seconds += [line["seconds"] for line in books.turn_done(turn)]
         assert seconds == pytest.approx([1.0] * len(seconds), abs=1e-3), wrong_s
         assert len(seconds) > 2
