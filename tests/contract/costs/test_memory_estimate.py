@@ -54,23 +54,6 @@ def _memory(plan: Plan, node: str, optimizer: str = "adamw") -> MemoryEstimate:
     return node_memory(plan, node, MODEL, optimizer=optimizer, activation_token_bytes=7)
 
 
-def test_memory_of_an_owner_without_blocks_counts_embedding_and_head() -> None:
-    """Embedding, head with its state, and the tensors of its two ends."""
-    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
-    assert _memory(plan, "c").parts() == {
-        "weights": 5000,
-        "adapters": 0,
-        "optimizer": 0,
-        "activations": 0,
-        "head": 4 * (300 + 2 * 50) + 2 * TENSOR,  # weights, gradient, two moments; hidden and its gradient
-        "data": 0,
-        "buffers": (3 + 3 + 2 + 1) * TENSOR,
-        "device": 0,
-        "kept": 0,
-        "passing": 2 * 3 * 400,  # the head with its moments, twice
-    }
-
-
 def test_memory_of_an_owner_has_its_rows_and_that_of_a_gpu_what_holds_no_tensor() -> None:
     """Of a GPU a context is gone before the first tensor; a processor's libraries are off its budget already."""
     plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
