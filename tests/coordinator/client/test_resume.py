@@ -532,17 +532,6 @@ def test_find_resume_of_a_run_without_checkpoint_begins_anew(tmp_path: Path) -> 
     assert "the run starts from the beginning" in notes[0]
 
 
-@pytest.mark.parametrize("steps", [(), (4,), (4, 8)])
-def test_find_resume_leaves_a_finished_run_alone(tmp_path: Path, steps: tuple[int, ...]) -> None:
-    """With or without checkpoints: it says that the run is finished, and every file is as before."""
-    write_checkpoints(tmp_path, *steps)
-    (tmp_path / "report.json").write_text('{"steps": 8}')
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(UsageError, match="is finished, nothing was changed"):
-        find_resume(tmp_path, CHECKPOINT_JOB, print)
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-
-
 def test_find_resume_names_a_folder_that_is_not_there(tmp_path: Path) -> None:
     """It is a wrong command line."""
     with pytest.raises(UsageError, match="has no run to resume"):
